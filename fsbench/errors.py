@@ -1,0 +1,66 @@
+"""Every error fsbench raises on purpose. They are caught once, in `fsbench.cli`.
+
+A caller's mistake is also a `ValueError` or `TypeError`, so library users need not know this
+module. Messages name the argument, what was expected and what was given.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FsbenchError(Exception):
+    """Base of all; `exit_code` is what the command line returns for it (docs/results-format.md)."""
+
+    exit_code = 1
+
+
+class InvalidArgument(FsbenchError, ValueError):
+    """A value out of range, of the wrong shape, device or layout, or a name nobody knows."""
+
+    exit_code = 2
+
+
+class InvalidType(FsbenchError, TypeError):
+    """An argument of the wrong type or dtype."""
+
+    exit_code = 2
+
+
+class UnsupportedProblem(FsbenchError):
+    """This sampler cannot do this problem: the cell gets status `unsupported`."""
+
+
+class ProviderUnavailable(FsbenchError):
+    """The sampler exists but cannot run here (a missing package, no GPU)."""
+
+
+class VerificationFailed(FsbenchError):
+    """The sampler does not draw what it should; it is not timed."""
+
+
+class TimerUnavailable(FsbenchError):
+    """The timer that was asked for cannot run here. Nothing falls back to another."""
+
+    exit_code = 4
+
+
+class DeviceUnavailable(FsbenchError):
+    """No usable device of the kind asked for."""
+
+    exit_code = 4
+
+
+class ResultsError(FsbenchError):
+    """A results folder that cannot be read, written or resumed."""
+
+    exit_code = 2
+
+
+def unknown_name(what: str, given: str, known: Iterable[str]) -> InvalidArgument:
+    """An error for a name that does not exist, with the nearest one that does."""
+    known = sorted(known)
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return InvalidArgument(f"{what}: expected one of {', '.join(known)}; got {given!r}{hint}")

@@ -1,0 +1,104 @@
+"""`Problem`: the one description of what is sampled, and the named LM heads.
+
+Nothing here imports torch: `fsbench list`, `iomodel` and `plot` use this module.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+
+from fsbench.errors import InvalidArgument, unknown_name
+
+DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Element types of hidden and weight, with their size in bytes."""
+
+DEVICES = ("cuda", "cpu")
+
+_LOGITS = re.compile(r"(normal|zipf|peaked):(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One decode step: draw a token for each of B rows from softmax(hidden @ weight.T / T).
+
+    hidden is [B, D] and weight [V, D], both `dtype`; temperature 0 means greedy.
+
+    `logits` names the law the inputs are made to follow (methodology, rule 10):
+    `normal:S` independent normal logits of standard deviation S; `zipf:A` the token of rank r has
+    logit -A log r; `peaked:G` one token lies G above all others.
+    """
+
+    B: int
+    D: int
+    V: int
+    dtype: str = "bf16"
+    temperature: float = 1.0
+    device: str = "cuda"
+    logits: str = "normal:1"
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("B", "D", "V", "tp"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidArgument(f"{name}: expected an integer >= 1; got {value!r}")
+        if self.dtype not in DTYPES:
+            raise unknown_name("dtype", self.dtype, DTYPES)
+        if self.device not in DEVICES:
+            raise unknown_name("device", self.device, DEVICES)
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidArgument(
+                f"temperature: expected a finite number >= 0 (0 is greedy); got {self.temperature}"
+            )
+        parse_logits(self.logits)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight: the stream that no unscreened sampler can avoid."""
+        return self.V * self.D * DTYPES[self.dtype]
+
+    def fields(self) -> dict[str, object]:
+        """Column name -> value, as results store it (lower-case names)."""
+        return {name.lower(): value for name, value in asdict(self).items()}
+
+    def __str__(self) -> str:
+        return f"B={self.B} D={self.D} V={self.V} {self.dtype} T={self.temperature:g} {self.logits}"
+
+
+def parse_logits(spec: str) -> tuple[str, float]:
+    """'normal:1' -> ('normal', 1.0). Raises InvalidArgument for anything else."""
+    match = _LOGITS.fullmatch(spec)
+    if not match:
+        raise InvalidArgument(
+            f"logits: expected normal:SIGMA, zipf:EXPONENT or peaked:GAP; got {spec!r}"
+        )
+    return match[1], float(match[2])
+
+
+@dataclass(frozen=True)
+class Model:
+    """An LM head in the wild: its name on the command line and its weight's shape [V, D]."""
+
+    name: str
+    V: int
+    D: int
+
+
+@cache
+def models() -> dict[str, Model]:
+    """The named LM heads, from models.toml: the only copy of these shapes."""
+    text = (resources.files("fsbench") / "models.toml").read_text()
+    return {name: Model(name, **shape) for name, shape in tomllib.loads(text).items()}
+
+
+def model(name: str) -> Model:
+    """The named LM head; an unknown name raises InvalidArgument with the nearest known one."""
+    try:
+        return models()[name]
+    except KeyError:
+        raise unknown_name("model", name, models()) from None

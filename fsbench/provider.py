@@ -1,0 +1,109 @@
+"""What a sampler is: `Provider`, and the contract between a sampler's file and the harness.
+
+A leaf: it imports only errors and problem, so a plug-in needs nothing else
+(docs/adding-a-sampler.md has a worked example).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from fsbench.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Kind(StrEnum):
+    """What a provider's output means. Only like is compared with like."""
+
+    EXACT = "exact"  # draws from softmax(logits / T)
+    TRUNCATED = "truncated"  # draws from a filtered softmax (top-k, top-p, min-p)
+    GREEDY = "greedy"  # argmax of the logits
+    LOWER_BOUND = "lower_bound"  # not a sampler: a floor to draw as a line, never a winner
+
+
+class Launch(Protocol):
+    """One decode step. Does only what a serving engine would do at every step.
+
+    Args of the call:
+        hidden: [B, D], contiguous, the problem's dtype and device.
+        seed: int64 [1], on the device.
+        offset: int64 [1], on the device: the step. A captured CUDA graph reads it at each replay,
+            so advancing it in place gives fresh noise. Samplers whose noise comes from torch's
+            generator ignore seed and offset.
+
+    Returns:
+        [B] token ids, int32 or int64. A LOWER_BOUND may return anything.
+
+    An optional attribute `config: str` names the tile shapes chosen; results record it.
+    """
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a sampler can do. Each is tested in tests/conformance for every provider.
+
+    noise: "token" if tokens follow fsbench.reference.sample_token_noise for the same logits, seed
+        and offset; None if its noise is its own (then it is judged in distribution).
+    zero_temperature: T = 0 is accepted and means greedy.
+    fused: the [B, V] logits never exist in memory.
+    graph_safe: may be captured in a CUDA graph.
+    """
+
+    devices: tuple[str, ...] = ("cuda",)
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
+    noise: Literal["token"] | None = None
+    zero_temperature: bool = False
+    fused: bool = False
+    graph_safe: bool = True
+
+
+def _supports_everything(problem: Problem) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A sampler, or a lower bound, that `fsbench` can list, verify, run and plot.
+
+    name: primary key in results, equal to the file's stem; never renamed.
+    label: legend text, free to change.
+    build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
+    requires: top-level packages it needs beyond the core; absent means listed as unavailable.
+    supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
+    presets: the presets of `fsbench run` that include it.
+    """
+
+    name: str
+    label: str
+    kind: Kind
+    build: Callable[[Problem, Tensor], Launch]
+    requires: tuple[str, ...] = ()
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    supports: Callable[[Problem], str | None] = _supports_everything
+    presets: tuple[str, ...] = ()
+
+    def missing_packages(self) -> str | None:
+        """None, or which of `requires` cannot be imported here. Imports nothing."""
+        missing = [name for name in self.requires if importlib.util.find_spec(name) is None]
+        return f"package {', '.join(missing)} is not installed" if missing else None
+
+    def unsupported_reason(self, problem: Problem) -> str | None:
+        """None if this sampler can do `problem`, else one line saying why not."""
+        able = self.capabilities
+        if problem.device not in able.devices:
+            return f"runs on {', '.join(able.devices)} only, not on {problem.device}"
+        if problem.dtype not in able.dtypes:
+            return f"takes {', '.join(able.dtypes)}, not {problem.dtype}"
+        if problem.temperature == 0 and self.kind is Kind.EXACT and not able.zero_temperature:
+            return "does not take temperature 0 (greedy)"
+        if problem.tp != 1:
+            return f"runs on one GPU, not with tp={problem.tp}"
+        return self.supports(problem)
