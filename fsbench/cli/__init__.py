@@ -1,0 +1,55 @@
+"""The command line: one file per command, each thin (parse, call, print)."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from fsbench import __version__
+from fsbench.cli import doctor, iomodel, listing, plot, run, verify
+from fsbench.errors import FsbenchError
+
+app = typer.Typer(
+    help="How fast is exact sampling fused into the LM-head matmul, against everything else?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run.run)
+app.command("plot")(plot.plot)
+app.command("iomodel")(iomodel.iomodel)
+app.command("list")(listing.list_)
+app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """How fast is exact sampling fused into the LM-head matmul, against everything else?
+
+    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 some cells failed, 4 no usable device or timer.
+    """
+
+
+def main() -> None:
+    """Console script `fsbench`: run a command; an FsbenchError becomes one line and a code."""
+    try:
+        app()
+    except FsbenchError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"[bold red]error:[/] {type(error).__name__}: ", end=""
+        )
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

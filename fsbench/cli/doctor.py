@@ -1,0 +1,5 @@
+"""`fsbench doctor`."""
+
+
+def doctor() -> None:
+    raise NotImplementedError

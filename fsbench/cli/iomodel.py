@@ -1,0 +1,5 @@
+"""`fsbench iomodel`."""
+
+
+def iomodel() -> None:
+    raise NotImplementedError

@@ -1,0 +1,5 @@
+"""`fsbench list`."""
+
+
+def list_() -> None:
+    raise NotImplementedError

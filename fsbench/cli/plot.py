@@ -1,0 +1,5 @@
+"""`fsbench plot`."""
+
+
+def plot() -> None:
+    raise NotImplementedError

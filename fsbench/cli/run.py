@@ -1,0 +1,5 @@
+"""`fsbench run`."""
+
+
+def run() -> None:
+    raise NotImplementedError

@@ -1,0 +1,5 @@
+"""`fsbench verify`."""
+
+
+def verify() -> None:
+    raise NotImplementedError

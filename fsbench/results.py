@@ -1,0 +1,239 @@
+"""Results of a run: an append-only file of raw samples, and the table derived from it.
+
+A results folder holds
+
+    points.jsonl   the truth: one line per measured round of a cell, or per cell that was not timed
+    env.json       what it was measured on (fsbench.environment)
+    results.csv    one row per cell, derived from points.jsonl
+
+Each line is flushed to disk before the next measurement starts, so a run killed at any instant
+loses at most the round in flight. docs/results-format.md describes every column.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fsbench.errors import ResultsError
+
+SCHEMA = 1
+"""Version of points.jsonl and env.json; a folder of another version is never resumed."""
+
+STATUSES = (
+    "ok",
+    "check_failed",
+    "unsupported",
+    "unavailable",
+    "oom",
+    "timeout",
+    "error",
+    "timer_unavailable",
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """provider x problem x way of measuring: what one row of results.csv is about."""
+
+    provider: str
+    label: str
+    kind: str
+    fused: bool
+    gpu: str
+    device: str
+    b: int
+    d: int
+    v: int
+    dtype: str
+    tp: int
+    temperature: float
+    logits: str
+    timer: str
+    graph: bool
+    l2: str
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Identity of the cell; the label may change without making it another cell."""
+        return tuple(value for name, value in asdict(self).items() if name != "label")
+
+
+@dataclass(frozen=True)
+class Round:
+    """Samples of one interleaved round of one cell, with the state of the GPU around it.
+
+    span_us is one entry per iteration, last end - first start; busy_us (union of the kernels'
+    intervals) and sum_us (their sum) are empty for timers that do not see kernels; kernels maps a
+    kernel's name to its mean time per iteration. peak_extra_bytes is memory beyond the weight and
+    hidden that the sampler held or touched in a step.
+    """
+
+    span_us: list[float]
+    busy_us: list[float] = field(default_factory=list)
+    sum_us: list[float] = field(default_factory=list)
+    n_kernels: int | None = None
+    kernels: dict[str, float] = field(default_factory=dict)
+    clocks: dict[str, Any] = field(default_factory=dict)
+    config: str = ""
+    peak_extra_bytes: int | None = None
+
+
+@dataclass
+class CellRecord:
+    """All that is known of one cell: its rounds by number, or the reason there are none."""
+
+    cell: Cell
+    rounds: dict[int, Round] = field(default_factory=dict)
+    status: str = "ok"
+    reason: str = ""
+
+
+class Store:
+    """The points.jsonl of one results folder, open for appending.
+
+    `Store.create` starts a folder, `Store.resume` continues one. Both raise ResultsError with the
+    path and the reason; nothing is left half-written.
+    """
+
+    def __init__(self, folder: Path, records: dict[tuple[object, ...], CellRecord]):
+        self.folder = folder
+        self._records = records
+        try:
+            self._file = open(folder / "points.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise ResultsError(f"cannot write results in {folder}: {error.strerror}") from error
+
+    @classmethod
+    def create(cls, folder: Path, environment: dict[str, Any]) -> Store:
+        """Start an empty results folder and write its environment record."""
+        if (folder / "points.jsonl").exists():
+            raise ResultsError(f"{folder} already holds results; use --resume {folder} or another --out")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(
+                folder / "env.json", json.dumps({"schema": SCHEMA, **environment}, indent=2) + "\n"
+            )
+        except OSError as error:
+            raise ResultsError(f"cannot write results in {folder}: {error.strerror}") from error
+        return cls(folder, {})
+
+    @classmethod
+    def resume(cls, folder: Path, environment: dict[str, Any]) -> Store:
+        """Continue a folder measured with this schema on this kind of machine."""
+        before = read_environment(folder)
+        for name in ("gpu", "device", "cpu"):
+            if before.get(name) != environment.get(name):
+                raise ResultsError(
+                    f"{folder} was measured on another machine: expected {name} "
+                    f"{environment.get(name)!r}; got {before.get(name)!r}"
+                )
+        _drop_cut_line(folder / "points.jsonl")
+        return cls(folder, {record.cell.key: record for record in read_records(folder)})
+
+    def record(self, cell: Cell) -> CellRecord:
+        """What is already known of a cell (an empty record if nothing)."""
+        return self._records.get(cell.key) or CellRecord(cell)
+
+    def append_round(self, cell: Cell, number: int, measured: Round) -> None:
+        """Add one measured round, on disk before this returns."""
+        self._append({"cell": asdict(cell), "round": number, "measured": asdict(measured)})
+        self._records.setdefault(cell.key, CellRecord(cell)).rounds[number] = measured
+
+    def append_status(self, cell: Cell, status: str, reason: str) -> None:
+        """Record why a cell has no (more) samples."""
+        assert status in STATUSES, status
+        self._append({"cell": asdict(cell), "status": status, "reason": reason})
+        record = self._records.setdefault(cell.key, CellRecord(cell))
+        record.status, record.reason = status, reason
+
+    def _append(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps({"schema": SCHEMA, **line}) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise ResultsError(f"cannot write results in {self.folder}: {error.strerror}") from error
+
+    @property
+    def records(self) -> list[CellRecord]:
+        """Every cell so far, in the order first met."""
+        return list(self._records.values())
+
+    def close(self) -> None:
+        """Close the file; the folder stays readable and resumable."""
+        self._file.close()
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """The environment record of a results folder."""
+    path = folder / "env.json"
+    try:
+        environment = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ResultsError(f"{folder} is not a results folder: it has no env.json") from None
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"cannot read {path}: {error}") from error
+    if environment.get("schema") != SCHEMA:
+        raise ResultsError(
+            f"{path}: expected schema {SCHEMA}; got {environment.get('schema')!r}"
+        )
+    return environment
+
+
+def read_records(folder: Path) -> list[CellRecord]:
+    """Every cell of a results folder. A last line cut by a crash is ignored; other damage raises."""
+    path = folder / "points.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise ResultsError(f"{folder} is not a results folder: it has no points.jsonl") from None
+    lines.pop()  # what follows the last newline: empty, or the line a crash cut short
+    records: dict[tuple[object, ...], CellRecord] = {}
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = json.loads(text)
+            if line["schema"] != SCHEMA:
+                raise ResultsError(f"{path}:{number}: expected schema {SCHEMA}; got {line['schema']}")
+            cell = Cell(**line["cell"])
+            record = records.setdefault(cell.key, CellRecord(cell))
+            if "round" in line:
+                record.rounds[line["round"]] = Round(**line["measured"])
+                record.status, record.reason = "ok", ""
+            else:
+                record.status, record.reason = line["status"], line["reason"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResultsError(f"{path}:{number}: not a results line ({error})") from error
+    return list(records.values())
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Truncate a file to its last complete line, so that appending cannot corrupt it."""
+    try:
+        with open(path, "r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    except FileNotFoundError:
+        raise ResultsError(f"{path.parent} is not a results folder: it has no points.jsonl") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def results_folders(paths: Iterable[Path]) -> list[Path]:
+    """The results folders at or below each path; a path without any raises ResultsError."""
+    found: list[Path] = []
+    for path in paths:
+        below = sorted(points.parent for points in Path(path).rglob("points.jsonl"))
+        below = below or sorted(csv.parent for csv in Path(path).rglob("results.csv"))
+        if not below:
+            raise ResultsError(f"{path}: expected a results folder (points.jsonl or results.csv)")
+        found += below
+    return found

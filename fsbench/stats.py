@@ -1,0 +1,38 @@
+"""Statistics of timing samples: distribution-free, so nothing is assumed about their tails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import binom
+
+LEVEL = 0.95
+"""Confidence level of every interval in results and figures."""
+
+
+def median_interval(samples: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Confidence interval of the median from order statistics.
+
+    [x_(k), x_(n+1-k)] with the largest k for which P(Bin(n, 1/2) < k) <= (1 - level) / 2
+    (the sign test inverted). With fewer than six samples it is the whole range, which is then all
+    that can be said at 95 %.
+    """
+    ordered = np.sort(np.asarray(samples, dtype=float))
+    n = len(ordered)
+    k = int(binom.ppf((1 - level) / 2, n, 0.5))  # smallest k with CDF(k) >= tail: use x_(k), 1-based
+    k = max(k, 1)
+    return float(ordered[k - 1]), float(ordered[n - k])
+
+
+def ratio_interval(
+    numerator: tuple[float, float], denominator: tuple[float, float]
+) -> tuple[float, float]:
+    """Interval of a ratio of medians from the intervals of both (conservative)."""
+    return numerator[0] / denominator[1], numerator[1] / denominator[0]
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean logarithm; the mean to use for ratios."""
+    return math.exp(sum(math.log(value) for value in values) / len(values))

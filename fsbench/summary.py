@@ -1,0 +1,88 @@
+"""results.csv: one row per cell, derived from the raw samples. Columns: docs/results-format.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fsbench import iomodel
+from fsbench.problem import Problem
+from fsbench.results import CellRecord, read_records, write_atomically
+from fsbench.stats import median_interval
+
+_MEASURED_COLUMNS = (
+    "median_us ci_lo_us ci_hi_us min_us p10_us p90_us p99_us busy_us sum_us n_kernels n_samples "
+    "gb_per_s tflops roofline_pct sm_mhz mem_mhz power_w throttle peak_extra_bytes config"
+).split()
+
+
+def row(record: CellRecord) -> dict[str, Any]:
+    """The row of one cell. A cell without samples has None in every measured column."""
+    cell = record.cell
+    values: dict[str, Any] = {**asdict(cell), "status": record.status, "reason": record.reason}
+    values |= dict.fromkeys(_MEASURED_COLUMNS)
+    rounds = [record.rounds[number] for number in sorted(record.rounds)]
+    if not rounds:
+        return values
+    span = np.concatenate([r.span_us for r in rounds])
+    busy = np.concatenate([r.busy_us for r in rounds])
+    total = np.concatenate([r.sum_us for r in rounds])
+    last = rounds[-1]
+    median = float(np.median(span))
+    low, high = median_interval(span)
+    problem = Problem(
+        cell.b, cell.d, cell.v, cell.dtype, cell.temperature, cell.device, cell.logits, cell.tp
+    )
+    work = iomodel.traffic(problem)
+    floor = iomodel.floor_us(problem, cell.gpu)
+    values |= {
+        "median_us": median,
+        "ci_lo_us": low,
+        "ci_hi_us": high,
+        "min_us": float(span.min()),
+        "p10_us": float(np.percentile(span, 10)),
+        "p90_us": float(np.percentile(span, 90)),
+        "p99_us": float(np.percentile(span, 99)),
+        "busy_us": float(np.median(busy)) if len(busy) else None,
+        "sum_us": float(np.median(total)) if len(total) else None,
+        "n_kernels": last.n_kernels,
+        "n_samples": len(span),
+        "gb_per_s": work.fused_bytes / median / 1e3,
+        "tflops": work.flops / median / 1e6,
+        "roofline_pct": 100 * floor / median if floor else None,
+        "sm_mhz": _median_of(rounds, "sm_mhz"),
+        "mem_mhz": _median_of(rounds, "mem_mhz"),
+        "power_w": _median_of(rounds, "power_w"),
+        "throttle": "|".join(sorted({t for r in rounds for t in r.clocks.get("throttle", [])})),
+        "peak_extra_bytes": last.peak_extra_bytes,
+        "config": last.config,
+    }
+    return values
+
+
+def _median_of(rounds: list[Any], name: str) -> float | None:
+    known = [r.clocks[name] for r in rounds if r.clocks.get(name) is not None]
+    return float(np.median(known)) if known else None
+
+
+def frame(records: Iterable[CellRecord]) -> pd.DataFrame:
+    """All rows as a table."""
+    return pd.DataFrame([row(record) for record in records])
+
+
+def export_csv(folder: Path) -> pd.DataFrame:
+    """Derive results.csv from points.jsonl in one folder; returns the table."""
+    table = frame(read_records(folder))
+    write_atomically(folder / "results.csv", table.to_csv(index=False, float_format="%.6g"))
+    return table
+
+
+def read_csv(folders: Iterable[Path]) -> pd.DataFrame:
+    """The results.csv of several folders, one below the other, with the folder as a column."""
+    tables = [pd.read_csv(folder / "results.csv").assign(folder=str(folder)) for folder in folders]
+    return pd.concat(tables, ignore_index=True)

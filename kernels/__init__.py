@@ -1,0 +1,1 @@
+"""The fused kernels and what shares their device code: one sampler per file."""
