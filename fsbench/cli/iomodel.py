@@ -1,5 +1,117 @@
-"""`fsbench iomodel`."""
+"""`fsbench iomodel`: predicted speedups and floor times from the I/O cost model, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Annotated, Any
+
+import typer
+
+from fsbench import iomodel as model
+from fsbench.cli.parsing import int_list, shapes
+from fsbench.problem import Problem
+
+_PAPER_MODELS = ("qwen3-8b", "llama3-70b")
+_PAPER_BATCHES = "1,2,4,8,16,32,64,128,256"
 
 
-def iomodel() -> None:
-    raise NotImplementedError
+def iomodel(
+    batch: Annotated[str, typer.Option(help="Batch sizes B, comma list.")] = _PAPER_BATCHES,
+    d: Annotated[str | None, typer.Option(help="Hidden sizes D, comma list; with --v.")] = None,
+    v: Annotated[str | None, typer.Option(help="Vocabulary sizes V, comma list; with --d.")] = None,
+    model_names: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="A named LM head; may be repeated. See `fsbench list`."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="GPU whose floor times to print.")] = "h200",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Print predicted speedups and floor times of the paper's I/O cost model. Needs no GPU.
+
+    Every --d with every --v, and every --model, is one shape; without any, the paper's two.
+    """
+    chosen = model.gpu(gpu)
+    heads = shapes(model_names or [], d, v) or shapes(_PAPER_MODELS, None, None)
+    batches = int_list(batch, "--batch")
+    rows = [
+        {"model": label, **_predict(Problem(B, D, V, dtype), chosen)}
+        for label, D, V in heads
+        for B in batches
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _print_tables(rows, chosen)
+
+
+def _predict(problem: Problem, gpu: model.Gpu) -> dict[str, Any]:
+    work = model.traffic(problem)
+    intensity = model.arithmetic_intensity(problem)
+    return {
+        "b": problem.B,
+        "d": problem.D,
+        "v": problem.V,
+        "dtype": problem.dtype,
+        "baseline_bytes": work.baseline_bytes,
+        "fused_bytes": work.fused_bytes,
+        "flops": work.flops,
+        "predicted_speedup": model.predicted_speedup(problem),
+        "approximate_speedup": model.approximate_speedup(problem),
+        "baseline_flop_per_byte": intensity.baseline,
+        "fused_flop_per_byte": intensity.fused,
+        "gpu": gpu.slug,
+        "floor_us": gpu.datasheet.floor_us(work),
+        "measured_floor_us": gpu.measured.floor_us(work) if gpu.measured else None,
+    }
+
+
+def _print_tables(rows: list[dict[str, Any]], gpu: model.Gpu) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for (label, d, v, dtype), group in groupby(
+        rows, key=lambda row: (row["model"], row["d"], row["v"], row["dtype"])
+    ):
+        table = Table(
+            title=f"{label}: D={d} V={v} {dtype}",
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        for heading in (
+            "B",
+            "baseline\nMB",
+            "fused\nMB",
+            "speedup\nfull",
+            "speedup\n1+2B/D",
+            "baseline\nFLOP/B",
+            "fused\nFLOP/B",
+            "floor us\ndatasheet",
+        ):
+            table.add_column(heading, justify="right")
+        if gpu.measured:
+            table.add_column("floor us\nmeasured", justify="right")
+        for row in group:
+            table.add_row(
+                str(row["b"]),
+                f"{row['baseline_bytes'] / 1e6:.1f}",
+                f"{row['fused_bytes'] / 1e6:.1f}",
+                f"{row['predicted_speedup']:.4f}",
+                f"{row['approximate_speedup']:.4f}",
+                f"{row['baseline_flop_per_byte']:.2f}",
+                f"{row['fused_flop_per_byte']:.2f}",
+                f"{row['floor_us']:.1f}",
+                *([f"{row['measured_floor_us']:.1f}"] if gpu.measured else []),
+            )
+        console.print(table)
+    for roof in filter(None, (gpu.datasheet, gpu.measured)):
+        console.print(f"{gpu.slug} {roof.source}: {roof.tb_per_s} TB/s, {roof.tflops} TFLOP/s bf16")
+    console.print(
+        "floor: the fused step at those rates; the measured ones are what plain kernels reached "
+        "(a read-only stream, a large square matmul), not limits. 1 MB = 1e6 bytes."
+    )

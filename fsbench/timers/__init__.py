@@ -1,1 +1,61 @@
-"""The timers."""
+"""The timers: `make_timer` is the way to one. Importing this package does not import torch.
+
+cupti   GPU activity records: span, busy and sum of the kernels themselves (the headline)
+events  CUDA events around the step: for several GPUs, and where CUPTI cannot run
+cpu     the host's clock, for samplers that run on the CPU
+fake    made-up times, for tests of the harness
+auto    cupti on a GPU, cpu on a CPU; resolved by `timer_name`, never a fallback
+"""
+
+from __future__ import annotations
+
+from fsbench.errors import TimerUnavailable, unknown_name
+from fsbench.timers.measurement import Measurement, Timer
+
+__all__ = ["L2_STATES", "TIMERS", "Measurement", "Timer", "make_timer", "timer_name"]
+
+TIMERS = ("auto", "cupti", "events", "cpu", "fake")
+
+L2_STATES = ("cold", "cold-write", "warm")
+"""What the L2 cache holds when a step starts: see fsbench.timers.l2."""
+
+
+def timer_name(name: str, device: str) -> str:
+    """The timer that `name` means on `device` ("cuda", "cuda:1", "cpu"): resolves `auto`."""
+    if name not in TIMERS:
+        raise unknown_name("timer", name, TIMERS)
+    if name != "auto":
+        return name
+    return "cpu" if device == "cpu" else "cupti"
+
+
+def make_timer(name: str, device: str, l2: str = "cold") -> Timer:
+    """The timer called `name`, ready to measure steps on `device`.
+
+    `l2` is the state of the cache that GPU timers make before each iteration. A timer that cannot
+    run here raises TimerUnavailable with the reason and the fix; another is never put in its place.
+    """
+    name = timer_name(name, device)
+    if l2 not in L2_STATES:
+        raise unknown_name("l2", l2, L2_STATES)
+    if name == "fake":
+        from fsbench.timers.fake import FakeTimer
+
+        return FakeTimer()
+    if name == "cpu":
+        if device != "cpu":
+            raise TimerUnavailable(
+                f"timer cpu: sees launches only, not the work of {device}; use cupti or events"
+            )
+        from fsbench.timers.cpu import CpuTimer
+
+        return CpuTimer()
+    if device == "cpu":
+        raise TimerUnavailable(f"timer {name}: needs a CUDA device, got device cpu; use cpu")
+    if name == "events":
+        from fsbench.timers.events import EventsTimer
+
+        return EventsTimer(device, l2)
+    from fsbench.timers.cupti import CuptiTimer
+
+    return CuptiTimer(device, l2)

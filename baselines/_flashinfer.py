@@ -1,0 +1,86 @@
+"""What the FlashInfer baselines share: their random numbers and the two fronts.
+
+Random numbers (sampling.cuh of FlashInfer 0.6.9). Every kernel reads one `seed` and one `offset`,
+64 bits each, and starts cuRAND's Philox 4x32-10 with key `seed` at word `offset` of a subsequence:
+
+- sampling_from_logits: one subsequence per row and aligned group of gcd(4, V) tokens; it uses that
+  many consecutive words, one per token.
+- sampling_from_probs: one subsequence per row, one word.
+- top_p_sampling_from_probs: one subsequence per row, one word per round of rejection; with
+  top_p = 1 the first round nearly always accepts.
+
+So a caller must advance `offset` by at least 4 (FlashInfer reserves 32 per row where it rejects).
+fsbench's step advances by 1: passed as `offset` as it stands, three of four Gumbels of a step would
+be those of the step before, moved by one token. Multiplying it on the device would put a further
+kernel, about 2 us, into every step, which an engine does not pay: it advances by the right stride.
+
+Instead the two are exchanged: the step is the key and the seed the position. Every step then has a
+key of its own, whatever the seed, and no kernel is added. The price is with the seeds: at one step,
+seeds less than 4 apart overlap as described, so runs meant to be independent need seeds further
+apart, for example hashed ones. Any int64 is a valid position: the subsequence lies in other counter
+words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._compiled import compile_step
+from fsbench.baselines._logits import float_logits, matmul_logits
+from fsbench.problem import Problem
+from fsbench.provider import Launch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def philox(seed: Tensor, offset: Tensor) -> dict[str, Tensor]:
+    """FlashInfer's `seed` and `offset` from fsbench's, exchanged (see above)."""
+    return {"seed": offset, "offset": seed}
+
+
+def build_as_in_paper(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) -> Launch:
+    """The step the paper timed: a compiled front, then `sample(logits, indices=..., seed, offset)`.
+
+    The front makes logits [B, V] in the problem's dtype, divides them by the temperature (a 0-d
+    device tensor, also at T = 1) and makes the index of every row, int32 [B].
+    """
+    import torch
+
+    temperature = torch.tensor(problem.temperature, device=weight.device)
+
+    def front(hidden: Tensor, weight: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        logits = matmul_logits(hidden, weight)
+        logits /= temperature
+        indices = torch.arange(hidden.shape[0], dtype=torch.int32, device=hidden.device)
+        return logits, indices
+
+    compiled = compile_step(front, weight.new_zeros(problem.B, problem.D), weight, temperature)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        logits, indices = compiled(hidden, weight, temperature)
+        return sample(logits, indices=indices, **philox(seed, offset))
+
+    return _loaded(launch, problem, weight)
+
+
+def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) -> Launch:
+    """Matmul, then `sample(logits, seed, offset)`: no pass over the logits that can be spared.
+
+    FlashInfer's samplers read fp32 and would cast; the matmul writes fp32 at once.
+    """
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return sample(float_logits(hidden, weight), **philox(seed, offset))
+
+    return _loaded(launch, problem, weight)
+
+
+def _loaded(launch: Launch, problem: Problem, weight: Tensor) -> Launch:
+    """`launch`, called once: FlashInfer compiles or loads its CUDA module at the first call."""
+    import torch
+
+    zero = torch.zeros(1, dtype=torch.int64, device=weight.device)
+    launch(weight.new_zeros(problem.B, problem.D), zero, zero)
+    return launch

@@ -1,0 +1,41 @@
+"""FI2, as the paper ran it: FlashInfer's Gumbel-max sampler over stored logits.
+
+    tokens = argmax_v (logits_v / T + g_v),  g = -log(-log(u))
+
+Passes over the logits beyond the matmul: division by T, FlashInfer's cast to fp32, the sampler.
+`flashinfer_gumbel_lean` omits the first two. Random numbers: see `_flashinfer`.
+
+FlashInfer draws u <= 1 - 2^-23, so g <= 15.94: with one dominant token and all others a gap of
+14 / 16 / 18 / 20 below it, the tail gets .867 / .35 / .0008 / 0 of its probability (samplers.md,
+test T3 of 4.2).
+
+Undefined rows, by reading: after a NaN the running maximum restarts, so the token is arbitrary; a
+row of -inf only ends on a padding lane, so the id may be V or more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._flashinfer import build_as_in_paper
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    from flashinfer.sampling import sampling_from_logits
+
+    return build_as_in_paper(problem, weight, sampling_from_logits)
+
+
+PROVIDER = Provider(
+    name="flashinfer_gumbel",
+    label="FI2 (FlashInfer Gumbel-Max)",
+    kind=Kind.EXACT,
+    build=build,
+    requires=("flashinfer",),
+    presets=("paper", "quick"),
+)

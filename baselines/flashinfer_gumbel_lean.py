@@ -1,0 +1,42 @@
+"""FI2 without the passes that the paper's version need not pay (methodology, rule 8).
+
+    tokens = argmax_v (logits_v / T + g_v)
+
+One matmul with fp32 output and FlashInfer's Gumbel-max kernel, nothing else at T = 1. Elsewhere the
+logits are divided in place, since the kernel takes no temperature. Noise tail, random numbers and
+undefined rows are those of `flashinfer_gumbel`; its logits are not rounded to bf16.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._flashinfer import build_lean
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    from flashinfer.sampling import sampling_from_logits
+
+    temperature = problem.temperature
+
+    def sample(logits: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        if temperature != 1:
+            logits.div_(temperature)
+        return sampling_from_logits(logits, seed=seed, offset=offset)
+
+    return build_lean(problem, weight, sample)
+
+
+PROVIDER = Provider(
+    name="flashinfer_gumbel_lean",
+    label="FI2, lean",
+    kind=Kind.EXACT,
+    build=build,
+    requires=("flashinfer",),
+    presets=("lean",),
+)

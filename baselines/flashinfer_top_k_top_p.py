@@ -1,0 +1,46 @@
+"""FI1, as the paper ran it: FlashInfer's top-k/top-p sampler with both filters off.
+
+    tokens = top_p_sample(softmax(top_k_mask(logits / T, k = -1)), p = 1)
+
+The filters keep every token, so it draws from the full softmax, but their passes remain: division
+by T, a masked copy of the logits, a softmax, a cast to fp32, then inverse-CDF sampling, whose check
+of the drawn token against p reads the row again. `flashinfer_top_k_top_p_lean` omits what it can.
+Random numbers: see `_flashinfer`.
+
+Not corrected here, because the paper ran it so: FlashInfer casts after the softmax, so in bf16 the
+probabilities are rounded to 8 bits (up to 0.4 %) and need not sum to 1. What is missing goes to the
+last token, what is in excess is cut off the last tokens. With varied logits the errors cancel; with
+equal logits they add up, so up to 0.4 % of all draws are wrong (V = 128,256: 0.14 %).
+
+Undefined rows, by reading: a NaN logit, or no finite one, leaves no valid probability and the
+result is token 0.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._flashinfer import build_as_in_paper
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    from flashinfer.sampling import top_k_top_p_sampling_from_logits
+
+    sample = partial(top_k_top_p_sampling_from_logits, top_k=-1, top_p=1.0)
+    return build_as_in_paper(problem, weight, sample)
+
+
+PROVIDER = Provider(
+    name="flashinfer_top_k_top_p",
+    label="FI1 (FlashInfer top-k/top-p)",
+    kind=Kind.EXACT,
+    build=build,
+    requires=("flashinfer",),
+    presets=("paper",),
+)

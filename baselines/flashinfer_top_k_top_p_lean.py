@@ -1,0 +1,43 @@
+"""FI1 without the passes that its filters cost when they are off (methodology, rule 8).
+
+    tokens = inverse_cdf_sample(softmax(logits / T))
+
+With top-k and top-p off this is what FlashInfer offers for the same job: its softmax, which applies
+the temperature on the way, and its plain sampler, which stops reading a row at the drawn token. One
+matmul with fp32 output comes before; the probabilities are fp32. Random numbers: see `_flashinfer`.
+
+Undefined rows, by reading: as `flashinfer_top_k_top_p`, token 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._flashinfer import build_lean
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    from flashinfer.sampling import sampling_from_probs, softmax
+
+    temperature = problem.temperature
+
+    def sample(logits: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        probs = softmax(logits, temperature=temperature)
+        return sampling_from_probs(probs, seed=seed, offset=offset)
+
+    return build_lean(problem, weight, sample)
+
+
+PROVIDER = Provider(
+    name="flashinfer_top_k_top_p_lean",
+    label="FI1, lean",
+    kind=Kind.EXACT,
+    build=build,
+    requires=("flashinfer",),
+    presets=("lean",),
+)

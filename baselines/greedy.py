@@ -1,0 +1,38 @@
+"""Greedy decoding: matmul, then argmax. What exact sampling would cost if it needed no noise.
+
+Temperature, seed and offset are not read. Equal logits, common once rounded to bf16, go to
+whichever torch.argmax meets first (the lowest token on a CPU).
+
+Undefined rows: torch.argmax holds NaN to be the largest, so a row with NaN logits returns the
+first of them; a row of -inf only returns token 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._logits import matmul_logits
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return matmul_logits(hidden, weight).argmax(dim=-1)
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="greedy",
+    label="Greedy (matmul + argmax)",
+    kind=Kind.GREEDY,
+    build=build,
+    capabilities=Capabilities(
+        devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), zero_temperature=True
+    ),
+    presets=("cpu", "lean"),
+)

@@ -1,0 +1,49 @@
+"""Multinomial sampling under torch.compile: the paper's "Multinomial Sampling" (section 4.1).
+
+    tokens = multinomial(softmax(hidden @ weight.T / T))
+
+One compiled graph, matmul included. The compiler fuses cast, division and softmax, while
+torch.multinomial stays a library call with its checks (see `multinomial`). Its noise is torch's
+generator, so seed and offset are not read.
+
+Undefined rows (a NaN logit, or no finite one): as `multinomial`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._compiled import compile_step
+from fsbench.baselines._logits import scaled_logits
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    import torch
+
+    temperature = problem.temperature
+
+    def step(hidden: Tensor, weight: Tensor) -> Tensor:
+        probs = scaled_logits(hidden, weight, temperature).softmax(dim=-1)
+        return torch.multinomial(probs, 1).squeeze(1)
+
+    compiled = compile_step(step, weight.new_zeros(problem.B, problem.D), weight)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return compiled(hidden, weight)
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="multinomial_compiled",
+    label="Multinomial Sampling",
+    kind=Kind.EXACT,
+    build=build,
+    capabilities=Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32")),
+    presets=("paper", "cpu"),
+)

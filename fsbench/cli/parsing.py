@@ -1,0 +1,50 @@
+"""Options that several commands read in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fsbench.errors import InvalidArgument
+from fsbench.problem import model
+
+
+def int_list(text: str, name: str, minimum: int = 1) -> list[int]:
+    """'1,2,4' -> [1, 2, 4], without repetitions. `name` is the option, for the error message."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = [minimum - 1]
+    if min(values) < minimum:
+        raise InvalidArgument(
+            f"{name}: expected integers >= {minimum} separated by commas, such as 1,2,4; got {text!r}"
+        )
+    return list(dict.fromkeys(values))
+
+
+def shapes(models: Iterable[str], d: str | None, v: str | None) -> list[tuple[str, int, int]]:
+    """The LM heads asked for, as (label, D, V), each shape once.
+
+    Args:
+        models: values of --model, each a name or several names separated by commas.
+        d: the text of --d, a comma list of hidden sizes, or None.
+        v: the text of --v, a comma list of vocabulary sizes, or None.
+
+    Returns:
+        One shape per model, then the cross product of --d and --v. Names that share a shape share
+        an entry ('qwen3-8b, qwen3-235b-a22b'). Empty if nothing was asked for.
+    """
+    if (d is None) != (v is None):
+        given, missing = ("--d", "--v") if v is None else ("--v", "--d")
+        raise InvalidArgument(f"{missing}: expected together with {given}; got only {given}")
+    labels: dict[tuple[int, int], list[str]] = {}
+    for name in (name.strip() for text in models for name in text.split(",")):
+        head = model(name)
+        names = labels.setdefault((head.D, head.V), [])
+        if name not in names:
+            names.append(name)
+    if d is not None and v is not None:
+        vocabularies = int_list(v, "--v")
+        for D in int_list(d, "--d"):
+            for V in vocabularies:
+                labels.setdefault((D, V), [])
+    return [(", ".join(names) or f"d{D}_v{V}", D, V) for (D, V), names in labels.items()]

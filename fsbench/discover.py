@@ -1,0 +1,133 @@
+"""Finds every sampler: the only module that imports the files of kernels/ and baselines/.
+
+A module whose name does not start with an underscore must define `PROVIDER`, named like its file.
+Third parties add samplers through the entry-point group `fsbench.providers` (each entry point
+names a Provider) or `--provider-path FILE.py`. Importing a sampler's module imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from fsbench import hardware
+from fsbench.errors import InvalidArgument, ProviderUnavailable, unknown_name
+from fsbench.provider import Provider
+
+ENTRY_POINTS = "fsbench.providers"
+_PACKAGES = ("fsbench.kernels", "fsbench.baselines")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A sampler, or a file or entry point that did not yield one: then `broken` says why."""
+
+    name: str
+    source: str
+    provider: Provider | None = None
+    broken: str = ""
+
+    def unavailable_reason(self, device: str) -> str | None:
+        """None if it can run on this box's `device` ("cuda" or "cpu"), else one line saying why not."""
+        if self.provider is None:
+            return self.broken
+        reason = self.provider.missing_packages()
+        if reason:
+            return reason
+        if device not in self.provider.capabilities.devices:
+            return f"runs on {', '.join(self.provider.capabilities.devices)} only"
+        if device == "cuda" and not hardware.gpus():
+            return "no GPU on this machine"
+        return None
+
+
+def discover(extra_paths: Iterable[Path] = ()) -> dict[str, Found]:
+    """All samplers by name, sorted. A plug-in that fails to import is listed as broken.
+
+    Raises:
+        InvalidArgument: two samplers share a name, or an extra path is not a Python file.
+    """
+    found: dict[str, Found] = {}
+    for entry in [*_shipped(), *_from_entry_points(), *map(_from_file, extra_paths)]:
+        if entry.name in found:
+            raise InvalidArgument(
+                f"provider {entry.name!r}: defined twice, in {found[entry.name].source} "
+                f"and {entry.source}"
+            )
+        found[entry.name] = entry
+    return dict(sorted(found.items()))
+
+
+def select(found: dict[str, Found], names: Iterable[str]) -> list[Found]:
+    """The named samplers, in that order; an unknown name raises with the nearest known one."""
+    chosen = []
+    for name in names:
+        if name not in found:
+            raise unknown_name("provider", name, found)
+        chosen.append(found[name])
+    return chosen
+
+
+def available(found: Found, device: str) -> Provider:
+    """The provider itself; raises ProviderUnavailable with the reason if it cannot run here."""
+    reason = found.unavailable_reason(device)
+    if reason or found.provider is None:
+        raise ProviderUnavailable(f"{found.name}: {reason}")
+    return found.provider
+
+
+def _shipped() -> Iterable[Found]:
+    for package_name in _PACKAGES:
+        package = importlib.import_module(package_name)
+        for info in pkgutil.iter_modules(package.__path__):
+            if info.name.startswith("_"):
+                continue
+            module_name = f"{package_name}.{info.name}"
+            try:
+                module = importlib.import_module(module_name)
+            except ModuleNotFoundError as error:
+                # A package that this sampler needs. Any other failure is a bug of ours: raised.
+                if error.name is None or error.name.startswith("fsbench"):
+                    raise
+                yield Found(info.name, module_name, broken=f"package {error.name} is not installed")
+                continue
+            yield _checked(info.name, module_name, getattr(module, "PROVIDER", None))
+
+
+def _from_entry_points() -> Iterable[Found]:
+    for entry in entry_points(group=ENTRY_POINTS):
+        source = f"entry point {entry.value}"
+        try:
+            yield _checked(entry.name, source, entry.load())
+        except Exception as error:
+            # Somebody else's code: whatever it raises, the other samplers must stay usable.
+            yield Found(entry.name, source, broken=f"{type(error).__name__}: {error}")
+
+
+def _from_file(path: Path) -> Found:
+    if path.suffix != ".py" or not path.is_file():
+        raise InvalidArgument(f"--provider-path: expected an existing .py file; got {path}")
+    module_name = f"fsbench_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        return Found(path.stem, str(path), broken=f"{type(error).__name__}: {error}")
+    return _checked(path.stem, str(path), getattr(module, "PROVIDER", None))
+
+
+def _checked(name: str, source: str, provider: object) -> Found:
+    if not isinstance(provider, Provider):
+        return Found(name, source, broken="defines no PROVIDER of type fsbench.provider.Provider")
+    if provider.name != name:
+        return Found(name, source, broken=f"PROVIDER is named {provider.name!r}, not {name!r}")
+    return Found(name, source, provider)

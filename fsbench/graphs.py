@@ -1,0 +1,36 @@
+"""Capture of one decode step in a CUDA graph, as serving engines replay it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fsbench.provider import Launch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Callable[[], Tensor]:
+    """A function that replays launch(hidden, seed, offset) and returns its (static) output.
+
+    The launch is called on a side stream first, so that lazy initialisation is not captured. The
+    graph reads hidden, seed and offset in place at every replay.
+    """
+    import torch
+
+    stream = torch.cuda.Stream(hidden.device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            launch(hidden, seed, offset)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens = launch(hidden, seed, offset)
+
+    def replay() -> Tensor:
+        graph.replay()
+        return tokens
+
+    return replay

@@ -1,0 +1,77 @@
+"""hidden and weight whose logits follow a chosen law, so that data-dependent samplers show it.
+
+With unit-normal hidden and weight the logits at D = 4096 have a standard deviation of 64: softmax
+is one-hot, and a rejection sampler never rejects. Here the law is an axis of the sweep.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fsbench.problem import Problem, parse_logits
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+_ROWS_AT_ONCE = 16384  # rows of the weight made at a time: bounds the fp32 scratch
+
+
+def make_weight(problem: Problem, seed: int) -> Tensor:
+    """weight [V, D] of the problem's dtype and device, deterministic in seed on one device type."""
+    law, parameter = parse_logits(problem.logits)
+    device = torch.device(problem.device)
+    generator = torch.Generator(device).manual_seed(seed)
+    weight = torch.empty(problem.V, problem.D, dtype=TORCH_DTYPES[problem.dtype], device=device)
+    sigma = parameter if law == "normal" else 0.1
+    profile = _profile(problem, law, parameter, generator)
+    for first in range(0, problem.V, _ROWS_AT_ONCE):
+        rows = weight[first : first + _ROWS_AT_ONCE]
+        block = torch.randn(rows.shape, generator=generator, device=device)
+        block *= sigma / problem.D**0.5
+        # Every row of hidden has ones as its mean (make_hidden), so this adds the profile.
+        if profile is not None:
+            block += profile[first : first + _ROWS_AT_ONCE, None] / problem.D
+        rows.copy_(block)
+    return weight
+
+
+def _profile(
+    problem: Problem, law: str, parameter: float, generator: torch.Generator
+) -> Tensor | None:
+    """The mean logit of every token, [V] fp32, in an order shuffled over the vocabulary."""
+    if law == "normal":
+        return None
+    device = torch.device(problem.device)
+    order = torch.randperm(problem.V, generator=generator, device=device)
+    profile = torch.zeros(problem.V, device=device)
+    if law == "zipf":
+        profile = -parameter * torch.log(torch.arange(1, problem.V + 1, device=device).float())
+    else:
+        profile[0] = parameter
+    return profile[order]
+
+
+def make_hidden(problem: Problem, seed: int) -> Tensor:
+    """hidden [B, D]: unit normal, plus one in every place where the law needs a common direction."""
+    law, _ = parse_logits(problem.logits)
+    device = torch.device(problem.device)
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    hidden = torch.randn(problem.B, problem.D, generator=generator, device=device)
+    if law != "normal":
+        hidden = 1 + 0.1 * hidden
+    return hidden.to(TORCH_DTYPES[problem.dtype])
+
+
+def head_with_logits(logits: Tensor, dtype: torch.dtype, D: int = 16) -> tuple[Tensor, Tensor]:
+    """hidden [R, D] and weight [V, D] whose product is exactly `logits` [R, V] rounded to dtype.
+
+    hidden is one-hot, so each logit is one stored number times one: no rounding anywhere, whatever
+    the kernel's order of summation. R is at most D.
+    """
+    R, V = logits.shape
+    if R > D:
+        raise ValueError(f"logits: expected at most D={D} rows; got {R}")
+    hidden = torch.eye(D, dtype=dtype, device=logits.device)[:R].contiguous()
+    weight = torch.zeros(V, D, dtype=dtype, device=logits.device)
+    weight[:, :R] = logits.T.to(dtype)
+    return hidden, weight

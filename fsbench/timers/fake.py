@@ -1,0 +1,39 @@
+"""Made-up times: the harness is tested with them, without a GPU and without waiting."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from fsbench.timers.measurement import Measurement
+
+
+class FakeTimer:
+    """Deterministic samples base * (1 + jitter * u), u uniform in [0, 1) from `seed`.
+
+    base_us is a time in microseconds, or a function called after each `step()`, so that a test's
+    sampler can decide how long it took. Steps do run, so their errors surface.
+    """
+
+    name = "fake"
+    l2 = "n/a"
+
+    def __init__(
+        self, base_us: float | Callable[[], float] = 100.0, jitter: float = 0.02, seed: int = 0
+    ) -> None:
+        self._base_us = base_us
+        self._jitter = jitter
+        self._random = random.Random(seed)
+
+    def measure(
+        self, step: Callable[[], None], iterations: int, before: Callable[[], None]
+    ) -> Measurement:
+        """See `Timer.measure`. Pretends that a step is one kernel."""
+        span_us = []
+        for _ in range(iterations):
+            before()
+            step()
+            base_us = self._base_us() if callable(self._base_us) else self._base_us
+            span_us.append(base_us * (1 + self._jitter * self._random.random()))
+        kernels = {"fake_kernel": sum(span_us) / iterations}
+        return Measurement(span_us, list(span_us), list(span_us), 1, kernels)

@@ -1,0 +1,260 @@
+"""The checks of one sampler, as plain functions: used by pytest, `fsbench verify` and `run`'s gate.
+
+Each takes a provider and returns a `Check`. Inputs are made so that every logit is one stored
+number (fsbench.inputs.head_with_logits): then a sampler's logits are known exactly, and what is
+tested is its noise, its selection and its handling of partial tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.stats import chi2, ncx2
+from torch import Tensor
+
+from fsbench import inputs, reference
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+ALPHA = 1e-6
+"""Chance that a check rejects an honest sampler. Seeds are fixed, so a verdict never flickers."""
+
+MIN_EXPECTED = 25
+"""Draws that every bin of a goodness-of-fit test must expect; rarer tokens are pooled."""
+
+_SHAPES = ((1, 1), (3, 2), (17, 127), (1, 129), (16, 1000), (65, 5003))
+"""(B, V) of the pathwise checks: tiny, odd, just above and below tile sizes, many rows."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One verdict. `detail` says in words what was seen; p_value and draws where they apply.
+
+    detects: root-mean-square relative error of the token probabilities that the check finds with
+        probability 0.9 (None for checks that are not statistical).
+    """
+
+    name: str
+    passed: bool
+    detail: str
+    draws: int = 0
+    p_value: float | None = None
+    detects: float | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and at what temperature a provider is checked."""
+
+    device: str
+    dtype: str
+    temperature: float = 1.0
+
+    def problem(self, B: int, V: int, temperature: float | None = None) -> Problem:
+        """The Problem of a check; D = 64 leaves room for 64 different rows of logits."""
+        T = self.temperature if temperature is None else temperature
+        return Problem(B, 64, V, self.dtype, T, self.device)
+
+
+def _tokens(launch: Launch, hidden: Tensor, seed: int, step: int) -> Tensor:
+    device = hidden.device
+    return launch(
+        hidden,
+        torch.tensor([seed], dtype=torch.int64, device=device),
+        torch.tensor([step], dtype=torch.int64, device=device),
+    )
+
+
+def _exact_head(problem: Problem, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(hidden [B, D], weight [V, D], logits [B, V]) with known logits, all rows different."""
+    generator = torch.Generator().manual_seed(seed)
+    different = min(problem.B, problem.D)
+    logits = scale * torch.randn(different, problem.V, generator=generator)
+    dtype = inputs.TORCH_DTYPES[problem.dtype]
+    hidden, weight = inputs.head_with_logits(logits.to(problem.device), dtype, problem.D)
+    row = torch.arange(problem.B, device=problem.device) % different
+    return hidden[row].contiguous(), weight, weight[:, row].T.float()
+
+
+def check_oracle(provider: Provider, setting: Setting) -> Check:
+    """Token noise: the token is the one fsbench.reference gives for the same logits, row by row."""
+    rows = ties = 0
+    for number, (B, V) in enumerate(_SHAPES):
+        problem = setting.problem(B, V)
+        if provider.unsupported_reason(problem):
+            continue
+        hidden, weight, logits = _exact_head(problem, 2.0, number)
+        launch = provider.build(problem, weight)
+        for step, seed in ((0, 0), (7, -(2**63) + number), (2**32 - 1, 0x0123456789ABCDEF)):
+            tokens = _tokens(launch, hidden, seed, step)
+            expected = reference.sample_token_noise(
+                logits, torch.tensor([seed]), torch.tensor([step]), problem.temperature
+            )
+            wrong = ~expected.accepts(tokens)
+            if wrong.any():
+                row = int(wrong.nonzero()[0])
+                return Check(
+                    "oracle",
+                    False,
+                    f"B={B} V={V} seed={seed} step={step} row {row}: expected token "
+                    f"{int(expected.tokens[row])}, got {int(tokens[row])}",
+                    rows,
+                )
+            rows += B
+            ties += int((tokens != expected.tokens).sum())
+    return Check("oracle", True, f"{rows} rows equal the oracle, {ties} by a rounding tie", rows)
+
+
+def check_greedy(provider: Provider, setting: Setting) -> Check:
+    """At T = 0 the token's logit is the row's maximum, also where all logits are negative."""
+    rows = 0
+    for number, (B, V) in enumerate(_SHAPES):
+        problem = setting.problem(B, V, temperature=0.0)
+        if provider.unsupported_reason(problem):
+            continue
+        hidden, weight, logits = _exact_head(problem, 2.0, number)
+        # All-negative logits expose padding filled with zero.
+        for shift in (0.0, -40.0):
+            head = weight + torch.tensor(shift, dtype=weight.dtype, device=weight.device)
+            values = hidden.float() @ head.float().T
+            tokens = _tokens(provider.build(problem, head), hidden, 1, number)
+            inside = (tokens >= 0) & (tokens < V)
+            picked = values.gather(1, tokens.long().clamp(0, V - 1)[:, None])[:, 0]
+            wrong = ~inside | (picked != values.max(1).values)
+            if wrong.any():
+                row = int(wrong.nonzero()[0])
+                return Check(
+                    "greedy",
+                    False,
+                    f"B={B} V={V} row {row}: expected {int(values[row].argmax())}, "
+                    f"got {int(tokens[row])}",
+                    rows,
+                )
+            rows += B
+    return Check("greedy", True, f"{rows} rows have the maximum logit", rows)
+
+
+def check_undefined_rows(provider: Provider, setting: Setting) -> Check:
+    """Rows with NaN, +inf or no finite logit give -1; their neighbours are not disturbed."""
+    problem = setting.problem(6, 300)
+    hidden, weight, _ = _exact_head(problem, 2.0, 0)
+    weight[:, -1] = 1.0  # read by the spoiled rows only
+    launch = provider.build(problem, weight)
+    clean = _tokens(launch, hidden, 3, 1)
+    spoiled = hidden.clone()
+    spoiled[1] = float("nan")
+    spoiled[3:5] = 0.0
+    spoiled[3, -1] = -float("inf")
+    spoiled[4, -1] = float("inf")
+    tokens = _tokens(launch, spoiled, 3, 1)
+    expected = clean.clone()
+    expected[[1, 3, 4]] = -1
+    passed = bool((tokens == expected).all()) and bool((clean >= 0).all())
+    detail = f"rows 1 (NaN), 3 (all -inf), 4 (+inf) expect -1: got {tokens.tolist()}"
+    return Check("undefined rows", passed, detail, problem.B)
+
+
+def check_fit(provider: Provider, setting: Setting, draws: int) -> Check:
+    """G-test of the tokens of one row of logits against softmax(logits / T).
+
+    Tokens are binned in order of probability, each bin expecting at least MIN_EXPECTED draws; the
+    rarest are pooled, never dropped, and an id outside [0, V) fails outright.
+    """
+    V, B = 500, 256
+    problem = setting.problem(B, V, setting.temperature or 1.0)
+    hidden, weight, logits = _exact_head(problem, 2.0, 5)
+    hidden = hidden[:1].expand(B, -1).contiguous()
+    launch = provider.build(problem, weight)
+    counts = torch.zeros(V, dtype=torch.int64, device=problem.device)
+    seed = torch.tensor([11], dtype=torch.int64, device=problem.device)
+    step = torch.zeros(1, dtype=torch.int64, device=problem.device)
+    torch.manual_seed(11)
+    for _ in range(math.ceil(draws / B)):
+        tokens = launch(hidden, seed, step).long()
+        step += 1
+        outside = (tokens < 0) | (tokens >= V)
+        if outside.any():
+            return Check("fit", False, f"drew token {int(tokens[outside][0])} outside [0, {V})", B)
+        counts += torch.bincount(tokens, minlength=V)
+    p = torch.softmax(logits[0].double() / problem.temperature, 0).cpu().numpy()
+    return goodness_of_fit(counts.cpu().numpy(), p)
+
+
+def goodness_of_fit(counts: np.ndarray, p: np.ndarray) -> Check:
+    """G-test of counts [V] against probabilities p [V], pooled (see check_fit)."""
+    n = int(counts.sum())
+    order = np.argsort(-p, kind="stable")
+    # Close a bin each time the expected draws pass MIN_EXPECTED; the last, short one joins its
+    # neighbour.
+    edges, gathered = [], 0.0
+    for position, token in enumerate(order):
+        if gathered == 0.0:
+            edges.append(position)
+        gathered += n * p[token]
+        if gathered >= MIN_EXPECTED:
+            gathered = 0.0
+    if gathered > 0.0 and len(edges) > 1:
+        edges.pop()
+    observed = np.add.reduceat(counts[order], edges).astype(float)
+    expected = n * np.add.reduceat(p[order], edges)
+    hit = observed > 0
+    g = 2.0 * float(np.sum(observed[hit] * np.log(observed[hit] / expected[hit])))
+    df = len(edges) - 1
+    p_value = float(chi2.sf(g, df))
+    return Check(
+        "fit",
+        p_value > ALPHA,
+        f"G = {g:.1f} over {len(edges)} bins",
+        n,
+        p_value,
+        detectable_bias(df, n),
+    )
+
+
+def detectable_bias(df: int, draws: int, power: float = 0.9) -> float:
+    """Rms relative error of bin probabilities that a G-test at ALPHA finds with this power.
+
+    The statistic is noncentral chi-squared with noncentrality draws * bias^2.
+    """
+    critical = chi2.isf(ALPHA, df)
+    needed = brentq(lambda x: ncx2.sf(critical, df, x) - power, 1e-3, 100 * (critical + df))
+    return math.sqrt(needed / draws)
+
+
+def check_on_problem(
+    provider: Provider, problem: Problem, launch: Launch, hidden: Tensor, weight: Tensor
+) -> Check:
+    """On the inputs and with the launch that are about to be timed: ids in range, tokens right.
+
+    A token-noise sampler must return the oracle's token for logits recomputed in fp32, within the
+    rounding of the matmul (and of stored logits, unless it is fused).
+    """
+    tokens = _tokens(launch, hidden, 5, 9)
+    expected_shape = (problem.B,)
+    if tuple(tokens.shape) != expected_shape:
+        return Check("problem", False, f"tokens: expected shape {expected_shape}; got {tuple(tokens.shape)}")
+    if not bool(((tokens >= 0) & (tokens < problem.V)).all()):
+        return Check("problem", False, f"a token outside [0, {problem.V}): {tokens.tolist()[:8]}")
+    able = provider.capabilities
+    if able.noise is None and provider.kind is not Kind.GREEDY:
+        return Check("problem", True, "ids in range", problem.B)
+    logits = hidden.float() @ weight.float().T
+    error = reference.matmul_error(hidden, weight)
+    if not able.fused:
+        error += float(logits.abs().max()) * torch.finfo(hidden.dtype).eps
+    greedy = provider.kind is Kind.GREEDY
+    expected = reference.sample_token_noise(
+        logits,
+        torch.tensor([5]),
+        torch.tensor([9]),
+        0.0 if greedy else problem.temperature,
+        logits_error=error,
+    )
+    accepted = expected.accepts(tokens)
+    equal = int((tokens == expected.tokens).sum())
+    detail = f"{equal} of {problem.B} tokens equal the oracle's, {int(accepted.sum())} accepted"
+    return Check("problem", bool(accepted.all()), detail, problem.B)

@@ -1,0 +1,119 @@
+"""Tile shapes of the FlashSampling kernel: the tuning space, and the shipped choice per GPU.
+
+A choice depends on the GPU and on the bucket of B only, never on the exact B, V or D, so nothing
+is tuned while serving. Tokens do not depend on it (docs/noise.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """One way to cut the problem. Sizes are powers of two.
+
+    block_b, block_v, block_d: tile of batch rows, vocabulary rows and hidden columns.
+    slice: vocabulary columns whose noise is in registers at once, 16 .. block_v.
+    v_on_m: the vocabulary on the M side of the tensor-core instruction (small B), else the batch.
+    flatten: let loads of the next tile start under the epilogue of this one.
+    ctas_per_sm: persistent programs per multiprocessor.
+    """
+
+    block_b: int
+    block_v: int
+    block_d: int
+    slice: int
+    v_on_m: bool
+    flatten: bool
+    num_warps: int
+    num_stages: int
+    ctas_per_sm: int
+
+    def shared_bytes(self, element_bytes: int) -> int:
+        """Shared memory of the load pipeline of one program."""
+        return (self.block_b + self.block_v) * self.block_d * element_bytes * self.num_stages
+
+    def fitted(self, shared_limit: int, element_bytes: int) -> TileConfig:
+        """This config with as many stages as fit `shared_limit` bytes per program (at least 1)."""
+        config = self
+        while config.num_stages > 1 and config.shared_bytes(element_bytes) > shared_limit:
+            config = replace(config, num_stages=config.num_stages - 1)
+        return config
+
+    def __str__(self) -> str:
+        return (
+            f"b{self.block_b}v{self.block_v}d{self.block_d}s{self.slice}"
+            f"{'M' if self.v_on_m else 'N'}{'f' if self.flatten else ''}"
+            f"w{self.num_warps}p{self.num_stages}x{self.ctas_per_sm}"
+        )
+
+
+_HOPPER_SHARED = 225 * 1024  # 227 KiB less the barriers of the pipeline
+
+BUCKETS = (16, 32, 64, 128, 256)
+"""Upper ends of the buckets of B; a larger B uses the last bucket's config."""
+
+
+def bucket(B: int) -> int:
+    """The bucket a batch size belongs to."""
+    return next((upper for upper in BUCKETS if upper >= B), BUCKETS[-1])
+
+
+# First guesses for GPUs that nobody has tuned yet: small enough for 100 KiB of shared memory.
+_UNTUNED = {
+    16: TileConfig(16, 128, 64, 16, True, False, 4, 4, 2),
+    32: TileConfig(32, 128, 64, 16, True, False, 4, 4, 2),
+    64: TileConfig(64, 128, 64, 16, False, False, 8, 3, 1),
+    128: TileConfig(128, 128, 64, 16, False, False, 8, 3, 1),
+    256: TileConfig(128, 128, 64, 16, False, False, 8, 3, 1),
+}
+
+# The fastest of 100 to 170 configs per bucket on an H200, by the geometric mean over the paper's two
+# shapes (results/h200/tuning; kernels/_flash_sampling_tune.py measures them). Flattening the tile
+# loop is what hides the epilogue at B <= 64; above that it costs registers and loses.
+_H200 = {
+    16: TileConfig(16, 64, 256, 16, True, True, 4, 5, 1),
+    32: TileConfig(32, 64, 128, 16, True, False, 4, 4, 2),
+    64: TileConfig(64, 128, 128, 16, False, True, 8, 4, 1),
+    128: TileConfig(128, 128, 64, 32, False, False, 8, 5, 1),
+    256: TileConfig(256, 128, 64, 16, False, False, 16, 4, 1),
+}
+
+_TUNED = {"H200": _H200, "H100": _H200}
+"""By a part of the GPU's name. The H100 has the same multiprocessors and is untried here."""
+
+
+def config_for(B: int, gpu_name: str) -> TileConfig:
+    """The shipped config for a batch size on a GPU, by the GPU's name as NVML gives it."""
+    table = next((table for name, table in _TUNED.items() if name in gpu_name), _UNTUNED)
+    return table[bucket(B)]
+
+
+def space(B: int) -> list[TileConfig]:
+    """The tuning space for one bucket of B: every config worth timing on a Hopper GPU."""
+    upper = bucket(B)
+    if upper <= 32:
+        sizes = [(upper, 64, 128), (upper, 128, 128), (upper, 128, 64), (upper, 64, 256)]
+        choices = product(sizes, (True,), (4,), (3, 4, 5, 6), (1, 2, 3))
+    elif upper == 64:
+        sizes = [(64, 64, 128), (64, 128, 128), (64, 128, 64), (64, 256, 64)]
+        choices = product(sizes, (True, False), (4, 8), (3, 4, 5, 6), (1, 2))
+    elif upper == 128:
+        sizes = [(128, 128, 64), (128, 128, 128), (128, 256, 64), (128, 64, 128)]
+        choices = product(sizes, (False,), (8, 16), (3, 4, 5, 6), (1, 2))
+    else:
+        sizes = [(256, 128, 64), (256, 64, 128), (128, 256, 64), (128, 128, 64)]
+        choices = product(sizes, (False,), (8, 16), (3, 4, 5), (1, 2))
+    found = []
+    for (block_b, block_v, block_d), v_on_m, warps, stages, ctas in choices:
+        for flatten, width in product((False, True), (16, 32)):
+            config = TileConfig(
+                block_b, block_v, block_d, width, v_on_m, flatten, warps, stages, ctas
+            )
+            accumulators = block_b * block_v // (32 * warps)
+            registers = (accumulators + 40) * 32 * warps * ctas
+            if config.shared_bytes(2) * ctas <= _HOPPER_SHARED and registers <= 65536:
+                found.append(config)
+    return found

@@ -1,0 +1,74 @@
+"""Streaming Gumbel-max over vocabulary chunks, in plain torch: the memory-saving form of the idea.
+
+Algorithm I.1 of the FlashSampling paper applied to logits that are computed chunk by chunk: at any
+moment one [B, CHUNK] block of logits exists, and per row one running best. It runs wherever torch
+does; on a CPU the chunk of logits stays in cache between the matmul and the noise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK = 8192
+"""Vocabulary rows per step; the last chunk is shorter."""
+
+
+def flash_sampling_online(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """Draw one token per row from softmax(hidden @ weight.T / temperature).
+
+    Args:
+        hidden: [B, D]; weight: [V, D], the same floating dtype and device.
+        temperature: >= 0; 0 is greedy.
+
+    Returns:
+        int64 [B]; -1 for a row with a NaN or +inf logit, or without a finite one.
+
+    Noise comes from torch's generator of the device: E ~ Exp(1), g = -log E.
+    """
+    import torch
+
+    B, V = hidden.shape[0], weight.shape[0]
+    best = torch.full((B,), -torch.inf, device=hidden.device)
+    token = torch.full((B,), -1, dtype=torch.int64, device=hidden.device)
+    undefined = torch.zeros(B, dtype=torch.bool, device=hidden.device)
+    for v0 in range(0, V, CHUNK):
+        scores = (hidden @ weight[v0 : v0 + CHUNK].T).float()
+        # NaN and +inf both make the row maximum fail this comparison.
+        undefined |= ~(scores.amax(1) < torch.inf)
+        if temperature > 0:
+            scores -= temperature * torch.empty_like(scores).exponential_().log_()
+        score, index = scores.max(1)
+        better = score > best
+        best = torch.where(better, score, best)
+        token = torch.where(better, v0 + index, token)
+    return token.masked_fill_(undefined, -1)
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return flash_sampling_online(hidden, weight, problem.temperature)
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="flash_sampling_online",
+    label="FlashSampling online (torch)",
+    kind=Kind.EXACT,
+    capabilities=Capabilities(
+        devices=("cuda", "cpu"),
+        dtypes=("bf16", "fp16", "fp32"),
+        zero_temperature=True,
+        fused=True,
+    ),
+    build=build,
+    presets=("cpu", "smoke"),
+)

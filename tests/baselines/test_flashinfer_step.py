@@ -1,0 +1,99 @@
+"""The FlashInfer steps with a stand-in for FlashInfer: what they hand over, on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from fsbench.baselines import (
+    _flashinfer,
+    flashinfer_gumbel,
+    flashinfer_gumbel_lean,
+    flashinfer_top_k_top_p,
+    flashinfer_top_k_top_p_lean,
+)
+from fsbench.problem import Problem
+
+SEED, STEP = torch.tensor([11]), torch.tensor([5])
+
+
+class Recorder:
+    """Stands for a FlashInfer function: keeps its last arguments, returns a fixed result."""
+
+    def __init__(self, result) -> None:
+        self.result = result
+
+    def __call__(self, tensor, **kwargs):
+        self.tensor, self.kwargs = tensor, kwargs
+        return self.result(tensor)
+
+
+@pytest.fixture
+def sampling(monkeypatch: pytest.MonkeyPatch):
+    """A stand-in for flashinfer.sampling, and for the fp32-output matmul that CPUs lack."""
+    module = ModuleType("flashinfer.sampling")
+    module.softmax = Recorder(lambda logits: logits.softmax(-1))  # type: ignore[attr-defined]
+    for name in (
+        "sampling_from_logits",
+        "sampling_from_probs",
+        "top_k_top_p_sampling_from_logits",
+    ):
+        setattr(module, name, Recorder(lambda tensor: tensor.argmax(-1).int()))
+    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    monkeypatch.setitem(sys.modules, "flashinfer.sampling", module)
+    monkeypatch.setattr(
+        _flashinfer, "float_logits", lambda hidden, weight: hidden.float() @ weight.float().T
+    )
+    return module
+
+
+def step(module, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Build and launch on random bf16 inputs; returns the tokens and the bf16 logits [3, 20]."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(3, 8, generator=generator).bfloat16()
+    weight = torch.randn(20, 8, generator=generator).bfloat16()
+    problem = Problem(3, 8, 20, "bf16", temperature)
+    return module.PROVIDER.build(problem, weight)(hidden, SEED, STEP), hidden @ weight.T
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "filters"),
+    [
+        (flashinfer_gumbel, "sampling_from_logits", {}),
+        (
+            flashinfer_top_k_top_p,
+            "top_k_top_p_sampling_from_logits",
+            {"top_k": -1, "top_p": 1.0},
+        ),
+    ],
+)
+def test_as_in_paper(sampling, module, function: str, filters: dict) -> None:
+    tokens, logits = step(module, temperature=2.0)
+    called = getattr(sampling, function)
+    assert called.tensor.dtype == torch.bfloat16
+    assert torch.equal(called.tensor, logits / 2)
+    indices = called.kwargs.pop("indices")
+    assert indices.dtype == torch.int32
+    assert indices.tolist() == [0, 1, 2]
+    # Key and position exchanged: FlashInfer's steps would overlap otherwise.
+    assert called.kwargs == {"seed": STEP, "offset": SEED, **filters}
+    assert torch.equal(tokens, logits.argmax(-1).int())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_lean_gumbel(sampling, temperature: float) -> None:
+    _, logits = step(flashinfer_gumbel_lean, temperature)
+    called = sampling.sampling_from_logits
+    assert called.tensor.dtype == torch.float32
+    torch.testing.assert_close(called.tensor, logits.float() / temperature, rtol=0.01, atol=0.01)
+    assert called.kwargs == {"seed": STEP, "offset": SEED}
+
+
+def test_lean_top_k_top_p(sampling) -> None:
+    _, logits = step(flashinfer_top_k_top_p_lean, temperature=2.0)
+    assert sampling.softmax.kwargs == {"temperature": 2.0}
+    torch.testing.assert_close(sampling.softmax.tensor, logits.float(), rtol=0.01, atol=0.01)
+    assert sampling.sampling_from_probs.kwargs == {"seed": STEP, "offset": SEED}

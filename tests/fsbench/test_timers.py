@@ -1,0 +1,344 @@
+"""The timers on a CPU: arithmetic on hand-made records, errors, and CUPTI's protocol by a double."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import subprocess
+import sys
+import time
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fsbench.errors import FsbenchError, InvalidArgument, TimerUnavailable
+from fsbench.timers import Measurement, make_timer, timer_name
+from fsbench.timers import cupti as cupti_module
+from fsbench.timers.cpu import CpuTimer
+from fsbench.timers.cupti import CuptiTimer, Record, measurement_from_records, shorten
+from fsbench.timers.fake import FakeTimer
+from fsbench.timers.l2 import L2Flush
+
+
+def nothing() -> None:
+    pass
+
+
+# Records and windows -> Measurement. Times in ns, 1000 ns = 1 us.
+
+
+def test_one_kernel_per_iteration():
+    records = [Record("k", 1_100, 1_400), Record("k", 2_100, 2_600)]
+    measured = measurement_from_records(records, [(1_000, 1_500), (2_000, 2_700)])
+    assert measured == Measurement([0.3, 0.5], [0.3, 0.5], [0.3, 0.5], 1, {"k": 0.4})
+
+
+@pytest.mark.parametrize(
+    ("intervals", "span", "busy", "total"),
+    [
+        pytest.param([(100, 200), (300, 450)], 350, 250, 250, id="gap"),
+        pytest.param([(100, 200), (200, 300)], 200, 200, 200, id="touching"),
+        pytest.param([(100, 300), (200, 400)], 300, 300, 400, id="overlapping"),
+        pytest.param([(100, 900), (200, 300), (400, 500)], 800, 800, 1_000, id="nested"),
+        pytest.param([(100, 900), (200, 300), (950, 960)], 860, 810, 910, id="nested-then-gap"),
+        pytest.param([(100, 100)], 0, 0, 0, id="empty"),
+    ],
+)
+def test_span_busy_and_sum(intervals, span, busy, total):
+    records = [Record("k", start, end) for start, end in reversed(intervals)]  # any order
+    measured = measurement_from_records(records, [(50, 1_000)])
+    assert measured.span_us == [span / 1e3]
+    assert measured.busy_us == [busy / 1e3]
+    assert measured.sum_us == [total / 1e3]
+    assert measured.n_kernels == len(intervals)
+
+
+def test_a_record_belongs_to_the_window_of_its_start():
+    flush = [Record("flush", 10, 90), Record("flush", 510, 590)]
+    edges = [Record("k", 100, 150), Record("k", 200, 450)]  # starts at t0, starts at t1
+    second = [Record("k", 650, 700)]
+    measured = measurement_from_records(flush + edges + second, [(100, 200), (600, 800)])
+    assert measured.span_us == [0.35, 0.05]
+    assert measured.kernels == {"k": pytest.approx((0.05 + 0.25 + 0.05) / 2)}
+
+
+def test_kernels_are_means_per_iteration_and_the_count_is_a_median():
+    records = [
+        Record("gemm", 100, 200),
+        Record("gemm", 1_100, 1_300),
+        Record("argmax", 1_300, 1_400),
+        Record("gemm", 2_100, 2_400),
+        Record("argmax", 2_400, 2_500),
+    ]
+    windows = [(0, 900), (1_000, 1_900), (2_000, 2_900)]
+    measured = measurement_from_records(records, windows)
+    assert measured.kernels == {"gemm": pytest.approx(0.2), "argmax": pytest.approx(0.2 / 3)}
+    assert measured.n_kernels == 2
+
+
+def test_an_iteration_without_a_record_is_an_error():
+    with pytest.raises(FsbenchError, match="no GPU activity in iteration 1 of 2"):
+        measurement_from_records([Record("k", 100, 200)], [(0, 300), (400, 700)])
+
+
+@pytest.mark.parametrize("lost", [Record("k", 0, 0), Record("k", 150, 0)])
+def test_a_record_without_timestamps_is_an_error(lost):
+    with pytest.raises(FsbenchError, match="no timestamps for k"):
+        measurement_from_records([Record("k", 100, 200), lost], [(0, 300)])
+
+
+def test_long_names_keep_both_ends():
+    name = "void cutlass::" + "x" * 200 + "::tail_of_the_name"
+    short = shorten(name)
+    assert len(short) == 80
+    assert short.startswith("void cutlass::") and short.endswith("::tail_of_the_name")
+    assert shorten("y" * 80) == "y" * 80
+
+
+# CUPTI's protocol, with a double of cupti-python that has a clock in ns and one GPU.
+
+
+class FakeCupti:
+    """Records the activities launched while enabled; hands them out when flushed."""
+
+    ActivityKind = SimpleNamespace(CONCURRENT_KERNEL=10, MEMCPY=1, MEMSET=2)
+
+    def __init__(self) -> None:
+        self.now = 1_000
+        self.enabled: set[int] = set()
+        self.registered = 0
+        self.pending: list[SimpleNamespace] = []
+        self.dropped = 0
+
+    def launch(self, name: str, duration: int, kind: int = 10) -> None:
+        self.now += 5  # the launch
+        if kind in self.enabled:
+            record = {"kind": kind, "start": self.now, "end": self.now + duration}
+            # As in cupti-python, only kernels have a name.
+            self.pending.append(SimpleNamespace(**record, **({"name": name} if kind == 10 else {})))
+        self.now += duration + 1
+
+    def activity_register_callbacks(self, requested, completed) -> None:
+        self.registered += 1
+        size, records = requested()
+        assert size > 0 and records == 0
+        self.completed = completed
+
+    def activity_enable(self, kind) -> None:
+        self.enabled.add(kind)
+
+    def activity_disable(self, kind) -> None:
+        self.enabled.discard(kind)
+
+    def activity_flush_all(self, flag) -> None:
+        self.completed(self.pending)
+        self.pending = []
+
+    def activity_get_num_dropped_records(self, context, stream, address) -> None:
+        ctypes.c_size_t.from_address(address).value = self.dropped
+        self.dropped = 0
+
+    def get_timestamp(self) -> int:
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture
+def cupti(monkeypatch):
+    """A machine that seems to have a GPU and cupti-python 13.0.1."""
+    double = FakeCupti()
+    version = metadata.version
+    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=double))
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "13.0.1" if name == "cupti-python" else version(name)
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    cupti_module._owner.cache_clear()
+    yield double
+    cupti_module._owner.cache_clear()
+
+
+def test_cupti_measures_the_step_and_not_what_comes_before(cupti):
+    timer = make_timer("auto", "cuda", l2="warm")
+
+    def step() -> None:
+        cupti.launch("gemm", 300)
+        cupti.launch("", 20, kind=cupti.ActivityKind.MEMSET)
+
+    measured = timer.measure(step, 3, lambda: cupti.launch("advance_offset", 7))
+    assert (timer.name, timer.l2) == ("cupti", "warm")
+    assert measured.span_us == pytest.approx([0.326] * 3)
+    assert measured.sum_us == pytest.approx([0.320] * 3)
+    assert measured.n_kernels == 2
+    assert measured.kernels == {"gemm": pytest.approx(0.3), "memset": pytest.approx(0.02)}
+    assert not cupti.enabled
+
+
+def test_cupti_is_registered_once_for_hundreds_of_measurements(cupti):
+    for number in range(1, 300):
+        timer = CuptiTimer("cuda", "warm")
+        measured = timer.measure(lambda: cupti.launch("k", number), 2, nothing)  # noqa: B023
+        assert measured.span_us == [number / 1e3] * 2
+    assert cupti.registered == 1
+
+
+def test_an_error_in_a_step_leaves_cupti_usable(cupti):
+    timer = CuptiTimer("cuda", "warm")
+
+    def broken() -> None:
+        cupti.launch("half", 10)
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        timer.measure(broken, 2, nothing)
+    assert not cupti.enabled
+    measured = timer.measure(lambda: cupti.launch("k", 40), 2, nothing)
+    assert measured.kernels == {"k": pytest.approx(0.04)}
+
+
+def test_dropped_records_are_an_error_of_the_measurement_that_lost_them(cupti):
+    timer = CuptiTimer("cuda", "warm")
+    cupti.dropped = 5  # by somebody else, before
+    timer.measure(lambda: cupti.launch("k", 40), 2, nothing)
+
+    def overflowing() -> None:
+        cupti.launch("k", 40)
+        cupti.dropped += 1
+
+    with pytest.raises(FsbenchError, match="dropped 2 records"):
+        timer.measure(overflowing, 2, nothing)
+
+
+def test_cupti_that_cannot_start_is_unavailable_with_the_reason(cupti, monkeypatch):
+    def refuse(kind) -> None:
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    monkeypatch.setattr(cupti, "activity_enable", refuse)
+    with pytest.raises(TimerUnavailable, match=r"INSUFFICIENT_PRIVILEGES.*--timer events"):
+        make_timer("cupti", "cuda", l2="warm")
+
+
+def test_an_old_or_absent_cupti_is_unavailable_with_the_command(cupti, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "12.8.0")
+    with pytest.raises(TimerUnavailable, match=r">= 13, got 12.8.0; pip install"):
+        make_timer("cupti", "cuda", l2="warm")
+
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    with pytest.raises(TimerUnavailable, match=r"cupti-python; pip install 'fsbench\[gpu\]'"):
+        make_timer("cupti", "cuda", l2="warm")
+
+
+# Choosing a timer.
+
+
+def test_auto_is_resolved_by_the_device_alone():
+    assert timer_name("auto", "cuda") == timer_name("auto", "cuda:1") == "cupti"
+    assert timer_name("auto", "cpu") == "cpu"
+    assert timer_name("events", "cuda") == "events"
+    assert make_timer("auto", "cpu").name == "cpu"
+
+
+@pytest.mark.parametrize("name", ["cupti", "events"])
+def test_gpu_timers_do_not_become_another_on_a_cpu(name):
+    with pytest.raises(TimerUnavailable, match=f"timer {name}: needs a CUDA device"):
+        make_timer(name, "cpu")
+
+
+def test_the_cpu_timer_does_not_time_a_gpu():
+    with pytest.raises(TimerUnavailable, match="timer cpu"):
+        make_timer("cpu", "cuda")
+
+
+@pytest.mark.parametrize("name", ["auto", "cupti", "events"])
+def test_gpu_timers_say_that_there_is_no_gpu(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TimerUnavailable, match="no CUDA device.*fsbench doctor"):
+        make_timer(name, "cuda")
+
+
+def test_unknown_names_are_the_callers_mistake():
+    with pytest.raises(InvalidArgument, match=r"timer: .*did you mean 'cupti'"):
+        make_timer("cupty", "cuda")
+    with pytest.raises(InvalidArgument, match="l2: expected one of cold, cold-write, warm"):
+        make_timer("fake", "cpu", l2="hot")
+
+
+def test_choosing_a_timer_does_not_import_torch():
+    code = (
+        "import sys, fsbench.timers as t; t.make_timer('auto', 'cpu'); t.make_timer('fake', 'cpu');"
+        "assert not {'torch', 'cupti'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# The cpu and fake timers.
+
+
+@pytest.mark.parametrize("timer", [CpuTimer(), FakeTimer()])
+def test_before_runs_ahead_of_every_step(timer):
+    calls: list[str] = []
+    measured = timer.measure(lambda: calls.append("step"), 3, lambda: calls.append("before"))
+    assert calls == ["before", "step"] * 3
+    assert len(measured.span_us) == 3
+
+
+def test_the_cpu_timer_times_the_step_alone():
+    measured = CpuTimer().measure(lambda: time.sleep(0.02), 3, lambda: time.sleep(0.1))
+    assert all(20_000 <= us < 90_000 for us in measured.span_us)
+    assert (measured.busy_us, measured.sum_us, measured.n_kernels) == ([], [], None)
+
+
+def test_fake_times_are_seeded_and_near_the_base():
+    first, again, other = (
+        FakeTimer(50, 0.1, seed=seed).measure(nothing, 4, nothing) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert all(50 <= us < 55 for us in first.span_us)
+    assert len(set(first.span_us)) == 4
+    assert first.busy_us == first.sum_us == first.span_us
+
+
+def test_a_fake_step_may_decide_its_time_and_may_fail():
+    elapsed = itertools.count(10, 10)
+    timer = FakeTimer(lambda: next(elapsed), jitter=0)
+    assert timer.measure(nothing, 3, nothing).span_us == [10, 20, 30]
+    with pytest.raises(ZeroDivisionError):
+        timer.measure(lambda: 1 / 0, 1, nothing)
+
+
+# The flush, on a CPU tensor.
+
+
+@pytest.fixture
+def small_l2(monkeypatch):
+    properties = SimpleNamespace(L2_cache_size=100_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+def test_the_read_flush_covers_four_times_the_cache_and_leaves_it_clean(small_l2):
+    flush = L2Flush("cold", "cpu")
+    assert flush.buffer.nbytes >= 400_000
+    flush.buffer.fill_(1)
+    version = flush.buffer._version
+    flush()
+    assert flush.buffer._version == version  # not written
+    assert torch.equal(flush._sums, flush.buffer.sum(1))  # all of it was read
+
+
+def test_the_write_flush_writes_and_warm_does_nothing(small_l2):
+    flush = L2Flush("cold-write", "cpu")
+    assert flush.buffer.nbytes >= 400_000
+    flush.buffer.fill_(1)
+    flush()
+    assert not flush.buffer.any()
+    warm = L2Flush("warm", "cpu")
+    warm()
+    assert not hasattr(warm, "buffer")
