@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,9 +49,7 @@ def _sees_cuda() -> bool:
 
 
 def check_python() -> Check:
-    """Python >= 3.11."""
-    if sys.version_info < (3, 11):
-        return Check("python", "missing", platform.python_version(), "use Python 3.11 or newer")
+    """The Python in use; older than 3.11 cannot import this package."""
     return Check("python", "ok", platform.python_version())
 
 
@@ -146,7 +143,7 @@ def check_flashinfer() -> Check:
 
 
 def check_nvcc() -> Check:
-    """The CUDA compiler with which FlashInfer builds its kernels at first use, or those prebuilt."""
+    """The compiler with which FlashInfer builds its kernels at first use, or prebuilt ones."""
     prebuilt = package_version("flashinfer-jit-cache")
     if prebuilt:
         return Check("nvcc", "ok", f"not needed: flashinfer-jit-cache {prebuilt}")

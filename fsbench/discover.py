@@ -17,7 +17,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from fsbench import hardware
-from fsbench.errors import InvalidArgument, ProviderUnavailable, unknown_name
+from fsbench.errors import InvalidArgument, ProviderUnavailable, describe, unknown_name
+from fsbench.problem import Problem
 from fsbench.provider import Provider
 
 ENTRY_POINTS = "fsbench.providers"
@@ -34,7 +35,7 @@ class Found:
     broken: str = ""
 
     def unavailable_reason(self, device: str) -> str | None:
-        """None if it can run on this box's `device` ("cuda" or "cpu"), else one line saying why not."""
+        """None if it can run on this box's `device` ("cuda" or "cpu"), else why not, in one line."""
         if self.provider is None:
             return self.broken
         reason = self.provider.missing_packages()
@@ -45,6 +46,17 @@ class Found:
         if device == "cuda" and not hardware.gpus():
             return "no GPU on this machine"
         return None
+
+    def refusal(self, problem: Problem) -> tuple[str, str] | None:
+        """None if it can be measured on `problem` here, else (status of the cell, reason)."""
+        reason = self.unavailable_reason(problem.device)
+        if reason or self.provider is None:
+            return "unavailable", reason or self.broken
+        try:
+            reason = self.provider.unsupported_reason(problem)
+        except Exception as error:  # `supports` may be a third party's
+            return "error", describe(error)
+        return ("unsupported", reason) if reason else None
 
 
 def discover(extra_paths: Iterable[Path] = ()) -> dict[str, Found]:
@@ -105,9 +117,9 @@ def _from_entry_points() -> Iterable[Found]:
         source = f"entry point {entry.value}"
         try:
             yield _checked(entry.name, source, entry.load())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Somebody else's code: whatever it raises, the other samplers must stay usable.
-            yield Found(entry.name, source, broken=f"{type(error).__name__}: {error}")
+            yield Found(entry.name, source, broken=describe(error))
 
 
 def _from_file(path: Path) -> Found:
@@ -120,8 +132,9 @@ def _from_file(path: Path) -> Found:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        return Found(path.stem, str(path), broken=f"{type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        return Found(path.stem, str(path), broken=describe(error))
     return _checked(path.stem, str(path), getattr(module, "PROVIDER", None))
 
 

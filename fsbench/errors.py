@@ -31,9 +31,17 @@ class InvalidType(FsbenchError, TypeError):
 class UnsupportedProblem(FsbenchError):
     """This sampler cannot do this problem: the cell gets status `unsupported`."""
 
+    exit_code = 2
+
 
 class ProviderUnavailable(FsbenchError):
     """The sampler exists but cannot run here (a missing package, no GPU)."""
+
+    exit_code = 4
+
+
+class CaptureError(FsbenchError, RuntimeError):
+    """A launch cannot be captured in a CUDA graph yet; the message says what must come first."""
 
 
 class VerificationFailed(FsbenchError):
@@ -56,6 +64,25 @@ class ResultsError(FsbenchError):
     """A results folder that cannot be read, written or resumed."""
 
     exit_code = 2
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line and cut at 300 characters: for results and lists."""
+    return " ".join(str(error).split())[:300]
+
+
+def describe(error: BaseException) -> str:
+    """The same with the error's class in front: for errors that are not fsbench's own."""
+    return ": ".join(filter(None, (type(error).__name__, one_line(error))))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host or a GPU had no memory left. torch's CPU allocator has no class for it."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> InvalidArgument:

@@ -20,7 +20,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from fsbench.errors import InvalidArgument, unknown_name
+from fsbench.errors import unknown_name
 from fsbench.problem import DTYPES, Problem
 
 
@@ -158,13 +158,9 @@ def gpu_slug(name: str) -> str:
     """'NVIDIA H200' -> 'h200': a GPU's name in folder and file names.
 
     A GPU without an entry in peaks.toml gets its own name in lower case with dashes, without the
-    vendor ('NVIDIA H100 PCIe' -> 'h100-pcie'). A name without letters or digits raises
-    InvalidArgument: it cannot name a folder.
+    vendor ('NVIDIA H100 PCIe' -> 'h100-pcie'). '' (a CPU) stays ''.
     """
     known = find_gpu(name)
     if known:
         return known.slug
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").removeprefix("nvidia-")
-    if not slug:
-        raise InvalidArgument(f"gpu: expected a device name with letters or digits; got {name!r}")
-    return slug
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").removeprefix("nvidia-")

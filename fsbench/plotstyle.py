@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 # Warm colours for fused samplers, cool ones for the rest, grey for lower bounds.
 _FUSED = ("#d7301f", "#f28e2b", "#c2187a", "#7f0000")
-_UNFUSED = ("#1f77b4", "#2ca02c", "#9467bd", "#17a2b8", "#8c564b", "#8a9a00", "#1b3a6b", "#66a182")
+_UNFUSED = (
+    *("#1f77b4", "#2ca02c", "#9467bd", "#17becf", "#8c564b"),
+    *("#a5a51f", "#14213d", "#7fd1ae", "#e7a6d0", "#5f7f8f"),
+)
 _NOT_EXACT = ("#b08d57", "#6c8ea4", "#a67aa0", "#7a9a6b")
-_BOUND = ("#000000", "#7a7a7a", "#b0b0b0")
+_BOUND = ("#000000", "#6e6e6e", "#9a9a9a")
 _MARKERS = "osD^vPX<>hp*"
 _DASHES = ((6.0, 2.0), (2.5, 1.5), (8.0, 2.0, 1.5, 2.0))
 
@@ -59,10 +62,9 @@ class Style:
 
 
 def styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Style of every provider in results rows (columns provider, kind, fused)."""
+    """Style of every provider that was measured in these results rows."""
     families: dict[tuple[Kind, bool], list[str]] = {}
-    last = rows.drop_duplicates("provider", keep="last").sort_values("provider")
-    for row in last.itertuples():
+    for row in rows[rows.status == "ok"].drop_duplicates("provider", keep="last").itertuples():
         families.setdefault((Kind(row.kind), bool(row.fused)), []).append(row.provider)
     return {
         name: Style(kind, _line(kind, fused, slot))

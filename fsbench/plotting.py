@@ -6,6 +6,7 @@ Figures are matplotlib Figure objects without pyplot: no global state, no displa
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fsbench import iomodel
 from fsbench.errors import ResultsError, unknown_name
@@ -33,6 +37,8 @@ _METADATA: dict[str, dict[str, None]] = {
 
 Styles = dict[str, Style]
 
+_PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
+
 
 def check_formats(names: Iterable[str]) -> list[str]:
     """The file formats asked for, each once; an unknown one raises InvalidArgument."""
@@ -43,16 +49,16 @@ def check_formats(names: Iterable[str]) -> list[str]:
     return chosen
 
 
-def figures(configuration: Configuration, styles: Styles) -> dict[str, Figure]:
-    """The figures of a configuration by name; 'speedup' only if there is something to compare."""
+def draw(name: str, configuration: Configuration, styles: Styles) -> Figure | None:
+    """One of FIGURES for a configuration; None where there is nothing to compare (speedup)."""
     with mpl.rc_context(SETTINGS):
-        drawn = {
-            "runtime": _runtime(configuration, styles),
-            "speedup": _speedup(configuration, styles),
-            "roofline": _roofline(configuration, styles),
-            "bandwidth": _bandwidth(configuration, styles),
-        }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+        figure = FIGURES[name](configuration, styles)
+        if figure is not None:
+            # Lay out once: constrained layout moves a little at every drawing, so a file would
+            # depend on the formats saved before it.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+    return figure
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -72,13 +78,11 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _runtime(configuration: Configuration, styles: Styles) -> Figure:
-    figure, axes = _figure(configuration, "Time per decode step")
+    figure, (axes,) = _figure(configuration, ["Time per decode step"])
     _draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.median_us))
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(mpl.ticker.LogLocator(base=10, subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.10g}"))
-    axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
-    axes.set_ylabel("Median time (us)")
+    _plain_log_ticks(axes.yaxis)
+    axes.set_ylabel("Median time (µs)")
     _batch_axis(axes, configuration)
     _legend(figure, axes)
     return figure
@@ -97,9 +101,10 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
     panels = {fused: ratios for fused, ratios in panels.items() if ratios}
     if not panels:
         return None
-    figure = Figure(figsize=(3.4 + 3.9 * len(panels), 3.8), layout="constrained")
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (fused, ratios) in zip(all_axes, panels.items(), strict=True):
+    figure, all_axes = _figure(
+        configuration, [f"Speedup of {configuration.label(fused)}" for fused in panels]
+    )
+    for axes, ratios in zip(all_axes, panels.values(), strict=True):
         for other, ratio in ratios.items():
             axes.errorbar(
                 ratio.index,
@@ -110,78 +115,91 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
                 elinewidth=1.0,
                 **styles[other].line,
             )
-        axes.axhline(1, color="#444444", linewidth=1.0, zorder=1)
-        axes.set_title(f"Speedup of {configuration.label(fused)}", fontweight="bold")
+        axes.axhline(1, color="#444444", linewidth=1.2, zorder=2.5)
         _batch_axis(axes, configuration)
     all_axes[0].set_ylabel(f"Ratio of median times, {LEVEL:.0%} interval\n(> 1: fused is faster)")
-    figure.suptitle(_subtitle(configuration), x=0.01, ha="left", fontsize=8.5, color="#444444")
-    handles = {
-        label: handle
-        for axes in all_axes
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    _legend(figure, *all_axes)
     return figure
 
 
 def _roofline(configuration: Configuration, styles: Styles) -> Figure:
     """Paper Figure 6, left: FLOP/s of the matmul against the intensity of the fused step."""
-    figure, axes = _figure(configuration, "Roofline")
+    figure, (axes,) = _figure(configuration, ["Roofline"])
     rows = configuration.measured
     intensity = {B: _intensity(rows[rows.b == B].iloc[0]) for B in sorted(rows.b.unique())}
+    roofs = _roofs(configuration)
+
+    def points(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+        x, y = rows.b.map(intensity), rows.tflops
+        if roofs and (rows.kind == Kind.LOWER_BOUND).all():
+            # A bound that does no matmul, such as reading W, is faster than any matmul can be.
+            y = y.where(y <= x.map(roofs[0].tflops_at))
+        return x, y
+
+    _draw_all(axes, configuration, styles, points)
     span = [min(intensity.values()) / 1.5, max(intensity.values()) * 1.5]
-    for roof, style in zip(_roofs(configuration), ROOFS, strict=False):
-        ridge = roof.tflops / roof.tb_per_s
-        x = sorted({*span, min(max(ridge, span[0]), span[1])})
-        label = f"{roof.source}: {roof.tb_per_s:g} TB/s, {roof.tflops:g} TFLOP/s"
+    for roof, style in zip(roofs, ROOFS, strict=False):
+        ridge = min(max(roof.tflops / roof.tb_per_s, span[0]), span[1])
+        x = [span[0], ridge, span[1]]
+        label = f"roof, {roof.source}:\n{roof.tb_per_s:g} TB/s, {roof.tflops:g} TFLOP/s"
         axes.plot(x, [roof.tflops_at(point) for point in x], label=label, **style)
-    _draw_all(axes, configuration, styles, lambda rows: (rows.b.map(intensity), rows.tflops))
     axes.set(xscale="log", yscale="log", xlim=span)
     axes.set_xlabel("Arithmetic intensity of the fused step (FLOP/byte)")
     axes.set_ylabel("Matmul rate, 2BDV / median time (TFLOP/s)")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.10g}"))
-        axis.set_minor_formatter(mpl.ticker.NullFormatter())
+    _plain_log_ticks(axes.xaxis)
+    _plain_log_ticks(axes.yaxis)
     _legend(figure, axes)
     return figure
 
 
 def _bandwidth(configuration: Configuration, styles: Styles) -> Figure:
     """Paper Figure 6, right: bytes no exact sampler can avoid, per second, against B."""
-    figure, axes = _figure(configuration, "Bandwidth utilisation")
+    figure, (axes,) = _figure(configuration, ["Bandwidth utilisation"])
     _draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.gb_per_s))
     roofs = _roofs(configuration)
     for roof, style in zip(roofs, ROOFS, strict=False):
-        label = f"{roof.source}: {roof.tb_per_s:g} TB/s"
+        label = f"peak, {roof.source}:\n{roof.tb_per_s:g} TB/s"
         axes.axhline(1e3 * roof.tb_per_s, label=label, **style)
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(_PLAIN)
     axes.set_ylabel("Bytes of the fused step / median time (GB/s)")
     if roofs:
-        peak = 1e3 * roofs[0].tb_per_s
-
-        def to_percent(gb_per_s: Any) -> Any:
-            return 100 * gb_per_s / peak
-
-        def from_percent(percent: Any) -> Any:
-            return percent * peak / 100
-
-        right = axes.secondary_yaxis("right", functions=(to_percent, from_percent))
-        right.set_ylabel(f"% of {roofs[0].source} bandwidth")
+        _percent_axis(axes, 1e3 * roofs[0].tb_per_s, f"% of {roofs[0].source} bandwidth")
     _batch_axis(axes, configuration)
-    _legend(figure, axes)
+    _legend(figure, axes, offset=1.16 if roofs else 1.03)
     return figure
 
 
-def _figure(configuration: Configuration, what: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.3, 3.8), layout="constrained")
-    axes = figure.subplots()
-    figure.suptitle(what, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-    axes.set_title(_subtitle(configuration), fontsize=8.5, color="#444444")
-    return figure, axes
+def _percent_axis(axes: Axes, whole: float, label: str) -> None:
+    """A second y axis, on the right, in percent of `whole`."""
+
+    def to_percent(value: Any) -> Any:
+        return 100 * value / whole
+
+    def from_percent(percent: Any) -> Any:
+        return percent * whole / 100
+
+    axes.secondary_yaxis("right", functions=(to_percent, from_percent)).set_ylabel(label)
 
 
-def _subtitle(configuration: Configuration) -> str:
-    return f"{configuration.title}\n{configuration.conditions}"
+def _figure(configuration: Configuration, titles: list[str]) -> tuple[Figure, list[Axes]]:
+    """A row of panels, one per title, with the configuration in words below the first title."""
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(3.9 + 4.2 * len(titles), 4.2), layout=layout)
+    panels = list(figure.subplots(1, len(titles), sharey=True, squeeze=False)[0])
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, fontweight="bold", pad=30)
+    words = panels[0].annotate(
+        f"{configuration.title}\n{configuration.conditions}",
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 5),
+        textcoords="offset points",
+        fontsize=8.5,
+        color="#444444",
+    )
+    words.set_in_layout(False)  # the pad of the title has made room for it
+    return figure, panels
 
 
 def _draw_all(
@@ -199,8 +217,8 @@ def _draw_all(
         key=lambda name: 0 if name in fused else order.get(styles[name].kind, 2),
     ):
         style = styles[provider]
-        note = "" if style.kind is Kind.EXACT else f" ({style.kind.replace('_', ' ')})"
-        label = configuration.label(provider) + note
+        note = "" if style.kind is Kind.EXACT else f"{style.kind.replace('_', ' ')}: "
+        label = note + configuration.label(provider)
         x, y = points(measured[measured.provider == provider])
         if style.kind is Kind.LOWER_BOUND and len(x) == 1:
             axes.axhline(y.iloc[0], label=label, **style.line)  # one point is no line
@@ -214,12 +232,43 @@ def _batch_axis(axes: Axes, configuration: Configuration) -> None:
     powers = [B for B in batches if B & (B - 1) == 0]
     axes.set_xscale("log", base=2)
     axes.set_xticks(powers or batches, [str(B) for B in powers or batches])
-    axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xlabel("Batch size B (rows)")
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+def _plain_log_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis as plain numbers, at least three whatever its range."""
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    if decades < 0.3:
+        axis.set_major_locator(ticker.AutoLocator())
+    else:
+        steps = (
+            (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2 else (1,)
+        )
+        axis.set_major_locator(ticker.LogLocator(base=10, subs=steps))
+    if decades < 2:
+        axis.set_minor_locator(ticker.NullLocator())
+    axis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_major_formatter(_PLAIN)
+
+
+def _legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
+    """One legend for all panels, right of the last one, in a figure high enough for it."""
+    entries = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    lines = sum(1 + label.count("\n") for label in entries)
+    figure.set_figheight(max(figure.get_figheight(), 1.3 + 0.2 * lines))
+    panels[-1].legend(
+        list(entries.values()),
+        list(entries),
+        loc="upper left",
+        bbox_to_anchor=(offset, 1),
+        borderaxespad=0,
+    )
 
 
 def _roofs(configuration: Configuration) -> list[iomodel.Roof]:
@@ -229,5 +278,14 @@ def _roofs(configuration: Configuration) -> list[iomodel.Roof]:
 
 
 def _intensity(row: pd.Series) -> float:
-    problem = Problem(int(row.b), int(row.d), int(row.v), row.dtype, tp=int(row.tp))
+    problem = Problem(int(row.b), int(row.d), int(row.v), row["dtype"], tp=int(row.tp))
     return iomodel.arithmetic_intensity(problem).fused
+
+
+FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
+    "runtime": _runtime,
+    "speedup": _speedup,
+    "roofline": _roofline,
+    "bandwidth": _bandwidth,
+}
+"""The figures of a configuration, by the name that begins their files' names."""

@@ -41,7 +41,9 @@ PRESETS = {
         (1, 16, 64, 256),
         iters=50,
     ),
-    "smoke": Preset("does it run at all: one small problem", ((256, 8192),), (1, 8), "fp32", 2, 10, 2),
+    "smoke": Preset(
+        "does it run at all: one small problem", ((256, 8192),), (1, 8), "fp32", 2, 10, 2
+    ),
     "cpu": Preset(
         "samplers that run on CPUs, on a small model's LM head (Qwen3-1.7B), fp32",
         ((2048, 151936),),

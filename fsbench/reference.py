@@ -26,7 +26,7 @@ from torch import Tensor
 _MASK32 = 0xFFFFFFFF
 
 # The bounds below are what fp32 samplers are held to; docs/noise.md derives them.
-_GUMBEL_ERROR = 4e-6  # |g_fp32 - g|: E within 4 ulp, |log E| <= 23 rounded once, log within 2 ulp
+GUMBEL_ERROR = 4e-6  # |g_fp32 - g|: E within 4 ulp, |log E| <= 23 rounded once, log within 2 ulp
 _SCORE_ULP = 2.0**-23  # logits + T g is rounded at most twice
 
 
@@ -131,7 +131,7 @@ def sample_token_noise(
     best = scores.max(1).values.clamp_min(torch.finfo(torch.float64).min)
     # Of the two sums behind the best score, the larger term sets the rounding.
     magnitude = best.abs() + 23.0 * temperature
-    tolerance = 2 * (temperature * _GUMBEL_ERROR + magnitude * _SCORE_ULP + logits_error)
+    tolerance = 2 * (temperature * GUMBEL_ERROR + magnitude * _SCORE_ULP + logits_error)
     return Expected(tokens, scores, tolerance)
 
 
@@ -143,5 +143,5 @@ def matmul_error(hidden: Tensor, weight: Tensor) -> float:
     times that is used: far below any spacing that a wrong kernel would produce.
     """
     D = hidden.shape[1]
-    longest = float(hidden.float().norm(dim=1).max() * weight.float().norm(dim=1).max())
-    return 4.0 * D**0.5 * 2.0**-24 * longest
+    rows = [torch.nan_to_num(m.float(), 0.0, 0.0, 0.0).norm(dim=1).max() for m in (hidden, weight)]
+    return 4.0 * D**0.5 * 2.0**-24 * float(rows[0] * rows[1])

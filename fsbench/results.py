@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,11 @@ class CellRecord:
     status: str = "ok"
     reason: str = ""
 
+    def add_round(self, number: int, measured: Round) -> None:
+        """Add a measured round. What kept the cell from being measured before is then history."""
+        self.rounds[number] = measured
+        self.status, self.reason = "ok", ""
+
 
 class Store:
     """The points.jsonl of one results folder, open for appending.
@@ -103,28 +109,27 @@ class Store:
     def __init__(self, folder: Path, records: dict[tuple[object, ...], CellRecord]):
         self.folder = folder
         self._records = records
-        try:
+        with _disk("write results in", folder):
             self._file = open(folder / "points.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise ResultsError(f"cannot write results in {folder}: {error.strerror}") from error
 
     @classmethod
     def create(cls, folder: Path, environment: dict[str, Any]) -> Store:
         """Start an empty results folder and write its environment record."""
-        if (folder / "points.jsonl").exists():
-            raise ResultsError(f"{folder} already holds results; use --resume {folder} or another --out")
-        try:
+        with _disk("write results in", folder):
+            if any((folder / name).exists() for name in ("points.jsonl", "results.csv")):
+                raise ResultsError(
+                    f"{folder} already holds results; use --resume {folder} or another --out"
+                )
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(
-                folder / "env.json", json.dumps({"schema": SCHEMA, **environment}, indent=2) + "\n"
-            )
-        except OSError as error:
-            raise ResultsError(f"cannot write results in {folder}: {error.strerror}") from error
+        _write_environment(folder, environment)
         return cls(folder, {})
 
     @classmethod
     def resume(cls, folder: Path, environment: dict[str, Any]) -> Store:
-        """Continue a folder measured with this schema on this kind of machine."""
+        """Continue a folder measured with this schema on this kind of machine.
+
+        The environment is added to env.json under `resumed`: versions may have changed since.
+        """
         before = read_environment(folder)
         for name in ("gpu", "device", "cpu"):
             if before.get(name) != environment.get(name):
@@ -132,8 +137,13 @@ class Store:
                     f"{folder} was measured on another machine: expected {name} "
                     f"{environment.get(name)!r}; got {before.get(name)!r}"
                 )
-        _drop_cut_line(folder / "points.jsonl")
-        return cls(folder, {record.cell.key: record for record in read_records(folder)})
+        points = folder / "points.jsonl"
+        with _disk("write results in", folder):
+            points.touch()  # a run killed before its first measurement has none
+        records = read_records(folder)
+        _drop_cut_line(points)
+        _write_environment(folder, {**before, "resumed": [*before.get("resumed", []), environment]})
+        return cls(folder, {record.cell.key: record for record in records})
 
     def record(self, cell: Cell) -> CellRecord:
         """What is already known of a cell (an empty record if nothing)."""
@@ -142,22 +152,21 @@ class Store:
     def append_round(self, cell: Cell, number: int, measured: Round) -> None:
         """Add one measured round, on disk before this returns."""
         self._append({"cell": asdict(cell), "round": number, "measured": asdict(measured)})
-        self._records.setdefault(cell.key, CellRecord(cell)).rounds[number] = measured
+        self._records.setdefault(cell.key, CellRecord(cell)).add_round(number, measured)
 
     def append_status(self, cell: Cell, status: str, reason: str) -> None:
-        """Record why a cell has no (more) samples."""
+        """Record why a cell has no (more) samples; does nothing if that is what it says already."""
         assert status in STATUSES, status
-        self._append({"cell": asdict(cell), "status": status, "reason": reason})
         record = self._records.setdefault(cell.key, CellRecord(cell))
-        record.status, record.reason = status, reason
+        if (record.status, record.reason) != (status, reason):
+            self._append({"cell": asdict(cell), "status": status, "reason": reason})
+            record.status, record.reason = status, reason
 
     def _append(self, line: dict[str, Any]) -> None:
-        try:
+        with _disk("write results in", self.folder):
             self._file.write(json.dumps({"schema": SCHEMA, **line}) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise ResultsError(f"cannot write results in {self.folder}: {error.strerror}") from error
 
     @property
     def records(self) -> list[CellRecord]:
@@ -166,46 +175,51 @@ class Store:
 
     def close(self) -> None:
         """Close the file; the folder stays readable and resumable."""
-        self._file.close()
+        # Only a line whose append has already raised can still be in the buffer.
+        with suppress(OSError):
+            self._file.close()
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
     """The environment record of a results folder."""
     path = folder / "env.json"
     try:
-        environment = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ResultsError(f"{folder} is not a results folder: it has no env.json") from None
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"cannot read {path}: {error}") from error
-    if environment.get("schema") != SCHEMA:
-        raise ResultsError(
-            f"{path}: expected schema {SCHEMA}; got {environment.get('schema')!r}"
-        )
+        environment = json.loads(_read(path))
+        schema = environment.get("schema")
+    except (ValueError, AttributeError) as error:
+        raise ResultsError(f"{path}: not an environment record ({error})") from error
+    if schema != SCHEMA:
+        raise ResultsError(f"{path}: expected schema {SCHEMA}; got {schema!r}")
     return environment
+
+
+def _write_environment(folder: Path, environment: dict[str, Any]) -> None:
+    text = json.dumps({"schema": SCHEMA, **environment}, indent=2) + "\n"
+    with _disk("write results in", folder):
+        write_atomically(folder / "env.json", text)
 
 
 def read_records(folder: Path) -> list[CellRecord]:
     """Every cell of a results folder. A last line cut by a crash is ignored; other damage raises."""
     path = folder / "points.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise ResultsError(f"{folder} is not a results folder: it has no points.jsonl") from None
+    lines = _read(path).split(b"\n")
     lines.pop()  # what follows the last newline: empty, or the line a crash cut short
     records: dict[tuple[object, ...], CellRecord] = {}
     for number, text in enumerate(lines, start=1):
         try:
             line = json.loads(text)
             if line["schema"] != SCHEMA:
-                raise ResultsError(f"{path}:{number}: expected schema {SCHEMA}; got {line['schema']}")
+                raise ResultsError(
+                    f"{path}:{number}: expected schema {SCHEMA}; got {line['schema']!r}"
+                )
             cell = Cell(**line["cell"])
             record = records.setdefault(cell.key, CellRecord(cell))
             if "round" in line:
-                record.rounds[line["round"]] = Round(**line["measured"])
-                record.status, record.reason = "ok", ""
-            else:
+                record.add_round(line["round"], Round(**line["measured"]))
+            elif line["status"] in STATUSES:
                 record.status, record.reason = line["status"], line["reason"]
+            else:
+                raise ValueError(f"unknown status {line['status']!r}")
         except (ValueError, KeyError, TypeError) as error:
             raise ResultsError(f"{path}:{number}: not a results line ({error})") from error
     return list(records.values())
@@ -213,26 +227,43 @@ def read_records(folder: Path) -> list[CellRecord]:
 
 def _drop_cut_line(path: Path) -> None:
     """Truncate a file to its last complete line, so that appending cannot corrupt it."""
-    try:
-        with open(path, "r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-    except FileNotFoundError:
-        raise ResultsError(f"{path.parent} is not a results folder: it has no points.jsonl") from None
+    with _disk("write results in", path.parent), open(path, "r+b") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _read(path: Path) -> bytes:
+    with _disk("read", path):
+        if not path.exists():
+            raise ResultsError(f"{path.parent} is not a results folder: it has no {path.name}")
+        return path.read_bytes()
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _disk(action: str, path: Path) -> Iterator[None]:
+    """Turn the system's refusal of what is done inside into one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"cannot {action} {path}: {error.strerror or error}") from error
 
 
 def results_folders(paths: Iterable[Path]) -> list[Path]:
     """The results folders at or below each path; a path without any raises ResultsError."""
     found: list[Path] = []
     for path in paths:
-        below = sorted(points.parent for points in Path(path).rglob("points.jsonl"))
-        below = below or sorted(csv.parent for csv in Path(path).rglob("results.csv"))
+        names = ("points.jsonl", "results.csv")
+        below = sorted({file.parent for name in names for file in Path(path).rglob(name)})
         if not below:
             raise ResultsError(f"{path}: expected a results folder (points.jsonl or results.csv)")
         found += below

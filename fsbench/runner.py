@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 
 from fsbench import hardware
 from fsbench.discover import Found
-from fsbench.errors import DeviceUnavailable, ProviderUnavailable, UnsupportedProblem
+from fsbench.errors import (
+    DeviceUnavailable,
+    InvalidArgument,
+    ProviderUnavailable,
+    TimerUnavailable,
+    UnsupportedProblem,
+    VerificationFailed,
+    describe,
+    is_out_of_memory,
+    one_line,
+)
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 from fsbench.results import Cell, Round, Store
@@ -30,6 +40,7 @@ class Plan:
 
     warmup: untimed steps per cell; iters: timed ones, in `rounds` interleaved rounds.
     graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
+    seed: of inputs and noise, an int64.
     """
 
     problems: list[Problem]
@@ -41,9 +52,34 @@ class Plan:
     seed: int = 0
     check: bool = True
 
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("iters", 1), ("rounds", 1)):
+            if getattr(self, name) < least:
+                raise InvalidArgument(
+                    f"--{name}: expected an integer >= {least}; got {getattr(self, name)}"
+                )
+        if self.iters < self.rounds:
+            raise InvalidArgument(
+                f"--iters: expected at least one step for each of --rounds {self.rounds}; "
+                f"got {self.iters}"
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise InvalidArgument(f"--seed: expected an integer of 64 bits; got {self.seed}")
+
     def iterations(self, number: int) -> int:
         """Timed iterations of one round; the first rounds take the remainder."""
         return self.iters // self.rounds + (number < self.iters % self.rounds)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What every launch of one problem reads."""
+
+    problem: Problem
+    weight: Tensor
+    hidden: Tensor
+    seed: Tensor
+    offset: Tensor
 
 
 @dataclass
@@ -61,7 +97,7 @@ class Runner:
     """Carries out a plan on the current CUDA device, or on the CPU.
 
     gpu_name and nvml_index are of that device ("" and None on a CPU). `report` is called with
-    (cells done, cells in all, what is going on).
+    (cells done, cells in all, what is going on); a cell at work counts as a part of one.
     """
 
     plan: Plan
@@ -69,31 +105,19 @@ class Runner:
     timer: Timer
     gpu_name: str = ""
     nvml_index: int | None = None
-    report: Callable[[int, int, str], None] = lambda done, total, what: None
+    report: Callable[[float, int, str], None] = lambda done, total, what: None
     _gate: dict[tuple[object, ...], str] = field(default_factory=dict)
     _weight: tuple[tuple[object, ...], Tensor] | None = None
 
     def run(self) -> None:
         """Measure every cell of the plan that the store lacks."""
-        total = len(self.plan.problems) * len(self.plan.providers)
+        each = len(self.plan.providers)
+        total = each * len(self.plan.problems)
         for number, problem in enumerate(self.plan.problems):
-            done = number * len(self.plan.providers)
-            pending = list(self._pending(problem))
-            if not pending:
-                continue
-            self.report(done, total, f"{problem}: inputs")
-            weight = self._weight_of(problem)
-            inputs = self._inputs_of(problem)
-            contenders = []
-            for entry, cell in pending:
-                self.report(done, total, f"{problem}: {cell.label}")
-                contender = self._prepare(entry, cell, problem, weight, *inputs)
-                if contender:
-                    contenders.append(contender)
-                else:
-                    done += 1
-            self._time(contenders, inputs[2], lambda what, d=done: self.report(d, total, what))
-            del contenders
+            done: float = number * each
+            for share, what in self._measure(problem):
+                done += share
+                self.report(done, total, what)
         self.report(total, total, "done")
 
     def cell(self, entry: Found, problem: Problem) -> Cell:
@@ -117,102 +141,102 @@ class Runner:
             **problem.fields(),  # type: ignore[arg-type]
         )
 
+    def _measure(self, problem: Problem) -> Iterator[tuple[float, str]]:
+        """All samplers on one problem. Yields (cells done since the last time, what comes next)."""
+        pending = list(self._pending(problem))
+        if not pending:
+            return
+        yield len(self.plan.providers) - len(pending), f"{problem}: inputs"
+        try:
+            inputs = self._inputs_of(problem)
+        except Exception as error:
+            for _, cell in pending:
+                self._record_failure(cell, error)
+            return
+        # Of each cell, building counts as much as one round.
+        share = 1 / (self.plan.rounds + 1)
+        finished = 0.0
+        contenders = []
+        for provider, cell in pending:
+            yield finished, f"{problem}: {cell.label}"
+            contender = self._prepare(provider, cell, inputs)
+            if contender:
+                contenders.append(contender)
+            finished = share if contender else 1.0
+        for cell, number in self._time(contenders, inputs.offset):
+            yield finished, f"{problem}: {cell.label}, round {number + 1} of {self.plan.rounds}"
+            finished = share
+
     def _pending(self, problem: Problem) -> Iterator[tuple[Provider, Cell]]:
         """Samplers with rounds to measure; records the reason for those that cannot be."""
         for entry in self.plan.providers:
             cell = self.cell(entry, problem)
-            record = self.store.record(cell)
-            if len(record.rounds) >= self.plan.rounds:
+            if self.store.record(cell).rounds.keys() >= set(range(self.plan.rounds)):
                 continue
-            reason = entry.unavailable_reason(problem.device)
-            status = "unavailable"
-            if not reason and entry.provider:
-                reason = entry.provider.unsupported_reason(problem)
-                status = "unsupported"
-            if reason:
-                if (record.status, record.reason) != (status, reason):
-                    self.store.append_status(cell, status, reason)
+            refusal = entry.refusal(problem)
+            if refusal:
+                self.store.append_status(cell, *refusal)
             elif entry.provider:
                 yield entry.provider, cell
 
-    def _weight_of(self, problem: Problem) -> Tensor:
-        """The weight of a problem, kept for the next one that shares it."""
+    def _inputs_of(self, problem: Problem) -> _Inputs:
+        """The weight, kept for the next problem that shares it, and this problem's own inputs."""
+        import torch
+
         from fsbench import inputs
 
         key = (problem.D, problem.V, problem.dtype, problem.logits, problem.device)
         if self._weight is None or self._weight[0] != key:
             self._weight = None  # free the old one before making the new
             self._weight = (key, inputs.make_weight(problem, self.plan.seed))
-        return self._weight[1]
-
-    def _inputs_of(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden, and the seed and offset that every launch of this problem reads."""
-        import torch
-
-        from fsbench import inputs
-
         torch.manual_seed(self.plan.seed)
         device = torch.device(problem.device)
-        seed = torch.tensor([spread_seed(self.plan.seed)], dtype=torch.int64, device=device)
-        offset = torch.zeros(1, dtype=torch.int64, device=device)
-        return inputs.make_hidden(problem, self.plan.seed), seed, offset
+        return _Inputs(
+            problem,
+            self._weight[1],
+            inputs.make_hidden(problem, self.plan.seed),
+            seed=torch.tensor([spread_seed(self.plan.seed)], dtype=torch.int64, device=device),
+            offset=torch.zeros(1, dtype=torch.int64, device=device),
+        )
 
-    def _prepare(
-        self,
-        provider: Provider,
-        cell: Cell,
-        problem: Problem,
-        weight: Tensor,
-        hidden: Tensor,
-        seed: Tensor,
-        offset: Tensor,
-    ) -> _Contender | None:
-        """Verify, build, check on the problem, capture and warm up; None if any of it failed."""
-        import torch
-
+    def _prepare(self, provider: Provider, cell: Cell, inputs: _Inputs) -> _Contender | None:
+        """A contender, or None with the reason in the store."""
         try:
-            reason = self._gate_reason(provider, problem)
-            if reason:
-                self.store.append_status(cell, "check_failed", reason)
-                return None
-            launch, memory = self._build(provider, problem, weight, hidden, seed, offset)
-            if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
-                from fsbench.verify.checks import check_on_problem
-
-                check = check_on_problem(provider, problem, launch, hidden, weight)
-                if not check.passed:
-                    self.store.append_status(cell, "check_failed", f"{check.name}: {check.detail}")
-                    return None
-            step: Callable[[], object]
-            if cell.graph:
-                from fsbench.graphs import capture
-
-                step = capture(launch, hidden, seed, offset)
-            else:
-
-                def step() -> object:
-                    return launch(hidden, seed, offset)
-
-            for _ in range(self.plan.warmup):
-                step()
-            _synchronize(problem.device)
-            return _Contender(cell, step, getattr(launch, "config", ""), memory)
-        except UnsupportedProblem as error:
-            self.store.append_status(cell, "unsupported", str(error))
-        except ProviderUnavailable as error:
-            self.store.append_status(cell, "unavailable", str(error))
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            self.store.append_status(cell, "oom", _one_line(error))
+            return self._contender(provider, cell, inputs)
         except Exception as error:
-            self.store.append_status(cell, "error", f"{type(error).__name__}: {_one_line(error)}")
-            _require_live_device(problem.device, error)
-        _free_memory(problem.device)
+            self._record_failure(cell, error)
+        _free_memory(cell.device)
         return None
 
-    def _gate_reason(self, provider: Provider, problem: Problem) -> str:
-        """"" if the sampler passed `verify` at this dtype and temperature, else what failed."""
+    def _contender(self, provider: Provider, cell: Cell, inputs: _Inputs) -> _Contender:
+        """Verify, build, check on the problem, capture and warm up."""
+        self._gate_check(provider, inputs.problem)
+        launch, memory = self._build(provider, inputs)
+        if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
+            from fsbench.verify.checks import check_on_problem
+
+            check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
+            if not check.passed:
+                raise VerificationFailed(f"{check.name}: {check.detail}")
+        step: Callable[[], object]
+        if cell.graph:
+            from fsbench.graphs import capture
+
+            step = capture(launch, inputs.hidden, inputs.seed, inputs.offset)
+        else:
+
+            def step() -> object:
+                return launch(inputs.hidden, inputs.seed, inputs.offset)
+
+        for _ in range(self.plan.warmup):
+            step()
+        _synchronize(cell.device)
+        return _Contender(cell, step, getattr(launch, "config", ""), memory)
+
+    def _gate_check(self, provider: Provider, problem: Problem) -> None:
+        """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
         if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
-            return ""
+            return
         key = (provider.name, problem.device, problem.dtype, problem.temperature)
         if key not in self._gate:
             from fsbench.verify import verify
@@ -221,17 +245,10 @@ class Runner:
             setting = Setting(problem.device, problem.dtype, problem.temperature)
             failed = [check for check in verify(provider, setting) if not check.passed]
             self._gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
-        return self._gate[key]
+        if self._gate[key]:
+            raise VerificationFailed(self._gate[key])
 
-    def _build(
-        self,
-        provider: Provider,
-        problem: Problem,
-        weight: Tensor,
-        hidden: Tensor,
-        seed: Tensor,
-        offset: Tensor,
-    ) -> tuple[Launch, int | None]:
+    def _build(self, provider: Provider, inputs: _Inputs) -> tuple[Launch, int | None]:
         """The launch, and on a GPU the peak of memory that building left and a step takes, bytes.
 
         Memory that several launches share was there before this build; a launch that has such
@@ -239,25 +256,27 @@ class Runner:
         """
         import torch
 
-        if problem.device != "cuda":
-            launch = provider.build(problem, weight)
-            launch(hidden, seed, offset)
+        problem = inputs.problem
+        on_gpu = problem.device == "cuda"
+        if on_gpu:
+            _free_memory(problem.device)
+            before = torch.cuda.memory_allocated()
+        launch = provider.build(problem, inputs.weight)
+        launch(inputs.hidden, inputs.seed, inputs.offset)
+        if not on_gpu:
             return launch, None
         _free_memory(problem.device)
-        before = torch.cuda.memory_allocated()
-        launch = provider.build(problem, weight)
-        launch(hidden, seed, offset)
-        _free_memory(problem.device)
         torch.cuda.reset_peak_memory_stats()
-        launch(hidden, seed, offset)
+        launch(inputs.hidden, inputs.seed, inputs.offset)
         _synchronize(problem.device)
         peak = torch.cuda.max_memory_allocated() - before
         return launch, max(peak, 0) + getattr(launch, "shared_bytes", 0)
 
-    def _time(
-        self, contenders: list[_Contender], offset: Tensor, report: Callable[[str], None]
-    ) -> None:
-        """The interleaved rounds. `offset` advances before every step: fresh noise each time."""
+    def _time(self, contenders: list[_Contender], offset: Tensor) -> Iterator[tuple[Cell, int]]:
+        """The interleaved rounds; yields each cell and round just before it is measured.
+
+        `offset` advances before every step: fresh noise each time.
+        """
 
         def advance() -> None:
             offset.add_(1)
@@ -267,16 +286,14 @@ class Runner:
             for contender in list(alive):
                 if number in self.store.record(contender.cell).rounds:
                     continue
-                report(f"{contender.cell.label}: round {number + 1} of {self.plan.rounds}")
+                yield contender.cell, number
                 before = hardware.clocks(self.nvml_index)
                 try:
                     measured = self.timer.measure(
                         contender.step, self.plan.iterations(number), advance
                     )
                 except Exception as error:
-                    reason = f"{type(error).__name__}: {_one_line(error)}"
-                    self.store.append_status(contender.cell, "error", reason)
-                    _require_live_device(contender.cell.device, error)
+                    self._record_failure(contender.cell, error)
                     alive.remove(contender)
                     continue
                 measured_round = Round(
@@ -286,6 +303,25 @@ class Runner:
                     peak_extra_bytes=contender.peak_extra_bytes,
                 )
                 self.store.append_round(contender.cell, number, measured_round)
+
+    def _record_failure(self, cell: Cell, error: Exception) -> None:
+        """Give a cell the status of what went wrong; raise if nothing more can be measured."""
+        for expected, status in _STATUS_OF.items():
+            if isinstance(error, expected):
+                self.store.append_status(cell, status, one_line(error))
+                break
+        else:
+            status = "oom" if is_out_of_memory(error) else "error"
+            self.store.append_status(cell, status, describe(error))
+        _require_live_device(cell.device, error)
+
+
+_STATUS_OF: dict[type[Exception], str] = {
+    VerificationFailed: "check_failed",
+    UnsupportedProblem: "unsupported",
+    ProviderUnavailable: "unavailable",
+    TimerUnavailable: "timer_unavailable",
+}
 
 
 def spread_seed(seed: int) -> int:
@@ -324,15 +360,11 @@ def _free_memory(device: str) -> None:
 
 
 def _require_live_device(device: str, cause: Exception) -> None:
-    """A kernel that faulted leaves the CUDA context unusable: stop instead of failing every cell."""
+    """A kernel that faulted leaves the CUDA context unusable: stop, or every cell would fail."""
     try:
         _synchronize(device)
     except Exception as error:
         raise DeviceUnavailable(
-            f"the GPU cannot be used any more in this process after: {_one_line(cause)}; "
+            f"the GPU cannot be used any more in this process after {describe(cause)}; "
             "what was measured is kept: continue with --resume, without that sampler"
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from fsbench import iomodel
+from fsbench.errors import ResultsError
 from fsbench.problem import Problem
-from fsbench.results import CellRecord, read_records, write_atomically
+from fsbench.results import Cell, CellRecord, read_records, write_atomically
 from fsbench.stats import median_interval
 
 _MEASURED_COLUMNS = (
@@ -34,7 +35,7 @@ def row(record: CellRecord) -> dict[str, Any]:
     total = np.concatenate([r.sum_us for r in rounds])
     last = rounds[-1]
     median = float(np.median(span))
-    low, high = median_interval(span)
+    low, high = median_interval(span.tolist())
     problem = Problem(
         cell.b, cell.d, cell.v, cell.dtype, cell.temperature, cell.device, cell.logits, cell.tp
     )
@@ -71,14 +72,18 @@ def _median_of(rounds: list[Any], name: str) -> float | None:
 
 
 def frame(records: Iterable[CellRecord]) -> pd.DataFrame:
-    """All rows as a table."""
-    return pd.DataFrame([row(record) for record in records])
+    """All rows as a table; it has all its columns even without a row."""
+    columns = [*(field.name for field in fields(Cell)), "status", "reason", *_MEASURED_COLUMNS]
+    return pd.DataFrame([row(record) for record in records], columns=columns)
 
 
 def export_csv(folder: Path) -> pd.DataFrame:
     """Derive results.csv from points.jsonl in one folder; returns the table."""
     table = frame(read_records(folder))
-    write_atomically(folder / "results.csv", table.to_csv(index=False, float_format="%.6g"))
+    try:
+        write_atomically(folder / "results.csv", table.to_csv(index=False, float_format="%.6g"))
+    except OSError as error:
+        raise ResultsError(f"cannot write results in {folder}: {error.strerror}") from error
     return table
 
 

@@ -101,10 +101,10 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     if missing:
         raise ResultsError(f"results.csv: expected columns {', '.join(missing)}; they are missing")
     frame = frame.assign(folder=frame.get("folder", ""))
-    for name in ("gpu", "logits", "timer", "l2"):  # pandas reads an empty text as NaN
-        frame[name] = frame[name].astype(object).where(frame[name].notna(), "")
+    for name in ("gpu", "l2"):  # '' and 'n/a', which pandas reads as NaN
+        frame[name] = frame[name].astype(object).where(frame[name].notna(), "").replace("n/a", "")
     frame["gpu_name"] = frame.gpu
-    frame["gpu"] = [gpu_slug(name) if name else "" for name in frame.gpu]
+    frame["gpu"] = frame.gpu.map(gpu_slug)
     found = []
     for _, same_shape in frame.groupby(_SHAPE):
         varying = [name for name in _CONDITIONS if same_shape[name].nunique() > 1]
@@ -117,7 +117,7 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
 def _stem(row: pd.Series, varying: list[str]) -> str:
     """File name stem of a row's configuration, naming only the conditions that vary."""
     words = {
-        "dtype": row.dtype,
+        "dtype": row["dtype"],
         "temperature": f"t{row.temperature:g}",
         "logits": row.logits.replace(":", "-"),
         "tp": f"tp{row.tp}",

@@ -72,30 +72,62 @@ def best_keys(logits, v0, row, seed, offset, temperature, best):
     R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
     WORDS: tl.constexpr = WIDTH // 4
-    lanes = logits.reshape(R, WIDTH // 16, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(R, WORDS, 2, 2)
-    even, odd = lanes.split()  # token bit 0
-    y0, y2 = even.split()  # token bit 3
-    y1, y3 = odd.split()
+    y0, y1, y2, y3 = split_words(logits)
     word = tl.arange(0, WORDS)
     # `zero` is always 0, and steers the compiler. The first term ties the counters to the layout
     # of the logits, so that the noise is computed where it is added; without it each lane's noise
     # moves through shared memory (120 barriers per tile in the PTX against 56). The second makes a
     # block wait for the one before (no candidate has that key), which bounds live registers.
     zero = ((y0 < float("-inf")) | (best == LOWEST_KEY + 1)).to(tl.int32)
-    counter = ((v0 >> 4) * 4 + word)[None, :]
-    r0, r1, r2, r3 = tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, zero)
+    r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, zero)
     s0 = y0 + temperature * gumbel(r0)
     s1 = y1 + temperature * gumbel(r1)
     s2 = y2 + temperature * gumbel(r2)
     s3 = y3 + temperature * gumbel(r3)
-    score = _nan_max(_nan_max(s0, s1), _nan_max(s2, s3))
+    score = nan_max(nan_max(s0, s1), nan_max(s2, s3))
     step = tl.where(s0 == score, 0, tl.where(s1 == score, 1, tl.where(s2 == score, 8, 9)))
     token = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :] + step
     return tl.maximum(best, ordered_key(tl.where(score == score, score, float("inf")), token))
 
 
 @triton.jit
-def _nan_max(a, b):
+def split_words(logits):
+    """[R, WIDTH] -> four [R, WIDTH // 4]: the tokens word, word + 1, word + 8, word + 9."""
+    R: tl.constexpr = logits.shape[0]
+    WIDTH: tl.constexpr = logits.shape[1]
+    lanes = logits.reshape(R, WIDTH // 16, 2, 4, 2).permute(0, 1, 3, 2, 4)
+    even, odd = lanes.reshape(R, WIDTH // 4, 2, 2).split()  # token bit 0
+    y0, y2 = even.split()  # token bit 3
+    y1, y3 = odd.split()
+    return y0, y1, y2, y3
+
+
+@triton.jit
+def random_words(v0, word, row, seed, offset, zero):
+    """The four random words of each Philox word from token v0 on; lane i belongs to y_i.
+
+    zero: [R, WORDS] int32, all 0, in the layout that the result should have.
+    """
+    counter = ((v0 >> 4) * 4 + word)[None, :]
+    return tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, zero)
+
+
+@triton.jit
+def gumbel_bound(bits):
+    """An upper bound of gumbel(bits) without a logarithm; within 0.07 of it for 2^-26 < u < 2^-6.
+
+    -log(E) <= -log(u), because E >= u; and log2 lies above its chords, which the bit pattern of a
+    float is: log2(x) >= pattern(x) 2^-23 - 127. Of bits with u >= 1/2 only u >= 1/2 is used. The
+    constant is rounded up by 0.0014, far more than the conversions can lose.
+    """
+    signed = bits.to(tl.int32, bitcast=True)
+    x = tl.where(signed >= 0, signed, 0x7FFFFFFF).to(tl.float32)
+    pattern = x.to(tl.int32, bitcast=True).to(tl.float32)
+    return 110.2118 - pattern * 8.262958e-08
+
+
+@triton.jit
+def nan_max(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -108,6 +140,14 @@ def ordered_key(score, token):
     bits = score.to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def score_of_key(key):
+    """The score of a packed candidate (NaN for LOWEST_KEY, which is below every score)."""
+    ordered = (key >> 32).to(tl.int32)
+    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -11,12 +11,14 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fsbench.errors import CaptureError
+
 if TYPE_CHECKING:
     import torch
 
 LOWEST_KEY = -(2**63)
 _MIN_ROWS = 256
-_SPARES = 32  # set aside per device and size before a capture can need them
+_SPARES = 16  # set aside per device and size before a capture can need them
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,11 @@ class Workspace:
     keys: torch.Tensor
     arrivals: torch.Tensor
 
-    @property
-    def nbytes(self) -> int:
-        """Device memory it holds, bytes."""
-        return self.keys.nbytes + self.arrivals.nbytes
-
 
 _lock = threading.Lock()
 _by_stream: dict[tuple[object, ...], Workspace] = {}
 _spares: dict[tuple[object, ...], list[Workspace]] = {}
+_held: dict[torch.device, int] = {}
 
 
 def _allocate(rows: int, device: torch.device, count: int) -> list[Workspace]:
@@ -42,6 +40,7 @@ def _allocate(rows: int, device: torch.device, count: int) -> list[Workspace]:
 
     keys = torch.full((count, rows), LOWEST_KEY, dtype=torch.int64, device=device)
     arrivals = torch.zeros((count, rows), dtype=torch.int32, device=device)
+    _held[device] = _held.get(device, 0) + keys.nbytes + arrivals.nbytes
     return [Workspace(keys[i], arrivals[i]) for i in range(count)]
 
 
@@ -49,29 +48,38 @@ def workspace(B: int, device: torch.device) -> Workspace:
     """The workspace for a launch of B rows on the current stream of `device`.
 
     Raises:
-        RuntimeError: during CUDA-graph capture, if no call of this batch size was made before it
-            (clearing fresh memory would add a kernel to the graph), or all spares are taken.
+        CaptureError: during CUDA-graph capture, if no spare is left: no launch of this batch size
+            was made before (clearing fresh memory would add a kernel to the graph).
     """
     import torch
 
     rows = max(_MIN_ROWS, 1 << (B - 1).bit_length())
     size = (device, rows)
-    if device.type == "cpu":  # the interpreter: launches run one after the other
-        with _lock:
-            return _by_stream.setdefault(size, _allocate(rows, device, 1)[0])
-    with torch.cuda.device(device), _lock:
-        if torch.cuda.is_current_stream_capturing():
-            if not _spares.get(size):
-                raise RuntimeError(
-                    f"no workspace is left to capture a launch of B={B}: call it once outside of "
-                    "the capture, on the same device, before each capture"
-                )
-            return _spares[size].pop()
-        stream = (size, torch.cuda.current_stream().cuda_stream)
-        if stream not in _by_stream:
-            _by_stream[stream] = _allocate(rows, device, 1)[0]
-        if len(_spares.setdefault(size, [])) < _SPARES // 2:
-            _spares[size] += _allocate(rows, device, _SPARES)
-            # A capture or another stream may use a spare at once: it must be cleared by then.
-            torch.cuda.current_stream().synchronize()
-        return _by_stream[stream]
+    with _lock:
+        if device.type == "cpu":  # the interpreter: launches run one after the other
+            return _resting((size, 0), rows, device)
+        with torch.cuda.device(device):
+            spares = _spares.setdefault(size, [])
+            if torch.cuda.is_current_stream_capturing():
+                if not spares:
+                    raise CaptureError(
+                        f"no workspace is left to capture a launch of B={B} on {device}: launch "
+                        "once outside of a capture first"
+                    )
+                return spares.pop()
+            if len(spares) < _SPARES // 2:
+                spares += _allocate(rows, device, _SPARES)
+                # Any stream may use a spare next, so it must be cleared by then.
+                torch.cuda.current_stream().synchronize()
+            return _resting((size, torch.cuda.current_stream().cuda_stream), rows, device)
+
+
+def _resting(key: tuple[object, ...], rows: int, device: torch.device) -> Workspace:
+    if key not in _by_stream:
+        (_by_stream[key],) = _allocate(rows, device, 1)
+    return _by_stream[key]
+
+
+def held_bytes(device: torch.device) -> int:
+    """Device memory of all workspaces on a device, those set aside for captures included."""
+    return _held.get(device, 0)

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels._flash_sampling_config import TileConfig, config_for
 from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
-from fsbench.kernels._workspace import workspace
+from fsbench.kernels._workspace import held_bytes, workspace
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
@@ -100,6 +100,7 @@ def flash_sample(
         V_ON_M=config.v_on_m,
         USE_TMA=use_tma,
         FLATTEN=config.flatten,
+        ROTATE=config.rotate,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -116,7 +117,7 @@ def default_config(B: int, device: torch.device, element_bytes: int) -> TileConf
     import torch
 
     if device.type == "cpu":
-        return TileConfig(16, 64, 32, 16, False, False, 4, 1, 1)
+        return TileConfig(16, 256, 64, 256, False, False, True, 4, 1, 1)
     properties = torch.cuda.get_device_properties(device)
     config = config_for(B, properties.name)
     limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
@@ -135,7 +136,9 @@ def _matrix(matrix: Tensor, rows: int, cols: int, use_tma: bool) -> Tensor | Ten
     return TensorDescriptor.from_tensor(matrix, [rows, cols]) if use_tma else matrix
 
 
-def _check(hidden: Tensor, weight: Tensor, temperature: float, seed: Tensor, offset: Tensor) -> None:
+def _check(
+    hidden: Tensor, weight: Tensor, temperature: float, seed: Tensor, offset: Tensor
+) -> None:
     """Raise for any argument that flash_sample's contract excludes."""
     import torch
 
@@ -146,7 +149,9 @@ def _check(hidden: Tensor, weight: Tensor, temperature: float, seed: Tensor, off
         if not isinstance(value, torch.Tensor):
             raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
     if hidden.dtype not in dtypes:
-        raise InvalidType(f"hidden: expected dtype {' or '.join(map(str, dtypes))}; got {hidden.dtype}")
+        raise InvalidType(
+            f"hidden: expected dtype {' or '.join(map(str, dtypes))}; got {hidden.dtype}"
+        )
     if weight.dtype != hidden.dtype:
         raise InvalidType(f"weight: expected dtype {hidden.dtype} as hidden; got {weight.dtype}")
     for name, matrix in (("hidden", hidden), ("weight", weight)):
@@ -193,6 +198,11 @@ class _FlashSampling:
         self._temperature = problem.temperature
         self._tiles = default_config(problem.B, weight.device, weight.element_size())
         self.config = f"{self._tiles} {'tma' if tma_possible(weight) else 'pointers'}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that outlives a launch and serves all of them: the workspaces."""
+        return held_bytes(self._weight.device)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return flash_sample(

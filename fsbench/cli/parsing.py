@@ -16,7 +16,8 @@ def int_list(text: str, name: str, minimum: int = 1) -> list[int]:
         values = [minimum - 1]
     if min(values) < minimum:
         raise InvalidArgument(
-            f"{name}: expected integers >= {minimum} separated by commas, such as 1,2,4; got {text!r}"
+            f"{name}: expected integers >= {minimum} separated by commas, such as 1,2,4; "
+            f"got {text!r}"
         )
     return list(dict.fromkeys(values))
 

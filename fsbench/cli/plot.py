@@ -29,25 +29,27 @@ def plot(
     from fsbench.plotstyle import styles
     from fsbench.tables import configurations
 
-    suffixes = plotting.check_formats(formats.split(","))
+    suffixes = plotting.check_formats(name.strip() for name in formats.split(","))
     frame = _read(results)
     found = configurations(frame)
     if not found:
-        counts = ", ".join(f"{n} {status}" for status, n in frame.status.value_counts().items())
-        raise ResultsError(f"results: expected at least one cell with status ok; got {counts}")
+        counts = frame["status"].value_counts() if len(frame) else {}
+        got = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cell"
+        raise ResultsError(f"results: expected at least one cell with status ok; got {got}")
     looks = styles(frame)
     for configuration in found:
-        figures = plotting.figures(configuration, looks)
-        for name, figure in figures.items():
+        for name in plotting.FIGURES:
+            figure = plotting.draw(name, configuration, looks)
+            if figure is None:
+                print(
+                    f"no {name} figure for {configuration.stem}: "
+                    "no fused and unfused exact sampler were measured in one run"
+                )
+                continue
             for suffix in suffixes:
                 path = out / f"{name}_{configuration.stem}.{suffix}"
                 plotting.save(figure, path)
                 print(f"wrote {path}")
-        if "speedup" not in figures:
-            print(
-                f"no speedup figure for {configuration.stem}: no fused and unfused exact sampler "
-                "were measured in one run"
-            )
 
 
 def _read(paths: list[Path]) -> pd.DataFrame:

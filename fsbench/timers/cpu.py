@@ -19,7 +19,7 @@ class CpuTimer:
     l2 = "n/a"
 
     def measure(
-        self, step: Callable[[], None], iterations: int, before: Callable[[], None]
+        self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
         """See `Timer.measure`."""
         span_us = []

@@ -158,7 +158,7 @@ class CuptiTimer:
             self._cupti.activity_disable(kind)
 
     def measure(
-        self, step: Callable[[], None], iterations: int, before: Callable[[], None]
+        self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
         """See `Timer.measure`. Raises FsbenchError if CUPTI lost a record."""
         import torch

@@ -35,7 +35,7 @@ class EventsTimer:
         self._flush = L2Flush(l2, device)
 
     def measure(
-        self, step: Callable[[], None], iterations: int, before: Callable[[], None]
+        self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
         """See `Timer.measure`."""
         span_us = []

@@ -26,7 +26,7 @@ class FakeTimer:
         self._random = random.Random(seed)
 
     def measure(
-        self, step: Callable[[], None], iterations: int, before: Callable[[], None]
+        self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
         """See `Timer.measure`. Pretends that a step is one kernel."""
         span_us = []

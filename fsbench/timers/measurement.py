@@ -31,11 +31,12 @@ class Timer(Protocol):
     l2: str
 
     def measure(
-        self, step: Callable[[], None], iterations: int, before: Callable[[], None]
+        self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
         """Time `step()` `iterations` times, on the device and stream that are current.
 
         `before()` runs untimed ahead of each iteration, then the L2 cache is brought to the
         state that `l2` names, then `step()` is timed: an eager launch or a graph replay.
+        `iterations` is at least 1.
         """
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from fsbench.errors import ProviderUnavailable, UnsupportedProblem, describe, is_out_of_memory
 from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ FIT_DRAWS = {"cuda": 2**20, "cpu": 2**16}
 def verify(provider: Provider, setting: Setting) -> Iterator[Check]:
     """The checks that apply to a provider, run one by one as they are asked for.
 
-    An exception in a check is a failed check: a sampler that crashes is not verified.
+    An exception in a check is a failed check: a sampler that crashes is not verified. Three say
+    nothing about the sampler and are raised: UnsupportedProblem (it cannot do what the checks
+    ask), ProviderUnavailable and lack of memory.
     """
     from fsbench.verify import checks
 
@@ -34,5 +37,9 @@ def verify(provider: Provider, setting: Setting) -> Iterator[Check]:
     for name, check in todo:
         try:
             yield check()
+        except (UnsupportedProblem, ProviderUnavailable):
+            raise
         except Exception as error:
-            yield checks.Check(name, False, f"{type(error).__name__}: {error}")
+            if is_out_of_memory(error):
+                raise
+            yield checks.Check(name, False, describe(error))

@@ -17,6 +17,7 @@ from scipy.stats import chi2, ncx2
 from torch import Tensor
 
 from fsbench import inputs, reference
+from fsbench.errors import UnsupportedProblem, VerificationFailed
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
@@ -61,33 +62,70 @@ class Setting:
 
 
 def _tokens(launch: Launch, hidden: Tensor, seed: int, step: int) -> Tensor:
-    device = hidden.device
-    return launch(
+    """The tokens of one step; raises VerificationFailed unless they are B integers."""
+    B, device = hidden.shape[0], hidden.device
+    tokens = launch(
         hidden,
         torch.tensor([seed], dtype=torch.int64, device=device),
         torch.tensor([step], dtype=torch.int64, device=device),
     )
+    return _checked_form(tokens, B)
 
 
-def _exact_head(problem: Problem, scale: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(hidden [B, D], weight [V, D], logits [B, V]) with known logits, all rows different."""
+def _checked_form(tokens: Tensor, B: int) -> Tensor:
+    if tuple(tokens.shape) != (B,) or tokens.dtype not in (torch.int32, torch.int64):
+        raise VerificationFailed(
+            f"tokens: expected int32 or int64 of shape {(B,)}; got {tokens.dtype} of shape "
+            f"{tuple(tokens.shape)}"
+        )
+    return tokens
+
+
+def _random_logits(problem: Problem, seed: int) -> Tensor:
+    """Normal logits for as many different rows as fit, [<= D, V] fp32 on the problem's device.
+
+    In every fourth row the last token dominates and in every fourth the first: a sampler that
+    cannot return a token at the edge of the vocabulary is found at once.
+    """
     generator = torch.Generator().manual_seed(seed)
-    different = min(problem.B, problem.D)
-    logits = scale * torch.randn(different, problem.V, generator=generator)
+    logits = 2.0 * torch.randn(min(problem.B, problem.D), problem.V, generator=generator)
+    logits[1::4, -1] = 10.0
+    logits[2::4, 0] = 10.0
+    return logits.to(problem.device)
+
+
+def _exact_head(problem: Problem, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(hidden [B, D], weight [V, D], logits [B, V] as stored), the given rows repeated up to B."""
     dtype = inputs.TORCH_DTYPES[problem.dtype]
-    hidden, weight = inputs.head_with_logits(logits.to(problem.device), dtype, problem.D)
-    row = torch.arange(problem.B, device=problem.device) % different
+    hidden, weight = inputs.head_with_logits(logits, dtype, problem.D)
+    row = torch.arange(problem.B, device=problem.device) % len(logits)
     return hidden[row].contiguous(), weight, weight[:, row].T.float()
+
+
+def _require_support(provider: Provider, problem: Problem) -> None:
+    reason = provider.unsupported_reason(problem)
+    if reason:
+        raise UnsupportedProblem(f"cannot be checked at {problem}: {reason}")
+
+
+def _pathwise_problems(
+    provider: Provider, setting: Setting, temperature: float
+) -> list[tuple[int, Problem]]:
+    """The problems of _SHAPES that the sampler supports, numbered; at least one."""
+    problems = [
+        (number, setting.problem(B, V, temperature)) for number, (B, V) in enumerate(_SHAPES)
+    ]
+    able = [item for item in problems if not provider.unsupported_reason(item[1])]
+    if not able:
+        _require_support(provider, problems[-1][1])
+    return able
 
 
 def check_oracle(provider: Provider, setting: Setting) -> Check:
     """Token noise: the token is the one fsbench.reference gives for the same logits, row by row."""
     rows = ties = 0
-    for number, (B, V) in enumerate(_SHAPES):
-        problem = setting.problem(B, V)
-        if provider.unsupported_reason(problem):
-            continue
-        hidden, weight, logits = _exact_head(problem, 2.0, number)
+    for number, problem in _pathwise_problems(provider, setting, setting.temperature):
+        hidden, weight, logits = _exact_head(problem, _random_logits(problem, number))
         launch = provider.build(problem, weight)
         for step, seed in ((0, 0), (7, -(2**63) + number), (2**32 - 1, 0x0123456789ABCDEF)):
             tokens = _tokens(launch, hidden, seed, step)
@@ -100,11 +138,11 @@ def check_oracle(provider: Provider, setting: Setting) -> Check:
                 return Check(
                     "oracle",
                     False,
-                    f"B={B} V={V} seed={seed} step={step} row {row}: expected token "
-                    f"{int(expected.tokens[row])}, got {int(tokens[row])}",
+                    f"B={problem.B} V={problem.V} seed={seed} step={step} row {row}: expected "
+                    f"token {int(expected.tokens[row])}, got {int(tokens[row])}",
                     rows,
                 )
-            rows += B
+            rows += problem.B
             ties += int((tokens != expected.tokens).sum())
     return Check("oracle", True, f"{rows} rows equal the oracle, {ties} by a rounding tie", rows)
 
@@ -112,11 +150,9 @@ def check_oracle(provider: Provider, setting: Setting) -> Check:
 def check_greedy(provider: Provider, setting: Setting) -> Check:
     """At T = 0 the token's logit is the row's maximum, also where all logits are negative."""
     rows = 0
-    for number, (B, V) in enumerate(_SHAPES):
-        problem = setting.problem(B, V, temperature=0.0)
-        if provider.unsupported_reason(problem):
-            continue
-        hidden, weight, logits = _exact_head(problem, 2.0, number)
+    for number, problem in _pathwise_problems(provider, setting, 0.0):
+        B, V = problem.B, problem.V
+        hidden, weight, _ = _exact_head(problem, _random_logits(problem, number))
         # All-negative logits expose padding filled with zero.
         for shift in (0.0, -40.0):
             head = weight + torch.tensor(shift, dtype=weight.dtype, device=weight.device)
@@ -141,7 +177,8 @@ def check_greedy(provider: Provider, setting: Setting) -> Check:
 def check_undefined_rows(provider: Provider, setting: Setting) -> Check:
     """Rows with NaN, +inf or no finite logit give -1; their neighbours are not disturbed."""
     problem = setting.problem(6, 300)
-    hidden, weight, _ = _exact_head(problem, 2.0, 0)
+    _require_support(provider, problem)
+    hidden, weight, _ = _exact_head(problem, _random_logits(problem, 0))
     weight[:, -1] = 1.0  # read by the spoiled rows only
     launch = provider.build(problem, weight)
     clean = _tokens(launch, hidden, 3, 1)
@@ -162,25 +199,30 @@ def check_fit(provider: Provider, setting: Setting, draws: int) -> Check:
     """G-test of the tokens of one row of logits against softmax(logits / T).
 
     Tokens are binned in order of probability, each bin expecting at least MIN_EXPECTED draws; the
-    rarest are pooled, never dropped, and an id outside [0, V) fails outright.
+    rarest are pooled, never dropped, and an id outside [0, V) fails outright. The logits scale
+    with T, so the law is much the same at every T; the first and the last token are likely ones.
     """
     V, B = 500, 256
-    problem = setting.problem(B, V, setting.temperature or 1.0)
-    hidden, weight, logits = _exact_head(problem, 2.0, 5)
-    hidden = hidden[:1].expand(B, -1).contiguous()
+    T = setting.temperature or 1.0
+    problem = setting.problem(B, V, T)
+    _require_support(provider, problem)
+    row = 2.0 * torch.randn(1, V, generator=torch.Generator().manual_seed(5))
+    row[0, [0, -1]] = 4.0
+    # Capped, because fp16 ends at 65504.
+    hidden, weight, logits = _exact_head(problem, min(T, 1e3) * row.to(problem.device))
     launch = provider.build(problem, weight)
     counts = torch.zeros(V, dtype=torch.int64, device=problem.device)
     seed = torch.tensor([11], dtype=torch.int64, device=problem.device)
     step = torch.zeros(1, dtype=torch.int64, device=problem.device)
     torch.manual_seed(11)
     for _ in range(math.ceil(draws / B)):
-        tokens = launch(hidden, seed, step).long()
+        tokens = _checked_form(launch(hidden, seed, step), B).long()
         step += 1
         outside = (tokens < 0) | (tokens >= V)
         if outside.any():
             return Check("fit", False, f"drew token {int(tokens[outside][0])} outside [0, {V})", B)
         counts += torch.bincount(tokens, minlength=V)
-    p = torch.softmax(logits[0].double() / problem.temperature, 0).cpu().numpy()
+    p = torch.softmax(logits[0].double() / T, 0).cpu().numpy()
     return goodness_of_fit(counts.cpu().numpy(), p)
 
 
@@ -199,6 +241,8 @@ def goodness_of_fit(counts: np.ndarray, p: np.ndarray) -> Check:
             gathered = 0.0
     if gathered > 0.0 and len(edges) > 1:
         edges.pop()
+    if len(edges) < 2:
+        raise VerificationFailed(f"fit: expected two tokens of {MIN_EXPECTED} draws each; got {n}")
     observed = np.add.reduceat(counts[order], edges).astype(float)
     expected = n * np.add.reduceat(p[order], edges)
     hit = observed > 0
@@ -234,9 +278,6 @@ def check_on_problem(
     rounding of the matmul (and of stored logits, unless it is fused).
     """
     tokens = _tokens(launch, hidden, 5, 9)
-    expected_shape = (problem.B,)
-    if tuple(tokens.shape) != expected_shape:
-        return Check("problem", False, f"tokens: expected shape {expected_shape}; got {tuple(tokens.shape)}")
     if not bool(((tokens >= 0) & (tokens < problem.V)).all()):
         return Check("problem", False, f"a token outside [0, {problem.V}): {tokens.tolist()[:8]}")
     able = provider.capabilities

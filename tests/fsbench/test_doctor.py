@@ -158,11 +158,6 @@ def test_a_folder_that_cannot_be_written(box, monkeypatch):
     assert "--out" in found.fix
 
 
-def test_old_python(monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
-    assert diagnosis.check_python().status == "missing"
-
-
 def test_the_command_prints_one_line_per_check_with_its_fix(box):
     box.install("flashinfer-python", None)
     result = CliRunner().invoke(app, ["doctor"])

@@ -38,7 +38,7 @@ def test_the_device_is_its_type_so_that_any_gpu_of_the_kind_may_resume(monkeypat
     assert (record["device"], record["gpu"]) == ("cuda", "NVIDIA H200")
     Store.create(tmp_path, record).close()
     Store.resume(tmp_path, environment("cuda:0", ["resumed"])).close()
-    with pytest.raises(ResultsError, match="expected gpu 'NVIDIA H200'; got ''"):
+    with pytest.raises(ResultsError, match="expected gpu ''; got 'NVIDIA H200'"):
         Store.resume(tmp_path, environment("cpu", []))
 
 
@@ -101,3 +101,10 @@ def test_a_git_that_hangs_is_given_up(tree, monkeypatch):
 def test_absent_packages_are_none():
     assert module.package_version("fsbench-no-such-package") is None
     assert module.package_version("numpy") == numpy.__version__
+
+
+def test_versions_are_those_of_the_distributions(monkeypatch):
+    monkeypatch.setattr(module, "package_version", lambda package: f"version of {package}")
+    record = environment("cpu", [])
+    assert record["flashinfer"] == "version of flashinfer-python"
+    assert record["cupti"] == "version of cupti-python"

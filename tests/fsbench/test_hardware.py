@@ -6,6 +6,7 @@ import builtins
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 import torch
 
@@ -21,16 +22,11 @@ class FakeNvml:
 
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-    nvmlClocksEventReasonApplicationsClocksSetting = 0x2
-    nvmlClocksEventReasonSwPowerCap = 0x4
-    nvmlClocksEventReasonHwSlowdown = 0x8
-    nvmlClocksEventReasonSyncBoost = 0x10
-    nvmlClocksEventReasonSwThermalSlowdown = 0x20
-    nvmlClocksEventReasonHwThermalSlowdown = 0x40
-    nvmlClocksEventReasonHwPowerBrakeSlowdown = 0x80
-    nvmlClocksEventReasonDisplayClockSetting = 0x100
 
     def __init__(self) -> None:
+        for name in vars(pynvml):  # the real bits
+            if name.startswith("nvmlClocksEventReason"):
+                setattr(self, name, getattr(pynvml, name))
         self.refuse: set[str] = set()
         self.reasons = 0x1
 
@@ -113,7 +109,6 @@ def test_without_a_driver_there_are_no_gpus_and_a_reason(monkeypatch):
     def no_driver() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
-    pynvml = pytest.importorskip("pynvml")
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     monkeypatch.setattr(hardware, "_nvml", hardware._nvml.__wrapped__)
     assert hardware.gpus() == []

@@ -1,0 +1,45 @@
+# make bench   set up and run the main job on whatever this machine has
+# make test    set up and pass the tests that need no GPU
+VENV ?= .venv
+PYTHON ?= python3
+FSBENCH = $(VENV)/bin/fsbench
+PYTEST = $(VENV)/bin/python -m pytest
+
+# On a machine with an NVIDIA driver also what the GPU samplers and timers need.
+EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
+comma := ,
+# PyPI's torch for Linux brings gigabytes of CUDA libraries; this CPU build needs none of them.
+TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
+
+.PHONY: setup bench test test-gpu verify lint plots clean
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q "$(TORCH)"
+	$(VENV)/bin/pip install -q -e ".[$(EXTRAS)]"
+	touch $@
+
+bench: setup
+	$(FSBENCH) run
+
+test: setup
+	TRITON_INTERPRET=1 $(PYTEST) -m "not gpu"
+
+test-gpu: setup
+	$(PYTEST) -m gpu
+
+verify: setup
+	$(FSBENCH) verify
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+plots: setup
+	$(FSBENCH) plot results/h200 --out plots --format png,svg
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

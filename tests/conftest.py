@@ -1,0 +1,21 @@
+"""Where there is no GPU, Triton kernels run in the interpreter; tests that need a GPU are skipped.
+
+The interpreter is chosen when a kernel is decorated, so it must be set before any is imported.
+"""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    for item in items:
+        if item.get_closest_marker("gpu") and (interpreted or not torch.cuda.is_available()):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU and no TRITON_INTERPRET"))
+        if item.get_closest_marker("interpreter") and not interpreted:
+            item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 (make test)"))

@@ -1,0 +1,216 @@
+"""The fused kernel on a GPU: shapes, dtypes, graphs, streams, invariance, memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fsbench import inputs, reference
+from fsbench.errors import CaptureError
+from fsbench.graphs import capture
+from fsbench.kernels import _workspace
+from fsbench.kernels._flash_sampling_config import BUCKETS, config_for, space
+from fsbench.kernels.flash_sampling import flash_sample
+from fsbench.kernels.gumbel_argmax import gumbel_argmax
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+def scalar(value: int) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.int64, device="cuda")
+
+
+def problem(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16):
+    generator = torch.Generator("cuda").manual_seed(B + V + D)
+    hidden = torch.randn(B, D, generator=generator, device="cuda").to(dtype)
+    weight = torch.randn(V, D, generator=generator, device="cuda") * (2 / D**0.5)
+    return hidden, weight.to(dtype)
+
+
+def assert_accepted(tokens, hidden, weight, seed, offset, temperature=1.0):
+    expected = reference.sample_token_noise(
+        hidden.double() @ weight.double().T,
+        seed,
+        offset,
+        temperature,
+        logits_error=reference.matmul_error(hidden, weight),
+    )
+    assert expected.accepts(tokens).all(), (tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("D", [16, 72, 100, 1152, 2049])
+@pytest.mark.parametrize("V", [1, 2, 127, 128, 129, 1000, 50257])
+@pytest.mark.parametrize("B", [1, 3, 16, 17, 64, 65, 200, 256, 1024])
+def test_tokens_are_the_oracles(B, V, D, dtype):
+    hidden, weight = problem(B, V, D, dtype)
+    seed, offset = scalar(-(V**3)), scalar(D)
+    sample = flash_sample(hidden, weight, seed=seed, offset=offset)
+    assert_accepted(sample.tokens, hidden, weight, seed, offset)
+    assert sample.valid.all()
+
+
+def test_a_weight_of_more_than_2_to_31_elements():
+    hidden, weight = problem(2, 2**31 // 4096 + 300, 4096)
+    seed, offset = scalar(1), scalar(2)
+    # The last rows alone can win: an address that wraps around would not find them.
+    weight[: 2**31 // 4096].mul_(0.01)
+    weight[2**31 // 4096 :].mul_(20)
+    sample = flash_sample(hidden, weight, seed=seed, offset=offset)
+    assert (sample.tokens >= 2**31 // 4096).all()
+    logits = hidden.float() @ weight.float().T
+    expected = reference.sample_token_noise(
+        logits, seed, offset, logits_error=reference.matmul_error(hidden, weight)
+    )
+    assert expected.accepts(sample.tokens).all()
+
+
+@pytest.mark.parametrize("B", BUCKETS)
+def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
+    logits = 2 * torch.randn(min(B, 64), 3001, device="cuda")
+    hidden, weight = inputs.head_with_logits(logits, torch.bfloat16, 64)
+    hidden = hidden[torch.arange(B, device="cuda") % len(hidden)].contiguous()
+    seed, offset = scalar(5), scalar(6)
+    expected = reference.sample_token_noise(hidden.float() @ weight.float().T, seed, offset)
+    for config in [config_for(B, "NVIDIA H200"), config_for(B, "untuned"), *space(B)[:: len(space(B)) // 8]]:
+        tokens = flash_sample(hidden, weight, seed=seed, offset=offset, config=config).tokens
+        assert expected.accepts(tokens).all(), config
+
+
+def test_tokens_of_a_row_do_not_depend_on_the_batch():
+    logits = 2 * torch.randn(64, 5003, device="cuda")
+    hidden, weight = inputs.head_with_logits(logits, torch.bfloat16, 64)
+    hidden = hidden.repeat(4, 1)
+    seed, offset = scalar(9), scalar(1)
+    whole = flash_sample(hidden, weight, seed=seed, offset=offset).tokens
+    for B in (1, 2, 15, 16, 17, 31, 33, 64, 65, 127, 129, 255):
+        part = flash_sample(hidden[:B].contiguous(), weight, seed=seed, offset=offset).tokens
+        assert part.tolist() == whole[:B].tolist(), B
+
+
+@pytest.mark.parametrize("B", [1, 64, 256])
+def test_a_graph_draws_fresh_noise_at_each_replay_and_equals_eager(B):
+    hidden, weight = problem(B, 4001, 256)
+    seed, offset = scalar(3), scalar(0)
+
+    def launch(hidden, seed, offset):
+        return flash_sample(hidden, weight, seed=seed, offset=offset).tokens
+
+    replay = capture(launch, hidden, seed, offset)
+    drawn = []
+    for step in range(20):
+        offset.fill_(step)
+        drawn.append(replay().tolist())
+        assert drawn[-1] == launch(hidden, seed, scalar(step)).tolist()
+    assert len({tuple(tokens) for tokens in drawn}) > 15
+
+
+def test_ten_thousand_replays_leave_the_workspace_as_it_was():
+    hidden, weight = problem(33, 2000, 64)
+    seed, offset = scalar(3), scalar(0)
+    replay = capture(
+        lambda h, s, o: flash_sample(h, weight, seed=s, offset=o).tokens, hidden, seed, offset
+    )
+    for _ in range(10_000):
+        offset.add_(1)
+        tokens = replay()
+    assert int(offset) == 10_000
+    assert_accepted(tokens, hidden, weight, seed, offset)
+
+
+def test_two_streams_at_once():
+    problems = [problem(64, 30_000, 512), problem(48, 20_000, 512)]
+    seed = scalar(4)
+    streams = [torch.cuda.Stream() for _ in problems]
+    offsets = [scalar(step) for step in range(50)]
+    torch.cuda.synchronize()
+    results = [[], []]
+    for offset in offsets:
+        for stream, (hidden, weight), out in zip(streams, problems, results, strict=True):
+            with torch.cuda.stream(stream):
+                out.append(flash_sample(hidden, weight, seed=seed, offset=offset).tokens)
+    torch.cuda.synchronize()
+    for (hidden, weight), out in zip(problems, results, strict=True):
+        for offset, tokens in zip(offsets[::7], out[::7], strict=True):
+            assert_accepted(tokens, hidden, weight, seed, offset)
+
+
+def test_two_graphs_replayed_at_once():
+    problems = [problem(64, 30_000, 512), problem(64, 30_001, 512)]
+    seed, offset = scalar(4), scalar(8)
+    replays = [
+        capture(lambda h, s, o, w=weight: flash_sample(h, w, seed=s, offset=o).tokens, hidden, seed, offset)
+        for hidden, weight in problems
+    ]  # fmt: skip
+    streams = [torch.cuda.Stream() for _ in problems]
+    torch.cuda.synchronize()
+    tokens = [None, None]
+    for _ in range(200):
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                tokens[number] = replays[number]()
+    torch.cuda.synchronize()
+    for (hidden, weight), got in zip(problems, tokens, strict=True):
+        assert_accepted(got, hidden, weight, seed, offset)
+
+
+def test_a_capture_without_a_spare_workspace_says_what_to_do(monkeypatch):
+    hidden, weight = problem(8, 500, 64)
+    seed, offset = scalar(4), scalar(8)
+    flash_sample(hidden, weight, seed=seed, offset=offset)
+    monkeypatch.setattr(_workspace, "_spares", {})
+    with pytest.raises(CaptureError, match="launch once outside"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            flash_sample(hidden, weight, seed=seed, offset=offset)
+
+
+def test_no_host_sync_and_no_logits_in_memory():
+    hidden, weight = problem(256, 151_936, 512)
+    seed, offset = scalar(1), scalar(1)
+    flash_sample(hidden, weight, seed=seed, offset=offset)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flash_sample(hidden, weight, seed=seed, offset=offset)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    extra = torch.cuda.max_memory_allocated() - before + _workspace.held_bytes(hidden.device)
+    assert extra <= 2**20
+
+
+def test_outputs_are_written_whatever_the_allocator_hands_out():
+    hidden, weight = problem(100, 777, 64)
+    seed, offset = scalar(1), scalar(1)
+    first = flash_sample(hidden, weight, seed=seed, offset=offset)
+    tokens = first.tokens.clone()
+    first.tokens.fill_(-777)
+    first.valid.fill_(False)
+    del first  # the next call gets this memory back
+    second = flash_sample(hidden, weight, seed=seed, offset=offset)
+    assert second.tokens.tolist() == tokens.tolist()
+    assert second.valid.all()
+
+
+@pytest.mark.parametrize("V", [1, 129, 5003, 151_936])
+@pytest.mark.parametrize("B", [1, 17, 256])
+def test_one_pass_argmax_over_stored_logits(B, V):
+    logits = (2 * torch.randn(B, V, device="cuda")).bfloat16()
+    for step in range(3):
+        seed, offset = scalar(V), scalar(step)
+        expected = reference.sample_token_noise(logits, seed, offset)
+        assert expected.accepts(gumbel_argmax(logits, seed, offset, 1.0)).all()
+
+
+def test_the_uniform_to_gumbel_map_over_many_codes_on_the_device():
+    """Through the sampler itself: with flat logits the winner's noise decides, T scales it."""
+    hidden = torch.ones(256, 64, device="cuda", dtype=torch.bfloat16)
+    weight = torch.zeros(20_000, 64, device="cuda", dtype=torch.bfloat16)
+    for step in range(20):
+        seed, offset = scalar(77), scalar(step)
+        tokens = flash_sample(hidden, weight, seed=seed, offset=offset).tokens
+        assert_accepted(tokens, hidden, weight, seed, offset)
