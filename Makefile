@@ -6,9 +6,9 @@ FSBENCH = $(VENV)/bin/fsbench
 PYTEST = $(VENV)/bin/python -m pytest
 
 # On a machine with an NVIDIA driver also what the GPU samplers and timers need.
-EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
 comma := ,
-# PyPI's torch for Linux brings gigabytes of CUDA libraries; this CPU build needs none of them.
+EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
+# Installed first, so that no dependency picks another: without a GPU, the version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
 .PHONY: setup bench test test-gpu verify lint plots clean

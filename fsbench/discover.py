@@ -35,10 +35,13 @@ class Found:
     broken: str = ""
 
     def unavailable_reason(self, device: str) -> str | None:
-        """None if it can run on this box's `device` ("cuda" or "cpu"), else why not, in one line."""
+        """None if it can run on this box's `device` (cuda or cpu), else why not, in one line."""
         if self.provider is None:
             return self.broken
-        reason = self.provider.missing_packages()
+        try:
+            reason = self.provider.missing_packages()
+        except (ImportError, ValueError) as error:  # `requires` names a part of a package
+            reason = describe(error)
         if reason:
             return reason
         if device not in self.provider.capabilities.devices:

@@ -52,7 +52,7 @@ def _profile(
 
 
 def make_hidden(problem: Problem, seed: int) -> Tensor:
-    """hidden [B, D]: unit normal, plus one in every place where the law needs a common direction."""
+    """hidden [B, D]: unit normal; around one where the law needs a direction common to all rows."""
     law, _ = parse_logits(problem.logits)
     device = torch.device(problem.device)
     generator = torch.Generator(device).manual_seed(seed + 1)
@@ -66,7 +66,8 @@ def head_with_logits(logits: Tensor, dtype: torch.dtype, D: int = 16) -> tuple[T
     """hidden [R, D] and weight [V, D] whose product is exactly `logits` [R, V] rounded to dtype.
 
     hidden is one-hot, so each logit is one stored number times one: no rounding anywhere, whatever
-    the kernel's order of summation. R is at most D.
+    the kernel's order of summation. R is at most D. Logits are finite: the zeros of another row
+    would turn an infinity into NaN.
     """
     R, V = logits.shape
     if R > D:

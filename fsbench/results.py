@@ -200,7 +200,7 @@ def _write_environment(folder: Path, environment: dict[str, Any]) -> None:
 
 
 def read_records(folder: Path) -> list[CellRecord]:
-    """Every cell of a results folder. A last line cut by a crash is ignored; other damage raises."""
+    """Every cell of a results folder. A last line cut by a crash is ignored; any other raises."""
     path = folder / "points.jsonl"
     lines = _read(path).split(b"\n")
     lines.pop()  # what follows the last newline: empty, or the line a crash cut short

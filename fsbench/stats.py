@@ -21,8 +21,7 @@ def median_interval(samples: Sequence[float], level: float = LEVEL) -> tuple[flo
     """
     ordered = np.sort(np.asarray(samples, dtype=float))
     n = len(ordered)
-    k = int(binom.ppf((1 - level) / 2, n, 0.5))  # smallest k with CDF(k) >= tail: use x_(k), 1-based
-    k = max(k, 1)
+    k = max(1, int(binom.ppf((1 - level) / 2, n, 0.5)))  # smallest k with CDF(k) >= tail, 1-based
     return float(ordered[k - 1]), float(ordered[n - k])
 
 

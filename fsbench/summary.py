@@ -17,9 +17,12 @@ from fsbench.results import Cell, CellRecord, read_records, write_atomically
 from fsbench.stats import median_interval
 
 _MEASURED_COLUMNS = (
-    "median_us ci_lo_us ci_hi_us min_us p10_us p90_us p99_us busy_us sum_us n_kernels n_samples "
-    "gb_per_s tflops roofline_pct sm_mhz mem_mhz power_w throttle peak_extra_bytes config"
-).split()
+    *("median_us", "ci_lo_us", "ci_hi_us", "min_us", "p10_us", "p90_us", "p99_us"),
+    *("busy_us", "sum_us", "n_kernels", "n_samples"),
+    *("gb_per_s", "tflops", "roofline_pct"),
+    *("sm_mhz", "mem_mhz", "power_w", "throttle", "peak_extra_bytes", "config"),
+)
+_INTEGERS = ("n_kernels", "n_samples", "peak_extra_bytes")
 
 
 def row(record: CellRecord) -> dict[str, Any]:
@@ -74,7 +77,9 @@ def _median_of(rounds: list[Any], name: str) -> float | None:
 def frame(records: Iterable[CellRecord]) -> pd.DataFrame:
     """All rows as a table; it has all its columns even without a row."""
     columns = [*(field.name for field in fields(Cell)), "status", "reason", *_MEASURED_COLUMNS]
-    return pd.DataFrame([row(record) for record in records], columns=columns)
+    table = pd.DataFrame([row(record) for record in records], columns=columns)
+    # Nullable: as floats, next to an empty cell, bytes would be written with six digits.
+    return table.astype(dict.fromkeys(_INTEGERS, "Int64"))
 
 
 def export_csv(folder: Path) -> pd.DataFrame:

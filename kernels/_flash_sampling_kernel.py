@@ -1,4 +1,4 @@
-"""Device code of FlashSampling: Algorithm 1 of the paper in portable Triton, both stages in one launch.
+"""Device code of FlashSampling: Algorithm 1 of the paper in portable Triton, in one launch.
 
 A persistent program owns one block of batch rows and walks over vocabulary tiles. Per tile it
 accumulates logits in fp32 on chip, adds token noise, and keeps one packed candidate per row (the
@@ -58,7 +58,7 @@ def _best_of_tile(logits, v0, row, seed, offset, temperature, best):
         return _best_of_tile(high, v0 + WIDTH // 2, row, seed, offset, temperature, best)
 
 
-@triton.jit(do_not_specialize=["B"])
+@triton.jit(do_not_specialize=["B", "V"])
 def flash_sampling_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
     weight,  # [V, D] descriptor (USE_TMA) or pointer

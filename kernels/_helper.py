@@ -37,7 +37,9 @@ def _log(x):
 
 @triton.jit
 def gumbel(bits):
-    """32 random bits (uint32) -> Gumbel(0, 1) in fp32: -log(E), E = -log1p(-u), u = (bits + 0.5) 2^-32.
+    """32 random bits (uint32) -> Gumbel(0, 1) in fp32.
+
+    g = -log(E), E = -log1p(-u), u = (bits + 0.5) 2^-32.
 
     Both ends keep full relative precision: for u < 1/2 the part of u lost in rounding 1 - u is
     added back, otherwise 1 - u is formed from the complement of bits without any loss. So E has no
@@ -66,12 +68,10 @@ def best_keys(logits, v0, row, seed, offset, temperature, best):
         [R, WIDTH // 4] int64: the better of old and new, per row and accumulator quad position. The
         maximum over the axis is the row's best candidate.
 
-    One Philox call serves the four tokens word, word + 1, word + 8, word + 9, which a thread of a
+    One Philox call serves the four tokens of a word (first + 0, 1, 8, 9), which a thread of a
     tensor-core accumulator holds already: the reshapes below only rename its registers.
     """
-    R: tl.constexpr = logits.shape[0]
-    WIDTH: tl.constexpr = logits.shape[1]
-    WORDS: tl.constexpr = WIDTH // 4
+    WORDS: tl.constexpr = logits.shape[1] // 4
     y0, y1, y2, y3 = split_words(logits)
     word = tl.arange(0, WORDS)
     # `zero` is always 0, and steers the compiler. The first term ties the counters to the layout
@@ -92,7 +92,7 @@ def best_keys(logits, v0, row, seed, offset, temperature, best):
 
 @triton.jit
 def split_words(logits):
-    """[R, WIDTH] -> four [R, WIDTH // 4]: the tokens word, word + 1, word + 8, word + 9."""
+    """[R, WIDTH] -> four [R, WIDTH // 4], by lane: the tokens first + 0, 1, 8, 9 of a word."""
     R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
     lanes = logits.reshape(R, WIDTH // 16, 2, 4, 2).permute(0, 1, 3, 2, 4)
@@ -137,6 +137,7 @@ def ordered_key(score, token):
 
     A NaN score must have been replaced by +inf before. token is a nonnegative int32.
     """
+    score += 0.0  # -0 equals +0
     bits = score.to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)

@@ -23,7 +23,7 @@ _SPARES = 16  # set aside per device and size before a capture can need them
 
 @dataclass(frozen=True)
 class Workspace:
-    """keys: int64 [rows], all LOWEST_KEY between calls; arrivals: int32 [rows], all 0 between calls."""
+    """keys: int64 [rows], arrivals: int32 [rows]; between calls all LOWEST_KEY and all 0."""
 
     keys: torch.Tensor
     arrivals: torch.Tensor

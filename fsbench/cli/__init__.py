@@ -12,7 +12,6 @@ from fsbench.cli import doctor, iomodel, listing, plot, run, verify
 from fsbench.errors import FsbenchError
 
 app = typer.Typer(
-    help="How fast is exact sampling fused into the LM-head matmul, against everything else?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -48,8 +47,6 @@ def main() -> None:
     try:
         app()
     except FsbenchError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(
-            f"[bold red]error:[/] {type(error).__name__}: ", end=""
-        )
-        print(error, file=sys.stderr)
+        Console(stderr=True).print("[bold red]error:[/] ", end="")
+        print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(error.exit_code)

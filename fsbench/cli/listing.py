@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fsbench.discover import Found
 
 
 def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    capabilities: Annotated[
+        bool, typer.Option("--capabilities", help="Show what each sampler can do.")
+    ] = False,
     provider_path: Annotated[
         list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
     ] = None,
@@ -21,9 +29,8 @@ def list_(
     from fsbench.presets import PRESETS
     from fsbench.problem import models
 
-    providers = [_provider_facts(entry) for entry in discover(provider_path or []).values()]
     facts: dict[str, Any] = {
-        "providers": providers,
+        "providers": [_provider_facts(entry) for entry in discover(provider_path or []).values()],
         "models": [{"name": m.name, "v": m.V, "d": m.D} for m in models().values()],
         "presets": [{"name": name, "summary": p.summary} for name, p in PRESETS.items()],
         "gpus_here": [gpu.name for gpu in hardware.gpus()],
@@ -31,55 +38,69 @@ def list_(
     }
     if as_json:
         print(json.dumps(facts, indent=2))
-        return
-    _print(facts)
+    else:
+        _print(facts, capabilities)
 
 
-def _provider_facts(entry: Any) -> dict[str, Any]:
-    provider = entry.provider
-    if provider is None:
-        return {"name": entry.name, "source": entry.source, "kind": None, "cuda": entry.broken,
-                "cpu": entry.broken, "capabilities": {}, "presets": []}  # fmt: skip
-    able = provider.capabilities
-    return {
+def _provider_facts(entry: Found) -> dict[str, Any]:
+    facts: dict[str, Any] = {
         "name": entry.name,
-        "label": provider.label,
+        "label": None,
         "source": entry.source,
-        "kind": str(provider.kind),
+        "kind": None,
         "cuda": entry.unavailable_reason("cuda") or "yes",
         "cpu": entry.unavailable_reason("cpu") or "yes",
-        "capabilities": {
-            "dtypes": able.dtypes,
-            "noise": able.noise,
-            "zero_temperature": able.zero_temperature,
-            "fused": able.fused,
-            "graph_safe": able.graph_safe,
-        },
-        "presets": provider.presets,
+        "capabilities": {},
+        "presets": [],
     }
+    if entry.provider is not None:
+        able = entry.provider.capabilities
+        facts |= {
+            "label": entry.provider.label,
+            "kind": str(entry.provider.kind),
+            "capabilities": {
+                "devices": able.devices,
+                "dtypes": able.dtypes,
+                "noise": able.noise,
+                "zero_temperature": able.zero_temperature,
+                "fused": able.fused,
+                "graph_safe": able.graph_safe,
+            },
+            "presets": entry.provider.presets,
+        }
+    return facts
 
 
-def _print(facts: dict[str, Any]) -> None:
-    from rich.box import SIMPLE
+def _print(facts: dict[str, Any], capabilities: bool) -> None:
     from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    providers = _table("provider", "kind", "can do" if capabilities else "runs here on")
+    for row in facts["providers"]:
+        last = _abilities(row) if capabilities else _where(row)
+        providers.add_row(row["name"], row["kind"] or "broken", last)
+    models = _table("model", "V", "D")
+    for row in facts["models"]:
+        models.add_row(row["name"], str(row["v"]), str(row["d"]))
+    presets = _table("preset", "")
+    for row in facts["presets"]:
+        presets.add_row(row["name"], row["summary"])
+    for table in (providers, models, presets):
+        console.print(table)
+        console.print()
+    console.print(f"GPUs here: {', '.join(facts['gpus_here']) or 'none'}")
+    console.print(f"GPUs with known peaks: {', '.join(facts['gpus_known'])}")
+
+
+def _table(*columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    console = Console()
-    table = Table(title="providers", box=SIMPLE)
-    for column in ("name", "kind"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("what it can do")
-    table.add_column("where it runs")
-    for row in facts["providers"]:
-        table.add_row(row["name"], row["kind"] or "broken", _abilities(row), _where(row))
-    console.print(table)
-    heads = ", ".join(f"{m['name']} ({m['v']} x {m['d']})" for m in facts["models"])
-    console.print(f"[bold]models[/] (V x D): {heads}", highlight=False)
-    for preset in facts["presets"]:
-        console.print(f"[bold]preset {preset['name']}[/]: {preset['summary']}", highlight=False)
-    here = ", ".join(facts["gpus_here"]) or "none"
-    console.print(f"[bold]GPUs here[/]: {here}", highlight=False)
-    console.print(f"[bold]GPUs with known peaks[/]: {', '.join(facts['gpus_known'])}", highlight=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True, justify="right" if column == "V" else "left")
+    table.add_column(columns[-1], justify="right" if columns[-1] == "D" else "left")
+    return table
 
 
 def _abilities(row: dict[str, Any]) -> str:
@@ -94,8 +115,10 @@ def _abilities(row: dict[str, Any]) -> str:
 
 
 def _where(row: dict[str, Any]) -> str:
-    """'GPU, CPU', or the reason where it does not run."""
-    if row["cuda"] == row["cpu"] != "yes":
-        return row["cuda"]
-    places = [("GPU", row["cuda"]), ("CPU", row["cpu"])]
-    return ", ".join(name if answer == "yes" else f"{name}: {answer}" for name, answer in places)
+    """'GPU, CPU', or why it runs on neither."""
+    places = [name for name, device in (("GPU", "cuda"), ("CPU", "cpu")) if row[device] == "yes"]
+    if places:
+        return ", ".join(places)
+    # Of the devices it is made for, the reason of the first: "no GPU", not "does not run on CPUs".
+    first = next(iter(row["capabilities"].get("devices", ())), "cuda")
+    return f"- {row[first]}"

@@ -5,24 +5,35 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsbench.cli.parsing import int_list
-from fsbench.errors import DeviceUnavailable, InvalidArgument
+from fsbench.cli.devices import device_to_use, require_gpus
+from fsbench.cli.parsing import int_list, shapes
+from fsbench.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
+    from fsbench.discover import Found
     from fsbench.runner import Plan
 
 
+def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
+    """--resume: options that are not given are those of the run to be continued."""
+    if folder is not None:
+        from fsbench.results import read_environment
+
+        context.default_map = read_environment(folder).get("options", {})
+    return folder
+
+
 def run(
-    preset_name: Annotated[
+    context: typer.Context,
+    preset: Annotated[
         str | None,
-        typer.Option("--preset", help="paper, lean, quick, smoke or cpu. Default: paper, or cpu."),
+        typer.Option(help="paper, lean, quick, smoke or cpu. Default: paper, or cpu."),
     ] = None,
     provider: Annotated[
         list[str] | None,
@@ -37,16 +48,22 @@ def run(
     model: Annotated[
         list[str] | None, typer.Option(help="A named LM head; may be repeated. See `fsbench list`.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="Local GPU indices, comma list; one after the other.")] = "0",
+    gpu: Annotated[
+        str, typer.Option(help="Local GPU indices, comma list; one after the other.")
+    ] = "0",
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32. Default: the preset's.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp16 or fp32. Default: the preset's.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Temperature >= 0; 0 is greedy.")] = 1.0,
     timer: Annotated[str, typer.Option(help="auto, cupti, events, cpu or fake.")] = "auto",
-    l2: Annotated[str, typer.Option(help="L2 before each step: cold, cold-write or warm.")] = "cold",
+    l2: Annotated[
+        str, typer.Option(help="L2 before each step: cold, cold-write or warm.")
+    ] = "cold",
     graph: Annotated[bool, typer.Option(help="Replay CUDA graphs, as engines do.")] = True,
-    warmup: Annotated[int | None, typer.Option(help="Untimed steps per cell.", min=0)] = None,
-    iters: Annotated[int | None, typer.Option(help="Timed steps per cell.", min=1)] = None,
-    rounds: Annotated[int | None, typer.Option(help="Interleaved rounds.", min=1)] = None,
+    warmup: Annotated[int | None, typer.Option(help="Untimed steps per cell.")] = None,
+    iters: Annotated[int | None, typer.Option(help="Timed steps per cell, in all rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Interleaved rounds.")] = None,
     logits: Annotated[
         str, typer.Option(help="Law of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.")
     ] = "normal:1",
@@ -55,9 +72,16 @@ def run(
         Path | None, typer.Option(help="Results folder. Default: results/<gpu>/<utc>-<commit>.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Continue this results folder: measure what is missing.")
+        Path | None,
+        typer.Option(
+            help="Continue this results folder: measure what is missing, with its options.",
+            callback=_as_before,
+            is_eager=True,
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells, measure nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the cells, measure nothing.")
+    ] = False,
     check: Annotated[bool, typer.Option(help="Verify each sampler before timing it.")] = True,
 ) -> None:
     """Time samplers over batch sizes and LM heads; write CSV and Markdown tables.
@@ -65,118 +89,142 @@ def run(
     Without options: the paper's Tables 4 and 5 on this GPU, or the CPU samplers where there is
     none. A sampler that fails verification is not timed. What was measured survives any crash.
     """
-    from fsbench import presets
-    from fsbench.cli.parsing import int_list, shapes
-    from fsbench.discover import discover, select
-    from fsbench.problem import Problem
-    from fsbench.runner import Plan
-
-    from fsbench.cli.parsing import shapes
-    from fsbench.discover import discover, select
+    from fsbench.discover import discover
     from fsbench.presets import preset as named_preset
     from fsbench.problem import Problem
     from fsbench.runner import Plan
+    from fsbench.timers import timer_name
 
     if out and resume:
         raise InvalidArgument("--out: expected without --resume, which names the folder already")
+    indices = int_list(gpu, "--gpu", minimum=0)
+    if resume and len(indices) > 1:
+        raise InvalidArgument(f"--gpu: expected one index with --resume; got {gpu!r}")
     device = device_to_use(device)
-    preset_name = preset_name or ("paper" if device == "cuda" else "cpu")
-    preset = named_preset(preset_name)
+    preset = preset or ("paper" if device == "cuda" else "cpu")
+    effort = named_preset(preset)
     found = discover(provider_path or [])
-    if provider:
-        chosen = select(found, provider)
-    else:
-        # A broken plug-in belongs to no preset that anybody knows: it stays visible as a row.
-        chosen = [e for e in found.values() if not e.provider or preset_name in e.provider.presets]
-    heads = shapes(model or [], d, v) or [("", D, V) for D, V in preset.shapes]
-    batches = int_list(batch, "--batch") if batch else list(preset.batches)
+    heads = shapes(model or [], d, v) or [("", D, V) for D, V in effort.shapes]
+    batches = effort.batches if batch is None else int_list(batch, "--batch")
+    iters = effort.iters if iters is None else iters
     plan = Plan(
         [
-            Problem(B, D, V, dtype or preset.dtype, temperature, device, logits)
+            Problem(B, D, V, effort.dtype if dtype is None else dtype, temperature, device, logits)
             for _, D, V in heads
             for B in batches
         ],
-        chosen,
+        _chosen(found, provider or [], preset, provider_path or []),
         graph=graph,
-        warmup=preset.warmup if warmup is None else warmup,
-        iters=preset.iters if iters is None else iters,
-        rounds=preset.rounds if rounds is None else rounds,
+        warmup=effort.warmup if warmup is None else warmup,
+        iters=iters,
+        rounds=max(1, min(effort.rounds, iters)) if rounds is None else rounds,
         seed=seed,
         check=check,
     )
+    if device == "cuda":
+        require_gpus(indices)
+    else:
+        indices = [0]
     if dry_run:
-        _print_plan(plan)
+        from fsbench.cli.reporting import print_plan
+
+        timer_name(timer, device)
+        print_plan(plan)
         return
+    options = _to_repeat({**context.params, "device": device, "preset": preset})
     exit_code = 0
-    indices = int_list(gpu, "--gpu", minimum=0) if device == "cuda" else [0]
     for index in indices:
-        folder = resume or out
-        if folder and len(indices) > 1:
-            folder = folder / f"gpu{index}"
-        exit_code = max(exit_code, _run_on(index, device, plan, timer, l2, folder, bool(resume)))
+        suffix = f"gpu{index}" if len(indices) > 1 else ""
+        options["gpu"] = str(index)
+        exit_code = max(exit_code, _run_on(index, plan, options, out, resume, suffix))
     if exit_code:
         raise typer.Exit(exit_code)
 
 
-def device_to_use(asked: str) -> str:
-    """cuda or cpu: what was asked for, or for auto what torch finds here."""
-    if asked not in ("auto", "cuda", "cpu"):
-        raise InvalidArgument(f"--device: expected auto, cuda or cpu; got {asked!r}")
-    if asked == "cpu":
-        return "cpu"
-    import torch
+def _chosen(
+    found: dict[str, Found], names: list[str], preset: str, own_files: list[Path]
+) -> list[Found]:
+    """The samplers to measure: those named, or else those of the preset and the user's files.
 
-    if torch.cuda.is_available():
-        return "cuda"
-    if asked == "cuda":
-        raise DeviceUnavailable("--device cuda: torch sees no CUDA device; `fsbench doctor` says why")
-    return "cpu"
+    A broken plug-in belongs to no preset that anybody knows: it stays visible as a row.
+    """
+    from fsbench.discover import select
+
+    if names:
+        return select(found, names)
+    own = {path.stem for path in own_files}
+    return [
+        entry
+        for entry in found.values()
+        if entry.provider is None or entry.name in own or preset in entry.provider.presets
+    ]
+
+
+def _to_repeat(options: dict[str, Any]) -> dict[str, Any]:
+    """What env.json keeps of the options, for `_as_before`."""
+    kept = {
+        name: value for name, value in options.items() if name not in ("out", "resume", "dry_run")
+    }
+    kept["provider_path"] = [str(path.resolve()) for path in kept["provider_path"] or []]
+    return kept
 
 
 def _run_on(
-    index: int, device: str, plan: Plan, timer: str, l2: str, folder: Path | None, resume: bool
+    index: int,
+    plan: Plan,
+    options: dict[str, Any],
+    out: Path | None,
+    resume: Path | None,
+    suffix: str,
 ) -> int:
-    """Measure the plan on one GPU (or the CPU), export, print; returns the exit code so far."""
+    """Measure the plan on one GPU (or the CPU), export and print; returns the exit code.
+
+    suffix tells the folders of several GPUs apart.
+    """
     from rich.console import Console
 
     from fsbench import hardware, summary, tables
+    from fsbench.cli.reporting import Progress, print_summary
     from fsbench.environment import environment
-    from fsbench.iomodel import gpu_slug
     from fsbench.results import Store
     from fsbench.runner import Runner
     from fsbench.timers import make_timer
 
+    device = options["device"]
     nvml_index = None
     if device == "cuda":
         import torch
 
-        if index >= torch.cuda.device_count():
-            raise DeviceUnavailable(
-                f"--gpu: expected indices below {torch.cuda.device_count()}; got {index}"
-            )
         torch.cuda.set_device(index)
         nvml_index = hardware.nvml_index(index)
-    clock = make_timer(timer, device, l2)
-    facts = environment(device, sys.argv)
-    if folder is None:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        commit = (facts["git_sha"] or "nogit")[:7]
-        folder = Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / f"{stamp}-{commit}"
+    timer = make_timer(options["timer"], device, options["l2"])
+    facts = {**environment(device, sys.argv), "options": options}
+    folder = resume or (out / suffix if out else _new_folder(facts, suffix))
     store = Store.resume(folder, facts) if resume else Store.create(folder, facts)
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     try:
-        with _Progress(console) as progress:
-            Runner(plan, store, clock, facts["gpu"], nvml_index, progress.report).run()
+        with Progress(console) as progress:
+            Runner(plan, store, timer, facts["gpu"], nvml_index, progress.report).run()
     except BaseException:
-        console.print(f"stopped; to continue: fsbench run ... --resume {folder}", highlight=False)
+        console.print(f"stopped; to continue: fsbench run --resume {folder}", soft_wrap=True)
         raise
     finally:
         store.close()
     table = summary.export_csv(folder)
     written = tables.write_tables(folder, table)
-    _print_summary(table)
+    print_summary(table)
     print(f"\nWrote {folder}/results.csv and {len(written)} tables beside it.")
     return _exit_code(table)
+
+
+def _new_folder(facts: dict[str, Any], suffix: str) -> Path:
+    """results/<gpu>/<utc>-<commit>, with the suffix if there is one."""
+    from fsbench.iomodel import gpu_slug
+
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    commit = (facts["git_sha"] or "nogit")[:7]
+    name = "-".join(filter(None, (stamp, commit, suffix)))
+    return Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name
 
 
 def _exit_code(table: pd.DataFrame) -> int:
@@ -184,76 +232,5 @@ def _exit_code(table: pd.DataFrame) -> int:
     statuses = set(table["status"])
     if "check_failed" in statuses:
         return 1
-    return 3 if statuses & {"error", "oom", "timeout"} or "ok" not in statuses else 0
-
-
-class _Progress:
-    """A progress bar with the time that remains, on standard error."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.completed:.0f}/{task.total:.0f} cells"),
-            BarColumn(bar_width=30),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=1)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
-
-    def report(self, done: int, total: int, what: str) -> None:
-        self._bar.update(self._task, completed=done, total=total, description=what)
-
-
-def _print_plan(plan: Plan) -> None:
-    """What would be measured, one line per problem, and what would be left out and why."""
-    print(f"{len(plan.problems)} problems x {len(plan.providers)} providers, "
-          f"{plan.warmup} warm-up and {plan.iters} timed steps in {plan.rounds} rounds")  # fmt: skip
-    for problem in plan.problems:
-        able = []
-        for entry in plan.providers:
-            reason = entry.unavailable_reason(problem.device)
-            if not reason and entry.provider:
-                reason = entry.provider.unsupported_reason(problem)
-            able.append(f"{entry.name} (not: {reason})" if reason else entry.name)
-        print(f"  {problem}: {', '.join(able)}")
-
-
-def _print_summary(table: pd.DataFrame) -> None:
-    """Median times, one line per problem and one column per sampler; then what went wrong."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    measured = table[table["status"] == "ok"]
-    for (d, v), group in measured.groupby(["d", "v"]):
-        times = group.pivot_table(index="b", columns="label", values="median_us", sort=False)
-        shown = Table(title=f"median time, us  (D={d}, V={v})")
-        shown.add_column("B", justify="right")
-        for label in times.columns:
-            shown.add_column(str(label), justify="right")
-        for b, row in times.sort_index().iterrows():
-            shown.add_row(str(b), *(f"{value:.1f}" if value == value else "-" for value in row))
-        console.print(shown)
-    for (label, status, reason), group in table[table["status"] != "ok"].groupby(
-        ["label", "status", "reason"]
-    ):
-        cells = "all" if len(group) == table["b"].nunique() else f"{len(group)}"
-        console.print(f"{label}: {status} ({cells} cells): {reason}", highlight=False)
-    for warning in _warnings(table):
-        console.print(f"warning: {warning}", highlight=False)
-
-
-def _warnings(table: pd.DataFrame) -> list[str]:
-    from fsbench.doubts import doubts
-
-    return doubts(table)
+    failed = {"error", "oom", "timeout", "timer_unavailable"}
+    return 3 if statuses & failed or "ok" not in statuses else 0

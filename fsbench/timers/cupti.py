@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
+import zlib
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -82,10 +83,13 @@ def _union_ns(ordered: Sequence[Record]) -> int:
 
 
 def shorten(name: str) -> str:
-    """At most 80 characters of a kernel's name: both ends, where names of templates differ."""
+    """At most 80 characters of a kernel's name; a checksum keeps long names apart.
+
+    Names of templates may differ anywhere: those of torch's sin and cos in the middle only.
+    """
     if len(name) <= _NAME_LENGTH:
         return name
-    return f"{name[: _NAME_LENGTH - 24]}...{name[-21:]}"
+    return f"{name[: _NAME_LENGTH - 11]}...{zlib.crc32(name.encode()):08x}"
 
 
 @cache

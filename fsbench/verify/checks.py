@@ -8,7 +8,7 @@ tested is its noise, its selection and its handling of partial tiles.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
 ALPHA = 1e-6
-"""Chance that a check rejects an honest sampler. Seeds are fixed, so a verdict never flickers."""
+"""Chance that a test rejects an honest sampler. Seeds are fixed, so a verdict never flickers."""
 
 MIN_EXPECTED = 25
 """Draws that every bin of a goodness-of-fit test must expect; rarer tokens are pooled."""
@@ -196,11 +196,13 @@ def check_undefined_rows(provider: Provider, setting: Setting) -> Check:
 
 
 def check_fit(provider: Provider, setting: Setting, draws: int) -> Check:
-    """G-test of the tokens of one row of logits against softmax(logits / T).
+    """G-tests of the tokens of one row of logits against softmax(logits / T).
 
     Tokens are binned in order of probability, each bin expecting at least MIN_EXPECTED draws; the
     rarest are pooled, never dropped, and an id outside [0, V) fails outright. The logits scale
     with T, so the law is much the same at every T; the first and the last token are likely ones.
+    A shorter test comes first, of the same law with all logits negative: padding of the
+    vocabulary that is taken for a logit of zero shows there.
     """
     V, B = 500, 256
     T = setting.temperature or 1.0
@@ -209,21 +211,28 @@ def check_fit(provider: Provider, setting: Setting, draws: int) -> Check:
     row = 2.0 * torch.randn(1, V, generator=torch.Generator().manual_seed(5))
     row[0, [0, -1]] = 4.0
     # Capped, because fp16 ends at 65504.
-    hidden, weight, logits = _exact_head(problem, min(T, 1e3) * row.to(problem.device))
+    rows = min(T, 1e3) * torch.cat([row - 20.0, row]).to(problem.device)
+    hidden, weight, logits = _exact_head(problem, rows)
     launch = provider.build(problem, weight)
-    counts = torch.zeros(V, dtype=torch.int64, device=problem.device)
     seed = torch.tensor([11], dtype=torch.int64, device=problem.device)
     step = torch.zeros(1, dtype=torch.int64, device=problem.device)
     torch.manual_seed(11)
-    for _ in range(math.ceil(draws / B)):
-        tokens = _checked_form(launch(hidden, seed, step), B).long()
-        step += 1
-        outside = (tokens < 0) | (tokens >= V)
-        if outside.any():
-            return Check("fit", False, f"drew token {int(tokens[outside][0])} outside [0, {V})", B)
-        counts += torch.bincount(tokens, minlength=V)
-    p = torch.softmax(logits[0].double() / T, 0).cpu().numpy()
-    return goodness_of_fit(counts.cpu().numpy(), p)
+    for number, (what, wanted) in enumerate((("all logits negative: ", 2**13), ("", draws))):
+        same = hidden[number].expand(B, -1).contiguous()
+        counts = torch.zeros(V, dtype=torch.int64, device=problem.device)
+        for _ in range(math.ceil(min(wanted, draws) / B)):
+            tokens = _checked_form(launch(same, seed, step), B).long()
+            step += 1
+            outside = (tokens < 0) | (tokens >= V)
+            if outside.any():
+                first = int(tokens[outside][0])
+                return Check("fit", False, f"{what}drew token {first} outside [0, {V})", B)
+            counts += torch.bincount(tokens, minlength=V)
+        p = torch.softmax(logits[number].double() / T, 0).cpu().numpy()
+        check = goodness_of_fit(counts.cpu().numpy(), p)
+        if not check.passed:
+            return replace(check, detail=what + check.detail)
+    return check
 
 
 def goodness_of_fit(counts: np.ndarray, p: np.ndarray) -> Check:

@@ -41,8 +41,16 @@ def assert_accepted(tokens, hidden, weight, seed, offset, temperature=1.0):
     assert expected.accepts(tokens).all(), (tokens, expected.tokens)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("D", [16, 72, 100, 1152, 2049])
+@pytest.mark.parametrize(
+    ("D", "dtype"),
+    [
+        (16, torch.bfloat16),
+        (1152, torch.bfloat16),
+        (72, torch.float16),  # TMA, but not a multiple of any tile
+        (101, torch.bfloat16),  # rows that TMA cannot load
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("V", [1, 2, 127, 128, 129, 1000, 50257])
 @pytest.mark.parametrize("B", [1, 3, 16, 17, 64, 65, 200, 256, 1024])
 def test_tokens_are_the_oracles(B, V, D, dtype):
@@ -75,7 +83,11 @@ def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
     hidden = hidden[torch.arange(B, device="cuda") % len(hidden)].contiguous()
     seed, offset = scalar(5), scalar(6)
     expected = reference.sample_token_noise(hidden.float() @ weight.float().T, seed, offset)
-    for config in [config_for(B, "NVIDIA H200"), config_for(B, "untuned"), *space(B)[:: len(space(B)) // 8]]:
+    for config in [
+        config_for(B, "NVIDIA H200"),
+        config_for(B, "untuned"),
+        *space(B)[:: len(space(B)) // 3],
+    ]:
         tokens = flash_sample(hidden, weight, seed=seed, offset=offset, config=config).tokens
         assert expected.accepts(tokens).all(), config
 
@@ -141,10 +153,13 @@ def test_two_streams_at_once():
 def test_two_graphs_replayed_at_once():
     problems = [problem(64, 30_000, 512), problem(64, 30_001, 512)]
     seed, offset = scalar(4), scalar(8)
-    replays = [
-        capture(lambda h, s, o, w=weight: flash_sample(h, w, seed=s, offset=o).tokens, hidden, seed, offset)
-        for hidden, weight in problems
-    ]  # fmt: skip
+    replays = []
+    for hidden, weight in problems:
+
+        def launch(hidden, seed, offset, weight=weight):
+            return flash_sample(hidden, weight, seed=seed, offset=offset).tokens
+
+        replays.append(capture(launch, hidden, seed, offset))
     streams = [torch.cuda.Stream() for _ in problems]
     torch.cuda.synchronize()
     tokens = [None, None]
@@ -162,9 +177,9 @@ def test_a_capture_without_a_spare_workspace_says_what_to_do(monkeypatch):
     seed, offset = scalar(4), scalar(8)
     flash_sample(hidden, weight, seed=seed, offset=offset)
     monkeypatch.setattr(_workspace, "_spares", {})
-    with pytest.raises(CaptureError, match="launch once outside"):
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            flash_sample(hidden, weight, seed=seed, offset=offset)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(CaptureError, match="launch once outside"), torch.cuda.graph(graph):
+        flash_sample(hidden, weight, seed=seed, offset=offset)
 
 
 def test_no_host_sync_and_no_logits_in_memory():

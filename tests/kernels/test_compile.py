@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles to a cubin for sm_80, sm_90 and sm_100, without spilling registers."""
+"""Every Triton kernel compiles to a cubin for sm_80, sm_90 and sm_100, without register spills."""
 
 from __future__ import annotations
 

@@ -182,10 +182,18 @@ GOOD = {"hidden": MATRIX, "weight": torch.zeros(100, 32), "seed": scalar(0), "of
         ({"temperature": "1"}, InvalidType, "temperature: expected a number; got str"),
         ({"temperature": True}, InvalidType, "temperature: expected a number; got bool"),
         ({"seed": torch.zeros(1)}, InvalidType, "seed: expected dtype torch.int64"),
-        ({"seed": torch.zeros(2, dtype=torch.int64)}, InvalidArgument, r"seed: expected shape \[1\]"),
+        (
+            {"seed": torch.zeros(2, dtype=torch.int64)},
+            InvalidArgument,
+            r"seed: expected shape \[1\]",
+        ),
         ({"offset": torch.tensor(0)}, InvalidArgument, r"offset: expected shape \[1\]; got \(\)"),
         ({"offset": scalar(0).int()}, InvalidType, "offset: expected dtype torch.int64"),
-        ({"weight": torch.zeros(100, 32, device="meta")}, InvalidArgument, "weight: expected it on"),
+        (
+            {"weight": torch.zeros(100, 32, device="meta")},
+            InvalidArgument,
+            "weight: expected it on",
+        ),
     ],
 )
 def test_bad_arguments_are_named_before_anything_runs(change, error, message):

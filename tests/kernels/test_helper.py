@@ -39,7 +39,9 @@ def codes() -> torch.Tensor:
     log_spaced = (2 ** np.linspace(0, 32, 1 << 16)).astype(np.int64).clip(0, 2**32 - 1)
     middle = 2**31 + np.arange(-(1 << 14), 1 << 14)
     random = rng.integers(0, 2**32, (1 << 20) - 2 * len(end) - len(log_spaced) - len(middle))
-    return torch.from_numpy(np.sort(np.concatenate([end, 2**32 - 1 - end, log_spaced, middle, random])))
+    return torch.from_numpy(
+        np.sort(np.concatenate([end, 2**32 - 1 - end, log_spaced, middle, random]))
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,31 @@
+"""The device that a command works on."""
+
+from __future__ import annotations
+
+from fsbench.errors import DeviceUnavailable, InvalidArgument
+
+
+def device_to_use(asked: str) -> str:
+    """cuda or cpu: what --device asks for, or for auto what torch finds here."""
+    if asked not in ("auto", "cuda", "cpu"):
+        raise InvalidArgument(f"--device: expected auto, cuda or cpu; got {asked!r}")
+    if asked == "cpu":
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if asked == "cuda":
+        raise DeviceUnavailable(
+            "--device cuda: torch sees no CUDA device; `fsbench doctor` says why"
+        )
+    return "cpu"
+
+
+def require_gpus(indices: list[int]) -> None:
+    """Raise DeviceUnavailable unless torch sees a GPU with each of these indices of --gpu."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if max(indices) >= count:
+        raise DeviceUnavailable(f"--gpu: expected indices below {count}; got {max(indices)}")

@@ -1,0 +1,113 @@
+"""What `fsbench run` shows: the plan, the progress, and the summary at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
+
+    from fsbench.runner import Plan
+    from fsbench.tables import Configuration
+
+
+def print_plan(plan: Plan) -> None:
+    """What would be measured, one line per problem, and what would be left out and why."""
+    print(
+        f"{len(plan.problems)} problems x {len(plan.providers)} providers, "
+        f"{plan.warmup} warm-up and {plan.iters} timed steps in {plan.rounds} rounds"
+    )
+    left_out: dict[str, None] = {}
+    for problem in plan.problems:
+        refusals = {entry.name: entry.refusal(problem) for entry in plan.providers}
+        able = [name for name, refusal in refusals.items() if not refusal]
+        print(f"  {problem}: {', '.join(able) or 'nothing'}")
+        for name, refusal in refusals.items():
+            if refusal:
+                left_out[f"  not {name}: {': '.join(refusal)}"] = None
+    print("\n".join(left_out), end="\n" if left_out else "")
+
+
+class Progress:
+    """A progress bar with the time that remains, on standard error."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TextColumn("{task.completed:.0f}/{task.total:.0f} cells"),
+            BarColumn(bar_width=30),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            speed_estimate_period=600,  # seconds: a cell may compile for longer than rich's 30
+        )
+        self._task = self._bar.add_task("", total=1)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def report(self, done: float, total: int, what: str) -> None:
+        """See `Runner.report`."""
+        self._bar.update(self._task, completed=done, total=total, description=what)
+
+
+def print_summary(table: pd.DataFrame) -> None:
+    """Median times of every configuration, what was not measured and why, and what to doubt."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fsbench.doubts import doubts
+    from fsbench.tables import configurations
+
+    console = Console(highlight=False, soft_wrap=True)
+    for configuration in configurations(table):
+        console.print(f"\n[bold]Median time, us[/]: {escape(configuration.title)}")
+        console.print(f"{configuration.conditions}\n", markup=False)
+        console.print(_times(configuration))
+    for (provider, status, reason), group in table[table["status"] != "ok"].groupby(
+        ["provider", "status", "reason"]
+    ):
+        of = int((table["provider"] == provider).sum())
+        cells = f"all {of} cells" if len(group) == of else f"{len(group)} of {of} cells"
+        console.print(f"{provider}: {status} ({cells}): {reason}", markup=False)
+    for doubt in doubts(table):
+        console.print(f"warning: {doubt}", markup=False)
+
+
+def _times(configuration: Configuration) -> Table:
+    """One line per sampler, one column per B; the fastest exact sampler of each B in bold."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fsbench.provider import Kind
+
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    measured = configuration.measured
+    exact = measured[measured["kind"] == Kind.EXACT]
+    fastest = exact.groupby("b")["median_us"].min()
+    batches = sorted(measured["b"].unique())
+    shown.add_column("B")
+    for b in batches:
+        shown.add_column(str(b), justify="right", no_wrap=True)
+    for provider in configuration.providers():
+        rows = measured[measured["provider"] == provider].set_index("b")
+        kind = rows["kind"].iloc[0]
+        times = []
+        for b in batches:
+            time = rows["median_us"].get(b)
+            best = time == fastest.get(b) and kind == Kind.EXACT
+            text = "-" if time is None else f"{time:.1f}" if time < 1000 else f"{time:.0f}"
+            times.append(f"[bold]{text}[/]" if best else text)
+        note = " (lower bound)" if kind == Kind.LOWER_BOUND else ""
+        shown.add_row(escape(configuration.label(provider)) + note, *times)
+    return shown

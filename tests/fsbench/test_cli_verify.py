@@ -1,0 +1,116 @@
+"""`fsbench verify`: its verdicts, its table and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from fsbench import cli, verify
+
+PLUGIN = """
+from fsbench.provider import Capabilities, Kind, Provider
+
+def build(problem, weight):
+    def launch(hidden, seed, offset):
+        return (hidden @ weight.T).{draw}
+    return launch
+
+PROVIDER = Provider(
+    name="mine", label="Mine", kind=Kind.{kind}, build=build,
+    capabilities=Capabilities(devices=("cpu",), dtypes=("fp32",), zero_temperature={zero}),
+)
+"""
+
+
+@pytest.fixture
+def fsbench(monkeypatch, capsys):
+    monkeypatch.setitem(verify.FIT_DRAWS, "cpu", 2**13)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fsbench", "verify", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    def write(draw, kind="GREEDY", zero=True):
+        path = tmp_path / "mine.py"
+        path.write_text(PLUGIN.format(draw=draw, kind=kind, zero=zero))
+        return ["--provider-path", path, "--provider", "mine", "--dtype", "fp32"]
+
+    return write
+
+
+def test_verdicts_as_json(fsbench):
+    code, out, _ = fsbench("--provider", "greedy", "--provider", "multinomial", "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert [(row["provider"], row["name"], row["passed"]) for row in rows] == [
+        ("greedy", "greedy", True),
+        ("multinomial", "fit", True),
+    ]
+    assert rows[1]["draws"] == 2**13 and 0 < rows[1]["p_value"] <= 1
+    assert rows[1]["detects"] > 0
+
+
+def test_the_table(fsbench):
+    code, out, _ = fsbench("--provider", "greedy", "--dtype", "fp16")
+    assert code == 0
+    assert "cpu, fp16, T = 1" in out
+    assert "greedy" in out and " ok " in out and "206 rows have the maximum" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("draw", "kind"),
+    [("argmin(1)", "GREEDY"), ("argmax(1)", "EXACT"), ("no_such_method()", "GREEDY")],
+)
+def test_a_failed_check_exits_1(fsbench, plugin, draw, kind):
+    code, out, _ = fsbench(*plugin(draw, kind))
+    assert code == 1 and "FAILED" in out
+
+
+def test_what_cannot_be_checked_is_said_and_is_no_failure(fsbench, monkeypatch, plugin):
+    monkeypatch.setattr("fsbench.discover._PACKAGES", ("fsbench.baselines",))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    code, out, _ = fsbench(*plugin("argmax(1)")[:2], "--dtype", "bf16")
+    assert code == 0
+    assert "not checked: matmul_only: is a lower bound, not a sampler" in out
+    assert "not checked: mine: takes fp32, not bf16" in out
+    assert "not checked: weight_stream: runs on cuda only" in out
+    assert "multinomial" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        ("--provider gredy", 2, "provider: expected one of "),
+        ("--dtype fp8", 2, "dtype: expected one of bf16, fp16, fp32; got 'fp8'"),
+        ("--temperature nan", 2, "temperature: expected a finite number >= 0"),
+        ("--temperature -1", 2, "temperature: expected a finite number >= 0"),
+        ("--temperature 0", 2, "--temperature: expected a number > 0"),
+        ("--device tpu", 2, "--device: expected auto, cuda or cpu; got 'tpu'"),
+        ("--device cuda", 4, "--device cuda: torch sees no CUDA device"),
+        ("--provider matmul_only", 2, "matmul_only: is a lower bound, not a sampler"),
+        ("--provider weight_stream", 4, "weight_stream: runs on cuda only"),
+        ("--provider-path nothing.py", 2, "--provider-path: expected an existing .py file"),
+    ],
+)
+def test_mistakes_are_one_line(fsbench, arguments, code, line):
+    given, out, err = fsbench(*arguments.split())
+    assert (given, out) == (code, "")
+    assert err.startswith(f"error: {line}") and len(err.splitlines()) == 1
+
+
+def test_a_named_sampler_that_takes_another_dtype_is_a_mistake(fsbench, plugin):
+    code, _, err = fsbench(*plugin("argmax(1)"), "--dtype", "bf16")
+    assert (code, err) == (2, "error: mine: takes fp32, not bf16\n")

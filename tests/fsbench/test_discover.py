@@ -1,0 +1,224 @@
+"""Discovery: what is shipped, what others add, and what is broken."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fsbench import discover as module
+from fsbench import hardware
+from fsbench.discover import Found, available, discover, select
+from fsbench.errors import InvalidArgument, ProviderUnavailable
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Provider
+
+PLUGIN = """
+from fsbench.provider import Capabilities, Kind, Provider
+
+PROVIDER = Provider(
+    name="{name}",
+    label="A plug-in",
+    kind=Kind.EXACT,
+    build=lambda problem, weight: lambda hidden, seed, offset: None,
+    capabilities=Capabilities(devices=("cpu",)),
+)
+"""
+
+
+def _provider(name: str = "mine", **changes) -> Provider:
+    return Provider(name, "Mine", Kind.EXACT, lambda problem, weight: None, **changes)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path):
+    """Writes a plug-in file and returns its path."""
+
+    def write(text: str = PLUGIN.format(name="mine"), name: str = "mine") -> Path:
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def entry_points(monkeypatch):
+    """Installs entry points: name -> what loading it returns, or the error that it raises."""
+
+    def install(**loaded: object) -> None:
+        def load(value: object) -> object:
+            if isinstance(value, BaseException):
+                raise value
+            return value
+
+        points = [
+            SimpleNamespace(
+                name=name, value=f"package.{name}", load=lambda value=value: load(value)
+            )
+            for name, value in loaded.items()
+        ]
+        groups = {"fsbench.providers": points}
+        monkeypatch.setattr(module, "entry_points", lambda group: groups.get(group, []))
+
+    return install
+
+
+def test_every_file_is_a_sampler_sorted_by_name():
+    root = Path(__file__).resolve().parents[2]
+    files = [*(root / "kernels").glob("[!_]*.py"), *(root / "baselines").glob("[!_]*.py")]
+    found = discover()
+    assert list(found) == sorted(path.stem for path in files)
+    for name, entry in found.items():
+        assert entry.provider is not None and entry.provider.name == entry.name == name
+        assert entry.source in (f"fsbench.kernels.{name}", f"fsbench.baselines.{name}")
+
+
+def test_a_file_given_by_path_is_one_more(plugin):
+    found = discover([plugin()])
+    assert set(found) - set(discover()) == {"mine"}
+    assert found["mine"].provider.label == "A plug-in"
+    assert found["mine"].source.endswith("mine.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise RuntimeError('two\\n lines')", "RuntimeError: two lines"),
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("this is no Python", "SyntaxError: "),
+        ("x = 1", "defines no PROVIDER of type fsbench.provider.Provider"),
+        ("PROVIDER = 'mine'", "defines no PROVIDER of type fsbench.provider.Provider"),
+        (PLUGIN.format(name="other"), "PROVIDER is named 'other', not 'mine'"),
+    ],
+)
+def test_a_file_that_yields_no_sampler_is_broken_with_the_reason(plugin, text, reason):
+    entry = discover([plugin(text)])["mine"]
+    assert entry.provider is None
+    assert entry.broken.startswith(reason) and "\n" not in entry.broken
+    assert entry.unavailable_reason("cpu") == entry.unavailable_reason("cuda") == entry.broken
+    assert entry.refusal(Problem(1, 2, 3)) == ("unavailable", entry.broken)
+    with pytest.raises(ProviderUnavailable, match="mine: "):
+        available(entry, "cpu")
+
+
+def test_a_broken_file_leaves_no_module_behind(plugin):
+    discover([plugin("raise RuntimeError", "leftover")])
+    assert not [name for name in sys.modules if "leftover" in name]
+
+
+@pytest.mark.parametrize("name", ["missing.py", "text.txt", "folder.py"])
+def test_a_path_that_is_no_python_file_is_refused(tmp_path, name):
+    (tmp_path / "text.txt").write_text("")
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(InvalidArgument, match=r"--provider-path: expected an existing \.py file"):
+        discover([tmp_path / name])
+
+
+def test_two_samplers_of_one_name_are_refused_with_both_places(plugin, entry_points):
+    shipped = next(iter(discover()))
+    path = plugin(PLUGIN.format(name=shipped), shipped)
+    with pytest.raises(InvalidArgument, match=rf"{shipped}.*twice.*fsbench\..* and .*{path}"):
+        discover([path])
+    with pytest.raises(InvalidArgument, match="'mine': defined twice"):
+        discover([plugin(), plugin()])
+    entry_points(mine=_provider())
+    with pytest.raises(
+        InvalidArgument, match=r"twice, in entry point package\.mine and .*mine\.py"
+    ):
+        discover([plugin()])
+
+
+def test_entry_points(entry_points):
+    entry_points(
+        mine=_provider(),
+        bad=ImportError("no libfoo"),
+        ends=SystemExit(),
+        renamed=_provider("other"),
+        text="not a provider",
+    )
+    found = discover()
+    assert found["mine"].provider.name == "mine"
+    assert {name: found[name].broken for name in ("bad", "ends", "renamed", "text")} == {
+        "bad": "ImportError: no libfoo",
+        "ends": "SystemExit",
+        "renamed": "PROVIDER is named 'other', not 'renamed'",
+        "text": "defines no PROVIDER of type fsbench.provider.Provider",
+    }
+    assert len(found) == len({entry.name for entry in found.values()})
+
+
+def test_our_own_module_without_a_package_is_broken_but_a_bug_of_ours_is_raised(monkeypatch):
+    name = next(name for name, entry in discover().items() if "baselines" in entry.source)
+    real = importlib.import_module
+
+    def fail_with(error):
+        def import_module(module_name):
+            if module_name.endswith(f".{name}"):
+                raise error
+            return real(module_name)
+
+        monkeypatch.setattr(module.importlib, "import_module", import_module)
+
+    fail_with(ModuleNotFoundError("No module named 'foo'", name="foo"))
+    assert discover()[name].broken == "package foo is not installed"
+    for bug in (
+        ModuleNotFoundError("No module named 'fsbench.foo'", name="fsbench.foo"),
+        ImportError("cannot import name"),
+        SyntaxError("typo"),
+    ):
+        fail_with(bug)
+        with pytest.raises(type(bug)):
+            discover()
+
+
+def test_availability(monkeypatch):
+    def reasons(**changes):
+        entry = Found("mine", "here", _provider(**changes))
+        return entry.unavailable_reason("cuda"), entry.unavailable_reason("cpu")
+
+    both = Capabilities(devices=("cuda", "cpu"))
+    monkeypatch.setattr(hardware, "gpus", lambda: [])
+    assert reasons(capabilities=both) == ("no GPU on this machine", None)
+    assert reasons() == ("no GPU on this machine", "runs on cuda only")
+    monkeypatch.setattr(hardware, "gpus", lambda: ["a GPU"])
+    assert reasons(capabilities=both) == (None, None)
+    absent = "package no_such_package, another_one is not installed"
+    packages = ("no_such_package", "json", "another_one")
+    assert reasons(capabilities=both, requires=packages) == (absent, absent)
+    odd = reasons(requires=("no_such_package.part",))
+    assert "no_such_package" in odd[0]
+
+
+def test_refusal_names_the_status(monkeypatch):
+    def crash(problem):
+        raise KeyError("oops")
+
+    on_cpu = Capabilities(devices=("cpu",))
+    problem = Problem(1, 2, 3, device="cpu")
+
+    def refusal(problem=problem, **changes):
+        return Found("mine", "", _provider(capabilities=on_cpu, **changes)).refusal(problem)
+
+    assert refusal() is None
+    assert refusal(supports=lambda problem: "V too small") == ("unsupported", "V too small")
+    assert refusal(supports=crash) == ("error", "KeyError: 'oops'")
+    assert refusal(Problem(1, 2, 3, "fp32", device="cpu")) == (
+        "unsupported",
+        "takes bf16, fp16, not fp32",
+    )
+    assert refusal(Problem(1, 2, 3, temperature=0.0, device="cpu"))[0] == "unsupported"
+    assert refusal(requires=("no_such_package",))[0] == "unavailable"
+
+
+def test_select():
+    found = {name: Found(name, "") for name in ("alpha", "beta", "gamma")}
+    assert [entry.name for entry in select(found, ["gamma", "alpha"])] == ["gamma", "alpha"]
+    with pytest.raises(InvalidArgument, match=r"^provider: .* got 'gama'; did you mean 'gamma'\?$"):
+        select(found, ["alpha", "gama"])
+    with pytest.raises(InvalidArgument, match=r"got 'xyzzy'$"):
+        select(found, ["xyzzy"])

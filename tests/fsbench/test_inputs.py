@@ -1,0 +1,103 @@
+"""The inputs have the logits they promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fsbench import inputs
+from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight
+from fsbench.problem import Problem
+
+
+def _problem(logits: str, **changes) -> Problem:
+    sizes = {"B": 4, "D": 256, "V": 3000, "dtype": "fp32", "device": "cpu", **changes}
+    return Problem(**sizes, logits=logits)
+
+
+def _logits(problem: Problem, seed: int = 0) -> torch.Tensor:
+    return make_hidden(problem, seed).float() @ make_weight(problem, seed).float().T
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+@pytest.mark.parametrize("sigma", [0.5, 4.0])
+def test_normal_logits_have_the_stated_deviation(sigma, dtype):
+    logits = _logits(_problem(f"normal:{sigma}", dtype=dtype, B=8))
+    # A row's deviation is sigma |h| / sqrt(D), and |h|^2 / D = 1 +- sqrt(2 / D).
+    assert float(logits.std()) == pytest.approx(sigma, rel=0.07)
+    assert abs(float(logits.mean())) < 0.03 * sigma
+    rows = np.corrcoef(logits.numpy())
+    assert np.abs(rows - np.eye(8)).max() < 0.3  # rows have logits of their own
+
+
+def test_normal_zero_is_uniform():
+    assert float(_logits(_problem("normal:0")).abs().max()) == 0
+
+
+def test_zipf_logits_follow_the_logarithm_of_the_rank_in_shuffled_order():
+    logits = _logits(_problem("zipf:1.5"))
+    profile = -1.5 * np.log(np.arange(1, 3001))
+    for row in logits.numpy():
+        assert np.corrcoef(np.sort(row)[::-1], profile)[0, 1] > 0.99
+        assert np.polyfit(profile, np.sort(row)[::-1], 1)[0] == pytest.approx(1, rel=0.05)
+        assert abs(np.corrcoef(row, np.arange(3000))[0, 1]) < 0.1
+
+
+def test_peaked_logits_have_one_token_above_all_others():
+    logits = _logits(_problem("peaked:12"))
+    top = logits.topk(2, dim=1)
+    assert len(set(top.indices[:, 0].tolist())) == 1  # the same token in every row
+    # The gap is 12 up to the row's mean of hidden, less the noise's maximum.
+    assert torch.all((top.values[:, 0] - logits.mean(1) - 12).abs() < 0.6)
+    assert torch.all(top.values[:, 1] - logits.mean(1) < 0.6)
+
+
+@pytest.mark.parametrize("logits", ["normal:1", "zipf:1", "peaked:5"])
+def test_inputs_are_a_function_of_the_seed(logits):
+    problem = _problem(logits)
+    for make in (make_weight, make_hidden):
+        torch.manual_seed(1)
+        first = make(problem, 7)
+        torch.manual_seed(2)
+        assert torch.equal(first, make(problem, 7))
+        assert not torch.equal(first, make(problem, 8))
+
+
+def test_the_weight_does_not_depend_on_the_batch():
+    weights = [make_weight(_problem("normal:1", B=B), 3) for B in (1, 16)]
+    assert torch.equal(*weights)
+
+
+def test_shapes_and_dtypes():
+    for dtype, expected in TORCH_DTYPES.items():
+        problem = _problem("zipf:1", dtype=dtype, B=3, D=8, V=5)
+        weight, hidden = make_weight(problem, 0), make_hidden(problem, 0)
+        assert (weight.shape, weight.dtype) == ((5, 8), expected)
+        assert (hidden.shape, hidden.dtype) == ((3, 8), expected)
+        assert weight.is_contiguous() and hidden.is_contiguous()
+
+
+def test_the_weight_is_made_in_blocks_without_a_seam(monkeypatch):
+    problem = _problem("zipf:1", V=1000)
+    whole = make_weight(problem, 0)
+    monkeypatch.setattr(inputs, "_ROWS_AT_ONCE", 128)
+    blocks = make_weight(problem, 0)
+    means = [make.mean(1) * problem.D for make in (whole, blocks)]  # the profile, noise aside
+    assert torch.allclose(*means, atol=8 * 0.1)
+    noise = blocks - blocks.mean(1, keepdim=True)
+    assert not torch.isclose(noise[128:], noise[:-128]).all(1).any()  # no block repeats another's
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_head_with_logits_is_exact(dtype):
+    logits = 30 * torch.randn(5, 77, generator=torch.Generator().manual_seed(0))
+    hidden, weight = head_with_logits(logits, dtype, D=16)
+    assert (hidden.shape, weight.shape) == ((5, 16), (77, 16))
+    assert hidden.is_contiguous() and weight.is_contiguous()
+    assert torch.equal(hidden @ weight.T, logits.to(dtype))
+
+
+def test_head_with_logits_takes_at_most_d_rows():
+    with pytest.raises(ValueError, match=r"logits: expected at most D=4 rows; got 5"):
+        head_with_logits(torch.zeros(5, 3), torch.float32, D=4)

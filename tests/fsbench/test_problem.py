@@ -1,0 +1,86 @@
+"""Problem, the laws of logits and the named LM heads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fsbench.errors import InvalidArgument
+from fsbench.problem import DTYPES, Problem, model, models, parse_logits
+
+
+@pytest.mark.parametrize("name", ["B", "D", "V", "tp"])
+@pytest.mark.parametrize("value", [0, -1, 1.0, "1", True, None])
+def test_sizes_are_positive_integers(name, value):
+    sizes = {"B": 1, "D": 2, "V": 3, name: value}
+    with pytest.raises(
+        InvalidArgument, match=rf"^{name}: expected an integer >= 1; got {value!r}$"
+    ):
+        Problem(**sizes)
+
+
+@pytest.mark.parametrize("temperature", [-0.1, math.nan, math.inf, -math.inf])
+def test_temperature_is_finite_and_not_negative(temperature):
+    with pytest.raises(InvalidArgument, match=r"^temperature: expected a finite number >= 0"):
+        Problem(1, 2, 3, temperature=temperature)
+    assert Problem(1, 2, 3, temperature=0.0).temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "bf61"}, r"^dtype: expected one of bf16, fp16, fp32; got 'bf61'; .* 'bf16'\?$"),
+        ({"dtype": "int8"}, r"^dtype: expected one of bf16, fp16, fp32; got 'int8'"),
+        ({"device": "gpu"}, r"^device: expected one of cpu, cuda; got 'gpu'"),
+        ({"logits": "uniform:1"}, r"^logits: expected normal:SIGMA, .*; got 'uniform:1'$"),
+    ],
+)
+def test_unknown_names(changes, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Problem(1, 2, 3, **changes)
+
+
+def test_an_invalid_argument_is_a_value_error():
+    with pytest.raises(ValueError, match="B"):
+        Problem(0, 1, 1)
+
+
+def test_parse_logits():
+    assert parse_logits("normal:1") == ("normal", 1.0)
+    assert parse_logits("zipf:1.25") == ("zipf", 1.25)
+    assert parse_logits("peaked:0") == ("peaked", 0.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "normal", "normal:", "normal:-1", "zipf:a", " normal:1", "normal:1:2"]
+)
+def test_parse_logits_refuses_anything_else(text):
+    with pytest.raises(InvalidArgument, match="logits: expected normal:SIGMA"):
+        parse_logits(text)
+
+
+def test_fields_are_the_columns_of_results():
+    assert Problem(1, 2, 3, "fp16", 0.5, "cpu", "zipf:1").fields() == {
+        **dict(b=1, d=2, v=3, dtype="fp16", temperature=0.5),
+        **dict(device="cpu", logits="zipf:1", tp=1),
+    }
+
+
+def test_weight_bytes():
+    assert {name: Problem(1, 10, 100, name).weight_bytes for name in DTYPES} == {
+        "bf16": 2000,
+        "fp16": 2000,
+        "fp32": 4000,
+    }
+
+
+def test_models():
+    assert len(models()) >= 15
+    assert (model("qwen3-8b").V, model("qwen3-8b").D) == (151936, 4096)
+    assert (model("llama3-70b").V, model("llama3-70b").D) == (128256, 8192)
+    for name, head in models().items():
+        assert head.name == name
+        Problem(1, head.D, head.V)
+    with pytest.raises(InvalidArgument, match=r"^model: .*did you mean 'qwen3-8b'\?$"):
+        model("qwen3_8b")
