@@ -55,6 +55,8 @@ class Capabilities:
     zero_temperature: T = 0 is accepted and means greedy.
     fused: the [B, V] logits never exist in memory.
     graph_safe: may be captured in a CUDA graph.
+    known_deviation: total variation distance from the softmax that an EXACT sampler is known to
+        have in one of its dtypes; it is held to that instead of to exactness, and says why.
     """
 
     devices: tuple[str, ...] = ("cuda",)
@@ -63,6 +65,7 @@ class Capabilities:
     zero_temperature: bool = False
     fused: bool = False
     graph_safe: bool = True
+    known_deviation: float = 0.0
 
 
 def _supports_everything(problem: Problem) -> str | None:

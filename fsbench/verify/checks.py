@@ -229,14 +229,19 @@ def check_fit(provider: Provider, setting: Setting, draws: int) -> Check:
                 return Check("fit", False, f"{what}drew token {first} outside [0, {V})", B)
             counts += torch.bincount(tokens, minlength=V)
         p = torch.softmax(logits[number].double() / T, 0).cpu().numpy()
-        check = goodness_of_fit(counts.cpu().numpy(), p)
+        check = goodness_of_fit(counts.cpu().numpy(), p, provider.capabilities.known_deviation)
         if not check.passed:
             return replace(check, detail=what + check.detail)
     return check
 
 
-def goodness_of_fit(counts: np.ndarray, p: np.ndarray) -> Check:
-    """G-test of counts [V] against probabilities p [V], pooled (see check_fit)."""
+def goodness_of_fit(counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0) -> Check:
+    """G-test of counts [V] against probabilities p [V], pooled (see check_fit).
+
+    A sampler with a known deviation need not pass it, but the total variation distance of counts
+    from p must be within that deviation and what chance adds: with probability ALPHA at most, the
+    distance of K bins exceeds sqrt((K ln 2 + ln 1/ALPHA) / 2n) (Bretagnolle-Huber-Carol).
+    """
     n = int(counts.sum())
     order = np.argsort(-p, kind="stable")
     # Close a bin each time the expected draws pass MIN_EXPECTED; the last, short one joins its
@@ -258,6 +263,17 @@ def goodness_of_fit(counts: np.ndarray, p: np.ndarray) -> Check:
     g = 2.0 * float(np.sum(observed[hit] * np.log(observed[hit] / expected[hit])))
     df = len(edges) - 1
     p_value = float(chi2.sf(g, df))
+    if known_deviation and p_value <= ALPHA:
+        distance = 0.5 * float(np.abs(observed - expected).sum()) / n
+        chance = math.sqrt((len(edges) * math.log(2) - math.log(ALPHA)) / (2 * n))
+        return Check(
+            "fit",
+            distance <= known_deviation + chance,
+            f"not exact (G = {g:.1f} over {len(edges)} bins); total variation {distance:.4f}, "
+            f"of which {known_deviation:g} is known and {chance:.4f} may be chance",
+            n,
+            p_value,
+        )
     return Check(
         "fit",
         p_value > ALPHA,
