@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -201,12 +202,13 @@ def _run_on(
     facts = {**environment(device, sys.argv), "options": options}
     folder = resume or (out / suffix if out else _new_folder(facts, suffix))
     store = Store.resume(folder, facts) if resume else Store.create(folder, facts)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     try:
         with Progress(console) as progress:
             Runner(plan, store, timer, facts["gpu"], nvml_index, progress.report).run()
     except BaseException:
-        console.print(f"stopped; to continue: fsbench run --resume {folder}", soft_wrap=True)
+        again = f"fsbench run --resume {shlex.quote(str(folder))}"
+        console.print(f"stopped; to continue: {again}", soft_wrap=True)
         raise
     finally:
         store.close()
