@@ -30,7 +30,8 @@ def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
     """The environment record of a run on `device` ("cuda", "cuda:1" or "cpu").
 
     `gpu`, `device` (its type) and `cpu` are what `Store.resume` compares. `gpu` is "" on a CPU;
-    versions of absent packages and git_sha and git_dirty outside a source tree are None.
+    versions of absent packages and git_sha and git_dirty outside a source tree are None. A tree
+    that travelled without its .git takes git_sha from the variable FSBENCH_COMMIT.
     """
     import torch
 
@@ -40,7 +41,7 @@ def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
     return {
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "fsbench": fsbench.__version__,
-        "git_sha": git_sha,
+        "git_sha": git_sha or os.environ.get("FSBENCH_COMMIT"),
         "git_dirty": git_dirty,
         "argv": list(argv),
         "device": kind,

@@ -146,7 +146,8 @@ class Runner:
         pending = list(self._pending(problem))
         if not pending:
             return
-        yield len(self.plan.providers) - len(pending), f"{problem}: inputs"
+        where = f"B={problem.B} D={problem.D} V={problem.V}"
+        yield len(self.plan.providers) - len(pending), f"{where}: inputs"
         try:
             inputs = self._inputs_of(problem)
         except Exception as error:
@@ -158,13 +159,13 @@ class Runner:
         finished = 0.0
         contenders = []
         for provider, cell in pending:
-            yield finished, f"{problem}: {cell.label}"
+            yield finished, f"{where}: {cell.label}"
             contender = self._prepare(provider, cell, inputs)
             if contender:
                 contenders.append(contender)
             finished = share if contender else 1.0
         for cell, number in self._time(contenders, inputs.offset):
-            yield finished, f"{problem}: {cell.label}, round {number + 1} of {self.plan.rounds}"
+            yield finished, f"{where}: {cell.label}, round {number + 1} of {self.plan.rounds}"
             finished = share
 
     def _pending(self, problem: Problem) -> Iterator[tuple[Provider, Cell]]:

@@ -1,7 +1,7 @@
 """Tile shapes of the FlashSampling kernel: the tuning space, and the shipped choice per GPU.
 
-A choice depends on the GPU and on the bucket of B only, never on the exact B, V or D, so nothing
-is tuned while serving. Tokens do not depend on it (docs/noise.md).
+A choice depends on the GPU, the model's D and the bucket of B, never on the exact B, so nothing is
+tuned while serving. Tokens do not depend on it (docs/noise.md).
 """
 
 from __future__ import annotations
@@ -87,14 +87,24 @@ _H200 = {
     256: TileConfig(256, 128, 64, 16, False, False, False, 16, 4, 1),
 }
 
-_TUNED = {"H200": _H200, "H100": _H200}
+# For D > 6144 each tile is long enough that smaller ones, which leave a shorter last wave, win.
+_H200_WIDE = {
+    **_H200,
+    16: TileConfig(16, 64, 128, 32, True, True, True, 4, 5, 2),
+    128: TileConfig(128, 128, 64, 16, False, False, False, 8, 3, 2),
+}
+_WIDE = 6144
+
+_TUNED = {"H200": (_H200, _H200_WIDE), "H100": (_H200, _H200_WIDE)}
 """By a part of the GPU's name. The H100 has the same multiprocessors and is untried here."""
 
 
-def config_for(B: int, gpu_name: str) -> TileConfig:
-    """The shipped config for a batch size on a GPU, by the GPU's name as NVML gives it."""
-    table = next((table for name, table in _TUNED.items() if name in gpu_name), _UNTUNED)
-    return table[bucket(B)]
+def config_for(B: int, D: int, gpu_name: str) -> TileConfig:
+    """The shipped config for a batch and hidden size, by the GPU's name as NVML gives it."""
+    for name, (table, wide) in _TUNED.items():
+        if name in gpu_name:
+            return (wide if D > _WIDE else table)[bucket(B)]
+    return _UNTUNED[bucket(B)]
 
 
 def space(B: int) -> list[TileConfig]:

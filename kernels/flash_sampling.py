@@ -53,8 +53,8 @@ def flash_sample(
         seed: int64 [1] on the same device; all 64 bits count.
         offset: int64 [1] on the same device: the step, modulo 2^32. A captured graph reads both at
             each replay: advance offset in place to draw afresh.
-        config: tile shapes; by default the shipped choice for this GPU and B. Tokens do not depend
-            on it, up to rounding of the matmul.
+        config: tile shapes; by default the shipped choice for this GPU, B and D. Tokens do not
+            depend on it, up to rounding of the matmul.
 
     Returns:
         Sample(tokens, valid). A row with a NaN or +inf logit, or without a finite one, gets -1.
@@ -72,7 +72,7 @@ def flash_sample(
 
     B, D = hidden.shape
     V = weight.shape[0]
-    config = config or default_config(B, hidden.device, hidden.element_size())
+    config = config or default_config(B, D, hidden.device, hidden.element_size())
     work = workspace(B, hidden.device)
     tokens = torch.empty(B, dtype=torch.int64, device=hidden.device)
     valid = torch.empty(B, dtype=torch.bool, device=hidden.device)
@@ -112,14 +112,14 @@ def tma_possible(matrix: Tensor) -> bool:
     return matrix.data_ptr() % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
 
 
-def default_config(B: int, device: torch.device, element_bytes: int) -> TileConfig:
-    """The shipped tile shapes for B rows on a device, fitted to its shared memory."""
+def default_config(B: int, D: int, device: torch.device, element_bytes: int) -> TileConfig:
+    """The shipped tile shapes for [B, D] hidden states on a device, fitted to its shared memory."""
     import torch
 
     if device.type == "cpu":
         return TileConfig(16, 256, 64, 256, False, False, True, 4, 1, 1)
     properties = torch.cuda.get_device_properties(device)
-    config = config_for(B, properties.name)
+    config = config_for(B, D, properties.name)
     limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
     return config.fitted(limit - 1024, element_bytes)
 
@@ -196,7 +196,7 @@ class _FlashSampling:
     def __init__(self, problem: Problem, weight: Tensor):
         self._weight = weight
         self._temperature = problem.temperature
-        self._tiles = default_config(problem.B, weight.device, weight.element_size())
+        self._tiles = default_config(problem.B, problem.D, weight.device, weight.element_size())
         self.config = f"{self._tiles} {'tma' if tma_possible(weight) else 'pointers'}"
 
     @property

@@ -36,17 +36,20 @@ class Progress:
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
+        what = Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bar = Bar(
-            TextColumn("{task.completed:.0f}/{task.total:.0f} cells"),
-            BarColumn(bar_width=30),
+            TextColumn("{task.fields[cells]}/{task.total:.0f} cells"),
+            BarColumn(bar_width=20),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False, table_column=what),
             console=console,
+            expand=True,
             transient=True,
             speed_estimate_period=600,  # seconds: a cell may compile for longer than rich's 30
         )
-        self._task = self._bar.add_task("", total=1)
+        self._task = self._bar.add_task("", total=1, cells=0)
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -57,7 +60,7 @@ class Progress:
 
     def report(self, done: float, total: int, what: str) -> None:
         """See `Runner.report`."""
-        self._bar.update(self._task, completed=done, total=total, description=what)
+        self._bar.update(self._task, completed=done, total=total, description=what, cells=int(done))
 
 
 def print_summary(table: pd.DataFrame) -> None:

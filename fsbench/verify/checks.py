@@ -31,6 +31,10 @@ _SHAPES = ((1, 1), (3, 2), (17, 127), (1, 129), (16, 1000), (65, 5003))
 """(B, V) of the pathwise checks: tiny, odd, just above and below tile sizes, many rows."""
 
 
+_PROBLEM_STEPS = {"cuda": 64, "cpu": 4}
+"""Most steps of `check_on_problem`: a step on a CPU can take a good part of a second."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One verdict. `detail` says in words what was seen; p_value and draws where they apply.
@@ -300,27 +304,63 @@ def check_on_problem(
     """On the inputs and with the launch that are about to be timed: ids in range, tokens right.
 
     A token-noise sampler must return the oracle's token for logits recomputed in fp32, within the
-    rounding of the matmul (and of stored logits, unless it is fused).
+    rounding of the matmul (and of stored logits, unless it is fused); so must greedy decoding.
+    Exact samplers with noise of their own draw a few times, and the tokens' probabilities must
+    be such as honest draws have (`surprisal_p_value`).
     """
+    B, V = problem.B, problem.V
     tokens = _tokens(launch, hidden, 5, 9)
-    if not bool(((tokens >= 0) & (tokens < problem.V)).all()):
-        return Check("problem", False, f"a token outside [0, {problem.V}): {tokens.tolist()[:8]}")
+    if not bool(((tokens >= 0) & (tokens < V)).all()):
+        return Check("problem", False, f"a token outside [0, {V}): {tokens.tolist()[:8]}")
     able = provider.capabilities
-    if able.noise is None and provider.kind is not Kind.GREEDY:
-        return Check("problem", True, "ids in range", problem.B)
     logits = hidden.float() @ weight.float().T
     error = reference.matmul_error(hidden, weight)
     if not able.fused:
         error += float(logits.abs().max()) * torch.finfo(hidden.dtype).eps
-    greedy = provider.kind is Kind.GREEDY
-    expected = reference.sample_token_noise(
-        logits,
-        torch.tensor([5]),
-        torch.tensor([9]),
-        0.0 if greedy else problem.temperature,
-        logits_error=error,
-    )
-    accepted = expected.accepts(tokens)
-    equal = int((tokens == expected.tokens).sum())
-    detail = f"{equal} of {problem.B} tokens equal the oracle's, {int(accepted.sum())} accepted"
-    return Check("problem", bool(accepted.all()), detail, problem.B)
+    greedy = provider.kind is Kind.GREEDY or problem.temperature == 0
+    if greedy or able.noise == "token":
+        expected = reference.sample_token_noise(
+            logits,
+            torch.tensor([5]),
+            torch.tensor([9]),
+            0.0 if greedy else problem.temperature,
+            logits_error=error,
+        )
+        accepted = expected.accepts(tokens)
+        equal = int((tokens == expected.tokens).sum())
+        detail = f"{equal} of {B} tokens equal the oracle's, {int(accepted.sum())} accepted"
+        return Check("problem", bool(accepted.all()), detail, B)
+    if provider.kind is not Kind.EXACT:
+        return Check("problem", True, "ids in range", B)
+    steps = min(math.ceil(64 / B), _PROBLEM_STEPS[problem.device])
+    # Cloned: a launch may write every step's tokens to the same place.
+    drawn = [_tokens(launch, hidden, 5, 9 + step).clone() for step in range(steps)]
+    logp = torch.log_softmax(logits / problem.temperature, dim=1)
+    p_value = surprisal_p_value(torch.stack(drawn), logp, error / problem.temperature)
+    detail = f"the probabilities of {steps * B} drawn tokens are as they should be"
+    if p_value <= ALPHA:
+        detail = f"the probabilities of {steps * B} drawn tokens are not as they should be"
+    return Check("problem", p_value > ALPHA, detail, steps * B, p_value)
+
+
+def surprisal_p_value(tokens: Tensor, logp: Tensor, error: float = 0.0) -> float:
+    """A bound on the chance that honest draws are as surprising, or as unsurprising, as these.
+
+    The statistic is the sum of the surprisals -log p of the drawn tokens. Its moment generating
+    function is known, E exp(t X) = sum over v of p_v^(1 - t), so Chernoff's bound holds for any
+    law and any number of draws; few suffice to see tokens that have nothing to do with the law.
+
+    Args:
+        tokens: [steps, B] ids in [0, V).
+        logp: [B, V] log-probabilities.
+        error: bound on the error of each logit divided by T; it moves a surprisal by twice that.
+    """
+    steps, B = tokens.shape
+    surprisal = -float(logp.gather(1, tokens.long().T).double().sum())
+    slack = 2.0 * error * steps * B
+    log_bound = 0.0
+    for t in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+        for sign in (1.0, -1.0):
+            log_mgf = steps * float(torch.logsumexp((1.0 - sign * t) * logp, 1).double().sum())
+            log_bound = min(log_bound, log_mgf - t * (sign * surprisal - slack))
+    return min(1.0, 2.0 * math.exp(log_bound))

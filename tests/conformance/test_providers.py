@@ -133,7 +133,7 @@ def test_it_passes_verify_in_other_settings(name, dtype, temperature, eager, mon
 @on_cpu
 def test_it_runs_at_odd_shapes(name, eager):
     made = provider(name)
-    for B, D, V in ODD:
+    for B, D, V in [*ODD, (17, 40, 20_011)]:
         for dtype in made.capabilities.dtypes:
             problem = Problem(B, D, V, dtype, 0.8, "cpu")
             if made.unsupported_reason(problem):

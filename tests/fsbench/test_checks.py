@@ -25,6 +25,7 @@ from fsbench.verify.checks import (
     check_undefined_rows,
     detectable_bias,
     goodness_of_fit,
+    surprisal_p_value,
 )
 
 DRAWS = 2**15
@@ -336,8 +337,8 @@ def test_greedy_rejects(step):
 # The launch that is about to be timed
 
 
-def _on_problem(step: Step, dtype: str = "bf16", **able) -> Check:
-    problem = Problem(8, 64, 1000, dtype, 0.7, "cpu")
+def _on_problem(step: Step, dtype: str = "bf16", T: float = 0.7, law="normal:1", **able) -> Check:
+    problem = Problem(16, 64, 1000, dtype, T, "cpu", law)
     hidden, weight = inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0)
     made = provider(step, **able)
     return check_on_problem(made, problem, made.build(problem, weight), hidden, weight)
@@ -361,6 +362,66 @@ def test_on_the_problem_wrong_tokens_are_found():
 
 def negative_ids_always(logits, T, seed, offset):
     return torch.full((len(logits),), -1)
+
+
+@pytest.mark.parametrize("law", ["normal:0", "normal:1", "normal:64", "zipf:2", "peaked:20"])
+@pytest.mark.parametrize("T", [0.3, 1.0, 10.0])
+def test_on_the_problem_honest_draws_pass_whatever_the_law(law, T):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        assert _on_problem(honest, T=T, law=law).passed
+
+
+@pytest.mark.parametrize(
+    "step",
+    [shifted_by_one, greedy, uniform, always_the_same_token, noise_sign_flipped],
+    ids=lambda step: step.__name__,
+)
+def test_on_the_problem_draws_from_another_law_are_found(step):
+    torch.manual_seed(0)
+    check = _on_problem(step, T=0.5)
+    assert not check.passed and check.p_value < ALPHA
+
+
+def test_on_the_problem_temperature_zero_is_greedy():
+    assert _on_problem(greedy, T=0.0).passed
+    assert not _on_problem(second_best, T=0.0).passed
+
+
+def test_on_the_problem_one_row_is_drawn_often_enough(monkeypatch):
+    """At B = 1 a step is one draw."""
+    monkeypatch.setitem(checks._PROBLEM_STEPS, "cpu", 64)
+    problem = Problem(1, 64, 1000, "fp32", 0.5, "cpu")
+    hidden, weight = inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0)
+    for step, passes in ((honest, True), (uniform, False)):
+        made = provider(step)
+        torch.manual_seed(0)
+        check = check_on_problem(made, problem, made.build(problem, weight), hidden, weight)
+        assert (check.passed, check.draws) == (passes, 64)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+def test_surprisal_p_values_are_never_too_small(scale):
+    """At most a share x of honest draws may have a p-value below x; Chernoff's bound has slack."""
+    generator = torch.Generator().manual_seed(0)
+    logp = torch.log_softmax(scale * torch.randn(4, 50, generator=generator), 1)
+    p_values = np.array(
+        [
+            surprisal_p_value(torch.multinomial(logp.exp(), 8, True, generator=generator).T, logp)
+            for _ in range(400)
+        ]
+    )
+    for x in (0.5, 0.1, 0.02):
+        assert np.mean(p_values <= x) <= x
+    assert p_values.max() == 1.0
+
+
+def test_surprisal_allows_for_errors_of_the_logits():
+    logp = torch.log_softmax(torch.linspace(-4, 4, 100).expand(8, -1), 1)
+    unlikely = torch.full((8, 8), 20)
+    assert surprisal_p_value(unlikely, logp) < 1e-12
+    assert surprisal_p_value(unlikely, logp, error=0.1) < ALPHA
+    assert surprisal_p_value(unlikely, logp, error=3.0) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -469,3 +469,19 @@ def test_more_rounds_extend_a_run(sampler, run, log):
     record = run(sampler("A"), iters=4, rounds=4)["A"]
     assert sorted(record.rounds) == [0, 1, 2, 3]
     assert log.steps() == "A" + "AA" + "A" + "AA"
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "able", "expected"),
+    [
+        ("cuda", True, True, True),
+        ("cuda", True, False, False),
+        ("cuda", False, True, False),
+        ("cpu", True, True, False),
+    ],
+)
+def test_a_cell_says_whether_a_graph_is_replayed(sampler, tmp_path, device, asked, able, expected):
+    plan = Plan([SMALL], [], graph=asked)
+    made = Runner(plan, Store(tmp_path, {}), FakeTimer(), gpu_name="NVIDIA H200")
+    cell = made.cell(sampler("A", able={"graph_safe": able}), Problem(1, 2, 3, device=device))
+    assert (cell.graph, cell.gpu, cell.device) == (expected, "NVIDIA H200", device)

@@ -84,8 +84,9 @@ def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
     seed, offset = scalar(5), scalar(6)
     expected = reference.sample_token_noise(hidden.float() @ weight.float().T, seed, offset)
     for config in [
-        config_for(B, "NVIDIA H200"),
-        config_for(B, "untuned"),
+        config_for(B, 4096, "NVIDIA H200"),
+        config_for(B, 8192, "NVIDIA H200"),
+        config_for(B, 4096, "untuned"),
         *space(B)[:: len(space(B)) // 3],
     ]:
         tokens = flash_sample(hidden, weight, seed=seed, offset=offset, config=config).tokens

@@ -113,7 +113,7 @@ def stream(dtype: str, capability: int) -> int:
 def main(capability: int) -> None:
     tuned = capability == 90
     for B in tiles.BUCKETS if tuned else (16, 64, 256):
-        config = tiles.config_for(B, "NVIDIA H200" if tuned else "untuned")
+        config = tiles.config_for(B, 4096, "NVIDIA H200" if tuned else "untuned")
         variants = [("bf16", True)]
         # One config each shows what the other dtype and the pointer path need.
         if tuned and B == 16:

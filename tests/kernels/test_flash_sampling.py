@@ -211,8 +211,9 @@ def test_every_batch_size_has_a_config_that_fits_small_gpus():
     assert [bucket(B) for B in (1, 16, 17, 64, 65, 256, 1000)] == [16, 16, 32, 64, 128, 256, 256]
     for B in BUCKETS:
         for limit in (99 * 1024, 163 * 1024, 227 * 1024):
-            fitted = config_for(B, "NVIDIA GeForce").fitted(limit, 2)
+            fitted = config_for(B, 4096, "NVIDIA GeForce").fitted(limit, 2)
             assert fitted.shared_bytes(2) <= limit
             assert fitted.num_stages >= 2
-        assert config_for(B, "NVIDIA H200") in space(B)
-    assert default_config(5, CPU, 4).block_b == 16
+        for D in (2048, 8192):
+            assert config_for(B, D, "NVIDIA H200") in space(B)
+    assert default_config(5, 64, CPU, 4).block_b == 16
