@@ -39,7 +39,7 @@ lint: setup
 	$(VENV)/bin/mypy
 
 plots: setup
-	$(FSBENCH) plot results/h200 --out plots --format png,svg
+	$(FSBENCH) plot results/h200/paper-20261121 results/h200/lean-20261121 --out plots
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

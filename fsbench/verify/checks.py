@@ -336,14 +336,18 @@ def check_on_problem(
     # Cloned: a launch may write every step's tokens to the same place.
     drawn = [_tokens(launch, hidden, 5, 9 + step).clone() for step in range(steps)]
     logp = torch.log_softmax(logits / problem.temperature, dim=1)
-    p_value = surprisal_p_value(torch.stack(drawn), logp, error / problem.temperature)
+    p_value = surprisal_p_value(
+        torch.stack(drawn), logp, error / problem.temperature, able.known_deviation
+    )
     detail = f"the probabilities of {steps * B} drawn tokens are as they should be"
     if p_value <= ALPHA:
         detail = f"the probabilities of {steps * B} drawn tokens are not as they should be"
     return Check("problem", p_value > ALPHA, detail, steps * B, p_value)
 
 
-def surprisal_p_value(tokens: Tensor, logp: Tensor, error: float = 0.0) -> float:
+def surprisal_p_value(
+    tokens: Tensor, logp: Tensor, error: float = 0.0, known_deviation: float = 0.0
+) -> float:
     """A bound on the chance that honest draws are as surprising, or as unsurprising, as these.
 
     The statistic is the sum of the surprisals -log p of the drawn tokens. Its moment generating
@@ -354,6 +358,8 @@ def surprisal_p_value(tokens: Tensor, logp: Tensor, error: float = 0.0) -> float
         tokens: [steps, B] ids in [0, V).
         logp: [B, V] log-probabilities.
         error: bound on the error of each logit divided by T; it moves a surprisal by twice that.
+        known_deviation: total variation distance from logp that is allowed (see Capabilities):
+            at worst that much probability is on the token where exp(t X) is largest.
     """
     steps, B = tokens.shape
     surprisal = -float(logp.gather(1, tokens.long().T).double().sum())
@@ -361,6 +367,10 @@ def surprisal_p_value(tokens: Tensor, logp: Tensor, error: float = 0.0) -> float
     log_bound = 0.0
     for t in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
         for sign in (1.0, -1.0):
-            log_mgf = steps * float(torch.logsumexp((1.0 - sign * t) * logp, 1).double().sum())
-            log_bound = min(log_bound, log_mgf - t * (sign * surprisal - slack))
+            log_mgf = torch.logsumexp((1.0 - sign * t) * logp, 1).double()
+            if known_deviation:
+                worst = (-sign * t * logp).max(1).values.double()
+                log_mgf = torch.logaddexp(log_mgf, worst + math.log(known_deviation))
+            log_chance = steps * float(log_mgf.sum()) - t * (sign * surprisal - slack)
+            log_bound = min(log_bound, log_chance)
     return min(1.0, 2.0 * math.exp(log_bound))

@@ -416,6 +416,16 @@ def test_surprisal_p_values_are_never_too_small(scale):
     assert p_values.max() == 1.0
 
 
+def test_surprisal_allows_for_a_known_deviation():
+    """One draw in 64 of a token that is never drawn honestly: FI1's last token in bf16."""
+    logp = torch.log_softmax(torch.tensor([[30.0, 0.0]]), 1)
+    tokens = torch.zeros(64, 1, dtype=torch.int64)
+    tokens[5] = 1
+    assert surprisal_p_value(tokens, logp) < ALPHA
+    assert surprisal_p_value(tokens, logp, known_deviation=0.004) > 0.1
+    assert surprisal_p_value(tokens.flip(1) * 0 + 1, logp, known_deviation=0.004) < ALPHA
+
+
 def test_surprisal_allows_for_errors_of_the_logits():
     logp = torch.log_softmax(torch.linspace(-4, 4, 100).expand(8, -1), 1)
     unlikely = torch.full((8, 8), 20)
