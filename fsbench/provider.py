@@ -48,7 +48,7 @@ class Launch(Protocol):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a sampler can do. Each is tested in tests/conformance for every provider.
+    """What a sampler can do; docs/adding-a-sampler.md says how each is checked.
 
     noise: "token" if tokens follow fsbench.reference.sample_token_noise for the same logits, seed
         and offset; None if its noise is its own (then it is judged in distribution).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,8 +29,3 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """Interval of a ratio of medians from the intervals of both (conservative)."""
     return numerator[0] / denominator[1], numerator[1] / denominator[0]
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """exp of the mean logarithm; the mean to use for ratios."""
-    return math.exp(sum(math.log(value) for value in values) / len(values))

@@ -94,21 +94,16 @@ def flash_sampling_kernel(
     stride = tl.num_programs(0) // num_tiles_b
     for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), stride, flatten=FLATTEN):
         v0 = tile_v * BLOCK_V
-        if V_ON_M:
-            acc = tl.zeros((BLOCK_V, BLOCK_B), tl.float32)
-            for step in range(steps_d):
-                d0 = _column(step, tile_v, steps_d, ROTATE) * BLOCK_D
-                w = _load_tile(weight, v0, d0, BLOCK_V, BLOCK_D, V, D, USE_TMA)
-                h = _load_tile(hidden, b0, d0, BLOCK_B, BLOCK_D, B, D, USE_TMA)
+        acc = tl.zeros((BLOCK_V, BLOCK_B) if V_ON_M else (BLOCK_B, BLOCK_V), tl.float32)
+        for step in range(steps_d):
+            d0 = _column(step, tile_v, steps_d, ROTATE) * BLOCK_D
+            w = _load_tile(weight, v0, d0, BLOCK_V, BLOCK_D, V, D, USE_TMA)
+            h = _load_tile(hidden, b0, d0, BLOCK_B, BLOCK_D, B, D, USE_TMA)
+            if V_ON_M:
                 acc = tl.dot(w, h.T, acc, input_precision="ieee")
-            logits = acc.T
-        else:
-            logits = tl.zeros((BLOCK_B, BLOCK_V), tl.float32)
-            for step in range(steps_d):
-                d0 = _column(step, tile_v, steps_d, ROTATE) * BLOCK_D
-                w = _load_tile(weight, v0, d0, BLOCK_V, BLOCK_D, V, D, USE_TMA)
-                h = _load_tile(hidden, b0, d0, BLOCK_B, BLOCK_D, B, D, USE_TMA)
-                logits = tl.dot(h, w.T, logits, input_precision="ieee")
+            else:
+                acc = tl.dot(h, w.T, acc, input_precision="ieee")
+        logits = acc.T if V_ON_M else acc
         offs_v = v0 + tl.arange(0, BLOCK_V)
         logits = tl.where((offs_v < V)[None, :], logits, float("-inf"))
         best = _best_of_tile(logits, v0, rows[:, None], seed, offset, temperature, best)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fsbench.stats import LEVEL, geometric_mean, median_interval, ratio_interval
+from fsbench.stats import LEVEL, median_interval, ratio_interval
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,3 @@ def test_the_interval_holds_the_median_in_any_order(samples, random):
 
 def test_ratio_interval_is_the_widest_that_both_allow():
     assert ratio_interval((8.0, 12.0), (2.0, 4.0)) == (2.0, 6.0)
-
-
-def test_geometric_mean():
-    assert geometric_mean([1.0, 4.0, 16.0]) == pytest.approx(4.0)
-    assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
