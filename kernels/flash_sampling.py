@@ -16,6 +16,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels._device import launching_on, multiprocessors
 from fsbench.kernels._flash_sampling_config import TileConfig, config_for
 from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
 from fsbench.kernels._workspace import held_bytes, workspace
@@ -78,32 +79,33 @@ def flash_sample(
     valid = torch.empty(B, dtype=torch.bool, device=hidden.device)
     use_tma = tma_possible(hidden) and tma_possible(weight)
     blocks_b = triton.cdiv(B, config.block_b)
-    programs = _multiprocessors(hidden.device) * config.ctas_per_sm
+    programs = multiprocessors(hidden.device) * config.ctas_per_sm
     blocks_v = max(1, min(programs // blocks_b, triton.cdiv(V, config.block_v)))
-    flash_sampling_kernel[(blocks_b * blocks_v,)](
-        _matrix(hidden, config.block_b, config.block_d, use_tma),
-        _matrix(weight, config.block_v, config.block_d, use_tma),
-        seed,
-        offset,
-        float(temperature),
-        work.keys,
-        work.arrivals,
-        tokens,
-        valid,
-        B,
-        V,
-        D,
-        BLOCK_B=config.block_b,
-        BLOCK_V=config.block_v,
-        BLOCK_D=config.block_d,
-        SLICE=config.slice,
-        V_ON_M=config.v_on_m,
-        USE_TMA=use_tma,
-        FLATTEN=config.flatten,
-        ROTATE=config.rotate,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+    with launching_on(hidden.device):
+        flash_sampling_kernel[(blocks_b * blocks_v,)](
+            _matrix(hidden, config.block_b, config.block_d, use_tma),
+            _matrix(weight, config.block_v, config.block_d, use_tma),
+            seed,
+            offset,
+            float(temperature),
+            work.keys,
+            work.arrivals,
+            tokens,
+            valid,
+            B,
+            V,
+            D,
+            BLOCK_B=config.block_b,
+            BLOCK_V=config.block_v,
+            BLOCK_D=config.block_d,
+            SLICE=config.slice,
+            V_ON_M=config.v_on_m,
+            USE_TMA=use_tma,
+            FLATTEN=config.flatten,
+            ROTATE=config.rotate,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
     return Sample(tokens, valid)
 
 
@@ -122,14 +124,6 @@ def default_config(B: int, D: int, device: torch.device, element_bytes: int) -> 
     config = config_for(B, D, properties.name)
     limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
     return config.fitted(limit - 1024, element_bytes)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    import torch
-
-    if device.type == "cpu":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _matrix(matrix: Tensor, rows: int, cols: int, use_tma: bool) -> Tensor | TensorDescriptor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from fsbench.kernels._device import launching_on
 from fsbench.kernels._helper import (
     LOWEST_KEY,
     best_keys,
@@ -107,19 +108,20 @@ def gumbel_argmax(logits: Tensor, seed: Tensor, offset: Tensor, temperature: flo
     work = workspace(B, logits.device)
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
     splits = max(1, min(triton.cdiv(_PROGRAMS, B), triton.cdiv(V, BLOCK)))
-    _gumbel_argmax_kernel[(B * splits,)](
-        logits,
-        seed,
-        offset,
-        float(temperature),
-        work.keys,
-        work.arrivals,
-        tokens,
-        V,
-        splits,
-        BLOCK=BLOCK,
-        num_warps=NUM_WARPS,
-    )
+    with launching_on(logits.device):
+        _gumbel_argmax_kernel[(B * splits,)](
+            logits,
+            seed,
+            offset,
+            float(temperature),
+            work.keys,
+            work.arrivals,
+            tokens,
+            V,
+            splits,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+        )
     return tokens
 
 

@@ -230,3 +230,13 @@ def test_the_uniform_to_gumbel_map_over_many_codes_on_the_device():
         seed, offset = scalar(77), scalar(step)
         tokens = flash_sample(hidden, weight, seed=seed, offset=offset).tokens
         assert_accepted(tokens, hidden, weight, seed, offset)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_a_gpu_that_is_not_the_current_one():
+    on_first = [*problem(20, 3000, 128), scalar(1), scalar(2)]
+    on_second = [tensor.to("cuda:1") for tensor in on_first]
+    tokens = []
+    for hidden, weight, seed, offset in (on_first, on_second):
+        tokens.append(flash_sample(hidden, weight, seed=seed, offset=offset).tokens.tolist())
+    assert tokens[0] == tokens[1]

@@ -1,0 +1,27 @@
+"""The device a kernel runs on: CUDA, or the CPU where Triton's interpreter stands in for it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_INTERPRETED_MULTIPROCESSORS = 4  # enough for programs to share the work, few enough to be quick
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes `device` the current one: Triton launches on that, not on the tensors' device."""
+    import torch
+
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many programs run at a time, at one program per multiprocessor."""
+    import torch
+
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
