@@ -7,8 +7,8 @@ Figures are matplotlib Figure objects without pyplot: no global state, no displa
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fsbench import iomodel
-from fsbench.errors import ResultsError, unknown_name
+from fsbench.disk import refusals, write_atomically
+from fsbench.errors import unknown_name
 from fsbench.plotstyle import ROOFS, SETTINGS, Style
 from fsbench.problem import Problem
 from fsbench.provider import Kind
@@ -67,14 +68,12 @@ def save(figure: Figure, path: Path) -> None:
     The same figure gives the same bytes. Raises ResultsError where the path cannot be written.
     """
     file_format = path.suffix.removeprefix(".")
-    temporary = path.with_name(path.name + ".tmp")
-    try:
+    drawn = BytesIO()
+    with mpl.rc_context(SETTINGS):
+        figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
+    with refusals("write figure", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context(SETTINGS):
-            figure.savefig(temporary, format=file_format, metadata=_METADATA[file_format])
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ResultsError(f"cannot write figure {path}: {error.strerror}") from error
+        write_atomically(path, drawn.getvalue())
 
 
 def _runtime(configuration: Configuration, styles: Styles) -> Figure:

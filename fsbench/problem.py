@@ -57,11 +57,6 @@ class Problem:
             )
         parse_logits(self.logits)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weight: the stream that no unscreened sampler can avoid."""
-        return self.V * self.D * DTYPES[self.dtype]
-
     def fields(self) -> dict[str, object]:
         """Column name -> value, as results store it (lower-case names)."""
         return {name.lower(): value for name, value in asdict(self).items()}

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fsbench.disk import refusals, write_atomically
 from fsbench.errors import ResultsError
 
 SCHEMA = 1
@@ -109,13 +110,13 @@ class Store:
     def __init__(self, folder: Path, records: dict[tuple[object, ...], CellRecord]):
         self.folder = folder
         self._records = records
-        with _disk("write results in", folder):
+        with refusals("write results in", folder):
             self._file = open(folder / "points.jsonl", "a", encoding="utf-8")  # noqa: SIM115
 
     @classmethod
     def create(cls, folder: Path, environment: dict[str, Any]) -> Store:
         """Start an empty results folder and write its environment record."""
-        with _disk("write results in", folder):
+        with refusals("write results in", folder):
             if any((folder / name).exists() for name in ("points.jsonl", "results.csv")):
                 raise ResultsError(
                     f"{folder} already holds results; use --resume {folder} or another --out"
@@ -138,7 +139,7 @@ class Store:
                     f"{environment.get(name)!r}; got {before.get(name)!r}"
                 )
         points = folder / "points.jsonl"
-        with _disk("write results in", folder):
+        with refusals("write results in", folder):
             points.touch()  # a run killed before its first measurement has none
         records = read_records(folder)
         _drop_cut_line(points)
@@ -163,7 +164,7 @@ class Store:
             record.status, record.reason = status, reason
 
     def _append(self, line: dict[str, Any]) -> None:
-        with _disk("write results in", self.folder):
+        with refusals("write results in", self.folder):
             self._file.write(json.dumps({"schema": SCHEMA, **line}) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -195,7 +196,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 def _write_environment(folder: Path, environment: dict[str, Any]) -> None:
     text = json.dumps({"schema": SCHEMA, **environment}, indent=2) + "\n"
-    with _disk("write results in", folder):
+    with refusals("write results in", folder):
         write_atomically(folder / "env.json", text)
 
 
@@ -227,35 +228,15 @@ def read_records(folder: Path) -> list[CellRecord]:
 
 def _drop_cut_line(path: Path) -> None:
     """Truncate a file to its last complete line, so that appending cannot corrupt it."""
-    with _disk("write results in", path.parent), open(path, "r+b") as file:
+    with refusals("write results in", path.parent), open(path, "r+b") as file:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _read(path: Path) -> bytes:
-    with _disk("read", path):
+    with refusals("read", path):
         if not path.exists():
             raise ResultsError(f"{path.parent} is not a results folder: it has no {path.name}")
         return path.read_bytes()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def _disk(action: str, path: Path) -> Iterator[None]:
-    """Turn the system's refusal of what is done inside into one line that names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise ResultsError(f"cannot {action} {path}: {error.strerror or error}") from error
 
 
 def results_folders(paths: Iterable[Path]) -> list[Path]:

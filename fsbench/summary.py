@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from fsbench import iomodel
-from fsbench.errors import ResultsError
+from fsbench.disk import refusals, write_atomically
 from fsbench.problem import Problem
-from fsbench.results import Cell, CellRecord, read_records, write_atomically
+from fsbench.results import Cell, CellRecord, read_records
 from fsbench.stats import median_interval
 
 _MEASURED_COLUMNS = (
@@ -85,10 +85,8 @@ def frame(records: Iterable[CellRecord]) -> pd.DataFrame:
 def export_csv(folder: Path) -> pd.DataFrame:
     """Derive results.csv from points.jsonl in one folder; returns the table."""
     table = frame(read_records(folder))
-    try:
+    with refusals("write results in", folder):
         write_atomically(folder / "results.csv", table.to_csv(index=False, float_format="%.6g"))
-    except OSError as error:
-        raise ResultsError(f"cannot write results in {folder}: {error.strerror}") from error
     return table
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from fsbench.disk import refusals, write_atomically
 from fsbench.errors import ResultsError
 from fsbench.iomodel import gpu_slug
 from fsbench.provider import Kind
-from fsbench.results import write_atomically
 from fsbench.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
@@ -238,7 +238,7 @@ def _markdown_table(batches: pd.Index, columns: list[_Column]) -> str:
 def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:
     """Write speedup_<stem>.csv and .md of every configuration; returns the paths."""
     written = []
-    try:
+    with refusals("write tables in", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for configuration in configurations(frame):
             texts = {
@@ -248,6 +248,4 @@ def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:
             for suffix, text in texts.items():
                 written.append(folder / f"speedup_{configuration.stem}{suffix}")
                 write_atomically(written[-1], text)
-    except OSError as error:
-        raise ResultsError(f"cannot write tables in {folder}: {error.strerror}") from error
     return written

@@ -128,6 +128,7 @@ def gumbel_bound(bits):
 
 @triton.jit
 def nan_max(a, b):
+    """The larger of two, NaN if either is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 

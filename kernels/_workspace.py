@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsbench.errors import CaptureError
+from fsbench.kernels import _helper
 
 if TYPE_CHECKING:
     import torch
 
-LOWEST_KEY = -(2**63)
+LOWEST_KEY: int = _helper.LOWEST_KEY.value
 _MIN_ROWS = 256
 _SPARES = 16  # set aside per device and size before a capture can need them
 

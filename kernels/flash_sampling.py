@@ -182,7 +182,7 @@ def _check(
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider. Compiles the kernel for the problem by one call."""
+    """See Provider. The kernel is compiled, or loaded from Triton's cache, at the first launch."""
     return _FlashSampling(problem, weight)
 
 

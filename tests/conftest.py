@@ -12,6 +12,15 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For tests of small tensors: waking a second thread costs more than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for item in items:

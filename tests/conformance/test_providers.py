@@ -19,6 +19,8 @@ from fsbench.provider import Kind, Provider
 from fsbench.verify import verify
 from fsbench.verify.checks import Setting, check_on_problem
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FOUND = discover()
 ON_CPU = [name for name, entry in FOUND.items() if not entry.unavailable_reason("cpu")]
 SAMPLERS = [name for name in ON_CPU if FOUND[name].provider.kind is not Kind.LOWER_BOUND]
@@ -29,15 +31,6 @@ samplers = pytest.mark.parametrize("name", SAMPLERS)
 
 ODD = [(B, D, V) for B in (1, 3, 17) for D in (16, 40, 72) for V in (1, 2, 127, 1000)]
 """Off the multiples of every tile; rows of 40 bf16 numbers are aligned to 16 bytes, not to 64."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Tensors here are small; waking a second thread costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

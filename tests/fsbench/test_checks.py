@@ -28,20 +28,13 @@ from fsbench.verify.checks import (
     surprisal_p_value,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DRAWS = 2**15
 SETTING = Setting("cpu", "fp32", 0.7)  # a temperature whose neglect shows
 
 Step = Callable[[Tensor, float, Tensor, Tensor], Tensor]
 """(logits [B, V] fp32, temperature, seed, offset) -> tokens [B]."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Tensors here are small; waking a second thread costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def provider(step: Step, kind: Kind = Kind.EXACT, fused: bool = False, **able) -> Provider:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fsbench.errors import InvalidArgument
-from fsbench.problem import DTYPES, Problem, model, models, parse_logits
+from fsbench.problem import Problem, model, models, parse_logits
 
 
 @pytest.mark.parametrize("name", ["B", "D", "V", "tp"])
@@ -64,14 +64,6 @@ def test_fields_are_the_columns_of_results():
     assert Problem(1, 2, 3, "fp16", 0.5, "cpu", "zipf:1").fields() == {
         **dict(b=1, d=2, v=3, dtype="fp16", temperature=0.5),
         **dict(device="cpu", logits="zipf:1", tp=1),
-    }
-
-
-def test_weight_bytes():
-    assert {name: Problem(1, 10, 100, name).weight_bytes for name in DTYPES} == {
-        "bf16": 2000,
-        "fp16": 2000,
-        "fp32": 4000,
     }
 
 
