@@ -50,7 +50,7 @@ class Launch(Protocol):
 class Capabilities:
     """What a sampler can do; docs/adding-a-sampler.md says how each is checked.
 
-    noise: "token" if tokens follow fsbench.reference.sample_token_noise for the same logits, seed
+    noise: "token" if tokens follow fsbench.reference.expect for the same logits, seed
         and offset; None if its noise is its own (then it is judged in distribution).
     zero_temperature: T = 0 is accepted and means greedy.
     fused: the [B, V] logits never exist in memory.
@@ -61,7 +61,7 @@ class Capabilities:
 
     devices: tuple[str, ...] = ("cuda",)
     dtypes: tuple[str, ...] = ("bf16", "fp16")
-    noise: Literal["token"] | None = None
+    noise: Literal["token", "group"] | None = None
     zero_temperature: bool = False
     fused: bool = False
     graph_safe: bool = True

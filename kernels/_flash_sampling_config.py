@@ -14,12 +14,11 @@ from itertools import product
 class TileConfig:
     """One way to cut the problem. Sizes are powers of two.
 
-    block_b, block_v, block_d: tile of batch rows, vocabulary rows and hidden columns.
-    slice: vocabulary columns whose noise is in registers at once, 16 .. block_v.
+    block_b, block_v, block_d: tile of batch rows, vocabulary rows and hidden columns; block_v and
+        block_d at most 256, and block_v at least 128 for group noise.
+    slice: vocabulary columns whose token noise is in registers at once, 16 .. block_v.
     v_on_m: the vocabulary on the M side of the tensor-core instruction (small B), else the batch.
     flatten: let loads of the next tile start under the epilogue of this one.
-    rotate: start each tile at another column block, so that programs do not all read the same
-        lines of hidden at once (small B).
     ctas_per_sm: persistent programs per multiprocessor.
     """
 
@@ -29,7 +28,6 @@ class TileConfig:
     slice: int
     v_on_m: bool
     flatten: bool
-    rotate: bool
     num_warps: int
     num_stages: int
     ctas_per_sm: int
@@ -49,7 +47,6 @@ class TileConfig:
         return (
             f"b{self.block_b}v{self.block_v}d{self.block_d}s{self.slice}"
             f"{'M' if self.v_on_m else 'N'}{'f' if self.flatten else ''}"
-            f"{'r' if self.rotate else ''}"
             f"w{self.num_warps}p{self.num_stages}x{self.ctas_per_sm}"
         )
 
@@ -67,32 +64,26 @@ def bucket(B: int) -> int:
 
 # First guesses for GPUs that nobody has tuned yet: small enough for 100 KiB of shared memory.
 _UNTUNED = {
-    16: TileConfig(16, 128, 64, 16, True, False, True, 4, 4, 2),
-    32: TileConfig(32, 128, 64, 16, True, False, True, 4, 4, 2),
-    64: TileConfig(64, 128, 64, 16, False, False, False, 8, 3, 1),
-    128: TileConfig(128, 128, 64, 16, False, False, False, 8, 3, 1),
-    256: TileConfig(128, 128, 64, 16, False, False, False, 8, 3, 1),
+    16: TileConfig(16, 128, 64, 16, True, False, 4, 4, 2),
+    32: TileConfig(32, 128, 64, 16, True, False, 4, 4, 2),
+    64: TileConfig(64, 128, 64, 16, False, False, 8, 3, 1),
+    128: TileConfig(128, 128, 64, 16, False, False, 8, 3, 1),
+    256: TileConfig(128, 128, 64, 16, False, False, 8, 3, 1),
 }
 
-# Of 60 to 256 configs per bucket on an H200 the fastest, or within 1 % of it, by the geometric mean
-# over the paper's two shapes (results/h200/tuning, by tools/tune_flash_sampling.py). Flattening the
-# tile loop hides the epilogue at B <= 64; above that it costs registers and loses. At B <= 16 the
-# larger tile is preferred among equals: it reads hidden less often, so its time depends least on
-# where hidden lies (24 addresses at B = 1: 280 to 284 us, with 64 x 128 tiles 280 to 288).
+# Of 30 to 80 configs per bucket on an H200 the fastest with group noise, or within 0.5 % of it, by
+# the geometric mean over the paper's two shapes (results/h200/tuning, by
+# tools/tune_flash_sampling.py). Flattening the tile loop hides the epilogue.
 _H200 = {
-    16: TileConfig(16, 128, 256, 32, True, True, True, 4, 3, 1),
-    32: TileConfig(32, 64, 128, 16, True, True, True, 4, 4, 2),
-    64: TileConfig(64, 128, 128, 32, True, True, True, 8, 4, 1),
-    128: TileConfig(128, 128, 64, 16, False, False, False, 8, 6, 1),
-    256: TileConfig(256, 128, 64, 16, False, False, False, 16, 4, 1),
+    16: TileConfig(16, 128, 128, 32, True, True, 4, 5, 1),
+    32: TileConfig(32, 128, 128, 32, True, True, 4, 4, 1),
+    64: TileConfig(64, 128, 128, 32, True, True, 4, 4, 1),
+    128: TileConfig(128, 128, 128, 16, False, True, 8, 3, 1),
+    256: TileConfig(128, 256, 64, 16, False, True, 8, 3, 1),
 }
 
-# For D > 6144 each tile is long enough that smaller ones, which leave a shorter last wave, win.
-_H200_WIDE = {
-    **_H200,
-    16: TileConfig(16, 64, 128, 32, True, True, True, 4, 5, 2),
-    128: TileConfig(128, 128, 64, 16, False, False, False, 8, 3, 2),
-}
+# For D > 6144 the wider tile wins at B = 128 too: 530 against 537 us at D = 8192.
+_H200_WIDE = {**_H200, 128: TileConfig(128, 256, 64, 16, False, True, 8, 4, 1)}
 _WIDE = 6144
 
 _TUNED = {"H200": (_H200, _H200_WIDE), "H100": (_H200, _H200_WIDE)}
@@ -111,23 +102,24 @@ def space(B: int) -> list[TileConfig]:
     """The tuning space for one bucket of B: every config worth timing on a Hopper GPU."""
     upper = bucket(B)
     if upper <= 32:
-        sizes = [(upper, 64, 128), (upper, 128, 128), (upper, 128, 64), (upper, 64, 256)]
-        sizes.append((upper, 128, 256))
-        choices = product(sizes, (True,), (4,), (3, 4, 5, 6), (1, 2, 3))
+        sizes = [
+            (upper, v, d) for v, d in ((128, 64), (128, 128), (128, 256), (256, 64), (256, 128))
+        ]
+        choices = product(sizes, (32,), (True,), (4, 8), (3, 4, 5, 6), (1, 2))
     elif upper == 64:
-        sizes = [(64, 64, 128), (64, 128, 128), (64, 128, 64), (64, 256, 64)]
-        choices = product(sizes, (True, False), (4, 8), (3, 4, 5, 6), (1, 2))
+        sizes = [(64, v, d) for v, d in ((128, 64), (128, 128), (256, 64), (256, 128))]
+        choices = product(sizes, (32,), (True, False), (4, 8), (3, 4, 5), (1, 2))
     elif upper == 128:
-        sizes = [(128, 128, 64), (128, 128, 128), (128, 256, 64), (128, 64, 128)]
-        choices = product(sizes, (False,), (8, 16), (3, 4, 5, 6), (1, 2))
+        sizes = [(128, 128, 64), (128, 128, 128), (128, 256, 64)]
+        choices = product(sizes, (16,), (False,), (8, 16), (3, 4, 5, 6), (1, 2))
     else:
-        sizes = [(256, 128, 64), (256, 64, 128), (128, 256, 64), (128, 128, 64)]
-        choices = product(sizes, (False,), (8, 16), (3, 4, 5), (1, 2))
+        sizes = [(256, 128, 64), (128, 256, 64), (128, 128, 64), (256, 128, 128)]
+        choices = product(sizes, (16,), (False,), (8, 16), (3, 4, 5), (1, 2))
     found = []
-    for (block_b, block_v, block_d), v_on_m, warps, stages, ctas in choices:
-        for flatten, width in product((False, True), (16, 32)):
+    for (block_b, block_v, block_d), width, v_on_m, warps, stages, ctas in choices:
+        for flatten in (False, True):
             config = TileConfig(
-                block_b, block_v, block_d, width, v_on_m, flatten, upper <= 64, warps, stages, ctas
+                block_b, block_v, block_d, width, v_on_m, flatten, warps, stages, ctas
             )
             accumulators = block_b * block_v // (32 * warps)
             registers = (accumulators + 40) * 32 * warps * ctas

@@ -56,17 +56,28 @@ def gumbel(bits):
 
 @triton.jit
 def best_keys(logits, v0, row, seed, offset, temperature, best):
-    """Merge a block of logits into the running candidates of its rows.
+    """Merge the candidates of a block of logits into the running ones of its rows: see candidates.
+
+    best: [R, WIDTH // 4] int64, packed candidates so far. Returns the better of old and new; the
+    maximum over its axis is the row's best candidate.
+    """
+    key, _ = candidates(logits, v0, row, seed, offset, temperature, 0, best)
+    return tl.maximum(best, key)
+
+
+@triton.jit
+def candidates(logits, v0, row, seed, offset, temperature, sample, best):
+    """The best candidate of every Philox word under token noise, and its logit.
 
     Args:
         logits: [R, WIDTH] fp32, of tokens v0 .. v0 + WIDTH - 1; WIDTH and v0 multiples of 16.
         row: [R, 1] int32, the row's number in the batch (it enters the noise).
-        seed, offset: int64 scalars. temperature: fp32 scalar; 0 is greedy.
-        best: [R, WIDTH // 4] int64, packed candidates so far.
+        seed, offset: int64, scalars or [R, 1]. temperature: fp32, likewise; 0 is greedy.
+        sample: int32 scalar, the number of the sample.
+        best: [R, WIDTH // 4] int64, the candidates so far; they only order the work.
 
     Returns:
-        [R, WIDTH // 4] int64: the better of old and new, per row and accumulator quad position. The
-        maximum over the axis is the row's best candidate.
+        ([R, WIDTH // 4] int64 packed candidates, [R, WIDTH // 4] fp32 their logits).
 
     One Philox call serves the four tokens of a word (first + 0, 1, 8, 9), which a thread of a
     tensor-core accumulator holds already: the reshapes below only rename its registers.
@@ -79,15 +90,32 @@ def best_keys(logits, v0, row, seed, offset, temperature, best):
     # moves through shared memory (120 barriers per tile in the PTX against 56). The second makes a
     # block wait for the one before (no candidate has that key), which bounds live registers.
     zero = ((y0 < float("-inf")) | (best == LOWEST_KEY + 1)).to(tl.int32)
-    r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, zero)
+    r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, sample, zero)
     s0 = y0 + temperature * gumbel(r0)
     s1 = y1 + temperature * gumbel(r1)
     s2 = y2 + temperature * gumbel(r2)
     s3 = y3 + temperature * gumbel(r3)
     score = nan_max(nan_max(s0, s1), nan_max(s2, s3))
+    key, logit = word_candidate(score, s0, s1, s2, y0, y1, y2, y3, v0)
+    return key, logit
+
+
+@triton.jit
+def greedy_candidates(logits, v0):
+    """As candidates, without noise: the largest logit of every word."""
+    y0, y1, y2, y3 = split_words(logits)
+    score = nan_max(nan_max(y0, y1), nan_max(y2, y3))
+    return word_candidate(score, y0, y1, y2, y0, y1, y2, y3, v0)
+
+
+@triton.jit
+def word_candidate(score, s0, s1, s2, y0, y1, y2, y3, v0):
+    """Pack the best of a word's four tokens: score is the largest of their scores s_i."""
+    word = tl.arange(0, score.shape[1])
     step = tl.where(s0 == score, 0, tl.where(s1 == score, 1, tl.where(s2 == score, 8, 9)))
+    logit = tl.where(s0 == score, y0, tl.where(s1 == score, y1, tl.where(s2 == score, y2, y3)))
     token = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :] + step
-    return tl.maximum(best, ordered_key(tl.where(score == score, score, float("inf")), token))
+    return ordered_key(tl.where(score == score, score, float("inf")), token), logit
 
 
 @triton.jit
@@ -103,13 +131,13 @@ def split_words(logits):
 
 
 @triton.jit
-def random_words(v0, word, row, seed, offset, zero):
+def random_words(v0, word, row, seed, offset, sample, zero):
     """The four random words of each Philox word from token v0 on; lane i belongs to y_i.
 
     zero: [R, WORDS] int32, all 0, in the layout that the result should have.
     """
     counter = ((v0 >> 4) * 4 + word)[None, :]
-    return tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, zero)
+    return tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, sample + zero)
 
 
 @triton.jit

@@ -47,7 +47,9 @@ def _highest(logits, v0, row, seed, offset, temperature):
     """
     y0, y1, y2, y3 = split_words(logits)
     zero = (y0 < float("-inf")).to(tl.int32)  # as in best_keys
-    r0, r1, r2, r3 = random_words(v0, tl.arange(0, logits.shape[1] // 4), row, seed, offset, zero)
+    r0, r1, r2, r3 = random_words(
+        v0, tl.arange(0, logits.shape[1] // 4), row, seed, offset, 0, zero
+    )
     s01 = nan_max(y0 + temperature * gumbel_bound(r0), y1 + temperature * gumbel_bound(r1))
     s23 = nan_max(y2 + temperature * gumbel_bound(r2), y3 + temperature * gumbel_bound(r3))
     return tl.reduce(tl.reduce(nan_max(s01, s23), 1, nan_max), 0, nan_max)
@@ -100,7 +102,7 @@ def gumbel_argmax(logits: Tensor, seed: Tensor, offset: Tensor, temperature: flo
 
     Returns:
         int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one. The token is the
-        one fsbench.reference.sample_token_noise gives for these logits.
+        one fsbench.reference.expect gives for these logits.
     """
     import torch
 

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fsbench import inputs, reference
 from fsbench.environment import environment
+from fsbench.kernels import flash_sample
 from fsbench.kernels._flash_sampling_config import BUCKETS, TileConfig, space
-from fsbench.kernels.flash_sampling import flash_sample
 from fsbench.problem import Problem
 from fsbench.timers import make_timer
 
@@ -56,10 +56,11 @@ class _Bench:
         self._seed, self._offset = (
             torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(2)
         )
-        self._expected = reference.sample_token_noise(
+        self._expected = reference.expect(
             hidden.float() @ weight.float().T,
             self._seed,
             self._offset,
+            noise="group",
             logits_error=reference.matmul_error(hidden, weight),
         )
 

@@ -26,7 +26,7 @@ def verify(provider: Provider, setting: Setting) -> Iterator[Check]:
 
     able = provider.capabilities
     todo: list[tuple[str, Callable[[], Check]]] = []
-    if able.noise == "token":
+    if able.noise is not None:
         todo.append(("oracle", lambda: checks.check_oracle(provider, setting)))
         todo.append(("undefined rows", lambda: checks.check_undefined_rows(provider, setting)))
     if provider.kind is Kind.GREEDY or (provider.kind is Kind.EXACT and able.zero_temperature):

@@ -126,15 +126,19 @@ def _pathwise_problems(
 
 
 def check_oracle(provider: Provider, setting: Setting) -> Check:
-    """Token noise: the token is the one fsbench.reference gives for the same logits, row by row."""
+    """The token is the one fsbench.reference gives for the same logits, row by row."""
     rows = ties = 0
     for number, problem in _pathwise_problems(provider, setting, setting.temperature):
         hidden, weight, logits = _exact_head(problem, _random_logits(problem, number))
         launch = provider.build(problem, weight)
         for step, seed in ((0, 0), (7, -(2**63) + number), (2**32 - 1, 0x0123456789ABCDEF)):
             tokens = _tokens(launch, hidden, seed, step)
-            expected = reference.sample_token_noise(
-                logits, torch.tensor([seed]), torch.tensor([step]), problem.temperature
+            expected = reference.expect(
+                logits,
+                torch.tensor([seed]),
+                torch.tensor([step]),
+                problem.temperature,
+                provider.capabilities.noise or "token",
             )
             wrong = ~expected.accepts(tokens)
             if wrong.any():
@@ -303,8 +307,8 @@ def check_on_problem(
 ) -> Check:
     """On the inputs and with the launch that are about to be timed: ids in range, tokens right.
 
-    A token-noise sampler must return the oracle's token for logits recomputed in fp32, within the
-    rounding of the matmul (and of stored logits, unless it is fused); so must greedy decoding.
+    A sampler with noise of the contract must return the oracle's token for logits recomputed in
+    fp32, within the rounding of the matmul (and of stored logits, unless it is fused); so must greedy decoding.
     Exact samplers with noise of their own draw a few times, and the tokens' probabilities must
     be such as honest draws have (`surprisal_p_value`).
     """
@@ -318,12 +322,13 @@ def check_on_problem(
     if not able.fused:
         error += float(logits.abs().max()) * torch.finfo(hidden.dtype).eps
     greedy = provider.kind is Kind.GREEDY or problem.temperature == 0
-    if greedy or able.noise == "token":
-        expected = reference.sample_token_noise(
+    if greedy or able.noise is not None:
+        expected = reference.expect(
             logits,
             torch.tensor([5]),
             torch.tensor([9]),
             0.0 if greedy else problem.temperature,
+            able.noise or "token",
             logits_error=error,
         )
         accepted = expected.accepts(tokens)

@@ -251,7 +251,7 @@ def test_the_oracle_rejects_other_noise(step):
 
 def test_undefined_rows():
     def defined(logits, T, seed, offset):
-        expected = reference.sample_token_noise(logits, seed, offset, T)
+        expected = reference.expect(logits, seed, offset, T)
         return expected.tokens
 
     def neighbours_disturbed(logits, T, seed, offset):

@@ -8,9 +8,8 @@ import torch
 from fsbench import inputs, reference
 from fsbench.errors import CaptureError
 from fsbench.graphs import capture
-from fsbench.kernels import _workspace
+from fsbench.kernels import _workspace, flash_sample
 from fsbench.kernels._flash_sampling_config import BUCKETS, config_for, space
-from fsbench.kernels.flash_sampling import flash_sample
 from fsbench.kernels.gumbel_argmax import gumbel_argmax
 
 pytestmark = [
@@ -31,7 +30,7 @@ def problem(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16):
 
 
 def assert_accepted(tokens, hidden, weight, seed, offset, temperature=1.0):
-    expected = reference.sample_token_noise(
+    expected = reference.expect(
         hidden.double() @ weight.double().T,
         seed,
         offset,
@@ -70,7 +69,7 @@ def test_a_weight_of_more_than_2_to_31_elements():
     sample = flash_sample(hidden, weight, seed=seed, offset=offset)
     assert (sample.tokens >= 2**31 // 4096).all()
     logits = hidden.float() @ weight.float().T
-    expected = reference.sample_token_noise(
+    expected = reference.expect(
         logits, seed, offset, logits_error=reference.matmul_error(hidden, weight)
     )
     assert expected.accepts(sample.tokens).all()
@@ -82,7 +81,7 @@ def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
     hidden, weight = inputs.head_with_logits(logits, torch.bfloat16, 64)
     hidden = hidden[torch.arange(B, device="cuda") % len(hidden)].contiguous()
     seed, offset = scalar(5), scalar(6)
-    expected = reference.sample_token_noise(hidden.float() @ weight.float().T, seed, offset)
+    expected = reference.expect(hidden.float() @ weight.float().T, seed, offset)
     for config in [
         config_for(B, 4096, "NVIDIA H200"),
         config_for(B, 8192, "NVIDIA H200"),
@@ -218,7 +217,7 @@ def test_one_pass_argmax_over_stored_logits(B, V):
     logits = (2 * torch.randn(B, V, device="cuda")).bfloat16()
     for step in range(3):
         seed, offset = scalar(V), scalar(step)
-        expected = reference.sample_token_noise(logits, seed, offset)
+        expected = reference.expect(logits, seed, offset)
         assert expected.accepts(gumbel_argmax(logits, seed, offset, 1.0)).all()
 
 

@@ -14,7 +14,7 @@ import torch
 from fsbench import hardware
 from fsbench.environment import environment
 from fsbench.errors import FsbenchError
-from fsbench.kernels.flash_sampling import flash_sample
+from fsbench.kernels import flash_sample
 from fsbench.timers import make_timer
 
 pytestmark = [

@@ -1,0 +1,40 @@
+"""The oracle: the noise contract in its plainest form, and the tokens a sampler may return.
+
+This package is the specification (docs/noise.md explains it). Everything is integer arithmetic or
+float64 in torch, so it runs on any device and can be read line by line:
+
+    philox    the counter-based generator
+    noise     random words -> Gumbel and uniform variates, of tokens and of groups of tokens
+    logits    what is sampled: soft cap, bias, mask; log Z
+    expected  the token of each row, and which others fp32 rounding may put in its place
+"""
+
+from fsbench.reference.expected import Expected, expect
+from fsbench.reference.logits import log_partition, log_probability, matmul_error, processed_logits
+from fsbench.reference.noise import (
+    GROUP_STREAM,
+    GUMBEL_ERROR,
+    group_and_member,
+    group_noise,
+    gumbel,
+    token_noise,
+    word_and_lane,
+)
+from fsbench.reference.philox import philox4x32
+
+__all__ = [
+    "GROUP_STREAM",
+    "GUMBEL_ERROR",
+    "Expected",
+    "expect",
+    "group_and_member",
+    "group_noise",
+    "gumbel",
+    "log_partition",
+    "log_probability",
+    "matmul_error",
+    "philox4x32",
+    "processed_logits",
+    "token_noise",
+    "word_and_lane",
+]

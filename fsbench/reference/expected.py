@@ -1,0 +1,150 @@
+"""The token of every row under either form of noise, and what fp32 rounding may make of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fsbench.reference.noise import (
+    GROUP,
+    GROUP_BLOCK,
+    GUMBEL_ERROR,
+    group_and_member,
+    group_noise,
+    token_noise,
+)
+
+# The bounds below are what fp32 samplers are held to; docs/noise.md derives them.
+_SCORE_ULP = 2.0**-23  # T, T g and the sum are each rounded once
+_SUM_ERROR = 2.0**-18  # of a running sum of 32 exponentials, relative to the whole
+_EXPONENT_ULP = 2.0**-22  # of y / T, which moves an exponential by as much
+
+
+class Expected(NamedTuple):
+    """What a sampler with noise of the contract must return for each of B rows.
+
+    tokens: int64 [B]; -1 where the row has a NaN or +inf logit, or no finite one, or where its
+        temperature is negative or not finite.
+    acceptable: bool [B, V]: tokens that fp32 rounding may have put in their place.
+    """
+
+    tokens: Tensor
+    acceptable: Tensor
+
+    def accepts(self, tokens: Tensor) -> Tensor:
+        """bool [B]: the token is the expected one, or an acceptable one."""
+        V = self.acceptable.shape[1]
+        inside = (tokens >= 0) & (tokens < V)
+        near = inside & self.acceptable.gather(1, tokens.long().clamp(0, V - 1)[:, None])[:, 0]
+        return torch.where(self.tokens >= 0, near, tokens == -1)
+
+
+def expect(
+    logits: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    temperature: float | Tensor = 1.0,
+    noise: str = "token",
+    *,
+    sample: int = 0,
+    logits_error: float = 0.0,
+) -> Expected:
+    """The token of every row of logits [B, V] (any float type, used exactly), at T = 0 greedy.
+
+    Args:
+        seed, offset: int64 [1], or [B] for one per request. With a seed per request the row's
+            number does not enter the noise.
+        temperature: a number, or [B].
+        noise: "token" or "group".
+        sample: number of the sample from the same row and step.
+        logits_error: how far the sampler's own logits may be from these (0: the very same).
+    """
+    B = logits.shape[0]
+    exact = logits.double()
+    rows = torch.arange(B, device=logits.device) * (seed.numel() == 1)
+    T = torch.as_tensor(temperature, device=logits.device).double().reshape(-1).expand(B)
+    undefined = torch.isnan(exact) | (exact == torch.inf)
+    invalid = undefined.any(1) | ~torch.isfinite(exact).any(1) | ~((T >= 0) & (torch.inf > T))
+    exact = torch.where(undefined | invalid[:, None], -torch.inf, exact)
+    T = torch.where(invalid, 1.0, T)[:, None]
+    draw = {"token": _token_draw, "group": _group_draw}[noise]
+    tokens, acceptable = draw(exact, T, seed, offset, rows, sample, logits_error)
+    return Expected(torch.where(invalid, -1, tokens), acceptable)
+
+
+def _token_draw(
+    logits: Tensor, T: Tensor, seed: Tensor, offset: Tensor, rows: Tensor, sample: int, error: float
+) -> tuple[Tensor, Tensor]:
+    """argmax(logits + T g), the lowest id if several are equal (Gumbel-max, section 3.1)."""
+    scores = logits + T * token_noise(logits.shape[1], seed, offset, rows, sample)
+    best = scores.max(1, keepdim=True).values
+    # Of the two sums behind the best score, the larger term sets the rounding.
+    magnitude = _finite(best).abs() + 23.0 * T
+    tolerance = 2 * (T * GUMBEL_ERROR + magnitude * _SCORE_ULP + error)
+    return scores.argmax(1), (scores >= best - tolerance) & torch.isfinite(scores)
+
+
+def _group_draw(
+    logits: Tensor, T: Tensor, seed: Tensor, offset: Tensor, rows: Tensor, sample: int, error: float
+) -> tuple[Tensor, Tensor]:
+    """The group of largest T (L + g), L its log-mass at T, then the member that u falls on.
+
+    Group-Gumbel-Max (Lemmas D.1, D.2). u falls on the first member whose running sum of
+    exp(y / T) exceeds u times the group's. At T = 0: the first member of largest logit.
+    """
+    V = logits.shape[1]
+    g, u = group_noise(V, seed, offset, rows, sample)
+    y = _by_group(logits, -torch.inf)  # [B, groups, 32]
+    T = T[:, :, None]
+    largest = y.max(2, keepdim=True).values
+    p = torch.exp((y - _finite(largest)) / torch.where(T == 0, 1.0, T))
+    sums = p.cumsum(2)
+    log_mass = torch.log(sums[:, :, -1])
+    score = torch.where(
+        torch.isfinite(largest), largest + T * (log_mass + g)[:, :, None], -torch.inf
+    )
+    best = score.amax(1, keepdim=True)
+    magnitude = _finite(best).abs() + 27.0 * T
+    tolerance = 2 * (T * (GUMBEL_ERROR + _SUM_ERROR) + magnitude * 2 * _EXPONENT_ULP + error)
+    near_group = score >= best - tolerance
+
+    threshold = (u * sums[:, :, -1])[:, :, None]
+    hit = torch.where(T == 0, y == largest, sums > threshold)
+    scale = torch.where(T == 0, 1.0, T)
+    slack = _SUM_ERROR + (_finite(largest).abs() * _EXPONENT_ULP + 2 * error) / scale
+    slack = slack * sums[:, :, -1:]
+    near_hit = (sums + slack > threshold) & (sums - p - slack <= threshold)
+    near_hit = torch.where(T == 0, y >= largest - tolerance, near_hit)
+    acceptable = near_group & near_hit & torch.isfinite(y)
+    first = hit.int().argmax(2, keepdim=True)
+    winner = score.argmax(1, keepdim=True)  # [B, 1, 1]
+    member = first.gather(1, winner)[:, 0, 0]
+    group = winner[:, 0, 0]
+    token = (group >> 2) * GROUP_BLOCK + (group & 3) * 2 + (member >> 1) * 8 + (member & 1)
+    token = torch.where(T[:, 0, 0] == 0, logits.argmax(1), token)
+    return token, _by_token(acceptable, V)
+
+
+def _by_group(values: Tensor, fill: float) -> Tensor:
+    """[B, V] -> [B, groups, 32]; tokens beyond V are filled in."""
+    B, V = values.shape
+    blocks = -(-V // GROUP_BLOCK)
+    group, member = group_and_member(torch.arange(blocks * GROUP_BLOCK, device=values.device))
+    padded = pad(values, (0, blocks * GROUP_BLOCK - V), value=fill)
+    grouped = torch.empty_like(padded).view(B, -1, GROUP)
+    grouped[:, group, member] = padded
+    return grouped
+
+
+def _by_token(grouped: Tensor, V: int) -> Tensor:
+    """[B, groups, 32] -> [B, V]."""
+    group, member = group_and_member(torch.arange(V, device=grouped.device))
+    return grouped[:, group, member]
+
+
+def _finite(values: Tensor) -> Tensor:
+    """values, with the lowest finite number for -inf."""
+    return values.clamp_min(torch.finfo(values.dtype).min)

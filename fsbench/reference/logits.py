@@ -1,0 +1,71 @@
+"""The logits that are sampled, and their normaliser."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def processed_logits(
+    logits: Tensor,
+    *,
+    soft_cap: float | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Soft cap, then bias, then mask, in the type of `logits` [B, V].
+
+    Args:
+        soft_cap: logits become soft_cap tanh(logits / soft_cap) (Gemma).
+        bias: [V] or [B, V], added.
+        mask: bool [B, V], or int32 [B, ceil(V / 32)] with token v in bit v % 32 of word v // 32;
+            true or 1 allows a token, others get -inf.
+    """
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    if mask is not None:
+        logits = logits.masked_fill(~unpacked(mask, logits.shape[1]), -torch.inf)
+    return logits
+
+
+def unpacked(mask: Tensor, V: int) -> Tensor:
+    """bool [B, V] of a mask in either form."""
+    if mask.dtype == torch.bool:
+        return mask
+    bits = mask[:, :, None] >> torch.arange(32, device=mask.device, dtype=mask.dtype)
+    return (bits & 1).bool().flatten(1)[:, :V]
+
+
+def log_partition(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """log Z = log sum exp(logits / T), [B] float64; greedy rows (T = 0) count at T = 1.
+
+    Args:
+        logits: [B, V]. temperature: a number, or [B].
+    """
+    return torch.logsumexp(logits.double() * _inverse(logits, temperature), dim=1)
+
+
+def log_probability(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """log softmax(logits / T) at tokens [B], float64; greedy rows count at T = 1."""
+    picked = logits.double().gather(1, tokens[:, None])
+    scaled = (picked * _inverse(logits, temperature))[:, 0]
+    return scaled - log_partition(logits, temperature)
+
+
+def _inverse(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    T = torch.as_tensor(temperature, device=logits.device).double().reshape(-1, 1)
+    return 1.0 / torch.where(T == 0, 1.0, T)
+
+
+def matmul_error(hidden: Tensor, weight: Tensor) -> float:
+    """How far fp32-accumulated logits of hidden [B, D], weight [V, D] may be apart: an estimate.
+
+    Each of two summation orders is within D 2^-24 sum |h w| of the exact value; that sum is at
+    most |h|_2 |w|_2, and rounding errors of either sign make sqrt(D) the realistic growth. Four
+    times that is used: far below any spacing that a wrong kernel would produce.
+    """
+    D = hidden.shape[1]
+    rows = [torch.nan_to_num(m.float(), 0.0, 0.0, 0.0).norm(dim=1).max() for m in (hidden, weight)]
+    return 4.0 * D**0.5 * 2.0**-24 * float(rows[0] * rows[1])

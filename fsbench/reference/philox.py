@@ -1,0 +1,46 @@
+"""Philox4x32-10, the counter-based generator of all noise (Salmon et al., SC'11)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MASK32 = 0xFFFFFFFF
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _mulhilo(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of a * b; b int64 holding uint32 values."""
+    low_part = (a & 0xFFFF) * b
+    high = ((a >> 16) * b + (low_part >> 16)) >> 16
+    return high, (a * b) & MASK32
+
+
+def philox4x32(counter: Words, key: tuple[Tensor, Tensor], rounds: int = 10) -> Words:
+    """Four random words of every counter. All tensors int64 holding uint32 values, broadcast."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(rounds):
+        high0, low0 = _mulhilo(0xD2511F53, c0)
+        high1, low1 = _mulhilo(0xCD9E8D57, c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    return c0, c1, c2, c3
+
+
+def random_words(
+    index: Tensor, row: Tensor, offset: Tensor, stream: int, seed: Tensor
+) -> tuple[Tensor, ...]:
+    """The words of counter (index, row, offset, stream) under key `seed`, [B, len(index)] each.
+
+    Args:
+        index: int64 [n], words or groups. row: int64 [B].
+        offset, seed: int64 [1] or [B]; of offset the low 32 bits count, of seed all 64.
+        stream: below 2^32.
+    """
+    key, step = seed.to(index.device).reshape(-1, 1), offset.to(index.device).reshape(-1, 1)
+    counter = (index[None, :], row.to(index.device)[:, None], step & MASK32)
+    third = torch.tensor(stream, device=index.device)
+    words = philox4x32((*counter, third), (key & MASK32, (key >> 32) & MASK32))
+    return torch.broadcast_tensors(*words)

@@ -1,0 +1,172 @@
+"""`flash_sample`: the public function, its arguments and its result."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels._flash_sampling_config import TileConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Sample(NamedTuple):
+    """What flash_sample returns; the shapes are those of one sample per row, or of n.
+
+    tokens: int64 [B] or [B, n]; -1 in a row that has no draw.
+    valid: bool [B]; False for a row that has no draw.
+    logprob: fp32 [B] or [B, n], or None if not asked for: log softmax(logits / T) at the token.
+    logz: fp32 [B], or None: log sum exp(logits / T).
+
+    Where T = 0 the token is the argmax, and logprob and logz are those of T = 1. In a row without
+    a draw both are NaN.
+    """
+
+    tokens: Tensor
+    valid: Tensor
+    logprob: Tensor | None = None
+    logz: Tensor | None = None
+
+
+def flash_sample(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    seed: Tensor,
+    offset: Tensor | None = None,
+    num_samples: int = 1,
+    soft_cap: float | None = None,
+    vocab_size: int | None = None,
+    return_logprob: bool = False,
+    return_logz: bool = False,
+    noise: str = "auto",
+    out: Sample | None = None,
+    config: TileConfig | None = None,
+) -> Sample:
+    """Draw from softmax(logits / temperature), logits = hidden @ weight.T; they stay on chip.
+
+    The logits that are sampled are soft_cap tanh(hidden @ weight.T / soft_cap) + bias, and -inf
+    where the mask forbids a token. V below is vocab_size, or the number of rows of weight.
+
+    Args:
+        hidden: [B, D] bf16 or fp16 (on a CPU also fp32), contiguous.
+        weight: [>= V, D], like hidden. Rows of a multiple of 16 bytes are loaded by TMA where the
+            GPU has it; others by pointers, more slowly.
+        temperature: >= 0, or fp32 [B]; 0 is greedy. A row whose temperature in a tensor is
+            negative or not finite has no draw.
+        bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.
+        mask: bool [B, V], or int32 [B, ceil(V / 32)] with token v in bit v % 32 of word v // 32;
+            true or 1 allows a token. A forbidden token is never returned.
+        seed: int64 [1], or [B] with one per request; all 64 bits count. With [1] the row's number
+            enters the noise; with [B] it does not, and a request gets the same noise at any row.
+        offset: int64 [1] or [B]: the step, modulo 2^32; None is 0. A captured graph reads seed
+            and offset at each replay: advance offset in place to draw afresh.
+        num_samples: independent draws per row, with replacement, from one pass over the weight.
+        soft_cap: > 0 (Gemma's final_logit_softcapping).
+        vocab_size: the first V rows of weight are tokens, the rest is padding.
+        return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64.
+        noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
+            noise.md). "auto" is "group", always: tokens must not depend on where they are drawn.
+        out: a Sample to write to and return; its fields must match what is asked for.
+        config: tile shapes; by default the shipped choice for this GPU, B and D. Given equal
+            logits, tokens do not depend on it.
+
+    Returns:
+        Sample. A row with a NaN or +inf logit, or without a finite one, has no draw: its token is
+        -1, valid is False, and no other row is disturbed.
+
+    One launch, without a host synchronisation; may be captured in a CUDA graph (after one launch
+    outside, see fsbench.kernels._workspace) and compiled (torch.ops.fsbench.flash_sample). On CPU
+    tensors it runs fsbench.reference, which draws the same tokens, or the kernel under
+    TRITON_INTERPRET=1 (but not in bf16, which Triton's interpreter multiplies wrongly).
+
+    Raises:
+        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
+            or range; nothing has been launched.
+    """
+    import torch
+
+    from fsbench.kernels import _arguments as check
+    from fsbench.kernels._flash_sample_op import flash_sample_op
+
+    hidden, weight = check.check_matrices(hidden, weight)
+    B, device = hidden.shape[0], hidden.device
+    V = weight.shape[0]
+    if vocab_size is not None:
+        V = check.check_integer("vocab_size", vocab_size, 1, V)
+    check.check_temperature(temperature, B, device)
+    if bias is not None:
+        check.check_bias(bias, B, V, device)
+    if mask is not None:
+        check.check_mask(mask, B, V, device)
+    check.check_counter("seed", seed, B, device)
+    if offset is not None:
+        check.check_counter("offset", offset, B, device)
+    n = check.check_integer("num_samples", num_samples, 1, check.MAX_SAMPLES)
+    if soft_cap is not None:
+        soft_cap = check.check_number("soft_cap", soft_cap, positive=True)
+    check.check_flag("return_logprob", return_logprob)
+    check.check_flag("return_logz", return_logz)
+    noise = check.check_noise(noise)
+    if config is not None and not isinstance(config, TileConfig):
+        raise InvalidType(f"config: expected a TileConfig; got {type(config).__name__}")
+    if config is not None and noise == "group" and config.block_v < 128:
+        raise InvalidArgument(
+            f"config: expected block_v of 128 or more for group noise; got {config.block_v}"
+        )
+
+    shape = (B,) if n == 1 else (B, n)
+    if out is None:
+        out = Sample(
+            torch.empty(shape, dtype=torch.int64, device=device),
+            torch.empty(B, dtype=torch.bool, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device) if return_logprob else None,
+            torch.empty(B, dtype=torch.float32, device=device) if return_logz else None,
+        )
+    else:
+        _check_out(out, shape, device, return_logprob, return_logz)
+    per_row = isinstance(temperature, torch.Tensor)
+    flash_sample_op(
+        hidden,
+        weight,
+        seed,
+        offset,
+        1.0 if per_row else float(temperature),
+        temperature if per_row else None,
+        soft_cap,
+        bias,
+        mask,
+        V,
+        n,
+        noise,
+        [int(value) for value in astuple(config)] if config is not None else None,
+        *out,
+    )
+    return out
+
+
+def _check_out(
+    out: object, shape: tuple[int, ...], device: torch.device, logprob: bool, logz: bool
+) -> None:
+    import torch
+
+    from fsbench.kernels._arguments import check_tensor
+
+    if not isinstance(out, Sample):
+        raise InvalidType(f"out: expected a Sample; got {type(out).__name__}")
+    check_tensor("out.tokens", out.tokens, [torch.int64], [shape], device)
+    check_tensor("out.valid", out.valid, [torch.bool], [shape[:1]], device)
+    for name, field, asked, wanted in (
+        ("logprob", out.logprob, logprob, shape),
+        ("logz", out.logz, logz, shape[:1]),
+    ):
+        if asked:
+            check_tensor(f"out.{name}", field, [torch.float32], [wanted], device)
+        elif field is not None:
+            raise InvalidArgument(f"out.{name}: expected None without return_{name}; got a tensor")

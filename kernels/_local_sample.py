@@ -1,0 +1,49 @@
+"""One group's part of Group-Gumbel-Max in torch: its log-mass and an exact sample from it.
+
+Section D.1 of the FlashSampling paper: a row's softmax factorizes into the choice of a group k, in
+proportion to exp(L_k), and the choice of a token within it. So (L_k, z_k) is all that the rest of
+the row has to know of a group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def local_sample(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """(log-mass L, sample z) of a group of tokens, for every row.
+
+    Args:
+        logits: [B, W], W >= 1, floating; not changed.
+        temperature: >= 0; 0 is greedy.
+
+    Returns:
+        L: float64 [B], log sum exp(logits / T); at T = 0 the largest logit, which is the limit of
+            T L. -inf for a row without a finite logit, NaN for one with a NaN or +inf logit.
+        z: int64 [B], a column drawn from softmax(logits / T); at T = 0 the first of the largest.
+            It means nothing where L is not finite.
+
+    Noise comes from torch's generator of the device: an exponential race, which is Gumbel-max on
+    the weights that L needs anyway (argmax y / T + g = argmax exp(y / T) / E, g = -log E).
+
+    L is float64 because merging takes differences: at y / T = 10^4 the fp32 numbers are 0.001
+    apart, and so would be the probabilities of two groups.
+    """
+    import torch
+
+    logits = logits.float()
+    largest = logits.amax(1)
+    # NaN and +inf both fail this comparison.
+    log_mass = torch.where(largest < torch.inf, largest, torch.nan).double()
+    if temperature == 0:
+        return log_mass, logits.argmax(1)
+    # fp32 arithmetic knows no smaller temperature: 0 / T would be NaN.
+    temperature = max(temperature, torch.finfo(torch.float32).tiny)
+    # Without a finite logit nothing is subtracted: every weight is then 0, and L is -inf.
+    shift = torch.where(largest > -torch.inf, largest, 0.0)
+    weights = (logits - shift[:, None]).div_(temperature).exp_()
+    log_mass = log_mass / temperature + weights.sum(1).double().log()
+    return log_mass, weights.div_(torch.empty_like(weights).exponential_()).argmax(1)

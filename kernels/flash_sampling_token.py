@@ -1,0 +1,31 @@
+"""FlashSampling with token noise: Algorithm 1 to the letter, one Gumbel for every token.
+
+The same kernel as flash_sampling; the difference between the two is what group noise saves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.kernels._provider import FlashSampling
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    return FlashSampling(problem, weight, "token")
+
+
+PROVIDER = Provider(
+    name="flash_sampling_token",
+    label="FlashSampling, token noise",
+    kind=Kind.EXACT,
+    requires=("triton",),
+    capabilities=Capabilities(noise="token", zero_temperature=True, fused=True),
+    build=build,
+    presets=("lean",),
+)

@@ -1,0 +1,167 @@
+"""Parallel Group-Gumbel-Max over stored logits: a sample and a log-mass per group, then a group.
+
+Algorithm I.2 of the FlashSampling paper, after a matmul that stores the logits. One program per
+(row, group) finds the group's exact sample z_k, with the token noise of the fused kernel, and its
+log-mass L_k = log sum exp(y / T). A second kernel draws the group by Gumbel-max on L_k with noise
+of its own (Lemma D.2) and returns z_k and log Z = log sum_k exp(L_k).
+
+In place of L_k the kernels keep T L_k, so that noise is multiplied by T, as in the scores of
+tokens, and T L_k is finite at every temperature.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels._device import launching_on
+from fsbench.kernels._helper import LOWEST_KEY, best_keys, gumbel, token_of_key
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GROUP = 1024
+"""Tokens per group (the paper's g); a power of two, 16 or more."""
+NUM_WARPS = 4
+
+_GROUP_STREAM = tl.constexpr(2 << 16)
+"""Counter word 3 of the groups' noise, which so shares no Philox block with token noise (0)."""
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
+_SMALLEST_NORMAL = 2.0**-126
+
+
+@triton.jit
+def _scaled_log_sum(x, scale):
+    """scale * log sum exp(x / scale), fp32, of a block; -inf if all of it is -inf."""
+    largest = tl.max(x)
+    # Where nothing is finite nothing is subtracted: -inf - -inf would be NaN.
+    shift = tl.where(largest > float("-inf"), largest, 0.0)
+    total = tl.sum(tl.exp2((x - shift) * (_LOG2_E / scale)))
+    return shift + scale * (tl.log2(total) * _LN_2)
+
+
+@triton.jit(do_not_specialize=["groups"])
+def _local_sample_kernel(
+    logits_ptr,  # [B, V]
+    seed_ptr,  # [1] int64
+    offset_ptr,  # [1] int64
+    temperature,  # fp32
+    scale,  # fp32, temperature, or 1 where that is 0
+    keys_ptr,  # [B, groups] int64, out: the group's best candidate
+    masses_ptr,  # [B, groups] fp32, out: scale * L_k
+    V,
+    groups,
+    GROUP: tl.constexpr,
+):
+    row = tl.program_id(0) // groups
+    v0 = tl.program_id(0) % groups * GROUP
+    offs_v = v0 + tl.arange(0, GROUP)
+    logits_ptr += row.to(tl.int64) * V
+    stored = tl.load(logits_ptr + offs_v, mask=offs_v < V, other=float("-inf"))
+    logits = stored.to(tl.float32)[None, :]
+
+    rows = row + tl.zeros((1, 1), tl.int32)
+    best = tl.full((1, GROUP // 4), LOWEST_KEY, tl.int64)
+    seed, offset = tl.load(seed_ptr), tl.load(offset_ptr)
+    best = best_keys(logits, v0, rows, seed, offset, temperature, best)
+    tl.store(keys_ptr + tl.program_id(0), tl.max(best))
+    tl.store(masses_ptr + tl.program_id(0), _scaled_log_sum(logits, scale))
+
+
+@triton.jit(do_not_specialize=["groups"])
+def _choose_group_kernel(
+    seed_ptr,  # [1] int64
+    offset_ptr,  # [1] int64
+    temperature,  # fp32
+    scale,  # fp32, as above
+    keys_ptr,  # [B, groups] int64
+    masses_ptr,  # [B, groups] fp32
+    tokens_ptr,  # [B] int64, out
+    log_z_ptr,  # [B] fp32, out
+    groups,
+    BLOCK: tl.constexpr,  # >= groups
+):
+    row = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    offs = row.to(tl.int64) * groups + k
+    keys = tl.load(keys_ptr + offs, mask=k < groups, other=LOWEST_KEY)
+    masses = tl.load(masses_ptr + offs, mask=k < groups, other=float("-inf"))
+
+    offset = tl.load(offset_ptr).to(tl.int32)
+    bits, _, _, _ = tl.philox(tl.load(seed_ptr), k, row, offset, _GROUP_STREAM)
+    # A group without mass scores -inf: it is never the best.
+    chosen = tl.argmax(masses + temperature * gumbel(bits), axis=0)
+    token = token_of_key(tl.max(tl.where(k == chosen, keys, LOWEST_KEY)))
+
+    # The best candidate of all groups is the greedy token at T = 0, and -1 in an undefined row.
+    best = token_of_key(tl.max(keys))
+    token = tl.where((best >= 0) & (temperature > 0), token, best)
+    log_z = tl.where(best >= 0, _scaled_log_sum(masses, scale) / scale, float("nan"))
+    tl.store(tokens_ptr + row, token.to(tl.int64))
+    tl.store(log_z_ptr + row, log_z)
+
+
+def group_gumbel_parallel(
+    logits: Tensor, seed: Tensor, offset: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row of stored logits, from softmax(logits / temperature).
+
+    Args:
+        logits: [B, V] contiguous, bf16, fp16 or fp32.
+        seed, offset: int64 [1] on the same device: the key of the noise, and the step.
+        temperature: >= 0; 0 is greedy, the lowest id among equal logits.
+
+    Returns:
+        tokens: int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one.
+        log_z: fp32 [B], log sum exp(logits / T) in nats; of T = 1 where T = 0. NaN where the
+            token is -1, +inf where fp32 cannot hold it.
+
+    Raises nothing of its own: shapes, dtypes and devices are not checked.
+    """
+    import torch
+
+    B, V = logits.shape
+    groups = triton.cdiv(V, GROUP)
+    device = logits.device
+    keys = torch.empty(B, groups, dtype=torch.int64, device=device)
+    masses = torch.empty(B, groups, dtype=torch.float32, device=device)
+    tokens = torch.empty(B, dtype=torch.int64, device=device)
+    log_z = torch.empty(B, dtype=torch.float32, device=device)
+    temperature = float(temperature)
+    # fp32 arithmetic knows no smaller temperature: 1 / T would be infinite.
+    scale = max(temperature, _SMALLEST_NORMAL) if temperature > 0 else 1.0
+    noise = (seed, offset, temperature, scale)
+    with launching_on(device):
+        _local_sample_kernel[(B * groups,)](
+            logits, *noise, keys, masses, V, groups, GROUP=GROUP, num_warps=NUM_WARPS
+        )
+        BLOCK = triton.next_power_of_2(groups)
+        _choose_group_kernel[(B,)](
+            *noise, keys, masses, tokens, log_z, groups, BLOCK=BLOCK, num_warps=NUM_WARPS
+        )
+    return tokens, log_z
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        tokens, _ = group_gumbel_parallel(hidden @ weight.T, seed, offset, problem.temperature)
+        return tokens
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="group_gumbel_parallel",
+    label="cuBLAS + parallel Group-Gumbel-Max",
+    kind=Kind.EXACT,
+    requires=("triton",),
+    capabilities=Capabilities(dtypes=("bf16", "fp16", "fp32"), zero_temperature=True),
+    build=build,
+)
