@@ -53,6 +53,8 @@ PROVIDER = Provider(
     label="Exponential race (vLLM)",
     kind=Kind.EXACT,
     build=build,
-    capabilities=Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32")),
+    capabilities=Capabilities(
+        devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), host_sync_free=True
+    ),
     presets=("quick", "cpu", "lean"),
 )

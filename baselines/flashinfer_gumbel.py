@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.baselines._flashinfer import build_as_in_paper
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,5 +37,6 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=("flashinfer",),
+    capabilities=Capabilities(host_sync_free=True, batch_invariant=True),
     presets=("paper", "quick"),
 )

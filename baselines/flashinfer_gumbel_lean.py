@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.baselines._flashinfer import build_lean
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,5 +38,6 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=("flashinfer",),
+    capabilities=Capabilities(host_sync_free=True, batch_invariant=True),
     presets=("lean",),
 )

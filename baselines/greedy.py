@@ -32,7 +32,11 @@ PROVIDER = Provider(
     kind=Kind.GREEDY,
     build=build,
     capabilities=Capabilities(
-        devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), zero_temperature=True
+        devices=("cuda", "cpu"),
+        dtypes=("bf16", "fp16", "fp32"),
+        zero_temperature=True,
+        host_sync_free=True,
+        batch_invariant=True,
     ),
     presets=("cpu", "lean"),
 )

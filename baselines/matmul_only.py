@@ -35,7 +35,10 @@ PROVIDER = Provider(
     kind=Kind.LOWER_BOUND,
     build=build,
     capabilities=Capabilities(
-        devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), zero_temperature=True
+        devices=("cuda", "cpu"),
+        dtypes=("bf16", "fp16", "fp32"),
+        zero_temperature=True,
+        host_sync_free=True,
     ),
     presets=("paper", "quick", "smoke", "cpu", "lean"),
 )

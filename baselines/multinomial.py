@@ -39,6 +39,8 @@ PROVIDER = Provider(
     label="Multinomial Sampling (eager)",
     kind=Kind.EXACT,
     build=build,
-    capabilities=Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32")),
+    capabilities=Capabilities(
+        devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), host_sync_free=True
+    ),
     presets=("smoke", "cpu"),
 )

@@ -96,6 +96,6 @@ PROVIDER = Provider(
     kind=Kind.LOWER_BOUND,
     build=build,
     requires=("triton",),
-    capabilities=Capabilities(dtypes=tuple(DTYPES), zero_temperature=True),
+    capabilities=Capabilities(dtypes=tuple(DTYPES), zero_temperature=True, host_sync_free=True),
     presets=("paper", "lean"),
 )

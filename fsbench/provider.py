@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
 
 if TYPE_CHECKING:
@@ -46,17 +47,56 @@ class Launch(Protocol):
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor: ...
 
 
+class Drawn(Protocol):
+    """What `Provider.sample` returns: an object with these fields, and others if it likes.
+
+    tokens: int32 or int64 [B]; [B, n] with num_samples=n above 1.
+    logprob: of the tokens' shape: log softmax(logits / T) at each; None if not asked for.
+    """
+
+    @property
+    def tokens(self) -> Tensor: ...
+
+    @property
+    def logprob(self) -> Tensor | None: ...
+
+
+OPTIONS = (
+    "per_row_temperature",
+    "greedy_rows",
+    "bias",
+    "mask",
+    "per_request_seed",
+    "logprob",
+    "num_samples",
+)
+"""The capabilities that a `Launch` has no arguments for: claimed only with `Provider.sample`."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a sampler can do; docs/adding-a-sampler.md says how each is checked.
 
-    noise: "token" if tokens follow fsbench.reference.expect for the same logits, seed
-        and offset; None if its noise is its own (then it is judged in distribution).
+    noise: "token" or "group" if tokens follow fsbench.reference.expect with that form of noise, for
+        the same logits, seed and offset; None if its noise is its own (then it is judged in
+        distribution).
     zero_temperature: T = 0 is accepted and means greedy.
     fused: the [B, V] logits never exist in memory.
     graph_safe: may be captured in a CUDA graph.
+    host_sync_free: a launch after the first never makes the host wait for the GPU.
+    batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
     known_deviation: total variation distance from the softmax that an EXACT sampler is known to
         have in one of its dtypes; it is held to that instead of to exactness, and says why.
+
+    The OPTIONS, of `Provider.sample`:
+
+    per_row_temperature: temperature may be a tensor [B].
+    greedy_rows: it may hold zeros: greedy rows among sampled ones, in one launch.
+    bias: a bias [V] or [B, V] is added to the logits.
+    mask: a mask [B, V], or packed into words, forbids tokens.
+    per_request_seed: seed may be [B]: a request's token then does not depend on its row.
+    logprob: the log-probability of each token is returned on request.
+    num_samples: n independent tokens per row, with replacement.
     """
 
     devices: tuple[str, ...] = ("cuda",)
@@ -65,6 +105,15 @@ class Capabilities:
     zero_temperature: bool = False
     fused: bool = False
     graph_safe: bool = True
+    host_sync_free: bool = False
+    batch_invariant: bool = False
+    per_row_temperature: bool = False
+    greedy_rows: bool = False
+    bias: bool = False
+    mask: bool = False
+    per_request_seed: bool = False
+    logprob: bool = False
+    num_samples: bool = False
     known_deviation: float = 0.0
 
 
@@ -82,6 +131,12 @@ class Provider:
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
+    sample: the full call, sample(hidden, weight, *, seed, offset, temperature, ...) -> Drawn, with
+        the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
+        claimed. None if the sampler is only what `build` returns.
+
+    Raises:
+        InvalidArgument: one of the OPTIONS is claimed, but there is no `sample` to show it.
     """
 
     name: str
@@ -92,6 +147,15 @@ class Provider:
     capabilities: Capabilities = field(default_factory=Capabilities)
     supports: Callable[[Problem], str | None] = _supports_everything
     presets: tuple[str, ...] = ()
+    sample: Callable[..., Drawn] | None = None
+
+    def __post_init__(self) -> None:
+        claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]
+        if claimed and self.sample is None:
+            raise InvalidArgument(
+                f"{self.name}: expected `sample`, by which {', '.join(claimed)} can be asked for; "
+                "got None"
+            )
 
     def missing_packages(self) -> str | None:
         """None, or which of `requires` cannot be imported here. Imports nothing."""

@@ -6,8 +6,8 @@ wait for the GPU. It runs under torch.compile too, where the checks cost nothing
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,24 @@ from fsbench.errors import InvalidArgument, InvalidType
 
 NOISE = ("auto", "token", "group")
 MAX_SAMPLES = 2**16 - 1
+_LARGEST = torch.finfo(torch.float32).max
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Request(NamedTuple):
+    """The checked arguments of flash_sample, as it documents them."""
+
+    hidden: Tensor
+    weight: Tensor
+    seed: Tensor
+    offset: Tensor | None
+    temperature: float | Tensor
+    soft_cap: float | None
+    bias: Tensor | None
+    mask: Tensor | None
+    vocab_size: int
+    num_samples: int
+    noise: str
 
 
 def check_tensor(
@@ -35,7 +52,8 @@ def check_tensor(
         raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
     if value.dtype not in dtypes:
         raise InvalidType(f"{name}: expected dtype {_either(dtypes)}; got {value.dtype}")
-    if tuple(value.shape) not in shapes:
+    # Not `not in shapes`, which torch.compile gets wrong for dynamic shapes (torch 2.13).
+    if all(tuple(value.shape) != shape for shape in shapes):
         wanted = _either([list(shape) for shape in dict.fromkeys(shapes)])
         raise InvalidArgument(f"{name}: expected shape {wanted}; got {list(value.shape)}")
     if value.device != device:
@@ -74,10 +92,10 @@ def check_integer(name: str, value: object, lowest: int, highest: int) -> int:
 
 
 def check_number(name: str, value: object, *, positive: bool = False) -> float:
-    """A finite number >= 0, or > 0."""
+    """A number >= 0, or > 0, that is finite in fp32."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{name}: expected a number; got {type(value).__name__}")
-    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+    if not 0 <= value <= _LARGEST or (positive and value == 0):
         wanted = "> 0" if positive else ">= 0"
         raise InvalidArgument(f"{name}: expected a finite number {wanted}; got {value}")
     return float(value)
@@ -109,9 +127,12 @@ def check_temperature(value: object, B: int, device: torch.device) -> float | Te
 
 
 def check_mask(value: object, B: int, V: int, device: torch.device) -> Tensor:
-    """bool [B, V], or int32 [B, ceil(V / 32)]."""
+    """bool [B, V], or int32 [B, at least ceil(V / 32)]."""
     if isinstance(value, Tensor) and value.dtype == torch.int32:
-        return check_tensor("mask", value, [torch.int32], [(B, -(-V // 32))], device)
+        words = -(-V // 32)
+        if value.ndim == 2 and value.shape[1] > words:  # of a padded vocabulary
+            words = value.shape[1]
+        return check_tensor("mask", value, [torch.int32], [(B, words)], device)
     return check_tensor("mask", value, [torch.bool, torch.int32], [(B, V)], device)
 
 

@@ -58,17 +58,18 @@ def flash_sample(
         hidden: [B, D] bf16 or fp16 (on a CPU also fp32), contiguous.
         weight: [>= V, D], like hidden. Rows of a multiple of 16 bytes are loaded by TMA where the
             GPU has it; others by pointers, more slowly.
-        temperature: >= 0, or fp32 [B]; 0 is greedy. A row whose temperature in a tensor is
-            negative or not finite has no draw.
+        temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
+            temperature in a tensor is negative or not finite has no draw.
         bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.
-        mask: bool [B, V], or int32 [B, ceil(V / 32)] with token v in bit v % 32 of word v // 32;
-            true or 1 allows a token. A forbidden token is never returned.
+        mask: bool [B, V], or int32 [B, >= V / 32] with token v in bit v % 32 of word v // 32;
+            true or 1 allows a token. A forbidden token is never returned. Bools are packed by a
+            launch of its own.
         seed: int64 [1], or [B] with one per request; all 64 bits count. With [1] the row's number
             enters the noise; with [B] it does not, and a request gets the same noise at any row.
         offset: int64 [1] or [B]: the step, modulo 2^32; None is 0. A captured graph reads seed
             and offset at each replay: advance offset in place to draw afresh.
-        num_samples: independent draws per row, with replacement, from one pass over the weight.
-        soft_cap: > 0 (Gemma's final_logit_softcapping).
+        num_samples: independent draws per row, with replacement; four per pass over the weight.
+        soft_cap: > 0 (Gemma's final_logit_softcapping); capped logits err by soft_cap 2^-22.
         vocab_size: the first V rows of weight are tokens, the rest is padding.
         return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64.
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
@@ -81,10 +82,11 @@ def flash_sample(
         Sample. A row with a NaN or +inf logit, or without a finite one, has no draw: its token is
         -1, valid is False, and no other row is disturbed.
 
-    One launch, without a host synchronisation; may be captured in a CUDA graph (after one launch
-    outside, see fsbench.kernels._workspace) and compiled (torch.ops.fsbench.flash_sample). On CPU
-    tensors it runs fsbench.reference, which draws the same tokens, or the kernel under
-    TRITON_INTERPRET=1 (but not in bf16, which Triton's interpreter multiplies wrongly).
+    One launch (one for every four samples; one more to pack a mask of bools), which waits for
+    nothing, except that the first on a device allocates. It may be captured in a CUDA graph, after
+    one launch outside (fsbench.kernels._workspace), and compiled (torch.ops.fsbench.flash_sample).
+    There is no gradient. On CPU tensors it runs fsbench.reference, which draws the same tokens, or
+    under TRITON_INTERPRET=1 the kernel (but not in bf16, where Triton's interpreter is wrong).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
@@ -116,10 +118,6 @@ def flash_sample(
     noise = check.check_noise(noise)
     if config is not None and not isinstance(config, TileConfig):
         raise InvalidType(f"config: expected a TileConfig; got {type(config).__name__}")
-    if config is not None and noise == "group" and config.block_v < 128:
-        raise InvalidArgument(
-            f"config: expected block_v of 128 or more for group noise; got {config.block_v}"
-        )
 
     shape = (B,) if n == 1 else (B, n)
     if out is None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
+from fsbench.errors import InvalidArgument
+
 
 @dataclass(frozen=True)
 class TileConfig:
     """One way to cut the problem. Sizes are powers of two.
 
-    block_b, block_v, block_d: tile of batch rows, vocabulary rows and hidden columns; block_v and
-        block_d at most 256, and block_v at least 128 for group noise.
-    slice: vocabulary columns whose token noise is in registers at once, 16 .. block_v.
+    block_b, block_v, block_d: tile of batch rows, vocabulary rows (128 or 256: whole groups of
+        tokens, and not more than share a first column) and hidden columns (16 to 256).
+    slice: vocabulary columns whose token noise is in registers at once, 16 to 128.
     v_on_m: the vocabulary on the M side of the tensor-core instruction (small B), else the batch.
     flatten: let loads of the next tile start under the epilogue of this one.
     ctas_per_sm: persistent programs per multiprocessor.
@@ -31,6 +33,17 @@ class TileConfig:
     num_warps: int
     num_stages: int
     ctas_per_sm: int
+
+    def __post_init__(self) -> None:
+        for name, options in (
+            ("block_b", (16, 32, 64, 128, 256)),
+            ("block_v", (128, 256)),
+            ("block_d", (16, 32, 64, 128, 256)),
+            ("slice", (16, 32, 64, 128)),
+        ):
+            if getattr(self, name) not in options:
+                wanted = " or ".join(map(str, options))
+                raise InvalidArgument(f"{name}: expected {wanted}; got {getattr(self, name)}")
 
     def shared_bytes(self, element_bytes: int) -> int:
         """Shared memory of the load pipeline of one program."""
@@ -77,9 +90,9 @@ _UNTUNED = {
 _H200 = {
     16: TileConfig(16, 128, 128, 32, True, True, 4, 5, 1),
     32: TileConfig(32, 128, 128, 32, True, True, 4, 4, 1),
-    64: TileConfig(64, 128, 128, 32, True, True, 4, 4, 1),
+    64: TileConfig(64, 128, 128, 32, False, True, 8, 4, 1),
     128: TileConfig(128, 128, 128, 16, False, True, 8, 3, 1),
-    256: TileConfig(128, 256, 64, 16, False, True, 8, 3, 1),
+    256: TileConfig(128, 256, 64, 16, False, False, 8, 3, 1),
 }
 
 # For D > 6144 the wider tile wins at B = 128 too: 530 against 537 us at D = 8192.

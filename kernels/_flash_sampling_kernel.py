@@ -9,9 +9,21 @@ program of a block of rows decodes its tokens and resets the workspace for the n
 import triton
 import triton.language as tl
 
-from fsbench.kernels._epilogue import add_mass, add_masses, best_of_tile, processed
+from fsbench.kernels._epilogue import (
+    add_mass,
+    add_masses,
+    allowed_words,
+    best_of_tile,
+    processed,
+    shared_bias,
+)
 from fsbench.kernels._helper import LOWEST_KEY, _log, nan_max, token_of_key
 from fsbench.kernels._mainloop import tile_logits
+
+SUBTILE = tl.constexpr(128)
+"""Columns of logits that enter the candidates at once."""
+SMALLEST_TEMPERATURE = tl.constexpr(2.0**-120)
+"""Anything below is 0: its inverse, times a difference of logits, could overflow."""
 
 
 @triton.jit
@@ -23,7 +35,7 @@ def _per_row(pointer, rows, B, PER_ROW: tl.constexpr):
         return tl.load(pointer)
 
 
-@triton.jit(do_not_specialize=["B", "V"])
+@triton.jit(do_not_specialize=["B", "V", "first_sample"])
 def flash_sampling_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
     weight,  # [>= V, D] descriptor (USE_TMA) or pointer
@@ -31,25 +43,28 @@ def flash_sampling_kernel(
     offset_ptr,  # [1] or [B] int64, or None: 0
     temperature,  # fp32, or pointer to [B] fp32
     soft_cap,  # fp32 or None
-    bias_ptr,  # [V] or [B, V], or None
-    mask_ptr,  # bool [B, V] or int32 [B, ceil(V / 32)], or None
+    bias_ptr,  # [V] or None
+    row_bias_ptr,  # [B, V] or None
+    mask_ptr,  # [B, mask_words] int32, or None
     keys_ptr,  # [>= B N] int64, LOWEST_KEY between calls
     arrivals_ptr,  # [>= B] int32, 0 between calls
-    winners_ptr,  # [.., B, N] fp32, scratch: logits of candidates, by program or tile; or None
+    winners_ptr,  # [programs per block of rows, B, N] fp32, scratch: logits of winners; or None
     masses_ptr,  # [2, programs per block of rows, B] fp32, scratch: (largest, mass); or None
-    tokens_ptr,  # [B, N] int64, out
+    tokens_ptr,  # [B, samples] int64, out
     valid_ptr,  # [B] bool, out
-    logprob_ptr,  # [B, N] fp32, out; or None
+    logprob_ptr,  # [B, samples] fp32, out; or None
     logz_ptr,  # [B] fp32, out; or None
     B,
     V,
     D,
-    N: tl.constexpr,
+    mask_words,
+    samples,
+    first_sample,
+    N: tl.constexpr,  # samples of this launch, from first_sample on
     NOISE: tl.constexpr,  # "group", "token" or "none" (greedy)
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
-    BIAS_PER_ROW: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -77,102 +92,143 @@ def flash_sampling_kernel(
         T = tl.full((1, 1), temperature, tl.float32)
     # NaN makes every score of the row NaN, and the row invalid.
     T = tl.where((T >= 0.0) & (float("inf") > T), T, float("nan"))
+    T = tl.where(T < SMALLEST_TEMPERATURE, 0.0, T)
     # Greedy rows report the log-probabilities of T = 1.
     inverse_temperature = 1.0 / tl.where(T == 0.0, 1.0, T)
 
     WORDS: tl.constexpr = 4 if NOISE == "group" else SLICE // 4
+    COLUMNS: tl.constexpr = triton.next_power_of_2(N)
     best = tl.full((BLOCK_B, WORDS), LOWEST_KEY, tl.int64)
     best_logit = tl.zeros((BLOCK_B, WORDS), tl.float32)
+    if N > 1:
+        best = tl.full((BLOCK_B, WORDS, COLUMNS), LOWEST_KEY, tl.int64)
+        best_logit = tl.zeros((BLOCK_B, WORDS, COLUMNS), tl.float32)
     largest = tl.full((BLOCK_B, WORDS), float("-inf"), tl.float32)
     mass = tl.zeros((BLOCK_B, WORDS), tl.float32)
-    for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN and N == 1):
+    for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
         v0 = tile_v * BLOCK_V
+        words = None
+        if mask_ptr is not None:
+            words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
+        bias = None
+        if bias_ptr is not None:
+            bias = shared_bias(bias_ptr, v0, V, BLOCK_V)
         logits = tile_logits(
             hidden, weight, b0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
-        logits = processed(logits, rows, v0, B, V, soft_cap, bias_ptr, mask_ptr, BIAS_PER_ROW)
-        if masses_ptr is not None:
-            largest, mass = add_mass(logits, inverse_temperature, largest, mass, NOISE)
-        if N == 1:
-            best, best_logit = best_of_tile(
-                logits, v0, row, seed, offset, T, inverse_temperature, 0, best, best_logit,
-                NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None,
-            )  # fmt: skip
-        else:
-            for sample in range(N):
-                key, logit = best_of_tile(
-                    logits, v0, row, seed, offset, T, inverse_temperature, sample, best, best_logit,
-                    NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None,
-                )  # fmt: skip
-                _merge(key, logit, tile_v, sample, rows, keys_ptr, winners_ptr, B, N)
+        best, best_logit, largest, mass = _consume(
+            logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
+            best, best_logit, largest, mass, soft_cap, row_bias_ptr, B, V,
+            N, NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None, masses_ptr is not None,
+        )  # fmt: skip
 
-    if N == 1:
-        _merge(best, best_logit, pid_v, 0, rows, keys_ptr, winners_ptr, B, N)
+    sample = tl.arange(0, COLUMNS)[None, :]
+    there = (rows < B)[:, None] & (sample < N)
+    at = rows[:, None] * N + sample
+    key = tl.max(best, axis=1, keep_dims=True)
+    tl.atomic_max(keys_ptr + at, key.reshape(BLOCK_B, COLUMNS), mask=there)
+    if winners_ptr is not None:
+        # Candidates of a row differ in their token, so one is the best.
+        logit = tl.max(tl.where(best == key, best_logit, float("-inf")), axis=1)
+        winner = winners_ptr + pid_v * B * N + at
+        tl.store(winner, logit.reshape(BLOCK_B, COLUMNS), mask=there)
     if masses_ptr is not None:
         row_largest = tl.reduce(largest, 1, nan_max)[:, None]
         _, total = add_masses(row_largest, 0.0, largest, mass, inverse_temperature)
-        at = masses_ptr + pid_v * B + rows
-        tl.store(at, tl.reshape(row_largest, (BLOCK_B,)), mask=rows < B)
-        tl.store(at + programs_v * B, tl.sum(total, axis=1), mask=rows < B)
+        mine = masses_ptr + pid_v * B + rows
+        tl.store(mine, tl.reshape(row_largest, (BLOCK_B,)), mask=rows < B)
+        tl.store(mine + programs_v * B, tl.sum(total, axis=1), mask=rows < B)
 
     # All of this program's candidates are merged before its arrival is counted.
     tl.debug_barrier()
     if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
         tl.atomic_xchg(arrivals_ptr + pid_b, 0)
+        lowest = tl.full((BLOCK_B, COLUMNS), LOWEST_KEY, tl.int64)
+        token = token_of_key(tl.atomic_xchg(keys_ptr + at, lowest, mask=there))
+        drawn = there & (token >= 0)
+        out = rows[:, None] * samples + first_sample + sample
+        tl.store(tokens_ptr + out, token.to(tl.int64), mask=there)
+        # Whether a row has a draw is the same for all of its samples.
+        valid = valid_ptr + rows[:, None] + sample * 0
+        tl.store(valid, token >= 0, mask=there & (sample == 0))
         if masses_ptr is not None:
-            inverse = tl.reshape(
-                inverse_temperature + tl.zeros((BLOCK_B, 1), tl.float32), (BLOCK_B,)
+            largest_of_row, log_mass = _log_mass(
+                masses_ptr, programs_v, rows, inverse_temperature, B
             )
-            largest_of_row, log_mass = _log_mass(masses_ptr, programs_v, rows, inverse, B)
-        for sample in range(N):
-            at = rows * N + sample
-            lowest = tl.full((BLOCK_B,), LOWEST_KEY, tl.int64)
-            token = token_of_key(tl.atomic_xchg(keys_ptr + at, lowest, mask=rows < B))
-            tl.store(tokens_ptr + at, token.to(tl.int64), mask=rows < B)
-            if logprob_ptr is not None:
-                source = token // BLOCK_V
-                if N == 1:
-                    source = source % programs_v
-                drawn = (rows < B) & (token >= 0)
-                winner = winners_ptr + (source * B + rows.to(tl.int64)) * N + sample
-                logit = tl.load(winner, mask=drawn, other=float("nan"), cache_modifier=".cg")
-                logprob = (logit - largest_of_row) * inverse - log_mass
-                tl.store(logprob_ptr + at, logprob, mask=rows < B)
-            if sample == 0:
-                tl.store(valid_ptr + rows, token >= 0, mask=rows < B)
-                if logz_ptr is not None:
-                    logz = tl.where(token >= 0, largest_of_row * inverse + log_mass, float("nan"))
-                    tl.store(logz_ptr + rows, logz, mask=rows < B)
+            if logz_ptr is not None:
+                logz = largest_of_row * inverse_temperature + log_mass
+                logz = tl.where(drawn, logz, float("nan"))
+                tl.store(logz_ptr + rows[:, None] + sample * 0, logz, mask=there & (sample == 0))
+        if logprob_ptr is not None:
+            source = token // BLOCK_V % programs_v  # the program that met the token
+            theirs = winners_ptr + source * B * N + at
+            chosen = tl.load(theirs, mask=drawn, other=float("nan"), cache_modifier=".cg")
+            logprob = (chosen - largest_of_row) * inverse_temperature - log_mass
+            tl.store(logprob_ptr + out, logprob, mask=there)
 
 
 @triton.jit
-def _merge(key, logit, source, sample, rows, keys_ptr, winners_ptr, B, N: tl.constexpr):
-    """Merge candidates [R, W] into keys; note the logit of the row's best under its source."""
-    row_key = tl.max(key, axis=1)
-    tl.atomic_max(keys_ptr + rows * N + sample, row_key, mask=rows < B)
-    if winners_ptr is not None:
-        # Candidates of a row differ in their token.
-        row_logit = tl.max(tl.where(key == row_key[:, None], logit, float("-inf")), axis=1)
-        winner = winners_ptr + (source * B + rows.to(tl.int64)) * N + sample
-        tl.store(winner, row_logit, mask=rows < B)
+def _consume(
+    logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
+    best, best_logit, largest, mass, soft_cap, row_bias_ptr, B, V,
+    N: tl.constexpr, NOISE: tl.constexpr, GREEDY_ROWS: tl.constexpr, KEEP_LOGIT: tl.constexpr,
+    WITH_MASS: tl.constexpr,
+):  # fmt: skip
+    """Let a tile of matmul results enter the running candidates and masses, 128 columns at a time.
+
+    More at once would need too many registers.
+    """
+    R: tl.constexpr = logits.shape[0]
+    WIDTH: tl.constexpr = logits.shape[1]
+    if WIDTH > SUBTILE:
+        low, high = logits.reshape(R, 2, WIDTH // 2).permute(0, 2, 1).split()
+        words_low = None
+        words_high = None
+        if words is not None:
+            halves = words.reshape(R, 2, WIDTH // 64).permute(0, 2, 1)
+            words_low, words_high = halves.split()
+        bias_low = None
+        bias_high = None
+        if bias is not None:
+            bias_low, bias_high = bias.reshape(2, WIDTH // 2).permute(1, 0).split()
+        best, best_logit, largest, mass = _consume(
+            low, words_low, bias_low, v0, rows, row, seed, offset, T, inverse_temperature,
+            first_sample, best, best_logit, largest, mass, soft_cap, row_bias_ptr, B, V,
+            N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+        )  # fmt: skip
+        return _consume(
+            high, words_high, bias_high, v0 + WIDTH // 2, rows, row, seed, offset, T,
+            inverse_temperature, first_sample, best, best_logit, largest, mass, soft_cap,
+            row_bias_ptr, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+        )  # fmt: skip
+    else:
+        logits = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
+        if WITH_MASS:
+            largest, mass = add_mass(logits, inverse_temperature, largest, mass, NOISE)
+        best, best_logit = best_of_tile(
+            logits, v0, row, seed, offset, T, inverse_temperature, first_sample, best, best_logit,
+            N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
+        )  # fmt: skip
+        return best, best_logit, largest, mass
 
 
 @triton.jit
 def _log_mass(masses_ptr, programs_v, rows, inverse_temperature, B):
-    """(largest logit, log of the mass in units of exp(largest / T)) of every row, [R] each.
+    """(largest logit, log of the mass in units of exp(largest / T)) of every row, [R, 1] each.
 
     The mass is at least 1, the largest logit's own; that of idle rows is 0 and of no use.
     """
-    AT_ONCE: tl.constexpr = 16
-    largest = tl.full((AT_ONCE, rows.shape[0]), float("-inf"), tl.float32)
-    mass = tl.zeros((AT_ONCE, rows.shape[0]), tl.float32)
+    R: tl.constexpr = rows.shape[0]
+    AT_ONCE: tl.constexpr = min(128, 4096 // R)  # programs
+    largest = tl.full((R, AT_ONCE), float("-inf"), tl.float32)
+    mass = tl.zeros((R, AT_ONCE), tl.float32)
     for first in range(0, programs_v, AT_ONCE):
-        program = first + tl.arange(0, AT_ONCE)[:, None]
-        at = masses_ptr + program * B + rows[None, :]
-        there = (program < programs_v) & (rows < B)[None, :]
+        program = first + tl.arange(0, AT_ONCE)[None, :]
+        at = masses_ptr + program * B + rows[:, None]
+        there = (program < programs_v) & (rows < B)[:, None]
         m = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
         s = tl.load(at + programs_v * B, mask=there, other=0.0, cache_modifier=".cg")
-        largest, mass = add_masses(largest, mass, m, s, inverse_temperature[None, :])
-    row_largest = tl.reduce(largest, 0, nan_max)
-    total = add_masses(row_largest[None, :], 0.0, largest, mass, inverse_temperature[None, :])[1]
-    return row_largest, _log(tl.maximum(tl.sum(total, axis=0), 1.0))
+        largest, mass = add_masses(largest, mass, m, s, inverse_temperature)
+    row_largest = tl.reduce(largest, 1, nan_max)[:, None]
+    _, total = add_masses(row_largest, 0.0, largest, mass, inverse_temperature)
+    return row_largest, _log(tl.maximum(tl.sum(total, axis=1), 1.0))[:, None]

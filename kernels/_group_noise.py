@@ -53,12 +53,12 @@ def group_sums(y, inverse_temperature):
     for i in tl.static_range(1, 32):
         m = nan_max(m, y[i])
     c = inverse_temperature * 1.4426950408889634
-    # Rounding c m moves all members alike, by no more than the rounding of the score.
-    shift = tl.where(m == float("-inf"), 0.0, -c * m)
-    total = tl.exp2(tl.fma(y[0], c + tl.zeros_like(m), shift))
+    # Subtracted before scaling: c m would be rounded, and its error grows with m / T.
+    finite = tl.where(m == float("-inf"), 0.0, m)
+    total = tl.exp2(c * (y[0] - finite))
     sums = (total,)
     for i in tl.static_range(1, 32):
-        total += tl.exp2(tl.fma(y[i], c + tl.zeros_like(m), shift))
+        total += tl.exp2(c * (y[i] - finite))
         sums = sums + (total,)  # noqa: RUF005 (Triton has no starred tuples)
     return m, sums
 
@@ -77,13 +77,18 @@ def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
     G: tl.constexpr = m.shape[1]
     # Always 0; ties the counters to the layout of the members, as in random_words.
     zero = (m < float("-inf")).to(tl.int32)
-    group = ((v0 >> 5) + tl.arange(0, G))[None, :]
+    index = tl.arange(0, G)[None, :]
     r0, r1, _, _ = tl.philox(
-        seed, group + zero, row + zero, offset.to(tl.int32) + zero, GROUP_STREAM + sample + zero
+        seed,
+        (v0 >> 5) + index + zero,
+        row + zero,
+        offset.to(tl.int32) + zero,
+        GROUP_STREAM + sample + zero,
     )
-    total = sums[31]
-    # u < 1 has 24 bits, so u times total is below total and some member is hit.
-    threshold = (r1 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08 * total
+    score = m + temperature * (_log(tl.maximum(sums[31], 1.0)) + gumbel(r0))
+    # u has 24 bits, so u times the sum is below the sum, and some member is hit.
+    u = (r1 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    threshold = u * sums[31]
     largest = float("inf")
     if GREEDY_ROWS:
         threshold = tl.where(temperature == 0.0, float("inf"), threshold)
@@ -96,7 +101,5 @@ def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
             hit = hit | (y[i] >= largest)
         member = tl.where(hit, i, member)
         logit = tl.where(hit, y[i], logit)
-    score = m + temperature * (_log(tl.maximum(total, 1.0)) + gumbel(r0))
-    token = v0 + tl.arange(0, G)[None, :] // 4 * 128 + tl.arange(0, G)[None, :] % 4 * 2
-    token = token + (member >> 1) * 8 + (member & 1)
+    token = v0 + index // 4 * 128 + index % 4 * 2 + (member >> 1) * 8 + (member & 1)
     return ordered_key(tl.where(score == score, score, float("inf")), token), logit

@@ -55,17 +55,6 @@ def gumbel(bits):
 
 
 @triton.jit
-def best_keys(logits, v0, row, seed, offset, temperature, best):
-    """Merge the candidates of a block of logits into the running ones of its rows: see candidates.
-
-    best: [R, WIDTH // 4] int64, packed candidates so far. Returns the better of old and new; the
-    maximum over its axis is the row's best candidate.
-    """
-    key, _ = candidates(logits, v0, row, seed, offset, temperature, 0, best)
-    return tl.maximum(best, key)
-
-
-@triton.jit
 def candidates(logits, v0, row, seed, offset, temperature, sample, best):
     """The best candidate of every Philox word under token noise, and its logit.
 
@@ -141,20 +130,6 @@ def random_words(v0, word, row, seed, offset, sample, zero):
 
 
 @triton.jit
-def gumbel_bound(bits):
-    """An upper bound of gumbel(bits) without a logarithm; within 0.07 of it for 2^-26 < u < 2^-6.
-
-    -log(E) <= -log(u), because E >= u; and log2 lies above its chords, which the bit pattern of a
-    float is: log2(x) >= pattern(x) 2^-23 - 127. Of bits with u >= 1/2 only u >= 1/2 is used. The
-    constant is rounded up by 0.0014, far more than the conversions can lose.
-    """
-    signed = bits.to(tl.int32, bitcast=True)
-    x = tl.where(signed >= 0, signed, 0x7FFFFFFF).to(tl.float32)
-    pattern = x.to(tl.int32, bitcast=True).to(tl.float32)
-    return 110.2118 - pattern * 8.262958e-08
-
-
-@triton.jit
 def nan_max(a, b):
     """The larger of two, NaN if either is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -170,14 +145,6 @@ def ordered_key(score, token):
     bits = score.to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
-
-
-@triton.jit
-def score_of_key(key):
-    """The score of a packed candidate (NaN for LOWEST_KEY, which is below every score)."""
-    ordered = (key >> 32).to(tl.int32)
-    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
-    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -22,28 +22,27 @@ def local_sample(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
 
     Returns:
         L: float64 [B], log sum exp(logits / T); at T = 0 the largest logit, which is the limit of
-            T L. -inf for a row without a finite logit, NaN for one with a NaN or +inf logit.
+            T L. -inf for a row of zero mass (no logit is above -inf), NaN or +inf for one with a
+            NaN or +inf logit: so the sum or maximum over groups shows whether a row has a draw.
         z: int64 [B], a column drawn from softmax(logits / T); at T = 0 the first of the largest.
             It means nothing where L is not finite.
 
     Noise comes from torch's generator of the device: an exponential race, which is Gumbel-max on
     the weights that L needs anyway (argmax y / T + g = argmax exp(y / T) / E, g = -log E).
 
-    L is float64 because merging takes differences: at y / T = 10^4 the fp32 numbers are 0.001
-    apart, and so would be the probabilities of two groups.
+    L is float64 because merging takes differences: near y / T = 10^4 the fp32 numbers are 0.001
+    apart, and the odds of two groups would be off by as much.
     """
     import torch
 
     logits = logits.float()
     largest = logits.amax(1)
-    # NaN and +inf both fail this comparison.
-    log_mass = torch.where(largest < torch.inf, largest, torch.nan).double()
     if temperature == 0:
-        return log_mass, logits.argmax(1)
+        return largest.double(), logits.argmax(1)
     # fp32 arithmetic knows no smaller temperature: 0 / T would be NaN.
     temperature = max(temperature, torch.finfo(torch.float32).tiny)
-    # Without a finite logit nothing is subtracted: every weight is then 0, and L is -inf.
+    # At zero mass nothing is subtracted: every weight is then 0, and L is -inf.
     shift = torch.where(largest > -torch.inf, largest, 0.0)
     weights = (logits - shift[:, None]).div_(temperature).exp_()
-    log_mass = log_mass / temperature + weights.sum(1).double().log()
+    log_mass = largest.double() / temperature + weights.sum(1).double().log()
     return log_mass, weights.div_(torch.empty_like(weights).exponential_()).argmax(1)

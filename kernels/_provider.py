@@ -1,4 +1,4 @@
-"""`flash_sample` as a launch of the harness, with either form of noise."""
+"""`flash_sample` as a launch of the harness."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 class FlashSampling:
     """See Launch. The kernel is compiled, or loaded from Triton's cache, at the first call."""
 
-    def __init__(self, problem: Problem, weight: Tensor, noise: str):
-        from fsbench.kernels._flash_sample_op import default_config, tma_possible
+    def __init__(
+        self,
+        problem: Problem,
+        weight: Tensor,
+        noise: str = "auto",
+        temperature: float | None = None,
+    ):
+        from fsbench.kernels._launch import default_config, tma_possible
 
         self._weight = weight
-        self._temperature = problem.temperature
+        self._temperature = problem.temperature if temperature is None else temperature
         self._noise = noise
         self._tiles = default_config(problem.B, problem.D, weight.device, weight.element_size())
         self.config = f"{self._tiles} {'tma' if tma_possible(weight) else 'pointers'}"

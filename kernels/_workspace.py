@@ -1,8 +1,10 @@
-"""Device memory that the last-program-done reduction needs: one packed key per row, one counter.
+"""Device memory that the last-program-done reduction needs: packed keys and counters.
 
 A kernel leaves its workspace as it found it, so no launch has to clear it. What must not happen is
 that two launches in flight share one: each stream has its own, and each captured launch keeps one
 for as long as the process lives, because its graph may be replayed at any time on any stream.
+Those of captured launches are cut from a stock that launches outside of captures fill up, since
+clearing fresh memory would add a kernel to the graph.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 LOWEST_KEY: int = _helper.LOWEST_KEY.value
-_MIN_ROWS = 256
-_SPARES = 16  # set aside per device and size before a capture can need them
+_MIN_ROWS = 256  # of a stream's workspace
+_STOCK_ROWS = 32_768  # 384 KiB: enough for a graph of every batch size up to 255
 
 
 @dataclass(frozen=True)
@@ -29,55 +31,66 @@ class Workspace:
     keys: torch.Tensor
     arrivals: torch.Tensor
 
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def split(self, rows: int) -> tuple[Workspace, Workspace]:
+        """The first `rows` rows, and the rest."""
+        keys, arrivals = self.keys, self.arrivals
+        return Workspace(keys[:rows], arrivals[:rows]), Workspace(keys[rows:], arrivals[rows:])
+
 
 _lock = threading.Lock()
 _by_stream: dict[tuple[object, ...], Workspace] = {}
-_spares: dict[tuple[object, ...], list[Workspace]] = {}
+_stock: dict[torch.device, Workspace] = {}
 _held: dict[torch.device, int] = {}
 
 
-def _allocate(rows: int, device: torch.device, count: int) -> list[Workspace]:
+def _allocate(rows: int, device: torch.device) -> Workspace:
     import torch
 
-    keys = torch.full((count, rows), LOWEST_KEY, dtype=torch.int64, device=device)
-    arrivals = torch.zeros((count, rows), dtype=torch.int32, device=device)
+    keys = torch.full((rows,), LOWEST_KEY, dtype=torch.int64, device=device)
+    arrivals = torch.zeros(rows, dtype=torch.int32, device=device)
     _held[device] = _held.get(device, 0) + keys.nbytes + arrivals.nbytes
-    return [Workspace(keys[i], arrivals[i]) for i in range(count)]
+    return Workspace(keys, arrivals)
 
 
-def workspace(B: int, device: torch.device) -> Workspace:
-    """The workspace for a launch of B rows on the current stream of `device`.
+def workspace(rows: int, device: torch.device) -> Workspace:
+    """At least `rows` keys and counters for a launch on the current stream of `device`.
+
+    The first call on a device waits for it; so does one that finds the stock half used up.
 
     Raises:
-        CaptureError: during CUDA-graph capture, if no spare is left: no launch of this batch size
-            was made before (clearing fresh memory would add a kernel to the graph).
+        CaptureError: during CUDA-graph capture, if the stock does not suffice.
     """
     import torch
 
-    rows = max(_MIN_ROWS, 1 << (B - 1).bit_length())
-    size = (device, rows)
+    rows = -(-rows // 16) * 16  # keeps the alignment that Triton compiles for
     with _lock:
         if device.type == "cpu":  # the interpreter: launches run one after the other
-            return _resting((size, 0), rows, device)
+            return _of_stream(device, 0, rows)
         with torch.cuda.device(device):
-            spares = _spares.setdefault(size, [])
+            stock = _stock.get(device)
             if torch.cuda.is_current_stream_capturing():
-                if not spares:
+                if stock is None or len(stock) < rows:
                     raise CaptureError(
-                        f"no workspace is left to capture a launch of B={B} on {device}: launch "
-                        "once outside of a capture first"
+                        f"the workspaces for captured launches on {device} are used up: launch "
+                        "once outside of a capture, at this batch size, to have more"
                     )
-                return spares.pop()
-            if len(spares) < _SPARES // 2:
-                spares += _allocate(rows, device, _SPARES)
-                # Any stream may use a spare next, so it must be cleared by then.
+                mine, _stock[device] = stock.split(rows)
+                return mine
+            if stock is None or len(stock) < max(_STOCK_ROWS // 2, rows):
+                _stock[device] = _allocate(max(_STOCK_ROWS, rows), device)
+                # Any stream may use it next, so it must be cleared by then.
                 torch.cuda.current_stream().synchronize()
-            return _resting((size, torch.cuda.current_stream().cuda_stream), rows, device)
+            return _of_stream(device, torch.cuda.current_stream().cuda_stream, rows)
 
 
-def _resting(key: tuple[object, ...], rows: int, device: torch.device) -> Workspace:
+def _of_stream(device: torch.device, stream: int, rows: int) -> Workspace:
+    size = max(_MIN_ROWS, 1 << (rows - 1).bit_length())
+    key = (device, stream, size)
     if key not in _by_stream:
-        (_by_stream[key],) = _allocate(rows, device, 1)
+        _by_stream[key] = _allocate(size, device)
     return _by_stream[key]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsbench.kernels._flash_sample import flash_sample
 from fsbench.kernels._provider import FlashSampling
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def build(problem: Problem, weight: Tensor) -> Launch:
     """See Provider."""
-    return FlashSampling(problem, weight, "group")
+    return FlashSampling(problem, weight)
 
 
 PROVIDER = Provider(
@@ -30,7 +31,21 @@ PROVIDER = Provider(
     label="FlashSampling (Triton)",
     kind=Kind.EXACT,
     requires=("triton",),
-    capabilities=Capabilities(noise="group", zero_temperature=True, fused=True),
+    capabilities=Capabilities(
+        noise="group",
+        zero_temperature=True,
+        fused=True,
+        host_sync_free=True,
+        batch_invariant=True,
+        per_row_temperature=True,
+        greedy_rows=True,
+        bias=True,
+        mask=True,
+        per_request_seed=True,
+        logprob=True,
+        num_samples=True,
+    ),
     build=build,
+    sample=flash_sample,
     presets=("paper", "quick", "lean"),
 )

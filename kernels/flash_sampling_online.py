@@ -68,6 +68,7 @@ PROVIDER = Provider(
         dtypes=("bf16", "fp16", "fp32"),
         zero_temperature=True,
         fused=True,
+        host_sync_free=True,
     ),
     build=build,
     presets=("cpu", "smoke"),

@@ -5,8 +5,10 @@ The same kernel as flash_sampling; the difference between the two is what group 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from fsbench.kernels._flash_sample import flash_sample
 from fsbench.kernels._provider import FlashSampling
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -25,7 +27,21 @@ PROVIDER = Provider(
     label="FlashSampling, token noise",
     kind=Kind.EXACT,
     requires=("triton",),
-    capabilities=Capabilities(noise="token", zero_temperature=True, fused=True),
+    capabilities=Capabilities(
+        noise="token",
+        zero_temperature=True,
+        fused=True,
+        host_sync_free=True,
+        batch_invariant=True,
+        per_row_temperature=True,
+        greedy_rows=True,
+        bias=True,
+        mask=True,
+        per_request_seed=True,
+        logprob=True,
+        num_samples=True,
+    ),
     build=build,
+    sample=partial(flash_sample, noise="token"),
     presets=("lean",),
 )

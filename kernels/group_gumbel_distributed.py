@@ -27,7 +27,7 @@ def merge(log_masses: Tensor, samples: Tensor, greedy: bool = False) -> Tensor:
 
     Args:
         log_masses: floating [K, B], L_k of each shard; -inf for a shard without mass in a row, NaN
-            for one with a NaN or +inf logit. Best float64: probabilities are their differences.
+            or +inf for one with a NaN or +inf logit. Best float64: their differences decide.
         samples: int64 [K, B], the shards' samples as token ids of the whole vocabulary.
         greedy: take the shard of the largest log_masses, the first of equal ones, as T = 0 wants,
             where they are the shards' largest logits. If shards are in the order of their token

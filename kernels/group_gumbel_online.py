@@ -50,7 +50,7 @@ def group_gumbel_online(
     log_mass = torch.full((B,), -torch.inf, dtype=torch.float64, device=hidden.device)
     token = torch.full((B,), -1, dtype=torch.int64, device=hidden.device)
     for v0 in range(0, V, CHUNK):
-        # Undefined rows need no care here: a NaN log-mass stays NaN in every sum and maximum.
+        # Undefined rows need no care here: a log-mass of NaN or +inf never becomes finite again.
         chunk_mass, sample = local_sample(hidden @ weight[v0 : v0 + CHUNK].T, temperature)
         if temperature == 0:
             replace = chunk_mass > log_mass

@@ -1,12 +1,12 @@
 """Parallel Group-Gumbel-Max over stored logits: a sample and a log-mass per group, then a group.
 
 Algorithm I.2 of the FlashSampling paper, after a matmul that stores the logits. One program per
-(row, group) finds the group's exact sample z_k, with the token noise of the fused kernel, and its
-log-mass L_k = log sum exp(y / T). A second kernel draws the group by Gumbel-max on L_k with noise
-of its own (Lemma D.2) and returns z_k and log Z = log sum_k exp(L_k).
+(row, group) finds the group's exact sample z_k, with token noise (docs/noise.md), and its log-mass
+L_k = log sum exp(y / T). A second kernel draws the group by Gumbel-max on L_k with noise of its own
+(Lemma D.2) and returns z_k and log Z = log sum_k exp(L_k).
 
-In place of L_k the kernels keep T L_k, so that noise is multiplied by T, as in the scores of
-tokens, and T L_k is finite at every temperature.
+The kernels keep T L_k, not L_k: like a token's score it then takes T times the noise, and it is
+finite at every temperature.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels._device import launching_on
-from fsbench.kernels._helper import LOWEST_KEY, best_keys, gumbel, token_of_key
+from fsbench.kernels._helper import LOWEST_KEY, candidates, gumbel, token_of_key
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
@@ -28,11 +28,11 @@ GROUP = 1024
 """Tokens per group (the paper's g); a power of two, 16 or more."""
 NUM_WARPS = 4
 
-_GROUP_STREAM = tl.constexpr(2 << 16)
-"""Counter word 3 of the groups' noise, which so shares no Philox block with token noise (0)."""
+_CHOICE_STREAM = tl.constexpr(2 << 16)
+"""Counter word 3 of the noise that chooses a group. Token noise has words below 2^16 there, the
+noise of groups of 32 tokens (kernels/_group_noise.py) 2^16 and up: no Philox block is shared."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
-_SMALLEST_NORMAL = 2.0**-126
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def _local_sample_kernel(
     temperature,  # fp32
     scale,  # fp32, temperature, or 1 where that is 0
     keys_ptr,  # [B, groups] int64, out: the group's best candidate
-    masses_ptr,  # [B, groups] fp32, out: scale * L_k
+    masses_ptr,  # [B, groups] fp32, out: scale * L_k; -inf, so never chosen, if it has no mass
     V,
     groups,
     GROUP: tl.constexpr,
@@ -68,7 +68,7 @@ def _local_sample_kernel(
     rows = row + tl.zeros((1, 1), tl.int32)
     best = tl.full((1, GROUP // 4), LOWEST_KEY, tl.int64)
     seed, offset = tl.load(seed_ptr), tl.load(offset_ptr)
-    best = best_keys(logits, v0, rows, seed, offset, temperature, best)
+    best, _ = candidates(logits, v0, rows, seed, offset, temperature, 0, best)
     tl.store(keys_ptr + tl.program_id(0), tl.max(best))
     tl.store(masses_ptr + tl.program_id(0), _scaled_log_sum(logits, scale))
 
@@ -91,13 +91,10 @@ def _choose_group_kernel(
     offs = row.to(tl.int64) * groups + k
     keys = tl.load(keys_ptr + offs, mask=k < groups, other=LOWEST_KEY)
     masses = tl.load(masses_ptr + offs, mask=k < groups, other=float("-inf"))
-
     offset = tl.load(offset_ptr).to(tl.int32)
-    bits, _, _, _ = tl.philox(tl.load(seed_ptr), k, row, offset, _GROUP_STREAM)
-    # A group without mass scores -inf: it is never the best.
+    bits, _, _, _ = tl.philox(tl.load(seed_ptr), k, row, offset, _CHOICE_STREAM)
     chosen = tl.argmax(masses + temperature * gumbel(bits), axis=0)
     token = token_of_key(tl.max(tl.where(k == chosen, keys, LOWEST_KEY)))
-
     # The best candidate of all groups is the greedy token at T = 0, and -1 in an undefined row.
     best = token_of_key(tl.max(keys))
     token = tl.where((best >= 0) & (temperature > 0), token, best)
@@ -127,20 +124,17 @@ def group_gumbel_parallel(
 
     B, V = logits.shape
     groups = triton.cdiv(V, GROUP)
-    device = logits.device
-    keys = torch.empty(B, groups, dtype=torch.int64, device=device)
-    masses = torch.empty(B, groups, dtype=torch.float32, device=device)
-    tokens = torch.empty(B, dtype=torch.int64, device=device)
-    log_z = torch.empty(B, dtype=torch.float32, device=device)
-    temperature = float(temperature)
-    # fp32 arithmetic knows no smaller temperature: 1 / T would be infinite.
-    scale = max(temperature, _SMALLEST_NORMAL) if temperature > 0 else 1.0
-    noise = (seed, offset, temperature, scale)
-    with launching_on(device):
+    keys = logits.new_empty(B, groups, dtype=torch.int64)
+    masses = logits.new_empty(B, groups, dtype=torch.float32)
+    tokens, log_z = keys.new_empty(B), masses.new_empty(B)
+    # In fp32, 1 / T is infinite for a smaller T.
+    scale = max(float(temperature), 2.0**-126) if temperature > 0 else 1.0
+    noise = (seed, offset, float(temperature), scale)
+    BLOCK = triton.next_power_of_2(groups)
+    with launching_on(logits.device):
         _local_sample_kernel[(B * groups,)](
             logits, *noise, keys, masses, V, groups, GROUP=GROUP, num_warps=NUM_WARPS
         )
-        BLOCK = triton.next_power_of_2(groups)
         _choose_group_kernel[(B,)](
             *noise, keys, masses, tokens, log_z, groups, BLOCK=BLOCK, num_warps=NUM_WARPS
         )

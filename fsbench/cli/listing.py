@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsbench.problem import DTYPES
+
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from fsbench.discover import Found
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     capabilities: Annotated[
-        bool, typer.Option("--capabilities", help="Show what each sampler can do.")
+        bool, typer.Option("--capabilities", help="Show what each sampler can do, and no more.")
     ] = False,
     provider_path: Annotated[
         list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
@@ -38,8 +42,10 @@ def list_(
     }
     if as_json:
         print(json.dumps(facts, indent=2))
+    elif capabilities:
+        _print_capabilities(facts["providers"])
     else:
-        _print(facts, capabilities)
+        _print(facts)
 
 
 def _provider_facts(entry: Found) -> dict[str, Any]:
@@ -54,31 +60,20 @@ def _provider_facts(entry: Found) -> dict[str, Any]:
         "presets": [],
     }
     if entry.provider is not None:
-        able = entry.provider.capabilities
         facts |= {
             "label": entry.provider.label,
             "kind": str(entry.provider.kind),
-            "capabilities": {
-                "devices": able.devices,
-                "dtypes": able.dtypes,
-                "noise": able.noise,
-                "zero_temperature": able.zero_temperature,
-                "fused": able.fused,
-                "graph_safe": able.graph_safe,
-            },
+            "capabilities": asdict(entry.provider.capabilities),
             "presets": entry.provider.presets,
         }
     return facts
 
 
-def _print(facts: dict[str, Any], capabilities: bool) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    providers = _table("provider", "kind", "can do" if capabilities else "runs here on")
+def _print(facts: dict[str, Any]) -> None:
+    console = _console()
+    providers = _table("provider", "kind", "runs here on")
     for row in facts["providers"]:
-        last = _abilities(row) if capabilities else _where(row)
-        providers.add_row(row["name"], row["kind"] or "broken", last)
+        providers.add_row(row["name"], row["kind"] or "broken", _where(row))
     models = _table("model", "V", "D")
     for row in facts["models"]:
         models.add_row(row["name"], str(row["v"]), str(row["d"]))
@@ -92,26 +87,21 @@ def _print(facts: dict[str, Any], capabilities: bool) -> None:
     console.print(f"GPUs with known peaks: {', '.join(facts['gpus_known'])}")
 
 
-def _table(*columns: str) -> Table:
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False)
+
+
+def _table(*columns: str, gap: int = 2) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
     for column in columns[:-1]:
         table.add_column(column, no_wrap=True, justify="right" if column == "V" else "left")
     table.add_column(columns[-1], justify="right" if columns[-1] == "D" else "left")
     return table
-
-
-def _abilities(row: dict[str, Any]) -> str:
-    able = row["capabilities"]
-    marks = [
-        ("fused", able.get("fused")),
-        ("token noise", able.get("noise") == "token"),
-        ("T = 0", able.get("zero_temperature")),
-        ("graphs", able.get("graph_safe")),
-    ]
-    return ", ".join([*able.get("dtypes", ()), *(name for name, has in marks if has)])
 
 
 def _where(row: dict[str, Any]) -> str:
@@ -122,3 +112,60 @@ def _where(row: dict[str, Any]) -> str:
     # Of the devices it is made for, the reason of the first: "no GPU", not "does not run on CPUs".
     first = next(iter(row["capabilities"].get("devices", ())), "cuda")
     return f"- {row[first]}"
+
+
+PLACES = {"GPU": "cuda", "CPU": "cpu"}
+
+CLAIMS = {
+    "noise": ("noise", "tokens follow docs/noise.md, with token or group noise"),
+    "fused": ("fused", "the logits never reach memory"),
+    "zero_temperature": ("T=0", "temperature 0 is accepted and greedy"),
+    "graph_safe": ("graph", "may be captured in a CUDA graph"),
+    "host_sync_free": ("nosync", "no launch makes the host wait for the GPU"),
+    "batch_invariant": ("batch", "given equal logits, a row's token does not depend on its batch"),
+    "per_row_temperature": ("rowT", "a temperature per row"),
+    "greedy_rows": ("mix", "greedy rows among sampled ones, in one launch"),
+    "bias": ("bias", "a bias on the logits"),
+    "mask": ("mask", "a mask of allowed tokens"),
+    "per_request_seed": ("seed", "a seed per request"),
+    "logprob": ("logp", "log-probabilities of the tokens"),
+    "num_samples": ("n", "n samples per row"),
+}
+"""Field of Capabilities -> head and meaning of its column."""
+
+
+def _print_capabilities(rows: list[dict[str, Any]]) -> None:
+    """The matrix; what takes more than one line per sampler is split after the column `graph`."""
+    console = _console()
+    heads = [*PLACES, *DTYPES, *(head for head, _ in CLAIMS.values())]
+    marks = {row["name"]: _marks(row["capabilities"]) for row in rows if row["capabilities"]}
+
+    def matrix(columns: slice) -> Table:
+        table = _table("provider", *heads[columns], gap=1)
+        for name, cells in marks.items():
+            table.add_row(name, *cells[columns])
+        return table
+
+    parts = [matrix(slice(None))]
+    unbounded = console.options.update(width=1000)
+    if console.measure(parts[0], options=unbounded).maximum > console.width:
+        split = heads.index("graph") + 1
+        parts = [matrix(slice(split)), matrix(slice(split, None))]
+    for part in parts:
+        console.print(part)
+        console.print()
+    for head, meaning in CLAIMS.values():
+        console.print(f"{head:7}{meaning}")
+    for row in rows:
+        if row["name"] not in marks:
+            console.print(f"{row['name']}: broken, {row['cuda']}")
+
+
+def _marks(able: dict[str, Any]) -> list[str]:
+    """A row of the matrix, under PLACES, DTYPES and CLAIMS."""
+    values = [
+        *(device in able["devices"] for device in PLACES.values()),
+        *(dtype in able["dtypes"] for dtype in DTYPES),
+        *(able[field] for field in CLAIMS),
+    ]
+    return [value if isinstance(value, str) else "yes" if value else "-" for value in values]

@@ -17,6 +17,9 @@ from fsbench.reference.noise import (
     token_noise,
 )
 
+SMALLEST_TEMPERATURE = 2.0**-120
+"""Anything below is greedy: fp32 does not tell it from 0."""
+
 # The bounds below are what fp32 samplers are held to; docs/noise.md derives them.
 _SCORE_ULP = 2.0**-23  # T, T g and the sum are each rounded once
 _SUM_ERROR = 2.0**-18  # of a running sum of 32 exponentials, relative to the whole
@@ -57,7 +60,7 @@ def expect(
     Args:
         seed, offset: int64 [1], or [B] for one per request. With a seed per request the row's
             number does not enter the noise.
-        temperature: a number, or [B].
+        temperature: a number, or [B]; below 2^-120 it counts as 0.
         noise: "token" or "group".
         sample: number of the sample from the same row and step.
         logits_error: how far the sampler's own logits may be from these (0: the very same).
@@ -68,6 +71,7 @@ def expect(
     T = torch.as_tensor(temperature, device=logits.device).double().reshape(-1).expand(B)
     undefined = torch.isnan(exact) | (exact == torch.inf)
     invalid = undefined.any(1) | ~torch.isfinite(exact).any(1) | ~((T >= 0) & (torch.inf > T))
+    T = torch.where(T < SMALLEST_TEMPERATURE, 0.0, T)
     exact = torch.where(undefined | invalid[:, None], -torch.inf, exact)
     T = torch.where(invalid, 1.0, T)[:, None]
     draw = {"token": _token_draw, "group": _group_draw}[noise]
@@ -117,6 +121,8 @@ def _group_draw(
     slack = _SUM_ERROR + (_finite(largest).abs() * _EXPONENT_ULP + 2 * error) / scale
     slack = slack * sums[:, :, -1:]
     near_hit = (sums + slack > threshold) & (sums - p - slack <= threshold)
+    # exp underflows in fp32 at -104, and what has no mass is never hit.
+    near_hit &= y >= largest - tolerance - 104.0 * T
     near_hit = torch.where(T == 0, y >= largest - tolerance, near_hit)
     acceptable = near_group & near_hit & torch.isfinite(y)
     first = hit.int().argmax(2, keepdim=True)

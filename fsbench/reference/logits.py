@@ -18,7 +18,7 @@ def processed_logits(
     Args:
         soft_cap: logits become soft_cap tanh(logits / soft_cap) (Gemma).
         bias: [V] or [B, V], added.
-        mask: bool [B, V], or int32 [B, ceil(V / 32)] with token v in bit v % 32 of word v // 32;
+        mask: bool [B, V], or int32 [B, >= ceil(V / 32)] with token v in bit v % 32 of word v // 32;
             true or 1 allows a token, others get -inf.
     """
     if soft_cap is not None:

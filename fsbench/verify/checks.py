@@ -308,7 +308,8 @@ def check_on_problem(
     """On the inputs and with the launch that are about to be timed: ids in range, tokens right.
 
     A sampler with noise of the contract must return the oracle's token for logits recomputed in
-    fp32, within the rounding of the matmul (and of stored logits, unless it is fused); so must greedy decoding.
+    fp32, within the rounding of the matmul (and of stored logits, unless it is fused); so must
+    greedy decoding.
     Exact samplers with noise of their own draw a few times, and the tokens' probabilities must
     be such as honest draws have (`surprisal_p_value`).
     """

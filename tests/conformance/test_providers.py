@@ -54,7 +54,7 @@ def test_it_is_described(entry: Found):
     made = entry.provider
     assert made is not None, entry.broken
     assert made.name == entry.name == entry.source.rsplit(".", 1)[1]
-    assert made.label and made.presets
+    assert made.label
     assert isinstance(made.kind, Kind)
     assert set(made.capabilities.devices) <= set(DEVICES) and made.capabilities.devices
     assert set(made.capabilities.dtypes) <= set(DTYPES) and made.capabilities.dtypes

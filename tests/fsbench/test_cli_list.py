@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
 
 from fsbench import hardware, iomodel
 from fsbench.cli import app
+from fsbench.cli.listing import CLAIMS
 from fsbench.discover import discover
 from fsbench.presets import PRESETS
-from fsbench.problem import models
+from fsbench.problem import DTYPES, models
+from fsbench.provider import Capabilities
 
 
-def _list(*arguments) -> str:
-    result = CliRunner().invoke(app, ["list", *map(str, arguments)], catch_exceptions=False)
+def _list(*arguments, columns: int = 80) -> str:
+    result = CliRunner().invoke(
+        app,
+        ["list", *map(str, arguments)],
+        catch_exceptions=False,
+        env={"COLUMNS": str(columns)},
+    )
     assert result.exit_code == 0
     return result.stdout
 
@@ -48,13 +56,11 @@ def test_json_has_the_facts_of_a_provider(no_gpu):
         assert row["cuda"] == entry.unavailable_reason("cuda")
         assert row["cpu"] == (entry.unavailable_reason("cpu") or "yes")
         assert row["presets"] == list(entry.provider.presets)
+        claimed = {field.name: getattr(able, field.name) for field in fields(Capabilities)}
         assert row["capabilities"] == {
+            **claimed,
             "devices": list(able.devices),
             "dtypes": list(able.dtypes),
-            "noise": able.noise,
-            "zero_temperature": able.zero_temperature,
-            "fused": able.fused,
-            "graph_safe": able.graph_safe,
         }
 
 
@@ -78,18 +84,68 @@ def test_with_a_gpu(monkeypatch):
     assert "GPUs here: NVIDIA H200" in text
 
 
-def test_capabilities_on_request(no_gpu):
-    assert "T = 0" not in _list()
-    assert _line(_list("--capabilities"), "greedy") == "greedy bf16, fp16, fp32, T = 0, graphs"
+def _matrix(text: str) -> dict[str, dict[str, str]]:
+    """Provider -> head of column -> cell; of a matrix in parts, all of them."""
+    matrix: dict[str, dict[str, str]] = {}
+    for part in text.split("\n\n"):
+        lines = part.splitlines()
+        if lines[0].split()[0] == "provider":
+            heads = lines[0].split()[1:]
+            for line in lines[2:]:
+                name, *cells = line.split()
+                matrix.setdefault(name, {}).update(zip(heads, cells, strict=True))
+    return matrix
 
 
-@pytest.mark.parametrize("arguments", [[], ["--capabilities"]])
-def test_it_fits_80_columns_and_no_provider_takes_two_lines(no_gpu, arguments):
-    lines = [line.rstrip() for line in _list(*arguments).splitlines()]
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_matrix_says_what_each_claims(no_gpu, columns):
+    matrix = _matrix(_list("--capabilities", columns=columns))
+    assert list(matrix) == list(discover())
+    for name, entry in discover().items():
+        able, cells = entry.provider.capabilities, matrix[name]
+        shown = {
+            "GPU": "cuda" in able.devices,
+            "CPU": "cpu" in able.devices,
+            **{dtype: dtype in able.dtypes for dtype in DTYPES},
+            **{head: getattr(able, field) for field, (head, _) in CLAIMS.items()},
+        }
+        assert cells.pop("noise") == (shown.pop("noise") or "-")
+        assert cells == {head: "yes" if has else "-" for head, has in shown.items()}
+
+
+def test_the_matrix_has_every_capability_and_says_what_it_means(no_gpu):
+    unnamed = {"devices", "dtypes", "known_deviation"}  # in columns of their own; a number
+    assert set(CLAIMS) == {field.name for field in fields(Capabilities)} - unnamed
+    text = _list("--capabilities")
+    for head, meaning in CLAIMS.values():
+        assert _line(text, head) == meaning
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_matrix_fits_and_is_split_where_it_must(no_gpu, columns):
+    text = _list("--capabilities", columns=columns)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+    assert "…" not in text
+    assert text.count("provider") == (1 if columns == 120 else 2)
+
+
+def test_the_matrix_leaves_out_what_is_broken_and_says_why(no_gpu, tmp_path):
+    path = tmp_path / "boaster.py"
+    path.write_text(
+        "from fsbench.provider import *\n"
+        "able = Capabilities(mask=True)\n"
+        "PROVIDER = Provider('boaster', 'Boaster', Kind.EXACT, print, capabilities=able)\n"
+    )
+    text = _list("--capabilities", "--provider-path", path, columns=120)
+    assert list(_matrix(text)) == list(discover())
+    assert "boaster: broken, InvalidArgument: boaster: expected `sample`" in text
+
+
+def test_it_fits_80_columns_and_no_provider_takes_two_lines(no_gpu):
+    lines = [line.rstrip() for line in _list().splitlines()]
     assert max(map(len, lines)) <= 80
-    if not arguments:
-        providers = lines[2 : lines.index("")]
-        assert [line.split()[0] for line in providers] == list(discover())
+    providers = lines[2 : lines.index("")]
+    assert [line.split()[0] for line in providers] == list(discover())
 
 
 def test_a_broken_plug_in_is_listed_with_the_reason(no_gpu, tmp_path):

@@ -10,6 +10,7 @@ from fsbench.errors import CaptureError
 from fsbench.graphs import capture
 from fsbench.kernels import _workspace, flash_sample
 from fsbench.kernels._flash_sampling_config import BUCKETS, config_for, space
+from fsbench.kernels.flash_sampling_store import flash_sampling_store
 from fsbench.kernels.gumbel_argmax import gumbel_argmax
 
 pytestmark = [
@@ -29,12 +30,13 @@ def problem(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16):
     return hidden, weight.to(dtype)
 
 
-def assert_accepted(tokens, hidden, weight, seed, offset, temperature=1.0):
+def assert_accepted(tokens, hidden, weight, seed, offset, noise="group"):
     expected = reference.expect(
         hidden.double() @ weight.double().T,
         seed,
         offset,
-        temperature,
+        1.0,
+        noise,
         logits_error=reference.matmul_error(hidden, weight),
     )
     assert expected.accepts(tokens).all(), (tokens, expected.tokens)
@@ -55,9 +57,128 @@ def assert_accepted(tokens, hidden, weight, seed, offset, temperature=1.0):
 def test_tokens_are_the_oracles(B, V, D, dtype):
     hidden, weight = problem(B, V, D, dtype)
     seed, offset = scalar(-(V**3)), scalar(D)
-    sample = flash_sample(hidden, weight, seed=seed, offset=offset)
-    assert_accepted(sample.tokens, hidden, weight, seed, offset)
-    assert sample.valid.all()
+    for noise in ("group", "token") if B in (3, 200) else ("group",):
+        sample = flash_sample(hidden, weight, seed=seed, offset=offset, noise=noise)
+        assert_accepted(sample.tokens, hidden, weight, seed, offset, noise)
+        assert sample.valid.all()
+
+
+@pytest.mark.parametrize("noise", ["group", "token"])
+@pytest.mark.parametrize("num_samples", [1, 6])
+@pytest.mark.parametrize("B", [1, 20, 64, 100, 256])
+def test_all_options_at_once(B, num_samples, noise):
+    """Against the oracle and float64, on logits that the kernel knows exactly."""
+    V, rows = 3333, 3500
+    generator = torch.Generator("cuda").manual_seed(B)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, device="cuda")
+
+    hidden, weight = inputs.head_with_logits(3 * normal(min(B, 16), rows), torch.bfloat16, 16)
+    hidden = hidden[torch.arange(B, device="cuda") % len(hidden)].contiguous()
+    row = torch.arange(B, device="cuda")
+    temperature = (row % 4) / 2.0
+    bias = normal(B, V).bfloat16()
+    allowed = normal(B, V) > 0
+    if B > 2:
+        allowed[1], allowed[2] = False, row.new_ones(V).cumsum(0) == 78
+    seed, offset = row * 3 - 5, row + 2**33
+    sample = flash_sample(
+        hidden,
+        weight,
+        temperature=temperature,
+        bias=bias,
+        mask=allowed,
+        seed=seed,
+        offset=offset,
+        num_samples=num_samples,
+        soft_cap=5.0,
+        vocab_size=V,
+        return_logprob=True,
+        return_logz=True,
+        noise=noise,
+    )
+    logits = reference.processed_logits(
+        hidden.double() @ weight[:V].double().T, soft_cap=5.0, bias=bias, mask=allowed
+    )
+    wanted = [B < 3 or number != 1 for number in range(B)]
+    assert sample.valid.tolist() == wanted
+    logz = reference.log_partition(logits, temperature)
+    torch.testing.assert_close(
+        sample.logz.double(), torch.where(sample.valid, logz, torch.nan),
+        atol=1e-4, rtol=0, equal_nan=True,
+    )  # fmt: skip
+    for number in range(num_samples):
+        tokens = sample.tokens.view(B, -1)[:, number]
+        expected = reference.expect(
+            logits, seed, offset, temperature, noise, sample=number, logits_error=5e-6
+        )
+        assert expected.accepts(tokens).all()
+        logprob = reference.log_probability(logits, tokens.clamp_min(0), temperature)
+        torch.testing.assert_close(
+            sample.logprob.view(B, -1)[:, number].double(),
+            torch.where(sample.valid, logprob, torch.nan),
+            atol=1e-4, rtol=0, equal_nan=True,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-9, 1e-30])
+def test_a_cold_row_takes_the_largest_logit(temperature):
+    logits = 20 + 10 * torch.randn(16, 2000, device="cuda")
+    hidden, weight = inputs.head_with_logits(logits, torch.float16)
+    stored = hidden.float() @ weight.float().T
+    sample = flash_sample(hidden, weight, temperature=temperature, seed=scalar(1), return_logz=True)
+    assert torch.equal(sample.tokens, stored.argmax(1))
+    logz = torch.logsumexp(stored.double() / temperature, 1)
+    torch.testing.assert_close(sample.logz.double(), logz, atol=1e-3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("D", [1000, 1152, 4096])
+def test_logits_and_tokens_are_bitwise_the_same_for_every_config_and_batch(D):
+    """The order of summation follows the token, and the tensor cores keep to it."""
+    V = 5001
+    hidden, weight = problem(256, V, D)
+    seed, offset = scalar(1), scalar(2)
+    whole, first = flash_sampling_store(hidden, weight, temperature=1.0, seed=seed, offset=offset)
+    for B in BUCKETS:
+        part = hidden[:B].contiguous()
+        for gpu_name in ("NVIDIA H200", "untuned"):
+            config = config_for(B, D, gpu_name)
+            tokens, logits = flash_sampling_store(
+                part, weight, temperature=1.0, seed=seed, offset=offset, config=config
+            )
+            assert torch.equal(logits, first[:B]), config
+            assert torch.equal(tokens, whole[:B]), config
+            sample = flash_sample(part, weight, seed=seed, offset=offset, config=config)
+            assert torch.equal(sample.tokens, whole[:B]), config
+
+
+def test_a_request_gets_the_same_tokens_at_any_position_and_batch_size():
+    hidden, weight = problem(256, 20_000, 512)
+    seed = torch.arange(256, device="cuda") * 7919
+    offset = torch.arange(256, device="cuda") % 5
+    whole = flash_sample(hidden, weight, seed=seed, offset=offset).tokens
+    order = torch.randperm(256, device="cuda")
+    for B in (1, 2, 15, 17, 33, 64, 65, 129, 200, 256):
+        chosen = order[:B]
+        part = flash_sample(
+            hidden[chosen].contiguous(), weight, seed=seed[chosen], offset=offset[chosen]
+        )
+        assert torch.equal(part.tokens, whole[chosen]), B
+
+
+def test_torch_compile_captures_the_operator():
+    hidden, weight = problem(20, 3000, 128)
+    seed, offset = scalar(3), scalar(4)
+
+    def step(hidden):
+        sample = flash_sample(hidden * 2, weight, seed=seed, offset=offset, return_logprob=True)
+        return sample.tokens + 1, sample.logprob
+
+    tokens, logprob = torch.compile(step, fullgraph=True)(hidden)
+    wanted, wanted_logprob = step(hidden)
+    assert torch.equal(tokens, wanted)
+    torch.testing.assert_close(logprob, wanted_logprob)
 
 
 def test_a_weight_of_more_than_2_to_31_elements():
@@ -70,7 +191,7 @@ def test_a_weight_of_more_than_2_to_31_elements():
     assert (sample.tokens >= 2**31 // 4096).all()
     logits = hidden.float() @ weight.float().T
     expected = reference.expect(
-        logits, seed, offset, logits_error=reference.matmul_error(hidden, weight)
+        logits, seed, offset, 1.0, "group", logits_error=reference.matmul_error(hidden, weight)
     )
     assert expected.accepts(sample.tokens).all()
 
@@ -81,7 +202,7 @@ def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
     hidden, weight = inputs.head_with_logits(logits, torch.bfloat16, 64)
     hidden = hidden[torch.arange(B, device="cuda") % len(hidden)].contiguous()
     seed, offset = scalar(5), scalar(6)
-    expected = reference.expect(hidden.float() @ weight.float().T, seed, offset)
+    expected = reference.expect(hidden.float() @ weight.float().T, seed, offset, 1.0, "group")
     for config in [
         config_for(B, 4096, "NVIDIA H200"),
         config_for(B, 8192, "NVIDIA H200"),
@@ -176,7 +297,7 @@ def test_a_capture_without_a_spare_workspace_says_what_to_do(monkeypatch):
     hidden, weight = problem(8, 500, 64)
     seed, offset = scalar(4), scalar(8)
     flash_sample(hidden, weight, seed=seed, offset=offset)
-    monkeypatch.setattr(_workspace, "_spares", {})
+    monkeypatch.setattr(_workspace, "_stock", {})
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(CaptureError, match="launch once outside"), torch.cuda.graph(graph):
         flash_sample(hidden, weight, seed=seed, offset=offset)
@@ -217,18 +338,25 @@ def test_one_pass_argmax_over_stored_logits(B, V):
     logits = (2 * torch.randn(B, V, device="cuda")).bfloat16()
     for step in range(3):
         seed, offset = scalar(V), scalar(step)
-        expected = reference.expect(logits, seed, offset)
+        expected = reference.expect(logits, seed, offset, 1.0, "group")
         assert expected.accepts(gumbel_argmax(logits, seed, offset, 1.0)).all()
 
 
-def test_the_uniform_to_gumbel_map_over_many_codes_on_the_device():
-    """Through the sampler itself: with flat logits the winner's noise decides, T scales it."""
-    hidden = torch.ones(256, 64, device="cuda", dtype=torch.bfloat16)
-    weight = torch.zeros(20_000, 64, device="cuda", dtype=torch.bfloat16)
-    for step in range(20):
-        seed, offset = scalar(77), scalar(step)
-        tokens = flash_sample(hidden, weight, seed=seed, offset=offset).tokens
-        assert_accepted(tokens, hidden, weight, seed, offset)
+def test_many_graphs_can_be_captured_after_one_launch():
+    """As an engine does: one graph for every batch size."""
+    hidden, weight = problem(256, 2000, 64)
+    seed, offset = scalar(4), scalar(8)
+    for B in (16, 32, 64, 128, 256):  # compile
+        flash_sample(hidden[:B], weight, seed=seed, offset=offset)
+    graphs = []
+    for B in [*range(1, 9), *range(16, 257, 8)]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tokens = flash_sample(hidden[:B], weight, seed=seed, offset=offset).tokens
+        graphs.append((B, graph, tokens))
+    for B, graph, tokens in graphs:
+        graph.replay()
+        assert_accepted(tokens, hidden[:B], weight, seed, offset)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -20,7 +20,12 @@ from triton.compiler import ASTSource
 
 from fsbench.baselines import weight_stream
 from fsbench.kernels import _flash_sampling_config as tiles
-from fsbench.kernels import gumbel_argmax
+from fsbench.kernels import (
+    _pack_mask,
+    flash_sampling_store,
+    group_gumbel_parallel,
+    gumbel_argmax,
+)
 from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -48,27 +53,59 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
     return int(re.search(r"STACK:(\d+)", usage)[1])
 
 
-def fused(config: tiles.TileConfig, dtype: str, use_tma: bool, capability: int) -> int:
-    config = config.fitted(SHARED_LIMIT[capability] // config.ctas_per_sm - 1024, 2)
+def operands(config: tiles.TileConfig, dtype: str, use_tma: bool) -> dict[str, str]:
     shapes = {"hidden": config.block_b, "weight": config.block_v}
-    matrices = {
+    return {
         name: f"tensordesc<{dtype}[{rows}, {config.block_d}]>" if use_tma else f"*{dtype}"
         for name, rows in shapes.items()
     }
+
+
+def fitted(config: tiles.TileConfig, capability: int) -> tiles.TileConfig:
+    return config.fitted(SHARED_LIMIT[capability] // config.ctas_per_sm - 1024, 2)
+
+
+def fused(
+    config: tiles.TileConfig,
+    dtype: str,
+    use_tma: bool,
+    capability: int,
+    noise: str = "group",
+    samples: int = 1,
+    everything: bool = False,
+) -> int:
+    """flash_sample's kernel, plain or with every option that adds work."""
+    config = fitted(config, capability)
+    options = {
+        "soft_cap": "fp32",
+        "bias_ptr": "*fp32",
+        "row_bias_ptr": "*bf16",
+        "mask_ptr": "*i32",
+        "winners_ptr": "*fp32",
+        "masses_ptr": "*fp32",
+        "logprob_ptr": "*fp32",
+        "logz_ptr": "*fp32",
+    }
     signature = {
-        **matrices,
+        **operands(config, dtype, use_tma),
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
-        "temperature": "fp32",
+        "temperature": "*fp32" if everything else "fp32",
         "keys_ptr": "*i64",
         "arrivals_ptr": "*i32",
         "tokens_ptr": "*i64",
         "valid_ptr": "*i1",
-        "B": "i32",
-        "V": "i32",
-        "D": "i32",
+        **dict.fromkeys(("B", "V", "D", "mask_words", "samples", "first_sample"), "i32"),
+        **(options if everything else {}),
     }
+    order = flash_sampling_kernel.arg_names
+    signature = {name: signature[name] for name in order if name in signature}
     constants = {
+        "N": samples,
+        "NOISE": noise,
+        "SEED_PER_ROW": everything,
+        "OFFSET_PER_ROW": everything,
+        "TEMPERATURE_PER_ROW": everything,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -76,10 +113,60 @@ def fused(config: tiles.TileConfig, dtype: str, use_tma: bool, capability: int) 
         "V_ON_M": config.v_on_m,
         "USE_TMA": use_tma,
         "FLATTEN": config.flatten,
-        "ROTATE": config.rotate,
+        **({} if everything else dict.fromkeys(options)),
     }
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return stack_bytes(flash_sampling_kernel, signature, constants, capability, **options)
+    stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return stack_bytes(flash_sampling_kernel, signature, constants, capability, **stages)
+
+
+def storing(config: tiles.TileConfig, capability: int) -> int:
+    config = fitted(config, capability)
+    signature = {
+        **operands(config, "bf16", True),
+        "seed_ptr": "*i64",
+        "offset_ptr": "*i64",
+        "temperature": "fp32",
+        "keys_ptr": "*i64",
+        "arrivals_ptr": "*i32",
+        "tokens_ptr": "*i64",
+        "logits_ptr": "*fp32",
+        **dict.fromkeys(("B", "V", "D"), "i32"),
+    }
+    constants = {
+        "BLOCK_B": config.block_b,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+        "V_ON_M": config.v_on_m,
+        "USE_TMA": True,
+        "FLATTEN": config.flatten,
+    }
+    kernel = flash_sampling_store._flash_sampling_store_kernel
+    stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return stack_bytes(kernel, signature, constants, capability, **stages)
+
+
+def local_samples(capability: int) -> int:
+    signature = {
+        "logits_ptr": "*bf16",
+        "seed_ptr": "*i64",
+        "offset_ptr": "*i64",
+        "temperature": "fp32",
+        "scale": "fp32",
+        "keys_ptr": "*i64",
+        "masses_ptr": "*fp32",
+        "V": "i32",
+        "groups": "i32",
+    }
+    constants = {"GROUP": group_gumbel_parallel.GROUP}
+    return stack_bytes(
+        group_gumbel_parallel._local_sample_kernel, signature, constants, capability, num_warps=4
+    )
+
+
+def packing(capability: int) -> int:
+    signature = {"mask_ptr": "*i1", "words_ptr": "*i32", "V": "i32"}
+    constants = {"BLOCK": _pack_mask.BLOCK}
+    return stack_bytes(_pack_mask._pack_mask_kernel, signature, constants, capability, num_warps=4)
 
 
 def one_pass(dtype: str, capability: int) -> int:
@@ -94,7 +181,7 @@ def one_pass(dtype: str, capability: int) -> int:
         "V": "i32",
         "splits": "i32",
     }
-    constants = {"BLOCK": gumbel_argmax.BLOCK}
+    constants = {"GREEDY": False, "BLOCK": gumbel_argmax.BLOCK}
     kernel = gumbel_argmax._gumbel_argmax_kernel
     return stack_bytes(kernel, signature, constants, capability, num_warps=gumbel_argmax.NUM_WARPS)
 
@@ -111,21 +198,29 @@ def stream(dtype: str, capability: int) -> int:
 
 
 def main(capability: int) -> None:
+    def report(kernel: str, variant: str, stack: int) -> None:
+        print(json.dumps([kernel, variant, stack]), flush=True)
+
     tuned = capability == 90
     for B in tiles.BUCKETS if tuned else (16, 64, 256):
         config = tiles.config_for(B, 4096, "NVIDIA H200" if tuned else "untuned")
-        variants = [("bf16", True)]
-        # One config each shows what the other dtype and the pointer path need.
-        if tuned and B == 16:
-            variants.append(("fp16", True))
+        report("flash_sampling", f"{config} bf16 tma", fused(config, "bf16", True, capability))
+        # One bucket each shows what the other variants need.
+        if B == 16:
+            report("flash_sampling", f"{config} fp16", fused(config, "fp16", True, capability))
         if B == 64:
-            variants.append(("bf16", False))
-        for dtype, use_tma in variants:
-            name = f"{config} {dtype} {'tma' if use_tma else 'pointers'}"
-            stack = fused(config, dtype, use_tma, capability)
-            print(json.dumps(["flash_sampling", name, stack]), flush=True)
-    print(json.dumps(["gumbel_argmax", "bf16", one_pass("bf16", capability)]))
-    print(json.dumps(["weight_stream", "bf16", stream("bf16", capability)]))
+            stack = fused(config, "bf16", False, capability)
+            report("flash_sampling", f"{config} pointers", stack)
+            for noise in ("token", "none") if tuned else ():
+                stack = fused(config, "bf16", True, capability, noise)
+                report("flash_sampling", f"{config} {noise}", stack)
+            stack = fused(config, "bf16", True, capability, samples=2, everything=True)
+            report("flash_sampling", f"{config} everything", stack)
+            report("flash_sampling_store", str(config), storing(config, capability))
+    report("gumbel_argmax", "bf16", one_pass("bf16", capability))
+    report("group_gumbel_parallel", "bf16", local_samples(capability))
+    report("pack_mask", "", packing(capability))
+    report("weight_stream", "bf16", stream("bf16", capability))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,214 @@
+"""The oracle's draws: against published vectors, plain loops, and the law they should have."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fsbench import reference
+from fsbench.reference import philox as philox_module
+from fsbench.verify.checks import goodness_of_fit
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NOISE = ("group", "token")
+MASK32 = 2**32 - 1
+
+
+def counter(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def normal_logits(B: int, V: int, sigma: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(B + V)
+    return sigma * torch.randn(B, V, generator=generator, dtype=torch.float64)
+
+
+# Plain loops over Python's integers and floats
+
+
+def plain_philox(words: list[int], key: list[int]) -> list[int]:
+    for _ in range(10):
+        first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [
+            (second >> 32) ^ words[1] ^ key[0],
+            second & MASK32,
+            (first >> 32) ^ words[3] ^ key[1],
+            first & MASK32,
+        ]
+        key = [(key[0] + 0x9E3779B9) & MASK32, (key[1] + 0xBB67AE85) & MASK32]
+    return words
+
+
+def plain_words(index: int, row: int, step: int, stream: int, seed: int) -> list[int]:
+    return plain_philox([index, row, step & MASK32, stream], [seed & MASK32, seed >> 32 & MASK32])
+
+
+def plain_gumbel(bits: int) -> float:
+    return -math.log(-math.log1p(-(bits + 0.5) / 2**32))
+
+
+def plain_token_draw(y: list[float], T: float, row: int, step: int, sample: int, seed: int) -> int:
+    scores = []
+    for v, logit in enumerate(y):
+        word = v // 16 * 4 + v % 8 // 2
+        lane = v % 2 + 2 * (v % 16 // 8)
+        scores.append(logit + T * plain_gumbel(plain_words(word, row, step, sample, seed)[lane]))
+    return scores.index(max(scores))
+
+
+def plain_group_draw(y: list[float], T: float, row: int, step: int, sample: int, seed: int) -> int:
+    groups: dict[int, list[int]] = {}
+    for v in range(len(y)):
+        groups.setdefault(v // 128 * 4 + v % 8 // 2, []).append(v)
+    best, drawn = -math.inf, -1
+    for group, tokens in groups.items():
+        mass = sum(math.exp(y[v] / T) for v in tokens)
+        words = plain_words(group, row, step, 2**16 + sample, seed)
+        score = T * (math.log(mass) + plain_gumbel(words[0]))
+        if score > best:
+            best, reached = score, 0.0
+            for v in tokens:
+                reached += math.exp(y[v] / T)
+                if reached > words[1] // 256 / 2**24 * mass:
+                    drawn = v
+                    break
+    return drawn
+
+
+PLAIN = {"group": plain_group_draw, "token": plain_token_draw}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "expected"),
+    [  # Random123's kat_vectors, philox4x32 10
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([MASK32] * 4, [MASK32] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_philox_gives_the_published_vectors(words, key, expected):
+    tensors = tuple(counter(word) for word in words)
+    given = reference.philox4x32(tensors, tuple(counter(word) for word in key))
+    assert [int(word) for word in given] == expected
+    assert plain_philox(words, key) == expected
+
+
+@pytest.mark.parametrize("V", [16, 1024])
+def test_tokens_and_lanes_of_words_are_one_to_one(V):
+    word, lane = reference.word_and_lane(torch.arange(V))
+    assert (word * 4 + lane).sort().values.tolist() == list(range(V))
+    assert word[[0, 1, 8, 9]].tolist() == [0] * 4 and lane[[0, 1, 8, 9]].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("V", [128, 1024])
+def test_tokens_and_members_of_groups_are_one_to_one_and_in_order(V):
+    tokens = torch.arange(V)
+    group, member = reference.group_and_member(tokens)
+    assert (group * 32 + member).sort().values.tolist() == list(range(V))
+    for g in range(V // 32):
+        mine = tokens[group == g]
+        assert member[group == g].tolist() == list(range(32))
+        assert (mine // 128 == g // 4).all() and (mine % 8 // 2 == g % 4).all()
+
+
+def test_gumbel_is_finite_at_both_ends_and_decreasing():
+    bits = counter(0, 1, 2**16, 2**31, 2**32 - 2, 2**32 - 1)
+    values = reference.gumbel(bits)
+    assert values.tolist() == pytest.approx([plain_gumbel(int(b)) for b in bits], abs=1e-12)
+    assert (values[1:] < values[:-1]).all()
+    assert values[0] == pytest.approx(33 * math.log(2), abs=1e-9)
+    assert values[-1] == pytest.approx(-math.log(33 * math.log(2)), abs=1e-9)
+
+
+def test_no_two_kinds_of_noise_share_a_counter(monkeypatch):
+    """All words, groups, rows, steps and samples of a small problem, and the last samples."""
+    seen: list[tuple[int, ...]] = []
+    philox4x32 = philox_module.philox4x32
+
+    def recorded(words, key):
+        assert [int(part) for part in key] == [5, 0]
+        parts = [each.flatten().tolist() for each in torch.broadcast_tensors(*words)]
+        seen.extend(zip(*parts, strict=True))
+        return philox4x32(words, key)
+
+    monkeypatch.setattr(philox_module, "philox4x32", recorded)
+    rows = torch.arange(3)
+    for step in (0, 1, 2**32 - 1):
+        for sample in (0, 1, 2**16 - 2, 2**16 - 1):
+            reference.token_noise(300, counter(5), counter(step), rows, sample)
+            reference.group_noise(300, counter(5), counter(step), rows, sample)
+    words, groups = -(-300 // 16) * 4, -(-300 // 128) * 4
+    assert len(seen) == 3 * 3 * 4 * (words + groups)
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize(
+    ("seed", "step", "sample", "T"),
+    [(0, 0, 0, 1.0), (-1, 2**32 + 5, 1, 0.25), (-(2**63) + 3, -2, 2**16 - 1, 4.0)],
+)
+def test_the_token_is_that_of_plain_loops(seed, step, sample, T, noise):
+    logits = normal_logits(3, 200, 2.0)
+    drawn = reference.expect(logits, counter(seed), counter(step), T, noise, sample=sample)
+    wanted = [PLAIN[noise](y, T, row, step, sample, seed) for row, y in enumerate(logits.tolist())]
+    assert drawn.tokens.tolist() == wanted
+    assert drawn.accepts(drawn.tokens).all()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_seeds_and_steps_per_row_are_taken_row_by_row(noise):
+    logits = normal_logits(4, 150, 2.0)
+    seeds, steps = counter(-7, 2**40, 5, 5), counter(3, 2**31, 0, 0)
+    logits[3] = logits[2]
+    T = torch.tensor([0.5, 1.0, 2.0, 2.0])
+    tokens = reference.expect(logits, seeds, steps, T, noise).tokens.tolist()
+    wanted = [
+        PLAIN[noise](y, float(T[row]), 0, int(steps[row]), 0, int(seeds[row]))
+        for row, y in enumerate(logits.tolist())
+    ]
+    assert tokens == wanted
+    assert tokens[2] == tokens[3]
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("T", [0.5, 2.0])
+def test_tokens_follow_the_softmax(T, noise):
+    logits = normal_logits(1, 300, 1.5)
+    rows = logits.expand(4096, 300)
+    counts = np.zeros(300, dtype=int)
+    for step in range(8):
+        tokens = reference.expect(rows, counter(1), counter(step), T, noise, sample=step % 3).tokens
+        counts += np.bincount(tokens.numpy(), minlength=300)
+    fit = goodness_of_fit(counts, torch.softmax(logits[0] / T, 0).numpy())
+    assert fit.passed, fit
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("what", ["sample", "step", "row", "seed"])
+def test_draws_that_differ_in_one_number_are_independent(what, noise):
+    """Pairs of tokens follow the product of the laws."""
+    logits = normal_logits(1, 6, 0.5)
+    B = 4096
+    rows = logits.expand(2 * B, 6)
+    counts = np.zeros((6, 6), dtype=int)
+    for seed in range(4):
+
+        def draw(step=0, sample=0, seed=seed):
+            key = counter(seed)
+            return reference.expect(rows, key, counter(step), 1.0, noise, sample=sample).tokens
+
+        first, second = draw()[:B], draw()[B:]
+        if what != "row":
+            second = draw(**{what: seed + 100 if what == "seed" else 1})[:B]
+        np.add.at(counts, (first.numpy(), second.numpy()), 1)
+    p = torch.softmax(logits[0], 0).numpy()
+    assert goodness_of_fit(counts.ravel(), np.outer(p, p).ravel()).passed

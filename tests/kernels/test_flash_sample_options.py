@@ -1,0 +1,188 @@
+"""flash_sample in the interpreter: what changes the logits, and temperatures per row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flash_sample_cases import (
+    NOISE,
+    SEED,
+    TILES,
+    check,
+    counter,
+    normal_logits,
+    packed,
+    problem,
+    stored,
+)
+
+from fsbench.kernels import flash_sample
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+
+def random_mask(B: int, V: int, share: float = 0.5) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(B + V)
+    return torch.rand(B, V, generator=generator) < share
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_greedy_rows_between_drawn_ones(noise):
+    T = torch.tensor([0.0, 1.0, 0.3, 0.0, 2.0, 0.0, 1e-30, 1e30])
+    logits = normal_logits(8, 128)
+    call = {**stored(logits), "noise": noise, "config": TILES}
+    sample = check(**call, temperature=T)
+    greedy = T < 1e-20
+    assert sample.tokens[greedy].tolist() == logits.argmax(1)[greedy].tolist()
+    # The others draw what they would draw among themselves.
+    drawn = flash_sample(**call, temperature=T.clamp_min(0.1), seed=SEED)
+    assert sample.tokens[[1, 2, 4, 7]].tolist() == drawn.tokens[[1, 2, 4, 7]].tolist()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("form", ["scalar", "tensor"])
+def test_the_lowest_of_equal_logits_wins_at_temperature_zero(form, noise):
+    """Also across groups and words: 2 is of a later group than 8, and of a later word."""
+    ties = [(2, 8), (8, 1), (7, 128), (131, 136), (0, 199), (127, 128, 129), (16, 2, 64)]
+    logits = torch.full((len(ties) + 1, 200), -5.0)
+    for row, tied in enumerate(ties):
+        logits[row, list(tied)] = -0.5
+    T = 0.0 if form == "scalar" else torch.zeros(len(logits))
+    tokens = check(**stored(logits), temperature=T, noise=noise).tokens
+    assert tokens.tolist() == [*(min(tied) for tied in ties), 0]
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_a_temperature_out_of_range_takes_the_draw_of_its_row_only(noise):
+    nan, inf = float("nan"), float("inf")
+    T = torch.tensor([1.0, -1.0, nan, 0.0, inf, 0.5, -inf, -1e-30])
+    call = {**stored(normal_logits(8, 128)), "noise": noise, "config": TILES}
+    sample = check(**call, temperature=T, return_logprob=True, return_logz=True)
+    assert sample.valid.tolist() == [True, False, False, True, False, True, False, False]
+    clean = flash_sample(**call, temperature=T.nan_to_num(1, 1, 1).clamp_min(0), seed=SEED)
+    assert sample.tokens[sample.valid].tolist() == clean.tokens[sample.valid].tolist()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize(
+    ("per_row", "dtype"), [(False, torch.float16), (True, torch.float16), (True, torch.float32)]
+)
+def test_bias(per_row, dtype, noise):
+    hidden, weight = problem(3, 129, 24)
+    bias = normal_logits(3, 129, sigma=3.0).to(dtype)
+    bias[:, ::3] = -torch.inf
+    bias[:, 128] = 3.0
+    sample = check(
+        hidden=hidden,
+        weight=weight,
+        bias=bias if per_row else bias[1],
+        noise=noise,
+        return_logz=True,
+    )
+    assert (sample.tokens % 3 != 0).all()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("V", [31, 161])
+def test_both_forms_of_a_mask_give_the_same_tokens(V, noise):
+    hidden, weight = problem(5, V, 16)
+    mask = random_mask(5, V)
+    mask[:, -1] = True
+    mask[3] = False
+    call = {"hidden": hidden, "weight": weight, "noise": noise, "config": TILES}
+    sample = check(**call, mask=mask, return_logz=True)
+    assert sample.tokens[3] == -1 and sample.valid.tolist() == [True, True, True, False, True]
+    words = packed(mask, padding=True)
+    of_padded_vocabulary = torch.cat([words, torch.full((5, 2), -1, dtype=torch.int32)], 1)
+    for form in (packed(mask), words, of_padded_vocabulary):
+        assert check(**call, mask=form).tokens.tolist() == sample.tokens.tolist()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_the_only_allowed_token_is_returned_whatever_the_noise(noise):
+    only = torch.tensor([0, 1, 8, 31, 63, 64, 127, 128, 199])
+    logits = normal_logits(len(only), 200, sigma=20.0)
+    mask = torch.arange(200) == only[:, None]
+    logits[mask] = -1000.0
+    T = torch.tensor([0.0, 1.0, 1e-30, 100.0, 1.0, 0.5, 1.0, 0.2, 1.0])
+    for step in range(2):
+        sample = flash_sample(
+            **stored(logits),
+            mask=packed(mask) if step else mask,
+            temperature=T,
+            seed=counter(step),
+            offset=counter(step * 1000),
+            num_samples=2,
+            noise=noise,
+            return_logprob=True,
+        )
+        assert sample.tokens.T.tolist() == [only.tolist()] * 2
+        assert sample.valid.all()
+        assert sample.logprob.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("by", ["mask", "bias"])
+def test_a_forbidden_token_is_never_returned(by, noise):
+    """Nor does it spoil its row: not by a huge logit, nor masked by NaN or +inf."""
+    logits = normal_logits(16, 100, sigma=0.5)
+    allowed = random_mask(16, 100, 0.05)
+    allowed[:, [3, 40]] = True
+    if by == "mask":
+        wild = torch.tensor([1e30, torch.nan, torch.inf, 100.0])
+        logits = torch.where(allowed, logits, wild[torch.arange(100) % 4])
+        call = {**stored(logits), "mask": packed(allowed)}
+    else:
+        call = stored(logits.where(allowed, -torch.inf))
+    tokens = check(**call, num_samples=8, noise=noise, config=TILES, return_logz=True).tokens
+    assert allowed.gather(1, tokens).all()
+    assert (tokens == 3).sum() > 10 and (tokens == 40).sum() > 10
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
+def test_soft_cap(soft_cap, noise):
+    hidden, weight = problem(4, 129, 24, sigma=40.0)
+    hidden[0, 3], hidden[1, 5] = 1e30, -1e30  # logits as large as they come
+    check(
+        hidden=hidden,
+        weight=weight,
+        soft_cap=soft_cap,
+        temperature=0.6,
+        noise=noise,
+        return_logprob=True,
+        return_logz=True,
+    )
+
+
+@pytest.mark.parametrize("soft_cap", [1e2, 1e3])
+def test_a_soft_cap_far_above_the_logits_changes_little(soft_cap):
+    hidden, weight = problem(4, 100, 24)
+    call = {"hidden": hidden, "weight": weight, "seed": SEED, "noise": "token", "config": TILES}
+    capped = flash_sample(**call, soft_cap=soft_cap, return_logz=True)
+    free = flash_sample(**call, return_logz=True)
+    # tanh x = x - x^3 / 3, and what the docstring says of rounding.
+    largest = float((hidden @ weight.T).abs().max())
+    error = largest**3 / (3 * soft_cap**2) + soft_cap * 2**-22
+    assert capped.logz.tolist() == pytest.approx(free.logz.tolist(), abs=error + 1e-5)
+
+
+def test_soft_cap_keeps_nan():
+    hidden, weight = problem(3, 100, 24)
+    hidden[1] = torch.nan
+    sample = check(hidden=hidden, weight=weight, soft_cap=5.0, config=TILES)
+    assert sample.valid.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("V", [1, 130])
+def test_rows_of_the_weight_beyond_vocab_size_are_padding(V, noise):
+    hidden, weight = problem(3, 150, 24)
+    hidden = hidden.abs()
+    weight[V:] = 1e4
+    weight[V + 1 :: 3] = torch.nan
+    call = {"hidden": hidden, "weight": weight, "vocab_size": V, "noise": noise}
+    sample = check(**call, bias=normal_logits(3, V), return_logz=True)
+    assert (sample.tokens < V).all() and sample.valid.all()
+    mask = random_mask(3, V) | (torch.arange(V) == 0)
+    check(**call, mask=packed(mask, padding=True))

@@ -1,0 +1,188 @@
+"""flash_sample in the interpreter: seeds of requests, several samples, log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from flash_sample_cases import (
+    NOISE,
+    SEED,
+    TILES,
+    check,
+    columns,
+    counter,
+    normal_logits,
+    packed,
+    problem,
+    stored,
+)
+
+from fsbench.kernels import Sample, flash_sample
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_a_request_with_its_own_seed_gets_the_same_token_in_any_company(noise):
+    logits = normal_logits(20, 100)
+    seeds, steps = counter(*range(-10, 10)) * 2**40, counter(*range(100, 120))
+    T = torch.linspace(0, 2, 20)
+
+    def tokens(requests: list[int]) -> list[int]:
+        return check(
+            **stored(logits[requests]),
+            seed=seeds[requests],
+            offset=steps[requests],
+            temperature=T[requests],
+            noise=noise,
+            config=TILES,
+        ).tokens.tolist()
+
+    together = tokens(list(range(20)))
+    assert tokens(list(range(19, -1, -1))) == together[::-1]
+    assert tokens([17, 3, 8]) == [together[17], together[3], together[8]]
+    for request in (0, 5, 13, 18):
+        assert tokens([request]) == [together[request]]
+        assert tokens([request] * 18) == [together[request]] * 18
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_rows_that_share_a_seed_do_not_share_the_noise(noise):
+    call = {**stored(normal_logits(1, 100).expand(16, 100).contiguous()), "config": TILES}
+    shared = check(**call, seed=counter(5), temperature=3.0, noise=noise).tokens
+    assert len(set(shared.tolist())) > 8
+    own = check(**call, seed=counter(5).repeat(16), temperature=3.0, noise=noise).tokens
+    assert len(set(own.tolist())) == 1
+    # One request alone has the noise of row 0, whichever of the two its seed is.
+    assert own[0] == shared[0]
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_an_offset_per_row_and_none(noise):
+    call = {**stored(normal_logits(17, 100)), "noise": noise, "config": TILES}
+    steps = counter(*range(17)) * 2**31
+    assert len(set(check(**call, offset=steps).tokens.tolist())) > 8
+    rows = check(**call, offset=counter(3).repeat(17)).tokens
+    assert rows.tolist() == check(**call, offset=counter(3)).tokens.tolist()
+    none = check(**call).tokens
+    assert none.tolist() == check(**call, offset=counter(0)).tokens.tolist()
+    assert none.tolist() != rows.tolist()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_samples_are_draws_of_their_own(noise):
+    """Each is the oracle's of its number; the first is that of a call for one.
+
+    Eleven take more than one launch, the last with a number that is no power of two.
+    """
+    call = {**stored(normal_logits(4, 128)), "noise": noise, "offset": counter(7), "config": TILES}
+    many = check(**call, num_samples=11, temperature=2.0, return_logprob=True, return_logz=True)
+    assert many.tokens.shape == (4, 11) and many.valid.shape == (4,)
+    assert all(len(set(row)) >= 8 for row in many.tokens.tolist())
+    assert many.tokens[:, 0].tolist() == check(**call, temperature=2.0).tokens.tolist()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_samples_of_rows_without_a_draw(noise):
+    logits = normal_logits(18, 100)
+    logits[[3, 17]] = torch.nan
+    T = torch.ones(18)
+    T[5], T[6] = 0.0, -1.0
+    sample = check(
+        **stored(logits),
+        temperature=T,
+        num_samples=2,
+        noise=noise,
+        config=TILES,
+        return_logprob=True,
+        return_logz=True,
+    )
+    assert sample.tokens[[3, 6, 17]].tolist() == [[-1, -1]] * 3
+    assert sample.tokens[5].tolist() == [int(logits[5].argmax())] * 2
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.3},
+        {"temperature": 0.0},
+        {"temperature": torch.tensor([0.0, 0.2, 1.0, 30.0, 0.0])},
+        {"bias": normal_logits(5, 140), "mask": packed(normal_logits(5, 140) > -1)},
+        {"num_samples": 2, "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, -1.0])},
+        {"vocab_size": 129, "seed": counter(1, 2, 3, 4, 5)},
+    ],
+    ids=str,
+)
+def test_log_probabilities(options, noise):
+    hidden, weight = problem(5, 140, 40, sigma=3.0)
+    call = {"hidden": hidden, "weight": weight, "noise": noise, **options}
+    sample = check(**call, return_logprob=True, return_logz=True)
+    assert sample.logprob.shape == sample.tokens.shape and sample.logz.shape == (5,)
+
+
+@pytest.mark.parametrize("V", [60, 300])
+def test_log_probabilities_of_samples_whose_last_tile_is_less_than_half_full(V):
+    """Nothing is written for the half beyond the vocabulary."""
+    check(
+        **stored(normal_logits(5, V)),
+        num_samples=2,
+        noise="token",
+        config=replace(TILES, block_v=256),
+        return_logprob=True,
+    )
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("shift", [-1000.0, 1000.0])
+def test_log_probabilities_of_logits_far_from_zero(shift, noise):
+    """Neither overflow nor underflow: log Z is about the shift, whatever its size."""
+    logits = normal_logits(3, 100) + shift
+    logits[1, 7] += 200.0
+    call = {**stored(logits), "noise": noise, "config": TILES}
+    sample = check(**call, return_logprob=True, return_logz=True)
+    assert (sample.logprob <= 1e-4).all()
+    assert sample.logprob[1].abs() < 1e-4
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_equal_logits_have_the_probability_of_the_uniform_law(noise):
+    sample = flash_sample(
+        **stored(torch.full((3, 100), 7.0)),
+        seed=SEED,
+        config=TILES,
+        noise=noise,
+        return_logprob=True,
+        return_logz=True,
+    )
+    log_v = torch.tensor(100.0).log()
+    assert (sample.logprob + log_v).abs().max() < 1e-5
+    assert (sample.logz - 7.0 - log_v).abs().max() < 1e-5
+
+
+def test_log_probability_without_log_z_and_their_dtypes():
+    hidden, weight = problem(3, 100, 24)
+    call = {"hidden": hidden, "weight": weight, "seed": SEED, "config": TILES}
+    logprob = flash_sample(**call, return_logprob=True)
+    logz = flash_sample(**call, return_logz=True)
+    assert logprob.logz is None and logz.logprob is None
+    both = flash_sample(**call, return_logprob=True, return_logz=True)
+    assert (both.logprob.dtype, both.logz.dtype) == (torch.float32, torch.float32)
+    assert both.logprob.tolist() == logprob.logprob.tolist()
+    assert both.logz.tolist() == logz.logz.tolist()
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_out_is_written_and_returned(num_samples):
+    hidden, weight = problem(3, 100, 24)
+    call = {"hidden": hidden, "weight": weight, "seed": SEED, "config": TILES}
+    call |= {"num_samples": num_samples, "return_logprob": True, "return_logz": True}
+    fresh = flash_sample(**call)
+    fields = [torch.empty_like(field) for field in fresh]
+    given = Sample(*fields)
+    assert flash_sample(**call, out=given) is given
+    for field, field_of_fresh in zip(fields, fresh, strict=True):
+        assert torch.equal(field, field_of_fresh)
+    assert len(columns(fresh.tokens)) == num_samples

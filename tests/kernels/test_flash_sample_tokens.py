@@ -1,0 +1,210 @@
+"""flash_sample in the interpreter: tokens against the oracle, at shapes that fill no tile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from flash_sample_cases import (
+    NOISE,
+    SEED,
+    TILES,
+    assert_near,
+    check,
+    counter,
+    exact_logits,
+    normal_logits,
+    packed,
+    problem,
+    stored,
+)
+
+from fsbench import inputs
+from fsbench.kernels import Sample, flash_sample
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize(
+    ("B", "V", "D", "dtype", "temperature"),
+    [
+        (1, 1, 15, torch.float16, 1.0),
+        (3, 127, 40, torch.float16, 0.3),
+        (17, 129, 72, torch.float16, 1.0),
+        (1, 1000, 72, torch.float32, 1.0),
+        (4, 300, 15, torch.float32, 2.5),  # rows that TMA cannot load take the pointer path
+        (70, 50, 24, torch.float32, 1.0),  # more blocks of rows than programs
+    ],
+    ids=str,
+)
+def test_tokens_are_the_oracles(B, V, D, dtype, temperature, noise):
+    hidden, weight = problem(B, V, D, dtype)
+    check(
+        hidden=hidden,
+        weight=weight,
+        seed=counter(-(V**3)),
+        offset=counter(D),
+        temperature=temperature,
+        noise=noise,
+    )
+
+
+@pytest.mark.parametrize("unaligned", ["hidden", "weight"])
+def test_an_unaligned_base_address_takes_the_pointer_path(unaligned):
+    matrices = dict(zip(("hidden", "weight"), problem(3, 100, 16, torch.float16), strict=True))
+    aligned = matrices[unaligned]
+    flat = torch.empty(aligned.numel() + 1, dtype=torch.float16)
+    matrices[unaligned] = flat[1:].view(aligned.shape).copy_(aligned)
+    assert matrices[unaligned].data_ptr() % 16 != 0
+    check(**matrices, noise="token")
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("temperature", [0, 1e-30, 0.3, 1, 1e30])
+def test_temperature(temperature, noise):
+    logits = normal_logits(9, 128)
+    tokens = check(**stored(logits), temperature=temperature, noise=noise, config=TILES).tokens
+    if temperature < 1e-20:
+        assert tokens.tolist() == logits.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("temperature", [1e-38, 1e-42, 1e-300], ids=str)
+def test_a_temperature_that_fp32_cannot_divide_by_is_greedy(temperature, noise):
+    logits = normal_logits(8, 128, sigma=1.0)
+    call = {**stored(logits), "seed": SEED, "noise": noise, "config": TILES}
+    for form in (temperature, torch.full((8,), temperature)):
+        assert flash_sample(**call, temperature=form).tokens.tolist() == logits.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize(
+    ("seed", "offset"),
+    [
+        (-1, 2**32 - 1),
+        (2**63 - 1, 0),
+        (-(2**63), 2**32 + 1),
+        (0x0123456789ABCDEF, -1),
+    ],
+)
+def test_all_bits_of_seed_and_the_low_half_of_offset_count(seed, offset, noise):
+    call = {**stored(normal_logits(9, 100)), "noise": noise, "temperature": 5.0, "config": TILES}
+    sample = check(**call, seed=counter(seed), offset=counter(offset))
+    for other in (counter(seed ^ 1 << 62), counter(seed ^ 1)):
+        changed = flash_sample(**call, seed=other, offset=counter(offset))
+        assert changed.tokens.tolist() != sample.tokens.tolist()
+    for bit, same in ((31, False), (32, True)):
+        changed = flash_sample(**call, seed=counter(seed), offset=counter(offset ^ 1 << bit))
+        assert (changed.tokens.tolist() == sample.tokens.tolist()) == same
+
+
+@pytest.mark.parametrize(
+    ("noise", "configs"),
+    [
+        (
+            "group",
+            [
+                replace(TILES, block_b=32, block_v=256, block_d=32, flatten=True),
+                replace(TILES, v_on_m=True, slice=16, block_d=16, ctas_per_sm=3),
+            ],
+        ),
+        (
+            "token",
+            [
+                replace(TILES, block_b=32, block_v=256, slice=32, flatten=True),
+                replace(TILES, v_on_m=True, block_d=16, ctas_per_sm=3),
+            ],
+        ),
+    ],
+    ids=NOISE,
+)
+def test_results_do_not_depend_on_the_tiles(noise, configs):
+    head, weight = inputs.head_with_logits(normal_logits(16, 300), torch.float16, 40)
+    call = {
+        "hidden": head[torch.arange(17) % 16],
+        "weight": weight,
+        "noise": noise,
+        "temperature": torch.linspace(0, 2, 17),
+        "offset": counter(*range(17)),
+        "mask": packed(normal_logits(17, 300) > 0),
+        "return_logprob": True,
+        "return_logz": True,
+    }
+    first = check(**call, config=TILES)
+    for config in configs:
+        sample = check(**call, config=config)
+        assert sample.tokens.tolist() == first.tokens.tolist(), config
+        assert_near(sample.logprob, first.logprob.double())
+        assert_near(sample.logz, first.logz.double())
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_tokens_do_not_depend_on_the_rows_behind(noise):
+    hidden, weight = problem(33, 128, 32)
+    call = {"weight": weight, "noise": noise, "config": TILES}
+    whole = check(hidden=hidden, **call).tokens
+    assert len(set(whole.tolist())) > 10
+    for B in (1, 15, 17):
+        part = check(hidden=hidden[:B], **call).tokens
+        assert part.tolist() == whole[:B].tolist()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_padding_of_a_tile_never_wins(temperature, noise):
+    """Its logits are below all others, however negative these are."""
+    logits = normal_logits(4, 33) - 1000.0
+    tokens = check(**stored(logits), temperature=temperature, noise=noise, config=TILES).tokens
+    assert (tokens < 33).all()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("temperature", [0.0, 0.7], ids=["greedy", "drawn"])
+def test_rows_without_a_draw_are_minus_one_and_disturb_no_other(temperature, noise):
+    logits = normal_logits(8, 200)
+    call = {"temperature": temperature, "noise": noise, "offset": counter(9)}
+    clean = check(**stored(logits), **call).tokens
+    logits[0, 199] = torch.nan
+    logits[2, 0] = torch.inf
+    logits[3] = -torch.inf
+    logits[4] = torch.nan
+    logits[6, 5] = torch.nan
+    logits[6, 70] = torch.inf
+    sample = check(**stored(logits), **call, return_logprob=True, return_logz=True)
+    assert sample.tokens[[0, 2, 3, 4, 6]].tolist() == [-1] * 5
+    assert sample.valid.tolist() == [False, True, False, False, False, True, False, True]
+    assert sample.tokens[[1, 5, 7]].tolist() == clean[[1, 5, 7]].tolist()
+
+
+def test_hidden_states_that_are_not_finite_spoil_their_own_row_only():
+    hidden, weight = problem(4, 150, 24)
+    clean = check(hidden=hidden, weight=weight).tokens
+    hidden[1, 3], hidden[2] = torch.inf, torch.nan
+    tokens = check(hidden=hidden, weight=weight).tokens
+    assert tokens.tolist() == [int(clean[0]), -1, -1, int(clean[3])]
+
+
+def test_what_is_returned_by_default():
+    hidden, weight = problem(5, 140, 32, torch.float16)
+    sample = flash_sample(hidden, weight, seed=SEED)
+    assert isinstance(sample, Sample)
+    assert (sample.tokens.dtype, sample.tokens.shape) == (torch.int64, (5,))
+    assert (sample.valid.dtype, sample.valid.shape) == (torch.bool, (5,))
+    assert sample.valid.all()
+    assert sample.logprob is None and sample.logz is None
+    group = check(hidden=hidden, weight=weight, noise="group")
+    assert sample.tokens.tolist() == group.tokens.tolist(), "auto is group"
+    assert (
+        group.tokens.tolist() != check(hidden=hidden, weight=weight, noise="token").tokens.tolist()
+    )
+
+
+def test_operands_are_left_as_they_were():
+    hidden, weight = problem(3, 140, 32)
+    before = exact_logits(hidden, weight)
+    seed, offset = counter(4), counter(5)
+    flash_sample(hidden, weight, seed=seed, offset=offset)
+    assert torch.equal(exact_logits(hidden, weight), before)
+    assert (seed.tolist(), offset.tolist()) == ([4], [5])
