@@ -30,18 +30,21 @@ def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
     """The environment record of a run on `device` ("cuda", "cuda:1" or "cpu").
 
     `gpu`, `device` (its type) and `cpu` are what `Store.resume` compares. `gpu` is "" on a CPU;
-    versions of absent packages and git_sha and git_dirty outside a source tree are None. A tree
-    that travelled without its .git takes git_sha from the variable FSBENCH_COMMIT.
+    versions of absent packages and git_sha and git_dirty outside a source tree are None. The
+    variable FSBENCH_COMMIT, for a tree that travelled to another machine, goes before git_sha, and
+    leaves git_dirty None.
     """
     import torch
 
     kind = torch.device(device).type
-    git_sha, git_dirty = git_state(_SOURCE)
+    git_sha, git_dirty = os.environ.get("FSBENCH_COMMIT"), None
+    if git_sha is None:
+        git_sha, git_dirty = git_state(_SOURCE)
     gpus = hardware.gpus()
     return {
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "fsbench": fsbench.__version__,
-        "git_sha": git_sha or os.environ.get("FSBENCH_COMMIT"),
+        "git_sha": git_sha,
         "git_dirty": git_dirty,
         "argv": list(argv),
         "device": kind,

@@ -251,3 +251,24 @@ def test_broken_plugins_do_what_the_page_says(broken_plugins: list[Path]) -> Non
     output = fsbench("list", *paths, "--json")
     for reason in ("OSError: no luck", "defines no PROVIDER", "SystemExit: 7"):
         assert reason in output
+
+
+def options_table(d: int) -> str:
+    """What an option costs, in percent over plain sampling, by batch size."""
+    costs = pd.read_csv(ROOT / "results" / "h200" / "options" / "options.csv")
+    costs = costs[costs["d"] == d].set_index(["option", "b"])
+    lines = ["| option | B = 1 | 16 | 64 | 256 |", "| :--- | ---: | ---: | ---: | ---: |"]
+    for option in costs.index.get_level_values("option").unique().drop("plain"):
+        cells = [option]
+        for b in (1, 16, 64, 256):
+            row = costs.loc[option, b]
+            own = 100 * row["floor_us"] / costs.loc["plain", b]["time_us"]
+            cost = f"{100 * (row['ratio_to_plain'] - 1):+.1f}"
+            cells.append(f"{cost} ({own:.1f})" if own >= 0.05 else cost)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_cost_of_the_options_is_the_measured_one():
+    page = (ROOT / "docs" / "using-the-kernel.md").read_text(encoding="utf-8")
+    assert options_table(4096) in page

@@ -32,6 +32,12 @@ def test_the_record_of_a_cpu_run():
     assert timedelta(0) <= age < timedelta(minutes=1)
 
 
+def test_a_tree_that_travelled_is_named_by_the_variable(monkeypatch):
+    monkeypatch.setenv("FSBENCH_COMMIT", "abc123")
+    record = environment("cpu", [])
+    assert (record["git_sha"], record["git_dirty"]) == ("abc123", None)
+
+
 def test_the_device_is_its_type_so_that_any_gpu_of_the_kind_may_resume(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     record = environment("cuda:1", [])
