@@ -83,7 +83,7 @@ def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
         (v0 >> 5) + index + zero,
         row + zero,
         offset.to(tl.int32) + zero,
-        GROUP_STREAM + sample + zero,
+        zero + sample + GROUP_STREAM,
     )
     score = m + temperature * (_log(tl.maximum(sums[31], 1.0)) + gumbel(r0))
     # u has 24 bits, so u times the sum is below the sum, and some member is hit.

@@ -126,7 +126,7 @@ def random_words(v0, word, row, seed, offset, sample, zero):
     zero: [R, WORDS] int32, all 0, in the layout that the result should have.
     """
     counter = ((v0 >> 4) * 4 + word)[None, :]
-    return tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, sample + zero)
+    return tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, zero + sample)
 
 
 @triton.jit
