@@ -41,7 +41,8 @@ class Launch(Protocol):
     Returns:
         [B] token ids, int32 or int64. A LOWER_BOUND may return anything.
 
-    An optional attribute `config: str` names the tile shapes chosen; results record it.
+    Optional attributes: `config: str` names the tile shapes chosen, and `shared_bytes: int` is
+    memory that outlives a launch and serves several; results record both.
     """
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor: ...

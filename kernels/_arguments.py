@@ -57,7 +57,7 @@ def check_tensor(
         wanted = _either([list(shape) for shape in dict.fromkeys(shapes)])
         raise InvalidArgument(f"{name}: expected shape {wanted}; got {list(value.shape)}")
     if value.device != device:
-        raise InvalidArgument(f"{name}: expected it on {device} as hidden; got {value.device}")
+        raise InvalidArgument(f"{name}: expected it on {device} as the others; got {value.device}")
     if not value.is_contiguous():
         raise InvalidArgument(f"{name}: expected it contiguous; got strides {value.stride()}")
     return value

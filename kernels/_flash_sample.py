@@ -71,7 +71,8 @@ def flash_sample(
         num_samples: independent draws per row, with replacement; four per pass over the weight.
         soft_cap: > 0 (Gemma's final_logit_softcapping); capped logits err by soft_cap 2^-22.
         vocab_size: the first V rows of weight are tokens, the rest is padding.
-        return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64.
+        return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64 on the
+            same logits, or 1e-6 of their size where T is small.
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
             noise.md). "auto" is "group", always: tokens must not depend on where they are drawn.
         out: a Sample to write to and return; its fields must match what is asked for.
@@ -82,15 +83,17 @@ def flash_sample(
         Sample. A row with a NaN or +inf logit, or without a finite one, has no draw: its token is
         -1, valid is False, and no other row is disturbed.
 
-    One launch (one for every four samples; one more to pack a mask of bools), which waits for
-    nothing, except that the first on a device allocates. It may be captured in a CUDA graph, after
-    one launch outside (fsbench.kernels._workspace), and compiled (torch.ops.fsbench.flash_sample).
+    One launch (one for every four samples; one more to pack a mask of bools). The host does not
+    wait for it, except where workspaces are allocated: at the first launch on a device, and at one
+    that finds those set aside for captures half used. It may be captured in a CUDA graph, after one
+    launch outside (fsbench.kernels._workspace), and compiled (torch.ops.fsbench.flash_sample).
     There is no gradient. On CPU tensors it runs fsbench.reference, which draws the same tokens, or
     under TRITON_INTERPRET=1 the kernel (but not in bf16, where Triton's interpreter is wrong).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
             or range; nothing has been launched.
+        CaptureError: the workspaces for captures are used up.
     """
     import torch
 

@@ -40,6 +40,9 @@ class TileConfig:
             ("block_v", (128, 256)),
             ("block_d", (16, 32, 64, 128, 256)),
             ("slice", (16, 32, 64, 128)),
+            ("num_warps", (1, 2, 4, 8, 16)),
+            ("num_stages", tuple(range(1, 17))),
+            ("ctas_per_sm", tuple(range(1, 33))),
         ):
             if getattr(self, name) not in options:
                 wanted = " or ".join(map(str, options))

@@ -146,7 +146,7 @@ def flash_sampling_kernel(
         lowest = tl.full((BLOCK_B, COLUMNS), LOWEST_KEY, tl.int64)
         token = token_of_key(tl.atomic_xchg(keys_ptr + at, lowest, mask=there))
         drawn = there & (token >= 0)
-        out = rows[:, None] * samples + first_sample + sample
+        out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
         tl.store(tokens_ptr + out, token.to(tl.int64), mask=there)
         # Whether a row has a draw is the same for all of its samples.
         valid = valid_ptr + rows[:, None] + sample * 0

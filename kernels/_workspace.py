@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOWEST_KEY: int = _helper.LOWEST_KEY.value
 _MIN_ROWS = 256  # of a stream's workspace
-_STOCK_ROWS = 32_768  # 384 KiB: enough for a graph of every batch size up to 255
+_STOCK_ROWS = 32_768  # 384 KiB: enough for a graph of every batch size up to 248
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fsbench.reference.logits import SMALLEST_TEMPERATURE
 from fsbench.reference.noise import (
     GROUP,
     GROUP_BLOCK,
@@ -16,9 +17,6 @@ from fsbench.reference.noise import (
     group_noise,
     token_noise,
 )
-
-SMALLEST_TEMPERATURE = 2.0**-120
-"""Anything below is greedy: fp32 does not tell it from 0."""
 
 # The bounds below are what fp32 samplers are held to; docs/noise.md derives them.
 _SCORE_ULP = 2.0**-23  # T, T g and the sum are each rounded once

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+SMALLEST_TEMPERATURE = 2.0**-120
+"""Anything below is greedy: fp32 does not tell it from 0."""
+
 
 def processed_logits(
     logits: Tensor,
@@ -56,7 +59,7 @@ def log_probability(logits: Tensor, tokens: Tensor, temperature: float | Tensor 
 
 def _inverse(logits: Tensor, temperature: float | Tensor) -> Tensor:
     T = torch.as_tensor(temperature, device=logits.device).double().reshape(-1, 1)
-    return 1.0 / torch.where(T == 0, 1.0, T)
+    return 1.0 / torch.where(T < SMALLEST_TEMPERATURE, 1.0, T)
 
 
 def matmul_error(hidden: Tensor, weight: Tensor) -> float:

@@ -40,7 +40,7 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
     attributes = {
         (names.index(name),): [["tt.divisibility", 16]]
         for name in names
-        if signature[name].startswith("*") or name in ("V", "D")
+        if signature[name].startswith("*") or (name == "D" and name not in fn.do_not_specialize)
     }
     source = ASTSource(fn, signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

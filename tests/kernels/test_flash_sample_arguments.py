@@ -94,12 +94,16 @@ BAD = [
     ({"seed": counter(0).int()}, TYPE, "seed: expected dtype torch.int64; got torch.int32"),
     ({"seed": counter(0, 0)}, VALUE, r"seed: expected shape \[1\] or \[4\]; got \[2\]"),
     ({"seed": torch.tensor(0)}, VALUE, r"seed: expected shape \[1\] or \[4\]; got \[\]"),
-    ({"seed": counter(0).to("meta")}, VALUE, "seed: expected it on cpu as hidden; got meta"),
+    ({"seed": counter(0).to("meta")}, VALUE, "seed: expected it on cpu as the others; got meta"),
     ({"seed": counter(*range(8))[::2]}, VALUE, r"seed: expected it contiguous; got strides \(2,\)"),
     ({"offset": 0}, TYPE, "offset: expected a tensor; got int"),
     ({"offset": counter(0).int()}, TYPE, "offset: expected dtype torch.int64; got torch.int32"),
     ({"offset": counter(0)[None]}, VALUE, r"offset: expected shape \[1\] or .*; got \[1, 1\]"),
-    ({"offset": counter(0).to("meta")}, VALUE, "offset: expected it on cpu as hidden; got meta"),
+    (
+        {"offset": counter(0).to("meta")},
+        VALUE,
+        "offset: expected it on cpu as the others; got meta",
+    ),
     ({"offset": counter(*range(8))[::2]}, VALUE, "offset: expected it contiguous; got strides"),
     # num_samples, soft_cap, vocab_size
     ({"num_samples": 0}, VALUE, "num_samples: expected 1 to 65535; got 0"),

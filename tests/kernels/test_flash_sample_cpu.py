@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from flash_sample_cases import (
     problem,
 )
 
-from fsbench.kernels import _flash_sample_op, flash_sample
+from fsbench.kernels import _launch, flash_sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def no_launch(monkeypatch):
     """As without TRITON_INTERPRET; fails the test if the kernel is launched."""
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    monkeypatch.setattr(_flash_sample_op, "launch", None)
+    monkeypatch.setattr(_launch, "launch", None)
 
 
 def combination(number: int) -> dict:
@@ -97,7 +100,7 @@ def test_the_interpreted_kernel_and_the_reference_agree(dtype, noise, monkeypatc
 @pytest.mark.parametrize("noise", NOISE)
 def test_bf16_is_computed_by_the_reference(noise, monkeypatch):
     """In the interpreter too, which would multiply it wrongly."""
-    monkeypatch.setattr(_flash_sample_op, "launch", None)
+    monkeypatch.setattr(_launch, "launch", None)
     hidden, weight = problem(5, 300, 40, torch.bfloat16)
     hidden[3] = torch.nan
     sample = check(
@@ -112,3 +115,29 @@ def test_bf16_is_computed_by_the_reference(noise, monkeypatch):
     )
     assert sample.valid.tolist() == [True, True, True, False, True]
     assert len(set(columns(sample.tokens)[:, 4].tolist())) > 1
+
+
+def test_without_triton_cpu_tensors_are_sampled_all_the_same(tmp_path):
+    """Triton is a dependency on Linux only."""
+    (tmp_path / "triton.py").write_text("raise ModuleNotFoundError('No module named triton')\n")
+    code = (
+        "import torch; from fsbench.kernels import flash_sample; "
+        "print(flash_sample(torch.ones(2, 8), torch.ones(9, 8), seed=torch.tensor([1])).tokens)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tensor([")
+
+
+def test_log_probabilities_of_a_temperature_that_counts_as_zero_are_those_of_one():
+    hidden, weight = problem(2, 50, 16)
+    call = {"hidden": hidden.bfloat16(), "weight": weight.bfloat16(), "seed": SEED}
+    cold, greedy = (
+        flash_sample(**call, temperature=T, return_logprob=True, return_logz=True)
+        for T in (1e-40, 0.0)
+    )
+    assert torch.equal(cold.logprob, greedy.logprob)
+    assert torch.equal(cold.logz, greedy.logz)
