@@ -10,9 +10,11 @@ import triton.language as tl
 
 from fsbench.kernels._group_noise import group_candidates, group_sums, members
 from fsbench.kernels._helper import (
+    LOG2_E,
     LOWEST_KEY,
     candidates,
     greedy_candidates,
+    halves,
     nan_max,
     split_words,
 )
@@ -80,7 +82,7 @@ def _add_row_bias(logits, rows, v0, B, V, row_bias_ptr):
     R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
     if WIDTH > 32:
-        low, high = logits.reshape(R, 2, WIDTH // 2).permute(0, 2, 1).split()
+        low, high = halves(logits)
         low = _add_row_bias(low, rows, v0, B, V, row_bias_ptr)
         high = _add_row_bias(high, rows, v0 + WIDTH // 2, B, V, row_bias_ptr)
         return tl.join(low, high).permute(0, 2, 1).reshape(R, WIDTH)
@@ -100,11 +102,10 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
     These are [R, W] for N = 1, [R, W, >= N] for more. A slice is W words or W groups wide: it
     bounds the registers that token noise needs, a whole tile's at once would spill.
     """
-    R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
     SLICE: tl.constexpr = best.shape[1] * (32 if NOISE == "group" else 4)
     if SLICE < WIDTH:
-        low, high = logits.reshape(R, 2, WIDTH // 2).permute(0, 2, 1).split()
+        low, high = halves(logits)
         best, best_logit = best_of_tile(
             low, v0, row, seed, offset, temperature, inverse_temperature, first_sample,
             best, best_logit, N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
@@ -145,11 +146,10 @@ def add_mass(logits, inverse_temperature, largest, mass, NOISE: tl.constexpr):
 
     With group noise the sums are those that sampling needs, and the compiler computes them once.
     """
-    R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
     SLICE: tl.constexpr = largest.shape[1] * (32 if NOISE == "group" else 4)
     if SLICE < WIDTH:
-        low, high = logits.reshape(R, 2, WIDTH // 2).permute(0, 2, 1).split()
+        low, high = halves(logits)
         largest, mass = add_mass(low, inverse_temperature, largest, mass, NOISE)
         return add_mass(high, inverse_temperature, largest, mass, NOISE)
     elif NOISE == "group":
@@ -159,7 +159,7 @@ def add_mass(logits, inverse_temperature, largest, mass, NOISE: tl.constexpr):
         y0, y1, y2, y3 = split_words(logits)
         m = nan_max(nan_max(y0, y1), nan_max(y2, y3))
         finite = tl.where(m == float("-inf"), 0.0, m)
-        c = inverse_temperature * 1.4426950408889634
+        c = inverse_temperature * LOG2_E
         total = tl.exp2(c * (y0 - finite)) + tl.exp2(c * (y1 - finite))
         total += tl.exp2(c * (y2 - finite)) + tl.exp2(c * (y3 - finite))
         return add_masses(largest, mass, m, total, inverse_temperature)
@@ -170,6 +170,6 @@ def add_masses(largest_a, mass_a, largest_b, mass_b, inverse_temperature):
     """(largest, mass) of the union of two sets of tokens: log-sum-exp without overflow."""
     largest = nan_max(largest_a, largest_b)
     finite = tl.where(largest == float("-inf"), 0.0, largest)
-    c = inverse_temperature * 1.4426950408889634
+    c = inverse_temperature * LOG2_E
     a = mass_a * tl.exp2(c * (largest_a - finite))
     return largest, a + mass_b * tl.exp2(c * (largest_b - finite))

@@ -17,8 +17,8 @@ from fsbench.kernels._epilogue import (
     processed,
     shared_bias,
 )
-from fsbench.kernels._helper import LOWEST_KEY, _log, nan_max, token_of_key
-from fsbench.kernels._mainloop import tile_logits
+from fsbench.kernels._helper import LOWEST_KEY, _log, halves, nan_max, take_tokens
+from fsbench.kernels._mainloop import program_share, tile_logits
 
 SUBTILE = tl.constexpr(128)
 """Columns of logits that enter the candidates at once."""
@@ -73,10 +73,7 @@ def flash_sampling_kernel(
     USE_TMA: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):
-    num_tiles_b = tl.cdiv(B, BLOCK_B)
-    pid_b = tl.program_id(0) % num_tiles_b
-    pid_v = tl.program_id(0) // num_tiles_b
-    programs_v = tl.num_programs(0) // num_tiles_b
+    pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     b0 = pid_b * BLOCK_B
     rows = b0 + tl.arange(0, BLOCK_B)
 
@@ -143,8 +140,7 @@ def flash_sampling_kernel(
     tl.debug_barrier()
     if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
         tl.atomic_xchg(arrivals_ptr + pid_b, 0)
-        lowest = tl.full((BLOCK_B, COLUMNS), LOWEST_KEY, tl.int64)
-        token = token_of_key(tl.atomic_xchg(keys_ptr + at, lowest, mask=there))
+        token = take_tokens(keys_ptr, at, there)
         drawn = there & (token >= 0)
         out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
         tl.store(tokens_ptr + out, token.to(tl.int64), mask=there)
@@ -178,15 +174,13 @@ def _consume(
 
     More at once would need too many registers.
     """
-    R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
     if WIDTH > SUBTILE:
-        low, high = logits.reshape(R, 2, WIDTH // 2).permute(0, 2, 1).split()
+        low, high = halves(logits)
         words_low = None
         words_high = None
         if words is not None:
-            halves = words.reshape(R, 2, WIDTH // 64).permute(0, 2, 1)
-            words_low, words_high = halves.split()
+            words_low, words_high = halves(words)
         bias_low = None
         bias_high = None
         if bias is not None:

@@ -13,7 +13,7 @@ ids, so for equal logits the token does not depend on the tile.
 import triton
 import triton.language as tl
 
-from fsbench.kernels._helper import _log, gumbel, nan_max, ordered_key
+from fsbench.kernels._helper import LOG2_E, _log, gumbel, nan_max, ordered_key
 
 GROUP_STREAM = tl.constexpr(1 << 16)
 """Added to the sample's number in counter word 3: group noise shares no block with token noise."""
@@ -52,7 +52,7 @@ def group_sums(y, inverse_temperature):
     m = y[0]
     for i in tl.static_range(1, 32):
         m = nan_max(m, y[i])
-    c = inverse_temperature * 1.4426950408889634
+    c = inverse_temperature * LOG2_E
     # Subtracted before scaling: c m would be rounded, and its error grows with m / T.
     finite = tl.where(m == float("-inf"), 0.0, m)
     total = tl.exp2(c * (y[0] - finite))

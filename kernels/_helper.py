@@ -12,6 +12,16 @@ LOWEST_KEY = tl.constexpr(-(2**63))
 """Key of no candidate at all; every slot of a workspace rests at it between calls."""
 
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""exp(x) = exp2(LOG2_E x)."""
+
+
+@triton.jit
+def halves(x):
+    """[R, W] -> its left and right [R, W / 2]. It renames registers."""
+    return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
+
+
 @triton.jit
 def _log(x):
     """Natural logarithm of a positive normal fp32 x, within 2 ulp: no special cases, no table.
@@ -145,6 +155,13 @@ def ordered_key(score, token):
     bits = score.to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def take_tokens(keys_ptr, at, there):
+    """The tokens of the keys at `at`, which are put back to rest; see token_of_key."""
+    lowest = tl.full(at.shape, LOWEST_KEY, tl.int64)
+    return token_of_key(tl.atomic_xchg(keys_ptr + at, lowest, mask=there))
 
 
 @triton.jit

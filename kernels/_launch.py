@@ -40,15 +40,16 @@ def default_config(B: int, D: int, device: torch.device, element_bytes: int) -> 
 class Operands(NamedTuple):
     """The matrices as a kernel takes them, and the programs that share the work.
 
-    hidden, weight: descriptors if use_tma, else the tensors.
+    hidden, weight: descriptors if TMA can load both, else the tensors.
     grid: blocks of rows times programs_v, the programs that walk over the vocabulary.
+    tiles: what a kernel must be compiled with for it.
     """
 
     hidden: Tensor | TensorDescriptor
     weight: Tensor | TensorDescriptor
-    use_tma: bool
     programs_v: int
     grid: tuple[int]
+    tiles: dict[str, int]
 
 
 def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) -> Operands:
@@ -60,9 +61,18 @@ def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) ->
     return Operands(
         _matrix(hidden, config.block_b, config.block_d, use_tma),
         _matrix(weight, config.block_v, config.block_d, use_tma),
-        use_tma,
         programs_v,
         (blocks_b * programs_v,),
+        {
+            "BLOCK_B": config.block_b,
+            "BLOCK_V": config.block_v,
+            "BLOCK_D": config.block_d,
+            "V_ON_M": config.v_on_m,
+            "USE_TMA": use_tma,
+            "FLATTEN": config.flatten,
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+        },
     )
 
 
@@ -125,13 +135,6 @@ def launch(request: Request, tiles: Sequence[int] | None, out: Sample) -> None:
                 SEED_PER_ROW=request.seed.numel() > 1,
                 OFFSET_PER_ROW=request.offset is not None and request.offset.numel() > 1,
                 TEMPERATURE_PER_ROW=per_row,
-                BLOCK_B=config.block_b,
-                BLOCK_V=config.block_v,
-                BLOCK_D=config.block_d,
                 SLICE=config.slice,
-                V_ON_M=config.v_on_m,
-                USE_TMA=operands.use_tma,
-                FLATTEN=config.flatten,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
+                **operands.tiles,
             )

@@ -8,6 +8,14 @@ ROTATION = tl.constexpr(256)
 
 
 @triton.jit
+def program_share(B, BLOCK_B: tl.constexpr):
+    """(block of rows, number among the programs of that block, how many these are)."""
+    num_tiles_b = tl.cdiv(B, BLOCK_B)
+    pid = tl.program_id(0)
+    return pid % num_tiles_b, pid // num_tiles_b, tl.num_programs(0) // num_tiles_b
+
+
+@triton.jit
 def _load_tile(matrix, row0, col0, ROWS: tl.constexpr, COLS: tl.constexpr, n_rows, n_cols,
                USE_TMA: tl.constexpr):  # fmt: skip
     """matrix[row0 : row0 + ROWS, col0 : col0 + COLS], zero beyond its [n_rows, n_cols]."""

@@ -1,4 +1,4 @@
-"""`flash_sample` as a launch of the harness."""
+"""What the samplers with kernels share as providers: their launches, and the full contract."""
 
 from __future__ import annotations
 
@@ -7,13 +7,46 @@ from typing import TYPE_CHECKING
 from fsbench.kernels._flash_sample import flash_sample
 from fsbench.kernels._workspace import held_bytes
 from fsbench.problem import Problem
+from fsbench.provider import Capabilities
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+FULL_CONTRACT = Capabilities(
+    noise="group",
+    zero_temperature=True,
+    fused=True,
+    host_sync_free=True,
+    batch_invariant=True,
+    per_row_temperature=True,
+    greedy_rows=True,
+    bias=True,
+    mask=True,
+    per_request_seed=True,
+    logprob=True,
+    num_samples=True,
+)
+"""What flash_sample can do, with group noise."""
 
-class FlashSampling:
-    """See Launch. The kernel is compiled, or loaded from Triton's cache, at the first call."""
+
+class WorkspaceLaunch:
+    """See Launch: one whose kernel needs a workspace. A subclass defines the call.
+
+    The kernel is compiled, or loaded from Triton's cache, at the first call.
+    """
+
+    def __init__(self, problem: Problem, weight: Tensor):
+        self._weight = weight
+        self._temperature = problem.temperature
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that outlives a launch and serves all of them: the workspaces."""
+        return held_bytes(self._weight.device)
+
+
+class FlashSampling(WorkspaceLaunch):
+    """flash_sample, with a form of noise and at the problem's temperature or another."""
 
     def __init__(
         self,
@@ -24,16 +57,12 @@ class FlashSampling:
     ):
         from fsbench.kernels._launch import default_config, tma_possible
 
-        self._weight = weight
-        self._temperature = problem.temperature if temperature is None else temperature
+        super().__init__(problem, weight)
+        if temperature is not None:
+            self._temperature = temperature
         self._noise = noise
         self._tiles = default_config(problem.B, problem.D, weight.device, weight.element_size())
         self.config = f"{self._tiles} {'tma' if tma_possible(weight) else 'pointers'}"
-
-    @property
-    def shared_bytes(self) -> int:
-        """Memory that outlives a launch and serves all of them: the workspaces."""
-        return held_bytes(self._weight.device)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return flash_sample(

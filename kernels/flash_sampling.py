@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FlashSampling
+from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,20 +31,7 @@ PROVIDER = Provider(
     label="FlashSampling (Triton)",
     kind=Kind.EXACT,
     requires=("triton",),
-    capabilities=Capabilities(
-        noise="group",
-        zero_temperature=True,
-        fused=True,
-        host_sync_free=True,
-        batch_invariant=True,
-        per_row_temperature=True,
-        greedy_rows=True,
-        bias=True,
-        mask=True,
-        per_request_seed=True,
-        logprob=True,
-        num_samples=True,
-    ),
+    capabilities=FULL_CONTRACT,
     build=build,
     sample=flash_sample,
     presets=("paper", "quick", "lean"),

@@ -14,9 +14,10 @@ import triton.language as tl
 from fsbench.kernels._device import launching_on
 from fsbench.kernels._epilogue import best_of_tile, processed
 from fsbench.kernels._flash_sampling_config import TileConfig
-from fsbench.kernels._helper import LOWEST_KEY, token_of_key
-from fsbench.kernels._mainloop import tile_logits
-from fsbench.kernels._workspace import held_bytes, workspace
+from fsbench.kernels._helper import LOWEST_KEY, halves, take_tokens
+from fsbench.kernels._mainloop import program_share, tile_logits
+from fsbench.kernels._provider import WorkspaceLaunch
+from fsbench.kernels._workspace import workspace
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
 @triton.jit
 def _store(logits_ptr, logits, rows, v0, B, V):
     """Store a tile, 32 columns at a time: the shared memory that a store needs is as wide."""
-    R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
     if WIDTH > 32:
-        low, high = logits.reshape(R, 2, WIDTH // 2).permute(0, 2, 1).split()
+        low, high = halves(logits)
         _store(logits_ptr, low, rows, v0, B, V)
         _store(logits_ptr, high, rows, v0 + WIDTH // 2, B, V)
     else:
@@ -60,10 +60,7 @@ def _flash_sampling_store_kernel(
     USE_TMA: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):
-    num_tiles_b = tl.cdiv(B, BLOCK_B)
-    pid_b = tl.program_id(0) % num_tiles_b
-    pid_v = tl.program_id(0) // num_tiles_b
-    programs_v = tl.num_programs(0) // num_tiles_b
+    pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     b0 = pid_b * BLOCK_B
     rows = b0 + tl.arange(0, BLOCK_B)
     seed = tl.load(seed_ptr)
@@ -88,8 +85,7 @@ def _flash_sampling_store_kernel(
     tl.debug_barrier()
     if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
         tl.atomic_xchg(arrivals_ptr + pid_b, 0)
-        lowest = tl.full((BLOCK_B,), LOWEST_KEY, tl.int64)
-        token = token_of_key(tl.atomic_xchg(keys_ptr + rows, lowest, mask=rows < B))
+        token = take_tokens(keys_ptr, rows, rows < B)
         tl.store(tokens_ptr + rows, token.to(tl.int64), mask=rows < B)
 
 
@@ -132,14 +128,7 @@ def flash_sampling_store(
             B,
             V,
             D,
-            BLOCK_B=config.block_b,
-            BLOCK_V=config.block_v,
-            BLOCK_D=config.block_d,
-            V_ON_M=config.v_on_m,
-            USE_TMA=operands.use_tma,
-            FLATTEN=config.flatten,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            **operands.tiles,
         )
     return tokens, logits
 
@@ -149,16 +138,7 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     return _FlashSamplingStore(problem, weight)
 
 
-class _FlashSamplingStore:
-    def __init__(self, problem: Problem, weight: Tensor):
-        self._weight = weight
-        self._temperature = problem.temperature
-
-    @property
-    def shared_bytes(self) -> int:
-        """Memory that outlives a launch and serves all of them: the workspaces."""
-        return held_bytes(self._weight.device)
-
+class _FlashSamplingStore(WorkspaceLaunch):
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         tokens, _ = flash_sampling_store(
             hidden, self._weight, temperature=self._temperature, seed=seed, offset=offset

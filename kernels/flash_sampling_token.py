@@ -5,13 +5,14 @@ The same kernel as flash_sampling; the difference between the two is what group 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FlashSampling
+from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,20 +28,7 @@ PROVIDER = Provider(
     label="FlashSampling, token noise",
     kind=Kind.EXACT,
     requires=("triton",),
-    capabilities=Capabilities(
-        noise="token",
-        zero_temperature=True,
-        fused=True,
-        host_sync_free=True,
-        batch_invariant=True,
-        per_row_temperature=True,
-        greedy_rows=True,
-        bias=True,
-        mask=True,
-        per_request_seed=True,
-        logprob=True,
-        num_samples=True,
-    ),
+    capabilities=replace(FULL_CONTRACT, noise="token"),
     build=build,
     sample=partial(flash_sample, noise="token"),
     presets=("lean",),

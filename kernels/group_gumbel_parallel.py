@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels._device import launching_on
-from fsbench.kernels._helper import LOWEST_KEY, candidates, gumbel, token_of_key
+from fsbench.kernels._helper import LOG2_E, LOWEST_KEY, candidates, gumbel, token_of_key
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
@@ -31,7 +31,6 @@ NUM_WARPS = 4
 _CHOICE_STREAM = tl.constexpr(2 << 16)
 """Counter word 3 of the noise that chooses a group. Token noise has words below 2^16 there, the
 noise of groups of 32 tokens (kernels/_group_noise.py) 2^16 and up: no Philox block is shared."""
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -41,7 +40,7 @@ def _scaled_log_sum(x, scale):
     largest = tl.max(x)
     # Where nothing is finite nothing is subtracted: -inf - -inf would be NaN.
     shift = tl.where(largest > float("-inf"), largest, 0.0)
-    total = tl.sum(tl.exp2((x - shift) * (_LOG2_E / scale)))
+    total = tl.sum(tl.exp2((x - shift) * (LOG2_E / scale)))
     return shift + scale * (tl.log2(total) * _LN_2)
 
 

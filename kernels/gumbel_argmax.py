@@ -15,7 +15,8 @@ import triton.language as tl
 from fsbench.kernels._device import launching_on, multiprocessors
 from fsbench.kernels._group_noise import group_candidates, group_sums, members
 from fsbench.kernels._helper import LOWEST_KEY, token_of_key
-from fsbench.kernels._workspace import held_bytes, workspace
+from fsbench.kernels._provider import WorkspaceLaunch
+from fsbench.kernels._workspace import workspace
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
@@ -110,16 +111,7 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     return _GumbelArgmax(problem, weight)
 
 
-class _GumbelArgmax:
-    def __init__(self, problem: Problem, weight: Tensor):
-        self._weight = weight
-        self._temperature = problem.temperature
-
-    @property
-    def shared_bytes(self) -> int:
-        """Memory that outlives a launch and serves all of them: the workspaces."""
-        return held_bytes(self._weight.device)
-
+class _GumbelArgmax(WorkspaceLaunch):
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return gumbel_argmax(hidden @ self._weight.T, seed, offset, self._temperature)
 

@@ -104,17 +104,18 @@ def _table(*columns: str, gap: int = 2) -> Table:
     return table
 
 
+PLACES = {"GPU": "cuda", "CPU": "cpu"}
+
+
 def _where(row: dict[str, Any]) -> str:
     """'GPU, CPU', or why it runs on neither."""
-    places = [name for name, device in (("GPU", "cuda"), ("CPU", "cpu")) if row[device] == "yes"]
+    places = [name for name, device in PLACES.items() if row[device] == "yes"]
     if places:
         return ", ".join(places)
     # Of the devices it is made for, the reason of the first: "no GPU", not "does not run on CPUs".
     first = next(iter(row["capabilities"].get("devices", ())), "cuda")
     return f"- {row[first]}"
 
-
-PLACES = {"GPU": "cuda", "CPU": "cpu"}
 
 CLAIMS = {
     "noise": ("noise", "tokens follow docs/noise.md, with token or group noise"),
