@@ -7,6 +7,7 @@ A leaf: it imports only errors and problem, so a plug-in needs nothing else
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -88,6 +89,9 @@ class Capabilities:
     batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
     known_deviation: total variation distance from the softmax that an EXACT sampler is known to
         have in one of its dtypes; it is held to that instead of to exactness, and says why.
+    exact_to_gap: how far below the leader, in logits / T, an EXACT sampler's noise reaches. Tokens
+        further down may be drawn too rarely, never too often.
+    seed_stride: the least distance of two seeds whose noise is independent at the same step.
 
     The OPTIONS, of `Provider.sample`:
 
@@ -116,6 +120,8 @@ class Capabilities:
     logprob: bool = False
     num_samples: bool = False
     known_deviation: float = 0.0
+    exact_to_gap: float = math.inf
+    seed_stride: int = 1
 
 
 def _supports_everything(problem: Problem) -> str | None:
@@ -132,6 +138,8 @@ class Provider:
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
+    noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device code
+        that the sampler's noise comes from; None if it does not offer it.
     sample: the full call, sample(hidden, weight, *, seed, offset, temperature, ...) -> Drawn, with
         the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
         claimed. None if the sampler is only what `build` returns.
@@ -149,6 +157,7 @@ class Provider:
     supports: Callable[[Problem], str | None] = _supports_everything
     presets: tuple[str, ...] = ()
     sample: Callable[..., Drawn] | None = None
+    noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     def __post_init__(self) -> None:
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]

@@ -214,7 +214,7 @@ class Runner:
         self._gate_check(provider, inputs.problem)
         launch, memory = self._build(provider, inputs)
         if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
-            from fsbench.verify.checks import check_on_problem
+            from fsbench.verify.pathwise import check_on_problem
 
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
             if not check.passed:
@@ -241,7 +241,7 @@ class Runner:
         key = (provider.name, problem.device, problem.dtype, problem.temperature)
         if key not in self._gate:
             from fsbench.verify import verify
-            from fsbench.verify.checks import Setting
+            from fsbench.verify.check import Setting
 
             setting = Setting(problem.device, problem.dtype, problem.temperature)
             failed = [check for check in verify(provider, setting) if not check.passed]

@@ -29,6 +29,13 @@ FULL_CONTRACT = Capabilities(
 """What flash_sample can do, with group noise."""
 
 
+def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """See Provider: the map of kernels/_helper.py, which all of these samplers use."""
+    from fsbench.kernels._noise_map import noise_map
+
+    return noise_map(codes)
+
+
 class WorkspaceLaunch:
     """See Launch: one whose kernel needs a workspace. A subclass defines the call.
 

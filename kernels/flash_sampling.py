@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling
+from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
@@ -33,6 +33,7 @@ PROVIDER = Provider(
     requires=("triton",),
     capabilities=FULL_CONTRACT,
     build=build,
+    noise_map=noise_map,
     sample=flash_sample,
     presets=("paper", "quick", "lean"),
 )

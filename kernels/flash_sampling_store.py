@@ -16,7 +16,7 @@ from fsbench.kernels._epilogue import best_of_tile, processed
 from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._helper import LOWEST_KEY, halves, take_tokens
 from fsbench.kernels._mainloop import program_share, tile_logits
-from fsbench.kernels._provider import WorkspaceLaunch
+from fsbench.kernels._provider import WorkspaceLaunch, noise_map
 from fsbench.kernels._workspace import workspace
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -153,4 +153,5 @@ PROVIDER = Provider(
     requires=("triton",),
     capabilities=Capabilities(noise="group", host_sync_free=True, batch_invariant=True),
     build=build,
+    noise_map=noise_map,
 )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling
+from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
@@ -30,6 +30,7 @@ PROVIDER = Provider(
     requires=("triton",),
     capabilities=replace(FULL_CONTRACT, noise="token"),
     build=build,
+    noise_map=noise_map,
     sample=partial(flash_sample, noise="token"),
     presets=("lean",),
 )

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from fsbench.kernels._device import launching_on
 from fsbench.kernels._helper import LOG2_E, LOWEST_KEY, candidates, gumbel, token_of_key
+from fsbench.kernels._provider import noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
@@ -157,4 +158,5 @@ PROVIDER = Provider(
     requires=("triton",),
     capabilities=Capabilities(dtypes=("bf16", "fp16", "fp32"), zero_temperature=True),
     build=build,
+    noise_map=noise_map,
 )

@@ -15,7 +15,7 @@ import triton.language as tl
 from fsbench.kernels._device import launching_on, multiprocessors
 from fsbench.kernels._group_noise import group_candidates, group_sums, members
 from fsbench.kernels._helper import LOWEST_KEY, token_of_key
-from fsbench.kernels._provider import WorkspaceLaunch
+from fsbench.kernels._provider import WorkspaceLaunch, noise_map
 from fsbench.kernels._workspace import workspace
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -125,5 +125,6 @@ PROVIDER = Provider(
         noise="group", zero_temperature=True, host_sync_free=True, batch_invariant=True
     ),
     build=build,
+    noise_map=noise_map,
     presets=("quick", "lean"),
 )

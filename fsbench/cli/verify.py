@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +12,24 @@ import typer
 from rich.markup import escape
 
 from fsbench.cli.devices import device_to_use
-from fsbench.errors import InvalidArgument, ProviderUnavailable, UnsupportedProblem, one_line
+from fsbench.disk import refusals
+from fsbench.errors import (
+    InvalidArgument,
+    ProviderUnavailable,
+    UnsupportedProblem,
+    one_line,
+)
 from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.table import Table
+
+    from fsbench.verify.check import Check
+
+SCHEMA = 1
+"""Version of the record that --json prints and --output writes."""
 
 
 def verify(
@@ -26,54 +40,99 @@ def verify(
     provider_path: Annotated[
         list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
     ] = None,
+    tier: Annotated[
+        str,
+        typer.Option(
+            help="gate: what `run` asks before it times. ci: every check, in seconds. "
+            "full: with as many draws as a claim of exactness needs."
+        ),
+    ] = "ci",
+    check: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only this check, such as tail; may be repeated."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     temperature: Annotated[
         float, typer.Option(help="Temperature > 0 of the sampled checks.")
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the record, a line of JSON for each check.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Append the record to this file, check by check.")
+    ] = None,
 ) -> None:
-    """Check samplers against the oracle, greedy decoding and the softmax itself.
+    """Judge samplers by a battery of tests, each with its power.
 
-    oracle: the very token the documented noise gives. fit: a G-test with no token left out, and
-    the error of probabilities that it would have found. Exit code 1 if a check failed.
+    Token by token against the oracle, where a sampler follows the documented noise; edge shapes,
+    filters and what a token must not depend on; the distribution of one row out to its far tail;
+    the independence of rows, steps, seeds and samples. docs/exactness.md says what each check sees,
+    and what none can see. An honest sampler fails with probability 1e-6, and seeds are fixed.
+
+    Verdicts: ok; not exact, where a sampler declares that it deviates and keeps to that; FAILED.
+    Exit code 1 if a check failed, 4 if a sampler that was asked for by name cannot run here.
     """
     from rich.console import Console
 
     from fsbench.discover import available, discover, select
+    from fsbench.environment import environment
     from fsbench.problem import Problem
     from fsbench.verify import verify as run_checks
-    from fsbench.verify.checks import Setting
+    from fsbench.verify.battery import TIERS, require_names
+    from fsbench.verify.check import Setting
 
     device = device_to_use(device)
     Problem(1, 1, 1, dtype, temperature, device)  # names a wrong dtype or temperature
     if temperature == 0:
         raise InvalidArgument("--temperature: expected a number > 0 (greedy is always checked)")
+    require_names("--tier", [tier], TIERS)
+    require_names("--check", check or [])
     found = discover(provider_path or [])
     chosen = select(found, provider) if provider else list(found.values())
-    records: list[dict[str, Any]] = []
-    skipped: dict[str, str] = {}
+    record = _recorder(as_json, output)
+    setting = {"tier": tier, "dtype": dtype, "temperature": temperature}
+    record({"schema": SCHEMA, "environment": environment(device, sys.argv), "setting": setting})
+    console = Console(highlight=False, stderr=as_json)
+    verdicts: list[bool] = []
     for entry in chosen:
+        checks: list[Check] = []
         try:
             sampler = available(entry, device)
             _require_checkable(sampler, dtype)
-            for check in run_checks(sampler, Setting(device, dtype, temperature)):
-                records.append({"provider": sampler.name, **asdict(check)})
+            for done in run_checks(sampler, Setting(device, dtype, temperature), tier, check or ()):
+                checks.append(done)
+                record({"provider": sampler.name, "verdict": done.verdict, **asdict(done)})
         except (ProviderUnavailable, UnsupportedProblem) as error:
             if provider:  # it was asked for by name
                 raise
-            skipped[entry.name] = one_line(error)
-    if as_json:
-        print(json.dumps(records, indent=2))
-    else:
-        console = Console(highlight=False)
-        console.print(_table(f"{device}, {dtype}, T = {temperature:g}", records))
-        for reason in skipped.values():
-            console.print(f"not checked: {reason}", markup=False)
-    if not records:
+            record({"provider": entry.name, "skipped": one_line(error)})
+            if not as_json:
+                console.print(f"not checked: {one_line(error)}", markup=False)
+        if checks and not as_json:
+            console.print(_table(f"{entry.name}: {device}, {dtype}, T = {temperature:g}", checks))
+        verdicts += [done.passed for done in checks]
+    if not verdicts:
         raise UnsupportedProblem("verify: no sampler can be checked here; `fsbench list` says why")
-    if not all(record["passed"] for record in records):
+    if not all(verdicts):
         raise typer.Exit(1)
+
+
+def _recorder(as_json: bool, output: Path | None) -> Callable[[dict[str, Any]], None]:
+    """A function that prints a line of the record, or appends it to the file, or both, at once."""
+    if output is not None:
+        with refusals("write", output), open(output, "a", encoding="utf-8"):
+            pass  # refused now, not after the first sampler
+
+    def record(line: dict[str, Any]) -> None:
+        text = json.dumps(line)
+        if as_json:
+            print(text, flush=True)
+        if output is not None:
+            with refusals("write", output), open(output, "a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+    return record
 
 
 def _require_checkable(sampler: Provider, dtype: str) -> None:
@@ -84,22 +143,27 @@ def _require_checkable(sampler: Provider, dtype: str) -> None:
         raise UnsupportedProblem(f"{sampler.name}: takes {able}, not {dtype}")
 
 
-def _table(title: str, records: list[dict[str, Any]]) -> Table:
+def _table(title: str, checks: list[Check]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(
         title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    for column in ("provider", "check", "verdict", "p", "finds bias of", "detail"):
+    for column in ("check", "verdict", "draws", "p", "bound", "seen", "would find"):
         table.add_column(column, overflow="fold")
-    for record in records:
+    for done in checks:
         table.add_row(
-            record["provider"],
-            record["name"],
-            "ok" if record["passed"] else "FAILED",
-            "" if record["p_value"] is None else f"{record['p_value']:.2g}",
-            "" if record["detects"] is None else f"{record['detects']:.1%} rms",
-            escape(record["detail"]),
+            done.name,
+            done.verdict,
+            _short(done.draws),
+            "" if done.p_value is None else f"{done.p_value:.2g}",
+            "" if done.bound is None else f"{done.bound:.2g}",
+            escape(done.detail),
+            escape(done.detects or ""),
         )
     return table
+
+
+def _short(draws: int) -> str:
+    return str(draws) if draws < 10**6 else f"{draws:.1e}"

@@ -14,6 +14,7 @@ from fsbench.reference.logits import log_partition, log_probability, matmul_erro
 from fsbench.reference.noise import (
     GROUP_STREAM,
     GUMBEL_ERROR,
+    exponential,
     group_and_member,
     group_noise,
     gumbel,
@@ -27,6 +28,7 @@ __all__ = [
     "GUMBEL_ERROR",
     "Expected",
     "expect",
+    "exponential",
     "group_and_member",
     "group_noise",
     "gumbel",

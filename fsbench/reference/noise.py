@@ -51,10 +51,14 @@ def group_and_member(token: Tensor) -> tuple[Tensor, Tensor]:
     return group, member
 
 
+def exponential(bits: Tensor) -> Tensor:
+    """32 random bits (int64 holding uint32) -> Exp(1): float64, positive, increasing."""
+    return -torch.log1p(-(bits.double() + 0.5) * 2.0**-32)
+
+
 def gumbel(bits: Tensor) -> Tensor:
     """32 random bits (int64 holding uint32) -> Gumbel(0, 1): float64, finite, decreasing."""
-    u = (bits.double() + 0.5) * 2.0**-32
-    return -torch.log(-torch.log1p(-u))
+    return -torch.log(exponential(bits))
 
 
 def token_noise(V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int = 0) -> Tensor:

@@ -1,45 +1,35 @@
-"""Does a sampler draw what it should? `verify` runs every check that applies to a provider."""
+"""Does a sampler draw what it should? `verify` runs every check that applies to a provider.
+
+docs/exactness.md says what each check sees, how sharply, and what none can see. Every check is a
+plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench run`:
+
+    check         Check, Setting, and the levels of error
+    drawing       exact inputs, and draws from them
+    statistics    tests of counts, with what they detect
+    pathwise      the oracle's tokens; the launch that is about to be timed
+    noise         Philox, the map to Gumbel, the largest Gumbel
+    support       edges: sizes, extreme logits, filters, greedy decoding
+    invariance    what a token must not depend on
+    distribution  one row: fit, total variation, tails
+    joint         rows, steps, seeds and samples together
+    battery       which of these, with how many draws
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from fsbench.errors import ProviderUnavailable, UnsupportedProblem, describe, is_out_of_memory
-from fsbench.provider import Kind, Provider
+from fsbench.provider import Provider
 
 if TYPE_CHECKING:
-    from fsbench.verify.checks import Check, Setting
-
-FIT_DRAWS = {"cuda": 2**20, "cpu": 2**16}
-"""Draws of the goodness-of-fit test by device type: a few seconds on either."""
+    from fsbench.verify.check import Check, Setting
 
 
-def verify(provider: Provider, setting: Setting) -> Iterator[Check]:
-    """The checks that apply to a provider, run one by one as they are asked for.
+def verify(
+    provider: Provider, setting: Setting, tier: str = "gate", only: Collection[str] = ()
+) -> Iterator[Check]:
+    """See fsbench.verify.battery.verify. Imports torch when it is called."""
+    from fsbench.verify import battery
 
-    An exception in a check is a failed check: a sampler that crashes is not verified. Three say
-    nothing about the sampler and are raised: UnsupportedProblem (it cannot do what the checks
-    ask), ProviderUnavailable and lack of memory.
-    """
-    from fsbench.verify import checks
-
-    able = provider.capabilities
-    todo: list[tuple[str, Callable[[], Check]]] = []
-    if able.noise is not None:
-        todo.append(("oracle", lambda: checks.check_oracle(provider, setting)))
-        todo.append(("undefined rows", lambda: checks.check_undefined_rows(provider, setting)))
-    if provider.kind is Kind.GREEDY or (provider.kind is Kind.EXACT and able.zero_temperature):
-        todo.append(("greedy", lambda: checks.check_greedy(provider, setting)))
-    if provider.kind is Kind.EXACT:
-        draws = FIT_DRAWS[setting.device]
-        todo.append(("fit", lambda: checks.check_fit(provider, setting, draws)))
-    for name, check in todo:
-        try:
-            yield check()
-        except (UnsupportedProblem, ProviderUnavailable):
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            yield checks.Check(name, False, describe(error))
+    return battery.verify(provider, setting, tier, only)

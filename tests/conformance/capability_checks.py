@@ -19,7 +19,8 @@ from fsbench.graphs import capture
 from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Drawn, Kind, Launch, Provider
-from fsbench.verify.checks import check_on_problem, goodness_of_fit
+from fsbench.verify.pathwise import check_on_problem
+from fsbench.verify.statistics import goodness_of_fit
 
 SIZES = {"cpu": (6, 16, 200), "cuda": (48, 64, 5003)}
 """(B, D, V) by device: in the interpreter, one tile of a kernel that takes 0.1 s for it."""

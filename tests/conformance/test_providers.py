@@ -11,13 +11,13 @@ import sys
 import pytest
 import torch
 
-from fsbench import verify as verification
 from fsbench.discover import Found, discover
 from fsbench.inputs import TORCH_DTYPES, make_hidden, make_weight
 from fsbench.problem import DEVICES, DTYPES, Problem
 from fsbench.provider import Kind, Provider
-from fsbench.verify import verify
-from fsbench.verify.checks import Setting, check_on_problem
+from fsbench.verify import battery, verify
+from fsbench.verify.check import Setting
+from fsbench.verify.pathwise import check_on_problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,7 +117,7 @@ def test_it_passes_verify(name):
 def test_it_passes_verify_in_other_settings(name, dtype, temperature, eager, monkeypatch):
     if dtype not in provider(name).capabilities.dtypes:
         pytest.skip(f"takes {provider(name).capabilities.dtypes}")
-    monkeypatch.setitem(verification.FIT_DRAWS, "cpu", 2**14)
+    monkeypatch.setitem(battery.GATE_DRAWS, "cpu", 2**14)
     checks = list(verify(provider(name), Setting("cpu", dtype, temperature)))
     assert checks
     assert all(check.passed for check in checks), checks

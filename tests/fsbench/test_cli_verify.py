@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from fsbench import cli, verify
+from fsbench import cli
+from fsbench.verify import battery
 
 PLUGIN = """
 from fsbench.provider import Capabilities, Kind, Provider
@@ -27,7 +28,7 @@ PROVIDER = Provider(
 
 @pytest.fixture
 def fsbench(monkeypatch, capsys):
-    monkeypatch.setitem(verify.FIT_DRAWS, "cpu", 2**13)
+    monkeypatch.setitem(battery.GATE_DRAWS, "cpu", 2**13)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def call(*arguments):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsbench import reference
 from fsbench.reference import philox as philox_module
-from fsbench.verify.checks import goodness_of_fit
+from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

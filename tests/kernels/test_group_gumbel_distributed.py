@@ -7,7 +7,7 @@ import torch
 
 from fsbench.kernels import group_gumbel_distributed as module
 from fsbench.problem import Problem
-from fsbench.verify.checks import goodness_of_fit
+from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

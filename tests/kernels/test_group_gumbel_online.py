@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsbench.kernels import group_gumbel_online as module
-from fsbench.verify.checks import goodness_of_fit
+from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

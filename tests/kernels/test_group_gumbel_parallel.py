@@ -9,7 +9,7 @@ import torch
 from fsbench import reference
 from fsbench.kernels import group_gumbel_parallel as module
 from fsbench.reference.philox import random_words
-from fsbench.verify.checks import goodness_of_fit
+from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Verified, flash_sample, verify_drafts
-from fsbench.verify.checks import goodness_of_fit
+from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,0 +1,313 @@
+"""Which checks a sampler faces, and with how many draws, by tier and device.
+
+The tiers: `gate`, what `fsbench run` asks before it times (seconds); `ci`, every check within two
+minutes for all samplers that run on a CPU; `full`, with the draws that a claim of exactness needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from torch import Tensor
+
+from fsbench.errors import (
+    ProviderUnavailable,
+    UnsupportedProblem,
+    describe,
+    is_out_of_memory,
+    unknown_name,
+)
+from fsbench.provider import Kind, Provider
+from fsbench.verify import distribution, invariance, joint, noise, pathwise, support
+from fsbench.verify.check import Check, Setting
+from fsbench.verify.drawing import Draws
+from fsbench.verify.pathwise import SHAPES, Shapes
+
+_SIZES_B = (1, 3, 16, 17, 64, 65, 255, 256)
+_SIZES_V = (1, 2, 127, 128, 129, 1000, 50257, 151936)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much each check does.
+
+    vocabulary: V of the large problem. fit_draws: draws of `fit`.
+    seeds, seed_draws: of `fit of seeds`, draws each.
+    variation_draws: of `variation`, by the form of noise; None is noise of its own.
+    gaps, tail_tokens: of `tail`, random numbers spent on each gap.
+    joint_steps, other_steps: launches of 256 equal rows, of the seed and of each other seed.
+    filter_steps: launches of each filter. codes: of `noise map`. maxima: rows of `maximum`.
+    shapes: of `oracle`, `greedy` and `edges`. sizes: batches of `invariance`.
+    any_shapes, any_sizes: the same for samplers with noise of their own, which may take seconds to
+        compile for each.
+    """
+
+    vocabulary: int
+    fit_draws: int
+    seeds: int
+    seed_draws: int
+    variation_draws: dict[str | None, int]
+    gaps: tuple[float, ...]
+    tail_tokens: int
+    joint_steps: int
+    other_steps: int
+    filter_steps: int
+    codes: int
+    maxima: dict[str, int]
+    shapes: Shapes
+    sizes: tuple[int, ...]
+    any_shapes: Shapes
+    any_sizes: tuple[int, ...]
+
+
+_CPU_CI = Effort(
+    vocabulary=9001,  # a part of a tile at the end, and more than one chunk of the online samplers
+    fit_draws=2**16,
+    seeds=8,
+    seed_draws=2**13,
+    variation_draws={None: 2**13, "token": 2**13, "group": 2**13},
+    gaps=(10, 12),
+    tail_tokens=2**25,
+    joint_steps=48,
+    other_steps=12,
+    filter_steps=64,
+    codes=2**18,
+    maxima={"token": 2**9, "group": 2**12},
+    shapes=(*SHAPES, (64, 128), (255, 2)),
+    sizes=(1, 2, 16, 17, 65, 255),
+    any_shapes=((1, 1000), (3, 1), (16, 129), (17, 2)),
+    any_sizes=(1, 17, 64),
+)
+_CPU_FULL = Effort(
+    vocabulary=151_936,
+    fit_draws=2**20,
+    seeds=64,
+    seed_draws=2**16,
+    variation_draws={None: 2**15, "token": 2**15, "group": 2**15},
+    gaps=(16, 18, 20),
+    tail_tokens=2**31,
+    joint_steps=64,
+    other_steps=16,
+    filter_steps=256,
+    codes=2**22,
+    maxima={"token": 2**10, "group": 2**14},
+    shapes=(*SHAPES, *zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
+    sizes=(1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256),
+    any_shapes=tuple(zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
+    any_sizes=(1, 17, 64, 256),
+)
+_CUDA_FULL = Effort(
+    vocabulary=151_936,
+    fit_draws=2**20,
+    seeds=64,
+    seed_draws=2**18,
+    # What about half a minute buys: group noise costs a tenth of token noise.
+    variation_draws={None: 2**22, "token": 2**24, "group": 10**8},
+    gaps=(16, 18, 20),
+    tail_tokens=2**36,
+    joint_steps=4096,
+    other_steps=1024,
+    filter_steps=1024,
+    codes=2**32,
+    maxima={"token": 2**14, "group": 2**16},
+    shapes=tuple((B, V) for B in _SIZES_B for V in _SIZES_V),
+    sizes=tuple(range(1, 257)),
+    any_shapes=tuple(zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
+    any_sizes=(1, 17, 64, 256),
+)
+_CUDA_CI = replace(
+    _CUDA_FULL,
+    seeds=8,
+    variation_draws={None: 2**19, "token": 2**21, "group": 2**24},
+    tail_tokens=2**34,
+    joint_steps=512,
+    other_steps=128,
+    filter_steps=128,
+    codes=2**26,
+    maxima={"token": 2**11, "group": 2**14},
+    shapes=(*SHAPES, *zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
+    sizes=(1, 2, 16, 17, 65, 255),
+    any_shapes=_CPU_CI.any_shapes,
+    any_sizes=_CPU_CI.any_sizes,
+)
+EFFORTS = {
+    ("ci", "cpu"): _CPU_CI,
+    ("ci", "cuda"): _CUDA_CI,
+    ("full", "cpu"): _CPU_FULL,
+    ("full", "cuda"): _CUDA_FULL,
+}
+TIERS = ("gate", "ci", "full")
+GATE_DRAWS = {"cuda": 2**20, "cpu": 2**16}
+"""Draws of the gate's goodness-of-fit test by device type: a few seconds on either."""
+
+CHECKS = (
+    *("philox", "noise map", "maximum", "oracle", "undefined rows", "greedy", "edges", "filters"),
+    *("invariance", "fit", "fit of seeds", "tiles", "collisions", "rows", "steps", "seeds"),
+    *("samples", "variation", "tail"),
+)
+"""Every check by name; there is a `tail` for each gap."""
+
+Todo = list[tuple[str, Callable[[], Check]]]
+
+
+def verify(
+    provider: Provider, setting: Setting, tier: str = "gate", only: Collection[str] = ()
+) -> Iterator[Check]:
+    """The checks that apply to a provider, run one by one as they are asked for.
+
+    Args:
+        tier: one of TIERS.
+        only: names of CHECKS to run, `tail 18` for one gap; empty means all.
+
+    An exception in a check is a failed check: a sampler that crashes is not verified. Three say
+    nothing about the sampler and are raised: UnsupportedProblem (it cannot do what the checks
+    ask), ProviderUnavailable and lack of memory.
+    """
+    require_names("--tier", [tier], TIERS)
+    require_names("--check", only, CHECKS)
+    todo = _gate(provider, setting) if tier == "gate" else _Battery(provider, setting, tier).todo()
+    for name, check in todo:
+        if only and name not in only and not (name.startswith("tail") and "tail" in only):
+            continue
+        try:
+            yield check()
+        except (UnsupportedProblem, ProviderUnavailable):
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            yield Check(name, False, describe(error))
+
+
+def require_names(option: str, given: Collection[str], known: Collection[str] = CHECKS) -> None:
+    """Raise InvalidArgument unless all are known; what is near to a wrong one is named."""
+    for name in given:
+        if name not in known and not name.startswith("tail "):
+            raise unknown_name(option, name, known)
+
+
+def takes_greedy(provider: Provider) -> bool:
+    """Whether the provider can be asked for the argmax."""
+    able = provider.capabilities
+    return provider.kind is Kind.GREEDY or (provider.kind is Kind.EXACT and able.zero_temperature)
+
+
+def _gate(provider: Provider, setting: Setting) -> Todo:
+    todo: Todo = []
+    if provider.capabilities.noise is not None:
+        todo.append(("oracle", lambda: pathwise.check_oracle(provider, setting)))
+        todo.append(("undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)))
+    if takes_greedy(provider):
+        todo.append(("greedy", lambda: support.check_greedy(provider, setting)))
+    if provider.kind is Kind.EXACT:
+        todo.append(("fit", lambda: _gate_fit(provider, setting)))
+    return todo
+
+
+def _gate_fit(provider: Provider, setting: Setting) -> Check:
+    draws = distribution.small_draws(provider, setting)
+    return distribution.check_fit(provider, draws, GATE_DRAWS[setting.device])
+
+
+class _Battery:
+    """The checks of one provider, and the draws that several of them share, made when needed."""
+
+    def __init__(self, provider: Provider, setting: Setting, tier: str):
+        self.provider, self.setting = provider, setting
+        self.effort = EFFORTS[tier, setting.device]
+        contract = provider.capabilities.noise is not None
+        self.shapes = self.effort.shapes if contract else self.effort.any_shapes
+        self.sizes = self.effort.sizes if contract else self.effort.any_sizes
+
+    @cached_property
+    def small(self) -> Draws:
+        return distribution.small_draws(self.provider, self.setting)
+
+    @cached_property
+    def large(self) -> Draws:
+        V, gaps = self.effort.vocabulary, self.effort.gaps
+        return distribution.large_draws(self.provider, self.setting, V, gaps)
+
+    @cached_property
+    def flat(self) -> Tensor:
+        return joint.flat_tokens(self.large, self.effort.joint_steps)
+
+    def todo(self) -> Todo:
+        """Cheap and sharp checks first."""
+        kind, able = self.provider.kind, self.provider.capabilities
+        todo: Todo = []
+        if able.noise is not None:
+            todo += self._contract(able.noise)
+        if takes_greedy(self.provider):
+            todo.append(
+                ("greedy", lambda: support.check_greedy(self.provider, self.setting, self.shapes))
+            )
+        if kind in (Kind.EXACT, Kind.GREEDY):
+            todo.append(
+                ("edges", lambda: support.check_edges(self.provider, self.setting, self.shapes))
+            )
+            if able.mask or able.bias:
+                todo.append(("filters", self._filters))
+            if able.batch_invariant:
+                todo.append(("invariance", self._invariance))
+        if kind is Kind.EXACT:
+            todo += self._drawn()
+        return todo
+
+    def _contract(self, form: str) -> Todo:
+        provider, setting, effort = self.provider, self.setting, self.effort
+        todo: Todo = [("philox", lambda: noise.check_philox(setting.device))]
+        if provider.noise_map is not None:
+            todo.append(
+                ("noise map", lambda: noise.check_noise_map(provider, setting, effort.codes))
+            )
+        V, rows = effort.vocabulary, effort.maxima[form]
+        return [
+            *todo,
+            ("maximum", lambda: noise.check_maximum(setting, form, V, rows)),
+            ("oracle", lambda: pathwise.check_oracle(provider, setting, self.shapes)),
+            ("undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)),
+        ]
+
+    def _filters(self) -> Check:
+        return support.check_filters(self.provider, self.setting, self.effort.filter_steps)
+
+    def _invariance(self) -> Check:
+        return invariance.check_invariance(self.provider, self.setting, self.sizes)
+
+    def _drawn(self) -> Todo:
+        provider, effort = self.provider, self.effort
+        able = provider.capabilities
+        variation = effort.variation_draws[able.noise]
+        todo: Todo = [
+            ("fit", lambda: distribution.check_fit(provider, self.small, effort.fit_draws)),
+            ("fit of seeds", self._fit_of_seeds),
+            ("tiles", lambda: joint.check_tiles(provider, self.large, self.flat)),
+            ("collisions", lambda: joint.check_collisions(provider, self.large, self.flat)),
+            ("rows", lambda: joint.check_rows(self.large, self.flat)),
+            ("steps", lambda: joint.check_steps(self.large, self.flat)),
+            (
+                "seeds",
+                lambda: joint.check_seeds(provider, self.large, self.flat, effort.other_steps),
+            ),
+        ]
+        if able.num_samples:
+            todo.append(
+                ("samples", lambda: joint.check_samples(provider, self.large, effort.other_steps))
+            )
+        todo.append(
+            ("variation", lambda: distribution.check_variation(provider, self.large, variation))
+        )
+        todo += [(f"tail {gap:g}", partial(self._tail, gap)) for gap in effort.gaps]
+        return todo
+
+    def _fit_of_seeds(self) -> Check:
+        effort = self.effort
+        return distribution.check_fit_of_seeds(
+            self.provider, self.small, effort.seeds, effort.seed_draws
+        )
+
+    def _tail(self, gap: float) -> Check:
+        return distribution.check_tail(self.provider, self.large, gap, self.effort.tail_tokens)

@@ -1,0 +1,172 @@
+"""One row: are the tokens distributed as softmax(logits / T) says, out to the far tail?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsbench.provider import Provider
+from fsbench.verify.check import ALPHA, Check, Setting
+from fsbench.verify.drawing import Draws
+from fsbench.verify.statistics import (
+    binomial_p,
+    detectable_bias,
+    detectable_share,
+    fit_check,
+    goodness_of_fit,
+    uniform_p,
+)
+
+_SMALL = (256, 500)  # B, V
+_LARGE_ROWS = 256
+_HEAD = 128  # tokens with a bin of their own in the large problem
+_PARTS = 8  # of the vocabulary, in its bins
+
+
+def small_draws(provider: Provider, setting: Setting) -> Draws:
+    """500 tokens with normal logits: `row`, and the same with all logits `negative`, near -500.
+
+    The logits scale with T, so the law is much the same at every T; the first and the last token
+    are likely ones.
+    """
+    B, V = _SMALL
+    T = setting.sampled_temperature
+    row = 2.0 * torch.randn(V, generator=torch.Generator().manual_seed(5))
+    row[[0, -1]] = 4.0
+    scale = min(T, 1e3)  # fp16 ends at 65504
+    shift = min(500.0, 5e4 / scale)
+    rows = {"negative": scale * (row - shift), "row": scale * row}
+    return Draws(provider, setting.problem(B, V, T), rows)
+
+
+def large_draws(provider: Provider, setting: Setting, V: int, gaps: tuple[float, ...]) -> Draws:
+    """V tokens: all equal (`flat`), Zipf's law in shuffled order (`zipf`), one leader (`gap 16`)."""
+    T = min(setting.sampled_temperature, 1e3)
+    order = torch.randperm(V, generator=torch.Generator().manual_seed(7))
+    zipf = -torch.log(torch.arange(1, V + 1, dtype=torch.float64))
+    rows = {"flat": torch.zeros(V), "zipf": (T * zipf)[order]}
+    for gap in gaps:
+        rows[f"gap {gap:g}"] = torch.full((V,), -T * gap)
+        rows[f"gap {gap:g}"][V // 3] = 0.0
+    return Draws(provider, setting.problem(_LARGE_ROWS, V, setting.sampled_temperature), rows)
+
+
+def check_fit(provider: Provider, draws: Draws, wanted: int) -> Check:
+    """G-test of the tokens of one row, token by token; the rarest are pooled, never dropped.
+
+    A shorter test comes first, of a law with all logits negative and large: padding of the
+    vocabulary that is taken for a logit of zero shows there, and scores of too few bits.
+    """
+    known = provider.capabilities.known_deviation
+    draws.seed(11)
+    check = _fit(draws, "negative", min(2**13, wanted), known)
+    if not check.passed:
+        return replace(check, detail=f"all logits negative: {check.detail}")
+    return _fit(draws, "row", wanted, known)
+
+
+def _fit(draws: Draws, row: str, wanted: int, known_deviation: float) -> Check:
+    counts = draws.counts(row, wanted).numpy()
+    return goodness_of_fit(counts, draws.probabilities(row).cpu().numpy(), known_deviation)
+
+
+def check_fit_of_seeds(provider: Provider, draws: Draws, seeds: int, wanted: int) -> Check:
+    """The G-test of `fit` for many seeds: the smallest p-value, and whether all are uniform.
+
+    P-values that pile up at 0 show a bias too small for one seed, at 1 noise that is too even.
+    """
+    p = draws.probabilities("row").cpu().numpy()
+    all_counts = []
+    for seed in range(seeds):
+        draws.seed(1000 + seed)
+        all_counts.append(draws.counts("row", wanted).numpy())
+    counts = np.sum(all_counts, axis=0)
+    n = int(counts.sum())
+    if provider.capabilities.known_deviation:
+        check = goodness_of_fit(counts, p, provider.capabilities.known_deviation)
+        return replace(check, name="fit of seeds")
+    p_values = np.array([goodness_of_fit(each, p).p_value for each in all_counts], dtype=float)
+    smallest, ks = float(p_values.min()), uniform_p(p_values)
+    p_value = min(1.0, 2 * min(seeds * smallest, ks))
+    bias = detectable_bias(len(p) - 1, n // seeds, ALPHA / (2 * seeds))
+    return Check(
+        "fit of seeds",
+        p_value > ALPHA,
+        f"{seeds} seeds: smallest p {smallest:.2g}, Kolmogorov-Smirnov of all {ks:.2g}",
+        n,
+        p_value,
+        detects=f"{bias:.2%} rms error of probabilities, in any one seed",
+    )
+
+
+def check_variation(provider: Provider, draws: Draws, wanted: int) -> Check:
+    """G-test of a large vocabulary under Zipf's law, and a bound on the total variation.
+
+    Bins: the likeliest tokens alone, the others by decade of probability, part of the vocabulary,
+    and token id modulo 32; so a tile, a lane or a decade that is drawn wrongly stands out.
+    """
+    p = draws.probabilities("zipf").cpu()
+    bins = position_bins(p)
+    draws.seed(13)
+    counts = draws.counts("zipf", wanted)
+    shares = torch.zeros(int(bins.max()) + 1, dtype=torch.float64).index_add_(0, bins, p)
+    binned = torch.zeros(len(shares), dtype=torch.int64).index_add_(0, bins, counts)
+    there = shares > 0
+    check = fit_check(
+        "variation",
+        binned[there].numpy(),
+        shares[there].numpy(),
+        provider.capabilities.known_deviation,
+        f"V={draws.problem.V}: ",
+    )
+    if check.deviates or not check.passed:
+        return check
+    return replace(check, detail=f"{check.detail}; total variation below {check.bound:.2g}")
+
+
+def position_bins(p: Tensor) -> Tensor:
+    """The bin of every token, int64 [V]; bins that are alike in probability are neighbours."""
+    V = len(p)
+    token = torch.arange(V)
+    decade = (-torch.log10(p)).floor().long()
+    decade -= decade.min()
+    key = ((decade + 1) * _PARTS + token * _PARTS // V) * 32 + token % 32
+    head = p.argsort(descending=True, stable=True)[:_HEAD]
+    key[head] = torch.arange(len(head)) - len(head)  # before all others
+    return key.unique(return_inverse=True)[1]
+
+
+def check_tail(provider: Provider, draws: Draws, gap: float, tokens: int) -> Check:
+    """Exact binomial test of how often the leader loses to tokens that lie `gap` T below it.
+
+    Args:
+        tokens: random numbers to spend; their resolution, not the number of rows, is what shows.
+    """
+    able = provider.capabilities
+    row, V, B = f"gap {gap:g}", draws.problem.V, draws.problem.B
+    leader = V // 3
+    p = 1.0 - float(draws.probabilities(row)[leader])
+    draws.seed(17)
+    counts = draws.counts(row, max(B, math.ceil(tokens / V)))
+    n = int(counts.sum())
+    hits = n - int(counts[leader])
+    exact = binomial_p(hits, n, p)
+    low = 0.0 if gap > able.exact_to_gap else max(0.0, p - able.known_deviation)
+    p_value = binomial_p(hits, n, low, min(1.0, p + able.known_deviation))
+    ratio = hits / (n * p)
+    told = f"{hits} draws, {n * p:.1f} expected: {ratio:.2g} of exact"
+    if exact <= ALPHA:
+        told += ", the tail is cut" if ratio < 1 else ", too many"
+    return Check(
+        f"tail {gap:g}",
+        p_value > ALPHA,
+        told,
+        n,
+        exact,
+        detects=detectable_share(n, p),
+        deviates=exact <= ALPHA,
+    )

@@ -1,0 +1,183 @@
+"""Many draws together: rows, steps, seeds and samples are independent, and none repeats another.
+
+Each draw may follow the right law and all of this still be broken: noise that is used twice, or
+used again shifted by a tile, shows in pairs of draws only. All logits are equal here, so that the
+token drawn is that of the largest noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fsbench.provider import Provider
+from fsbench.verify.check import ALPHA, Check
+from fsbench.verify.drawing import Draws, require_form, require_inside, scalar
+from fsbench.verify.statistics import (
+    MIN_EXPECTED,
+    detectable_factor,
+    detectable_spike,
+    fit_check,
+    independence_p,
+    largest_count_p,
+    poisson_p,
+)
+
+SEED = 2**40 + 19
+ROW_LAGS = (1, 2, 16, 32, 64, 128)
+STEP_LAGS = range(1, 129)
+_BLOCK = 128  # tokens of the smallest tile
+_FEW_PLACES = 16  # of which are told apart where the draws are few
+
+Pair = tuple[str, Tensor, Tensor]
+"""(what differs between two sets of draws, tokens [n], tokens [n])."""
+
+
+def flat_tokens(draws: Draws, steps: int) -> Tensor:
+    """The draws that the checks below share: tokens [steps, B] of the flat row."""
+    draws.seed(SEED)
+    return draws.draw("flat", steps)
+
+
+def check_tiles(provider: Provider, draws: Draws, tokens: Tensor) -> Check:
+    """Every part of the vocabulary, and every place in a block of 128 or 16, wins equally often.
+
+    One G-test of their table, so it also finds a winner's tile that depends on its lane.
+    """
+    V = draws.problem.V
+    token = torch.arange(V, device=tokens.device)
+    n = tokens.numel()
+    places = _BLOCK if n >= 8 * 2 * MIN_EXPECTED * _BLOCK else _FEW_PLACES
+    parts = max(1, min(64, n // (2 * MIN_EXPECTED * places), V // _BLOCK))
+    cell = token * parts // V * places + token % places
+    counts = torch.bincount(cell[tokens.flatten()], minlength=parts * places)
+    p = torch.bincount(cell, minlength=parts * places).double() / V
+    able = provider.capabilities
+    what = f"{parts} parts of the vocabulary x {places} places: "
+    return fit_check("tiles", counts.cpu().numpy(), p.cpu().numpy(), able.known_deviation, what)
+
+
+def check_collisions(provider: Provider, draws: Draws, tokens: Tensor) -> Check:
+    """Pairs of draws that agree, among all pairs: about n^2 / 2V, with Poisson's variance."""
+    V, n = draws.problem.V, tokens.numel()
+    counts = torch.bincount(tokens.flatten(), minlength=V)
+    pairs = int((counts * (counts - 1)).sum()) // 2
+    mean = n * (n - 1) / 2 / V
+    moved = provider.capabilities.known_deviation
+    # A law that far from the flat one agrees with itself most often if all of it is on one token.
+    highest = mean * (1 + 2 * moved + moved**2 * V)
+    p_value = poisson_p(pairs, mean, highest)
+    return Check(
+        "collisions",
+        p_value > ALPHA,
+        f"{pairs} pairs of equal draws, {mean:.0f} expected",
+        n,
+        poisson_p(pairs, mean),
+        detects=f"{detectable_factor(mean):.2%} more or fewer",
+        deviates=poisson_p(pairs, mean) <= ALPHA,
+    )
+
+
+def check_rows(draws: Draws, tokens: Tensor) -> Check:
+    """Rows of one launch are independent."""
+    pairs = [
+        (f"row + {lag}", tokens[:, :-lag], tokens[:, lag:])
+        for lag in ROW_LAGS
+        if lag < tokens.shape[1]
+    ]
+    return _independent("rows", draws.problem.V, pairs)
+
+
+def check_steps(draws: Draws, tokens: Tensor) -> Check:
+    """Steps of one seed are independent."""
+    pairs = [
+        (f"step + {lag}", tokens[:-lag], tokens[lag:]) for lag in STEP_LAGS if lag < len(tokens)
+    ]
+    return _independent("steps", draws.problem.V, pairs)
+
+
+def check_seeds(provider: Provider, draws: Draws, tokens: Tensor, steps: int) -> Check:
+    """Seeds are independent: neighbours, at the same and the next step, and distant ones."""
+    stride = provider.capabilities.seed_stride
+    pairs = []
+    for distance in (stride, 100 * stride, 2**32):
+        draws.seed(SEED + distance)
+        other = draws.draw("flat", steps)
+        pairs.append((f"seed + {distance}", tokens[:steps], other))
+        if distance == stride:
+            pairs.append((f"seed + {distance}, step - 1", tokens[1:steps], other[: steps - 1]))
+    return _independent("seeds", draws.problem.V, pairs)
+
+
+def check_samples(provider: Provider, draws: Draws, steps: int) -> Check:
+    """Samples of one row and step are independent, also of those of the next seed.
+
+    A sampler that adds the sample's number to its seed would draw the next seed's samples.
+    """
+    assert provider.sample is not None
+    device, B, V, n = draws.problem.device, draws.problem.B, draws.problem.V, 4
+
+    def samples(seed: int) -> Tensor:
+        hidden, out = draws.hidden("flat"), []
+        for step in range(steps):
+            torch.manual_seed(seed % 2**31 + step)
+            result = provider.sample(  # type: ignore[misc]
+                hidden,
+                draws.weight,
+                seed=scalar(seed, device),
+                offset=scalar(step, device),
+                temperature=draws.problem.temperature,
+                num_samples=n,
+            )
+            require_inside(require_form(result.tokens, (B, n)), V)
+            out.append(result.tokens.long())
+        return torch.stack(out)
+
+    mine, others = samples(SEED), samples(SEED + 1)
+    pairs = [(f"sample + {lag}", mine[:, :, :-lag], mine[:, :, lag:]) for lag in (1, 2, 3)]
+    pairs.append(("seed + 1", mine, others))
+    pairs.append(("seed + 1, sample - 1", mine[:, :, 1:], others[:, :, :-1]))
+    return _independent("samples", V, pairs)
+
+
+def _independent(name: str, V: int, pairs: Iterable[Pair]) -> Check:
+    """Two tests of each pair: their places in the vocabulary, and the spectrum of differences.
+
+    The spectrum is that of (y - x) mod V: uniform, also for pairs that overlap in a chain.
+    """
+    pairs = list(pairs)
+    worst, told, n = 1.0, "", 0
+    for what, x, y in pairs:
+        x, y = x.flatten(), y.flatten()
+        n = max(n, len(x))
+        counts = torch.bincount((y - x) % V, minlength=V)
+        difference, times = int(counts.argmax()), int(counts.max())
+        spectrum = largest_count_p(times, V, len(x))
+        places = independence(x, y, V)
+        if min(spectrum, places) < worst or not told:
+            worst = min(spectrum, places)
+            told = f"{what}: {times} of {len(x)} pairs differ by {difference} modulo {V}"
+            if places < spectrum:
+                told = f"{what}: places in the vocabulary"
+    tests = 2 * len(pairs)
+    p_value = min(1.0, tests * worst)
+    told = f"{len(pairs)} pairs of draws; least likely {told}"
+    share = detectable_spike(V, n, tests)
+    detects = f"{share:.2g} of draws with the other's noise, shifted or not"
+    return Check(name, p_value > ALPHA, told, n, p_value, detects=detects)
+
+
+def independence(x: Tensor, y: Tensor, V: int) -> float:
+    """P-value of the G-test that tokens x and y [n] are independent, pair by pair.
+
+    Both are binned by their place in the vocabulary, into at most 16 bins, as few as leave
+    2 MIN_EXPECTED draws to a cell: of a bin that no honest sampler leaves empty (e^-100).
+    """
+    k = min(16, V, math.isqrt(len(x) // (2 * MIN_EXPECTED)))
+    if k < 2:
+        return 1.0
+    table = torch.bincount(x * k // V * k + y * k // V, minlength=k * k).reshape(k, k)
+    return independence_p(table.cpu().numpy())

@@ -1,0 +1,157 @@
+"""The noise of the contract: its generator, its counters, its map to Gumbel, its largest value.
+
+What holds for the reference holds for a sampler whose tokens are the reference's (`oracle`). Only
+the fp32 map is asked of the sampler's own device code, where it offers it (Provider.noise_map).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from scipy.stats import gumbel_r, kstest
+from torch import Tensor
+
+from fsbench import reference
+from fsbench.errors import VerificationFailed
+from fsbench.provider import Provider
+from fsbench.reference.noise import GROUP_BLOCK, GROUP_STREAM
+from fsbench.reference.philox import MASK32, random_words
+from fsbench.verify.check import ALPHA, Check, Setting
+from fsbench.verify.drawing import scalar
+
+# Random123's kat_vectors, philox4x32 of 10 rounds: counter, key, result.
+KNOWN_ANSWERS = (
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((MASK32,) * 4, (MASK32,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+)
+
+_MAP_ULP = 4  # of the exponential; docs/noise.md derives it
+_CODES_AT_ONCE = 2**24
+_MAXIMA_AT_ONCE = 2**22  # Gumbels
+
+
+def check_philox(device: str) -> Check:
+    """Philox gives the published vectors, and no two kinds of noise share a block.
+
+    For one key Philox maps counters to blocks one to one. So if the blocks of a full enumeration
+    (words and groups, rows, steps, samples, the last sample included) all differ, so do the
+    counters.
+    """
+    for counter, key, expected in KNOWN_ANSWERS:
+        words = tuple(torch.tensor([word], device=device) for word in counter)
+        keys = tuple(torch.tensor([word], device=device) for word in key)
+        given = tuple(int(word) for word in reference.philox4x32(words, keys))  # type: ignore[arg-type]
+        if given != expected:
+            return Check("philox", False, f"counter {counter}: expected {expected}; got {given}")
+    rows, index = torch.arange(5, device=device), torch.arange(40, device=device)
+    blocks = [
+        torch.stack(random_words(index, rows, scalar(step, device), stream, scalar(5, device)), -1)
+        for step in (0, 1, 2**31, 2**32 - 1)
+        for sample in (0, 1, 2, 2**16 - 1)
+        for stream in (sample, GROUP_STREAM + sample)
+    ]
+    found = torch.cat([block.flatten(0, -2) for block in blocks])
+    distinct = len(found.unique(dim=0))
+    told = f"3 known answers; {distinct} of {len(found)} counters have a block of their own"
+    return Check("philox", distinct == len(found), told, len(found))
+
+
+def check_noise_map(provider: Provider, setting: Setting, codes: int) -> Check:
+    """The device code's map from 32 bits to exponential and Gumbel: finite, monotone, accurate.
+
+    Args:
+        codes: how many; 2^32 is every one, in order. Fewer are both ends, the middle, and a part
+            of every octave.
+    """
+    assert provider.noise_map is not None
+    seen, worst_ulp, worst_gumbel = 0, 0.0, 0.0
+    last: tuple[Tensor, Tensor] | None = None
+    for chunk in _every_code() if codes >= 2**32 else [_some_codes(codes)]:
+        bits = chunk.to(setting.device)
+        exponential, gumbel = provider.noise_map(bits)
+        if not bool(torch.isfinite(exponential).all() and torch.isfinite(gumbel).all()):
+            at = int(bits[~(torch.isfinite(exponential) & torch.isfinite(gumbel))][0])
+            return Check("noise map", False, f"code {at}: not finite", seen)
+        if last is not None:
+            exponential, gumbel = (
+                torch.cat([before, now])
+                for before, now in zip(last, (exponential, gumbel), strict=True)
+            )
+        falls = exponential[1:] < exponential[:-1]
+        rises = gumbel[1:] > gumbel[:-1]
+        if bool(falls.any() or rises.any()):
+            at = int((falls | rises).nonzero()[0])
+            return Check("noise map", False, f"not monotone after {seen + at} codes", seen)
+        last = exponential[-1:], gumbel[-1:]
+        n = len(bits)
+        exact = reference.exponential(bits)
+        ulp = torch.exp2(torch.frexp(exact).exponent.double() - 24)
+        error = (exponential[-n:].double() - exact).abs() / ulp
+        worst_ulp = max(worst_ulp, float(error.max()))
+        error = (gumbel[-n:].double() - reference.gumbel(bits)).abs()
+        worst_gumbel = max(worst_gumbel, float(error.max()))
+        seen += n
+    told = (
+        f"{'every code' if seen == 2**32 else f'{seen} codes'}: finite, monotone; the exponential "
+        f"within {worst_ulp:.2f} ulp, the Gumbel within {worst_gumbel:.2g}"
+    )
+    passed = worst_ulp <= _MAP_ULP and worst_gumbel <= reference.GUMBEL_ERROR
+    return Check("noise map", passed, told, seen)
+
+
+def _every_code() -> Iterator[Tensor]:
+    for first in range(0, 2**32, _CODES_AT_ONCE):
+        yield torch.arange(first, first + _CODES_AT_ONCE)
+
+
+def _some_codes(wanted: int) -> Tensor:
+    """About `wanted` codes in order: both ends and the middle whole, the rest spread by octave."""
+    part = wanted // 4
+    near = torch.arange(part)
+    spread = torch.from_numpy(np.exp2(np.linspace(0, 32, part)).astype(np.int64))
+    parts = [near, 2**31 - part // 2 + near, 2**32 - part + near, spread, 2**32 - 1 - spread]
+    return torch.cat(parts).clamp(0, 2**32 - 1).unique()
+
+
+def check_maximum(setting: Setting, noise: str, V: int, rows: int) -> Check:
+    """The largest score of flat logits, less log Z, is Gumbel(0, 1): of the reference's noise.
+
+    No kernel returns its largest score; but its tokens are the reference's. The test is that of
+    Kolmogorov and Smirnov. Noise that ends at a cap c is off by 1 - exp(-V e^-c).
+    """
+    largest = torch.cat(list(_maxima(setting.device, noise, V, rows))).cpu().numpy()
+    if not np.isfinite(largest).all():
+        raise VerificationFailed("maximum: not finite")
+    test = kstest(largest, gumbel_r.cdf)
+    p_value = float(test.pvalue)
+    # Dvoretzky, Kiefer, Wolfowitz, Massart: the critical distance, and what chance may hide of it.
+    n = len(largest)
+    found = math.sqrt(math.log(2 / ALPHA) / (2 * n)) + math.sqrt(math.log(1 / 0.1) / (2 * n))
+    told = f"of the reference's {noise} noise, V={V}: Kolmogorov-Smirnov {test.statistic:.4f}"
+    detects = f"a distance of {found:.4f} from Gumbel(0, 1)"
+    return Check("maximum", p_value > ALPHA, told, n, p_value, detects=detects)
+
+
+def _maxima(device: str, noise: str, V: int, rows: int) -> Iterator[Tensor]:
+    """Largest score of a row of V zeros less log V, for rows 0, 1, .. of one step."""
+    seed, offset = scalar(29, device), scalar(3, device)
+    # Of a group with n tokens the largest has the law of log n + g.
+    sizes = torch.bincount(reference.group_and_member(torch.arange(V))[0])
+    log_sizes = sizes.double().log().to(device)  # -inf for the groups beyond V in the last block
+    each = V if noise == "token" else -(-V // GROUP_BLOCK) * 4
+    at_once = max(1, _MAXIMA_AT_ONCE // each)
+    for first in range(0, rows, at_once):
+        mine = torch.arange(first, min(first + at_once, rows), device=device)
+        if noise == "token":
+            g = reference.token_noise(V, seed, offset, mine)
+        else:
+            g = reference.group_noise(V, seed, offset, mine)[0][:, : len(log_sizes)] + log_sizes
+        yield g.amax(1) - math.log(V)

@@ -1,0 +1,192 @@
+"""Tests of counts against probabilities, with what each can detect. numpy and scipy only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import binom, chi2, ks_1samp, ncx2, norm, poisson, uniform
+
+from fsbench.errors import VerificationFailed
+from fsbench.verify.check import ALPHA, FAMILY, POWER, Check
+
+MIN_EXPECTED = 25
+"""Draws that every bin of a G-test must expect; rarer bins are pooled, never dropped."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A G-test: the statistic, its bins and p-value, and distances from the expected counts.
+
+    distance: total variation of the observed from the expected shares of the bins.
+    bound: upper bound on that of the sampler's law, at confidence 1 - FAMILY (`variation_bound`).
+    """
+
+    g: float
+    bins: int
+    draws: int
+    p_value: float
+    distance: float
+    bound: float
+
+
+def pooled(expected: np.ndarray) -> np.ndarray:
+    """Where bins begin, so that each holds MIN_EXPECTED of `expected` [n]: indices for reduceat.
+
+    Neighbours are pooled, in the order given; a short rest joins the last bin.
+    """
+    edges, gathered = [], 0.0
+    for position, value in enumerate(expected):
+        if gathered == 0.0:
+            edges.append(position)
+        gathered += value
+        if gathered >= MIN_EXPECTED:
+            gathered = 0.0
+    if gathered > 0.0 and len(edges) > 1:
+        edges.pop()
+    return np.array(edges)
+
+
+def g_test(counts: np.ndarray, p: np.ndarray, df: int | None = None) -> Fit:
+    """G-test of counts [n] against probabilities p [n]; bins too rare are pooled with the next.
+
+    df: degrees of freedom if p was estimated from the counts; by default bins - 1.
+
+    Raises:
+        VerificationFailed: fewer than two bins of MIN_EXPECTED draws each.
+    """
+    draws = int(counts.sum())
+    edges = pooled(draws * p)
+    if len(edges) < 2:
+        raise VerificationFailed(f"expected two bins of {MIN_EXPECTED} draws; got {draws} draws")
+    observed = np.add.reduceat(counts, edges).astype(float)
+    expected = draws * np.add.reduceat(p, edges)
+    hit = observed > 0
+    g = 2.0 * float(np.sum(observed[hit] * np.log(observed[hit] / expected[hit])))
+    df = len(edges) - 1 if df is None else df
+    pearson = float(np.sum((observed - expected) ** 2 / expected))
+    return Fit(
+        g,
+        len(edges),
+        draws,
+        float(chi2.sf(g, df)),
+        0.5 * float(np.abs(observed - expected).sum()) / draws,
+        variation_bound(pearson, df, draws),
+    )
+
+
+def variation_bound(pearson: float, df: int, draws: int) -> float:
+    """Upper bound on the total variation between a sampler's law q and p, over the bins.
+
+    Pearson's statistic is noncentral chi-squared, with noncentrality n sum (q - p)^2 / p, and the
+    total variation is at most half the root of that sum (Cauchy-Schwarz). The largest noncentrality
+    that would give so small a statistic with probability FAMILY bounds it. Asymptotic in n.
+    """
+    if ncx2.cdf(pearson, df, 1e-9) <= FAMILY:
+        return 0.5 * math.sqrt(df / draws)  # too good to be true; g_test on many seeds finds it
+    high = 10.0 * (pearson + df)
+    largest = brentq(lambda x: ncx2.cdf(pearson, df, x) - FAMILY, 1e-9, high)
+    return 0.5 * math.sqrt(largest / draws)
+
+
+def fit_check(
+    name: str, counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0, what: str = ""
+) -> Check:
+    """The verdict of a G-test, and what it detects.
+
+    A sampler with a known deviation need not pass the test, but its total variation distance must
+    be within that deviation and what chance adds: with probability ALPHA at most, the distance of K
+    bins exceeds sqrt((K ln 2 + ln 1/ALPHA) / 2n) (Bretagnolle-Huber-Carol).
+    """
+    fit = g_test(counts, p)
+    told = f"{what}G = {fit.g:.1f} over {fit.bins} bins"
+    found = f"{detectable_bias(fit.bins - 1, fit.draws):.2%} rms error of probabilities"
+    if not known_deviation or fit.p_value > ALPHA:
+        passed = fit.p_value > ALPHA
+        return Check(name, passed, told, fit.draws, fit.p_value, fit.bound, found)
+    chance = math.sqrt((fit.bins * math.log(2) - math.log(ALPHA)) / (2 * fit.draws))
+    told += (
+        f"; total variation {fit.distance:.4f}, of which {known_deviation:g} is known and "
+        f"{chance:.4f} may be chance"
+    )
+    passed = fit.distance <= known_deviation + chance
+    return Check(name, passed, told, fit.draws, fit.p_value, fit.bound, found, deviates=True)
+
+
+def goodness_of_fit(counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0) -> Check:
+    """fit_check of counts [V] of tokens with probabilities p [V], in order of probability."""
+    order = np.argsort(-p, kind="stable")
+    return fit_check("fit", counts[order], p[order], known_deviation)
+
+
+def detectable_bias(df: int, draws: int, alpha: float = ALPHA) -> float:
+    """Rms relative error of bin probabilities that a G-test at alpha finds with POWER.
+
+    The statistic is noncentral chi-squared with noncentrality draws * bias^2.
+    """
+    critical = chi2.isf(alpha, df)
+    needed = brentq(lambda x: ncx2.sf(critical, df, x) - POWER, 1e-3, 100 * (critical + df))
+    return math.sqrt(needed / draws)
+
+
+def binomial_p(hits: int, draws: int, low: float, high: float | None = None) -> float:
+    """Two-sided p-value of hits under a probability in [low, high] (high: by default low)."""
+    high = low if high is None else high
+    return min(1.0, 2 * min(binom.cdf(hits, draws, low), binom.sf(hits - 1, draws, high)))
+
+
+def detectable_share(draws: int, p: float) -> str:
+    """The loss, or else the excess, of events of probability p that a binomial test finds."""
+    few = int(binom.ppf(ALPHA / 2, draws, p)) - 1  # the most hits that fail the test
+    if few >= 0:
+        loss = brentq(lambda x: binom.cdf(few, draws, p * (1 - x)) - POWER, 0, 1 - 1e-12)
+        return f"loss of {loss:.2g} of it"
+    many = int(binom.isf(ALPHA / 2, draws, p)) + 1
+    factor = brentq(lambda x: binom.sf(many - 1, draws, p * x) - POWER, 1, 1 / p)
+    return f"{factor:.2g} times too many"
+
+
+def poisson_p(count: int, mean: float, high: float | None = None) -> float:
+    """Two-sided p-value of a count under a Poisson mean in [mean, high]."""
+    high = mean if high is None else high
+    return min(1.0, 2 * min(poisson.cdf(count, mean), poisson.sf(count - 1, high)))
+
+
+def detectable_factor(mean: float) -> float:
+    """Relative excess or deficit of a Poisson count of this mean that is found with POWER."""
+    return float((norm.isf(ALPHA / 2) + norm.isf(1 - POWER)) / math.sqrt(mean))
+
+
+def largest_count_p(largest: int, cells: int, draws: int) -> float:
+    """P-value of the largest of `cells` equally likely counts, by the union bound."""
+    return min(1.0, cells * float(poisson.sf(largest - 1, draws / cells)))
+
+
+def detectable_spike(cells: int, draws: int, tests: int) -> float:
+    """Share of draws that must fall on one extra cell to be found by `tests` largest counts."""
+    mean = draws / cells
+    critical = int(poisson.isf(ALPHA / (tests * cells), mean)) + 1
+    needed = brentq(lambda x: poisson.sf(critical - 1, x) - POWER, 1e-9, 100.0 + 10 * critical)
+    return min(1.0, max(needed - mean, 1.0) / draws)
+
+
+def uniform_p(p_values: np.ndarray) -> float:
+    """P-value of a Kolmogorov-Smirnov test that p-values are uniform."""
+    return float(ks_1samp(p_values, uniform.cdf).pvalue)
+
+
+def independence_p(table: np.ndarray) -> float:
+    """P-value of a G-test that rows and columns of a table [k, k] of counts are independent.
+
+    The margins are those of the table. Its pairs may overlap in a chain (x[i], x[i + lag]): then
+    this is the likelihood-ratio test of a Markov chain's order, which has the same distribution.
+    """
+    rows, columns = table.sum(1), table.sum(0)
+    if not (rows.all() and columns.all()):
+        return 0.0  # a part of the vocabulary is never drawn; see joint.independence for the odds
+    expected = np.outer(rows, columns) / table.sum()
+    hit = table > 0
+    g = 2.0 * float(np.sum(table[hit] * np.log(table[hit] / expected[hit])))
+    return float(chi2.sf(g, (len(table) - 1) ** 2))

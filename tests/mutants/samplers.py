@@ -1,0 +1,278 @@
+"""Planted bugs: samplers in plain torch, each with one mistake that a real one has had.
+
+`honest(...)` is the sampler without a mistake; a mutant differs from it in the keyword that names
+the mistake. Noise is a function of (seed, step) and of the place in the batch and vocabulary, drawn
+from torch generators that are seeded by it, tile by tile, as kernels with counters do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from fsbench import reference
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Provider
+
+TILE = 128
+
+Uniform = Callable[[torch.Generator, tuple[int, ...]], Tensor]
+Noise = Callable[..., Tensor]
+"""(seed, step, B, V, uniform) -> Gumbel noise [B, V]."""
+
+
+def mixed(*numbers: int) -> int:
+    """A key of 63 bits that depends on all of the numbers."""
+    key = 0x243F6A8885A308D3
+    for number in numbers:
+        key = (key ^ (number % 2**64)) * 0x9E3779B97F4A7C15 % 2**64
+        key ^= key >> 29
+    return key >> 1
+
+
+def generator(key: int) -> torch.Generator:
+    # mt19937 reads 32 bits; the key's are mixed, so any will do.
+    return torch.Generator().manual_seed(key & 0xFFFFFFFF)
+
+
+# Uniform numbers
+
+
+def fine_exponential(source: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """-log of a Gumbel's exponential, from 53 bits: no tail is cut."""
+    return torch.empty(shape).exponential_(generator=source)
+
+
+def coarse_exponential(source: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """From 24 bits: E is never below 2^-24, so no Gumbel exceeds 16.6."""
+    return torch.rand(shape, generator=source).clamp_(2**-24, 1 - 2**-24).log_().neg_()
+
+
+def closed_exponential(source: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """u = (r + 1) / (2^32 + 1) in fp32: 128 of 2^32 codes round to 1, where -log u = 0."""
+    r = torch.randint(2**32, shape, generator=source)
+    return ((r.float() + 1) * (1 / (2**32 + 1))).log_().neg_()
+
+
+def gumbel(exponential: Tensor) -> Tensor:
+    return exponential.log_().neg_()
+
+
+# Noise
+
+
+def whole_noise(seed, step, B, V, uniform=fine_exponential):
+    return gumbel(uniform(generator(mixed(seed, step)), (B, V)))
+
+
+def shared_by_rows(seed, step, B, V, uniform=fine_exponential):
+    return whole_noise(seed, step, 1, V, uniform).expand(B, V)
+
+
+def tiles(key: Callable[[int], int], B: int, V: int, size: int = TILE) -> Tensor:
+    """Noise of tile t from a generator with key(t)."""
+    parts = [
+        fine_exponential(generator(key(first // size)), (B, size))[:, : V - first]
+        for first in range(0, V, size)
+    ]
+    return gumbel(torch.cat(parts, 1))
+
+
+def by_tile(seed, step, B, V, uniform=None):
+    """Honest: seed, step and tile are all of the key."""
+    return tiles(lambda tile: mixed(seed, step, tile), B, V)
+
+
+def every_tile_alike(seed, step, B, V, uniform=None):
+    return tiles(lambda tile: mixed(seed, step), B, V)
+
+
+def tile_times_100_added_to_seed(seed, step, B, V, uniform=None):
+    """FlashSampling's public kernel until July 2026: seed + 100 tiles repeats a shifted row."""
+    return tiles(lambda tile: mixed(seed + 100 * tile, step), B, V)
+
+
+def step_added_to_seed(seed, step, B, V, uniform=None):
+    """(seed, step) and (seed + 1, step - 1) are one stream."""
+    return tiles(lambda tile: mixed(seed + step, tile), B, V)
+
+
+def tile_of_the_batch_size(seed, step, B, V, uniform=None):
+    """Keyed by the tile's number, where the size of tiles follows B: batch-dependent."""
+    return tiles(lambda tile: mixed(seed, step, tile), B, V, 128 if B > 16 else 256)
+
+
+def seed_ignored(seed, step, B, V, uniform=fine_exponential):
+    return whole_noise(0, step, B, V, uniform)
+
+
+def step_ignored(seed, step, B, V, uniform=fine_exponential):
+    return whole_noise(seed, 0, B, V, uniform)
+
+
+def seed_cut_to_32_bits(seed, step, B, V, uniform=fine_exponential):
+    return whole_noise(seed & 0xFFFFFFFF, step, B, V, uniform)
+
+
+def rank_missing(seed, step, B, V, uniform=fine_exponential):
+    """Two ranks of a sharded vocabulary with one seed: the second repeats the first's noise."""
+    half = -(-V // 2)
+    noise = whole_noise(seed, step, B, half, uniform)
+    return torch.cat([noise, noise], 1)[:, :V]
+
+
+# Draws
+
+
+def argmax(logits: Tensor, T: float, noise: Tensor) -> Tensor:
+    """Honest."""
+    return torch.add(logits, noise, alpha=T).argmax(1)
+
+
+def warm_argmax(logits: Tensor, T: float, noise: Tensor) -> Tensor:
+    """T = 0 means a low temperature, not the largest logit."""
+    return argmax(logits, max(T, 0.3), noise)
+
+
+def sign_flipped(logits, T, noise):
+    return (logits - T * noise).argmax(1)
+
+
+def fp16_scores(logits, T, noise):
+    return (logits + T * noise).half().argmax(1)
+
+
+def temperature_ignored(logits, T, noise):
+    return (logits + noise).argmax(1)
+
+
+def padded_with_zero(logits, T, noise):
+    """The last tile's padding counts as logits of 0; its noise is that of the first tokens."""
+    missing = -logits.shape[1] % TILE
+    padded = torch.nn.functional.pad(logits + T * noise, (0, missing))
+    return padded.argmax(1).clamp_max(logits.shape[1] - 1)
+
+
+def padding_returned(logits, T, noise):
+    missing = -logits.shape[1] % TILE
+    return torch.nn.functional.pad(logits + T * noise, (0, missing)).argmax(1)
+
+
+def ties_to_the_last(logits, T, noise):
+    """Scores in steps of 1/2, and the last of equal ones."""
+    scores = ((logits + T * noise) * 2).round()
+    return scores.shape[1] - 1 - scores.flip(1).argmax(1)
+
+
+def crossing_token_dropped(logits, T, noise):
+    """Top-p of 0.999 where none was asked for: the tail is left out."""
+    p, order = (logits / T).softmax(1).sort(1, descending=True)
+    dropped = (p.cumsum(1) > 0.999).gather(1, order.argsort(1))
+    dropped &= logits < logits.amax(1, keepdim=True)
+    return (logits + T * noise).masked_fill(dropped, -torch.inf).argmax(1)
+
+
+def cdf_falls_on_the_last(logits, T, noise):
+    """Inverse CDF in which 1 % of mass is missing, and all that is missing goes to the last id."""
+    p = (logits / T).softmax(1)
+    cdf = (0.99 * p).cumsum(1)
+    u = torch.exp(-torch.exp(-noise[:, :1]))
+    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+
+
+def cdf_in_bf16(logits, T, noise):
+    """Sums of probabilities in 8 bits: what is missing of 1 goes to the last token."""
+    cdf = (logits / T).softmax(1).bfloat16().cumsum(1).float()
+    u = torch.exp(-torch.exp(-noise[:, :1]))
+    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+
+
+def inverse_cdf(logits, T, noise):
+    """Honest."""
+    cdf = (logits / T).double().softmax(1).cumsum(1)
+    u = torch.exp(-torch.exp(-noise[:, :1].double())) * cdf[:, -1:]
+    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+
+
+def planted(
+    noise: Noise = whole_noise,
+    draw: Callable[[Tensor, float, Tensor], Tensor] = argmax,
+    uniform: Uniform = fine_exponential,
+    greedy: bool = False,
+    **able: object,
+) -> Provider:
+    """A sampler of these parts. greedy: at T = 0 it takes the argmax, as it claims then."""
+
+    def build(problem: Problem, weight: Tensor):
+        def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+            logits = (hidden @ weight.T).float()
+            B, V = logits.shape
+            made = noise(int(seed), int(offset), B, V, uniform)
+            return draw(logits, problem.temperature, made)
+
+        return launch
+
+    capabilities = Capabilities(("cpu",), ("fp32", "bf16"), zero_temperature=greedy, **able)
+    return Provider("planted", "Planted", Kind.EXACT, build, capabilities=capabilities)
+
+
+# Samplers under the noise contract, with the full call
+
+
+def contract(noise: str = "group", **mistakes: object) -> Provider:
+    """The reference as a provider, with a mistake of the full call or of its counters.
+
+    greedy_rows_sampled, mask_ignored, neighbours_mask, request_keyed_by_row, sample_added_to_seed:
+        True to plant it. step: offset -> the offset that is used instead.
+    """
+
+    def sample(
+        hidden, weight, *, seed, offset, temperature=1.0, bias=None, mask=None, num_samples=1
+    ):
+        logits = hidden.float() @ weight.float().T
+        if mistakes.get("neighbours_mask") and mask is not None and mask.dtype == torch.bool:
+            mask = mask & mask.roll(1, 0) | ~mask.any(1, keepdim=True)
+        if not mistakes.get("mask_ignored"):
+            logits = reference.processed_logits(logits, bias=bias, mask=mask)
+        if mistakes.get("greedy_rows_sampled") and isinstance(temperature, Tensor):
+            temperature = temperature.clamp_min(0.3)
+        if mistakes.get("request_keyed_by_row") and len(seed) > 1:
+            seed = seed + torch.arange(len(seed))
+        drawn = []
+        for number in range(num_samples):
+            key, at = (
+                (seed + number, 0) if mistakes.get("sample_added_to_seed") else (seed, number)
+            )
+            expected = reference.expect(logits, key, offset, temperature, noise, sample=at)
+            drawn.append(expected.tokens)
+        tokens = drawn[0] if num_samples == 1 else torch.stack(drawn, 1)
+        return SimpleNamespace(tokens=tokens, logprob=None)
+
+    def build(problem: Problem, weight: Tensor):
+        def launch(hidden, seed, offset):
+            step = mistakes.get("step", lambda offset: offset)(offset)  # type: ignore[operator]
+            return sample(
+                hidden, weight, seed=seed, offset=step, temperature=problem.temperature
+            ).tokens
+
+        return launch
+
+    capabilities = Capabilities(
+        ("cpu",),
+        ("fp32", "bf16"),
+        noise=noise,  # type: ignore[arg-type]
+        zero_temperature=True,
+        batch_invariant=True,
+        per_row_temperature=True,
+        greedy_rows=True,
+        bias=True,
+        mask=True,
+        per_request_seed=True,
+        num_samples=True,
+    )
+    return Provider(
+        "contract", "Contract", Kind.EXACT, build, capabilities=capabilities, sample=sample
+    )
