@@ -46,7 +46,7 @@ def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
         "fsbench": fsbench.__version__,
         "git_sha": git_sha,
         "git_dirty": git_dirty,
-        "argv": list(argv),
+        "argv": [*(Path(program).name for program in argv[:1]), *argv[1:]],
         "device": kind,
         "gpu": torch.cuda.get_device_name(device) if kind == "cuda" else "",
         "cpu": hardware.cpu_name(),

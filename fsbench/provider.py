@@ -138,8 +138,8 @@ class Provider:
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
-    noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device code
-        that the sampler's noise comes from; None if it does not offer it.
+    noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device
+        code that the sampler's noise comes from; None if it does not offer it.
     sample: the full call, sample(hidden, weight, *, seed, offset, temperature, ...) -> Drawn, with
         the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
         claimed. None if the sampler is only what `build` returns.

@@ -150,7 +150,7 @@ def _table(title: str, checks: list[Check]) -> Table:
     table = Table(
         title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    for column in ("check", "verdict", "draws", "p", "bound", "seen", "would find"):
+    for column in ("check", "verdict", "draws", "p", "seen", "would find"):
         table.add_column(column, overflow="fold")
     for done in checks:
         table.add_row(
@@ -158,7 +158,6 @@ def _table(title: str, checks: list[Check]) -> Table:
             done.verdict,
             _short(done.draws),
             "" if done.p_value is None else f"{done.p_value:.2g}",
-            "" if done.bound is None else f"{done.bound:.2g}",
             escape(done.detail),
             escape(done.detects or ""),
         )

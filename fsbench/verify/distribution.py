@@ -28,7 +28,7 @@ _PARTS = 8  # of the vocabulary, in its bins
 
 
 def small_draws(provider: Provider, setting: Setting) -> Draws:
-    """500 tokens with normal logits: `row`, and the same with all logits `negative`, near -500.
+    """500 tokens with normal logits: `row`, and the same with all logits `negative`, near -1000.
 
     The logits scale with T, so the law is much the same at every T; the first and the last token
     are likely ones.
@@ -38,13 +38,13 @@ def small_draws(provider: Provider, setting: Setting) -> Draws:
     row = 2.0 * torch.randn(V, generator=torch.Generator().manual_seed(5))
     row[[0, -1]] = 4.0
     scale = min(T, 1e3)  # fp16 ends at 65504
-    shift = min(500.0, 5e4 / scale)
+    shift = min(1000.0, 5e4 / scale)
     rows = {"negative": scale * (row - shift), "row": scale * row}
     return Draws(provider, setting.problem(B, V, T), rows)
 
 
 def large_draws(provider: Provider, setting: Setting, V: int, gaps: tuple[float, ...]) -> Draws:
-    """V tokens: all equal (`flat`), Zipf's law in shuffled order (`zipf`), one leader (`gap 16`)."""
+    """V tokens: all equal (`flat`), Zipf's law, shuffled (`zipf`), one leader (`gap 16`)."""
     T = min(setting.sampled_temperature, 1e3)
     order = torch.randperm(V, generator=torch.Generator().manual_seed(7))
     zipf = -torch.log(torch.arange(1, V + 1, dtype=torch.float64))
@@ -63,7 +63,7 @@ def check_fit(provider: Provider, draws: Draws, wanted: int) -> Check:
     """
     known = provider.capabilities.known_deviation
     draws.seed(11)
-    check = _fit(draws, "negative", min(2**13, wanted), known)
+    check = _fit(draws, "negative", min(2**14, wanted), known)
     if not check.passed:
         return replace(check, detail=f"all logits negative: {check.detail}")
     return _fit(draws, "row", wanted, known)

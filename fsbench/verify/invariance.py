@@ -110,7 +110,7 @@ def _graph(
 def _call(
     provider: Provider, weight: Tensor, seeds: Tensor | None, temperature: float
 ) -> Callable[..., Tensor]:
-    """A function of (hidden, rows, options): tokens of the full call, with the seeds of the rows."""
+    """A function of (hidden, rows, options): tokens of the full call; rows choose the seeds."""
 
     def call(hidden: Tensor, rows: Tensor | None = None, **options: object) -> Tensor:
         device = hidden.device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy.optimize import brentq
@@ -121,6 +122,7 @@ def goodness_of_fit(counts: np.ndarray, p: np.ndarray, known_deviation: float = 
     return fit_check("fit", counts[order], p[order], known_deviation)
 
 
+@cache
 def detectable_bias(df: int, draws: int, alpha: float = ALPHA) -> float:
     """Rms relative error of bin probabilities that a G-test at alpha finds with POWER.
 
@@ -134,9 +136,11 @@ def detectable_bias(df: int, draws: int, alpha: float = ALPHA) -> float:
 def binomial_p(hits: int, draws: int, low: float, high: float | None = None) -> float:
     """Two-sided p-value of hits under a probability in [low, high] (high: by default low)."""
     high = low if high is None else high
-    return min(1.0, 2 * min(binom.cdf(hits, draws, low), binom.sf(hits - 1, draws, high)))
+    one_sided = min(binom.cdf(hits, draws, low), binom.sf(hits - 1, draws, high))
+    return min(1.0, 2 * float(one_sided))
 
 
+@cache
 def detectable_share(draws: int, p: float) -> str:
     """The loss, or else the excess, of events of probability p that a binomial test finds."""
     few = int(binom.ppf(ALPHA / 2, draws, p)) - 1  # the most hits that fail the test
@@ -151,7 +155,7 @@ def detectable_share(draws: int, p: float) -> str:
 def poisson_p(count: int, mean: float, high: float | None = None) -> float:
     """Two-sided p-value of a count under a Poisson mean in [mean, high]."""
     high = mean if high is None else high
-    return min(1.0, 2 * min(poisson.cdf(count, mean), poisson.sf(count - 1, high)))
+    return min(1.0, 2 * float(min(poisson.cdf(count, mean), poisson.sf(count - 1, high))))
 
 
 def detectable_factor(mean: float) -> float:
@@ -164,6 +168,7 @@ def largest_count_p(largest: int, cells: int, draws: int) -> float:
     return min(1.0, cells * float(poisson.sf(largest - 1, draws / cells)))
 
 
+@cache
 def detectable_spike(cells: int, draws: int, tests: int) -> float:
     """Share of draws that must fall on one extra cell to be found by `tests` largest counts."""
     mean = draws / cells

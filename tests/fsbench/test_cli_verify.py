@@ -51,24 +51,57 @@ def plugin(tmp_path):
     return write
 
 
-def test_verdicts_as_json(fsbench):
-    code, out, _ = fsbench("--provider", "greedy", "--provider", "multinomial", "--json")
+TWO = ("--provider", "greedy", "--provider", "multinomial", "--tier", "gate")
+
+
+def test_the_record(fsbench, tmp_path):
+    """The same lines are printed and appended; the first says where and how."""
+    path = tmp_path / "verify.jsonl"
+    path.write_text("before\n")
+    code, out, _ = fsbench(*TWO, "--json", "--output", path)
     assert code == 0
-    rows = json.loads(out)
-    assert [(row["provider"], row["name"], row["passed"]) for row in rows] == [
-        ("greedy", "greedy", True),
-        ("multinomial", "fit", True),
+    assert path.read_text() == "before\n" + out
+    first, *rows = map(json.loads, out.splitlines())
+    assert first["schema"] == 1 and first["environment"]["argv"][:2] == ["fsbench", "verify"]
+    assert first["setting"] == {"tier": "gate", "dtype": "bf16", "temperature": 1.0}
+    assert [(row["provider"], row["name"], row["verdict"]) for row in rows] == [
+        ("greedy", "greedy", "ok"),
+        ("multinomial", "fit", "ok"),
     ]
     assert rows[1]["draws"] == 2**13 and 0 < rows[1]["p_value"] <= 1
-    assert rows[1]["detects"] > 0
+    assert rows[1]["detects"].endswith("rms error of probabilities")
+
+
+def test_the_record_is_written_check_by_check(fsbench, monkeypatch, tmp_path):
+    """What was judged before a run is killed is not lost."""
+    path = tmp_path / "verify.jsonl"
+    monkeypatch.setattr(cli.verify, "_require_checkable", _killed_at("multinomial"))
+    code, _, _ = fsbench(*TWO, "--output", path)
+    assert code != 0
+    assert json.loads(path.read_text().splitlines()[-1])["provider"] == "greedy"
+
+
+def _killed_at(name):
+    def check(sampler, dtype):
+        if sampler.name == name:
+            raise KeyboardInterrupt
+
+    return check
 
 
 def test_the_table(fsbench):
     code, out, _ = fsbench("--provider", "greedy", "--dtype", "fp16")
     assert code == 0
-    assert "cpu, fp16, T = 1" in out
-    assert "greedy" in out and " ok " in out and "206 rows have the maximum" in out
+    assert "greedy: cpu, fp16, T = 1" in out
+    words = out.split()
+    assert words.count("ok") == 3 and {"greedy", "edges", "invariance"} <= set(words)
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_one_check_of_the_full_tier(fsbench):
+    code, out, _ = fsbench(*TWO[:2], "--tier", "full", "--check", "invariance", "--json")
+    assert code == 0
+    assert [json.loads(line)["name"] for line in out.splitlines()[1:]] == ["invariance"]
 
 
 @pytest.mark.parametrize(
@@ -76,14 +109,14 @@ def test_the_table(fsbench):
     [("argmin(1)", "GREEDY"), ("argmax(1)", "EXACT"), ("no_such_method()", "GREEDY")],
 )
 def test_a_failed_check_exits_1(fsbench, plugin, draw, kind):
-    code, out, _ = fsbench(*plugin(draw, kind))
+    code, out, _ = fsbench(*plugin(draw, kind), "--tier", "gate")
     assert code == 1 and "FAILED" in out
 
 
 def test_what_cannot_be_checked_is_said_and_is_no_failure(fsbench, monkeypatch, plugin):
     monkeypatch.setattr("fsbench.discover._PACKAGES", ("fsbench.baselines",))
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    code, out, _ = fsbench(*plugin("argmax(1)")[:2], "--dtype", "bf16")
+    code, out, _ = fsbench(*plugin("argmax(1)")[:2], "--dtype", "bf16", "--tier", "gate")
     assert code == 0
     assert "not checked: matmul_only: is a lower bound, not a sampler" in out
     assert "not checked: mine: takes fp32, not bf16" in out
@@ -96,6 +129,9 @@ def test_what_cannot_be_checked_is_said_and_is_no_failure(fsbench, monkeypatch, 
     [
         ("--provider gredy", 2, "provider: expected one of "),
         ("--dtype fp8", 2, "dtype: expected one of bf16, fp16, fp32; got 'fp8'"),
+        ("--tier fast", 2, "--tier: expected one of ci, full, gate; got 'fast'"),
+        ("--check tails", 2, "--check: expected one of "),
+        ("--output no/such/folder", 2, "cannot write no/such/folder: No such file"),
         ("--temperature nan", 2, "temperature: expected a finite number >= 0"),
         ("--temperature -1", 2, "temperature: expected a finite number >= 0"),
         ("--temperature 0", 2, "--temperature: expected a number > 0"),

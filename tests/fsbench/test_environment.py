@@ -21,7 +21,7 @@ NOTHING_KNOWN = (None, None)
 
 
 def test_the_record_of_a_cpu_run():
-    record = environment("cpu", ["fsbench", "run"])
+    record = environment("cpu", ["/home/me/.venv/bin/fsbench", "run"])
     assert json.loads(json.dumps(record)) == record
     assert (record["device"], record["gpu"]) == ("cpu", "")
     assert record["cpu"] == hardware.cpu_name() != ""

@@ -117,6 +117,26 @@ def seed_cut_to_32_bits(seed, step, B, V, uniform=fine_exponential):
     return whole_noise(seed & 0xFFFFFFFF, step, B, V, uniform)
 
 
+def few_keys(seed, step, B, V, uniform=fine_exponential):
+    """16 bits of a hash as the key: 256 rows and steps soon meet the same noise again."""
+    rows = [uniform(generator(mixed(mixed(seed, step, row) % 2**12)), (1, V)) for row in range(B)]
+    return gumbel(torch.cat(rows))
+
+
+def bad_seed(seed, step, B, V, uniform=fine_exponential):
+    """The noise of one seed in eight is 0.9 of what it should be."""
+    return whole_noise(seed, step, B, V, uniform) * (0.8 if seed % 8 == 3 else 1.0)
+
+
+def salted(salt: int) -> Noise:
+    """Honest, and another for every salt."""
+
+    def noise(seed, step, B, V, uniform=fine_exponential):
+        return whole_noise(mixed(seed, salt), step, B, V, uniform)
+
+    return noise
+
+
 def rank_missing(seed, step, B, V, uniform=fine_exponential):
     """Two ranks of a sharded vocabulary with one seed: the second repeats the first's noise."""
     half = -(-V // 2)
@@ -219,14 +239,33 @@ def planted(
     return Provider("planted", "Planted", Kind.EXACT, build, capabilities=capabilities)
 
 
+# Maps from random bits to noise
+
+
+def honest_map(codes: Tensor) -> tuple[Tensor, Tensor]:
+    return reference.exponential(codes).float(), reference.gumbel(codes).float()
+
+
+def closed_map(codes: Tensor) -> tuple[Tensor, Tensor]:
+    u = (codes + 1).float() * (1 / (2**32 + 1))
+    return -torch.log1p(-u), -torch.log(-torch.log1p(-u))
+
+
+def rounded_map(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """The complement of u in fp32, without the care for small u."""
+    exponential, gumbel = honest_map(codes)
+    return exponential, torch.where(codes % 1000 == 0, gumbel + 1e-3, gumbel)
+
+
 # Samplers under the noise contract, with the full call
 
 
 def contract(noise: str = "group", **mistakes: object) -> Provider:
     """The reference as a provider, with a mistake of the full call or of its counters.
 
-    greedy_rows_sampled, mask_ignored, neighbours_mask, request_keyed_by_row, sample_added_to_seed:
-        True to plant it. step: offset -> the offset that is used instead.
+    greedy_rows_sampled, mask_ignored, neighbours_mask, request_keyed_by_row, sample_added_to_seed,
+        undefined_rows_drawn: True to plant it.
+    step: offset -> the offset that is used instead. noise_map: see Provider.
     """
 
     def sample(
@@ -243,12 +282,12 @@ def contract(noise: str = "group", **mistakes: object) -> Provider:
             seed = seed + torch.arange(len(seed))
         drawn = []
         for number in range(num_samples):
-            key, at = (
-                (seed + number, 0) if mistakes.get("sample_added_to_seed") else (seed, number)
-            )
+            key, at = (seed + number, 0) if mistakes.get("sample_added_to_seed") else (seed, number)
             expected = reference.expect(logits, key, offset, temperature, noise, sample=at)
             drawn.append(expected.tokens)
         tokens = drawn[0] if num_samples == 1 else torch.stack(drawn, 1)
+        if mistakes.get("undefined_rows_drawn"):
+            tokens = tokens.clamp_min(0)
         return SimpleNamespace(tokens=tokens, logprob=None)
 
     def build(problem: Problem, weight: Tensor):
@@ -274,5 +313,11 @@ def contract(noise: str = "group", **mistakes: object) -> Provider:
         num_samples=True,
     )
     return Provider(
-        "contract", "Contract", Kind.EXACT, build, capabilities=capabilities, sample=sample
+        "contract",
+        "Contract",
+        Kind.EXACT,
+        build,
+        capabilities=capabilities,
+        sample=sample,
+        noise_map=mistakes.get("noise_map"),  # type: ignore[arg-type]
     )
