@@ -54,7 +54,10 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     capabilities=Capabilities(
-        devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), host_sync_free=True
+        devices=("cuda", "cpu"),
+        dtypes=("bf16", "fp16", "fp32"),
+        host_sync_free=True,
+        exact_to_gap=12.0,
     ),
     presets=("quick", "cpu", "lean"),
 )

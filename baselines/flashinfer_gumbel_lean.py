@@ -38,6 +38,11 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=("flashinfer",),
-    capabilities=Capabilities(host_sync_free=True, batch_invariant=True),
+    capabilities=Capabilities(
+        host_sync_free=True,
+        batch_invariant=True,
+        exact_to_gap=12.0,
+        seed_stride=4,  # see _flashinfer
+    ),
     presets=("lean",),
 )

@@ -45,7 +45,10 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     capabilities=Capabilities(
-        devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), host_sync_free=True
+        devices=("cuda", "cpu"),
+        dtypes=("bf16", "fp16", "fp32"),
+        host_sync_free=True,
+        exact_to_gap=14.0,
     ),
     presets=("paper", "cpu"),
 )

@@ -24,6 +24,8 @@ POWER = 0.9
 class Check:
     """One verdict. `detail` says in words what was seen.
 
+    statistic: the number that the verdict rests on: G, a Kolmogorov-Smirnov distance, drawn over
+        expected, the smallest of many p-values, the largest count of one difference.
     draws: tokens drawn, rows compared or numbers tried.
     p_value: of a statistical check, corrected for the tests within it.
     bound: upper bound on a distance, where the check gives one; `detail` names the distance.
@@ -35,6 +37,7 @@ class Check:
     passed: bool
     detail: str
     draws: int = 0
+    statistic: float | None = None
     p_value: float | None = None
     bound: float | None = None
     detects: str | None = None

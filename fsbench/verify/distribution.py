@@ -98,6 +98,7 @@ def check_fit_of_seeds(provider: Provider, draws: Draws, seeds: int, wanted: int
         p_value > ALPHA,
         f"{seeds} seeds: smallest p {smallest:.2g}, Kolmogorov-Smirnov of all {ks:.2g}",
         n,
+        smallest,
         p_value,
         detects=f"{bias:.2%} rms error of probabilities, in any one seed",
     )
@@ -166,6 +167,7 @@ def check_tail(provider: Provider, draws: Draws, gap: float, tokens: int) -> Che
         p_value > ALPHA,
         told,
         n,
+        ratio,
         exact,
         detects=detectable_share(n, p),
         deviates=exact <= ALPHA,

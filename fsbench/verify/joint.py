@@ -75,6 +75,7 @@ def check_collisions(provider: Provider, draws: Draws, tokens: Tensor) -> Check:
         p_value > ALPHA,
         f"{pairs} pairs of equal draws, {mean:.0f} expected",
         n,
+        pairs / mean,
         poisson_p(pairs, mean),
         detects=f"{detectable_factor(mean):.2%} more or fewer",
         deviates=poisson_p(pairs, mean) <= ALPHA,
@@ -149,12 +150,13 @@ def _independent(name: str, V: int, pairs: Iterable[Pair]) -> Check:
     The spectrum is that of (y - x) mod V: uniform, also for pairs that overlap in a chain.
     """
     pairs = list(pairs)
-    worst, told, n = 1.0, "", 0
+    worst, told, n, most = 1.0, "", 0, 0
     for what, x, y in pairs:
         x, y = x.flatten(), y.flatten()
         n = max(n, len(x))
         counts = torch.bincount((y - x) % V, minlength=V)
         difference, times = int(counts.argmax()), int(counts.max())
+        most = max(most, times)
         spectrum = largest_count_p(times, V, len(x))
         places = independence(x, y, V)
         if min(spectrum, places) < worst or not told:
@@ -167,7 +169,7 @@ def _independent(name: str, V: int, pairs: Iterable[Pair]) -> Check:
     told = f"{len(pairs)} pairs of draws; least likely {told}"
     share = detectable_spike(V, n, tests)
     detects = f"{share:.2g} of draws with the other's noise, shifted or not"
-    return Check(name, p_value > ALPHA, told, n, p_value, detects=detects)
+    return Check(name, p_value > ALPHA, told, n, most, p_value, detects=detects)
 
 
 def independence(x: Tensor, y: Tensor, V: int) -> float:

@@ -137,7 +137,8 @@ def check_maximum(setting: Setting, noise: str, V: int, rows: int) -> Check:
     found = math.sqrt(math.log(2 / ALPHA) / (2 * n)) + math.sqrt(math.log(1 / 0.1) / (2 * n))
     told = f"of the reference's {noise} noise, V={V}: Kolmogorov-Smirnov {test.statistic:.4f}"
     detects = f"a distance of {found:.4f} from Gumbel(0, 1)"
-    return Check("maximum", p_value > ALPHA, told, n, p_value, detects=detects)
+    statistic = float(test.statistic)
+    return Check("maximum", p_value > ALPHA, told, n, statistic, p_value, detects=detects)
 
 
 def _maxima(device: str, noise: str, V: int, rows: int) -> Iterator[Tensor]:

@@ -137,7 +137,7 @@ def check_on_problem(
     detail = f"the probabilities of {steps * B} drawn tokens are as they should be"
     if p_value <= ALPHA:
         detail = f"the probabilities of {steps * B} drawn tokens are not as they should be"
-    return Check("problem", p_value > ALPHA, detail, steps * B, p_value)
+    return Check("problem", p_value > ALPHA, detail, steps * B, p_value=p_value)
 
 
 def surprisal_p_value(

@@ -106,14 +106,14 @@ def fit_check(
     found = f"{detectable_bias(fit.bins - 1, fit.draws):.2%} rms error of probabilities"
     if not known_deviation or fit.p_value > ALPHA:
         passed = fit.p_value > ALPHA
-        return Check(name, passed, told, fit.draws, fit.p_value, fit.bound, found)
+        return Check(name, passed, told, fit.draws, fit.g, fit.p_value, fit.bound, found)
     chance = math.sqrt((fit.bins * math.log(2) - math.log(ALPHA)) / (2 * fit.draws))
     told += (
         f"; total variation {fit.distance:.4f}, of which {known_deviation:g} is known and "
         f"{chance:.4f} may be chance"
     )
     passed = fit.distance <= known_deviation + chance
-    return Check(name, passed, told, fit.draws, fit.p_value, fit.bound, found, deviates=True)
+    return Check(name, passed, told, fit.draws, fit.g, fit.p_value, fit.bound, found, deviates=True)
 
 
 def goodness_of_fit(counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0) -> Check:

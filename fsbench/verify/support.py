@@ -174,7 +174,7 @@ def check_filters(provider: Provider, setting: Setting, steps: int) -> Check:
     found = detectable_bias(bins - 1, draws, ALPHA / len(filters))
     told = f"{', '.join(filters)}{', greedy rows' if able.greedy_rows else ''}: p {worst:.2g}"
     detects = f"{found:.1%} rms error of the kept probabilities"
-    return Check("filters", p_value > ALPHA, told, rows, p_value, detects=detects)
+    return Check("filters", p_value > ALPHA, told, rows, None, p_value, detects=detects)
 
 
 def _packed(mask: Tensor) -> Tensor:

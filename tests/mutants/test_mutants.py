@@ -125,12 +125,12 @@ def tiny(monkeypatch):
     effort = replace(
         battery.EFFORTS["ci", "cpu"],
         vocabulary=131,
-        fit_draws=2**11,
+        fit_draws=2**10,
         seeds=4,
         seed_draws=2**9,
-        variation_draws={None: 2**11},
+        variation_draws={None: 2**10},
         gaps=(4,),
-        tail_tokens=2**18,
+        tail_tokens=2**17,
         joint_steps=8,
         other_steps=4,
     )
