@@ -74,8 +74,8 @@ def check_noise_map(provider: Provider, setting: Setting, codes: int) -> Check:
     assert provider.noise_map is not None
     seen, worst_ulp, worst_gumbel = 0, 0.0, 0.0
     last: tuple[Tensor, Tensor] | None = None
-    for chunk in _every_code() if codes >= 2**32 else [_some_codes(codes)]:
-        bits = chunk.to(setting.device)
+    every = codes >= 2**32
+    for bits in _every_code(setting.device) if every else [_some_codes(codes).to(setting.device)]:
         exponential, gumbel = provider.noise_map(bits)
         if not bool(torch.isfinite(exponential).all() and torch.isfinite(gumbel).all()):
             at = int(bits[~(torch.isfinite(exponential) & torch.isfinite(gumbel))][0])
@@ -100,16 +100,16 @@ def check_noise_map(provider: Provider, setting: Setting, codes: int) -> Check:
         worst_gumbel = max(worst_gumbel, float(error.max()))
         seen += n
     told = (
-        f"{'every code' if seen == 2**32 else f'{seen} codes'}: finite, monotone; the exponential "
+        f"{'every code' if every else f'{seen} codes'}: finite, monotone; the exponential "
         f"within {worst_ulp:.2f} ulp, the Gumbel within {worst_gumbel:.2g}"
     )
     passed = worst_ulp <= _MAP_ULP and worst_gumbel <= reference.GUMBEL_ERROR
     return Check("noise map", passed, told, seen)
 
 
-def _every_code() -> Iterator[Tensor]:
+def _every_code(device: str) -> Iterator[Tensor]:
     for first in range(0, 2**32, _CODES_AT_ONCE):
-        yield torch.arange(first, first + _CODES_AT_ONCE)
+        yield torch.arange(first, first + _CODES_AT_ONCE, device=device)
 
 
 def _some_codes(wanted: int) -> Tensor:

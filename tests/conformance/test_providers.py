@@ -7,6 +7,7 @@ Kernels run under the interpreter in tests/kernels, on GPUs in tests/gpu.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,6 +122,16 @@ def test_it_passes_verify_in_other_settings(name, dtype, temperature, eager, mon
     checks = list(verify(provider(name), Setting("cpu", dtype, temperature)))
     assert checks
     assert all(check.passed for check in checks), checks
+
+
+@samplers
+def test_it_passes_the_battery(name, eager, monkeypatch):
+    """The ci tier with a smaller vocabulary; `fsbench verify` runs it as it is."""
+    effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=2051)
+    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+    checks = list(verify(provider(name), Setting("cpu", "fp32"), "ci"))
+    assert checks
+    assert all(check.verdict == "ok" for check in checks), checks
 
 
 @on_cpu

@@ -1,0 +1,58 @@
+"""The battery on a GPU: what it shares between checks there, and every sampler's ci tier."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fsbench.discover import discover
+from fsbench.provider import Kind
+from fsbench.verify import verify
+from fsbench.verify.check import Setting
+from fsbench.verify.drawing import Draws
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+SETTING = Setting("cuda", "bf16")
+FOUND = {
+    name: entry
+    for name, entry in discover().items()
+    if entry.provider and entry.provider.kind in (Kind.EXACT, Kind.GREEDY)
+}
+
+
+@pytest.fixture(params=FOUND.values(), ids=FOUND)
+def sampler(request):
+    reason = request.param.unavailable_reason("cuda")
+    if reason:
+        pytest.skip(reason)
+    return request.param.provider
+
+
+def test_it_passes_the_battery(sampler):
+    failed = [check for check in verify(sampler, SETTING, "ci") if not check.passed]
+    assert not failed
+
+
+def test_every_code_of_the_noise_map(sampler):
+    if sampler.noise_map is None:
+        pytest.skip("offers no noise map")
+    (check,) = verify(sampler, SETTING, "full", ["noise map"])
+    assert check.passed and check.draws == 2**32, check
+
+
+def test_a_seed_gives_the_same_draws_again(sampler):
+    """Also of samplers that draw from torch's generator, by replays of a graph."""
+    draws = Draws(sampler, SETTING.problem(64, 1000), {"flat": torch.zeros(1000)})
+    twice = []
+    for _ in range(2):
+        draws.seed(5)
+        twice.append(draws.draw("flat", 3))
+    assert torch.equal(*twice)
+    if sampler.kind is Kind.EXACT:
+        draws.seed(6)
+        assert not torch.equal(draws.draw("flat", 3), twice[0])
+        assert not torch.equal(twice[0][0], twice[0][1])
