@@ -272,3 +272,20 @@ def options_table(d: int) -> str:
 def test_the_cost_of_the_options_is_the_measured_one():
     page = (ROOT / "docs" / "using-the-kernel.md").read_text(encoding="utf-8")
     assert options_table(4096) in page
+
+
+def test_every_field_of_a_record_of_verification_is_documented() -> None:
+    from fsbench.verify.check import Check
+
+    line = {"schema", "environment", "setting", "provider", "skipped", "verdict"}
+    wanted = line | {field.name for field in fields(Check)}
+    table = section("results-format.md", "Records of verification")
+    assert set(first_cells(table)) - {"env.json"} >= wanted
+
+
+def test_every_check_is_in_the_page_on_exactness() -> None:
+    from fsbench.verify.battery import CHECKS
+
+    named = set(first_cells(section("exactness.md", "The checks")))
+    assert {name.split()[0] if name.startswith("tail") else name for name in named} - {
+        "16", "18", "20"} == set(CHECKS)  # fmt: skip
