@@ -7,7 +7,6 @@ A leaf: it imports only errors and problem, so a plug-in needs nothing else
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -89,8 +88,8 @@ class Capabilities:
     batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
     known_deviation: total variation distance from the softmax that an EXACT sampler is known to
         have in one of its dtypes; it is held to that instead of to exactness, and says why.
-    exact_to_gap: how far below the leader, in logits / T, an EXACT sampler's noise reaches. Tokens
-        further down may be drawn too rarely, never too often.
+    exact_to_gap: how far below the leader, in logits / T, an EXACT sampler's noise reaches, if that
+        is known to be a limit. Tokens further down may be drawn too rarely, never too often.
     seed_stride: the least distance of two seeds whose noise is independent at the same step.
 
     The OPTIONS, of `Provider.sample`:
@@ -120,7 +119,7 @@ class Capabilities:
     logprob: bool = False
     num_samples: bool = False
     known_deviation: float = 0.0
-    exact_to_gap: float = math.inf
+    exact_to_gap: float | None = None
     seed_stride: int = 1
 
 

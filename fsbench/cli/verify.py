@@ -65,13 +65,15 @@ def verify(
 ) -> None:
     """Judge samplers by a battery of tests, each with its power.
 
-    Token by token against the oracle, where a sampler follows the documented noise; edge shapes,
-    filters and what a token must not depend on; the distribution of one row out to its far tail;
-    the independence of rows, steps, seeds and samples. docs/exactness.md says what each check sees,
-    and what none can see. An honest sampler fails with probability 1e-6, and seeds are fixed.
+    Token by token against the oracle, where a sampler follows the documented
+    noise; edge shapes, filters, and what a token must not depend on; the
+    distribution of one row, out to its far tail; the independence of rows,
+    steps, seeds and samples. docs/exactness.md says what each check sees, and
+    what none can. An honest sampler fails with probability 1e-6; seeds are fixed.
 
-    Verdicts: ok; not exact, where a sampler declares that it deviates and keeps to that; FAILED.
-    Exit code 1 if a check failed, 4 if a sampler that was asked for by name cannot run here.
+    Verdicts: ok; not exact, where a sampler declares that it deviates and keeps
+    to that; FAILED. Exit code 1 if a check failed, 4 if a sampler that was asked
+    for by name cannot run here.
     """
     from rich.console import Console
 

@@ -103,8 +103,8 @@ _CUDA_FULL = Effort(
     fit_draws=2**20,
     seeds=64,
     seed_draws=2**18,
-    # What about half a minute buys: group noise costs a tenth of token noise.
-    variation_draws={None: 2**22, "token": 2**24, "group": 10**8},
+    # What some twenty seconds buy: group noise costs a tenth of token noise.
+    variation_draws={None: 2**21, "token": 2**24, "group": 10**8},
     gaps=(16, 18, 20),
     tail_tokens=2**36,
     joint_steps=4096,

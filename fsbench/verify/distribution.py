@@ -156,7 +156,8 @@ def check_tail(provider: Provider, draws: Draws, gap: float, tokens: int) -> Che
     n = int(counts.sum())
     hits = n - int(counts[leader])
     exact = binomial_p(hits, n, p)
-    low = 0.0 if gap > able.exact_to_gap else max(0.0, p - able.known_deviation)
+    beyond = able.exact_to_gap is not None and gap > able.exact_to_gap
+    low = 0.0 if beyond else max(0.0, p - able.known_deviation)
     p_value = binomial_p(hits, n, low, min(1.0, p + able.known_deviation))
     ratio = hits / (n * p)
     told = f"{hits} draws, {n * p:.1f} expected: {ratio:.2g} of exact"

@@ -94,10 +94,10 @@ class Draws:
         require_support(provider, problem)
         self.problem = problem
         logits = torch.stack([row.float() for row in rows.values()]).to(problem.device)
-        hidden, self.weight, stored = exact_head(problem, logits[: problem.D])
+        dtype = inputs.TORCH_DTYPES[problem.dtype]
+        _, self.weight = inputs.head_with_logits(logits, dtype, problem.D)
         self._column = {name: number for number, name in enumerate(rows)}
-        self._stored = {name: stored[number] for name, number in self._column.items()}
-        self._hidden = torch.zeros_like(hidden)
+        self._hidden = self.weight.new_zeros(problem.B, problem.D)
         self._seed, self._offset = scalar(0, problem.device), scalar(0, problem.device)
         launch = provider.build(problem, self.weight)
         if problem.device == "cuda" and provider.capabilities.graph_safe:
@@ -113,7 +113,8 @@ class Draws:
 
     def probabilities(self, row: str) -> Tensor:
         """softmax(logits / T) of a row of logits as they are stored: float64 [V]."""
-        return torch.softmax(self._stored[row].double() / self.problem.temperature, 0)
+        stored = self.weight[:, self._column[row]]
+        return torch.softmax(stored.double() / self.problem.temperature, 0)
 
     def seed(self, seed: int) -> None:
         """Begin anew at step 0 with this seed (modulo 2^64).
