@@ -22,7 +22,8 @@ class Fit:
     """A G-test: the statistic, its bins and p-value, and distances from the expected counts.
 
     distance: total variation of the observed from the expected shares of the bins.
-    bound: upper bound on that of the sampler's law, at confidence 1 - FAMILY (`variation_bound`).
+    bound: upper bound on that of the sampler's law, at confidence 1 - FAMILY (`variation_bound`);
+        None if the test rejects it.
     """
 
     g: float
@@ -30,7 +31,7 @@ class Fit:
     draws: int
     p_value: float
     distance: float
-    bound: float
+    bound: float | None
 
 
 def pooled(expected: np.ndarray) -> np.ndarray:
@@ -38,22 +39,21 @@ def pooled(expected: np.ndarray) -> np.ndarray:
 
     Neighbours are pooled, in the order given; a short rest joins the last bin.
     """
-    edges, gathered = [], 0.0
+    edges, gathered = [], float(MIN_EXPECTED)
     for position, value in enumerate(expected):
-        if gathered == 0.0:
-            edges.append(position)
-        gathered += value
         if gathered >= MIN_EXPECTED:
+            edges.append(position)
             gathered = 0.0
-    if gathered > 0.0 and len(edges) > 1:
+        gathered += value
+    if gathered < MIN_EXPECTED and len(edges) > 1:
         edges.pop()
     return np.array(edges)
 
 
-def g_test(counts: np.ndarray, p: np.ndarray, df: int | None = None) -> Fit:
+def g_test(counts: np.ndarray, p: np.ndarray) -> Fit:
     """G-test of counts [n] against probabilities p [n]; bins too rare are pooled with the next.
 
-    df: degrees of freedom if p was estimated from the counts; by default bins - 1.
+    A draw of what has probability 0 refutes p whatever else was drawn.
 
     Raises:
         VerificationFailed: fewer than two bins of MIN_EXPECTED draws each.
@@ -66,16 +66,12 @@ def g_test(counts: np.ndarray, p: np.ndarray, df: int | None = None) -> Fit:
     expected = draws * np.add.reduceat(p, edges)
     hit = observed > 0
     g = 2.0 * float(np.sum(observed[hit] * np.log(observed[hit] / expected[hit])))
-    df = len(edges) - 1 if df is None else df
+    df = len(edges) - 1
     pearson = float(np.sum((observed - expected) ** 2 / expected))
-    return Fit(
-        g,
-        len(edges),
-        draws,
-        float(chi2.sf(g, df)),
-        0.5 * float(np.abs(observed - expected).sum()) / draws,
-        variation_bound(pearson, df, draws),
-    )
+    p_value = 0.0 if counts[p == 0].any() else float(chi2.sf(g, df))
+    distance = 0.5 * float(np.abs(observed - expected).sum()) / draws
+    bound = variation_bound(pearson, df, draws) if p_value > ALPHA else None
+    return Fit(g, len(edges), draws, p_value, distance, bound)
 
 
 def variation_bound(pearson: float, df: int, draws: int) -> float:
@@ -83,12 +79,12 @@ def variation_bound(pearson: float, df: int, draws: int) -> float:
 
     Pearson's statistic is noncentral chi-squared, with noncentrality n sum (q - p)^2 / p, and the
     total variation is at most half the root of that sum (Cauchy-Schwarz). The largest noncentrality
-    that would give so small a statistic with probability FAMILY bounds it. Asymptotic in n.
+    that would give so small a statistic with probability FAMILY bounds it. Asymptotic in n. A
+    statistic below its median counts as the median: luck proves nothing.
     """
-    if ncx2.cdf(pearson, df, 1e-9) <= FAMILY:
-        return 0.5 * math.sqrt(df / draws)  # too good to be true; g_test on many seeds finds it
-    high = 10.0 * (pearson + df)
-    largest = brentq(lambda x: ncx2.cdf(pearson, df, x) - FAMILY, 1e-9, high)
+    seen = max(pearson, float(chi2.median(df)))
+    high = 100.0 + 10.0 * (seen + df)
+    largest = brentq(lambda x: ncx2.cdf(seen, df, x) - FAMILY, 1e-6, high)
     return 0.5 * math.sqrt(largest / draws)
 
 

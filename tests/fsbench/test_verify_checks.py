@@ -71,6 +71,12 @@ def test_pooled_bins_hold_enough_and_leave_nothing_out():
     assert sums.min() >= 25 and sums.sum() == expected.sum()
 
 
+def test_what_is_impossible_refutes_and_is_no_bin():
+    p = np.array([0.5, 0.5, 0.0, 0.0])
+    assert g_test(np.array([500, 500, 0, 0]), p).bins == 2
+    assert g_test(np.array([500, 499, 0, 1]), p).p_value == 0.0
+
+
 def test_p_values_of_the_g_test_are_uniform():
     p = np.full(60, 1 / 60)
     rng = np.random.default_rng(0)
@@ -88,10 +94,19 @@ def test_the_variation_bound_holds_and_is_of_use():
     assert g_test(rng.multinomial(10**8, p), p).bound < 0.001
 
 
-def test_the_bound_is_exceeded_by_what_is_too_good():
-    even = np.full(100, 1000)
-    fit = g_test(even, np.full(100, 0.01))
-    assert fit.p_value == 1.0 and 0 < fit.bound < 0.02
+def test_the_bound_does_not_reward_luck_and_is_none_where_the_law_is_refuted():
+    p = np.full(100, 0.01)
+    even = g_test(np.full(100, 1000), p)
+    assert even.p_value == 1.0 and 0 < even.bound < 0.02
+    assert even.bound == g_test(np.array([1010, 990] * 50), p).bound
+    assert g_test(np.array([1100, 900] * 50), p).bound is None
+
+
+@pytest.mark.parametrize("bins", [2, 3, 10, 10_000])
+def test_there_is_a_bound_for_any_number_of_bins(bins):
+    p, rng = np.full(bins, 1 / bins), np.random.default_rng(0)
+    for _ in range(20):
+        assert 0 < g_test(rng.multinomial(100 * bins, p), p).bound < 1
 
 
 @pytest.mark.parametrize(("hits", "low", "high"), [(70, 0.1, 0.1), (130, 0.1, 0.1)])
