@@ -31,9 +31,9 @@ PROVIDER = Provider(
     label="FlashSampling (Triton)",
     kind=Kind.EXACT,
     requires=("triton",),
+    noise_map=noise_map,
     capabilities=FULL_CONTRACT,
     build=build,
-    noise_map=noise_map,
     sample=flash_sample,
     presets=("paper", "quick", "lean"),
 )

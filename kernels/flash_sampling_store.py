@@ -151,7 +151,7 @@ PROVIDER = Provider(
     label="FlashSampling + logits store",
     kind=Kind.EXACT,
     requires=("triton",),
+    noise_map=noise_map,
     capabilities=Capabilities(noise="group", host_sync_free=True, batch_invariant=True),
     build=build,
-    noise_map=noise_map,
 )

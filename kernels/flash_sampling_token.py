@@ -28,9 +28,9 @@ PROVIDER = Provider(
     label="FlashSampling, token noise",
     kind=Kind.EXACT,
     requires=("triton",),
+    noise_map=noise_map,
     capabilities=replace(FULL_CONTRACT, noise="token"),
     build=build,
-    noise_map=noise_map,
     sample=partial(flash_sample, noise="token"),
     presets=("lean",),
 )

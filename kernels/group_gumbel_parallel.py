@@ -156,7 +156,7 @@ PROVIDER = Provider(
     label="cuBLAS + parallel Group-Gumbel-Max",
     kind=Kind.EXACT,
     requires=("triton",),
+    noise_map=noise_map,
     capabilities=Capabilities(dtypes=("bf16", "fp16", "fp32"), zero_temperature=True),
     build=build,
-    noise_map=noise_map,
 )

@@ -121,10 +121,10 @@ PROVIDER = Provider(
     label="cuBLAS + one-pass Gumbel argmax",
     kind=Kind.EXACT,
     requires=("triton",),
+    noise_map=noise_map,
     capabilities=Capabilities(
         noise="group", zero_temperature=True, host_sync_free=True, batch_invariant=True
     ),
     build=build,
-    noise_map=noise_map,
     presets=("quick", "lean"),
 )
