@@ -47,21 +47,24 @@ def _log(x):
 
 @triton.jit
 def gumbel(bits):
-    """32 random bits (uint32) -> Gumbel(0, 1) in fp32.
+    """32 random bits (uint32) -> Gumbel(0, 1) in fp32: -log(E), in [-3.13, 22.87]."""
+    return -_log(exponential(bits))
 
-    g = -log(E), E = -log1p(-u), u = (bits + 0.5) 2^-32.
+
+@triton.jit
+def exponential(bits):
+    """32 random bits (uint32) -> E ~ Exponential(1) in fp32: -log1p(-u), u = (bits + 0.5) 2^-32.
 
     Both ends keep full relative precision: for u < 1/2 the part of u lost in rounding 1 - u is
     added back, otherwise 1 - u is formed from the complement of bits without any loss. So E has no
-    atoms at its small end, where the winners are, and g spans [-3.13, 22.87] with no infinity.
+    atoms at its small end, where the winners are, and is never 0.
     """
     signed = bits.to(tl.int32, bitcast=True)
     low = signed >= 0
     x = ((signed ^ (signed >> 31)).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     complement = 1.0 - x
     lost = x - (1.0 - complement)
-    exponential = tl.where(low, lost, 0.0) - _log(tl.where(low, complement, x))
-    return -_log(exponential)
+    return tl.where(low, lost, 0.0) - _log(tl.where(low, complement, x))
 
 
 @triton.jit
