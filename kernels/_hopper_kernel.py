@@ -226,7 +226,8 @@ def _processed(y, v0, row, index, B, V, processing, mask_words):
         x = y[i]
         column = first + (i // 2 * 8 + i % 2)
         if len(soft_cap) > 0:
-            x = capped(x, soft_cap[0])
+            # The cap of the -inf beyond the vocabulary would be a logit like others.
+            x = gl.where(v0 + column < V, capped(x, soft_cap[0]), float("-inf"))
         if len(bias_ptr) > 0:
             there = v0 + column < V
             x += gl.load(bias_ptr[0] + v0 + column, mask=there, other=0.0).to(gl.float32)

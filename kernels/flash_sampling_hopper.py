@@ -25,10 +25,6 @@ def build(problem: Problem, weight: Tensor) -> Launch:
 
 def supports(problem: Problem) -> str | None:
     """See Provider."""
-    import torch
-
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        return "needs a GPU of compute capability 9.0"
     if problem.D % 8:
         return "needs rows of a multiple of 16 bytes (D a multiple of 8)"
     return None
@@ -39,6 +35,7 @@ PROVIDER = Provider(
     label="FlashSampling (Hopper)",
     kind=Kind.EXACT,
     requires=("triton",),
+    compute_capability=(9, 0),
     capabilities=FULL_CONTRACT,
     supports=supports,
     build=build,
