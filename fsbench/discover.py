@@ -46,9 +46,21 @@ class Found:
             return reason
         if device not in self.provider.capabilities.devices:
             return f"runs on {', '.join(self.provider.capabilities.devices)} only"
-        if device == "cuda" and not hardware.gpus():
-            return "no GPU on this machine"
+        if device == "cuda":
+            return self._gpu_problem()
         return None
+
+    def _gpu_problem(self) -> str | None:
+        """None if some GPU of this machine is one that the provider runs on."""
+        found = hardware.gpus()
+        if not found:
+            return "no GPU on this machine"
+        needed = self.provider.compute_capability if self.provider else None
+        there = [gpu.compute_capability for gpu in found]
+        if needed is None or needed in there or None in there:
+            return None
+        major, minor = needed
+        return f"needs a GPU of compute capability {major}.{minor}"
 
     def refusal(self, problem: Problem) -> tuple[str, str] | None:
         """None if it can be measured on `problem` here, else (status of the cell, reason)."""

@@ -30,6 +30,7 @@ class Gpu:
     uuid: str
     memory_bytes: int | None
     driver: str
+    compute_capability: tuple[int, int] | None = None
 
 
 @cache
@@ -74,7 +75,17 @@ def gpus() -> list[Gpu]:
         name = _ask("nvmlDeviceGetName", handle) or ""
         uuid = _ask("nvmlDeviceGetUUID", handle) or ""
         memory = _ask("nvmlDeviceGetMemoryInfo", handle)
-        found.append(Gpu(index, name, uuid, memory.total if memory else None, driver))
+        capability = _ask("nvmlDeviceGetCudaComputeCapability", handle)
+        found.append(
+            Gpu(
+                index,
+                name,
+                uuid,
+                memory.total if memory else None,
+                driver,
+                tuple(capability) if capability else None,
+            )
+        )
     return found
 
 

@@ -135,6 +135,7 @@ class Provider:
     label: legend text, free to change.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
+    compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
     noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device
@@ -152,6 +153,7 @@ class Provider:
     kind: Kind
     build: Callable[[Problem, Tensor], Launch]
     requires: tuple[str, ...] = ()
+    compute_capability: tuple[int, int] | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
     supports: Callable[[Problem], str | None] = _supports_everything
     presets: tuple[str, ...] = ()

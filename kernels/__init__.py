@@ -4,7 +4,17 @@
 in a speculative step (docs/using-the-kernel.md).
 """
 
-from fsbench.kernels._flash_sample import Sample, flash_sample
+from fsbench.kernels._flash_sample import Sample, describe, flash_sample
+from fsbench.kernels._flash_sampling_config import TileConfig
+from fsbench.kernels._hopper_config import HopperConfig
 from fsbench.kernels._speculative import Verified, verify_drafts
 
-__all__ = ["Sample", "Verified", "flash_sample", "verify_drafts"]
+__all__ = [
+    "HopperConfig",
+    "Sample",
+    "TileConfig",
+    "Verified",
+    "describe",
+    "flash_sample",
+    "verify_drafts",
+]

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels._flash_sampling_config import TileConfig
+from fsbench.kernels._hopper_config import HopperConfig
 
 NOISE = ("auto", "token", "group")
+KERNELS = ("auto", "hopper", "portable")
 MAX_SAMPLES = 2**16 - 1
 _LARGEST = torch.finfo(torch.float32).max
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -115,6 +118,24 @@ def check_noise(value: object) -> str:
     if value not in NOISE:
         raise InvalidArgument(f"noise: expected {_either(NOISE)}; got {value!r}")
     return "group" if value == "auto" else value
+
+
+def check_kernel(value: object, config: object) -> str:
+    """The kernel that is meant: a config says which, where value is "auto"."""
+    if not isinstance(value, str):
+        raise InvalidType(f"kernel: expected a string; got {type(value).__name__}")
+    if value not in KERNELS:
+        raise InvalidArgument(f"kernel: expected {_either(KERNELS)}; got {value!r}")
+    if config is None:
+        return value
+    if not isinstance(config, TileConfig | HopperConfig):
+        raise InvalidType(
+            f"config: expected a TileConfig or HopperConfig; got {type(config).__name__}"
+        )
+    of_config = "hopper" if isinstance(config, HopperConfig) else "portable"
+    if value not in ("auto", of_config):
+        raise InvalidArgument(f"config: expected one of the {value} kernel; got {config!r}")
+    return of_config
 
 
 def check_temperature(value: object, B: int, device: torch.device) -> float | Tensor:

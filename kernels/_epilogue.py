@@ -8,7 +8,7 @@ its share of log Z.
 import triton
 import triton.language as tl
 
-from fsbench.kernels._group_noise import group_candidates, group_sums, members
+from fsbench.kernels._group_noise import group_candidates, group_sums, members, sharpness
 from fsbench.kernels._helper import (
     LOG2_E,
     LOWEST_KEY,
@@ -44,6 +44,13 @@ def shared_bias(bias_ptr, v0, V, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def capped(y, soft_cap):
+    """soft_cap tanh(y / soft_cap)."""
+    # tanh x = 1 - 2 / (e^2x + 1), good at both ends.
+    return soft_cap - 2.0 * soft_cap / (tl.exp2(y * (2.8853900817779268 / soft_cap)) + 1)
+
+
+@triton.jit
 def processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words):
     """soft_cap tanh(y / soft_cap), plus biases; -inf where masked, and from token V on.
 
@@ -58,8 +65,7 @@ def processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words):
     offs_v = v0 + tl.arange(0, WIDTH)
     inside = offs_v < V
     if soft_cap is not None:
-        # tanh x = 1 - 2 / (e^2x + 1), good at both ends.
-        logits = soft_cap - 2.0 * soft_cap / (tl.exp2(logits * (2.8853900817779268 / soft_cap)) + 1)
+        logits = capped(logits, soft_cap)
     if bias is not None:
         logits += bias[None, :]
     if row_bias_ptr is not None:
@@ -119,10 +125,11 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
             # What does not depend on i is computed once.
             if NOISE == "group":
                 y = members(logits)
-                m, sums = group_sums(y, inverse_temperature)
+                m, sums = group_sums(y, sharpness(temperature, inverse_temperature, GREEDY_ROWS))
                 key, logit = group_candidates(
-                    y, m, sums, v0, row, seed, offset, temperature, first_sample + i, GREEDY_ROWS
-                )
+                    y, m, sums, v0, row, seed, offset, temperature, first_sample + i,
+                    GREEDY_ROWS,
+                )  # fmt: skip
             elif NOISE == "token":
                 so_far = best if N == 1 else tl.max(best, 2)
                 key, logit = candidates(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels._flash_sampling_config import TileConfig
+from fsbench.kernels._hopper_config import HopperConfig
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,8 @@ def flash_sample(
     return_logz: bool = False,
     noise: str = "auto",
     out: Sample | None = None,
-    config: TileConfig | None = None,
+    kernel: str = "auto",
+    config: TileConfig | HopperConfig | None = None,
 ) -> Sample:
     """Draw from softmax(logits / temperature), logits = hidden @ weight.T; they stay on chip.
 
@@ -76,8 +78,10 @@ def flash_sample(
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
             noise.md). "auto" is "group", always: tokens must not depend on where they are drawn.
         out: a Sample to write to and return; its fields must match what is asked for.
-        config: tile shapes; by default the shipped choice for this GPU, B and D. Given equal
-            logits, tokens do not depend on it.
+        kernel: "hopper", "portable", or "auto": the first where it can run (`describe` says which).
+            It can on compute capability 9.0, with group noise, on matrices that TMA can load.
+        config: tile shapes, HopperConfig or TileConfig; by default the shipped choice for this GPU,
+            B and D. Logits are the same bits with any config of either kernel, and so are tokens.
 
     Returns:
         Sample. A row with a NaN or +inf logit, or without a finite one, has no draw: its token is
@@ -92,7 +96,7 @@ def flash_sample(
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
-            or range; nothing has been launched.
+            or range, or a kernel that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
     import torch
@@ -119,8 +123,7 @@ def flash_sample(
     check.check_flag("return_logprob", return_logprob)
     check.check_flag("return_logz", return_logz)
     noise = check.check_noise(noise)
-    if config is not None and not isinstance(config, TileConfig):
-        raise InvalidType(f"config: expected a TileConfig; got {type(config).__name__}")
+    kernel = check.check_kernel(kernel, config)
 
     shape = (B,) if n == 1 else (B, n)
     if out is None:
@@ -146,10 +149,38 @@ def flash_sample(
         V,
         n,
         noise,
+        kernel,
         [int(value) for value in astuple(config)] if config is not None else None,
         *out,
     )
     return out
+
+
+def describe(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    noise: str = "auto",
+    kernel: str = "auto",
+    config: TileConfig | HopperConfig | None = None,
+) -> str:
+    """The kernel and tile shapes that flash_sample would run with, as results record them.
+
+    The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read.
+
+    Raises:
+        InvalidType, InvalidArgument: as flash_sample.
+    """
+    from fsbench.kernels import _arguments as check
+    from fsbench.kernels._choice import choose, tma_possible
+
+    hidden, weight = check.check_matrices(hidden, weight)
+    kernel = check.check_kernel(kernel, config)
+    choice = choose(hidden, weight, check.check_noise(noise), kernel, config)
+    if isinstance(choice, HopperConfig):
+        return str(choice)
+    loads = "tma" if tma_possible(hidden) and tma_possible(weight) else "pointers"
+    return f"{choice} {loads}"
 
 
 def _check_out(

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from fsbench import reference
 from fsbench.kernels._arguments import Request
+from fsbench.kernels._choice import choose
 from fsbench.kernels._flash_sample import Sample
+from fsbench.kernels._flash_sampling_config import TileConfig
+from fsbench.kernels._hopper_config import HopperConfig
 
 MUTATED = ("tokens", "valid", "logprob", "logz")
 
@@ -33,13 +36,18 @@ def flash_sample_op(
     vocab_size: int,
     num_samples: int,
     noise: str,
+    kernel: str,
     tiles: Optional[Sequence[int]],  # noqa: UP045
     tokens: Tensor,
     valid: Tensor,
     logprob: Optional[Tensor],  # noqa: UP045
     logz: Optional[Tensor],  # noqa: UP045
 ) -> None:
-    """See flash_sample. temperatures, if given, is used in place of temperature."""
+    """See flash_sample. temperatures, if given, is used in place of temperature.
+
+    tiles: the fields of the config of `kernel`, which is not "auto" then.
+    """
+    choice = choose(hidden, weight, noise, kernel, _config(kernel, tiles))
     request = Request(
         hidden=hidden,
         weight=weight,
@@ -57,9 +65,15 @@ def flash_sample_op(
     if hidden.device.type == "cuda" or _interpretable(hidden):
         from fsbench.kernels._launch import launch
 
-        launch(request, tiles, out)
+        launch(request, choice, out)
     else:
         _compute(request, out)
+
+
+def _config(kernel: str, tiles: Sequence[int] | None) -> TileConfig | HopperConfig | None:
+    if tiles is None:
+        return None
+    return HopperConfig(*tiles) if kernel == "hopper" else TileConfig(*tiles)
 
 
 @flash_sample_op.register_fake

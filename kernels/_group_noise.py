@@ -13,8 +13,10 @@ ids, so for equal logits the token does not depend on the tile.
 import triton
 import triton.language as tl
 
-from fsbench.kernels._helper import LOG2_E, _log, gumbel, nan_max, ordered_key
+from fsbench.kernels._helper import LOG2_E, _log, exponential, nan_max, ordered_key
 
+SHARPEST = tl.constexpr(2.0**126)
+"""1 / T of greedy rows: of a group's members only the largest keep a mass, of 1."""
 GROUP_STREAM = tl.constexpr(1 << 16)
 """Added to the sample's number in counter word 3: group noise shares no block with token noise."""
 
@@ -64,20 +66,23 @@ def group_sums(y, inverse_temperature):
 
 
 @triton.jit
-def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
-                     GREEDY_ROWS: tl.constexpr):  # fmt: skip
-    """The packed candidate of every group, [R, G] int64, and its logit, [R, G] fp32.
+def sharpness(temperature, inverse_temperature, GREEDY_ROWS: tl.constexpr):
+    """The 1 / T at which members are drawn; inverse_temperature is of any use where T > 0 only."""
+    if GREEDY_ROWS:
+        return tl.where(temperature == 0.0, SHARPEST, inverse_temperature)
+    else:
+        return inverse_temperature
+
+
+@triton.jit
+def group_noise(v0, index, row, seed, offset, sample):
+    """The noise of every group, [R, G]: (1 / E with E exponential, u uniform in [0, 1)).
 
     Args:
-        y, m, sums: members and what group_sums made of them, at 1 / T (any 1 / T where T = 0).
-        v0: the tile's first token, a multiple of 128. row: [R, 1] int32.
-        seed, offset, temperature: scalars or [R, 1]. sample: int32 scalar.
-        GREEDY_ROWS: temperature may be 0 in some rows: there the largest logit wins.
+        v0: the tile's first token, a multiple of 128. index: [1 or R, G] int32, 0 .. G - 1.
+        row: [R, 1 or G] int32. seed, offset: scalars or [R, 1 or G]. sample: int32 scalar.
     """
-    G: tl.constexpr = m.shape[1]
-    # Always 0; ties the counters to the layout of the members, as in random_words.
-    zero = (m < float("-inf")).to(tl.int32)
-    index = tl.arange(0, G)[None, :]
+    zero = row * 0 + index * 0
     r0, r1, _, _ = tl.philox(
         seed,
         (v0 >> 5) + index + zero,
@@ -85,21 +90,62 @@ def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
         offset.to(tl.int32) + zero,
         zero + sample + GROUP_STREAM,
     )
-    score = m + temperature * (_log(tl.maximum(sums[31], 1.0)) + gumbel(r0))
+    return 1.0 / exponential(r0), (r1 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def group_draws(y, m, sums, rate, u, temperature, GREEDY_ROWS: tl.constexpr):
+    """A draw of every group: its score, the number of the member, and the member's logit.
+
+    All are [R, G]. The score is m + T (log mass + Gumbel), and a Gumbel is -log E.
+
+    Args:
+        y, m, sums: members and what group_sums made of them, at sharpness(T, 1 / T).
+        rate, u: of group_noise. temperature: scalar or [R, 1 or G].
+        GREEDY_ROWS: temperature may be 0 in some rows: there the first of the largest logits wins.
+    """
+    score = m + temperature * _log(tl.maximum(sums[31], 1.0) * rate)
     # u has 24 bits, so u times the sum is below the sum, and some member is hit.
-    u = (r1 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
     threshold = u * sums[31]
-    largest = float("inf")
     if GREEDY_ROWS:
-        threshold = tl.where(temperature == 0.0, float("inf"), threshold)
-        largest = tl.where(temperature == 0.0, m, float("inf"))
-    member = tl.full(m.shape, 31, tl.int32)
-    logit = y[31]
-    for i in tl.static_range(30, -1, -1):
-        hit = sums[i] > threshold
-        if GREEDY_ROWS:
-            hit = hit | (y[i] >= largest)
-        member = tl.where(hit, i, member)
-        logit = tl.where(hit, y[i], logit)
-    token = v0 + index // 4 * 128 + index % 4 * 2 + (member >> 1) * 8 + (member & 1)
-    return ordered_key(tl.where(score == score, score, float("inf")), token), logit
+        threshold = tl.where(temperature == 0.0, 0.0, threshold)
+    member, logit = _first_above(sums, threshold, y, (m < float("-inf")).to(tl.int32))
+    return score, member, logit
+
+
+@triton.jit
+def _first_above(sums, threshold, y, first):
+    """(first + i, y_i) of the first sum above the threshold, or of the last one if none is.
+
+    The sums ascend, so halving the range finds it.
+    """
+    HALF: tl.constexpr = len(sums) // 2
+    if HALF == 0:
+        return first, y[0]
+    else:
+        above = threshold >= sums[HALF - 1]
+        rest = ()
+        rest_y = ()
+        for i in tl.static_range(HALF):
+            rest = rest + (tl.where(above, sums[HALF + i], sums[i]),)  # noqa: RUF005
+            rest_y = rest_y + (tl.where(above, y[HALF + i], y[i]),)  # noqa: RUF005
+        return _first_above(rest, threshold, rest_y, first + tl.where(above, HALF, 0))
+
+
+@triton.jit
+def token_of_member(v0, index, member):
+    """The token that is a member (0 .. 31) of a group (index, from token v0 on)."""
+    return v0 + index // 4 * 128 + index % 4 * 2 + (member >> 1) * 8 + (member & 1)
+
+
+@triton.jit
+def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
+                     GREEDY_ROWS: tl.constexpr):  # fmt: skip
+    """The packed candidate of every group, [R, G] int64, and its logit; see group_draws."""
+    index = tl.arange(0, m.shape[1])[None, :]
+    # Always 0; ties the noise to the layout of the members, as in random_words.
+    zero = (m < float("-inf")).to(tl.int32)
+    rate, u = group_noise(v0, index + zero, row, seed, offset, sample)
+    score, member, logit = group_draws(y, m, sums, rate, u, temperature, GREEDY_ROWS)
+    score = tl.where(score == score, score, float("inf"))
+    return ordered_key(score, token_of_member(v0, index, member)), logit

@@ -1,9 +1,8 @@
-"""Host side of the fused kernel: tile shapes, operands, scratch memory, one launch."""
+"""Host side of the fused kernels: operands, scratch memory, one launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -11,10 +10,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fsbench.kernels._arguments import Request
+from fsbench.kernels._choice import tma_possible
 from fsbench.kernels._device import launching_on, multiprocessors
 from fsbench.kernels._flash_sample import Sample
-from fsbench.kernels._flash_sampling_config import TileConfig, config_for
+from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._flash_sampling_kernel import SMALLEST_TEMPERATURE, flash_sampling_kernel
+from fsbench.kernels._hopper_config import CHUNK, HopperConfig
 from fsbench.kernels._pack_mask import pack_mask
 from fsbench.kernels._workspace import workspace
 
@@ -22,42 +23,27 @@ SAMPLES_AT_ONCE = 4
 """Samples whose candidates a program keeps in registers; more take further launches."""
 
 
-def tma_possible(matrix: Tensor) -> bool:
-    """Whether TMA can load it: base address and rows are multiples of 16 bytes."""
-    return matrix.data_ptr() % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
-
-
-def default_config(B: int, D: int, device: torch.device, element_bytes: int) -> TileConfig:
-    """The shipped tile shapes for [B, D] hidden states on a device, fitted to its shared memory."""
-    if device.type == "cpu":
-        return TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
-    properties = torch.cuda.get_device_properties(device)
-    config = config_for(B, D, properties.name)
-    limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
-    return config.fitted(limit - 1024, element_bytes)
-
-
 class Operands(NamedTuple):
     """The matrices as a kernel takes them, and the programs that share the work.
 
     hidden, weight: descriptors if TMA can load both, else the tensors.
-    grid: blocks of rows times programs_v, the programs that walk over the vocabulary.
+    programs_v: that share the vocabulary, for each block of rows.
+    grid: blocks of rows times programs_v.
     tiles: what a kernel must be compiled with for it.
     """
 
-    hidden: Tensor | TensorDescriptor
-    weight: Tensor | TensorDescriptor
+    hidden: Any
+    weight: Any
     programs_v: int
     grid: tuple[int]
-    tiles: dict[str, int]
+    tiles: dict[str, Any]
 
 
 def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) -> Operands:
-    """How a config's programs load hidden [B, D] and the first V rows of weight."""
+    """How the portable kernel loads hidden [B, D] and the first V rows of weight."""
     use_tma = tma_possible(hidden) and tma_possible(weight)
     blocks_b = triton.cdiv(hidden.shape[0], config.block_b)
-    programs = multiprocessors(hidden.device) * config.ctas_per_sm
-    programs_v = max(1, min(programs // blocks_b, triton.cdiv(V, config.block_v)))
+    programs_v = _programs_v(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
     return Operands(
         _matrix(hidden, config.block_b, config.block_d, use_tma),
         _matrix(weight, config.block_v, config.block_d, use_tma),
@@ -76,22 +62,61 @@ def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) ->
     )
 
 
+def _programs_v(blocks_b: int, V: int, block_v: int, device: torch.device, per_sm: int = 1) -> int:
+    programs = multiprocessors(device) * per_sm
+    return max(1, min(programs // blocks_b, triton.cdiv(V, block_v)))
+
+
 def _matrix(matrix: Tensor, rows: int, cols: int, use_tma: bool) -> Tensor | TensorDescriptor:
     return TensorDescriptor.from_tensor(matrix, [rows, cols]) if use_tma else matrix
 
 
-def launch(request: Request, tiles: Sequence[int] | None, out: Sample) -> None:
-    """Run the kernel on a request; tiles are the fields of a TileConfig, None the shipped one.
+def _hopper_operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Operands:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SwizzledDescriptor
+
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    B = hidden.shape[0]
+    blocks_b = triton.cdiv(B, config.block_b)
+    programs_v = _programs_v(blocks_b, V, config.block_v, hidden.device)
+    return Operands(
+        SwizzledDescriptor.from_tensor(hidden, [config.box_rows(B), CHUNK], layout),
+        SwizzledDescriptor.from_tensor(weight, [128, CHUNK], layout),
+        programs_v,
+        (blocks_b * programs_v,),
+        {
+            "WARPGROUPS": config.warpgroups,
+            "BLOCK_V": config.block_v,
+            "CONTIGUOUS": config.contiguous,
+            "BLOCK_D": config.block_d,
+            "STAGES": config.num_stages,
+            "num_warps": 4,
+        },
+    )
+
+
+def _kernel_and_operands(
+    request: Request, config: TileConfig | HopperConfig
+) -> tuple[Any, Operands]:
+    hidden, weight, V = request.hidden, request.weight, request.vocab_size
+    if isinstance(config, HopperConfig):
+        # Imported here: the language it is written in is an experimental part of Triton.
+        from fsbench.kernels._hopper_kernel import hopper_kernel
+
+        return hopper_kernel, _hopper_operands(hidden, weight, V, config)
+    operands = load_operands(hidden, weight, V, config)
+    return flash_sampling_kernel, operands._replace(tiles={**operands.tiles, "SLICE": config.slice})
+
+
+def launch(request: Request, config: TileConfig | HopperConfig, out: Sample) -> None:
+    """Run the kernel of a config on a request.
 
     One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
     """
     hidden, temperature, samples = request.hidden, request.temperature, request.num_samples
     B, D = hidden.shape
     device = hidden.device
-    config = (
-        default_config(B, D, device, hidden.element_size()) if tiles is None else TileConfig(*tiles)
-    )
-    operands = load_operands(hidden, request.weight, request.vocab_size, config)
+    kernel, operands = _kernel_and_operands(request, config)
     at_once = min(samples, SAMPLES_AT_ONCE)
     work = workspace(B * at_once, device)
     winners = masses = None
@@ -109,7 +134,7 @@ def launch(request: Request, tiles: Sequence[int] | None, out: Sample) -> None:
     greedy = not per_row and temperature < SMALLEST_TEMPERATURE.value
     with launching_on(device):
         for first_sample in range(0, samples, at_once):
-            flash_sampling_kernel[operands.grid](
+            kernel[operands.grid](
                 operands.hidden,
                 operands.weight,
                 request.seed,
@@ -135,6 +160,5 @@ def launch(request: Request, tiles: Sequence[int] | None, out: Sample) -> None:
                 SEED_PER_ROW=request.seed.numel() > 1,
                 OFFSET_PER_ROW=request.offset is not None and request.offset.numel() > 1,
                 TEMPERATURE_PER_ROW=per_row,
-                SLICE=config.slice,
                 **operands.tiles,
             )

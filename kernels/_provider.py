@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._flash_sample import flash_sample
+from fsbench.kernels._flash_sample import describe, flash_sample
 from fsbench.kernels._workspace import held_bytes
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities
@@ -53,23 +53,23 @@ class WorkspaceLaunch:
 
 
 class FlashSampling(WorkspaceLaunch):
-    """flash_sample, with a form of noise and at the problem's temperature or another."""
+    """flash_sample with a form of noise and a kernel, at the problem's temperature or another."""
 
     def __init__(
         self,
         problem: Problem,
         weight: Tensor,
         noise: str = "auto",
+        kernel: str = "auto",
         temperature: float | None = None,
     ):
-        from fsbench.kernels._launch import default_config, tma_possible
-
         super().__init__(problem, weight)
         if temperature is not None:
             self._temperature = temperature
         self._noise = noise
-        self._tiles = default_config(problem.B, problem.D, weight.device, weight.element_size())
-        self.config = f"{self._tiles} {'tma' if tma_possible(weight) else 'pointers'}"
+        self._kernel = kernel
+        hidden = weight.new_empty(problem.B, problem.D)
+        self.config = describe(hidden, weight, noise=noise, kernel=kernel)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return flash_sample(
@@ -79,5 +79,5 @@ class FlashSampling(WorkspaceLaunch):
             seed=seed,
             offset=offset,
             noise=self._noise,
-            config=self._tiles,
+            kernel=self._kernel,
         ).tokens

@@ -5,11 +5,12 @@
 is a draw from softmax(hidden_b @ weight.T / T). The maximum splits over vocabulary tiles, so the
 noise is added to each tile of logits on chip and only the best candidate of a tile survives: the
 [B, V] logits never reach memory. Group noise: 32 tokens share one Gumbel (Lemma D.1). One launch;
-nothing but a few KiB of workspace.
+nothing but a few KiB of workspace. flash_sample runs it where flash_sampling_hopper cannot.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def build(problem: Problem, weight: Tensor) -> Launch:
     """See Provider."""
-    return FlashSampling(problem, weight)
+    return FlashSampling(problem, weight, kernel="portable")
 
 
 PROVIDER = Provider(
@@ -34,6 +35,6 @@ PROVIDER = Provider(
     noise_map=noise_map,
     capabilities=FULL_CONTRACT,
     build=build,
-    sample=flash_sample,
+    sample=partial(flash_sample, kernel="portable"),
     presets=("paper", "quick", "lean"),
 )

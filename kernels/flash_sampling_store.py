@@ -105,7 +105,8 @@ def flash_sampling_store(
     """
     import torch
 
-    from fsbench.kernels._launch import default_config, load_operands
+    from fsbench.kernels._choice import default_config
+    from fsbench.kernels._launch import load_operands
 
     B, D = hidden.shape
     V = weight.shape[0]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels._device import launching_on, multiprocessors
-from fsbench.kernels._group_noise import group_candidates, group_sums, members
+from fsbench.kernels._group_noise import group_candidates, group_sums, members, sharpness
 from fsbench.kernels._helper import LOWEST_KEY, token_of_key
 from fsbench.kernels._provider import WorkspaceLaunch, noise_map
 from fsbench.kernels._workspace import workspace
@@ -58,7 +58,7 @@ def _gumbel_argmax_kernel(
         offs_v = v0 + tl.arange(0, BLOCK)
         stored = tl.load(logits_ptr + offs_v, mask=offs_v < V, other=float("-inf"))
         y = members(stored.to(tl.float32)[None, :])
-        m, sums = group_sums(y, 1.0 / tl.where(T == 0.0, 1.0, T))
+        m, sums = group_sums(y, sharpness(T, 1.0 / T, GREEDY))
         key, _ = group_candidates(y, m, sums, v0, rows, seed, offset, T, 0, GREEDY)
         best = tl.maximum(best, key)
 

@@ -48,7 +48,7 @@ def cells(entry: Found) -> Iterator:
     provider = entry.provider
     if not entry.unavailable_reason("cpu"):
         beyond, marks = NEED_CUDA, ()
-    elif entry.source.startswith("fsbench.kernels."):
+    elif entry.source.startswith("fsbench.kernels.") and not provider.compute_capability:
         provider, beyond, marks = interpreted(provider), NEED_COMPILER, pytest.mark.interpreter
     else:
         return

@@ -185,7 +185,9 @@ def test_availability(monkeypatch):
     monkeypatch.setattr(hardware, "gpus", lambda: [])
     assert reasons(capabilities=both) == ("no GPU on this machine", None)
     assert reasons() == ("no GPU on this machine", "runs on cuda only")
-    monkeypatch.setattr(hardware, "gpus", lambda: ["a GPU"])
+    monkeypatch.setattr(hardware, "gpus", lambda: [hardware.Gpu(0, "A100", "", None, "", (8, 0))])
+    assert reasons(compute_capability=(8, 0))[0] is None
+    assert reasons(compute_capability=(9, 0))[0] == "needs a GPU of compute capability 9.0"
     assert reasons(capabilities=both) == (None, None)
     absent = "package no_such_package, another_one is not installed"
     packages = ("no_such_package", "json", "another_one")

@@ -39,6 +39,7 @@ class FakeNvml:
             "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}{handle}",
             "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=150_000_000_000),
             "nvmlDeviceGetClockInfo": lambda handle, kind: {1: 1980, 2: 3201}[kind],
+            "nvmlDeviceGetCudaComputeCapability": lambda handle: [9, 0],
             "nvmlDeviceGetPowerUsage": lambda handle: 612_500,
             "nvmlDeviceGetTemperature": lambda handle, sensor: 41,
             "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: self.reasons,
@@ -61,8 +62,8 @@ def nvml(monkeypatch):
 def test_gpus(nvml):
     assert hardware.nvml_problem() is None
     assert hardware.gpus() == [
-        hardware.Gpu(0, "NVIDIA H200", "GPU-00", 150_000_000_000, "580.159"),
-        hardware.Gpu(1, "NVIDIA H200", "GPU-11", 150_000_000_000, "580.159"),
+        hardware.Gpu(0, "NVIDIA H200", "GPU-00", 150_000_000_000, "580.159", (9, 0)),
+        hardware.Gpu(1, "NVIDIA H200", "GPU-11", 150_000_000_000, "580.159", (9, 0)),
     ]
 
 

@@ -133,8 +133,8 @@ BAD = [
     ({"noise": None}, TYPE, "noise: expected a string; got NoneType"),
     ({"noise": "gumbel"}, VALUE, "noise: expected auto or token or group; got 'gumbel'"),
     ({"noise": "Group"}, VALUE, "noise: expected auto or token or group; got 'Group'"),
-    ({"config": "b16v128"}, TYPE, "config: expected a TileConfig; got str"),
-    ({"config": (16, 128, 64, 16, 0, 0, 4, 1, 1)}, TYPE, "config: expected a TileConfig; got tup"),
+    ({"config": "b16v128"}, TYPE, "config: expected a TileConfig or HopperConfig; got str"),
+    ({"config": (16, 128, 64)}, TYPE, "config: expected a TileConfig or HopperConfig; got tuple"),
     # out
     ({"out": torch.zeros(B)}, TYPE, "out: expected a Sample; got Tensor"),
     ({"out": tuple(out())}, TYPE, "out: expected a Sample; got tuple"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fsbench.errors import InvalidArgument
+from fsbench.kernels._choice import default_config
 from fsbench.kernels._flash_sampling_config import (
     BUCKETS,
     TileConfig,
@@ -13,7 +14,6 @@ from fsbench.kernels._flash_sampling_config import (
     config_for,
     space,
 )
-from fsbench.kernels._launch import default_config
 
 
 def test_a_batch_size_belongs_to_the_next_bucket():

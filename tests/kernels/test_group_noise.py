@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from fsbench import reference
-from fsbench.kernels._group_noise import group_candidates, group_sums, members
+from fsbench.kernels._group_noise import group_candidates, group_sums, members, sharpness
 from fsbench.kernels._helper import token_of_key
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
@@ -39,7 +39,7 @@ def _draw_kernel(logits_ptr, temperature_ptr, step_ptr, token_ptr, logit_ptr, v0
     row = tl.arange(0, R)[:, None]
     y = members(tl.load(logits_ptr + row * WIDTH + tl.arange(0, WIDTH)[None, :]))
     T = tl.load(temperature_ptr + row)
-    m, sums = group_sums(y, 1.0 / tl.where(T == 0.0, 1.0, T))
+    m, sums = group_sums(y, sharpness(T, 1.0 / T, GREEDY_ROWS))
     seed = tl.zeros((), tl.int64)
     # Row 0 for all: the same noise meets many logits.
     key, logit = group_candidates(

@@ -1,0 +1,78 @@
+"""Tile shapes of the Hopper kernel: the tuning space, and the shipped choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsbench.errors import InvalidArgument
+
+CHUNK = 64
+"""Hidden columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
+ROWS = 64
+"""Batch rows of a warpgroup: the M of its instruction."""
+_SHARED = 225 * 1024  # 227 KiB less the barriers
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """One way to cut the problem (docs/kernel.md).
+
+    warpgroups: that compute, each on 64 batch rows of a program.
+    block_v, block_d: vocabulary rows and hidden columns of a stage.
+    num_stages: of the ring between the loading warp and the computing warpgroups.
+    contiguous: the tiles of a program are neighbours; else those of a round are.
+    """
+
+    warpgroups: int
+    block_v: int
+    block_d: int
+    num_stages: int
+    contiguous: bool
+
+    def __post_init__(self) -> None:
+        for name, options in (
+            ("warpgroups", (1, 2)),
+            ("block_v", (128, 256)),
+            ("block_d", (64, 128, 256)),
+            ("num_stages", tuple(range(2, 17))),
+        ):
+            if getattr(self, name) not in options:
+                wanted = " or ".join(map(str, options))
+                raise InvalidArgument(f"{name}: expected {wanted}; got {getattr(self, name)}")
+        if self.shared_bytes > _SHARED:
+            raise InvalidArgument(
+                f"num_stages: expected stages of {_SHARED} bytes in all; got {self.shared_bytes}"
+            )
+
+    @property
+    def block_b(self) -> int:
+        """Batch rows of a program."""
+        return self.warpgroups * ROWS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the ring of a program; elements have 2 bytes."""
+        return (self.block_b + self.block_v) * self.block_d * 2 * self.num_stages
+
+    def box_rows(self, B: int) -> int:
+        """Batch rows of a TMA box: no more than B needs, as rows beyond B take time too."""
+        return min(ROWS, max(8, 1 << (B - 1).bit_length()))
+
+    def __str__(self) -> str:
+        order = "c" if self.contiguous else ""
+        return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
+
+
+BUCKETS = (64, 128, 256)
+"""Upper ends of the buckets of B; a larger B uses the last bucket's config."""
+
+_TABLE = {
+    64: HopperConfig(1, 128, 128, 4, False),
+    128: HopperConfig(2, 256, 64, 4, False),
+    256: HopperConfig(2, 256, 64, 4, True),
+}
+
+
+def hopper_config_for(B: int) -> HopperConfig:
+    """The shipped config for a batch size."""
+    return _TABLE[next((upper for upper in BUCKETS if upper >= B), BUCKETS[-1])]

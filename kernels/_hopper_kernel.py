@@ -1,0 +1,634 @@
+"""Device code of FlashSampling for Hopper: TMA, wgmma and warp specialization, in Gluon.
+
+A program has one warp that loads and one or two warpgroups that compute. The loader copies tiles of
+weight and hidden into a ring of stages; each computing warpgroup multiplies its 64 rows of hidden
+with all of a tile's tokens and then lets the logits enter its running candidates, while the loader
+runs ahead. docs/kernel.md has a figure.
+
+The batch is on the M side of the instruction: then a thread holds, of two rows, whole groups of the
+group noise, and neither the groups' sums nor the running best ever leave it. What the logits and
+the noise are, and what a program leaves behind, is that of _flash_sampling_kernel, bit for bit.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fsbench.kernels._epilogue import add_masses, capped
+from fsbench.kernels._flash_sampling_kernel import SMALLEST_TEMPERATURE
+from fsbench.kernels._group_noise import (
+    group_draws,
+    group_noise,
+    group_sums,
+    members,
+    sharpness,
+    token_of_member,
+)
+from fsbench.kernels._helper import (
+    LOWEST_KEY,
+    _log,
+    halves,
+    nan_max,
+    ordered_key,
+    token_of_key,
+)
+from fsbench.kernels._mainloop import ROTATION
+
+CHUNK = gl.constexpr(64)
+"""Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
+ROWS = gl.constexpr(64)
+"""Batch rows of a warpgroup: the M of its instruction."""
+LOADER_REGISTERS = gl.constexpr(24)
+SECOND_REGISTERS = gl.constexpr(232)
+"""Of a thread of the loading warp, and of the second warpgroup; the first one gets the rest."""
+AT_ONCE = gl.constexpr(16)
+"""Programs whose masses a thread adds up at once."""
+
+
+@gluon.constexpr_function
+def _accumulator_layout(WIDTH):
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16]
+    )
+
+
+@gluon.constexpr_function
+def _group_layout(GROUPS):
+    """[ROWS, GROUPS] with one element per group of GROUPS / 4 blocks: where a thread has them."""
+    return gl.DistributedLinearLayout(
+        reg_bases=([[0, 4]] if GROUPS == 8 else []) + [[8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, GROUPS],
+    )
+
+
+@gluon.jit
+def _next_stage(stage, phase, STAGES: gl.constexpr):
+    stage += 1
+    wrap = stage == STAGES
+    return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
+
+
+@gluon.jit
+def _first_column(v0, D):
+    """Where the sum over columns starts; see _mainloop.tile_logits."""
+    return (v0 // ROTATION) % gl.cdiv(D, ROTATION) * ROTATION
+
+
+@gluon.jit
+def _schedule(V, programs_v, BLOCK_V: gl.constexpr):
+    """(rounds, first tail block): the vocabulary as rounds of a tile per program, and a tail.
+
+    With tiles of two blocks of 128 tokens, the blocks of a last round may be few enough for one
+    each: then they are the tail, and program p has the block first + p of it.
+    """
+    blocks = gl.cdiv(V, 128)
+    if BLOCK_V == 128:
+        return gl.cdiv(blocks, programs_v), blocks
+    else:
+        rounds = blocks // (2 * programs_v)
+        rest = blocks - rounds * 2 * programs_v
+        rounds = gl.where(rest > programs_v, rounds + 1, rounds)
+        return rounds, rounds * 2 * programs_v
+
+
+@gluon.jit
+def _first_token(r, rounds, pid_v, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
+    """Where a program's tile of round r begins."""
+    if CONTIGUOUS:
+        return (pid_v * rounds + r) * BLOCK_V
+    else:
+        return (r * programs_v + pid_v) * BLOCK_V
+
+
+@gluon.jit
+def _program_of(token, V, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
+    """The program that meets a token."""
+    rounds, tail = _schedule(V, programs_v, BLOCK_V)
+    tile = token // BLOCK_V
+    program = tile // gl.maximum(rounds, 1) if CONTIGUOUS else tile % programs_v
+    return gl.where(token < tail * 128, program, token // 128 - tail)
+
+
+@gluon.jit
+def _load_tile(
+    weight, hidden, ring, stage, phase, v0, b0, D,
+    WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free."""
+    weight_ring, hidden_ring, loaded, free = ring
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    BOX: gl.constexpr = hidden.block_type.shape[0]
+    BYTES: gl.constexpr = (
+        WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * hidden.block_type.nbytes
+    )
+    d0 = _first_column(v0, D)
+    for _ in range(0, D, BLOCK_D):
+        mbarrier.wait(free.index(stage), phase)
+        bar = loaded.index(stage)
+        # Boxes over the edge of a matrix are filled up with zeros, and count in full.
+        mbarrier.expect(bar, CHUNKS * BYTES)
+        for i in gl.static_range(CHUNKS):
+            tile = weight_ring.index(stage * CHUNKS + i)
+            for block in gl.static_range(WIDTH // 128):
+                tma.async_copy_global_to_shared(
+                    weight, [v0 + block * 128, d0 + i * CHUNK], bar,
+                    tile.slice(block * 128, 128, dim=0),
+                )  # fmt: skip
+        for i in gl.static_range(CHUNKS):
+            for group in gl.static_range(WARPGROUPS):
+                rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
+                tma.async_copy_global_to_shared(
+                    hidden, [b0 + group * ROWS, d0 + i * CHUNK], bar, rows.slice(0, BOX, dim=0)
+                )
+        d0 += BLOCK_D
+        d0 = gl.where(d0 >= D, 0, d0)
+        stage, phase = _next_stage(stage, phase, STAGES)
+    return stage, phase
+
+
+@gluon.jit
+def _load_tiles(
+    weight, hidden, ring, share, V, D, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
+    CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The loading warp."""
+    b0, pid_v, programs_v = share
+    rounds, tail = _schedule(V, programs_v, BLOCK_V)
+    stage = 0
+    phase = 1
+    for r in range(rounds):
+        v0 = _first_token(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        if v0 < V:
+            stage, phase = _load_tile(
+                weight, hidden, ring, stage, phase, v0, b0, D, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES
+            )
+    if BLOCK_V > 128:
+        v0 = (tail + pid_v) * 128
+        if v0 < V:
+            _load_tile(
+                weight, hidden, ring, stage, phase, v0, b0, D, WARPGROUPS, 128, BLOCK_D, STAGES
+            )
+
+
+@gluon.jit
+def _tile_logits(
+    ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """This warpgroup's [ROWS, WIDTH] logits of the next tile in the ring, and where that ends."""
+    weight_ring, hidden_ring, loaded, free = ring
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    acc = gl.zeros([ROWS, WIDTH], gl.float32, _accumulator_layout(WIDTH))
+    use_acc = False
+    for _ in range(0, D, BLOCK_D):
+        mbarrier.wait(loaded.index(stage), phase)
+        for i in gl.static_range(CHUNKS):
+            at = stage * CHUNKS + i
+            acc = warpgroup_mma(
+                hidden_ring.index(at * WARPGROUPS + WARPGROUP),
+                weight_ring.index(at).slice(0, WIDTH, dim=0).permute((1, 0)),
+                acc,
+                use_acc=use_acc,
+                is_async=True,
+            )
+            use_acc = True
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(free.index(stage), count=1)
+        stage, phase = _next_stage(stage, phase, STAGES)
+    return acc, stage, phase
+
+
+@gluon.jit
+def _processed(y, v0, row, index, B, V, processing, mask_words):
+    """As _epilogue.processed, for the 32 members of each group: y_i is of token v0 + column.
+
+    y: 32 tensors [ROWS, G]. row, index: int32 [ROWS, G], the row and the number of the group.
+    """
+    soft_cap, bias_ptr, row_bias_ptr, mask_ptr = processing
+    first = index // 4 * 128 + index % 4 * 2
+    words = ()
+    if len(mask_ptr) > 0:
+        for i in gl.static_range(4):
+            word = v0 // 32 + index // 4 * 4 + i
+            at = mask_ptr[0] + row.to(gl.int64) * mask_words + word
+            words += (gl.load(at, mask=(row < B) & (word * 32 < V), other=0),)
+    out = ()
+    for i in gl.static_range(32):
+        x = y[i]
+        column = first + (i // 2 * 8 + i % 2)
+        if len(soft_cap) > 0:
+            # The cap of the -inf beyond the vocabulary would be a logit like others.
+            x = gl.where(v0 + column < V, capped(x, soft_cap[0]), float("-inf"))
+        if len(bias_ptr) > 0:
+            there = v0 + column < V
+            x += gl.load(bias_ptr[0] + v0 + column, mask=there, other=0.0).to(gl.float32)
+        if len(row_bias_ptr) > 0:
+            there = (row < B) & (v0 + column < V)
+            at = row_bias_ptr[0] + row.to(gl.int64) * V + v0 + column
+            x += gl.load(at, mask=there, other=0.0).to(gl.float32)
+        if len(mask_ptr) > 0:
+            bit = words[i // 8] >> (column & 31)
+            x = gl.where((bit & 1) != 0, x, float("-inf"))
+        out += (x,)
+    return out
+
+
+@gluon.jit
+def _tile(
+    ring, stage, phase, v0, rows, sizes, processing, best, largest, mass,
+    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
+    WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Let the next tile in the ring enter the running candidates and masses; see _consume."""
+    _, V, D, _, _ = sizes
+    logits, stage, phase = _tile_logits(
+        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
+    )
+    if v0 + WIDTH > V:
+        offs_v = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, logits.type.layout))
+        logits = gl.where((offs_v < V)[None, :], logits, float("-inf"))
+    best, largest, mass = _consume(
+        logits, v0, rows, sizes, processing, best, largest, mass, N, NOISE, GREEDY_ROWS, WITH_MASS
+    )
+    return stage, phase, best, largest, mass
+
+
+@gluon.jit
+def _consume(
+    logits, v0, rows, sizes, processing, best, largest, mass,
+    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
+):  # fmt: skip
+    """Let matmul results [ROWS, WIDTH] of tokens from v0 on enter the candidates and masses.
+
+    rows: of each row, [ROWS, 1] in _group_layout(4), or scalar where it is one for all:
+        (number, number in the noise, seed, offset, T, 1 / T).
+    best: of each sample (score, token, logit), [ROWS, 4] each. largest, mass: [ROWS, 4].
+    """
+    GROUPS: gl.constexpr = logits.shape[1] // 32
+    _, bias_ptr, row_bias_ptr, mask_ptr = processing
+    # What needs many registers goes one block at a time; the rest is faster with more at once.
+    MANY: gl.constexpr = (
+        len(bias_ptr) > 0
+        or len(row_bias_ptr) > 0
+        or len(mask_ptr) > 0
+        or (WITH_MASS and GREEDY_ROWS)
+    )
+    if GROUPS > 4 and MANY:
+        low, high = halves(logits)
+        best, largest, mass = _consume(
+            low, v0, rows, sizes, processing, best, largest, mass, N, NOISE, GREEDY_ROWS, WITH_MASS
+        )
+        return _consume(
+            high, v0 + GROUPS * 16, rows, sizes, processing, best, largest, mass,
+            N, NOISE, GREEDY_ROWS, WITH_MASS,
+        )  # fmt: skip
+    else:
+        B, V, _, mask_words, first_sample = sizes
+        LAYOUT: gl.constexpr = _group_layout(GROUPS)
+        index = gl.arange(0, GROUPS, gl.SliceLayout(0, LAYOUT))[None, :]
+        row = _in_layout(rows[0], LAYOUT)
+        noise_row = _in_layout(rows[1], LAYOUT)
+        seed = _in_layout(rows[2], LAYOUT)
+        offset = _in_layout(rows[3], LAYOUT)
+        T = _in_layout(rows[4], LAYOUT)
+        inverse_temperature = _in_layout(rows[5], LAYOUT)
+        y = ()
+        ours = members(logits)
+        for i in gl.static_range(32):
+            y += (_in_layout(ours[i], LAYOUT),)
+        y = _processed(y, v0, row, index, B, V, processing, mask_words)
+        m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS))
+        if WITH_MASS:
+            # The same again, except for greedy rows.
+            m, mass_sums = group_sums(y, inverse_temperature)
+            for part in gl.static_range(GROUPS // 4):
+                largest, mass = add_masses(
+                    largest, mass, _block(m, part), _block(mass_sums[31], part), rows[5]
+                )
+        new_best = ()
+        for i in gl.static_range(N):
+            if NOISE == "none":
+                score, member, logit = _largest(y, m)
+            else:
+                rate, u = group_noise(v0, index, noise_row, seed, offset, first_sample + i)
+                score, member, logit = group_draws(y, m, sums, rate, u, T, GREEDY_ROWS)
+            token = token_of_member(v0, index, member)
+            so_far = best[i]
+            for part in gl.static_range(GROUPS // 4):
+                so_far = _better(
+                    so_far, _block(score, part), _block(token, part), _block(logit, part)
+                )
+            new_best += (so_far,)
+        return new_best, largest, mass
+
+
+@gluon.jit
+def _in_layout(x, LAYOUT: gl.constexpr):
+    """x itself, if a scalar; or x in another layout, which must not move it to another thread."""
+    if len(x.shape) == 0:
+        return x
+    else:
+        return gl.convert_layout(x, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _block(x, part: gl.constexpr):
+    """[ROWS, G] -> the four groups of one block of 128 tokens, [ROWS, 4]."""
+    if x.shape[1] == 4:
+        return x
+    else:
+        layout: gl.constexpr = _group_layout(4)
+        return gl.convert_layout(halves(x)[part], layout, assert_trivial=True)
+
+
+@gluon.jit
+def _better(best, score, token, logit):
+    """best = (score, token, logit), or the other if its score is larger. NaN stays.
+
+    A thread meets its tokens in ascending order, so of equal scores the lowest token stays.
+    """
+    wins = score > best[0]
+    return (
+        nan_max(best[0], score),
+        gl.where(wins, token, best[1]),
+        gl.where(wins, logit, best[2]),
+    )
+
+
+@gluon.jit
+def _largest(y, m):
+    """As _group_noise.group_draws, without noise: the first of the largest logits."""
+    member = (m < float("-inf")).to(gl.int32) + 31
+    for i in gl.static_range(30, -1, -1):
+        member = gl.where(y[i] == m, i, member)
+    return m, member, m
+
+
+@gluon.jit
+def _per_row(pointer, row, B, PER_ROW: gl.constexpr):
+    """The value of each row, of row's shape; or the one for all of them, a scalar."""
+    if PER_ROW:
+        return gl.load(pointer + row, mask=row < B, other=0)
+    else:
+        return gl.load(pointer)
+
+
+@gluon.jit
+def _temperatures(temperature, row, B, PER_ROW: gl.constexpr):
+    """(T, 1 / T) of each row, as _flash_sampling_kernel has them."""
+    T = gl.load(temperature + row, mask=row < B, other=0) if PER_ROW else temperature
+    # NaN makes every score of the row NaN, and the row invalid.
+    T = gl.where((T >= 0.0) & (float("inf") > T), T, float("nan"))
+    T = gl.where(T < SMALLEST_TEMPERATURE, 0.0, T)
+    # Greedy rows report the log-probabilities of T = 1.
+    return T, 1.0 / gl.where(T == 0.0, 1.0, T)
+
+
+@gluon.jit
+def _compute(
+    ring, share, sizes, noise, processing, scratch,
+    N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, WARPGROUPS: gl.constexpr,
+    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    WARPGROUP: gl.constexpr,
+):  # fmt: skip
+    """A computing warpgroup: its rows' candidates and masses of all tiles of the program."""
+    b0, pid_v, programs_v = share
+    B, V, _, _, _ = sizes
+    seed_ptr, offset_ptr, temperature = noise
+    keys_ptr, winners_ptr, masses_ptr = scratch
+    LAYOUT: gl.constexpr = _group_layout(4)
+    row = b0 + WARPGROUP * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    there = row < B
+    offset = gl.to_tensor(0).to(gl.int64)
+    if len(offset_ptr) > 0:
+        offset = _per_row(offset_ptr[0], row[:, None], B, OFFSET_PER_ROW)
+    T, inverse_temperature = _temperatures(temperature, row[:, None], B, TEMPERATURE_PER_ROW)
+    rows = (
+        row[:, None],
+        # A seed of its own identifies a request; else its row in the batch does.
+        row[:, None] * 0 if SEED_PER_ROW else row[:, None],
+        _per_row(seed_ptr, row[:, None], B, SEED_PER_ROW),
+        offset,
+        T,
+        inverse_temperature,
+    )
+    best = ()
+    for _ in gl.static_range(N):
+        best += ((
+            gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT),
+            gl.full([ROWS, 4], 0, gl.int32, LAYOUT),
+            gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT),
+        ),)  # fmt: skip
+    largest = gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT)
+    mass = gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
+    rounds, tail = _schedule(V, programs_v, BLOCK_V)
+    stage = 0
+    phase = 0
+    for r in range(rounds):
+        v0 = _first_token(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        if v0 < V:
+            stage, phase, best, largest, mass = _tile(
+                ring, stage, phase, v0, rows, sizes, processing, best, largest, mass,
+                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
+            )  # fmt: skip
+    if BLOCK_V > 128:
+        v0 = (tail + pid_v) * 128
+        if v0 < V:
+            stage, phase, best, largest, mass = _tile(
+                ring, stage, phase, v0, rows, sizes, processing, best, largest, mass,
+                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
+            )  # fmt: skip
+
+    for i in gl.static_range(N):
+        score, token, logit = best[i]
+        candidate = ordered_key(gl.where(score == score, score, float("inf")), token)
+        key = gl.max(candidate, axis=1)
+        gl.atomic_max(keys_ptr + row * N + i, key, mask=there)
+        if len(winners_ptr) > 0:
+            # Candidates of a row differ in their token, so one is the best.
+            mine = gl.where(candidate == key[:, None], logit, float("-inf"))
+            at = winners_ptr[0] + (pid_v * B + row) * N + i
+            gl.store(at, gl.max(mine, axis=1), mask=there)
+    if len(masses_ptr) > 0:
+        row_largest = gl.reduce(largest, 1, nan_max)
+        _, total = add_masses(row_largest[:, None], 0.0, largest, mass, inverse_temperature)
+        at = masses_ptr[0] + pid_v * B + row
+        gl.store(at, row_largest, mask=there)
+        gl.store(at + programs_v * B, gl.sum(total, axis=1), mask=there)
+
+
+@gluon.jit
+def _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT: gl.constexpr):
+    """As _flash_sampling_kernel._log_mass. row: [R] in a slice of LAYOUT."""
+    inverse = inverse_temperature
+    if len(inverse.shape) > 0:
+        inverse = inverse[:, None]
+    idle = (row * 0).to(gl.float32)[:, None]
+    program = gl.arange(0, AT_ONCE, gl.SliceLayout(0, LAYOUT))[None, :]
+    mass = idle + (program * 0).to(gl.float32)
+    largest = mass - float("inf")
+    for first in range(0, programs_v, AT_ONCE):
+        at = masses_ptr + (first + program) * B + row[:, None]
+        there = (first + program < programs_v) & (row < B)[:, None]
+        m = gl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+        s = gl.load(at + programs_v * B, mask=there, other=0.0, cache_modifier=".cg")
+        largest, mass = add_masses(largest, mass, m, s, inverse)
+    row_largest = gl.reduce(largest, 1, nan_max)
+    _, total = add_masses(row_largest[:, None], 0.0, largest, mass, inverse)
+    return row_largest, _log(gl.maximum(gl.sum(total, axis=1), 1.0))
+
+
+@gluon.jit
+def _finish(
+    programs_v, b0, temperature, keys_ptr, winners_ptr, masses_ptr,
+    tokens_ptr, valid_ptr, logprob_ptr, logz_ptr, B, V, samples, first_sample,
+    N: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, BLOCK_B: gl.constexpr,
+    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
+):  # fmt: skip
+    """The last program of a block of rows: decode its tokens, reset the workspace."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, AT_ONCE], [32, 1], [4, 1], [1, 0])
+    row = b0 + gl.arange(0, BLOCK_B, gl.SliceLayout(1, LAYOUT))
+    there = row < B
+    if masses_ptr is not None:
+        _, inverse_temperature = _temperatures(temperature, row, B, TEMPERATURE_PER_ROW)
+        largest, log_mass = _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT)
+    for i in gl.static_range(N):
+        lowest = row.to(gl.int64) * 0 + LOWEST_KEY
+        token = token_of_key(gl.atomic_xchg(keys_ptr + row * N + i, lowest, mask=there))
+        drawn = there & (token >= 0)
+        out = row.to(gl.int64) * samples + first_sample + i
+        gl.store(tokens_ptr + out, token.to(gl.int64), mask=there)
+        if logprob_ptr is not None:
+            source = _program_of(token, V, programs_v, BLOCK_V, CONTIGUOUS)
+            at = winners_ptr + (source * B + row) * N + i
+            chosen = gl.load(at, mask=drawn, other=float("nan"), cache_modifier=".cg")
+            logprob = (chosen - largest) * inverse_temperature - log_mass
+            gl.store(logprob_ptr + out, logprob, mask=there)
+        if i == 0:  # whether a row has a draw is the same for all of its samples
+            gl.store(valid_ptr + row, token >= 0, mask=there)
+            if logz_ptr is not None:
+                logz = gl.where(drawn, largest * inverse_temperature + log_mass, float("nan"))
+                gl.store(logz_ptr + row, logz, mask=there)
+
+
+@gluon.jit(do_not_specialize=["B", "V", "first_sample"])
+def hopper_kernel(
+    hidden,  # [B, D] descriptor of boxes [8 .. 64, CHUNK]
+    weight,  # [>= V, D] descriptor of boxes [128, CHUNK]
+    seed_ptr,  # this and what follows: as flash_sampling_kernel
+    offset_ptr,
+    temperature,
+    soft_cap,
+    bias_ptr,
+    row_bias_ptr,
+    mask_ptr,
+    keys_ptr,
+    arrivals_ptr,
+    winners_ptr,
+    masses_ptr,
+    tokens_ptr,
+    valid_ptr,
+    logprob_ptr,
+    logz_ptr,
+    B,
+    V,
+    D,
+    mask_words,
+    samples,
+    first_sample,
+    N: gl.constexpr,
+    NOISE: gl.constexpr,  # "group" or "none" (greedy)
+    SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr,
+    TEMPERATURE_PER_ROW: gl.constexpr,
+    WARPGROUPS: gl.constexpr,  # that compute
+    BLOCK_V: gl.constexpr,
+    CONTIGUOUS: gl.constexpr,  # the tiles of a program are neighbours, not programs apart
+    BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    BLOCK_B: gl.constexpr = WARPGROUPS * ROWS
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    weight_ring = gl.allocate_shared_memory(
+        weight.dtype, [STAGES * CHUNKS, BLOCK_V, CHUNK], weight.layout
+    )
+    hidden_ring = gl.allocate_shared_memory(
+        hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, CHUNK], hidden.layout
+    )
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(free.index(i), count=WARPGROUPS)
+    fence_async_shared()
+
+    num_tiles_b = gl.cdiv(B, BLOCK_B)
+    pid_b = gl.program_id(0) % num_tiles_b
+    pid_v = gl.program_id(0) // num_tiles_b
+    programs_v = gl.num_programs(0) // num_tiles_b
+    b0 = pid_b * BLOCK_B
+    # What is absent is an empty tuple, as None cannot be in one.
+    ring = (weight_ring, hidden_ring, loaded, free)
+    share = (b0, pid_v, programs_v)
+    sizes = (B, V, D, mask_words, first_sample)
+    noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
+    processing = (
+        () if soft_cap is None else (soft_cap,),
+        () if bias_ptr is None else (bias_ptr,),
+        () if row_bias_ptr is None else (row_bias_ptr,),
+        () if mask_ptr is None else (mask_ptr,),
+    )
+    scratch = (
+        keys_ptr,
+        () if winners_ptr is None else (winners_ptr,),
+        () if masses_ptr is None else (masses_ptr,),
+    )
+    if WARPGROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 1)),
+                (_load_tiles, (weight, hidden, ring, share, V, D, WARPGROUPS, BLOCK_V,
+                               CONTIGUOUS, BLOCK_D, STAGES)),
+            ],
+            [4, 1],
+            [SECOND_REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
+                (_load_tiles, (weight, hidden, ring, share, V, D, WARPGROUPS, BLOCK_V,
+                               CONTIGUOUS, BLOCK_D, STAGES)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )  # fmt: skip
+
+    # All warpgroups have merged their candidates before the program's arrival is counted.
+    if gl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
+        gl.atomic_xchg(arrivals_ptr + pid_b, 0)
+        _finish(
+            programs_v, b0, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr,
+            valid_ptr, logprob_ptr, logz_ptr, B, V, samples, first_sample, N, TEMPERATURE_PER_ROW,
+            BLOCK_B, BLOCK_V, CONTIGUOUS,
+        )  # fmt: skip

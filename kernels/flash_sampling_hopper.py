@@ -1,0 +1,44 @@
+"""FlashSampling for Hopper: TMA, wgmma and warp specialization, in Gluon (docs/kernel.md).
+
+What flash_sample runs on a GPU of compute capability 9.0. Logits and tokens are those of
+flash_sampling, bit for bit.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fsbench.kernels._flash_sample import flash_sample
+from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    return FlashSampling(problem, weight, kernel="hopper")
+
+
+def supports(problem: Problem) -> str | None:
+    """See Provider."""
+    if problem.D % 8:
+        return "needs rows of a multiple of 16 bytes (D a multiple of 8)"
+    return None
+
+
+PROVIDER = Provider(
+    name="flash_sampling_hopper",
+    label="FlashSampling (Hopper)",
+    kind=Kind.EXACT,
+    requires=("triton",),
+    compute_capability=(9, 0),
+    capabilities=FULL_CONTRACT,
+    supports=supports,
+    build=build,
+    sample=partial(flash_sample, kernel="hopper"),
+    presets=("paper", "quick", "lean"),
+)
