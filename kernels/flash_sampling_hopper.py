@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling
+from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
@@ -36,6 +36,7 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     requires=("triton",),
     compute_capability=(9, 0),
+    noise_map=noise_map,
     capabilities=FULL_CONTRACT,
     supports=supports,
     build=build,
