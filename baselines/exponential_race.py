@@ -57,7 +57,7 @@ PROVIDER = Provider(
         devices=("cuda", "cpu"),
         dtypes=("bf16", "fp16", "fp32"),
         host_sync_free=True,
-        exact_to_gap=12.0,
+        exact_to_gap=11.0,
     ),
     presets=("quick", "cpu", "lean"),
 )

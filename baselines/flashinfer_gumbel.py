@@ -40,7 +40,7 @@ PROVIDER = Provider(
     capabilities=Capabilities(
         host_sync_free=True,
         batch_invariant=True,
-        exact_to_gap=12.0,
+        exact_to_gap=11.0,
         seed_stride=4,  # see _flashinfer
     ),
     presets=("paper", "quick"),

@@ -88,8 +88,8 @@ class Capabilities:
     batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
     known_deviation: total variation distance from the softmax that an EXACT sampler is known to
         have in one of its dtypes; it is held to that instead of to exactness, and says why.
-    exact_to_gap: how far below the leader, in logits / T, an EXACT sampler's noise reaches, if that
-        is known to be a limit. Tokens further down may be drawn too rarely, never too often.
+    exact_to_gap: tokens of a probability below e^-exact_to_gap may be drawn too rarely, never too
+        often: how far the noise of an EXACT sampler is known to reach. None if no limit is known.
     seed_stride: the least distance of two seeds whose noise is independent at the same step.
 
     The OPTIONS, of `Provider.sample`:

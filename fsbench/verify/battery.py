@@ -19,7 +19,7 @@ from fsbench.errors import (
     is_out_of_memory,
     unknown_name,
 )
-from fsbench.provider import Kind, Provider
+from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.verify import distribution, invariance, joint, noise, pathwise, support
 from fsbench.verify.check import Check, Setting
 from fsbench.verify.drawing import Draws
@@ -27,6 +27,7 @@ from fsbench.verify.pathwise import SHAPES, Shapes
 
 _SIZES_B = (1, 3, 16, 17, 64, 65, 255, 256)
 _SIZES_V = (1, 2, 127, 128, 129, 1000, 50257, 151936)
+_COSTS = ("group", "token", "stored", "chunks")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Effort:
 
     vocabulary: V of the large problem. fit_draws: draws of `fit`.
     seeds, seed_draws: of `fit of seeds`, draws each.
-    variation_draws: of `variation`, by the form of noise; None is noise of its own.
+    variation_draws: of `variation`, by what a draw costs (`cost`).
     gaps, tail_tokens: of `tail`, random numbers spent on each gap.
     joint_steps, other_steps: launches of 256 equal rows, of the seed and of each other seed.
     filter_steps: launches of each filter. codes: of `noise map`. maxima: rows of `maximum`.
@@ -48,7 +49,7 @@ class Effort:
     fit_draws: int
     seeds: int
     seed_draws: int
-    variation_draws: dict[str | None, int]
+    variation_draws: dict[str, int]
     gaps: tuple[float, ...]
     tail_tokens: int
     joint_steps: int
@@ -67,7 +68,7 @@ _CPU_CI = Effort(
     fit_draws=2**16,
     seeds=8,
     seed_draws=2**13,
-    variation_draws={None: 2**13, "token": 2**13, "group": 2**13},
+    variation_draws=dict.fromkeys(_COSTS, 2**13),
     gaps=(10, 12),
     tail_tokens=2**25,
     joint_steps=48,
@@ -85,7 +86,7 @@ _CPU_FULL = Effort(
     fit_draws=2**20,
     seeds=64,
     seed_draws=2**16,
-    variation_draws={None: 2**15, "token": 2**15, "group": 2**15},
+    variation_draws=dict.fromkeys(_COSTS, 2**15),
     gaps=(16, 18, 20),
     tail_tokens=2**31,
     joint_steps=64,
@@ -103,8 +104,13 @@ _CUDA_FULL = Effort(
     fit_draws=2**20,
     seeds=64,
     seed_draws=2**18,
-    # What some twenty seconds buy: group noise costs a tenth of token noise.
-    variation_draws={None: 2**21, "token": 2**24, "group": 10**8},
+    # What half a minute to a minute buys. 25 million bound the total variation by 0.002.
+    variation_draws={
+        "group": 10**8,
+        "token": 25 * 10**6,
+        "stored": 25 * 10**6,
+        "chunks": 2**21,
+    },
     gaps=(16, 18, 20),
     tail_tokens=2**36,
     joint_steps=4096,
@@ -120,7 +126,7 @@ _CUDA_FULL = Effort(
 _CUDA_CI = replace(
     _CUDA_FULL,
     seeds=8,
-    variation_draws={None: 2**19, "token": 2**21, "group": 2**24},
+    variation_draws={"group": 2**24, "token": 2**21, "stored": 2**21, "chunks": 2**19},
     tail_tokens=2**34,
     joint_steps=512,
     other_steps=128,
@@ -145,7 +151,7 @@ GATE_DRAWS = {"cuda": 2**20, "cpu": 2**16}
 CHECKS = (
     *("philox", "noise map", "maximum", "oracle", "undefined rows", "greedy", "edges", "filters"),
     *("invariance", "fit", "fit of seeds", "tiles", "collisions", "rows", "steps", "seeds"),
-    *("samples", "variation", "tail"),
+    *("samples", "tail", "variation"),
 )
 """Every check by name; there is a `tail` for each gap."""
 
@@ -192,6 +198,15 @@ def takes_greedy(provider: Provider) -> bool:
     """Whether the provider can be asked for the argmax."""
     able = provider.capabilities
     return provider.kind is Kind.GREEDY or (provider.kind is Kind.EXACT and able.zero_temperature)
+
+
+def cost(able: Capabilities) -> str:
+    """What a draw costs: noise for groups of tokens or for each; else stored logits, or chunks.
+
+    Without noise of the contract, only a loop over chunks of the vocabulary keeps no logits: many
+    small launches.
+    """
+    return able.noise or ("chunks" if able.fused else "stored")
 
 
 def _gate(provider: Provider, setting: Setting) -> Todo:
@@ -280,7 +295,7 @@ class _Battery:
     def _drawn(self) -> Todo:
         provider, effort = self.provider, self.effort
         able = provider.capabilities
-        variation = effort.variation_draws[able.noise]
+        variation = effort.variation_draws[cost(able)]
         todo: Todo = [
             ("fit", lambda: distribution.check_fit(provider, self.small, effort.fit_draws)),
             ("fit of seeds", self._fit_of_seeds),
@@ -297,10 +312,10 @@ class _Battery:
             todo.append(
                 ("samples", lambda: joint.check_samples(provider, self.large, effort.other_steps))
             )
+        todo += [(f"tail {gap:g}", partial(self._tail, gap)) for gap in effort.gaps]
         todo.append(
             ("variation", lambda: distribution.check_variation(provider, self.large, variation))
         )
-        todo += [(f"tail {gap:g}", partial(self._tail, gap)) for gap in effort.gaps]
         return todo
 
     def _fit_of_seeds(self) -> Check:

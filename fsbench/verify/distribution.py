@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from fsbench.provider import Provider
@@ -108,25 +109,54 @@ def check_variation(provider: Provider, draws: Draws, wanted: int) -> Check:
     """G-test of a large vocabulary under Zipf's law, and a bound on the total variation.
 
     Bins: the likeliest tokens alone, the others by decade of probability, part of the vocabulary,
-    and token id modulo 32; so a tile, a lane or a decade that is drawn wrongly stands out.
+    and token id modulo 32; so a tile, a lane or a decade that is drawn wrongly stands out. If that
+    fails, a sampler whose noise is known to end is judged by what it claims (`_fit_above`).
     """
+    able = provider.capabilities
     p = draws.probabilities("zipf").cpu()
-    bins = position_bins(p)
     draws.seed(13)
     counts = draws.counts("zipf", wanted)
-    shares = torch.zeros(int(bins.max()) + 1, dtype=torch.float64).index_add_(0, bins, p)
-    binned = torch.zeros(len(shares), dtype=torch.int64).index_add_(0, bins, counts)
-    there = shares > 0
-    check = fit_check(
-        "variation",
-        binned[there].numpy(),
-        shares[there].numpy(),
-        provider.capabilities.known_deviation,
-        f"V={draws.problem.V}: ",
-    )
+    what = f"V={draws.problem.V}: "
+    bins = position_bins(p)
+    check = fit_check("variation", *_binned(counts, p, bins), able.known_deviation, what)
+    if not check.passed and able.exact_to_gap is not None:
+        return _fit_above(able.exact_to_gap, counts, p, bins, what)
     if check.deviates or not check.passed:
         return check
     return replace(check, detail=f"{check.detail}; total variation below {check.bound:.2g}")
+
+
+def _fit_above(gap: float, counts: Tensor, p: Tensor, bins: Tensor, what: str) -> Check:
+    """`variation` where noise ends: tokens likelier than e^-gap follow the law among themselves.
+
+    Beside them no bin of the others is drawn too often.
+    """
+    near = p >= math.exp(-gap)
+    check = fit_check(
+        "variation", *_binned(counts * near, p * near / p[near].sum(), bins), what=what
+    )
+    far, shares = _binned(counts * ~near, p * ~near, bins)
+    n, n_near, p_near = int(counts.sum()), int(counts[near].sum()), float(p[near].sum())
+    too_many = len(far) * float(binom.sf(far - 1, n_near + far, shares / (p_near + shares)).min())
+    p_value = min(1.0, 2 * min(check.p_value or 0.0, too_many))
+    ratio = float(far.sum() / (n * shares.sum()))
+    return replace(
+        check,
+        passed=p_value > ALPHA,
+        detail=f"{check.detail} of tokens above e^-{gap:g}; the others {ratio:.4f} of exact",
+        draws=n,
+        p_value=p_value,
+        bound=None,  # it would be that of the near tokens alone
+        deviates=True,
+    )
+
+
+def _binned(counts: Tensor, p: Tensor, bins: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and probabilities of the bins."""
+    cells = int(bins.max()) + 1
+    shares = torch.zeros(cells, dtype=torch.float64).index_add_(0, bins, p)
+    binned = torch.zeros(cells, dtype=torch.int64).index_add_(0, bins, counts)
+    return binned.numpy(), shares.numpy()
 
 
 def position_bins(p: Tensor) -> Tensor:

@@ -213,12 +213,25 @@ def test_a_declared_cut_of_the_tail_is_no_failure_and_is_told():
     assert (near.verdict, far.verdict) == ("FAILED", "not exact")
 
 
-def test_a_declared_cut_does_not_allow_too_many_draws():
-    def many(logits, T, seed, offset):
-        return deviating(logits, T, seed, offset)
+def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(monkeypatch):
+    effort = replace(battery.EFFORTS["ci", "cpu"], variation_draws={"stored": 2**17})
+    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
 
-    (_, far) = verify(made(many, exact_to_gap=5.0), SETTING, "ci", ["tail"])
+    def variation(**able):
+        (check,) = verify(made(cut, **able), SETTING, "ci", ["variation"])
+        return check
+
+    assert variation().verdict == "FAILED"
+    assert variation(exact_to_gap=9.0).verdict == "FAILED"  # claims more than it can
+    check = variation(exact_to_gap=5.0)
+    assert check.verdict == "not exact" and "of exact" in check.detail
+
+
+def test_a_declared_cut_does_not_allow_too_many_draws():
+    (_, far) = verify(made(deviating, exact_to_gap=5.0), SETTING, "ci", ["tail"])
     assert far.verdict == "FAILED" and "too many" in far.detail
+    (check,) = verify(made(deviating, exact_to_gap=5.0), SETTING, "ci", ["variation"])
+    assert check.verdict == "FAILED"
 
 
 def test_seeds_closer_than_the_declared_stride_are_not_compared():

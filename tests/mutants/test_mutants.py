@@ -128,7 +128,7 @@ def tiny(monkeypatch):
         fit_draws=2**10,
         seeds=4,
         seed_draws=2**9,
-        variation_draws={None: 2**10},
+        variation_draws={"stored": 2**10},
         gaps=(4,),
         tail_tokens=2**17,
         joint_steps=8,
