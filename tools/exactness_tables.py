@@ -1,6 +1,6 @@
-"""The tables of docs/exactness.md from a record of `fsbench verify --output`, in Markdown.
+"""The tables of docs/exactness.md from records of `fsbench verify --output`, in Markdown.
 
-python tools/exactness_tables.py results/h200/verify-full.jsonl
+python tools/exactness_tables.py results/h200/verify-full/*.json
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 Record = dict[str, Any]
 
 
-def read(path: Path) -> list[Record]:
-    """The checks of a record; of one that was run twice, the later verdict."""
+def read(paths: list[Path]) -> list[Record]:
+    """The checks of records; of one that was run twice, the later verdict."""
     latest: dict[tuple[str, str], Record] = {}
-    for text in path.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        if "verdict" in line:
-            latest[line["provider"], line["name"]] = line
+    for path in paths:
+        for text in path.read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            if "verdict" in line:
+                latest[line["provider"], line["name"]] = line
     return list(latest.values())
 
 
@@ -30,7 +31,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def verdicts(checks: list[Record]) -> str:
-    """One row per sampler: how many checks passed, and those that did not, in words."""
+    """One row per sampler: how many checks passed, those that did not, in words, and the time."""
     rows = []
     for provider in dict.fromkeys(check["provider"] for check in checks):
         mine = [check for check in checks if check["provider"] == provider]
@@ -40,8 +41,9 @@ def verdicts(checks: list[Record]) -> str:
             for check in mine
             if check["verdict"] != "ok"
         ]
-        rows.append([f"`{provider}`", f"{ok} of {len(mine)}", "; ".join(other) or "none"])
-    return table(["sampler", "ok", "not exact, or failed"], rows)
+        took = f"{sum(check['seconds'] for check in mine):.0f} s"
+        rows.append([f"`{provider}`", f"{ok} of {len(mine)}", took, "; ".join(other) or "none"])
+    return table(["sampler", "ok", "took", "not exact, or failed"], rows)
 
 
 def tails(checks: list[Record]) -> str:
@@ -60,9 +62,13 @@ def tails(checks: list[Record]) -> str:
 
 
 def variations(checks: list[Record]) -> str:
-    """Draws of the large vocabulary, and the bound on the total variation."""
+    """Draws of the large vocabulary, and the bound on the total variation if it is exact there."""
     rows = [
-        [f"`{check['provider']}`", f"{check['draws']:.3g}", f"{check['bound']:.2g}"]
+        [
+            f"`{check['provider']}`",
+            f"{check['draws']:.3g}",
+            f"{check['bound']:.2g}" if check["bound"] else check["verdict"],
+        ]
         for check in checks
         if check["name"] == "variation"
     ]
@@ -70,5 +76,5 @@ def variations(checks: list[Record]) -> str:
 
 
 if __name__ == "__main__":
-    given = read(Path(sys.argv[1]))
+    given = read([Path(name) for name in sys.argv[1:]])
     print("\n\n".join((verdicts(given), tails(given), variations(given))))

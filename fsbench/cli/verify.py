@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,12 +100,16 @@ def verify(
     verdicts: list[bool] = []
     for entry in chosen:
         checks: list[Check] = []
+        began = since = time.monotonic()
         try:
             sampler = available(entry, device)
             _require_checkable(sampler, dtype)
             for done in run_checks(sampler, Setting(device, dtype, temperature), tier, check or ()):
                 checks.append(done)
-                record({"provider": sampler.name, "verdict": done.verdict, **asdict(done)})
+                now = time.monotonic()
+                took = {"verdict": done.verdict, "seconds": round(now - since, 3)}
+                record({"provider": sampler.name, **took, **asdict(done)})
+                since = now
         except (ProviderUnavailable, UnsupportedProblem) as error:
             if provider:  # it was asked for by name
                 raise
@@ -112,7 +117,8 @@ def verify(
             if not as_json:
                 console.print(f"not checked: {one_line(error)}", markup=False)
         if checks and not as_json:
-            console.print(_table(f"{entry.name}: {device}, {dtype}, T = {temperature:g}", checks))
+            title = f"{entry.name}: {device}, {dtype}, T = {temperature:g}; {since - began:.0f} s"
+            console.print(_table(title, checks))
         verdicts += [done.passed for done in checks]
     if not verdicts:
         raise UnsupportedProblem("verify: no sampler can be checked here; `fsbench list` says why")

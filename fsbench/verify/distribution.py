@@ -140,10 +140,13 @@ def _fit_above(gap: float, counts: Tensor, p: Tensor, bins: Tensor, what: str) -
     too_many = len(far) * float(binom.sf(far - 1, n_near + far, shares / (p_near + shares)).min())
     p_value = min(1.0, 2 * min(check.p_value or 0.0, too_many))
     ratio = float(far.sum() / (n * shares.sum()))
+    drawn, expected = _binned(counts, p, bins)
+    distance = 0.5 * float(np.abs(drawn / n - expected).sum())
+    told = f"tokens above e^-{gap:g}; the others {ratio:.3f} of exact"
     return replace(
         check,
         passed=p_value > ALPHA,
-        detail=f"{check.detail} of tokens above e^-{gap:g}; the others {ratio:.4f} of exact",
+        detail=f"{check.detail} of {told}; total variation seen {distance:.4f}",
         draws=n,
         p_value=p_value,
         bound=None,  # it would be that of the near tokens alone
