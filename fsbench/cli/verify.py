@@ -76,6 +76,7 @@ def verify(
     to that; FAILED. Exit code 1 if a check failed, 4 if a sampler that was asked
     for by name cannot run here.
     """
+    import torch
     from rich.console import Console
 
     from fsbench.discover import available, discover, select
@@ -86,6 +87,10 @@ def verify(
     from fsbench.verify.check import Setting
 
     device = device_to_use(device)
+    if device == "cpu":
+        # The operations are small, and threads that wait for each other cost more than they do: on
+        # two cores that others use as well, one battery took 13 s with one thread, 62 s with two.
+        torch.set_num_threads(1)
     Problem(1, 1, 1, dtype, temperature, device)  # names a wrong dtype or temperature
     if temperature == 0:
         raise InvalidArgument("--temperature: expected a number > 0 (greedy is always checked)")
