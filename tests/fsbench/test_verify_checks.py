@@ -214,7 +214,7 @@ def test_a_declared_cut_of_the_tail_is_no_failure_and_is_told():
 
 
 def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(monkeypatch):
-    effort = replace(battery.EFFORTS["ci", "cpu"], variation_draws={"stored": 2**17})
+    effort = replace(battery.EFFORTS["ci", "cpu"], variation_draws={"stored": 2**15})
     monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
 
     def variation(**able):
