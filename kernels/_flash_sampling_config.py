@@ -1,7 +1,7 @@
 """Tile shapes of the portable FlashSampling kernel, and the tuning space.
 
-What is chosen of it (_tile_tables.py) depends on the GPU, the model's D and the bucket of B, never on the exact B, so nothing is
-tuned while serving. Tokens do not depend on it (docs/noise.md).
+The choice (_tile_tables.py) depends on the GPU, the model's D and the bucket of B, never on the
+exact B, so nothing is tuned while serving. Tokens do not depend on it (docs/noise.md).
 """
 
 from __future__ import annotations

@@ -17,15 +17,12 @@ longest pattern that fits, then the smallest max_d. A table need not have every 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tomllib
-from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cache
-from glob import escape
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,20 +124,3 @@ def _check(values: Any, wanted: dict[str, type], where: str) -> None:
         if type(values.get(name)) is not kind:
             got = repr(values[name]) if name in values else "nothing"
             raise InvalidArgument(f"{where}.{name}: expected {kind.__name__}; got {got}")
-
-
-def text(
-    kernel: str, gpu_name: str, record: str, rows: Iterable[tuple[int, int | None, Any]]
-) -> str:
-    """A table for one GPU that `read` understands; rows are (bucket, max_d, config)."""
-    head = {"kernels": [kernel], "gpus": [escape(gpu_name)], "record": record}
-    # Strings, integers, truth values and lists of them are written alike in JSON and in TOML.
-    lines = ["[[tiles]]", *(f"{name} = {json.dumps(value)}" for name, value in head.items())]
-    lines.append("configs = [")
-    for bucket, max_d, config in rows:
-        entry = {"bucket": bucket, "max_d": max_d, **asdict(config)}
-        pairs = [
-            f"{name} = {json.dumps(value)}" for name, value in entry.items() if value is not None
-        ]
-        lines.append(f"    {{ {', '.join(pairs)} }},")
-    return "\n".join([*lines, "]", ""])
