@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import prod
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -45,33 +46,74 @@ class Timing:
     note: str = ""
 
 
+def measure(
+    provider: Provider,
+    paths: Sequence[Path],
+    problems: Sequence[Problem],
+    limit: int | None,
+    timer: Timer,
+    report: Callable[[float, int, str], None],
+) -> Iterator[list[Timing]]:
+    """Time a kernel's configs, at most `limit` of them, on one problem after the other.
+
+    provider: with a `tuning`, found by discover(paths).
+    problems: those that share a weight stand together.
+    report: see `Runner.report`; a cell is a config on a problem.
+    """
+    tuning = of(provider)
+    todo = {problem: tuning.configs(problem)[:limit] for problem in problems}
+    total = sum(map(len, todo.values()))
+    done = 0.0
+    # The code for one D and V serves all.
+    jobs = {(problem.B, config): problem for problem in todo for config in todo[problem]}
+    notes: dict[tuple[int, Any], str] = {}
+    report(done, total, f"{tuning.kernel}: compiling")
+    for B, config, note in _compile_all(provider.name, paths, jobs):
+        notes[B, config] = note
+        done += total / len(jobs) / 2
+        report(done, total, f"{tuning.kernel}: compiling")
+    for (D, V), group in groupby(problems, lambda problem: (problem.D, problem.V)):
+        weight = None
+        for problem in group:
+            report(done, total, f"{tuning.kernel}: B={problem.B} D={D} V={V}")
+            if weight is None:
+                weight = inputs.make_weight(problem, 0)
+            configs = {config: notes[problem.B, config] for config in todo[problem]}
+            yield time_configs(provider, problem, weight, configs, timer)
+            done += len(configs) / 2
+    report(total, total, "done")
+
+
 def of(provider: Provider) -> Tuning:
     """The tuning of a provider that has one."""
     assert provider.tuning is not None
     return provider.tuning
 
 
-def compile_all(
-    name: str, paths: Sequence[Path], todo: Sequence[tuple[Problem, Any]]
-) -> Iterator[tuple[Problem, Any, str]]:
-    """Compile a provider's configs in parallel processes, into Triton's cache on disk.
+def _compile_all(
+    name: str, paths: Sequence[Path], jobs: Mapping[tuple[int, Any], Problem]
+) -> Iterator[tuple[int, Any, str]]:
+    """Compile configs in parallel processes, into Triton's cache on disk.
 
-    Yields (problem, config, "" or why it cannot run) as they are done.
+    Yields (B, config, "" or why it cannot run) as they are done.
     """
-    workers = max(1, min(_WORKERS, len(todo), (os.cpu_count() or 2) - 1))
+    workers = max(1, min(_WORKERS, len(jobs), (os.cpu_count() or 2) - 1))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        jobs = {pool.submit(_compile, name, paths, *job): job for job in todo}
-        for job in as_completed(jobs):
-            yield *jobs[job], job.result()
+        futures = {
+            pool.submit(_compile, name, paths, problem, config): (B, config)
+            for (B, config), problem in jobs.items()
+        }
+        for future in as_completed(futures):
+            yield *futures[future], future.result()
 
 
 def _compile(name: str, paths: Sequence[Path], problem: Problem, config: Any) -> str:
     """By a launch on a small vocabulary, for which the same code is generated."""
-    tuning = of(available(discover(paths)[name], problem.device))
     small = replace(problem, V=min(problem.V, 1024))
     try:
+        provider = available(discover(paths)[name], problem.device)
         weight, hidden = inputs.make_weight(small, 0), inputs.make_hidden(small, 0)
-        _step(tuning.build(small, weight, config), hidden)()
+        _step(of(provider).build(small, weight, config), hidden)()
         if problem.device == "cuda":
             torch.cuda.synchronize()
     except Exception as error:  # too much shared memory or registers: a fact about the config
@@ -79,20 +121,9 @@ def _compile(name: str, paths: Sequence[Path], problem: Problem, config: Any) ->
     return ""
 
 
-@dataclass
-class _Step:
-    """A launch with its arguments."""
-
-    launch: Launch
-    hidden: Tensor
-    counter: Tensor
-
-    def __call__(self) -> Tensor:
-        return self.launch(self.hidden, self.counter, self.counter)
-
-
-def _step(launch: Launch, hidden: Tensor) -> _Step:
-    return _Step(launch, hidden, torch.zeros(1, dtype=torch.int64, device=hidden.device))
+def _step(launch: Launch, hidden: Tensor) -> Callable[[], Tensor]:
+    counter = torch.zeros(1, dtype=torch.int64, device=hidden.device)
+    return lambda: launch(hidden, counter, counter)
 
 
 def time_configs(
@@ -160,9 +191,7 @@ def select(timings: Sequence[Timing]) -> list[tuple[int | None, Any]]:
     rows = []
     for number, (sizes, good) in enumerate(groups):
         following = groups[number + 1][0][0] if number + 1 < len(groups) else None
-        best = min(
-            good, key=lambda c: (c not in in_use, prod(by_d[D][c] for D in sizes), str(c))
-        )
+        best = min(good, key=lambda c: (c not in in_use, prod(by_d[D][c] for D in sizes), str(c)))
         rows.append((None if following is None else (sizes[-1] + following) // 2, best))
     return rows
 
