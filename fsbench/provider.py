@@ -122,7 +122,8 @@ class Capabilities:
 class Tuning:
     """By which `fsbench tune` times the tile shapes of a sampler's kernel, and writes its choice.
 
-    A config is an object of the kernel's own that can be printed, hashed and pickled.
+    A config is an object of the kernel's own that can be printed, hashed and pickled. A greedy
+    sampler, or one with noise of the contract, is checked with each before it is timed.
 
     kernel: name of the kernel, in `--kernel` and in files of tables.
     buckets: batch sizes that have a config each, ascending; smaller ones share the next.

@@ -25,7 +25,7 @@ from fsbench import inputs, reference
 from fsbench.discover import available, discover
 from fsbench.errors import describe
 from fsbench.problem import Problem
-from fsbench.provider import Launch, Provider, Tuning
+from fsbench.provider import Kind, Launch, Provider, Tuning
 from fsbench.timers import Timer
 
 SLACK = 1.005
@@ -139,7 +139,7 @@ def time_configs(
         hidden.float() @ weight.float().T,
         counter,
         counter,
-        problem.temperature,
+        0.0 if provider.kind is Kind.GREEDY else problem.temperature,
         provider.capabilities.noise or "token",
         logits_error=reference.matmul_error(hidden, weight),
     )

@@ -12,7 +12,13 @@ import typer
 from rich.console import Console
 
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.errors import DeviceUnavailable, InvalidArgument, UnsupportedProblem, unknown_name
+from fsbench.errors import (
+    DeviceUnavailable,
+    InvalidArgument,
+    ProviderUnavailable,
+    UnsupportedProblem,
+    unknown_name,
+)
 from fsbench.presets import PRESETS
 from fsbench.problem import Problem
 from fsbench.provider import Provider
@@ -118,6 +124,8 @@ def _providers(names: list[str], paths: list[Path], device: str) -> list[Provide
         if name not in tunable:
             raise unknown_name("--kernel", name, tunable)
     able = [name for name in tunable if not tunable[name].unavailable_reason(device)]
+    if not names and not able:
+        raise ProviderUnavailable("tune: no kernel can run here; `fsbench list` says why")
     return [available(tunable[name], device) for name in dict.fromkeys(names or able)]
 
 
@@ -127,16 +135,16 @@ def _problems(
     """Each bucket asked for, at its largest B, on each LM head."""
     from fsbench.tuning import of
 
-    buckets = of(provider).buckets
-    for B in int_list(batch, "--batch") if batch else ():
+    kernel, buckets = of(provider).kernel, of(provider).buckets
+    asked = int_list(batch, "--batch") if batch else buckets
+    for B in asked:
         if B not in buckets:
             known = ", ".join(map(str, buckets))
-            raise InvalidArgument(f"--batch: expected of {of(provider).kernel} {known}; got {B}")
-    asked = int_list(batch, "--batch") if batch else buckets
+            raise InvalidArgument(f"--batch: expected buckets of {kernel}: {known}; got {B}")
     problems = [Problem(B, D, V, device=device) for D, V in heads for B in asked]
     for problem in problems:
         if reason := provider.unsupported_reason(problem):
-            raise UnsupportedProblem(f"{of(provider).kernel}: {problem}: {reason}")
+            raise UnsupportedProblem(f"{kernel}: {problem}: {reason}")
     return problems
 
 
@@ -182,7 +190,7 @@ def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
         fitting = [
             config
             for B, max_d, config in rows
-            if B == problem.B and (max_d is None or problem.D <= max_d)
+            if B == problem.B and (max_d is None or max_d >= problem.D)
         ]
         after = mine.get(fitting[0]) if fitting else None
         times = [timing.median_us if timing else None for timing in (before, after)]

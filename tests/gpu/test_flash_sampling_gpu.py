@@ -9,7 +9,8 @@ from fsbench import inputs, reference
 from fsbench.errors import CaptureError
 from fsbench.graphs import capture
 from fsbench.kernels import _workspace, flash_sample
-from fsbench.kernels._flash_sampling_config import BUCKETS, config_for, space
+from fsbench.kernels._flash_sampling_config import BUCKETS, space
+from fsbench.kernels._tile_tables import find
 from fsbench.kernels.flash_sampling_store import flash_sampling_store
 from fsbench.kernels.gumbel_argmax import gumbel_argmax
 
@@ -143,7 +144,7 @@ def test_logits_and_tokens_are_bitwise_the_same_for_every_config_and_batch(D):
     for B in BUCKETS:
         part = hidden[:B].contiguous()
         for gpu_name in ("NVIDIA H200", "untuned"):
-            config = config_for(B, D, gpu_name)
+            config = find("portable", B, D, gpu_name)
             tokens, logits = flash_sampling_store(
                 part, weight, temperature=1.0, seed=seed, offset=offset, config=config
             )
@@ -204,9 +205,9 @@ def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
     seed, offset = scalar(5), scalar(6)
     expected = reference.expect(hidden.float() @ weight.float().T, seed, offset, 1.0, "group")
     for config in [
-        config_for(B, 4096, "NVIDIA H200"),
-        config_for(B, 8192, "NVIDIA H200"),
-        config_for(B, 4096, "untuned"),
+        find("portable", B, 4096, "NVIDIA H200"),
+        find("portable", B, 8192, "NVIDIA H200"),
+        find("portable", B, 4096, "untuned"),
         *space(B)[:: len(space(B)) // 3],
     ]:
         tokens = flash_sample(hidden, weight, seed=seed, offset=offset, config=config).tokens

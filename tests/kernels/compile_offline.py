@@ -27,6 +27,7 @@ from fsbench.kernels import (
     gumbel_argmax,
 )
 from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
+from fsbench.kernels._tile_tables import find
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 # Shared memory that one program may use, by compute capability.
@@ -203,7 +204,7 @@ def main(capability: int) -> None:
 
     tuned = capability == 90
     for B in tiles.BUCKETS if tuned else (16, 64, 256):
-        config = tiles.config_for(B, 4096, "NVIDIA H200" if tuned else "untuned")
+        config = find("portable", B, 4096, "NVIDIA H200" if tuned else "untuned")
         report("flash_sampling", f"{config} bf16 tma", fused(config, "bf16", True, capability))
         # One bucket each shows what the other variants need.
         if B == 16:
