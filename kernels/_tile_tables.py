@@ -56,23 +56,25 @@ def find(kernel: str, B: int, D: int, gpu_name: str) -> Any:
         InvalidArgument: the file that FSBENCH_TILES names cannot be read, or is no file of tables.
     """
     upper = portable.bucket(B, KERNELS[kernel][1])
-    fitting = [
-        (own, len(row.gpu), -row.max_d, row.config)
-        for own, row in _all_rows()
+    return next(
+        row.config
+        for row in _all_rows()
         if (row.kernel, row.bucket) == (kernel, upper)
         and row.max_d >= D
         and fnmatchcase(gpu_name, row.gpu)
-    ]
-    return max(fitting, key=lambda found: found[:3])[3]
+    )
 
 
 @cache
-def _all_rows() -> list[tuple[bool, Row]]:
-    """(whether it is the user's, row) of all files; they are read once in a process."""
+def _all_rows() -> list[Row]:
+    """Of all files, the one to be preferred first; they are read once in a process."""
     own = os.environ.get("FSBENCH_TILES")
-    files = [(True, Path(own))] if own else []
-    files += [(False, path) for path in Path(__file__).with_name("tiles").glob("*.toml")]
-    return [(own_file, row) for own_file, path in files for row in read(path)]
+    shipped = sorted(Path(__file__).with_name("tiles").glob("*.toml"))
+    rows = []
+    for paths in [Path(own)] if own else [], shipped:
+        found = [row for path in paths for row in read(path)]
+        rows += sorted(found, key=lambda row: (-len(row.gpu), row.max_d))
+    return rows
 
 
 def read(path: Path) -> list[Row]:
