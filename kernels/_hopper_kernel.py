@@ -40,6 +40,9 @@ from fsbench.kernels._helper import (
 )
 from fsbench.kernels._mainloop import ROTATION
 
+# Triton 3.6 knows one of its names, 3.9 the other.
+copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+
 CHUNK = gl.constexpr(64)
 """Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
 ROWS = gl.constexpr(64)
@@ -148,14 +151,14 @@ def _load_tile(
         for i in gl.static_range(CHUNKS):
             tile = weight_ring.index(stage * CHUNKS + i)
             for block in gl.static_range(WIDTH // 128):
-                tma.async_copy_global_to_shared(
+                copy_to_shared(
                     weight, [v0 + block * 128, d0 + i * CHUNK], bar,
                     tile.slice(block * 128, 128, dim=0),
                 )  # fmt: skip
         for i in gl.static_range(CHUNKS):
             for group in gl.static_range(WARPGROUPS):
                 rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
-                tma.async_copy_global_to_shared(
+                copy_to_shared(
                     hidden, [_first_row(b0, B, group), d0 + i * CHUNK], bar,
                     rows.slice(0, BOX, dim=0),
                 )  # fmt: skip
