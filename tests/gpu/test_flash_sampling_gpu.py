@@ -55,11 +55,12 @@ def assert_accepted(tokens, hidden, weight, seed, offset, noise="group"):
 )
 @pytest.mark.parametrize("V", [1, 2, 127, 128, 129, 1000, 50257])
 @pytest.mark.parametrize("B", [1, 3, 16, 17, 64, 65, 200, 256, 1024])
-def test_tokens_are_the_oracles(B, V, D, dtype):
+@pytest.mark.parametrize("kernel", ["auto", "portable"])
+def test_tokens_are_the_oracles(kernel, B, V, D, dtype):
     hidden, weight = problem(B, V, D, dtype)
     seed, offset = scalar(-(V**3)), scalar(D)
     for noise in ("group", "token") if B in (3, 200) else ("group",):
-        sample = flash_sample(hidden, weight, seed=seed, offset=offset, noise=noise)
+        sample = flash_sample(hidden, weight, seed=seed, offset=offset, noise=noise, kernel=kernel)
         assert_accepted(sample.tokens, hidden, weight, seed, offset, noise)
         assert sample.valid.all()
 
@@ -67,7 +68,8 @@ def test_tokens_are_the_oracles(B, V, D, dtype):
 @pytest.mark.parametrize("noise", ["group", "token"])
 @pytest.mark.parametrize("num_samples", [1, 6])
 @pytest.mark.parametrize("B", [1, 20, 64, 100, 256])
-def test_all_options_at_once(B, num_samples, noise):
+@pytest.mark.parametrize("kernel", ["auto", "portable"])
+def test_all_options_at_once(kernel, B, num_samples, noise):
     """Against the oracle and float64, on logits that the kernel knows exactly."""
     V, rows = 3333, 3500
     generator = torch.Generator("cuda").manual_seed(B)
@@ -98,6 +100,7 @@ def test_all_options_at_once(B, num_samples, noise):
         return_logprob=True,
         return_logz=True,
         noise=noise,
+        kernel=kernel,
     )
     logits = reference.processed_logits(
         hidden.double() @ weight[:V].double().T, soft_cap=5.0, bias=bias, mask=allowed
