@@ -292,11 +292,8 @@ def _consume(
     GROUPS: gl.constexpr = logits.shape[1] // 32
     _, bias_ptr, row_bias_ptr, mask_ptr = processing
     # What needs many registers goes one block at a time; the rest is faster with more at once.
-    MANY: gl.constexpr = (
-        len(bias_ptr) > 0
-        or len(row_bias_ptr) > 0
-        or len(mask_ptr) > 0
-        or (WITH_MASS and GREEDY_ROWS)
+    MANY: gl.constexpr = len(bias_ptr) + len(row_bias_ptr) + len(mask_ptr) > 0 or (
+        WITH_MASS and N > 1
     )
     if GROUPS > 4 and MANY:
         low, high = halves(logits)
@@ -322,13 +319,13 @@ def _consume(
         for i in gl.static_range(32):
             y += (_in_layout(ours[i], LAYOUT),)
         y = _processed(y, v0, row, index, B, V, processing, mask_words)
-        m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS))
+        # Greedy rows have masses of their own, at T = 1, which cannot draw for them.
+        SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
+        m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS and not SEPARATE))
         if WITH_MASS:
-            # The same again, except for greedy rows.
-            m, mass_sums = group_sums(y, inverse_temperature)
             for part in gl.static_range(GROUPS // 4):
                 largest, mass = add_masses(
-                    largest, mass, _block(m, part), _block(mass_sums[31], part), rows[5]
+                    largest, mass, _block(m, part), _block(sums[31], part), rows[5]
                 )
         new_best = ()
         for i in gl.static_range(N):
@@ -337,6 +334,10 @@ def _consume(
             else:
                 rate, u = group_noise(v0, index, noise_row, seed, offset, first_sample + i)
                 score, member, logit = group_draws(y, m, sums, rate, u, T, GREEDY_ROWS)
+                if SEPARATE:
+                    _, first, _ = _largest(y, m)
+                    member = gl.where(T == 0.0, first, member)
+                    logit = gl.where(T == 0.0, m, logit)
             token = token_of_member(v0, index, member)
             so_far = best[i]
             for part in gl.static_range(GROUPS // 4):
