@@ -2,15 +2,40 @@
 
     compute-sanitizer --tool memcheck python tools/sanitize.py
     compute-sanitizer --tool racecheck python tools/sanitize.py
+    compute-sanitizer --tool racecheck python tools/sanitize.py --control
 
-Each tool is to report 0 errors (racecheck: 0 hazards). Shapes have a remainder in every dimension.
+Shapes have a remainder in every dimension. memcheck is to report nothing; racecheck nothing but
+what it reports for the control, which specializes warps and does nothing else (docs/kernel.md).
 """
 
 from __future__ import annotations
 
+import sys
+
 import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from fsbench.kernels import describe, flash_sample
+
+
+@gluon.jit
+def _store(pointer, value):
+    gl.store(pointer, value)
+
+
+@gluon.jit
+def _control_kernel(pointer):
+    gl.warp_specialize([(_store, (pointer, 1)), (_store, (pointer + 1, 2))], [1], [24])
+    if gl.atomic_add(pointer, 1) == 1:
+        gl.store(pointer + 2, 3)
+
+
+def control() -> None:
+    """Specialize warps, then use the result of an atomic operation."""
+    out = torch.zeros(3, dtype=torch.int32, device="cuda")
+    _control_kernel[(1,)](out, num_warps=4)
+    assert out.tolist() == [2, 2, 3]
 
 
 def main() -> None:
@@ -40,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    control() if "--control" in sys.argv else main()
