@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
@@ -123,6 +123,28 @@ class Capabilities:
     seed_stride: int = 1
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """By which `fsbench tune` times the tile shapes of a sampler's kernel, and writes its choice.
+
+    A config is an object of the kernel's own that can be printed, hashed and pickled. A greedy
+    sampler, or one with noise of the contract, is checked with each before it is timed.
+
+    kernel: name of the kernel, in `--kernel` and in files of tables.
+    buckets: batch sizes that have a config each, ascending; smaller ones share the next.
+    configs: problem -> what is worth timing on the current GPU; first, the one in use.
+    build: (problem, weight, config) -> launch; see `Provider`.
+    text: (name of the GPU, record, rows) -> a table as text, to be put into a file. A row is
+        (bucket, largest D or None for any, config), and the record says what it is based on.
+    """
+
+    kernel: str
+    buckets: tuple[int, ...]
+    configs: Callable[[Problem], list[Any]]
+    build: Callable[[Problem, Tensor, Any], Launch]
+    text: Callable[[str, str, list[tuple[int, int | None, Any]]], str]
+
+
 def _supports_everything(problem: Problem) -> str | None:
     return None
 
@@ -143,6 +165,7 @@ class Provider:
     sample: the full call, sample(hidden, weight, *, seed, offset, temperature, ...) -> Drawn, with
         the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
         claimed. None if the sampler is only what `build` returns.
+    tuning: if `fsbench tune` can choose its tile shapes.
 
     Raises:
         InvalidArgument: one of the OPTIONS is claimed, but there is no `sample` to show it.
@@ -159,6 +182,7 @@ class Provider:
     presets: tuple[str, ...] = ()
     sample: Callable[..., Drawn] | None = None
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
-from fsbench.kernels._flash_sampling_config import TileConfig, config_for
-from fsbench.kernels._hopper_config import HopperConfig, hopper_config_for
+from fsbench.kernels._flash_sampling_config import TileConfig
+from fsbench.kernels._hopper_config import HopperConfig
+from fsbench.kernels._tile_tables import find
 
 
 def tma_possible(matrix: Tensor) -> bool:
@@ -15,16 +18,26 @@ def tma_possible(matrix: Tensor) -> bool:
     return matrix.data_ptr() % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
 
 
+# Cached by what a launch knows, so that one look-up is all that it costs.
+@cache
 def default_config(
     B: int, D: int, device: torch.device, element_bytes: int, noise: str = "group"
 ) -> TileConfig:
-    """The portable kernel's shipped tile shapes, fitted to the device's shared memory."""
+    """The portable kernel's tile shapes, fitted to the device's shared memory."""
     if device.type == "cpu":
         return TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
     properties = torch.cuda.get_device_properties(device)
-    config = config_for(B, D, properties.name, noise)
+    name = "portable-token" if noise == "token" else "portable"
+    config: TileConfig = find(name, B, D, properties.name)
     limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
     return config.fitted(limit - 1024, element_bytes)
+
+
+@cache
+def hopper_config(B: int, D: int, device: torch.device) -> HopperConfig:
+    """The Hopper kernel's tile shapes."""
+    config: HopperConfig = find("hopper", B, D, torch.cuda.get_device_properties(device).name)
+    return config
 
 
 def why_not_hopper(hidden: Tensor, weight: Tensor, noise: str) -> str | None:
@@ -60,4 +73,4 @@ def choose(
     B, D = hidden.shape
     if kernel == "portable" or reason:
         return config or default_config(B, D, hidden.device, hidden.element_size(), noise)
-    return config or hopper_config_for(B)
+    return config or hopper_config(B, D, hidden.device)

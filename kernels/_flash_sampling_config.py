@@ -1,7 +1,7 @@
-"""Tile shapes of the FlashSampling kernel: the tuning space, and the shipped choice per GPU.
+"""Tile shapes of the portable FlashSampling kernel, and the tuning space.
 
-A choice depends on the GPU, the model's D and the bucket of B, never on the exact B, so nothing is
-tuned while serving. Tokens do not depend on it (docs/noise.md).
+The choice (_tile_tables.py) depends on the GPU, the model's D and the bucket of B, never on the
+exact B, so nothing is tuned while serving. Tokens do not depend on it (docs/noise.md).
 """
 
 from __future__ import annotations
@@ -73,58 +73,16 @@ BUCKETS = (16, 32, 64, 128, 256)
 """Upper ends of the buckets of B; a larger B uses the last bucket's config."""
 
 
-def bucket(B: int) -> int:
+def bucket(B: int, buckets: tuple[int, ...] = BUCKETS) -> int:
     """The bucket a batch size belongs to."""
-    return next((upper for upper in BUCKETS if upper >= B), BUCKETS[-1])
+    return next((upper for upper in buckets if upper >= B), buckets[-1])
 
 
-# First guesses for GPUs that nobody has tuned yet: small enough for 100 KiB of shared memory.
-_UNTUNED = {
-    16: TileConfig(16, 128, 64, 16, True, False, 4, 4, 2),
-    32: TileConfig(32, 128, 64, 16, True, False, 4, 4, 2),
-    64: TileConfig(64, 128, 64, 16, False, False, 8, 3, 1),
-    128: TileConfig(128, 128, 64, 16, False, False, 8, 3, 1),
-    256: TileConfig(128, 128, 64, 16, False, False, 8, 3, 1),
-}
+def space(B: int, shared_limit: int = _HOPPER_SHARED) -> list[TileConfig]:
+    """The tuning space for one bucket of B: every config worth timing on a Hopper GPU.
 
-# Of 30 to 80 configs per bucket on an H200 the fastest with group noise, or within 0.5 % of it, by
-# the geometric mean over the paper's two shapes (results/h200/tuning, by
-# tools/tune_flash_sampling.py). Flattening the tile loop hides the epilogue.
-_H200 = {
-    16: TileConfig(16, 128, 128, 32, True, True, 4, 5, 1),
-    32: TileConfig(32, 128, 128, 32, True, True, 4, 4, 1),
-    64: TileConfig(64, 128, 128, 32, False, True, 8, 4, 1),
-    128: TileConfig(128, 128, 128, 16, False, True, 8, 3, 1),
-    256: TileConfig(128, 256, 64, 16, False, False, 8, 3, 1),
-}
-
-# Those that won with token noise, which takes seven times the instructions.
-_H200_TOKEN = {
-    **_H200,
-    128: TileConfig(128, 128, 64, 16, False, False, 8, 6, 1),
-    256: TileConfig(256, 128, 64, 16, False, False, 16, 4, 1),
-}
-
-# For D > 6144 the wider tile wins at B = 128 too: 530 against 537 us at D = 8192.
-_H200_WIDE = {**_H200, 128: TileConfig(128, 256, 64, 16, False, True, 8, 4, 1)}
-_WIDE = 6144
-
-_TUNED = dict.fromkeys(("H200", "H100"), (_H200, _H200_WIDE, _H200_TOKEN))
-"""By a part of the GPU's name. The H100 has the same multiprocessors and is untried here."""
-
-
-def config_for(B: int, D: int, gpu_name: str, noise: str = "group") -> TileConfig:
-    """The shipped config for a batch and hidden size, by the GPU's name as NVML gives it."""
-    for name, (table, wide, token) in _TUNED.items():
-        if name in gpu_name:
-            if noise == "token":
-                return token[bucket(B)]
-            return (wide if D > _WIDE else table)[bucket(B)]
-    return _UNTUNED[bucket(B)]
-
-
-def space(B: int) -> list[TileConfig]:
-    """The tuning space for one bucket of B: every config worth timing on a Hopper GPU."""
+    shared_limit: bytes of shared memory of a multiprocessor, if it is another GPU.
+    """
     upper = bucket(B)
     if upper <= 32:
         sizes = [
@@ -148,6 +106,6 @@ def space(B: int) -> list[TileConfig]:
             )
             accumulators = block_b * block_v // (32 * warps)
             registers = (accumulators + 40) * 32 * warps * ctas
-            if config.shared_bytes(2) * ctas <= _HOPPER_SHARED and registers <= 65536:
+            if config.shared_bytes(2) * ctas <= shared_limit and registers <= 65536:
                 found.append(config)
     return found

@@ -1,8 +1,9 @@
-"""Tile shapes of the Hopper kernel: the tuning space, and the shipped choice."""
+"""Tile shapes of the Hopper kernel, and the tuning space (_tile_tables.py: the choice)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from fsbench.errors import InvalidArgument
 
@@ -66,13 +67,17 @@ class HopperConfig:
 BUCKETS = (64, 128, 256)
 """Upper ends of the buckets of B; a larger B uses the last bucket's config."""
 
-_TABLE = {
-    64: HopperConfig(1, 128, 128, 4, False),
-    128: HopperConfig(2, 256, 64, 4, False),
-    256: HopperConfig(2, 256, 64, 4, True),
-}
 
-
-def hopper_config_for(B: int) -> HopperConfig:
-    """The shipped config for a batch size."""
-    return _TABLE[next((upper for upper in BUCKETS if upper >= B), BUCKETS[-1])]
+def space(B: int) -> list[HopperConfig]:
+    """The tuning space for one bucket of B: no warpgroup without rows, and all stages that fit."""
+    warpgroups = 1 if B <= ROWS else 2
+    found = []
+    for block_v, block_d in product((128, 256), (64, 128, 256)):
+        stage_bytes = (warpgroups * ROWS + block_v) * block_d * 2
+        stages = min(16, _SHARED // stage_bytes)
+        if stages >= 2:
+            found += [
+                HopperConfig(warpgroups, block_v, block_d, stages, contiguous)
+                for contiguous in (False, True)
+            ]
+    return found

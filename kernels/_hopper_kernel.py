@@ -40,6 +40,9 @@ from fsbench.kernels._helper import (
 )
 from fsbench.kernels._mainloop import ROTATION
 
+# Triton 3.6 knows one of its names, 3.9 the other.
+copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+
 CHUNK = gl.constexpr(64)
 """Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
 ROWS = gl.constexpr(64)
@@ -84,6 +87,15 @@ def _first_column(v0, D):
 
 
 @gluon.jit
+def _first_row(b0, B, WARPGROUP: gl.constexpr):
+    """Of a warpgroup. It repeats rows of others where its own would end beyond the batch.
+
+    TMA takes longer for rows that are not there than for those that are.
+    """
+    return gl.minimum(b0 + WARPGROUP * ROWS, gl.maximum(B - ROWS, 0))
+
+
+@gluon.jit
 def _schedule(V, programs_v, BLOCK_V: gl.constexpr):
     """(rounds, first tail block): the vocabulary as rounds of a tile per program, and a tail.
 
@@ -120,7 +132,7 @@ def _program_of(token, V, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.cons
 
 @gluon.jit
 def _load_tile(
-    weight, hidden, ring, stage, phase, v0, b0, D,
+    weight, hidden, ring, stage, phase, v0, b0, B, D,
     WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free."""
@@ -139,16 +151,17 @@ def _load_tile(
         for i in gl.static_range(CHUNKS):
             tile = weight_ring.index(stage * CHUNKS + i)
             for block in gl.static_range(WIDTH // 128):
-                tma.async_copy_global_to_shared(
+                copy_to_shared(
                     weight, [v0 + block * 128, d0 + i * CHUNK], bar,
                     tile.slice(block * 128, 128, dim=0),
                 )  # fmt: skip
         for i in gl.static_range(CHUNKS):
             for group in gl.static_range(WARPGROUPS):
                 rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
-                tma.async_copy_global_to_shared(
-                    hidden, [b0 + group * ROWS, d0 + i * CHUNK], bar, rows.slice(0, BOX, dim=0)
-                )
+                copy_to_shared(
+                    hidden, [_first_row(b0, B, group), d0 + i * CHUNK], bar,
+                    rows.slice(0, BOX, dim=0),
+                )  # fmt: skip
         d0 += BLOCK_D
         d0 = gl.where(d0 >= D, 0, d0)
         stage, phase = _next_stage(stage, phase, STAGES)
@@ -157,7 +170,7 @@ def _load_tile(
 
 @gluon.jit
 def _load_tiles(
-    weight, hidden, ring, share, V, D, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
+    weight, hidden, ring, share, B, V, D, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
     CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The loading warp."""
@@ -169,14 +182,16 @@ def _load_tiles(
         v0 = _first_token(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
         if v0 < V:
             stage, phase = _load_tile(
-                weight, hidden, ring, stage, phase, v0, b0, D, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES
-            )
+                weight, hidden, ring, stage, phase, v0, b0, B, D,
+                WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
+            )  # fmt: skip
     if BLOCK_V > 128:
         v0 = (tail + pid_v) * 128
         if v0 < V:
             _load_tile(
-                weight, hidden, ring, stage, phase, v0, b0, D, WARPGROUPS, 128, BLOCK_D, STAGES
-            )
+                weight, hidden, ring, stage, phase, v0, b0, B, D,
+                WARPGROUPS, 128, BLOCK_D, STAGES,
+            )  # fmt: skip
 
 
 @gluon.jit
@@ -277,11 +292,8 @@ def _consume(
     GROUPS: gl.constexpr = logits.shape[1] // 32
     _, bias_ptr, row_bias_ptr, mask_ptr = processing
     # What needs many registers goes one block at a time; the rest is faster with more at once.
-    MANY: gl.constexpr = (
-        len(bias_ptr) > 0
-        or len(row_bias_ptr) > 0
-        or len(mask_ptr) > 0
-        or (WITH_MASS and GREEDY_ROWS)
+    MANY: gl.constexpr = len(bias_ptr) + len(row_bias_ptr) + len(mask_ptr) > 0 or (
+        WITH_MASS and N > 1
     )
     if GROUPS > 4 and MANY:
         low, high = halves(logits)
@@ -307,13 +319,13 @@ def _consume(
         for i in gl.static_range(32):
             y += (_in_layout(ours[i], LAYOUT),)
         y = _processed(y, v0, row, index, B, V, processing, mask_words)
-        m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS))
+        # Greedy rows have masses of their own, at T = 1, which cannot draw for them.
+        SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
+        m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS and not SEPARATE))
         if WITH_MASS:
-            # The same again, except for greedy rows.
-            m, mass_sums = group_sums(y, inverse_temperature)
             for part in gl.static_range(GROUPS // 4):
                 largest, mass = add_masses(
-                    largest, mass, _block(m, part), _block(mass_sums[31], part), rows[5]
+                    largest, mass, _block(m, part), _block(sums[31], part), rows[5]
                 )
         new_best = ()
         for i in gl.static_range(N):
@@ -322,6 +334,10 @@ def _consume(
             else:
                 rate, u = group_noise(v0, index, noise_row, seed, offset, first_sample + i)
                 score, member, logit = group_draws(y, m, sums, rate, u, T, GREEDY_ROWS)
+                if SEPARATE:
+                    _, first, _ = _largest(y, m)
+                    member = gl.where(T == 0.0, first, member)
+                    logit = gl.where(T == 0.0, m, logit)
             token = token_of_member(v0, index, member)
             so_far = best[i]
             for part in gl.static_range(GROUPS // 4):
@@ -408,8 +424,8 @@ def _compute(
     seed_ptr, offset_ptr, temperature = noise
     keys_ptr, winners_ptr, masses_ptr = scratch
     LAYOUT: gl.constexpr = _group_layout(4)
-    row = b0 + WARPGROUP * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    there = row < B
+    row = _first_row(b0, B, WARPGROUP) + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    there = (row < B) & (row >= b0 + WARPGROUP * ROWS)
     offset = gl.to_tensor(0).to(gl.int64)
     if len(offset_ptr) > 0:
         offset = _per_row(offset_ptr[0], row[:, None], B, OFFSET_PER_ROW)
@@ -605,7 +621,7 @@ def hopper_kernel(
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
                             OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 1)),
-                (_load_tiles, (weight, hidden, ring, share, V, D, WARPGROUPS, BLOCK_V,
+                (_load_tiles, (weight, hidden, ring, share, B, V, D, WARPGROUPS, BLOCK_V,
                                CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
@@ -617,7 +633,7 @@ def hopper_kernel(
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
                             OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 0)),
-                (_load_tiles, (weight, hidden, ring, share, V, D, WARPGROUPS, BLOCK_V,
+                (_load_tiles, (weight, hidden, ring, share, B, V, D, WARPGROUPS, BLOCK_V,
                                CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [1],

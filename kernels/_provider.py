@@ -12,6 +12,9 @@ from fsbench.provider import Capabilities
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fsbench.kernels._flash_sampling_config import TileConfig
+    from fsbench.kernels._hopper_config import HopperConfig
+
 FULL_CONTRACT = Capabilities(
     noise="group",
     zero_temperature=True,
@@ -53,7 +56,10 @@ class WorkspaceLaunch:
 
 
 class FlashSampling(WorkspaceLaunch):
-    """flash_sample with a form of noise and a kernel, at the problem's temperature or another."""
+    """flash_sample with a form of noise and a kernel, at the problem's temperature or another.
+
+    config: of the kernel, in place of the one that is looked up.
+    """
 
     def __init__(
         self,
@@ -62,14 +68,16 @@ class FlashSampling(WorkspaceLaunch):
         noise: str = "auto",
         kernel: str = "auto",
         temperature: float | None = None,
+        config: TileConfig | HopperConfig | None = None,
     ):
         super().__init__(problem, weight)
         if temperature is not None:
             self._temperature = temperature
         self._noise = noise
         self._kernel = kernel
+        self._config = config
         hidden = weight.new_empty(problem.B, problem.D)
-        self.config = describe(hidden, weight, noise=noise, kernel=kernel)
+        self.config = describe(hidden, weight, noise=noise, kernel=kernel, config=config)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return flash_sample(
@@ -80,4 +88,5 @@ class FlashSampling(WorkspaceLaunch):
             offset=offset,
             noise=self._noise,
             kernel=self._kernel,
+            config=self._config,
         ).tokens

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
 from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map
+from fsbench.kernels._tuning import tuning
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
@@ -33,4 +34,5 @@ PROVIDER = Provider(
     build=build,
     sample=partial(flash_sample, noise="token"),
     presets=("lean",),
+    tuning=tuning("portable-token"),
 )

@@ -52,7 +52,7 @@ def test_the_report_sees_torch():
         ["--help"],
         *(
             [command, "--help"]
-            for command in ("run", "plot", "iomodel", "list", "verify", "doctor")
+            for command in ("run", "plot", "iomodel", "list", "verify", "doctor", "tune")
         ),
         ["list"],
         ["list", "--json"],

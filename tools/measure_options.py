@@ -60,6 +60,12 @@ def options(B: int, V: int) -> dict[str, dict[str, Any]]:
         "vocab_size": {"vocab_size": V - 77},
         "return_logz": {"return_logz": True},
         "return_logprob": {"return_logprob": True},
+        "temperature, seed and offset [B], return_logprob": {
+            "temperature": (row % 5) / 4,
+            "seed": row + 1,
+            "offset": row + 7,
+            "return_logprob": True,
+        },
         "return_logprob, token noise": {"return_logprob": True, "noise": "token"},
         "num_samples 2": {"num_samples": 2},
         "num_samples 8": {"num_samples": 8},

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fsbench import __version__
-from fsbench.cli import doctor, iomodel, listing, plot, run, verify
+from fsbench.cli import doctor, iomodel, listing, plot, run, tune, verify
 from fsbench.errors import FsbenchError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("plot")(plot.plot)
 app.command("iomodel")(iomodel.iomodel)
 app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
+app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 
 

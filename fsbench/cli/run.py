@@ -200,7 +200,7 @@ def _run_on(
         nvml_index = hardware.nvml_index(index)
     timer = make_timer(options["timer"], device, options["l2"])
     facts = {**environment(device, sys.argv), "options": options}
-    folder = resume or (out / suffix if out else _new_folder(facts, suffix))
+    folder = resume or (out / suffix if out else new_folder(facts, suffix))
     store = Store.resume(folder, facts) if resume else Store.create(folder, facts)
     console = Console(stderr=True, highlight=False, markup=False)
     try:
@@ -219,7 +219,7 @@ def _run_on(
     return _exit_code(table)
 
 
-def _new_folder(facts: dict[str, Any], suffix: str) -> Path:
+def new_folder(facts: dict[str, Any], suffix: str) -> Path:
     """results/<gpu>/<utc>-<commit>, with the suffix if there is one."""
     from fsbench.iomodel import gpu_slug
 

@@ -9,7 +9,8 @@ from fsbench import inputs, reference
 from fsbench.errors import CaptureError
 from fsbench.graphs import capture
 from fsbench.kernels import _workspace, flash_sample
-from fsbench.kernels._flash_sampling_config import BUCKETS, config_for, space
+from fsbench.kernels._flash_sampling_config import BUCKETS, space
+from fsbench.kernels._tile_tables import find
 from fsbench.kernels.flash_sampling_store import flash_sampling_store
 from fsbench.kernels.gumbel_argmax import gumbel_argmax
 
@@ -54,11 +55,12 @@ def assert_accepted(tokens, hidden, weight, seed, offset, noise="group"):
 )
 @pytest.mark.parametrize("V", [1, 2, 127, 128, 129, 1000, 50257])
 @pytest.mark.parametrize("B", [1, 3, 16, 17, 64, 65, 200, 256, 1024])
-def test_tokens_are_the_oracles(B, V, D, dtype):
+@pytest.mark.parametrize("kernel", ["auto", "portable"])
+def test_tokens_are_the_oracles(kernel, B, V, D, dtype):
     hidden, weight = problem(B, V, D, dtype)
     seed, offset = scalar(-(V**3)), scalar(D)
     for noise in ("group", "token") if B in (3, 200) else ("group",):
-        sample = flash_sample(hidden, weight, seed=seed, offset=offset, noise=noise)
+        sample = flash_sample(hidden, weight, seed=seed, offset=offset, noise=noise, kernel=kernel)
         assert_accepted(sample.tokens, hidden, weight, seed, offset, noise)
         assert sample.valid.all()
 
@@ -66,7 +68,8 @@ def test_tokens_are_the_oracles(B, V, D, dtype):
 @pytest.mark.parametrize("noise", ["group", "token"])
 @pytest.mark.parametrize("num_samples", [1, 6])
 @pytest.mark.parametrize("B", [1, 20, 64, 100, 256])
-def test_all_options_at_once(B, num_samples, noise):
+@pytest.mark.parametrize("kernel", ["auto", "portable"])
+def test_all_options_at_once(kernel, B, num_samples, noise):
     """Against the oracle and float64, on logits that the kernel knows exactly."""
     V, rows = 3333, 3500
     generator = torch.Generator("cuda").manual_seed(B)
@@ -97,6 +100,7 @@ def test_all_options_at_once(B, num_samples, noise):
         return_logprob=True,
         return_logz=True,
         noise=noise,
+        kernel=kernel,
     )
     logits = reference.processed_logits(
         hidden.double() @ weight[:V].double().T, soft_cap=5.0, bias=bias, mask=allowed
@@ -143,7 +147,7 @@ def test_logits_and_tokens_are_bitwise_the_same_for_every_config_and_batch(D):
     for B in BUCKETS:
         part = hidden[:B].contiguous()
         for gpu_name in ("NVIDIA H200", "untuned"):
-            config = config_for(B, D, gpu_name)
+            config = find("portable", B, D, gpu_name)
             tokens, logits = flash_sampling_store(
                 part, weight, temperature=1.0, seed=seed, offset=offset, config=config
             )
@@ -204,9 +208,9 @@ def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
     seed, offset = scalar(5), scalar(6)
     expected = reference.expect(hidden.float() @ weight.float().T, seed, offset, 1.0, "group")
     for config in [
-        config_for(B, 4096, "NVIDIA H200"),
-        config_for(B, 8192, "NVIDIA H200"),
-        config_for(B, 4096, "untuned"),
+        find("portable", B, 4096, "NVIDIA H200"),
+        find("portable", B, 8192, "NVIDIA H200"),
+        find("portable", B, 4096, "untuned"),
         *space(B)[:: len(space(B)) // 3],
     ]:
         tokens = flash_sample(hidden, weight, seed=seed, offset=offset, config=config).tokens

@@ -17,16 +17,23 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from fsbench.baselines import weight_stream
-from fsbench.kernels import _flash_sampling_config as tiles
+from fsbench.kernels import _flash_sampling_config as portable_tiles
+from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels import (
     _pack_mask,
     flash_sampling_store,
     group_gumbel_parallel,
     gumbel_argmax,
 )
+from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
+from fsbench.kernels._hopper_config import CHUNK, HopperConfig
+from fsbench.kernels._hopper_kernel import hopper_kernel
+from fsbench.kernels._tile_tables import find
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 # Shared memory that one program may use, by compute capability.
@@ -42,7 +49,9 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
         for name in names
         if signature[name].startswith("*") or (name == "D" and name not in fn.do_not_specialize)
     }
-    source = ASTSource(fn, signature, constexprs=constants, attrs=attributes)
+    source = (GluonASTSource if fn.is_gluon() else ASTSource)(
+        fn, signature, constexprs=constants, attrs=attributes
+    )
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin", delete=False) as file:
         file.write(compiled.asm["cubin"])
@@ -53,7 +62,7 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
     return int(re.search(r"STACK:(\d+)", usage)[1])
 
 
-def operands(config: tiles.TileConfig, dtype: str, use_tma: bool) -> dict[str, str]:
+def operands(config: TileConfig, dtype: str, use_tma: bool) -> dict[str, str]:
     shapes = {"hidden": config.block_b, "weight": config.block_v}
     return {
         name: f"tensordesc<{dtype}[{rows}, {config.block_d}]>" if use_tma else f"*{dtype}"
@@ -61,33 +70,36 @@ def operands(config: tiles.TileConfig, dtype: str, use_tma: bool) -> dict[str, s
     }
 
 
-def fitted(config: tiles.TileConfig, capability: int) -> tiles.TileConfig:
+def fitted(config: TileConfig, capability: int) -> TileConfig:
     return config.fitted(SHARED_LIMIT[capability] // config.ctas_per_sm - 1024, 2)
 
 
+OPTIONS = {
+    "soft_cap": "fp32",
+    "bias_ptr": "*fp32",
+    "row_bias_ptr": "*bf16",
+    "mask_ptr": "*i32",
+    "winners_ptr": "*fp32",
+    "masses_ptr": "*fp32",
+    "logprob_ptr": "*fp32",
+    "logz_ptr": "*fp32",
+}
+"""Arguments of the fused kernels that may be None, and add work."""
+
+
 def fused(
-    config: tiles.TileConfig,
-    dtype: str,
-    use_tma: bool,
+    fn,
+    matrices: dict[str, str],
+    tiles: dict[str, int | bool],
     capability: int,
     noise: str = "group",
     samples: int = 1,
     everything: bool = False,
+    **launch: int,
 ) -> int:
-    """flash_sample's kernel, plain or with every option that adds work."""
-    config = fitted(config, capability)
-    options = {
-        "soft_cap": "fp32",
-        "bias_ptr": "*fp32",
-        "row_bias_ptr": "*bf16",
-        "mask_ptr": "*i32",
-        "winners_ptr": "*fp32",
-        "masses_ptr": "*fp32",
-        "logprob_ptr": "*fp32",
-        "logz_ptr": "*fp32",
-    }
+    """A kernel of flash_sample, plain or with every option."""
     signature = {
-        **operands(config, dtype, use_tma),
+        **matrices,
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "*fp32" if everything else "fp32",
@@ -96,16 +108,24 @@ def fused(
         "tokens_ptr": "*i64",
         "valid_ptr": "*i1",
         **dict.fromkeys(("B", "V", "D", "mask_words", "samples", "first_sample"), "i32"),
-        **(options if everything else {}),
+        **(OPTIONS if everything else {}),
     }
-    order = flash_sampling_kernel.arg_names
-    signature = {name: signature[name] for name in order if name in signature}
+    signature = {name: signature[name] for name in fn.arg_names if name in signature}
     constants = {
         "N": samples,
         "NOISE": noise,
         "SEED_PER_ROW": everything,
         "OFFSET_PER_ROW": everything,
         "TEMPERATURE_PER_ROW": everything,
+        **tiles,
+        **({} if everything else dict.fromkeys(OPTIONS)),
+    }
+    return stack_bytes(fn, signature, constants, capability, **launch)
+
+
+def portable(config: TileConfig, dtype: str, use_tma: bool, capability: int, **what) -> int:
+    config = fitted(config, capability)
+    tiles = {
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -113,13 +133,27 @@ def fused(
         "V_ON_M": config.v_on_m,
         "USE_TMA": use_tma,
         "FLATTEN": config.flatten,
-        **({} if everything else dict.fromkeys(options)),
     }
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return stack_bytes(flash_sampling_kernel, signature, constants, capability, **stages)
+    matrices = operands(config, dtype, use_tma)
+    return fused(flash_sampling_kernel, matrices, tiles, capability, **what, **stages)
 
 
-def storing(config: tiles.TileConfig, capability: int) -> int:
+def hopper(config: HopperConfig, B: int, dtype: str, **what) -> int:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    rows = {"hidden": config.box_rows(B), "weight": 128}
+    matrices = {name: f"tensordesc<{dtype}[{n}, {CHUNK}],{layout!r}>" for name, n in rows.items()}
+    tiles = {
+        "WARPGROUPS": config.warpgroups,
+        "BLOCK_V": config.block_v,
+        "CONTIGUOUS": config.contiguous,
+        "BLOCK_D": config.block_d,
+        "STAGES": config.num_stages,
+    }
+    return fused(hopper_kernel, matrices, tiles, 90, **what, num_warps=4)
+
+
+def storing(config: TileConfig, capability: int) -> int:
     config = fitted(config, capability)
     signature = {
         **operands(config, "bf16", True),
@@ -202,21 +236,29 @@ def main(capability: int) -> None:
         print(json.dumps([kernel, variant, stack]), flush=True)
 
     tuned = capability == 90
-    for B in tiles.BUCKETS if tuned else (16, 64, 256):
-        config = tiles.config_for(B, 4096, "NVIDIA H200" if tuned else "untuned")
-        report("flash_sampling", f"{config} bf16 tma", fused(config, "bf16", True, capability))
+    for B in portable_tiles.BUCKETS if tuned else (16, 64, 256):
+        config = find("portable", B, 4096, "NVIDIA H200" if tuned else "untuned")
+        report("flash_sampling", f"{config} bf16 tma", portable(config, "bf16", True, capability))
         # One bucket each shows what the other variants need.
         if B == 16:
-            report("flash_sampling", f"{config} fp16", fused(config, "fp16", True, capability))
+            report("flash_sampling", f"{config} fp16", portable(config, "fp16", True, capability))
         if B == 64:
-            stack = fused(config, "bf16", False, capability)
+            stack = portable(config, "bf16", False, capability)
             report("flash_sampling", f"{config} pointers", stack)
             for noise in ("token", "none") if tuned else ():
-                stack = fused(config, "bf16", True, capability, noise)
+                stack = portable(config, "bf16", True, capability, noise=noise)
                 report("flash_sampling", f"{config} {noise}", stack)
-            stack = fused(config, "bf16", True, capability, samples=2, everything=True)
+            stack = portable(config, "bf16", True, capability, samples=2, everything=True)
             report("flash_sampling", f"{config} everything", stack)
             report("flash_sampling_store", str(config), storing(config, capability))
+    for B in hopper_tiles.BUCKETS if tuned else ():
+        config = find("hopper", B, 4096, "NVIDIA H200")
+        for dtype, noise in (("bf16", "group"), ("fp16", "none")):
+            stack = hopper(config, B, dtype, noise=noise)
+            report("flash_sampling_hopper", f"{config} {dtype} {noise}", stack)
+    if tuned:
+        stack = hopper(config, B, "bf16", samples=2, everything=True)
+        report("flash_sampling_hopper", f"{config} everything", stack)
     report("gumbel_argmax", "bf16", one_pass("bf16", capability))
     report("group_gumbel_parallel", "bf16", local_samples(capability))
     report("pack_mask", "", packing(capability))

@@ -11,9 +11,9 @@ from fsbench.kernels._flash_sampling_config import (
     BUCKETS,
     TileConfig,
     bucket,
-    config_for,
     space,
 )
+from fsbench.kernels._tile_tables import find
 
 
 def test_a_batch_size_belongs_to_the_next_bucket():
@@ -23,7 +23,7 @@ def test_a_batch_size_belongs_to_the_next_bucket():
 @pytest.mark.parametrize("B", BUCKETS)
 @pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
 def test_the_untuned_choice_fits(B, limit):
-    fitted = config_for(B, 4096, "NVIDIA GeForce").fitted(limit, 2)
+    fitted = find("portable", B, 4096, "NVIDIA GeForce").fitted(limit, 2)
     assert fitted.shared_bytes(2) <= limit
     assert fitted.num_stages >= 2
 
@@ -31,7 +31,7 @@ def test_the_untuned_choice_fits(B, limit):
 @pytest.mark.parametrize("B", BUCKETS)
 @pytest.mark.parametrize("D", [2048, 8192])
 def test_the_tuned_choice_is_one_of_the_tuning_space(B, D):
-    assert config_for(B, D, "NVIDIA H200") in space(B)
+    assert find("portable", B, D, "NVIDIA H200") in space(B)
 
 
 def test_fitting_takes_stages_and_nothing_else():

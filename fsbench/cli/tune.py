@@ -1,0 +1,206 @@
+"""`fsbench tune`: the tile shapes that are fastest on this GPU, as a table for FSBENCH_TILES."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fsbench.cli.parsing import int_list, shapes
+from fsbench.errors import (
+    DeviceUnavailable,
+    InvalidArgument,
+    ProviderUnavailable,
+    UnsupportedProblem,
+    unknown_name,
+)
+from fsbench.presets import PRESETS
+from fsbench.problem import Problem
+from fsbench.provider import Provider
+
+if TYPE_CHECKING:
+    from fsbench.tuning import Timing
+
+Rows = list[tuple[int, int | None, Any]]
+"""(bucket of B, largest D or None for any, config)"""
+
+
+def tune(
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="A kernel; may be repeated. Default: all that can run here."),
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Buckets of B, comma list. Default: all of a kernel's.")
+    ] = None,
+    d: Annotated[str | None, typer.Option(help="Hidden sizes D, comma list; with --v.")] = None,
+    v: Annotated[str | None, typer.Option(help="Vocabulary sizes V, comma list; with --d.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A named LM head; may be repeated. Default: the paper's two shapes."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Time at most so many configs per bucket.")
+    ] = None,
+    timer: Annotated[str, typer.Option(help="auto, cupti, events or fake.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder. Default: results/<gpu>/<utc>-<commit>-tune.")
+    ] = None,
+    provider_path: Annotated[
+        list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
+    ] = None,
+) -> None:
+    """Time the tile shapes of the kernels on this GPU; write the fastest as a table.
+
+    The folder gets tiles.toml, to be named by the variable FSBENCH_TILES, times.csv with the time
+    of every config, and env.json. The kernels' tokens do not depend on the choice.
+    """
+    from fsbench import tuning
+    from fsbench.cli.reporting import Progress
+    from fsbench.cli.run import new_folder
+    from fsbench.environment import environment
+    from fsbench.timers import make_timer
+
+    device = _device()
+    paths = provider_path or []
+    providers = _providers(kernel or [], paths, device)
+    heads = [(D, V) for _, D, V in shapes(model or [], d, v)] or list(PRESETS["paper"].shapes)
+    todo = [(provider, _problems(provider, batch, heads, device)) for provider in providers]
+    clock = make_timer(timer, device)
+    facts = environment(device, sys.argv)
+    folder = out or new_folder(facts, "tune")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "env.json").write_text(json.dumps(facts, indent=2) + "\n")
+    console = Console(stderr=True, highlight=False, markup=False)
+    tables, complete = [], True
+    with open(folder / "times.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["kernel", "b", "d", "v", "config", "in_use", "median_us", "note"])
+        for provider, problems in todo:
+            own = tuning.of(provider)
+            timings = []
+            with Progress(console) as progress:
+                for found in tuning.measure(
+                    provider, paths, problems, limit, clock, progress.report
+                ):
+                    writer.writerows(_lines(own.kernel, found))
+                    file.flush()
+                    timings += found
+            rows = _choices(timings)
+            _print_choices(own.kernel, timings, rows)
+            complete &= {B for B, _, _ in rows} == {problem.B for problem in problems}
+            tables.append(own.text(facts["gpu"], str(folder / "times.csv"), rows))
+    (folder / "tiles.toml").write_text("\n".join(tables))
+    print(
+        f"\nWrote {folder}/times.csv and tiles.toml; to use it: FSBENCH_TILES={folder}/tiles.toml"
+    )
+    if not complete:
+        raise typer.Exit(3)
+
+
+def _device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceUnavailable("tune: torch sees no CUDA device; `fsbench doctor` says why")
+    return "cuda"
+
+
+def _providers(names: list[str], paths: list[Path], device: str) -> list[Provider]:
+    """Those of the kernels that are named, or of all that can be tuned here."""
+    from fsbench.discover import available, discover
+
+    tunable = {
+        entry.provider.tuning.kernel: entry
+        for entry in discover(paths).values()
+        if entry.provider and entry.provider.tuning
+    }
+    for name in names:
+        if name not in tunable:
+            raise unknown_name("--kernel", name, tunable)
+    able = [name for name in tunable if not tunable[name].unavailable_reason(device)]
+    if not names and not able:
+        raise ProviderUnavailable("tune: no kernel can run here; `fsbench list` says why")
+    return [available(tunable[name], device) for name in dict.fromkeys(names or able)]
+
+
+def _problems(
+    provider: Provider, batch: str | None, heads: list[tuple[int, int]], device: str
+) -> list[Problem]:
+    """Each bucket asked for, at its largest B, on each LM head."""
+    from fsbench.tuning import of
+
+    kernel, buckets = of(provider).kernel, of(provider).buckets
+    asked = int_list(batch, "--batch") if batch else buckets
+    for B in asked:
+        if B not in buckets:
+            known = ", ".join(map(str, buckets))
+            raise InvalidArgument(f"--batch: expected buckets of {kernel}: {known}; got {B}")
+    problems = [Problem(B, D, V, device=device) for D, V in heads for B in asked]
+    for problem in problems:
+        if reason := provider.unsupported_reason(problem):
+            raise UnsupportedProblem(f"{kernel}: {problem}: {reason}")
+    return problems
+
+
+def _lines(kernel: str, timings: list[Timing]) -> list[list[object]]:
+    """Rows of times.csv, the fastest first."""
+    ordered = sorted(timings, key=lambda timing: timing.median_us or float("inf"))
+    return [
+        [
+            *(kernel, timing.problem.B, timing.problem.D, timing.problem.V, timing.config),
+            timing.in_use,
+            "" if timing.median_us is None else f"{timing.median_us:.2f}",
+            timing.note,
+        ]
+        for timing in ordered
+    ]
+
+
+def _choices(timings: list[Timing]) -> Rows:
+    from fsbench.tuning import select
+
+    return [
+        (B, max_d, config)
+        for B in sorted({timing.problem.B for timing in timings})
+        for max_d, config in select([timing for timing in timings if timing.problem.B == B])
+    ]
+
+
+def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
+    """What is chosen against what is in use, for each problem."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        title=kernel, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
+    )
+    for heading in ("B", "D", "V"):
+        table.add_column(heading, justify="right")
+    for heading in ("in use", "us", "chosen", "us", "time"):
+        table.add_column(heading, justify="right" if heading in ("us", "time") else "left")
+    for problem in dict.fromkeys(timing.problem for timing in timings):
+        mine = {timing.config: timing for timing in timings if timing.problem == problem}
+        before = next(timing for timing in mine.values() if timing.in_use)
+        fitting = [
+            config
+            for B, max_d, config in rows
+            if B == problem.B and (max_d is None or max_d >= problem.D)
+        ]
+        after = mine.get(fitting[0]) if fitting else None
+        times = [timing.median_us if timing else None for timing in (before, after)]
+        shown = ["-" if us is None else f"{us:.1f}" for us in times]
+        change = f"{times[1] / times[0]:.3f}" if times[0] and times[1] else "-"
+        table.add_row(
+            *map(str, (problem.B, problem.D, problem.V, before.config)),
+            shown[0],
+            "the same" if after is before else str(after.config) if after else "none",
+            shown[1],
+            change,
+        )
+    Console(highlight=False, soft_wrap=True).print(table)
