@@ -60,7 +60,9 @@ def test_options_named_in_the_docs_exist(page: Path) -> None:
         for parameter in command.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text(encoding="utf-8")))
+    text = page.read_text(encoding="utf-8")
+    ours = re.sub(r"`(?:compute-sanitizer|python tools/)[^`\n]*`", "", text)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", ours))
     assert named <= known
 
 
