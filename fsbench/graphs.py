@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.provider import Launch
@@ -15,7 +16,8 @@ def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Cal
     """A function that replays launch(hidden, seed, offset) and returns its (static) output.
 
     The launch is called on a side stream first, so that lazy initialisation is not captured. The
-    graph reads hidden, seed and offset in place at every replay.
+    graph reads hidden, seed and offset in place at every replay. The function keeps them alive, and
+    the launch: a graph knows addresses only, those of the launch's own tensors among them.
     """
     import torch
 
@@ -29,8 +31,8 @@ def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Cal
     with torch.cuda.graph(graph):
         tokens = launch(hidden, seed, offset)
 
-    def replay() -> Tensor:
+    def replay(*kept: object) -> Tensor:
         graph.replay()
         return tokens
 
-    return replay
+    return partial(replay, launch, hidden, seed, offset)
