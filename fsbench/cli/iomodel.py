@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fsbench import iomodel as model
 from fsbench.cli.parsing import int_list, shapes
+from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
 
 _PAPER_MODELS = ("qwen3-8b", "llama3-70b")
@@ -26,12 +28,24 @@ def iomodel(
     ] = None,
     gpu: Annotated[str, typer.Option(help="GPU whose floor times to print.")] = "h200",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(help="A results folder: print what it measured beside the model, and why."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print predicted speedups and floor times of the paper's I/O cost model. Needs no GPU.
 
-    Every --d with every --v, and every --model, is one shape; without any, the paper's two.
+    Every --d with every --v, and every --model, is one shape; without any, the paper's two. With
+    --measured (may be repeated) the shapes are those of the results (docs/io-model.md).
     """
+    if measured:
+        from fsbench.cli.attribution import print_measured
+
+        if model_names or d or v:
+            raise InvalidArgument("--measured: expected without --model, --d and --v")
+        print_measured(measured, as_json)
+        return
     chosen = model.gpu(gpu)
     heads = shapes(model_names or [], d, v) or shapes(_PAPER_MODELS, None, None)
     batches = int_list(batch, "--batch")

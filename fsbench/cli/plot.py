@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fsbench.errors import ResultsError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def plot(
@@ -26,11 +23,12 @@ def plot(
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
     from fsbench import plotting
+    from fsbench.cli.reading import read_results
     from fsbench.plotstyle import styles
     from fsbench.tables import configurations
 
     suffixes = plotting.check_formats(name.strip() for name in formats.split(","))
-    frame = _read(results)
+    frame = read_results(results)
     found = configurations(frame)
     if not found:
         counts = frame["status"].value_counts() if len(frame) else {}
@@ -50,23 +48,3 @@ def plot(
                 path = out / f"{name}_{configuration.stem}.{suffix}"
                 plotting.save(figure, path)
                 print(f"wrote {path}")
-
-
-def _read(paths: list[Path]) -> pd.DataFrame:
-    """The rows of all results folders, each folder once, in the order given."""
-    import pandas as pd
-
-    from fsbench import summary
-    from fsbench.results import read_records, results_folders
-
-    folders = dict.fromkeys(folder.resolve() for folder in results_folders(paths))
-    tables = []
-    for folder in folders:
-        if not (folder / "results.csv").exists():  # a run that was killed: derive it, in memory
-            tables.append(summary.frame(read_records(folder)).assign(folder=str(folder)))
-            continue
-        try:
-            tables.append(summary.read_csv([folder]))
-        except (OSError, ValueError) as error:
-            raise ResultsError(f"cannot read {folder / 'results.csv'}: {error}") from error
-    return pd.concat(tables, ignore_index=True)

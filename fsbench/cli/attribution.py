@@ -1,0 +1,123 @@
+"""What `fsbench iomodel --measured` prints: the model beside measurements, and what parts them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsbench import attribution
+from fsbench.cli.reading import read_results
+from fsbench.errors import ResultsError
+from fsbench.provider import Kind
+from fsbench.tables import Configuration, configurations
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def print_measured(results: list[Path], as_json: bool) -> None:
+    """Print every configuration of results folders, as tables or as JSON.
+
+    Raises:
+        ResultsError: nothing in them can be set against the model.
+    """
+    parts = [_part(configuration) for configuration in configurations(read_results(results))]
+    if not any(part["speedups"] or part["extended"] for part in parts):
+        raise ResultsError(
+            "--measured: expected a run of `matmul_only` and an exact sampler over stored logits "
+            "(with a fused one, or with `weight_stream`); found none"
+        )
+    if as_json:
+        print(json.dumps(parts, indent=2))
+        return
+    for part in parts:
+        _print_part(part)
+
+
+def _part(configuration: Configuration) -> dict[str, Any]:
+    others = configuration.providers(Kind.EXACT, fused=False)
+    fused = _fastest_fused(configuration)
+    speedups, extended = [], []
+    for other in others:
+        table = attribution.attribute(configuration, fused, other) if fused else None
+        if table is not None and len(table):
+            rows = [
+                {name: None if value != value else value for name, value in row.items()}
+                for row in table.reset_index().to_dict("records")
+            ]
+            speedups.append({"other": other, "label": configuration.label(other), "rows": rows})
+        found = attribution.extend(configuration, other)
+        if found:
+            extended.append({"label": configuration.label(other), **vars(found)})
+    return {
+        "configuration": configuration.stem,
+        "title": f"{configuration.title}; {configuration.conditions}",
+        "fused": fused,
+        "fused_label": configuration.label(fused) if fused else None,
+        "speedups": speedups,
+        "extended": extended,
+    }
+
+
+def _fastest_fused(configuration: Configuration) -> str | None:
+    """Of the fused exact samplers measured at most B, the one with the least geometric mean."""
+    times = {
+        name: rows.median_us.map(math.log)
+        for name, rows in configuration.measured.groupby("provider")
+        if name in configuration.providers(Kind.EXACT, fused=True)
+    }
+    return min(times, key=lambda name: (-len(times[name]), times[name].mean()), default=None)
+
+
+def _print_part(part: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{part['title']}[/bold]")
+    for pair in part["speedups"]:
+        table = _table(
+            f"\nSpeedup of {part['fused_label']} over {pair['label']}",
+            ("B", "I/O model", "measured", "gaps", "passes", "matmul", "if sampling\nwere free"),
+        )
+        for row in pair["rows"]:
+            table.add_row(
+                str(row["b"]),
+                *(f"{row[name]:.3f}" for name in ("predicted", "measured")),
+                *(_text(row[name], "+.3f") for name in ("gaps", "passes", "matmul")),
+                f"{row['bound']:.3f}",
+            )
+        console.print(table)
+    if part["extended"]:
+        table = _table(
+            "\nThe model with two terms more: time = matmul + fixed + passes over the logits",
+            ("sampler", "kernels", "fixed us", "of it\ngaps us", "passes", "error at\nother B"),
+        )
+        for row in part["extended"]:
+            table.add_row(
+                row["label"],
+                _text(row["kernels"], "d"),
+                f"{row['fixed_us']:.1f}",
+                _text(row["gaps_us"], ".1f"),
+                f"{row['passes']:.1f}",
+                f"{row['worst']:.1%}",
+            )
+        console.print(table)
+    console.print()
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def _table(title: str, headings: tuple[str, ...]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
+    )
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "sampler" else "right")
+    return table

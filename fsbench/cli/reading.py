@@ -1,0 +1,26 @@
+"""Results folders as one table, for the commands that read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from fsbench import summary
+from fsbench.errors import ResultsError
+from fsbench.results import read_records, results_folders
+
+
+def read_results(paths: list[Path]) -> pd.DataFrame:
+    """The rows of all results folders, each folder once, in the order given."""
+    folders = dict.fromkeys(folder.resolve() for folder in results_folders(paths))
+    tables = []
+    for folder in folders:
+        if not (folder / "results.csv").exists():  # a run that was killed: derive it, in memory
+            tables.append(summary.frame(read_records(folder)).assign(folder=str(folder)))
+            continue
+        try:
+            tables.append(summary.read_csv([folder]))
+        except (OSError, ValueError) as error:
+            raise ResultsError(f"cannot read {folder / 'results.csv'}: {error}") from error
+    return pd.concat(tables, ignore_index=True)
