@@ -4,7 +4,7 @@ The median step of a sampler over stored logits is, with nothing left over,
 
     t = t_matmul + (busy - t_matmul) + (t - busy)
 
-that is the cuBLAS matmul alone (`matmul_only` of the same run), the other kernels, and the gaps
+that is the matmul alone (a lower bound of the same run), the other kernels, and the gaps
 in which no kernel runs. The I/O model (fsbench.iomodel, paper section 3.3) knows the matmul, one
 write and one read of the logits, and no gaps. Input is the table of results.csv (fsbench.tables).
 """
@@ -21,12 +21,12 @@ from fsbench import iomodel
 from fsbench.problem import DTYPES, Problem
 from fsbench.tables import Configuration
 
-MATMUL, STREAM = "matmul_only", "weight_stream"
-"""The lower bounds that times are set against: cuBLAS alone, and the weight read once."""
 
-
-def attribute(configuration: Configuration, fused: str, other: str) -> pd.DataFrame:
+def attribute(configuration: Configuration, fused: str, other: str, matmul: str) -> pd.DataFrame:
     """The speedup t_other / t_fused against that of the I/O model, B by B.
+
+    Args:
+        fused, other, matmul: names of providers; the last times the matmul alone.
 
     Returns:
         Columns by B: predicted, measured; then what makes up measured - predicted, exactly: gaps
@@ -35,8 +35,8 @@ def attribute(configuration: Configuration, fused: str, other: str) -> pd.DataFr
         t_matmul: the speedup if sampling were free. No rows if no run has all three; gaps and
         passes are NaN where the timer sees no kernels.
     """
-    times = _same_run(configuration, [fused, other, MATMUL])
-    t, base, mine = (times[f"median_us.{name}"] for name in (other, MATMUL, fused))
+    times = _same_run(configuration, [fused, other, matmul])
+    t, base, mine = (times[f"median_us.{name}"] for name in (other, matmul, fused))
     busy = times[f"busy_us.{other}"]
     predicted = [iomodel.predicted_speedup(_problem(configuration, B)) for B in times.index]
     table = pd.DataFrame({"predicted": predicted}, index=times.index)
@@ -52,7 +52,7 @@ def attribute(configuration: Configuration, fused: str, other: str) -> pd.DataFr
 class Extension:
     """The I/O model of one sampler with two terms more: t = t_matmul + fixed + passes x pass.
 
-    A pass moves B V elements of the problem's dtype at the rate at which `weight_stream` reads.
+    A pass moves B V elements of the problem's dtype at the rate at which the weight streams.
 
     kernels: of one step, where B is smallest; None where the timer sees none.
     fixed_us: what a step takes however few its rows: launches, and kernels that cannot fill the
@@ -71,20 +71,26 @@ class Extension:
     worst: float
 
 
-def extend(configuration: Configuration, provider: str) -> Extension | None:
+def extend(
+    configuration: Configuration, provider: str, matmul: str, stream: str
+) -> Extension | None:
     """Fit the extension to every other B by least squares of relative errors; both terms >= 0.
 
-    None unless the provider, `matmul_only` and `weight_stream` share a run of three B or more.
+    Args:
+        provider, matmul, stream: names of providers; the last two time the matmul alone and the
+            weight read once.
+
+    None unless the three share a run of three B or more.
     """
-    times = _same_run(configuration, [provider, MATMUL, STREAM])
+    times = _same_run(configuration, [provider, matmul, stream])
     if len(times) < 3:
         return None
     first = configuration.rows.iloc[0]
     t = times[f"median_us.{provider}"].to_numpy()
-    base = times[f"median_us.{MATMUL}"].to_numpy()
+    base = times[f"median_us.{matmul}"].to_numpy()
     batches = times.index.to_numpy()
     # Of equal dtype, so a pass over B V logits takes B / D of what reading the weight takes.
-    one_pass = times[f"median_us.{STREAM}"].to_numpy() * batches / first.d
+    one_pass = times[f"median_us.{stream}"].to_numpy() * batches / first.d
     terms = np.stack([np.ones(len(t)), one_pass], axis=1)
     fit, held = slice(0, None, 2), slice(1, None, 2)
     (fixed, passes), _ = nnls(terms[fit] / t[fit, None], (t - base)[fit] / t[fit])

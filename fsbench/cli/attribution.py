@@ -26,8 +26,8 @@ def print_measured(results: list[Path], as_json: bool) -> None:
     parts = [_part(configuration) for configuration in configurations(read_results(results))]
     if not any(part["speedups"] or part["extended"] for part in parts):
         raise ResultsError(
-            "--measured: expected a run of `matmul_only` and an exact sampler over stored logits "
-            "(with a fused one, or with `weight_stream`); found none"
+            "--measured: expected an exact sampler over stored logits in one run with two lower "
+            "bounds, the matmul alone and the weight read once; found none"
         )
     if as_json:
         print(json.dumps(parts, indent=2))
@@ -37,20 +37,22 @@ def print_measured(results: list[Path], as_json: bool) -> None:
 
 
 def _part(configuration: Configuration) -> dict[str, Any]:
-    others = configuration.providers(Kind.EXACT, fused=False)
-    fused = _fastest_fused(configuration)
+    fused = next(iter(_by_time(configuration, Kind.EXACT, fused=True)), None)
+    bounds = _by_time(configuration, Kind.LOWER_BOUND)
     speedups, extended = [], []
-    for other in others:
-        table = attribution.attribute(configuration, fused, other) if fused else None
-        if table is not None and len(table):
+    for other in configuration.providers(Kind.EXACT, fused=False) if len(bounds) > 1 else ():
+        # The tightest bound is the matmul, which writes the logits; the loosest reads the weight.
+        stream, matmul = bounds[0], bounds[-1]
+        label = configuration.label(other)
+        if fused:
+            table = attribution.attribute(configuration, fused, other, matmul)
             rows = [
                 {name: None if value != value else value for name, value in row.items()}
                 for row in table.reset_index().to_dict("records")
             ]
-            speedups.append({"other": other, "label": configuration.label(other), "rows": rows})
-        found = attribution.extend(configuration, other)
-        if found:
-            extended.append({"label": configuration.label(other), **vars(found)})
+            speedups += [{"other": other, "label": label, "rows": rows}] if rows else []
+        found = attribution.extend(configuration, other, matmul, stream)
+        extended += [{"label": label, **vars(found)}] if found else []
     return {
         "configuration": configuration.stem,
         "title": f"{configuration.title}; {configuration.conditions}",
@@ -61,14 +63,12 @@ def _part(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def _fastest_fused(configuration: Configuration) -> str | None:
-    """Of the fused exact samplers measured at most B, the one with the least geometric mean."""
-    times = {
-        name: rows.median_us.map(math.log)
-        for name, rows in configuration.measured.groupby("provider")
-        if name in configuration.providers(Kind.EXACT, fused=True)
-    }
-    return min(times, key=lambda name: (-len(times[name]), times[name].mean()), default=None)
+def _by_time(configuration: Configuration, kind: Kind, fused: bool | None = None) -> list[str]:
+    """The providers of a kind, those measured at most B first, of these the fastest first."""
+    names = configuration.providers(kind, fused)
+    rows = configuration.measured
+    logs = {name: rows[rows.provider == name].median_us.map(math.log) for name in names}
+    return sorted(names, key=lambda name: (-len(logs[name]), logs[name].mean()))
 
 
 def _print_part(part: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from fsbench.tables import configurations
 
 RESULTS = Path(__file__).parents[2] / "results" / "h200"
 D, V = 4096, 151936
+MEASURED = ("slow", "matmul_only", "weight_stream")
 
 
 def row(provider, b, median, busy=None, kernels=1, kind="exact", fused=False, **changes):
@@ -52,7 +53,7 @@ def only(rows):
 
 
 def test_the_parts_add_up_to_what_the_model_does_not_explain():
-    table = attribute(only(run()), "fused", "slow")
+    table = attribute(only(run()), "fused", "slow", "matmul_only")
     assert list(table.index) == [1, 2, 4, 8, 16]
     unexplained = table.measured - table.predicted
     assert list(table.gaps + table.passes + table.matmul) == pytest.approx(list(unexplained))
@@ -66,7 +67,7 @@ def test_the_parts_add_up_to_what_the_model_does_not_explain():
 
 
 def test_the_two_terms_are_found_again_and_tried_on_other_batches():
-    found = extend(only(run()), "slow")
+    found = extend(only(run()), *MEASURED)
     assert (found.fixed_us, found.passes) == (pytest.approx(40), pytest.approx(6))
     assert (found.kernels, found.gaps_us) == (6, pytest.approx(5))
     assert (found.fitted, found.held_out) == ((1, 4, 16), (2, 8))
@@ -77,14 +78,14 @@ def test_an_outlier_at_a_held_out_batch_is_seen_but_not_fitted():
     rows = run()
     (outlier,) = [r for r in rows if (r["provider"], r["b"]) == ("slow", 8)]
     outlier["median_us"] *= 1.25
-    found = extend(only(rows), "slow")
+    found = extend(only(rows), *MEASURED)
     assert found.fixed_us == pytest.approx(40)
     assert found.worst == pytest.approx(0.2)
 
 
 def test_neither_term_is_negative():
     """A sampler that beats the matmul has no negative passes."""
-    found = extend(only(run(fixed=-20.0, passes=1.0)), "slow")
+    found = extend(only(run(fixed=-20.0, passes=1.0)), *MEASURED)
     assert found.fixed_us == 0 and found.passes >= 0
     assert found.worst > 0.01
 
@@ -93,22 +94,22 @@ def test_times_of_two_runs_are_not_mixed():
     first = [r for r in run() if r["provider"] != "matmul_only"]
     second = [r for r in run(folder="run2") if r["provider"] == "matmul_only"]
     mixed = only([*first, *second])
-    assert attribute(mixed, "fused", "slow").empty
-    assert extend(mixed, "slow") is None
+    assert attribute(mixed, "fused", "slow", "matmul_only").empty
+    assert extend(mixed, *MEASURED) is None
     both = only([*run(folder="z"), *run(fixed=80.0, folder="a")])
-    assert extend(both, "slow").fixed_us == pytest.approx(80)  # the latest
+    assert extend(both, *MEASURED).fixed_us == pytest.approx(80)  # the latest
 
 
 def test_two_batches_are_too_few_to_try_a_fit():
-    assert extend(only(run((1, 2))), "slow") is None
-    assert len(attribute(only(run((1, 2))), "fused", "slow")) == 2
+    assert extend(only(run((1, 2))), *MEASURED) is None
+    assert len(attribute(only(run((1, 2))), "fused", "slow", "matmul_only")) == 2
 
 
 def test_a_timer_that_sees_no_kernels_leaves_their_part_open():
     rows = [{**r, "busy_us": None, "n_kernels": None} for r in run()]
-    table = attribute(only(rows), "fused", "slow")
+    table = attribute(only(rows), "fused", "slow", "matmul_only")
     assert table.gaps.isna().all() and table.passes.isna().all() and table.matmul.notna().all()
-    found = extend(only(rows), "slow")
+    found = extend(only(rows), *MEASURED)
     assert (found.kernels, found.gaps_us) == (None, None)
     assert found.passes == pytest.approx(6)
 
@@ -157,7 +158,8 @@ def test_refusals(arguments, message):
 
 def test_results_without_a_matmul_are_refused(tmp_path):
     rows = [r for r in run() if r["provider"] != "matmul_only"]
+    assert len(rows) == 15
     (tmp_path / "env.json").write_text("{}")
     pd.DataFrame(rows).drop(columns="folder").to_csv(tmp_path / "results.csv", index=False)
-    with pytest.raises(FsbenchError, match="expected a run of `matmul_only`"):
+    with pytest.raises(FsbenchError, match="in one run with two lower bounds"):
         measured("--measured", tmp_path)
