@@ -141,6 +141,7 @@ def test_imports_point_downwards(name):
     [
         *("fsbench.plotting", "fsbench.plotstyle", "fsbench.tables", "fsbench.summary"),
         *("fsbench.results", "fsbench.iomodel", "fsbench.doubts", "fsbench.stats"),
+        *("fsbench.attribution", "fsbench.recommend", "fsbench.cli.attribution"),
         *("fsbench.cli.plot", "fsbench.cli.iomodel"),
         *(name for name in MODULES if re.match(r"fsbench\.(compare|paper|plots)\b", name)),
     ],

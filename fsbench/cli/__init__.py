@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fsbench import __version__
-from fsbench.cli import doctor, iomodel, listing, plot, run, tune, verify
+from fsbench.cli import doctor, iomodel, listing, plot, recommend, run, tune, verify
 from fsbench.errors import FsbenchError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("plot")(plot.plot)
 app.command("iomodel")(iomodel.iomodel)
+app.command("recommend")(recommend.recommend)
 app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
 app.command("tune")(tune.tune)

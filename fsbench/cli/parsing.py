@@ -22,6 +22,16 @@ def int_list(text: str, name: str, minimum: int = 1) -> list[int]:
     return list(dict.fromkeys(values))
 
 
+def batch_range(text: str, name: str) -> range | list[int]:
+    """'1:256' -> range(1, 257), '1,2,4' -> [1, 2, 4]. `name` is the option."""
+    first, colon, last = text.partition(":")
+    if not colon:
+        return int_list(text, name)
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise InvalidArgument(f"{name}: expected a range such as 1:256; got {text!r}")
+    return range(int(first), int(last) + 1)
+
+
 def shapes(models: Iterable[str], d: str | None, v: str | None) -> list[tuple[str, int, int]]:
     """The LM heads asked for, as (label, D, V), each shape once.
 

@@ -1,0 +1,169 @@
+"""`fsbench recommend`: which sampler to use for a model, from results that are at hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fsbench.cli.parsing import batch_range
+from fsbench.errors import ResultsError, unknown_name
+from fsbench.provider import Capabilities, Kind
+
+if TYPE_CHECKING:
+    from fsbench.provider import Provider
+    from fsbench.tables import Configuration
+
+_SHORT = {"seed": "per_request_seed", "temperature": "per_row_temperature", "greedy": "greedy_rows"}
+_KNOWN = [field.name for field in fields(Capabilities) if field.type == "bool"]
+
+
+def recommend(
+    model: Annotated[str, typer.Option(help="A named LM head; see `fsbench list`.")],
+    gpu: Annotated[str, typer.Option(help="The GPU that results must be of.")] = "h200",
+    batch: Annotated[
+        str, typer.Option(help="Batch sizes: 1:256 for a range, or a comma list.")
+    ] = "1:256",
+    needs: Annotated[
+        str, typer.Option(help="What it must be able to do, comma list: logprob, seed, mask, ...")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    results: Annotated[
+        list[Path] | None, typer.Option(help="Results to read; may be repeated. Default: results.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Which exact sampler is fastest for a model on a GPU, and what it saves. Needs no GPU.
+
+    Nothing is extrapolated: it tells what was measured at this model's size and conditions, names
+    the samplers that cannot do what is needed, and says what it does not know.
+    """
+    from fsbench import iomodel
+    from fsbench.discover import discover
+    from fsbench.problem import model as head_of
+    from fsbench.recommend import recommend as advise
+
+    wanted = _needs(needs)
+    head, slug = head_of(model), iomodel.gpu_slug(gpu)
+    batches = batch_range(batch, "--batch")
+    known = {entry.name: entry.provider for entry in discover().values() if entry.provider}
+    lacking = {
+        name: [need for need in wanted if not getattr(provider.capabilities, need)]
+        for name, provider in known.items()
+    }
+    able = {name for name in known if not lacking[name]}
+    configuration = _measured(results or [Path("results")], slug, head.D, head.V, dtype, model)
+    advice = [each for each in advise(configuration, able) if each.b in batches]
+    if not advice:
+        raise ResultsError(
+            f"recommend: no exact sampler that can do {', '.join(wanted) or 'this'} was measured "
+            f"at these batch sizes; results have B = {_numbers(configuration.measured.b)}"
+        )
+    exact = configuration.providers(Kind.EXACT)
+    facts: dict[str, Any] = {
+        "configuration": f"{configuration.title}; {configuration.conditions}",
+        "advice": [asdict(each) for each in advice],
+        "labels": {name: configuration.label(name) for name in exact},
+        "cannot": {name: lacking[name] for name in exact if lacking.get(name)},
+        "deviates": _deviations(known, {each.best for each in advice}),
+        "unmeasured": _unmeasured(batches, [each.b for each in advice]),
+    }
+    print(json.dumps(facts, indent=2)) if as_json else _print(facts)
+
+
+def _needs(text: str) -> list[str]:
+    names = [_SHORT.get(name.strip(), name.strip()) for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in _KNOWN:
+            raise unknown_name("--needs", name, [*_KNOWN, *_SHORT])
+    return list(dict.fromkeys(names))
+
+
+def _measured(
+    paths: list[Path], slug: str, D: int, V: int, dtype: str, model: str
+) -> Configuration:
+    """The configuration of this size, timed as engines run: from a graph, T = 1."""
+    from fsbench.cli.reading import read_results
+    from fsbench.tables import configurations
+
+    found = configurations(read_results(paths))
+    first = {configuration.stem: configuration.rows.iloc[0] for configuration in found}
+    fitting = [
+        configuration
+        for configuration in found
+        for row in [first[configuration.stem]]
+        if (row.gpu, row.d, row.v, row["dtype"]) == (slug, D, V, dtype)
+        and row.tp == 1
+        and row.temperature == 1
+    ]
+    if not fitting:
+        sizes = {f"{r.gpu or 'cpu'} D={r.d} V={r.v} {r['dtype']}" for r in first.values()}
+        raise ResultsError(
+            f"recommend: nothing measured on {slug} for {model} (D={D} V={V} {dtype}); results "
+            f"have {'; '.join(sorted(sizes)) or 'nothing'}. To measure it: fsbench run "
+            f"--preset lean --model {model} --dtype {dtype}"
+        )
+    return max(fitting, key=lambda each: (bool(first[each.stem].graph), len(each.measured)))
+
+
+def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
+    """What the recommended samplers themselves declare to be inexact."""
+    told = {}
+    for name in sorted(names & set(known)):
+        able = known[name].capabilities
+        if able.known_deviation:
+            told[name] = f"total variation of {able.known_deviation:g} from the exact law"
+        elif able.exact_to_gap is not None:
+            told[name] = f"tokens less likely than e^-{able.exact_to_gap:g} are drawn too rarely"
+    return told
+
+
+def _unmeasured(batches: range | list[int], measured: list[int]) -> str:
+    """The batch sizes asked for that nobody measured, in words."""
+    missing = [B for B in batches if B not in measured]
+    if isinstance(batches, range):
+        return f"{len(missing)} of these {len(batches)} batch sizes" if missing else ""
+    return f"B = {_numbers(missing)}" if missing else ""
+
+
+def _numbers(values: Any) -> str:
+    return ", ".join(map(str, sorted(set(values))))
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    label = facts["labels"]
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("B", "use", "us", "as fast", "instead of", "saves us", "saves"):
+        right = heading in ("B", "us", "saves us", "saves")
+        table.add_column(heading, justify="right" if right else "left")
+    for each in facts["advice"]:
+        saved = each["saved_us"]
+        table.add_row(
+            str(each["b"]),
+            label[each["best"]],
+            f"{each['us']:.1f}",
+            ", ".join(label[name] for name in each["ties"]),
+            label.get(each["instead_of"], "-"),
+            "-" if saved is None else f"{saved:.1f}",
+            "-" if saved is None else f"{saved / (each['us'] + saved):.1%}",
+        )
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(facts["configuration"])
+    console.print(table)
+    for name, needs in facts["cannot"].items():
+        console.print(f"not considered: {label[name]}, without {', '.join(needs)}")
+    for name, what in facts["deviates"].items():
+        console.print(f"not exact: {label.get(name, name)}: {what}")
+    if facts["unmeasured"]:
+        console.print(f"not measured: {facts['unmeasured']}")
+    console.print(
+        "Times are of plain sampling; docs/using-the-kernel.md tells what options of the fused "
+        "kernel cost. What they cost the others was not measured."
+    )
