@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Everything that results/ holds of a machine, measured anew: tools/record.sh FOLDER
+#
+# One job at a time on each GPU, so that no timing shares one; the long ones first. A job's output
+# is in FOLDER/log/, its exit code in FOLDER/log/jobs.txt. Exit codes of single jobs do not stop
+# the others: a sampler that fails verification is a result.
+set -euo pipefail
+export FOLDER=$1
+mkdir -p "$FOLDER/log" "$FOLDER/verify"
+gpus=$(nvidia-smi --list-gpus | wc -l)
+
+models=$(python3 -c '
+import tomllib
+from importlib import resources
+print(",".join(tomllib.loads((resources.files("fsbench") / "models.toml").read_text())))')
+samplers=$(fsbench list --json | python3 -c '
+import json, sys
+for each in json.load(sys.stdin)["providers"]:
+    if each["kind"] in ("exact", "greedy") and each["cuda"] == "yes":
+        print(each["name"])')
+
+jobs() {
+    echo "paper fsbench run --preset paper --out $FOLDER/paper"
+    echo "lean fsbench run --preset lean --out $FOLDER/lean"
+    echo "options python3 tools/measure_options.py $FOLDER/options/options.csv"
+    echo "models fsbench run --model $models --batch 1,64,256 --iters 50 --no-check" \
+        "--provider flash_sampling_hopper --provider flash_sampling --provider gumbel_argmax" \
+        "--provider matmul_only --provider weight_stream --out $FOLDER/models"
+    echo "odd fsbench run --model qwen3-8b --batch 3,24,77,96,200,512,1024 --no-check" \
+        "--provider flash_sampling_hopper --provider gumbel_argmax --provider matmul_only" \
+        "--out $FOLDER/odd"
+    for name in $samplers; do
+        echo "verify-$name fsbench verify --tier full --device cuda --provider $name" \
+            "--output $FOLDER/verify/$name.jsonl"
+    done
+}
+
+run() {
+    name=${1%% *}
+    begin=$(date +%s)
+    code=0
+    CUDA_VISIBLE_DEVICES=$SLOT ${1#* } > "$FOLDER/log/$name.txt" 2>&1 || code=$?
+    echo "$name: exit $code after $(($(date +%s) - begin)) s" | tee -a "$FOLDER/log/jobs.txt"
+}
+export -f run
+
+jobs | xargs -d '\n' -P "$gpus" --process-slot-var=SLOT -I{} bash -c 'run "$1"' _ {}
+python3 tools/exactness_tables.py "$FOLDER"/verify/*.jsonl > "$FOLDER/verify/tables.md"
