@@ -17,13 +17,18 @@ from fsbench.kernels._epilogue import (
     processed,
     shared_bias,
 )
-from fsbench.kernels._helper import LOWEST_KEY, _log, halves, nan_max, take_tokens
+from fsbench.kernels._helper import (
+    LOWEST_KEY,
+    SMALLEST_TEMPERATURE,
+    _log,
+    halves,
+    nan_max,
+    take_tokens,
+)
 from fsbench.kernels._mainloop import program_share, tile_logits
 
 SUBTILE = tl.constexpr(128)
 """Columns of logits that enter the candidates at once."""
-SMALLEST_TEMPERATURE = tl.constexpr(2.0**-120)
-"""Anything below is 0: its inverse, times a difference of logits, could overflow."""
 
 
 @triton.jit

@@ -10,8 +10,8 @@ import triton.language as tl
 
 LOWEST_KEY = tl.constexpr(-(2**63))
 """Key of no candidate at all; every slot of a workspace rests at it between calls."""
-
-
+SMALLEST_TEMPERATURE = tl.constexpr(2.0**-120)
+"""Anything below is 0: its inverse, times a difference of logits, could overflow."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 """exp(x) = exp2(LOG2_E x)."""
 

@@ -21,7 +21,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fsbench.kernels._epilogue import add_masses, capped
-from fsbench.kernels._flash_sampling_kernel import SMALLEST_TEMPERATURE
 from fsbench.kernels._group_noise import (
     group_draws,
     group_noise,
@@ -32,6 +31,7 @@ from fsbench.kernels._group_noise import (
 )
 from fsbench.kernels._helper import (
     LOWEST_KEY,
+    SMALLEST_TEMPERATURE,
     _log,
     halves,
     nan_max,

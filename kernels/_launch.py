@@ -14,7 +14,8 @@ from fsbench.kernels._choice import tma_possible
 from fsbench.kernels._device import launching_on, multiprocessors
 from fsbench.kernels._flash_sample import Sample
 from fsbench.kernels._flash_sampling_config import TileConfig
-from fsbench.kernels._flash_sampling_kernel import SMALLEST_TEMPERATURE, flash_sampling_kernel
+from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
+from fsbench.kernels._helper import SMALLEST_TEMPERATURE
 from fsbench.kernels._hopper_config import CHUNK, HopperConfig
 from fsbench.kernels._pack_mask import pack_mask
 from fsbench.kernels._workspace import workspace

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from fsbench.kernels._device import launching_on, multiprocessors
 from fsbench.kernels._group_noise import group_candidates, group_sums, members, sharpness
-from fsbench.kernels._helper import LOWEST_KEY, token_of_key
+from fsbench.kernels._helper import LOWEST_KEY, SMALLEST_TEMPERATURE, token_of_key
 from fsbench.kernels._provider import WorkspaceLaunch, noise_map
 from fsbench.kernels._workspace import workspace
 from fsbench.problem import Problem
@@ -75,7 +75,7 @@ def gumbel_argmax(logits: Tensor, seed: Tensor, offset: Tensor, temperature: flo
     Args:
         logits: [B, V] contiguous, bf16, fp16 or fp32.
         seed, offset: int64 [1] on the same device.
-        temperature: >= 0; 0 is greedy.
+        temperature: >= 0; 0 is greedy, and so is anything below 2^-120.
 
     Returns:
         int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one. The token is the
@@ -84,6 +84,8 @@ def gumbel_argmax(logits: Tensor, seed: Tensor, offset: Tensor, temperature: flo
     import torch
 
     B, V = logits.shape
+    if temperature < SMALLEST_TEMPERATURE.value:
+        temperature = 0.0
     work = workspace(B, logits.device)
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
     programs = multiprocessors(logits.device) * PROGRAMS_PER_MULTIPROCESSOR

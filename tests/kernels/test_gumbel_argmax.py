@@ -32,6 +32,12 @@ def test_tokens_are_the_oracles(B, V, dtype, temperature):
         assert_draws_what_it_should(logits.to(dtype), step, temperature)
 
 
+@pytest.mark.parametrize("temperature", [1e-40, 1e-36])
+def test_a_temperature_too_small_to_divide_by_is_zero(temperature):
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(2))
+    assert draw(logits, 0, temperature).tolist() == logits.argmax(1).tolist()
+
+
 @pytest.mark.parametrize("programs", [1, 3])
 def test_programs_share_a_row_in_any_number(programs, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 128)
