@@ -303,6 +303,15 @@ def test_what_is_compared_with_the_paper_is_in_the_page_on_comparing() -> None:
     assert margins == (0.02, 0.05) and "margin than 2 %" in page and "within 5 % of 1" in page
 
 
+def test_two_runs_of_one_commit_differ_by_what_the_page_on_comparing_says() -> None:
+    h200 = ROOT / "results" / "h200"
+    one, other = (read_results([h200 / name]) for name in ("paper-20261121", "lean-20261121"))
+    cells = runs.pairs(one, other)
+    furthest = max(cells["hi"].max() - 1, 1 - cells["lo"].min())
+    assert f"differ by up to {100 * furthest:.1f} %, interval included" in text("comparing.md")
+    assert furthest < runs.WITHIN
+
+
 def test_the_comparison_of_the_committed_run_with_the_paper() -> None:
     run = ROOT / "results" / "h200" / "paper-20261121"
     summary = fsbench("compare", run, "--paper", "h200").splitlines()[-2:]

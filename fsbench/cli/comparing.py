@@ -52,7 +52,8 @@ def print_runs(cells: pd.DataFrame, margin: float) -> None:
         _print(shown)
     print()
     for run, other in ("ab", "ba"):
-        print("".join(f"{line}\n" for line in lost_in_words(cells, other)), end="")
+        for line in lost_in_words(cells, other):
+            print(line)
         alone = cells[cells[f"status_{other}"] == runs.ABSENT]
         if len(alone):
             names = ", ".join(alone["provider"].unique())

@@ -93,10 +93,12 @@ def compare(
         shapes = " or ".join(
             f"D = {shape['d']}, V = {shape['v']}" for shape in paper.source()["speedups"].values()
         )
-        got = "; ".join(f"{one.title}, {one.conditions}" for one in configurations) or "no cell"
+        got = "; ".join(
+            f"{one.title}, {one.conditions}: {', '.join(one.providers())}" for one in configurations
+        )
         baselines = ", ".join(one["provider"] for one in paper.source()["baselines"].values())
         raise ResultsError(
             f"results: expected bf16, {shapes}, {fused} and one of {baselines}, "
-            f"measured in one run; got {got}"
+            f"measured in one run; got {got or 'no cell'}"
         )
     return found

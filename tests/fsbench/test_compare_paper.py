@@ -119,6 +119,14 @@ def test_what_the_paper_did_not_measure_is_not_compared(change):
     assert len(found) == 1
 
 
+def test_without_a_baseline_of_the_paper_it_names_what_is_there():
+    rows = [_row(FUSED, 1, 10.0, fused=True), _row("lean", 1, 20.0)]
+    with pytest.raises(
+        ResultsError, match=f"one of {', '.join(BASELINES.values())}.*: {FUSED}, lean$"
+    ):
+        compare([_only(rows)], "h200", FUSED)
+
+
 def test_without_any_result_it_says_so():
     with pytest.raises(ResultsError, match="got no cell"):
         compare([], "h200", FUSED)
