@@ -19,7 +19,8 @@ from fsbench.provider import Kind
 from fsbench.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
-_CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2"]
+CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2"]
+"""Columns that say how a cell was measured, apart from the machine, the shape and the sampler."""
 _OTHERS = ["provider", "label", "kind", "fused", "b", "status", "median_us", "ci_lo_us", "ci_hi_us"]
 
 
@@ -44,17 +45,7 @@ class Configuration:
     @property
     def conditions(self) -> str:
         """How it was measured, in words."""
-        first = self.rows.iloc[0]
-        return ", ".join(
-            [
-                first["dtype"],  # Series.dtype is something else
-                f"T = {first.temperature:g}",
-                f"logits {first.logits}",
-                f"timer {first.timer}",
-                "CUDA graph replay" if first.graph else "eager",
-                *([f"{first.l2} L2"] if first.l2 else []),
-            ]
-        )
+        return conditions_in_words(self.rows.iloc[0])
 
     @property
     def measured(self) -> pd.DataFrame:
@@ -93,11 +84,26 @@ class Configuration:
         return pd.DataFrame({"value": both.median_us / both.median_us_below, "lo": lo, "hi": hi})
 
 
-def configurations(frame: pd.DataFrame) -> list[Configuration]:
-    """Split results into configurations with at least one measured cell, sorted by stem."""
-    if frame.empty:
-        return []
-    missing = [name for name in _SHAPE + _CONDITIONS + _OTHERS if name not in frame]
+def conditions_in_words(row: pd.Series) -> str:
+    """How a cell was measured, in words."""
+    return ", ".join(
+        [
+            row["dtype"],  # Series.dtype is something else
+            f"T = {row.temperature:g}",
+            f"logits {row.logits}",
+            f"timer {row.timer}",
+            "CUDA graph replay" if row.graph else "eager",
+            *([f"{row.l2} L2"] if row.l2 else []),
+        ]
+    )
+
+
+def normalized(frame: pd.DataFrame) -> pd.DataFrame:
+    """Results with all columns needed here, whether read from a CSV file or made in memory.
+
+    Texts that pandas reads as missing are '', `gpu` is the short name and `gpu_name` the long one.
+    """
+    missing = [name for name in _SHAPE + CONDITIONS + _OTHERS if name not in frame]
     if missing:
         raise ResultsError(f"results.csv: expected columns {', '.join(missing)}; they are missing")
     frame = frame.assign(folder=frame.get("folder", ""))
@@ -105,10 +111,18 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
         frame[name] = frame[name].astype(object).where(frame[name].notna(), "").replace("n/a", "")
     frame["gpu_name"] = frame.gpu
     frame["gpu"] = frame.gpu.map(gpu_slug)
+    return frame
+
+
+def configurations(frame: pd.DataFrame) -> list[Configuration]:
+    """Split results into configurations with at least one measured cell, sorted by stem."""
+    if frame.empty:
+        return []
+    frame = normalized(frame)
     found = []
     for _, same_shape in frame.groupby(_SHAPE):
-        varying = [name for name in _CONDITIONS if same_shape[name].nunique() > 1]
-        for _, rows in same_shape.groupby(_CONDITIONS):
+        varying = [name for name in CONDITIONS if same_shape[name].nunique() > 1]
+        for _, rows in same_shape.groupby(CONDITIONS):
             if (rows.status == "ok").any():
                 found.append(Configuration(_stem(rows.iloc[0], varying), rows))
     return sorted(found, key=lambda configuration: configuration.stem)

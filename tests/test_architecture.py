@@ -142,7 +142,7 @@ def test_imports_point_downwards(name):
         *("fsbench.plotting", "fsbench.plotstyle", "fsbench.tables", "fsbench.summary"),
         *("fsbench.results", "fsbench.iomodel", "fsbench.doubts", "fsbench.stats"),
         *("fsbench.attribution", "fsbench.recommend", "fsbench.cli.attribution"),
-        *("fsbench.cli.plot", "fsbench.cli.iomodel"),
+        *("fsbench.cli.plot", "fsbench.cli.iomodel", "fsbench.cli.compare"),
         *(name for name in MODULES if re.match(r"fsbench\.(compare|paper|plots)\b", name)),
     ],
 )
@@ -208,3 +208,13 @@ def test_every_package_is_installed():
             parts = init.parent.relative_to(ROOT / folder).parts
             packages.add(".".join([package, *parts]))
     assert set(config["packages"]) == packages
+    data = {
+        path
+        for package, patterns in config["package-data"].items()
+        for pattern in patterns
+        for path in (ROOT / config["package-dir"].get(package, package.replace(".", "/"))).glob(
+            pattern
+        )
+    }
+    files = {path for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.*")}
+    assert data == {path for path in files if path.suffix not in (".py", ".pyc")}

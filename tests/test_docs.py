@@ -14,13 +14,17 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from fsbench import inputs, provider, reference, summary
+from fsbench import inputs, paper, provider, reference, summary
 from fsbench.cli import app
+from fsbench.cli.reading import read_results
+from fsbench.compare import paper as beside_paper
+from fsbench.compare import runs
 from fsbench.environment import environment
 from fsbench.presets import PRESETS
 from fsbench.problem import Problem, models
 from fsbench.results import STATUSES, Cell, CellRecord, Round
 from fsbench.stats import median_interval
+from fsbench.tables import configurations
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -283,6 +287,42 @@ def test_every_field_of_a_record_of_verification_is_documented() -> None:
     wanted = line | {field.name for field in fields(Check)}
     table = section("results-format.md", "Records of verification")
     assert set(first_cells(table)) - {"env.json"} >= wanted
+
+
+def test_what_is_compared_with_the_paper_is_in_the_page_on_comparing() -> None:
+    page = text("comparing.md")
+    source = paper.source()
+    for method, entry in source["baselines"].items():
+        assert f"| {method} | `{entry['provider']}` | {entry['note']} |" in page
+    own = source["fused"]
+    assert (
+        f"| {own['method']} | `{own['provider']}`, or what `--fused` names | {own['note']} ("
+        in page
+    )
+    margins = (runs.WITHIN, beside_paper.WITHIN)
+    assert margins == (0.02, 0.05) and "margin than 2 %" in page and "within 5 % of 1" in page
+
+
+def test_two_runs_of_one_commit_differ_by_what_the_page_on_comparing_says() -> None:
+    h200 = ROOT / "results" / "h200"
+    one, other = (read_results([h200 / name]) for name in ("paper-20261121", "lean-20261121"))
+    cells = runs.pairs(one, other)
+    furthest = max(cells["hi"].max() - 1, 1 - cells["lo"].min())
+    assert f"differ by up to {100 * furthest:.1f} %, interval included" in text("comparing.md")
+    assert furthest < runs.WITHIN
+
+
+def test_the_comparison_of_the_committed_run_with_the_paper() -> None:
+    run = ROOT / "results" / "h200" / "paper-20261121"
+    summary = fsbench("compare", run, "--paper", "h200").splitlines()[-2:]
+    assert "\n".join(summary) in text("comparing.md")
+    found = beside_paper.compare(
+        configurations(read_results([run])), "h200", paper.source()["fused"]["provider"]
+    )
+    cells = pd.concat([cells for _, cells in found]).set_index("b")["ratio"]
+    assert (cells[cells.index <= 32] - 1).abs().max() < 0.09
+    large = cells[cells.index >= 128]
+    assert f"ours are {large.min():.2f} to {large.max():.2f} times" in text("comparing.md")
 
 
 def test_every_check_is_in_the_page_on_exactness() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,15 +22,17 @@ finally:
     print("LOADED", *sorted({{name.split(".")[0] for name in sys.modules}}), file=sys.stderr)
 """
 
+RUNS = Path(__file__).resolve().parent.parent / "results" / "h200"
+
 SECONDS = 3
 """Each takes well under one on an idle machine; the modules are the real test."""
 
 
-def start(*arguments: str, cwd=None) -> tuple[str, set[str], float]:
+def start(*arguments: object, cwd=None) -> tuple[str, set[str], float]:
     """Standard output, top-level modules loaded at the end, and seconds of a fresh process."""
     begin = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", _REPORT.format(arguments=arguments)],
+        [sys.executable, "-c", _REPORT.format(arguments=[*map(str, arguments)])],
         capture_output=True,
         text=True,
         cwd=cwd,
@@ -52,7 +55,10 @@ def test_the_report_sees_torch():
         ["--help"],
         *(
             [command, "--help"]
-            for command in ("run", "plot", "iomodel", "list", "verify", "doctor", "tune")
+            for command in (
+                *("run", "plot", "compare", "iomodel"),
+                *("list", "verify", "doctor", "tune"),
+            )
         ),
         ["list"],
         ["list", "--json"],
@@ -87,6 +93,13 @@ def test_plot_works_without_torch(tmp_path):
     assert not loaded & {"torch", "triton", "flashinfer", "cupti"}
     assert "wrote plots/" in out
     assert list((tmp_path / "plots").glob("*.png"))
+
+
+@pytest.mark.parametrize("other", [["--paper", "h200"], [RUNS / "lean-20261121"]], ids=str)
+def test_compare_works_without_torch(other):
+    out, loaded, _ = start("compare", RUNS / "paper-20261121", *other)
+    assert "54 cells" in out
+    assert not loaded & {"torch", "triton", "flashinfer", "cupti", "matplotlib"}
 
 
 def test_an_error_is_reported_without_torch(tmp_path):

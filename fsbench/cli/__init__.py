@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fsbench import __version__
-from fsbench.cli import doctor, iomodel, listing, plot, recommend, run, tune, verify
+from fsbench.cli import compare, doctor, iomodel, listing, plot, recommend, run, tune, verify
 from fsbench.errors import FsbenchError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("plot")(plot.plot)
+app.command("compare")(compare.compare)
 app.command("iomodel")(iomodel.iomodel)
 app.command("recommend")(recommend.recommend)
 app.command("list")(listing.list_)

@@ -1,0 +1,132 @@
+"""`fsbench compare`: two runs, or a run and the paper's tables. No GPU, no torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsbench import paper as published
+from fsbench.errors import InvalidArgument, ResultsError
+
+
+def compare(
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="Results folders: two runs A and B; with --paper, one or several."),
+    ],
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(published.GPUS)}]",
+            help="Compare with this GPU's columns in the paper's Tables 4 and 5.",
+        ),
+    ] = None,
+    fused: Annotated[
+        str | None,
+        typer.Option(help="With --paper: our sampler to be compared with the paper's kernel."),
+    ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT", help="What still counts as the same. Default: 2%; with --paper 5%."
+        ),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="slow[:PERCENT]",
+            help="Exit code 1 if a cell is slower by more than this, as in slow:3%; with --paper, "
+            "worse or worse:3%. Default: as --within.",
+        ),
+    ] = None,
+) -> None:
+    """Compare two runs cell by cell, or a run with the tables of the FlashSampling paper.
+
+    Two runs: time of B / time of A with its interval, and FAST, SLOW, SAME or AMBIGUOUS. With
+    --paper: our speedups over the paper's baselines beside the published ones.
+    """
+    if paper is not None:
+        failed = _with_paper(results, paper, fused, within, fail_on)
+    elif fused is not None:
+        raise InvalidArgument("--fused: expected together with --paper; got it alone")
+    elif len(results) != 2:
+        raise InvalidArgument(
+            f"RESULTS: expected two runs, or --paper; got {len(results)} and no --paper"
+        )
+    else:
+        failed = _two_runs(results[0], results[1], within, fail_on)
+    if fail_on is None:
+        return
+    for line in failed:
+        print(f"--fail-on {fail_on}: {line}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _two_runs(a: Path, b: Path, within: str | None, fail_on: str | None) -> list[str]:
+    """Print the comparison; returns the cells that --fail-on is about, in words."""
+    from fsbench.cli import comparing
+    from fsbench.cli.reading import read_results
+    from fsbench.compare import runs
+    from fsbench.results import read_environment
+
+    margin = percent("--within", within) if within is not None else runs.WITHIN
+    limit = fail_limit(fail_on, "slow", margin)
+    folders = [_only_run(a), _only_run(b)]
+    cells = runs.pairs(*(read_results([folder]) for folder in folders))
+    environments = [read_environment(folder) for folder in folders]
+    comparing.print_environments(folders, environments, cells)
+    comparing.print_runs(cells, margin)
+    return comparing.slow_in_words(cells, limit) + comparing.lost_in_words(cells, "b")
+
+
+def _only_run(path: Path) -> Path:
+    from fsbench.results import results_folders
+
+    folders = results_folders([path])
+    if len(folders) != 1:
+        names = ", ".join(map(str, folders))
+        raise ResultsError(f"{path}: expected one run; got {len(folders)}: {names}")
+    return folders[0]
+
+
+def _with_paper(
+    paths: list[Path], gpu: str, fused: str | None, within: str | None, fail_on: str | None
+) -> list[str]:
+    """Print the comparison; returns the cells that --fail-on is about, in words."""
+    from fsbench.cli import comparing
+    from fsbench.cli.reading import read_results
+    from fsbench.compare import paper
+    from fsbench.tables import configurations
+
+    margin = percent("--within", within) if within is not None else paper.WITHIN
+    limit = fail_limit(fail_on, "worse", margin)
+    fused = fused or published.source()["fused"]["provider"]
+    found = paper.compare(configurations(read_results(paths)), gpu, fused)
+    comparing.print_paper(found, gpu, fused, margin)
+    return [
+        f"Table {cell.table}, B = {cell.b}, vs {cell.method}: {cell.ratio:.3f} of the paper's"
+        for _, cells in found
+        for cell in cells[cells["ratio"] < 1 - limit].itertuples()
+    ]
+
+
+def percent(option: str, text: str) -> float:
+    """'3%' or '3' -> 0.03."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)
+    if not match or float(match[1]) >= 100:
+        raise InvalidArgument(f"{option}: expected a percentage below 100, as 3%; got {text!r}")
+    return float(match[1]) / 100
+
+
+def fail_limit(text: str | None, word: str, default: float) -> float:
+    """The limit of --fail-on, 'slow' or 'slow:3%'; `word` is the one that fits the comparison."""
+    if text is None or text == word:
+        return default
+    given, _, limit = text.partition(":")
+    if given != word or not limit:
+        raise InvalidArgument(f"--fail-on: expected {word} or {word}:3% here; got {text!r}")
+    return percent("--fail-on", limit)

@@ -1,0 +1,158 @@
+"""What `fsbench compare` shows: environments, cells side by side, and the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsbench import paper as published
+from fsbench.compare import paper, runs
+from fsbench.stats import LEVEL
+from fsbench.tables import conditions_in_words
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from fsbench.tables import Configuration
+
+
+def print_environments(
+    folders: Sequence[Path], records: Sequence[dict[str, Any]], cells: pd.DataFrame
+) -> None:
+    """Which runs are compared, and in what their machines, programs, options and clocks differ."""
+    for name, folder, record in zip("AB", folders, records, strict=True):
+        commit = (record.get("git_sha") or "unknown")[:7]
+        changed = ", with changes" if record.get("git_dirty") else ""
+        print(f"{name}: {folder}, {record.get('utc')}, commit {commit}{changed}")
+    differences = runs.environment_differences(*records) + runs.clock_differences(cells)
+    print("\nThe environments differ in" if differences else "\nThe environments do not differ.")
+    for name, a, b in differences:
+        print(f"  {name}: {a} in A, {b} in B")
+
+
+def print_runs(cells: pd.DataFrame, margin: float) -> None:
+    """The rows of `runs.pairs` that both runs measured, per problem; then the others; the count."""
+    measured = cells[cells["ratio"].notna()]
+    verdicts = [
+        runs.verdict(lo, hi, margin) for lo, hi in zip(measured["lo"], measured["hi"], strict=True)
+    ]
+    measured = measured.assign(verdict=verdicts)
+    for _, group in measured.groupby(runs.PROBLEM):
+        first = group.iloc[0]
+        print(f"\nD = {first.d:,}, V = {first.v:,}: {conditions_in_words(first)}\n")
+        shown = _table("sampler", "B", "A, us", "B, us", f"B / A [{LEVEL:.0%}]", "verdict")
+        for cell in group.itertuples():
+            shown.add_row(
+                *(cell.provider, str(cell.b)),
+                *(f"{cell.median_us_a:.1f}", f"{cell.median_us_b:.1f}"),
+                *(_interval(cell.ratio, cell.lo, cell.hi, 3), cell.verdict),
+            )
+        _print(shown)
+    print()
+    for run, other in ("ab", "ba"):
+        for line in lost_in_words(cells, other):
+            print(line)
+        alone = cells[cells[f"status_{other}"] == runs.ABSENT]
+        if len(alone):
+            names = ", ".join(alone["provider"].unique())
+            print(f"only in {run.upper()}: {len(alone)} cells: {names}")
+    counts = ", ".join(f"{verdicts.count(one)} {one}" for one in runs.Verdict)
+    print(
+        f"{len(measured)} cells in both: {counts}. SAME: the interval of B / A lies within "
+        f"{100 * margin:g} % of 1; FAST and SLOW: beyond that; AMBIGUOUS: across its edge."
+    )
+
+
+def slow_in_words(cells: pd.DataFrame, limit: float) -> list[str]:
+    """Each cell that takes longer in B than in A by more than a limit, with certainty."""
+    return [
+        f"{_name(cell)}: B / A = {_interval(cell.ratio, cell.lo, cell.hi, 3)}"
+        for _, cell in cells[cells["lo"] > 1 + limit].iterrows()
+    ]
+
+
+def lost_in_words(cells: pd.DataFrame, run: str) -> list[str]:
+    """Each cell of `runs.lost`."""
+    return [
+        f"{_name(cell)}: not measured in {run.upper()}: "
+        f"{cell[f'status_{run}']}, {cell[f'reason_{run}']}"
+        for _, cell in runs.lost(cells, run).iterrows()
+    ]
+
+
+def _name(cell: pd.Series) -> str:
+    return f"{cell.provider}, B = {cell.b}, D = {cell.d}, V = {cell.v}"
+
+
+def print_paper(
+    found: list[tuple[Configuration, pd.DataFrame]], gpu: str, fused: str, margin: float
+) -> None:
+    """The result of `paper.compare`: which sampler is which column, the cells, the summary."""
+    import pandas as pd
+
+    source = published.source()
+    print(f"Paper: {source['title']} ({source['version']}), {source['url']}")
+    print(f"  {gpu.upper()}; {source['measuring']}\n")
+    own = source["fused"]
+    note = own["note"] if fused == own["provider"] else "chosen with --fused"
+    print("The paper's methods, and which samplers of ours are compared with them:")
+    print(f"  {own['method']}: {fused} ({note})")
+    for method, entry in source["baselines"].items():
+        print(f"  {method}: {entry['provider']} ({entry['note']})")
+    for configuration, cells in found:
+        print(f"\nTable {cells['table'].iloc[0]}, {gpu.upper()}; ours: {configuration.title}")
+        print(f"  {configuration.conditions}\n")
+        shown = _table("vs", "B", f"ours [{LEVEL:.0%}]", "paper", "ours / paper", "verdict")
+        for cell in cells.itertuples():
+            shown.add_row(
+                *(cell.method, str(cell.b), _interval(cell.ours, cell.lo, cell.hi, 2)),
+                *(f"{cell.paper:.2f}", f"{cell.ratio:.3f}", paper.verdict(cell.ratio, margin)),
+            )
+        _print(shown)
+        missing = [name for name in source["baselines"] if name not in set(cells["method"])]
+        if missing:
+            print(f"not in these results: {', '.join(missing)}")
+    print()
+    _print_summary(pd.concat([cells for _, cells in found]), margin)
+    spread = max(paper.spread(cells) for _, cells in found)
+    if spread == 0:  # one baseline, so nothing to tell its part from the fused kernel's
+        return
+    print(
+        f"The baselines of one table and B differ by up to {100 * spread:.1f} % in ours / paper: "
+        "what goes beyond is due to the fused kernel, or to the matmul that the baselines share."
+    )
+
+
+def _print_summary(cells: pd.DataFrame, margin: float) -> None:
+    verdicts = [paper.verdict(ratio, margin) for ratio in cells["ratio"]]
+    agree, better, worse = (verdicts.count(one) for one in paper.Verdict)
+    print(
+        f"{len(cells)} cells: {agree} agree within {100 * margin:g} %, {better} better, {worse} "
+        f"worse. Ours / paper: median {cells['ratio'].median():.3f}, "
+        f"from {cells['ratio'].min():.3f} to {cells['ratio'].max():.3f}."
+    )
+
+
+def _interval(value: float, lo: float, hi: float, digits: int) -> str:
+    return f"{value:.{digits}f} [{lo:.{digits}f}, {hi:.{digits}f}]"
+
+
+def _table(*headings: str) -> Table:
+    """An empty table; columns of figures are aligned to the right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        left = heading in ("sampler", "vs", "verdict")
+        shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    return shown
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    # As wide as the table needs: cut names and figures would be worse than long lines.
+    Console(highlight=False, width=200).print(table)
