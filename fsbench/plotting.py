@@ -52,8 +52,13 @@ def check_formats(names: Iterable[str]) -> list[str]:
 
 def draw(name: str, configuration: Configuration, styles: Styles) -> Figure | None:
     """One of FIGURES for a configuration; None where there is nothing to compare (speedup)."""
+    return laid_out(lambda: FIGURES[name](configuration, styles))
+
+
+def laid_out(drawing: Callable[[], Figure | None]) -> Figure | None:
+    """The figure that `drawing` makes under our settings, laid out for good."""
     with mpl.rc_context(SETTINGS):
-        figure = FIGURES[name](configuration, styles)
+        figure = drawing()
         if figure is not None:
             # Lay out once: constrained layout moves a little at every drawing, so a file would
             # depend on the formats saved before it.

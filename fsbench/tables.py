@@ -128,8 +128,27 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     return sorted(found, key=lambda configuration: configuration.stem)
 
 
+def families(found: list[Configuration]) -> dict[str, list[Configuration]]:
+    """Configurations that differ in nothing but the LM head, by a stem for common files."""
+    first = pd.DataFrame([configuration.rows.iloc[0] for configuration in found])
+    first = first.reset_index(drop=True)
+    grouped = {}
+    for _, machine in first.groupby(["device", "gpu"]):
+        varying = [name for name in CONDITIONS if machine[name].nunique() > 1]
+        for _, alike in machine.groupby(CONDITIONS):
+            row = alike.iloc[0]
+            stem = "_".join([row.gpu or row.device, *_words(row, varying)])
+            grouped[stem] = [found[number] for number in alike.index]
+    return grouped
+
+
 def _stem(row: pd.Series, varying: list[str]) -> str:
     """File name stem of a row's configuration, naming only the conditions that vary."""
+    return "_".join([row.gpu or row.device, f"d{row.d}", f"v{row.v}", *_words(row, varying)])
+
+
+def _words(row: pd.Series, conditions: list[str]) -> list[str]:
+    """These conditions of a row as parts of a file name."""
     words = {
         "dtype": row["dtype"],
         "temperature": f"t{row.temperature:g}",
@@ -139,9 +158,7 @@ def _stem(row: pd.Series, varying: list[str]) -> str:
         "graph": "graph" if row.graph else "eager",
         "l2": f"{row.l2}-l2",
     }
-    return "_".join(
-        [row.gpu or row.device, f"d{row.d}", f"v{row.v}", *(words[name] for name in varying)]
-    )
+    return [words[name] for name in conditions]
 
 
 def speedup_table(configuration: Configuration) -> pd.DataFrame:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fsbench.errors import ResultsError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot(
@@ -19,13 +22,14 @@ def plot(
 ) -> None:
     """Draw runtime, speedup, roofline and bandwidth for every configuration in the results.
 
+    Where several LM heads were measured alike, also the fastest sampler by B and LM head.
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
-    from fsbench import plotting
+    from fsbench import plotting, winners
     from fsbench.cli.reading import read_results
     from fsbench.plotstyle import styles
-    from fsbench.tables import configurations
+    from fsbench.tables import configurations, families
 
     suffixes = plotting.check_formats(name.strip() for name in formats.split(","))
     frame = read_results(results)
@@ -44,7 +48,17 @@ def plot(
                     "no fused and unfused exact sampler were measured in one run"
                 )
                 continue
-            for suffix in suffixes:
-                path = out / f"{name}_{configuration.stem}.{suffix}"
-                plotting.save(figure, path)
-                print(f"wrote {path}")
+            _save(figure, out / f"{name}_{configuration.stem}", suffixes)
+    for stem, alike in families(found).items():
+        figure = plotting.laid_out(lambda alike=alike: winners.draw(alike, looks))  # type: ignore[misc]
+        if figure is not None:
+            _save(figure, out / f"winner_{stem}", suffixes)
+
+
+def _save(figure: Figure, stem: Path, suffixes: list[str]) -> None:
+    from fsbench.plotting import save
+
+    for suffix in suffixes:
+        path = stem.with_name(f"{stem.name}.{suffix}")
+        save(figure, path)
+        print(f"wrote {path}")

@@ -1,0 +1,65 @@
+"""The fastest exact sampler at each B and LM head, as one figure of coloured cells."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from fsbench.plotstyle import Style
+from fsbench.provider import Kind
+from fsbench.recommend import Advice, recommend
+from fsbench.tables import Configuration, conditions_in_words
+
+
+def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
+    """One row per LM head, one column per B, in the colour of the fastest exact sampler.
+
+    The number in a cell is the share of time that it saves over the fastest sampler of the other
+    way: over stored logits if it is fused, and the reverse. None for fewer than two LM heads.
+
+    Args:
+        alike: configurations that differ in nothing but the LM head (tables.families).
+    """
+    rows = [(each, recommend(each, each.providers(Kind.EXACT))) for each in alike]
+    rows = sorted((row for row in rows if row[1]), key=lambda row: _size(row[0]))
+    if len(rows) < 2:
+        return None
+    batches = sorted({advice.b for _, found in rows for advice in found})
+    width = max(8.5, 3.6 + 0.62 * len(batches))  # the title needs 8.5
+    figure = Figure(figsize=(width, 1.5 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for y, (_, found) in enumerate(rows):
+        for advice in found:
+            x = batches.index(advice.b)
+            colour = styles[advice.best].line["color"]
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
+            axes.text(x, y, _saving(advice), ha="center", va="center", color="white", fontsize=8)
+    axes.set_xlim(-0.5, len(batches) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(batches)), [str(B) for B in batches])
+    axes.set_yticks(
+        range(len(rows)), ["D = {:,}, V = {:,}".format(*_size(each)) for each, _ in rows]
+    )
+    axes.tick_params(length=0)
+    axes.grid(False)
+    axes.set_xlabel("Batch size B (rows)")
+    first = alike[0].rows.iloc[0]
+    axes.set_title(
+        "Fastest exact sampler, and what it saves over the fastest of the other way\n"
+        f"{first.gpu_name or 'CPU'}; {conditions_in_words(first)}"
+    )
+    labels = {advice.best: each.label(advice.best) for each, found in rows for advice in found}
+    handles = [Rectangle((0, 0), 1, 1, facecolor=styles[name].line["color"]) for name in labels]
+    figure.legend(handles, list(labels.values()), loc="outside lower left", ncols=3)
+    return figure
+
+
+def _size(configuration: Configuration) -> tuple[int, int]:
+    first = configuration.rows.iloc[0]
+    return int(first.d), int(first.v)
+
+
+def _saving(advice: Advice) -> str:
+    if advice.saved_us is None:
+        return ""
+    return f"{advice.saved_us / (advice.us + advice.saved_us):.0%}"
