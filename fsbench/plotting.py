@@ -72,13 +72,18 @@ def save(figure: Figure, path: Path) -> None:
 
     The same figure gives the same bytes. Raises ResultsError where the path cannot be written.
     """
-    file_format = path.suffix.removeprefix(".")
+    drawn = encoded(figure, path.suffix.removeprefix("."))
+    with refusals("write figure", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, drawn)
+
+
+def encoded(figure: Figure, file_format: str) -> bytes:
+    """A figure as the content of a file; the same figure gives the same bytes."""
     drawn = BytesIO()
     with mpl.rc_context(SETTINGS):
         figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
-    with refusals("write figure", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, drawn.getvalue())
+    return drawn.getvalue()
 
 
 def _runtime(configuration: Configuration, styles: Styles) -> Figure:

@@ -142,6 +142,7 @@ def test_imports_point_downwards(name):
         *("fsbench.plotting", "fsbench.plotstyle", "fsbench.tables", "fsbench.summary"),
         *("fsbench.results", "fsbench.iomodel", "fsbench.doubts", "fsbench.stats"),
         *("fsbench.attribution", "fsbench.recommend", "fsbench.cli.attribution"),
+        *("fsbench.report", "fsbench.winners", "fsbench.cli.report"),
         *("fsbench.cli.plot", "fsbench.cli.iomodel", "fsbench.cli.compare"),
         *(name for name in MODULES if re.match(r"fsbench\.(compare|paper|plots)\b", name)),
     ],

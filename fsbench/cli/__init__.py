@@ -8,7 +8,18 @@ import typer
 from rich.console import Console
 
 from fsbench import __version__
-from fsbench.cli import compare, doctor, iomodel, listing, plot, recommend, run, tune, verify
+from fsbench.cli import (
+    compare,
+    doctor,
+    iomodel,
+    listing,
+    plot,
+    recommend,
+    report,
+    run,
+    tune,
+    verify,
+)
 from fsbench.errors import FsbenchError
 
 app = typer.Typer(
@@ -20,6 +31,7 @@ app.command("run")(run.run)
 app.command("plot")(plot.plot)
 app.command("compare")(compare.compare)
 app.command("iomodel")(iomodel.iomodel)
+app.command("report")(report.report)
 app.command("recommend")(recommend.recommend)
 app.command("list")(listing.list_)
 app.command("verify")(verify.verify)

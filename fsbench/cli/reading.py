@@ -9,6 +9,7 @@ import pandas as pd
 from fsbench import summary
 from fsbench.errors import ResultsError
 from fsbench.results import read_records, results_folders
+from fsbench.tables import normalized
 
 
 def read_results(paths: list[Path]) -> pd.DataFrame:
@@ -24,3 +25,18 @@ def read_results(paths: list[Path]) -> pd.DataFrame:
         except (OSError, ValueError) as error:
             raise ResultsError(f"cannot read {folder / 'results.csv'}: {error}") from error
     return pd.concat(tables, ignore_index=True)
+
+
+def measured_results(paths: list[Path]) -> pd.DataFrame:
+    """read_results, of at least one cell that was measured.
+
+    Raises:
+        ResultsError: there is none, and the message counts what there is instead; or columns are
+            missing.
+    """
+    frame = read_results(paths)
+    counts = normalized(frame)["status"].value_counts() if len(frame) else {}
+    if not counts.get("ok"):
+        got = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cell"
+        raise ResultsError(f"results: expected at least one cell with status ok; got {got}")
+    return frame

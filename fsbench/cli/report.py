@@ -1,0 +1,29 @@
+"""`fsbench report`: results as one HTML page. No GPU, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    results: Annotated[
+        list[Path], typer.Argument(help="Results folders, or folders that contain some.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write results as one HTML page that needs no network: figures inline, tables that sort."""
+    from fsbench.cli.reading import measured_results
+    from fsbench.disk import refusals, write_atomically
+    from fsbench.report import page
+    from fsbench.results import read_environment, results_folders
+
+    frame = measured_results(results)
+    folders = dict.fromkeys(folder.resolve() for folder in results_folders(results))
+    text = page(frame, {folder: read_environment(folder) for folder in folders})
+    with refusals("write a report to", out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text)
+    print(f"wrote {out}")
