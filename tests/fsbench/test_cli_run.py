@@ -398,6 +398,8 @@ def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(plugin, tmp_
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background jobs ignore it, and so would the child.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     points = tmp_path / "x" / "points.jsonl"
     deadline = time.monotonic() + 60
