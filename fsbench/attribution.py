@@ -18,7 +18,6 @@ import pandas as pd
 from scipy.optimize import nnls
 
 from fsbench import iomodel
-from fsbench.problem import DTYPES, Problem
 from fsbench.tables import Configuration
 
 
@@ -38,7 +37,7 @@ def attribute(configuration: Configuration, fused: str, other: str, matmul: str)
     times = _same_run(configuration, [fused, other, matmul])
     t, base, mine = (times[f"median_us.{name}"] for name in (other, matmul, fused))
     busy = times[f"busy_us.{other}"]
-    predicted = [iomodel.predicted_speedup(_problem(configuration, B)) for B in times.index]
+    predicted = [iomodel.predicted_speedup(configuration.problem(B)) for B in times.index]
     table = pd.DataFrame({"predicted": predicted}, index=times.index)
     table["measured"] = t / mine
     table["gaps"] = (t - busy) / mine
@@ -125,9 +124,3 @@ def _same_run(configuration: Configuration, providers: list[str]) -> pd.DataFram
     wide["folder"] = pd.Categorical(wide.folder, rows.folder.unique())  # later runs below
     wide = wide.sort_values(["b", "folder"]).drop_duplicates("b", keep="last")
     return wide.set_index("b")
-
-
-def _problem(configuration: Configuration, B: int) -> Problem:
-    first = configuration.rows.iloc[0]
-    assert first["dtype"] in DTYPES
-    return Problem(B, int(first.d), int(first.v), first["dtype"], tp=int(first.tp))

@@ -24,7 +24,6 @@ from fsbench import iomodel
 from fsbench.disk import refusals, write_atomically
 from fsbench.errors import unknown_name
 from fsbench.plotstyle import ROOFS, SETTINGS, Style
-from fsbench.problem import Problem
 from fsbench.provider import Kind
 from fsbench.stats import LEVEL
 from fsbench.tables import Configuration
@@ -134,8 +133,10 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
 def _roofline(configuration: Configuration, styles: Styles) -> Figure:
     """Paper Figure 6, left: FLOP/s of the matmul against the intensity of the fused step."""
     figure, (axes,) = _figure(configuration, ["Roofline"])
-    rows = configuration.measured
-    intensity = {B: _intensity(rows[rows.b == B].iloc[0]) for B in sorted(rows.b.unique())}
+    intensity = {
+        B: iomodel.arithmetic_intensity(configuration.problem(B)).fused
+        for B in sorted(configuration.measured.b.unique())
+    }
     roofs = _roofs(configuration)
 
     def points(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -284,11 +285,6 @@ def _roofs(configuration: Configuration) -> list[iomodel.Roof]:
     """Datasheet roof, then the measured one; empty for a GPU whose peaks are unknown."""
     gpu = iomodel.find_gpu(configuration.rows.gpu.iloc[0])
     return [roof for roof in (gpu.datasheet, gpu.measured) if roof] if gpu else []
-
-
-def _intensity(row: pd.Series) -> float:
-    problem = Problem(int(row.b), int(row.d), int(row.v), row["dtype"], tp=int(row.tp))
-    return iomodel.arithmetic_intensity(problem).fused
 
 
 FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {

@@ -39,10 +39,7 @@ def page(frame: pd.DataFrame, environments: dict[Path, dict[str, Any]]) -> str:
     """
     found = configurations(frame)
     looks = styles(frame)
-    overview = [
-        _inline("winner", plotting.laid_out(lambda alike=alike: winners.draw(alike, looks)))  # type: ignore[misc]
-        for alike in families(found).values()
-    ]
+    overview = [_inline("winner", winners.draw(alike, looks)) for alike in families(found).values()]
     parts = []
     for each in found:
         figures = [_inline(name, plotting.draw(name, each, looks)) for name in plotting.FIGURES]

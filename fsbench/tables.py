@@ -15,6 +15,7 @@ import pandas as pd
 from fsbench.disk import refusals, write_atomically
 from fsbench.errors import ResultsError
 from fsbench.iomodel import gpu_slug
+from fsbench.problem import Problem
 from fsbench.provider import Kind
 from fsbench.stats import LEVEL, ratio_interval
 
@@ -61,6 +62,11 @@ class Configuration:
         if fused is not None:
             rows = rows[rows.fused == fused]
         return list(rows.provider.unique())
+
+    def problem(self, B: int) -> Problem:
+        """The decode step of one batch size."""
+        first = self.rows.iloc[0]
+        return Problem(int(B), int(first.d), int(first.v), first["dtype"], tp=int(first.tp))
 
     def label(self, provider: str) -> str:
         """Legend text of a provider, as its latest run gave it."""

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fsbench.plotstyle import Style
+from fsbench.plotting import laid_out
 from fsbench.provider import Kind
 from fsbench.recommend import Advice, recommend
 from fsbench.tables import Configuration, conditions_in_words
@@ -22,8 +23,10 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     """
     rows = [(each, recommend(each, each.providers(Kind.EXACT))) for each in alike]
     rows = sorted((row for row in rows if row[1]), key=lambda row: _size(row[0]))
-    if len(rows) < 2:
-        return None
+    return laid_out(lambda: _drawn(rows, styles)) if len(rows) > 1 else None
+
+
+def _drawn(rows: list[tuple[Configuration, list[Advice]]], styles: dict[str, Style]) -> Figure:
     batches = sorted({advice.b for _, found in rows for advice in found})
     width = max(8.5, 3.6 + 0.62 * len(batches))  # the title needs 8.5
     figure = Figure(figsize=(width, 1.5 + 0.42 * len(rows)), layout="constrained")
@@ -43,7 +46,7 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     axes.tick_params(length=0)
     axes.grid(False)
     axes.set_xlabel("Batch size B (rows)")
-    first = alike[0].rows.iloc[0]
+    first = rows[0][0].rows.iloc[0]
     axes.set_title(
         "Fastest exact sampler, and what it saves over the fastest of the other way\n"
         f"{first.gpu_name or 'CPU'}; {conditions_in_words(first)}"

@@ -44,7 +44,7 @@ def plot(
                 continue
             _save(figure, out / f"{name}_{configuration.stem}", suffixes)
     for stem, alike in families(found).items():
-        figure = plotting.laid_out(lambda alike=alike: winners.draw(alike, looks))  # type: ignore[misc]
+        figure = winners.draw(alike, looks)
         if figure is not None:
             _save(figure, out / f"winner_{stem}", suffixes)
 

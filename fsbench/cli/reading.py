@@ -12,11 +12,15 @@ from fsbench.results import read_records, results_folders
 from fsbench.tables import normalized
 
 
+def run_folders(paths: list[Path]) -> list[Path]:
+    """The results folders at and below these paths, each once, in the order given."""
+    return list(dict.fromkeys(folder.resolve() for folder in results_folders(paths)))
+
+
 def read_results(paths: list[Path]) -> pd.DataFrame:
-    """The rows of all results folders, each folder once, in the order given."""
-    folders = dict.fromkeys(folder.resolve() for folder in results_folders(paths))
+    """The rows of all runs (run_folders)."""
     tables = []
-    for folder in folders:
+    for folder in run_folders(paths):
         if not (folder / "results.csv").exists():  # a run that was killed: derive it, in memory
             tables.append(summary.frame(read_records(folder)).assign(folder=str(folder)))
             continue

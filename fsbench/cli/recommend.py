@@ -89,24 +89,21 @@ def _measured(
     from fsbench.cli.reading import read_results
     from fsbench.tables import configurations
 
-    found = configurations(read_results(paths))
-    first = {configuration.stem: configuration.rows.iloc[0] for configuration in found}
+    found = [(each, each.rows.iloc[0]) for each in configurations(read_results(paths))]
+    wanted = (slug, D, V, dtype, 1, 1.0)
     fitting = [
-        configuration
-        for configuration in found
-        for row in [first[configuration.stem]]
-        if (row.gpu, row.d, row.v, row["dtype"]) == (slug, D, V, dtype)
-        and row.tp == 1
-        and row.temperature == 1
+        (bool(row.graph), len(each.measured), each)
+        for each, row in found
+        if (row.gpu, row.d, row.v, row["dtype"], row.tp, row.temperature) == wanted
     ]
     if not fitting:
-        sizes = {f"{r.gpu or 'cpu'} D={r.d} V={r.v} {r['dtype']}" for r in first.values()}
+        sizes = {f"{row.gpu or 'cpu'} D={row.d} V={row.v} {row['dtype']}" for _, row in found}
         raise ResultsError(
             f"recommend: nothing measured on {slug} for {model} (D={D} V={V} {dtype}); results "
             f"have {'; '.join(sorted(sizes)) or 'nothing'}. To measure it: fsbench run "
             f"--preset lean --model {model} --dtype {dtype}"
         )
-    return max(fitting, key=lambda each: (bool(first[each.stem].graph), len(each.measured)))
+    return max(fitting, key=lambda each: each[:2])[2]
 
 
 def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:

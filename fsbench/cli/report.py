@@ -15,14 +15,13 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write results as one HTML page that needs no network: figures inline, tables that sort."""
-    from fsbench.cli.reading import measured_results
+    from fsbench.cli.reading import measured_results, run_folders
     from fsbench.disk import refusals, write_atomically
     from fsbench.report import page
-    from fsbench.results import read_environment, results_folders
+    from fsbench.results import read_environment
 
     frame = measured_results(results)
-    folders = dict.fromkeys(folder.resolve() for folder in results_folders(results))
-    text = page(frame, {folder: read_environment(folder) for folder in folders})
+    text = page(frame, {folder: read_environment(folder) for folder in run_folders(results)})
     with refusals("write a report to", out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, text)
