@@ -19,11 +19,11 @@ from fsbench.kernels._epilogue import (
 )
 from fsbench.kernels._helper import (
     LOWEST_KEY,
-    SMALLEST_TEMPERATURE,
     _log,
     halves,
     nan_max,
     take_tokens,
+    temperatures,
 )
 from fsbench.kernels._mainloop import program_share, tile_logits
 
@@ -92,11 +92,7 @@ def flash_sampling_kernel(
         T = _per_row(temperature, rows, B, True)
     else:
         T = tl.full((1, 1), temperature, tl.float32)
-    # NaN makes every score of the row NaN, and the row invalid.
-    T = tl.where((T >= 0.0) & (float("inf") > T), T, float("nan"))
-    T = tl.where(T < SMALLEST_TEMPERATURE, 0.0, T)
-    # Greedy rows report the log-probabilities of T = 1.
-    inverse_temperature = 1.0 / tl.where(T == 0.0, 1.0, T)
+    T, inverse_temperature = temperatures(T)
 
     WORDS: tl.constexpr = 4 if NOISE == "group" else SLICE // 4
     COLUMNS: tl.constexpr = triton.next_power_of_2(N)

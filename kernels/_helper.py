@@ -17,6 +17,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def temperatures(T):
+    """(T, 1 / T) as kernels use them: 0 and 1 in greedy rows, NaN for what is no temperature."""
+    # NaN makes every score of the row NaN, and the row invalid.
+    T = tl.where((T >= 0.0) & (float("inf") > T), T, float("nan"))
+    T = tl.where(T < SMALLEST_TEMPERATURE, 0.0, T)
+    # Greedy rows report the log-probabilities of T = 1.
+    return T, 1.0 / tl.where(T == 0.0, 1.0, T)
+
+
+@triton.jit
 def halves(x):
     """[R, W] -> its left and right [R, W / 2]. It renames registers."""
     return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()

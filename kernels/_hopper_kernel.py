@@ -5,9 +5,8 @@ weight and hidden into a ring of stages; each computing warpgroup multiplies its
 with all of a tile's tokens and then lets the logits enter its running candidates, while the loader
 runs ahead. docs/kernel.md has a figure.
 
-The batch is on the M side of the instruction: then a thread holds, of two rows, whole groups of the
-group noise, and neither the groups' sums nor the running best ever leave it. What the logits and
-the noise are, and what a program leaves behind, is that of _flash_sampling_kernel, bit for bit.
+What the logits and the noise are, and what a program leaves behind, is that of
+_flash_sampling_kernel, bit for bit.
 """
 
 from triton.experimental import gluon
@@ -20,33 +19,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fsbench.kernels._epilogue import add_masses, capped
-from fsbench.kernels._group_noise import (
-    group_draws,
-    group_noise,
-    group_sums,
-    members,
-    sharpness,
-    token_of_member,
-)
+from fsbench.kernels._epilogue import add_masses
 from fsbench.kernels._helper import (
     LOWEST_KEY,
-    SMALLEST_TEMPERATURE,
     _log,
-    halves,
     nan_max,
     ordered_key,
+    temperatures,
     token_of_key,
 )
-from fsbench.kernels._mainloop import ROTATION
+from fsbench.kernels._hopper_epilogue import ROWS, consume, group_layout
+from fsbench.kernels._mainloop import first_column
 
 # Triton 3.6 knows one of its names, 3.9 the other.
 copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 CHUNK = gl.constexpr(64)
 """Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
-ROWS = gl.constexpr(64)
-"""Batch rows of a warpgroup: the M of its instruction."""
 LOADER_REGISTERS = gl.constexpr(24)
 SECOND_REGISTERS = gl.constexpr(232)
 """Of a thread of the loading warp, and of the second warpgroup; the first one gets the rest."""
@@ -61,29 +50,11 @@ def _accumulator_layout(WIDTH):
     )
 
 
-@gluon.constexpr_function
-def _group_layout(GROUPS):
-    """[ROWS, GROUPS] with one element per group of GROUPS / 4 blocks: where a thread has them."""
-    return gl.DistributedLinearLayout(
-        reg_bases=([[0, 4]] if GROUPS == 8 else []) + [[8, 0]],
-        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, GROUPS],
-    )
-
-
 @gluon.jit
 def _next_stage(stage, phase, STAGES: gl.constexpr):
     stage += 1
     wrap = stage == STAGES
     return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
-
-
-@gluon.jit
-def _first_column(v0, D):
-    """Where the sum over columns starts; see _mainloop.tile_logits."""
-    return (v0 // ROTATION) % gl.cdiv(D, ROTATION) * ROTATION
 
 
 @gluon.jit
@@ -142,7 +113,7 @@ def _load_tile(
     BYTES: gl.constexpr = (
         WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * hidden.block_type.nbytes
     )
-    d0 = _first_column(v0, D)
+    d0 = first_column(v0, D)
     for _ in range(0, D, BLOCK_D):
         mbarrier.wait(free.index(stage), phase)
         bar = loaded.index(stage)
@@ -223,48 +194,13 @@ def _tile_logits(
 
 
 @gluon.jit
-def _processed(y, v0, row, index, B, V, processing, mask_words):
-    """As _epilogue.processed, for the 32 members of each group: y_i is of token v0 + column.
-
-    y: 32 tensors [ROWS, G]. row, index: int32 [ROWS, G], the row and the number of the group.
-    """
-    soft_cap, bias_ptr, row_bias_ptr, mask_ptr = processing
-    first = index // 4 * 128 + index % 4 * 2
-    words = ()
-    if len(mask_ptr) > 0:
-        for i in gl.static_range(4):
-            word = v0 // 32 + index // 4 * 4 + i
-            at = mask_ptr[0] + row.to(gl.int64) * mask_words + word
-            words += (gl.load(at, mask=(row < B) & (word * 32 < V), other=0),)
-    out = ()
-    for i in gl.static_range(32):
-        x = y[i]
-        column = first + (i // 2 * 8 + i % 2)
-        if len(soft_cap) > 0:
-            # The cap of the -inf beyond the vocabulary would be a logit like others.
-            x = gl.where(v0 + column < V, capped(x, soft_cap[0]), float("-inf"))
-        if len(bias_ptr) > 0:
-            there = v0 + column < V
-            x += gl.load(bias_ptr[0] + v0 + column, mask=there, other=0.0).to(gl.float32)
-        if len(row_bias_ptr) > 0:
-            there = (row < B) & (v0 + column < V)
-            at = row_bias_ptr[0] + row.to(gl.int64) * V + v0 + column
-            x += gl.load(at, mask=there, other=0.0).to(gl.float32)
-        if len(mask_ptr) > 0:
-            bit = words[i // 8] >> (column & 31)
-            x = gl.where((bit & 1) != 0, x, float("-inf"))
-        out += (x,)
-    return out
-
-
-@gluon.jit
 def _tile(
     ring, stage, phase, v0, rows, sizes, processing, best, largest, mass,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
     WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Let the next tile in the ring enter the running candidates and masses; see _consume."""
+    """Let the next tile in the ring enter the running candidates and masses; see consume."""
     _, V, D, _, _ = sizes
     logits, stage, phase = _tile_logits(
         ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
@@ -272,122 +208,10 @@ def _tile(
     if v0 + WIDTH > V:
         offs_v = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, logits.type.layout))
         logits = gl.where((offs_v < V)[None, :], logits, float("-inf"))
-    best, largest, mass = _consume(
+    best, largest, mass = consume(
         logits, v0, rows, sizes, processing, best, largest, mass, N, NOISE, GREEDY_ROWS, WITH_MASS
     )
     return stage, phase, best, largest, mass
-
-
-@gluon.jit
-def _consume(
-    logits, v0, rows, sizes, processing, best, largest, mass,
-    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
-):  # fmt: skip
-    """Let matmul results [ROWS, WIDTH] of tokens from v0 on enter the candidates and masses.
-
-    rows: of each row, [ROWS, 1] in _group_layout(4), or scalar where it is one for all:
-        (number, number in the noise, seed, offset, T, 1 / T).
-    best: of each sample (score, token, logit), [ROWS, 4] each. largest, mass: [ROWS, 4].
-    """
-    GROUPS: gl.constexpr = logits.shape[1] // 32
-    _, bias_ptr, row_bias_ptr, mask_ptr = processing
-    # What needs many registers goes one block at a time; the rest is faster with more at once.
-    MANY: gl.constexpr = len(bias_ptr) + len(row_bias_ptr) + len(mask_ptr) > 0 or (
-        WITH_MASS and N > 1
-    )
-    if GROUPS > 4 and MANY:
-        low, high = halves(logits)
-        best, largest, mass = _consume(
-            low, v0, rows, sizes, processing, best, largest, mass, N, NOISE, GREEDY_ROWS, WITH_MASS
-        )
-        return _consume(
-            high, v0 + GROUPS * 16, rows, sizes, processing, best, largest, mass,
-            N, NOISE, GREEDY_ROWS, WITH_MASS,
-        )  # fmt: skip
-    else:
-        B, V, _, mask_words, first_sample = sizes
-        LAYOUT: gl.constexpr = _group_layout(GROUPS)
-        index = gl.arange(0, GROUPS, gl.SliceLayout(0, LAYOUT))[None, :]
-        row = _in_layout(rows[0], LAYOUT)
-        noise_row = _in_layout(rows[1], LAYOUT)
-        seed = _in_layout(rows[2], LAYOUT)
-        offset = _in_layout(rows[3], LAYOUT)
-        T = _in_layout(rows[4], LAYOUT)
-        inverse_temperature = _in_layout(rows[5], LAYOUT)
-        y = ()
-        ours = members(logits)
-        for i in gl.static_range(32):
-            y += (_in_layout(ours[i], LAYOUT),)
-        y = _processed(y, v0, row, index, B, V, processing, mask_words)
-        # Greedy rows have masses of their own, at T = 1, which cannot draw for them.
-        SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
-        m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS and not SEPARATE))
-        if WITH_MASS:
-            for part in gl.static_range(GROUPS // 4):
-                largest, mass = add_masses(
-                    largest, mass, _block(m, part), _block(sums[31], part), rows[5]
-                )
-        new_best = ()
-        for i in gl.static_range(N):
-            if NOISE == "none":
-                score, member, logit = _largest(y, m)
-            else:
-                rate, u = group_noise(v0, index, noise_row, seed, offset, first_sample + i)
-                score, member, logit = group_draws(y, m, sums, rate, u, T, GREEDY_ROWS)
-                if SEPARATE:
-                    _, first, _ = _largest(y, m)
-                    member = gl.where(T == 0.0, first, member)
-                    logit = gl.where(T == 0.0, m, logit)
-            token = token_of_member(v0, index, member)
-            so_far = best[i]
-            for part in gl.static_range(GROUPS // 4):
-                so_far = _better(
-                    so_far, _block(score, part), _block(token, part), _block(logit, part)
-                )
-            new_best += (so_far,)
-        return new_best, largest, mass
-
-
-@gluon.jit
-def _in_layout(x, LAYOUT: gl.constexpr):
-    """x itself, if a scalar; or x in another layout, which must not move it to another thread."""
-    if len(x.shape) == 0:
-        return x
-    else:
-        return gl.convert_layout(x, LAYOUT, assert_trivial=True)
-
-
-@gluon.jit
-def _block(x, part: gl.constexpr):
-    """[ROWS, G] -> the four groups of one block of 128 tokens, [ROWS, 4]."""
-    if x.shape[1] == 4:
-        return x
-    else:
-        layout: gl.constexpr = _group_layout(4)
-        return gl.convert_layout(halves(x)[part], layout, assert_trivial=True)
-
-
-@gluon.jit
-def _better(best, score, token, logit):
-    """best = (score, token, logit), or the other if its score is larger. NaN stays.
-
-    A thread meets its tokens in ascending order, so of equal scores the lowest token stays.
-    """
-    wins = score > best[0]
-    return (
-        nan_max(best[0], score),
-        gl.where(wins, token, best[1]),
-        gl.where(wins, logit, best[2]),
-    )
-
-
-@gluon.jit
-def _largest(y, m):
-    """As _group_noise.group_draws, without noise: the first of the largest logits."""
-    member = (m < float("-inf")).to(gl.int32) + 31
-    for i in gl.static_range(30, -1, -1):
-        member = gl.where(y[i] == m, i, member)
-    return m, member, m
 
 
 @gluon.jit
@@ -401,13 +225,9 @@ def _per_row(pointer, row, B, PER_ROW: gl.constexpr):
 
 @gluon.jit
 def _temperatures(temperature, row, B, PER_ROW: gl.constexpr):
-    """(T, 1 / T) of each row, as _flash_sampling_kernel has them."""
+    """(T, 1 / T) of each row; see _helper.temperatures."""
     T = gl.load(temperature + row, mask=row < B, other=0) if PER_ROW else temperature
-    # NaN makes every score of the row NaN, and the row invalid.
-    T = gl.where((T >= 0.0) & (float("inf") > T), T, float("nan"))
-    T = gl.where(T < SMALLEST_TEMPERATURE, 0.0, T)
-    # Greedy rows report the log-probabilities of T = 1.
-    return T, 1.0 / gl.where(T == 0.0, 1.0, T)
+    return temperatures(T)
 
 
 @gluon.jit
@@ -423,7 +243,7 @@ def _compute(
     B, V, _, _, _ = sizes
     seed_ptr, offset_ptr, temperature = noise
     keys_ptr, winners_ptr, masses_ptr = scratch
-    LAYOUT: gl.constexpr = _group_layout(4)
+    LAYOUT: gl.constexpr = group_layout(4)
     row = _first_row(b0, B, WARPGROUP) + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     there = (row < B) & (row >= b0 + WARPGROUP * ROWS)
     offset = gl.to_tensor(0).to(gl.int64)

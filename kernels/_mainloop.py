@@ -31,6 +31,12 @@ def _load_tile(matrix, row0, col0, ROWS: tl.constexpr, COLS: tl.constexpr, n_row
 
 
 @triton.jit
+def first_column(v0, D):
+    """Where the sum over columns starts for tokens from v0 on; see tile_logits."""
+    return (v0 // ROTATION) % tl.cdiv(D, ROTATION) * ROTATION
+
+
+@triton.jit
 def tile_logits(hidden, weight, b0, v0, B, V, D, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
                 BLOCK_D: tl.constexpr, V_ON_M: tl.constexpr, USE_TMA: tl.constexpr):  # fmt: skip
     """hidden[b0 : b0 + BLOCK_B] @ weight[v0 : v0 + BLOCK_V].T, fp32 [BLOCK_B, BLOCK_V].
@@ -41,7 +47,7 @@ def tile_logits(hidden, weight, b0, v0, B, V, D, BLOCK_B: tl.constexpr, BLOCK_V:
     The start follows the token, so the order of summation does not depend on the tile's shape.
     """
     steps = tl.cdiv(D, BLOCK_D)
-    first = (v0 // ROTATION) % tl.cdiv(D, ROTATION) * (ROTATION // BLOCK_D)
+    first = first_column(v0, D) // BLOCK_D
     acc = tl.zeros((BLOCK_V, BLOCK_B) if V_ON_M else (BLOCK_B, BLOCK_V), tl.float32)
     for step in range(steps):
         d0 = (first + step) % steps * BLOCK_D
