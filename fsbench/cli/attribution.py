@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsbench import attribution
 from fsbench.cli.reading import read_results
+from fsbench.cli.tables import plain_table
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
 from fsbench.tables import Configuration, configurations
@@ -112,12 +113,7 @@ def _text(value: float | None, form: str) -> str:
 
 
 def _table(title: str, headings: tuple[str, ...]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
-    )
+    table = plain_table(title)
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "sampler" else "right")
     return table

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsbench import paper as published
+from fsbench.cli.tables import plain_table
 from fsbench.compare import paper, runs
 from fsbench.stats import LEVEL
 from fsbench.tables import conditions_in_words
@@ -141,10 +142,7 @@ def _interval(value: float, lo: float, hi: float, digits: int) -> str:
 
 def _table(*headings: str) -> Table:
     """An empty table; columns of figures are aligned to the right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = plain_table(padding=(0, 1, 0, 0))
     for heading in headings:
         left = heading in ("sampler", "vs", "verdict")
         shown.add_column(heading, justify="left" if left else "right", no_wrap=True)

@@ -11,6 +11,7 @@ import typer
 
 from fsbench import iomodel as model
 from fsbench.cli.parsing import int_list, shapes
+from fsbench.cli.tables import plain_table
 from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
 
@@ -82,21 +83,14 @@ def _predict(problem: Problem, gpu: model.Gpu) -> dict[str, Any]:
 
 
 def _print_tables(rows: list[dict[str, Any]], gpu: model.Gpu) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
     for (label, d, v, dtype), group in groupby(
         rows, key=lambda row: (row["model"], row["d"], row["v"], row["dtype"])
     ):
-        table = Table(
-            title=f"{label}: D={d} V={v} {dtype}",
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            show_edge=False,
-            padding=(0, 1, 0, 0),
-        )
+        title = f"{label}: D={d} V={v} {dtype}"
+        table = plain_table(title, pad_edge=True, padding=(0, 1, 0, 0))
         for heading in (
             "B",
             "baseline\nMB",

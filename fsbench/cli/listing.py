@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsbench.cli.tables import plain_table
 from fsbench.problem import DTYPES
 
 if TYPE_CHECKING:
@@ -94,10 +95,7 @@ def _console() -> Console:
 
 
 def _table(*columns: str, gap: int = 2) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    table = plain_table(padding=(0, gap - 1, 0, 0))
     for column in columns[:-1]:
         table.add_column(column, no_wrap=True, justify="right" if column == "V" else "left")
     table.add_column(columns[-1], justify="right" if columns[-1] == "D" else "left")

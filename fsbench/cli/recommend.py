@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsbench.cli.parsing import batch_range
+from fsbench.cli.tables import plain_table
 from fsbench.errors import ResultsError, unknown_name
 from fsbench.provider import Capabilities, Kind
 
@@ -131,12 +132,10 @@ def _numbers(values: Any) -> str:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
 
     label = facts["labels"]
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = plain_table()
     for heading in ("B", "use", "us", "as fast", "instead of", "saves us", "saves"):
         right = heading in ("B", "us", "saves us", "saves")
         table.add_column(heading, justify="right" if right else "left")

@@ -88,13 +88,12 @@ def print_summary(table: pd.DataFrame) -> None:
 
 def _times(configuration: Configuration) -> Table:
     """One line per sampler, one column per B; the fastest exact sampler of each B in bold."""
-    from rich.box import SIMPLE_HEAD
     from rich.markup import escape
-    from rich.table import Table
 
+    from fsbench.cli.tables import plain_table
     from fsbench.provider import Kind
 
-    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = plain_table(padding=(0, 1, 0, 0))
     measured = configuration.measured
     exact = measured[measured["kind"] == Kind.EXACT]
     fastest = exact.groupby("b")["median_us"].min()

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from fsbench.cli.parsing import int_list, shapes
+from fsbench.cli.tables import plain_table
 from fsbench.errors import (
     DeviceUnavailable,
     InvalidArgument,
@@ -174,12 +175,7 @@ def _choices(timings: list[Timing]) -> Rows:
 
 def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
     """What is chosen against what is in use, for each problem."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(
-        title=kernel, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
-    )
+    table = plain_table(kernel)
     for heading in ("B", "D", "V"):
         table.add_column(heading, justify="right")
     for heading in ("in use", "us", "chosen", "us", "time"):

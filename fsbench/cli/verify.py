@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from fsbench.cli.devices import device_to_use
+from fsbench.cli.tables import plain_table
 from fsbench.disk import refusals
 from fsbench.errors import (
     InvalidArgument,
@@ -157,12 +158,7 @@ def _require_checkable(sampler: Provider, dtype: str) -> None:
 
 
 def _table(title: str, checks: list[Check]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(
-        title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = plain_table(title, title_justify="center", padding=(0, 1, 0, 0))
     for column in ("check", "verdict", "draws", "p", "seen", "would find"):
         table.add_column(column, overflow="fold")
     for done in checks:

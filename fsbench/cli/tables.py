@@ -1,0 +1,17 @@
+"""The look that tables on a terminal share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def plain_table(title: str | None = None, **options: Any) -> Table:
+    """An empty table with a rule below its headings and no other lines; options are rich's."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    look: dict[str, Any] = {"title_justify": "left", "show_edge": False, "pad_edge": False}
+    return Table(title=title, box=SIMPLE_HEAD, **{**look, **options})
