@@ -8,13 +8,16 @@ from fsbench.kernels._flash_sample import Sample, describe, flash_sample
 from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._hopper_config import HopperConfig
 from fsbench.kernels._speculative import Verified, verify_drafts
+from fsbench.kernels._vocab_shard import VocabShard, even_blocks
 
 __all__ = [
     "HopperConfig",
     "Sample",
     "TileConfig",
     "Verified",
+    "VocabShard",
     "describe",
+    "even_blocks",
     "flash_sample",
     "verify_drafts",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._hopper_config import HopperConfig
+from fsbench.kernels._vocab_shard import VocabShard
 
 NOISE = ("auto", "token", "group")
 KERNELS = ("auto", "hopper", "portable")
@@ -24,7 +25,12 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Request(NamedTuple):
-    """The checked arguments of flash_sample, as it documents them."""
+    """The checked arguments of flash_sample, as it documents them.
+
+    weight, shard: if the vocabulary is sharded, the shard's own rows, and the shard.
+    merge: what becomes of the candidates of a shard. "ranks": all ranks get the token of all
+        shards; "never": each its own shard's; "later": tokens are packed candidates, not merged.
+    """
 
     hidden: Tensor
     weight: Tensor
@@ -37,6 +43,8 @@ class Request(NamedTuple):
     vocab_size: int
     num_samples: int
     noise: str
+    shard: VocabShard | None = None
+    merge: str = "ranks"
 
 
 def check_tensor(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fsbench.kernels._vocab_shard import VocabShard
+
 
 class Sample(NamedTuple):
     """What flash_sample returns; the shapes are those of one sample per row, or of n.
@@ -34,7 +36,7 @@ class Sample(NamedTuple):
 
 def flash_sample(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | VocabShard,
     *,
     temperature: float | Tensor = 1.0,
     bias: Tensor | None = None,
@@ -59,7 +61,9 @@ def flash_sample(
     Args:
         hidden: [B, D] bf16 or fp16 (on a CPU also fp32), contiguous.
         weight: [>= V, D], like hidden. Rows of a multiple of 16 bytes are loaded by TMA where the
-            GPU has it; others by pointers, more slowly.
+            GPU has it; others by pointers, more slowly. Or a VocabShard: the ranks of its group
+            call together with the same arguments, and all get the tokens of the whole vocabulary,
+            those that one GPU would draw (docs/several-gpus.md).
         temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
             temperature in a tensor is negative or not finite has no draw.
         bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.
@@ -72,7 +76,8 @@ def flash_sample(
             and offset at each replay: advance offset in place to draw afresh.
         num_samples: independent draws per row, with replacement; four per pass over the weight.
         soft_cap: > 0 (Gemma's final_logit_softcapping); capped logits err by soft_cap 2^-22.
-        vocab_size: the first V rows of weight are tokens, the rest is padding.
+        vocab_size: the first V rows of weight are tokens, the rest is padding. A VocabShard has its
+            own; with one, bias and mask are of the whole vocabulary, on every rank.
         return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64 on the
             same logits, or 1e-6 of their size where T is small.
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
@@ -103,11 +108,15 @@ def flash_sample(
 
     from fsbench.kernels import _arguments as check
     from fsbench.kernels._flash_sample_op import flash_sample_op
+    from fsbench.kernels._vocab_shard import VocabShard
 
-    hidden, weight = check.check_matrices(hidden, weight)
+    shard = weight if isinstance(weight, VocabShard) else None
+    hidden, weight = check.check_matrices(hidden, weight if shard is None else shard.weight)
     B, device = hidden.shape[0], hidden.device
-    V = weight.shape[0]
+    V = weight.shape[0] if shard is None else shard.vocab_size
     if vocab_size is not None:
+        if shard is not None:
+            raise InvalidArgument("vocab_size: expected None with a VocabShard, which has its own")
         V = check.check_integer("vocab_size", vocab_size, 1, V)
     check.check_temperature(temperature, B, device)
     if bias is not None:
@@ -124,6 +133,11 @@ def flash_sample(
     check.check_flag("return_logz", return_logz)
     noise = check.check_noise(noise)
     kernel = check.check_kernel(kernel, config)
+    if shard is not None and B * min(n, 4) > shard.slots:
+        raise InvalidArgument(
+            f"hidden: expected at most {shard.slots} rows times samples (up to 4 at a time), the "
+            f"slots of the VocabShard; got {B} times {min(n, 4)}"
+        )
 
     shape = (B,) if n == 1 else (B, n)
     if out is None:
@@ -152,6 +166,7 @@ def flash_sample(
         kernel,
         [int(value) for value in astuple(config)] if config is not None else None,
         *out,
+        None if shard is None else shard.key,
     )
     return out
 

@@ -18,6 +18,7 @@ from fsbench.kernels._choice import choose
 from fsbench.kernels._flash_sample import Sample
 from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._hopper_config import HopperConfig
+from fsbench.kernels._vocab_shard import VocabShard, by_key, reachable
 
 MUTATED = ("tokens", "valid", "logprob", "logz")
 
@@ -42,10 +43,12 @@ def flash_sample_op(
     valid: Tensor,
     logprob: Optional[Tensor],  # noqa: UP045
     logz: Optional[Tensor],  # noqa: UP045
+    shard: Optional[str] = None,  # noqa: UP045
 ) -> None:
     """See flash_sample. temperatures, if given, is used in place of temperature.
 
-    tiles: the fields of the config of `kernel`, which is not "auto" then.
+    tiles: the fields of the config of `kernel`, which is not "auto" then. shard: key of the
+    VocabShard that weight is of.
     """
     choice = choose(hidden, weight, noise, kernel, _config(kernel, tiles))
     request = Request(
@@ -60,9 +63,10 @@ def flash_sample_op(
         vocab_size=vocab_size,
         num_samples=num_samples,
         noise=noise,
+        shard=None if shard is None else by_key(shard),
     )
     out = Sample(tokens, valid, logprob, logz)
-    if hidden.device.type == "cuda" or _interpretable(hidden):
+    if hidden.device.type == "cuda" or (_interpretable(hidden) and reachable(request.shard)):
         from fsbench.kernels._launch import launch
 
         launch(request, choice, out)
@@ -92,23 +96,52 @@ def _interpretable(hidden: Tensor) -> bool:
 
 def _compute(request: Request, out: Sample) -> None:
     """The same by fsbench.reference, on logits accumulated in fp32."""
-    n, temperature = request.num_samples, request.temperature
+    n, temperature, shard = request.num_samples, request.temperature, request.shard
     logits = reference.processed_logits(
-        request.hidden.float() @ request.weight[: request.vocab_size].float().T,
-        soft_cap=request.soft_cap,
-        bias=request.bias,
-        mask=request.mask,
+        _logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
+    if shard is not None:
+        # Of the other ranks' tokens nothing is known here.
+        logits[:, : shard.first_token] = -torch.inf
+        logits[:, shard.first_token + shard.num_tokens :] = -torch.inf
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    logz = reference.log_partition(logits, temperature)
+    if shard is not None:
+        logz = shard.gather(logz).logsumexp(0)
     for sample in range(n):
         drawn = reference.expect(
             logits, request.seed, step, temperature, request.noise, sample=sample
-        ).tokens
-        out.tokens.view(-1, n)[:, sample] = drawn
-        out.valid.copy_(drawn >= 0)
+        )
+        tokens, scores = drawn.tokens, drawn.scores
+        value = reference.log_probability(logits, tokens.clamp_min(0), temperature)
+        value += reference.log_partition(logits, temperature)
+        if shard is not None:
+            tokens, value = _best_of_ranks(shard, tokens, scores, value)
+        out.tokens.view(-1, n)[:, sample] = tokens
+        out.valid.copy_(tokens >= 0)
         if out.logprob is not None:
-            value = reference.log_probability(logits, drawn.clamp_min(0), temperature)
-            out.logprob.view(-1, n)[:, sample] = torch.where(out.valid, value, torch.nan)
+            out.logprob.view(-1, n)[:, sample] = torch.where(out.valid, value - logz, torch.nan)
     if out.logz is not None:
-        value = reference.log_partition(logits, temperature)
-        out.logz.copy_(torch.where(out.valid, value, torch.nan))
+        out.logz.copy_(torch.where(out.valid, logz, torch.nan))
+
+
+def _logits(request: Request) -> Tensor:
+    """hidden @ weight.T in fp32, [B, V]; of a shard, in its place among zeros."""
+    shard = request.shard
+    if shard is None:
+        return request.hidden.float() @ request.weight[: request.vocab_size].float().T
+    logits = torch.zeros(request.hidden.shape[0], request.vocab_size)
+    mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
+    logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
+    return logits
+
+
+def _best_of_ranks(
+    shard: VocabShard, tokens: Tensor, scores: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The token of the best score over all ranks, the lowest of equal ones, and its value."""
+    all_scores = shard.gather(scores)
+    best = all_scores.argmax(0, keepdim=True)  # the first: lower ranks have lower tokens
+    tokens = shard.gather(tokens).gather(0, best)[0]
+    tokens = torch.where(all_scores.amax(0).isfinite(), tokens, -1)
+    return tokens, shard.gather(value).gather(0, best)[0]

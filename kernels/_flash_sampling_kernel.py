@@ -17,13 +17,15 @@ from fsbench.kernels._epilogue import (
     processed,
     shared_bias,
 )
+from fsbench.kernels._exchange import best_of_ranks, mass_of_ranks
 from fsbench.kernels._helper import (
     LOWEST_KEY,
     _log,
     halves,
     nan_max,
-    take_tokens,
+    take_keys,
     temperatures,
+    token_of_key,
 )
 from fsbench.kernels._mainloop import program_share, tile_logits
 
@@ -40,10 +42,10 @@ def _per_row(pointer, rows, B, PER_ROW: tl.constexpr):
         return tl.load(pointer)
 
 
-@triton.jit(do_not_specialize=["B", "V", "first_sample"])
+@triton.jit(do_not_specialize=["B", "V", "first_sample", "num_tokens", "rank"])
 def flash_sampling_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
-    weight,  # [>= V, D] descriptor (USE_TMA) or pointer
+    weight,  # [>= num_tokens, D] descriptor (USE_TMA) or pointer
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     temperature,  # fp32, or pointer to [B] fp32
@@ -55,7 +57,7 @@ def flash_sampling_kernel(
     arrivals_ptr,  # [>= B] int32, 0 between calls
     winners_ptr,  # [programs per block of rows, B, N] fp32, scratch: logits of winners; or None
     masses_ptr,  # [2, programs per block of rows, B] fp32, scratch: (largest, mass); or None
-    tokens_ptr,  # [B, samples] int64, out
+    tokens_ptr,  # [B, samples] int64, out; packed candidates if RANKS is 0
     valid_ptr,  # [B] bool, out
     logprob_ptr,  # [B, samples] fp32, out; or None
     logz_ptr,  # [B] fp32, out; or None
@@ -65,11 +67,19 @@ def flash_sampling_kernel(
     mask_words,
     samples,
     first_sample,
+    first_token,  # of this rank's weight, a multiple of 256; V is of the whole vocabulary
+    num_tokens,  # of this rank
+    buffers_ptr,  # [RANKS] int64: addresses of the ranks' buffers (_exchange.py); or None
+    counts_ptr,  # int32, of this rank's slots; or None
+    rank,
+    area,  # slots of an area
     N: tl.constexpr,  # samples of this launch, from first_sample on
     NOISE: tl.constexpr,  # "group", "token" or "none" (greedy)
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
+    RANKS: tl.constexpr,  # that draw together; 0: leave it to a later step to merge the candidates
+    WATCH: tl.constexpr,  # see _exchange.receive
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -103,8 +113,9 @@ def flash_sampling_kernel(
         best_logit = tl.zeros((BLOCK_B, WORDS, COLUMNS), tl.float32)
     largest = tl.full((BLOCK_B, WORDS), float("-inf"), tl.float32)
     mass = tl.zeros((BLOCK_B, WORDS), tl.float32)
-    for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
-        v0 = tile_v * BLOCK_V
+    for tile_v in tl.range(pid_v, tl.cdiv(num_tokens, BLOCK_V), programs_v, flatten=FLATTEN):
+        row0 = tile_v * BLOCK_V
+        v0 = first_token + row0
         words = None
         if mask_ptr is not None:
             words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
@@ -112,8 +123,9 @@ def flash_sampling_kernel(
         if bias_ptr is not None:
             bias = shared_bias(bias_ptr, v0, V, BLOCK_V)
         logits = tile_logits(
-            hidden, weight, b0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
-        )
+            hidden, weight, b0, row0, v0, B, num_tokens, D,
+            BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA,
+        )  # fmt: skip
         best, best_logit, largest, mass = _consume(
             logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
             best, best_logit, largest, mass, soft_cap, row_bias_ptr, B, V,
@@ -141,26 +153,40 @@ def flash_sampling_kernel(
     tl.debug_barrier()
     if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
         tl.atomic_xchg(arrivals_ptr + pid_b, 0)
-        token = take_tokens(keys_ptr, at, there)
-        drawn = there & (token >= 0)
-        out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
-        tl.store(tokens_ptr + out, token.to(tl.int64), mask=there)
-        # Whether a row has a draw is the same for all of its samples.
-        valid = valid_ptr + rows[:, None] + sample * 0
-        tl.store(valid, token >= 0, mask=there & (sample == 0))
+        found = take_keys(keys_ptr, at, there)
+        chosen = ()
         if masses_ptr is not None:
             largest_of_row, log_mass = _log_mass(
                 masses_ptr, programs_v, rows, inverse_temperature, B
             )
-            if logz_ptr is not None:
-                logz = largest_of_row * inverse_temperature + log_mass
-                logz = tl.where(drawn, logz, float("nan"))
-                tl.store(logz_ptr + rows[:, None] + sample * 0, logz, mask=there & (sample == 0))
-        if logprob_ptr is not None:
-            source = token // BLOCK_V % programs_v  # the program that met the token
+        if winners_ptr is not None:
+            token = token_of_key(found)
+            source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
             theirs = winners_ptr + source * B * N + at
-            chosen = tl.load(theirs, mask=drawn, other=float("nan"), cache_modifier=".cg")
-            logprob = (chosen - largest_of_row) * inverse_temperature - log_mass
+            drawn = there & (token >= 0)
+            logit = tl.load(theirs, mask=drawn, other=float("nan"), cache_modifier=".cg")
+            chosen = (logit,)
+        if RANKS > 1:
+            line = (buffers_ptr, counts_ptr, rank, area)
+            found, chosen = best_of_ranks(found, chosen, at, there, line, RANKS, WATCH)
+            if masses_ptr is not None:
+                largest_of_row, log_mass = mass_of_ranks(
+                    largest_of_row, log_mass, inverse_temperature, rows[:, None],
+                    (rows < B)[:, None], line, RANKS, WATCH,
+                )  # fmt: skip
+        token = token_of_key(found)
+        out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
+        tl.store(tokens_ptr + out, found if RANKS == 0 else token.to(tl.int64), mask=there)
+        # Whether a row has a draw is the same for all of its samples.
+        valid = valid_ptr + rows[:, None] + sample * 0
+        tl.store(valid, token >= 0, mask=there & (sample == 0))
+        if logz_ptr is not None:
+            logz = largest_of_row * inverse_temperature + log_mass
+            logz = tl.where(token >= 0, logz, float("nan"))
+            tl.store(logz_ptr + rows[:, None] + sample * 0, logz, mask=there & (sample == 0))
+        if logprob_ptr is not None:
+            logprob = (chosen[0] - largest_of_row) * inverse_temperature - log_mass
+            logprob = tl.where(token >= 0, logprob, float("nan"))
             tl.store(logprob_ptr + out, logprob, mask=there)
 
 

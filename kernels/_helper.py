@@ -171,10 +171,10 @@ def ordered_key(score, token):
 
 
 @triton.jit
-def take_tokens(keys_ptr, at, there):
-    """The tokens of the keys at `at`, which are put back to rest; see token_of_key."""
+def take_keys(keys_ptr, at, there):
+    """The keys at `at`, which are put back to rest."""
     lowest = tl.full(at.shape, LOWEST_KEY, tl.int64)
-    return token_of_key(tl.atomic_xchg(keys_ptr + at, lowest, mask=there))
+    return tl.atomic_xchg(keys_ptr + at, lowest, mask=there)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fsbench.kernels._epilogue import add_masses
+from fsbench.kernels._exchange import best_of_ranks, mass_of_ranks
 from fsbench.kernels._helper import (
     LOWEST_KEY,
     _log,
@@ -67,13 +68,13 @@ def _first_row(b0, B, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
-def _schedule(V, programs_v, BLOCK_V: gl.constexpr):
-    """(rounds, first tail block): the vocabulary as rounds of a tile per program, and a tail.
+def _schedule(num_tokens, programs_v, BLOCK_V: gl.constexpr):
+    """(rounds, first tail block): the rank's tokens as rounds of a tile per program, and a tail.
 
     With tiles of two blocks of 128 tokens, the blocks of a last round may be few enough for one
     each: then they are the tail, and program p has the block first + p of it.
     """
-    blocks = gl.cdiv(V, 128)
+    blocks = gl.cdiv(num_tokens, 128)
     if BLOCK_V == 128:
         return gl.cdiv(blocks, programs_v), blocks
     else:
@@ -84,8 +85,8 @@ def _schedule(V, programs_v, BLOCK_V: gl.constexpr):
 
 
 @gluon.jit
-def _first_token(r, rounds, pid_v, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
-    """Where a program's tile of round r begins."""
+def _first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
+    """The row of weight where a program's tile of round r begins."""
     if CONTIGUOUS:
         return (pid_v * rounds + r) * BLOCK_V
     else:
@@ -93,20 +94,23 @@ def _first_token(r, rounds, pid_v, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS
 
 
 @gluon.jit
-def _program_of(token, V, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
-    """The program that meets a token."""
-    rounds, tail = _schedule(V, programs_v, BLOCK_V)
-    tile = token // BLOCK_V
+def _program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
+    """The program that meets the token of a row of weight."""
+    rounds, tail = _schedule(num_tokens, programs_v, BLOCK_V)
+    tile = row // BLOCK_V
     program = tile // gl.maximum(rounds, 1) if CONTIGUOUS else tile % programs_v
-    return gl.where(token < tail * 128, program, token // 128 - tail)
+    return gl.where(row < tail * 128, program, row // 128 - tail)
 
 
 @gluon.jit
 def _load_tile(
-    weight, hidden, ring, stage, phase, v0, b0, B, D,
+    weight, hidden, ring, stage, phase, row0, v0, b0, B, D,
     WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free."""
+    """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free.
+
+    Its first row of weight, row0, is token v0.
+    """
     weight_ring, hidden_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     BOX: gl.constexpr = hidden.block_type.shape[0]
@@ -123,7 +127,7 @@ def _load_tile(
             tile = weight_ring.index(stage * CHUNKS + i)
             for block in gl.static_range(WIDTH // 128):
                 copy_to_shared(
-                    weight, [v0 + block * 128, d0 + i * CHUNK], bar,
+                    weight, [row0 + block * 128, d0 + i * CHUNK], bar,
                     tile.slice(block * 128, 128, dim=0),
                 )  # fmt: skip
         for i in gl.static_range(CHUNKS):
@@ -141,26 +145,26 @@ def _load_tile(
 
 @gluon.jit
 def _load_tiles(
-    weight, hidden, ring, share, B, V, D, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
+    weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
     CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The loading warp."""
-    b0, pid_v, programs_v = share
-    rounds, tail = _schedule(V, programs_v, BLOCK_V)
+    b0, pid_v, programs_v, first_token, num_tokens = share
+    rounds, tail = _schedule(num_tokens, programs_v, BLOCK_V)
     stage = 0
     phase = 1
     for r in range(rounds):
-        v0 = _first_token(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
-        if v0 < V:
+        row0 = _first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        if row0 < num_tokens:
             stage, phase = _load_tile(
-                weight, hidden, ring, stage, phase, v0, b0, B, D,
+                weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
                 WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
-        v0 = (tail + pid_v) * 128
-        if v0 < V:
+        row0 = (tail + pid_v) * 128
+        if row0 < num_tokens:
             _load_tile(
-                weight, hidden, ring, stage, phase, v0, b0, B, D,
+                weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
                 WARPGROUPS, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
@@ -239,8 +243,8 @@ def _compute(
     WARPGROUP: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: its rows' candidates and masses of all tiles of the program."""
-    b0, pid_v, programs_v = share
-    B, V, _, _, _ = sizes
+    b0, pid_v, programs_v, first_token, num_tokens = share
+    B, _, _, _, _ = sizes
     seed_ptr, offset_ptr, temperature = noise
     keys_ptr, winners_ptr, masses_ptr = scratch
     LAYOUT: gl.constexpr = group_layout(4)
@@ -268,23 +272,23 @@ def _compute(
         ),)  # fmt: skip
     largest = gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT)
     mass = gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
-    rounds, tail = _schedule(V, programs_v, BLOCK_V)
+    rounds, tail = _schedule(num_tokens, programs_v, BLOCK_V)
     stage = 0
     phase = 0
     for r in range(rounds):
-        v0 = _first_token(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
-        if v0 < V:
+        row0 = _first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        if row0 < num_tokens:
             stage, phase, best, largest, mass = _tile(
-                ring, stage, phase, v0, rows, sizes, processing, best, largest, mass,
-                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                ring, stage, phase, first_token + row0, rows, sizes, processing,
+                best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
-        v0 = (tail + pid_v) * 128
-        if v0 < V:
+        row0 = (tail + pid_v) * 128
+        if row0 < num_tokens:
             stage, phase, best, largest, mass = _tile(
-                ring, stage, phase, v0, rows, sizes, processing, best, largest, mass,
-                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                ring, stage, phase, first_token + row0, rows, sizes, processing,
+                best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
@@ -329,41 +333,55 @@ def _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT: gl.co
 
 @gluon.jit
 def _finish(
-    programs_v, b0, temperature, keys_ptr, winners_ptr, masses_ptr,
-    tokens_ptr, valid_ptr, logprob_ptr, logz_ptr, B, V, samples, first_sample,
-    N: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, BLOCK_B: gl.constexpr,
-    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
+    share, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
+    logz_ptr, line, B, samples, first_sample, N: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
+    RANKS: gl.constexpr, WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr,
+    CONTIGUOUS: gl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, AT_ONCE], [32, 1], [4, 1], [1, 0])
+    b0, _, programs_v, first_token, num_tokens = share
     row = b0 + gl.arange(0, BLOCK_B, gl.SliceLayout(1, LAYOUT))
     there = row < B
     if masses_ptr is not None:
         _, inverse_temperature = _temperatures(temperature, row, B, TEMPERATURE_PER_ROW)
         largest, log_mass = _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT)
+        if RANKS > 1:
+            largest, log_mass = mass_of_ranks(
+                largest, log_mass, inverse_temperature, row, there, line, RANKS, WATCH
+            )
     for i in gl.static_range(N):
+        at = row * N + i
         lowest = row.to(gl.int64) * 0 + LOWEST_KEY
-        token = token_of_key(gl.atomic_xchg(keys_ptr + row * N + i, lowest, mask=there))
-        drawn = there & (token >= 0)
+        key = gl.atomic_xchg(keys_ptr + at, lowest, mask=there)
+        chosen = ()
+        if winners_ptr is not None:
+            token = token_of_key(key)
+            source = _program_of(token - first_token, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
+            winner = winners_ptr + (source * B + row) * N + i
+            drawn = there & (token >= 0)
+            logit = gl.load(winner, mask=drawn, other=float("nan"), cache_modifier=".cg")
+            chosen = (logit,)
+        if RANKS > 1:
+            key, chosen = best_of_ranks(key, chosen, at, there, line, RANKS, WATCH)
+        token = token_of_key(key)
         out = row.to(gl.int64) * samples + first_sample + i
-        gl.store(tokens_ptr + out, token.to(gl.int64), mask=there)
+        gl.store(tokens_ptr + out, key if RANKS == 0 else token.to(gl.int64), mask=there)
         if logprob_ptr is not None:
-            source = _program_of(token, V, programs_v, BLOCK_V, CONTIGUOUS)
-            at = winners_ptr + (source * B + row) * N + i
-            chosen = gl.load(at, mask=drawn, other=float("nan"), cache_modifier=".cg")
-            logprob = (chosen - largest) * inverse_temperature - log_mass
+            logprob = (chosen[0] - largest) * inverse_temperature - log_mass
+            logprob = gl.where(token >= 0, logprob, float("nan"))
             gl.store(logprob_ptr + out, logprob, mask=there)
         if i == 0:  # whether a row has a draw is the same for all of its samples
             gl.store(valid_ptr + row, token >= 0, mask=there)
             if logz_ptr is not None:
-                logz = gl.where(drawn, largest * inverse_temperature + log_mass, float("nan"))
+                logz = gl.where(token >= 0, largest * inverse_temperature + log_mass, float("nan"))
                 gl.store(logz_ptr + row, logz, mask=there)
 
 
-@gluon.jit(do_not_specialize=["B", "V", "first_sample"])
+@gluon.jit(do_not_specialize=["B", "V", "first_sample", "num_tokens", "rank"])
 def hopper_kernel(
     hidden,  # [B, D] descriptor of boxes [8 .. 64, CHUNK]
-    weight,  # [>= V, D] descriptor of boxes [128, CHUNK]
+    weight,  # [>= num_tokens, D] descriptor of boxes [128, CHUNK]
     seed_ptr,  # this and what follows: as flash_sampling_kernel
     offset_ptr,
     temperature,
@@ -385,11 +403,19 @@ def hopper_kernel(
     mask_words,
     samples,
     first_sample,
+    first_token,
+    num_tokens,
+    buffers_ptr,
+    counts_ptr,
+    rank,
+    area,
     N: gl.constexpr,
     NOISE: gl.constexpr,  # "group" or "none" (greedy)
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
     TEMPERATURE_PER_ROW: gl.constexpr,
+    RANKS: gl.constexpr,
+    WATCH: gl.constexpr,
     WARPGROUPS: gl.constexpr,  # that compute
     BLOCK_V: gl.constexpr,
     CONTIGUOUS: gl.constexpr,  # the tiles of a program are neighbours, not programs apart
@@ -418,7 +444,7 @@ def hopper_kernel(
     b0 = pid_b * BLOCK_B
     # What is absent is an empty tuple, as None cannot be in one.
     ring = (weight_ring, hidden_ring, loaded, free)
-    share = (b0, pid_v, programs_v)
+    share = (b0, pid_v, programs_v, first_token, num_tokens)
     sizes = (B, V, D, mask_words, first_sample)
     noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
     processing = (
@@ -441,7 +467,7 @@ def hopper_kernel(
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
                             OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 1)),
-                (_load_tiles, (weight, hidden, ring, share, B, V, D, WARPGROUPS, BLOCK_V,
+                (_load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
                                CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
@@ -453,7 +479,7 @@ def hopper_kernel(
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
                             OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 0)),
-                (_load_tiles, (weight, hidden, ring, share, B, V, D, WARPGROUPS, BLOCK_V,
+                (_load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
                                CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [1],
@@ -463,8 +489,9 @@ def hopper_kernel(
     # All warpgroups have merged their candidates before the program's arrival is counted.
     if gl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
         gl.atomic_xchg(arrivals_ptr + pid_b, 0)
+        line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
-            programs_v, b0, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr,
-            valid_ptr, logprob_ptr, logz_ptr, B, V, samples, first_sample, N, TEMPERATURE_PER_ROW,
-            BLOCK_B, BLOCK_V, CONTIGUOUS,
+            share, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
+            logprob_ptr, logz_ptr, line, B, samples, first_sample, N, TEMPERATURE_PER_ROW,
+            RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS,
         )  # fmt: skip

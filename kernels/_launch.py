@@ -99,7 +99,8 @@ def _hopper_operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfi
 def _kernel_and_operands(
     request: Request, config: TileConfig | HopperConfig
 ) -> tuple[Any, Operands]:
-    hidden, weight, V = request.hidden, request.weight, request.vocab_size
+    hidden, weight = request.hidden, request.weight
+    V = _part(request)[1].num_tokens
     if isinstance(config, HopperConfig):
         # Imported here: the language it is written in is an experimental part of Triton.
         from fsbench.kernels._hopper_kernel import hopper_kernel
@@ -107,6 +108,30 @@ def _kernel_and_operands(
         return hopper_kernel, _hopper_operands(hidden, weight, V, config)
     operands = load_operands(hidden, weight, V, config)
     return flash_sampling_kernel, operands._replace(tiles={**operands.tiles, "SLICE": config.slice})
+
+
+class _Part(NamedTuple):
+    """This GPU's part of the vocabulary, and its line to the other ranks: arguments of a kernel."""
+
+    first_token: int
+    num_tokens: int
+    buffers: Tensor | None
+    counts: Tensor | None
+    rank: int
+    area: int
+
+
+def _part(request: Request) -> tuple[int, _Part]:
+    """(RANKS of the kernel, the part)."""
+    shard = request.shard
+    if shard is None:
+        return 1, _Part(0, request.vocab_size, None, None, 0, 0)
+    ranks = {"ranks": shard.ranks, "never": 1, "later": 0}[request.merge]
+    first, tokens, rank = shard.first_token, shard.num_tokens, shard.rank
+    if ranks <= 1:
+        return ranks, _Part(first, tokens, None, None, rank, 0)
+    assert shard.line is not None
+    return ranks, _Part(first, tokens, shard.line.buffers, shard.line.counts, rank, shard.slots)
 
 
 def launch(request: Request, config: TileConfig | HopperConfig, out: Sample) -> None:
@@ -132,6 +157,7 @@ def launch(request: Request, config: TileConfig | HopperConfig, out: Sample) -> 
     if mask is not None and mask.dtype == torch.bool:
         mask = pack_mask(mask)
     per_row = isinstance(temperature, Tensor)
+    ranks, part = _part(request)
     greedy = not per_row and temperature < SMALLEST_TEMPERATURE.value
     with launching_on(device):
         for first_sample in range(0, samples, at_once):
@@ -156,10 +182,13 @@ def launch(request: Request, config: TileConfig | HopperConfig, out: Sample) -> 
                 0 if mask is None else mask.shape[1],
                 samples,
                 first_sample,
+                *part,
                 N=min(at_once, samples - first_sample),
                 NOISE="none" if greedy else request.noise,
                 SEED_PER_ROW=request.seed.numel() > 1,
                 OFFSET_PER_ROW=request.offset is not None and request.offset.numel() > 1,
                 TEMPERATURE_PER_ROW=per_row,
+                RANKS=ranks,
+                WATCH=device.type == "cuda",
                 **operands.tiles,
             )

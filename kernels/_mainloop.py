@@ -37,9 +37,12 @@ def first_column(v0, D):
 
 
 @triton.jit
-def tile_logits(hidden, weight, b0, v0, B, V, D, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
-                BLOCK_D: tl.constexpr, V_ON_M: tl.constexpr, USE_TMA: tl.constexpr):  # fmt: skip
-    """hidden[b0 : b0 + BLOCK_B] @ weight[v0 : v0 + BLOCK_V].T, fp32 [BLOCK_B, BLOCK_V].
+def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.constexpr,
+                BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, V_ON_M: tl.constexpr,
+                USE_TMA: tl.constexpr):  # fmt: skip
+    """hidden[b0 : b0 + BLOCK_B] @ weight[row0 : row0 + BLOCK_V].T, fp32 [BLOCK_B, BLOCK_V].
+
+    Row row0 of weight [num_rows, D] is token v0.
 
     Each 256 tokens start their sum at another block of 256 columns. If all started at column 0,
     all programs would read the same few lines of hidden at once, and at small B these can sit in
@@ -51,7 +54,7 @@ def tile_logits(hidden, weight, b0, v0, B, V, D, BLOCK_B: tl.constexpr, BLOCK_V:
     acc = tl.zeros((BLOCK_V, BLOCK_B) if V_ON_M else (BLOCK_B, BLOCK_V), tl.float32)
     for step in range(steps):
         d0 = (first + step) % steps * BLOCK_D
-        w = _load_tile(weight, v0, d0, BLOCK_V, BLOCK_D, V, D, USE_TMA)
+        w = _load_tile(weight, row0, d0, BLOCK_V, BLOCK_D, num_rows, D, USE_TMA)
         h = _load_tile(hidden, b0, d0, BLOCK_B, BLOCK_D, B, D, USE_TMA)
         if V_ON_M:
             acc = tl.dot(w, h.T, acc, input_precision="ieee")

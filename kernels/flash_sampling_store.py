@@ -14,7 +14,7 @@ import triton.language as tl
 from fsbench.kernels._device import launching_on
 from fsbench.kernels._epilogue import best_of_tile, processed
 from fsbench.kernels._flash_sampling_config import TileConfig
-from fsbench.kernels._helper import LOWEST_KEY, halves, take_tokens
+from fsbench.kernels._helper import LOWEST_KEY, halves, take_keys, token_of_key
 from fsbench.kernels._mainloop import program_share, tile_logits
 from fsbench.kernels._provider import WorkspaceLaunch, noise_map
 from fsbench.kernels._workspace import workspace
@@ -72,7 +72,7 @@ def _flash_sampling_store_kernel(
     for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
         v0 = tile_v * BLOCK_V
         logits = tile_logits(
-            hidden, weight, b0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
+            hidden, weight, b0, v0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
         _store(logits_ptr, logits, rows, v0, B, V)
         logits = processed(logits, rows, v0, B, V, None, None, None, None)
@@ -85,7 +85,7 @@ def _flash_sampling_store_kernel(
     tl.debug_barrier()
     if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
         tl.atomic_xchg(arrivals_ptr + pid_b, 0)
-        token = take_tokens(keys_ptr, rows, rows < B)
+        token = token_of_key(take_keys(keys_ptr, rows, rows < B))
         tl.store(tokens_ptr + rows, token.to(tl.int64), mask=rows < B)
 
 

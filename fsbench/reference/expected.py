@@ -30,10 +30,13 @@ class Expected(NamedTuple):
     tokens: int64 [B]; -1 where the row has a NaN or +inf logit, or no finite one, or where its
         temperature is negative or not finite.
     acceptable: bool [B, V]: tokens that fp32 rounding may have put in their place.
+    scores: float64 [B]: the best score, that of the token; where that is -1, -inf if no logit is
+        finite, else +inf. The best of several shards of a vocabulary is the one of larger score.
     """
 
     tokens: Tensor
     acceptable: Tensor
+    scores: Tensor
 
     def accepts(self, tokens: Tensor) -> Tensor:
         """bool [B]: the token is the expected one, or an acceptable one."""
@@ -68,30 +71,34 @@ def expect(
     rows = torch.arange(B, device=logits.device) * (seed.numel() == 1)
     T = torch.as_tensor(temperature, device=logits.device).double().reshape(-1).expand(B)
     undefined = torch.isnan(exact) | (exact == torch.inf)
-    invalid = undefined.any(1) | ~torch.isfinite(exact).any(1) | ~((T >= 0) & (torch.inf > T))
+    valid_temperature = (T >= 0) & (torch.inf > T)
+    invalid = undefined.any(1) | ~torch.isfinite(exact).any(1) | ~valid_temperature
     T = torch.where(T < SMALLEST_TEMPERATURE, 0.0, T)
     exact = torch.where(undefined | invalid[:, None], -torch.inf, exact)
     T = torch.where(invalid, 1.0, T)[:, None]
     draw = {"token": _token_draw, "group": _group_draw}[noise]
-    tokens, acceptable = draw(exact, T, seed, offset, rows, sample, logits_error)
-    return Expected(torch.where(invalid, -1, tokens), acceptable)
+    tokens, acceptable, scores = draw(exact, T, seed, offset, rows, sample, logits_error)
+    empty = ~(undefined.any(1) | torch.isfinite(exact).any(1)) & valid_temperature
+    scores = torch.where(empty, -torch.inf, torch.where(invalid, torch.inf, scores))
+    return Expected(torch.where(invalid, -1, tokens), acceptable, scores)
 
 
 def _token_draw(
     logits: Tensor, T: Tensor, seed: Tensor, offset: Tensor, rows: Tensor, sample: int, error: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """argmax(logits + T g), the lowest id if several are equal (Gumbel-max, section 3.1)."""
     scores = logits + T * token_noise(logits.shape[1], seed, offset, rows, sample)
     best = scores.max(1, keepdim=True).values
     # Of the two sums behind the best score, the larger term sets the rounding.
     magnitude = _finite(best).abs() + 23.0 * T
     tolerance = 2 * (T * GUMBEL_ERROR + magnitude * _SCORE_ULP + error)
-    return scores.argmax(1), (scores >= best - tolerance) & torch.isfinite(scores)
+    acceptable = (scores >= best - tolerance) & torch.isfinite(scores)
+    return scores.argmax(1), acceptable, best[:, 0]
 
 
 def _group_draw(
     logits: Tensor, T: Tensor, seed: Tensor, offset: Tensor, rows: Tensor, sample: int, error: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The group of largest T (L + g), L its log-mass at T, then the member that u falls on.
 
     Group-Gumbel-Max (Lemmas D.1, D.2). u falls on the first member whose running sum of
@@ -129,7 +136,7 @@ def _group_draw(
     group = winner[:, 0, 0]
     token = (group >> 2) * GROUP_BLOCK + (group & 3) * 2 + (member >> 1) * 8 + (member & 1)
     token = torch.where(T[:, 0, 0] == 0, logits.argmax(1), token)
-    return token, _by_token(acceptable, V)
+    return token, _by_token(acceptable, V), best[:, 0, 0]
 
 
 def _by_group(values: Tensor, fill: float) -> Tensor:

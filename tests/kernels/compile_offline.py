@@ -47,7 +47,7 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
     attributes = {
         (names.index(name),): [["tt.divisibility", 16]]
         for name in names
-        if signature[name].startswith("*") or (name == "D" and name not in fn.do_not_specialize)
+        if signature[name].startswith("*") or (name in ("D", "first_token") and name not in fn.do_not_specialize)
     }
     source = (GluonASTSource if fn.is_gluon() else ASTSource)(
         fn, signature, constexprs=constants, attrs=attributes
@@ -85,6 +85,8 @@ OPTIONS = {
     "logz_ptr": "*fp32",
 }
 """Arguments of the fused kernels that may be None, and add work."""
+LINE = {"buffers_ptr": "*i64", "counts_ptr": "*i32"}
+"""Those of several ranks."""
 
 
 def fused(
@@ -95,9 +97,10 @@ def fused(
     noise: str = "group",
     samples: int = 1,
     everything: bool = False,
+    ranks: int = 1,
     **launch: int,
 ) -> int:
-    """A kernel of flash_sample, plain or with every option."""
+    """A kernel of flash_sample, plain or with every option, on one GPU or several."""
     signature = {
         **matrices,
         "seed_ptr": "*i64",
@@ -108,7 +111,9 @@ def fused(
         "tokens_ptr": "*i64",
         "valid_ptr": "*i1",
         **dict.fromkeys(("B", "V", "D", "mask_words", "samples", "first_sample"), "i32"),
+        **dict.fromkeys(("first_token", "num_tokens", "rank", "area"), "i32"),
         **(OPTIONS if everything else {}),
+        **(LINE if ranks > 1 else {}),
     }
     signature = {name: signature[name] for name in fn.arg_names if name in signature}
     constants = {
@@ -117,8 +122,11 @@ def fused(
         "SEED_PER_ROW": everything,
         "OFFSET_PER_ROW": everything,
         "TEMPERATURE_PER_ROW": everything,
+        "RANKS": ranks,
+        "WATCH": ranks > 1,
         **tiles,
         **({} if everything else dict.fromkeys(OPTIONS)),
+        **({} if ranks > 1 else dict.fromkeys(LINE)),
     }
     return stack_bytes(fn, signature, constants, capability, **launch)
 

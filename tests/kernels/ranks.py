@@ -1,0 +1,79 @@
+"""Runs a function on several ranks: processes of a gloo group on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+
+def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, seconds: float = 120) -> list[Any]:
+    """function(rank, *args) of every rank, run at the same time; its error, if one fails.
+
+    No process is left behind, whatever happens.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.get_context("spawn")
+        results = context.Queue()
+        started = [
+            context.Process(target=_rank, args=(rank, ranks, folder, results, function, args))
+            for rank in range(ranks)
+        ]
+        for process in started:
+            process.start()
+        try:
+            answers: dict[int, Any] = {}
+            end = time.monotonic() + seconds
+            while len(answers) < ranks:
+                rank, answer, error = results.get(timeout=max(0.1, end - time.monotonic()))
+                if error:
+                    raise AssertionError(f"rank {rank}: {error}")
+                answers[rank] = answer
+            return [answers[rank] for rank in range(ranks)]
+        finally:
+            for process in started:
+                process.kill()
+                process.join()
+
+
+def _rank(
+    rank: int, ranks: int, folder: str, results: Any, function: Callable[..., Any], args: Any
+) -> None:
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+        )
+        results.put((rank, function(rank, *args), ""))
+    except Exception as error:
+        results.put((rank, None, f"{type(error).__name__}: {error}"))
+    # The others may still need this rank's end of the group.
+    results.close()
+    results.join_thread()
+    time.sleep(60)
+
+
+class SharedLine:
+    """A Line over memory that the processes share, so that the interpreter runs the exchange.
+
+    Every rank maps the buffers of all of them: files in a folder that all know.
+    """
+
+    def __init__(self, shard: Any, folder: str, areas: int):
+        shape = (2, shard.ranks, areas, shard.slots)
+        size = 2 * shard.ranks * areas * shard.slots
+        self.maps: list[Tensor] = []
+        for rank in range(shard.ranks):
+            path = os.path.join(folder, f"buffer-{rank}")
+            self.maps.append(torch.from_file(path, shared=True, size=size, dtype=torch.int64))
+        self.buffer = self.maps[shard.rank].view(shape)
+        self.buffers = torch.tensor([m.data_ptr() for m in self.maps], dtype=torch.int64)
+        self.counts = torch.zeros(areas, shard.slots, dtype=torch.int32)
+        dist.barrier()
