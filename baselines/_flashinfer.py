@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fsbench.baselines._compiled import compile_step
+from fsbench.baselines._gathered import Gather
 from fsbench.baselines._logits import float_logits, matmul_logits
 from fsbench.problem import Problem
 from fsbench.provider import Launch
@@ -40,11 +41,17 @@ def philox(seed: Tensor, offset: Tensor) -> dict[str, Tensor]:
     return {"seed": offset, "offset": seed}
 
 
-def build_as_in_paper(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) -> Launch:
+def build_as_in_paper(
+    problem: Problem,
+    weight: Tensor,
+    sample: Callable[..., Tensor],
+    gather: Gather | None = None,
+) -> Launch:
     """The step the paper timed: a compiled front, then `sample(logits, indices=..., seed, offset)`.
 
     The front makes logits [B, V] in the problem's dtype, divides them by the temperature (a 0-d
-    device tensor, also at T = 1) and makes the index of every row, int32 [B].
+    device tensor, also at T = 1) and makes the index of every row, int32 [B]. gather: brings the
+    logits of a sharded weight together (_gathered).
     """
     import torch
 
@@ -52,6 +59,8 @@ def build_as_in_paper(problem: Problem, weight: Tensor, sample: Callable[..., Te
 
     def front(hidden: Tensor, weight: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         logits = matmul_logits(hidden, weight)
+        if gather is not None:
+            logits = gather(logits)
         logits /= temperature
         indices = torch.arange(hidden.shape[0], dtype=torch.int32, device=hidden.device)
         return logits, indices

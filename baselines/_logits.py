@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fsbench.baselines._gathered import Gather
+
 
 def matmul_logits(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden [B, D] x weight [V, D] -> logits [B, V] in their dtype, accumulated in fp32.
@@ -21,9 +23,17 @@ def matmul_logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden @ weight.T
 
 
-def scaled_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """[B, V] fp32 logits / temperature; cast before the division and softmax, as the paper does."""
-    return matmul_logits(hidden, weight).float() / temperature
+def scaled_logits(
+    hidden: Tensor, weight: Tensor, temperature: float, gather: Gather | None = None
+) -> Tensor:
+    """[B, V] fp32 logits / temperature; cast before the division and softmax, as the paper does.
+
+    gather: brings the logits of a sharded weight together (_gathered).
+    """
+    logits = matmul_logits(hidden, weight)
+    if gather is not None:
+        logits = gather(logits)
+    return logits.float() / temperature
 
 
 def float_logits(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -18,17 +18,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.baselines._flashinfer import build_as_in_paper
+from fsbench.baselines._gathered import Gather, gathering
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
+def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Launch:
     from flashinfer.sampling import sampling_from_logits
 
-    return build_as_in_paper(problem, weight, sampling_from_logits)
+    return build_as_in_paper(problem, weight, sampling_from_logits, gather)
+
+
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    return build(problem, shard.weight, gathering(shard))
 
 
 PROVIDER = Provider(
@@ -36,6 +41,7 @@ PROVIDER = Provider(
     label="FI2 (FlashInfer Gumbel-Max)",
     kind=Kind.EXACT,
     build=build,
+    build_sharded=build_sharded,
     requires=("flashinfer",),
     capabilities=Capabilities(
         host_sync_free=True,
@@ -43,5 +49,5 @@ PROVIDER = Provider(
         exact_to_gap=11.0,
         seed_stride=4,  # see _flashinfer
     ),
-    presets=("paper", "quick"),
+    presets=("paper", "quick", "tp"),
 )

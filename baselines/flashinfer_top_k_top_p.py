@@ -22,18 +22,23 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.baselines._flashinfer import build_as_in_paper
+from fsbench.baselines._gathered import Gather, gathering
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
+def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Launch:
     from flashinfer.sampling import top_k_top_p_sampling_from_logits
 
     sample = partial(top_k_top_p_sampling_from_logits, top_k=-1, top_p=1.0)
-    return build_as_in_paper(problem, weight, sample)
+    return build_as_in_paper(problem, weight, sample, gather)
+
+
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    return build(problem, shard.weight, gathering(shard))
 
 
 PROVIDER = Provider(
@@ -41,7 +46,8 @@ PROVIDER = Provider(
     label="FI1 (FlashInfer top-k/top-p)",
     kind=Kind.EXACT,
     build=build,
+    build_sharded=build_sharded,
     requires=("flashinfer",),
     capabilities=Capabilities(host_sync_free=True, known_deviation=0.004),
-    presets=("paper",),
+    presets=("paper", "tp"),
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.baselines._logits import matmul_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,16 +29,22 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     return launch
 
 
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    """The rank's own rows, and nothing crosses the ranks."""
+    return build(problem, shard.weight)
+
+
 PROVIDER = Provider(
     name="matmul_only",
     label="Matmul only",
     kind=Kind.LOWER_BOUND,
     build=build,
+    build_sharded=build_sharded,
     capabilities=Capabilities(
         devices=("cuda", "cpu"),
         dtypes=("bf16", "fp16", "fp32"),
         zero_temperature=True,
         host_sync_free=True,
     ),
-    presets=("paper", "quick", "smoke", "cpu", "lean"),
+    presets=("paper", "quick", "smoke", "cpu", "lean", "tp"),
 )

@@ -14,21 +14,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.baselines._compiled import compile_step
+from fsbench.baselines._gathered import Gather, gathering
 from fsbench.baselines._logits import scaled_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
+def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Launch:
     import torch
 
     temperature = problem.temperature
 
     def step(hidden: Tensor, weight: Tensor) -> Tensor:
-        probs = scaled_logits(hidden, weight, temperature).softmax(dim=-1)
+        probs = scaled_logits(hidden, weight, temperature, gather).softmax(dim=-1)
         return torch.multinomial(probs, 1).squeeze(1)
 
     compiled = compile_step(step, weight.new_zeros(problem.B, problem.D), weight)
@@ -39,16 +40,22 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     return launch
 
 
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    """The ranks' generators must be in the same state, which then stays the same on all."""
+    return build(problem, shard.weight, gathering(shard))
+
+
 PROVIDER = Provider(
     name="multinomial_compiled",
     label="Multinomial Sampling",
     kind=Kind.EXACT,
     build=build,
+    build_sharded=build_sharded,
     capabilities=Capabilities(
         devices=("cuda", "cpu"),
         dtypes=("bf16", "fp16", "fp32"),
         host_sync_free=True,
         exact_to_gap=14.0,
     ),
-    presets=("paper", "cpu"),
+    presets=("paper", "cpu", "tp"),
 )

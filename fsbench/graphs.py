@@ -28,7 +28,8 @@ def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Cal
             launch(hidden, seed, offset)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Not "global": a thread of NCCL's asks for events all the time, which would end the capture.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         tokens = launch(hidden, seed, offset)
 
     def replay(*kept: object) -> Tensor:

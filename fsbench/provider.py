@@ -124,6 +124,21 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """One rank's rows of an LM head that is split by vocabulary over the ranks of a group.
+
+    weight: [sizes[rank], D], contiguous: the rows from token sum(sizes[:rank]) on.
+    sizes: rows of every rank; they may differ, and begin anywhere.
+    group: the process group of torch.distributed; one GPU each (NCCL), or CPUs (gloo).
+    """
+
+    weight: Tensor
+    sizes: tuple[int, ...]
+    rank: int
+    group: Any
+
+
+@dataclass(frozen=True)
 class Tuning:
     """By which `fsbench tune` times the tile shapes of a sampler's kernel, and writes its choice.
 
@@ -166,6 +181,9 @@ class Provider:
         the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
         claimed. None if the sampler is only what `build` returns.
     tuning: if `fsbench tune` can choose its tile shapes.
+    build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
+        together, and launch together with the same hidden, seed and offset; every rank returns the
+        same tokens. None if the sampler runs on one GPU only.
 
     Raises:
         InvalidArgument: one of the OPTIONS is claimed, but there is no `sample` to show it.
@@ -183,6 +201,7 @@ class Provider:
     sample: Callable[..., Drawn] | None = None
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None
+    build_sharded: Callable[[Problem, Shard], Launch] | None = None
 
     def __post_init__(self) -> None:
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]
@@ -206,6 +225,6 @@ class Provider:
             return f"takes {', '.join(able.dtypes)}, not {problem.dtype}"
         if problem.temperature == 0 and self.kind is Kind.EXACT and not able.zero_temperature:
             return "does not take temperature 0 (greedy)"
-        if problem.tp != 1:
+        if problem.tp != 1 and self.build_sharded is None:
             return f"runs on one GPU, not with tp={problem.tp}"
         return self.supports(problem)

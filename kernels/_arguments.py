@@ -28,8 +28,7 @@ class Request(NamedTuple):
     """The checked arguments of flash_sample, as it documents them.
 
     weight, shard: if the vocabulary is sharded, the shard's own rows, and the shard.
-    merge: what becomes of the candidates of a shard. "ranks": all ranks get the token of all
-        shards; "never": each its own shard's; "later": tokens are packed candidates, not merged.
+    merge_later: return packed candidates of this weight (_helper.ordered_key) in place of tokens.
     """
 
     hidden: Tensor
@@ -44,7 +43,7 @@ class Request(NamedTuple):
     num_samples: int
     noise: str
     shard: VocabShard | None = None
-    merge: str = "ranks"
+    merge_later: bool = False
 
 
 def check_tensor(

@@ -18,6 +18,7 @@ from fsbench.kernels._choice import choose
 from fsbench.kernels._flash_sample import Sample
 from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._hopper_config import HopperConfig
+from fsbench.kernels._packed import pack
 from fsbench.kernels._vocab_shard import VocabShard, by_key, reachable
 
 MUTATED = ("tokens", "valid", "logprob", "logz")
@@ -65,8 +66,12 @@ def flash_sample_op(
         noise=noise,
         shard=None if shard is None else by_key(shard),
     )
-    out = Sample(tokens, valid, logprob, logz)
-    if hidden.device.type == "cuda" or (_interpretable(hidden) and reachable(request.shard)):
+    draw(request, choice, Sample(tokens, valid, logprob, logz))
+
+
+def draw(request: Request, choice: TileConfig | HopperConfig, out: Sample) -> None:
+    """Carry out a request by a kernel, or where none can run by the reference."""
+    if request.hidden.device.type == "cuda" or _interpretable(request):
         from fsbench.kernels._launch import launch
 
         launch(request, choice, out)
@@ -85,13 +90,14 @@ def _(*arguments: object) -> None:
     """Shapes need no inference: the results are the caller's tensors."""
 
 
-def _interpretable(hidden: Tensor) -> bool:
-    """Whether Triton's interpreter runs the kernel on these CPU tensors."""
+def _interpretable(request: Request) -> bool:
+    """Whether Triton's interpreter can run the kernel, on CPU tensors."""
     try:
         import triton
     except ModuleNotFoundError:  # it exists for Linux only
         return False
-    return triton.knobs.runtime.interpret and hidden.dtype != torch.bfloat16
+    alone = request.merge_later or reachable(request.shard)
+    return triton.knobs.runtime.interpret and request.hidden.dtype != torch.bfloat16 and alone
 
 
 def _compute(request: Request, out: Sample) -> None:
@@ -106,18 +112,19 @@ def _compute(request: Request, out: Sample) -> None:
         logits[:, shard.first_token + shard.num_tokens :] = -torch.inf
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
     logz = reference.log_partition(logits, temperature)
-    if shard is not None:
-        logz = shard.gather(logz).logsumexp(0)
+    merging = shard if not request.merge_later else None
+    if merging is not None:
+        logz = merging.gather(logz).logsumexp(0)
     for sample in range(n):
-        drawn = reference.expect(
+        tokens, _, scores = reference.expect(
             logits, request.seed, step, temperature, request.noise, sample=sample
         )
-        tokens, scores = drawn.tokens, drawn.scores
         value = reference.log_probability(logits, tokens.clamp_min(0), temperature)
         value += reference.log_partition(logits, temperature)
-        if shard is not None:
-            tokens, value = _best_of_ranks(shard, tokens, scores, value)
-        out.tokens.view(-1, n)[:, sample] = tokens
+        if merging is not None:
+            tokens, value = _best_of_ranks(merging, tokens, scores, value)
+        drawn = pack(scores, tokens) if request.merge_later else tokens
+        out.tokens.view(-1, n)[:, sample] = drawn
         out.valid.copy_(tokens >= 0)
         if out.logprob is not None:
             out.logprob.view(-1, n)[:, sample] = torch.where(out.valid, value - logz, torch.nan)

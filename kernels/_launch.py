@@ -125,8 +125,8 @@ def _part(request: Request) -> tuple[int, _Part]:
     """(RANKS of the kernel, the part)."""
     shard = request.shard
     if shard is None:
-        return 1, _Part(0, request.vocab_size, None, None, 0, 0)
-    ranks = {"ranks": shard.ranks, "never": 1, "later": 0}[request.merge]
+        return int(not request.merge_later), _Part(0, request.vocab_size, None, None, 0, 0)
+    ranks = 0 if request.merge_later else shard.ranks
     first, tokens, rank = shard.first_token, shard.num_tokens, shard.rank
     if ranks <= 1:
         return ranks, _Part(first, tokens, None, None, rank, 0)

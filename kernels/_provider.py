@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import describe, flash_sample
 from fsbench.kernels._workspace import held_bytes
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities
+from fsbench.provider import Capabilities, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fsbench.kernels._flash_sampling_config import TileConfig
     from fsbench.kernels._hopper_config import HopperConfig
+    from fsbench.kernels._vocab_shard import VocabShard
 
 FULL_CONTRACT = Capabilities(
     noise="group",
@@ -37,6 +39,20 @@ def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
     from fsbench.kernels._noise_map import noise_map
 
     return noise_map(codes)
+
+
+def vocab_shard(shard: Shard) -> VocabShard:
+    """A rank's rows as flash_sample takes them."""
+    from fsbench.kernels._vocab_shard import VocabShard
+
+    return VocabShard(shard.weight, shard.group)
+
+
+def matrix(weight: Tensor | VocabShard) -> Tensor:
+    """The rows themselves, of a whole weight or of a shard."""
+    from fsbench.kernels._vocab_shard import VocabShard
+
+    return weight.weight if isinstance(weight, VocabShard) else weight
 
 
 class WorkspaceLaunch:
@@ -64,25 +80,26 @@ class FlashSampling(WorkspaceLaunch):
     def __init__(
         self,
         problem: Problem,
-        weight: Tensor,
+        weight: Tensor | VocabShard,
         noise: str = "auto",
         kernel: str = "auto",
         temperature: float | None = None,
         config: TileConfig | HopperConfig | None = None,
     ):
-        super().__init__(problem, weight)
+        super().__init__(problem, matrix(weight))
+        self._head = weight
         if temperature is not None:
             self._temperature = temperature
         self._noise = noise
         self._kernel = kernel
         self._config = config
-        hidden = weight.new_empty(problem.B, problem.D)
-        self.config = describe(hidden, weight, noise=noise, kernel=kernel, config=config)
+        hidden = self._weight.new_empty(problem.B, problem.D)
+        self.config = describe(hidden, self._weight, noise=noise, kernel=kernel, config=config)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return flash_sample(
             hidden,
-            self._weight,
+            self._head,
             temperature=self._temperature,
             seed=seed,
             offset=offset,
@@ -90,3 +107,30 @@ class FlashSampling(WorkspaceLaunch):
             kernel=self._kernel,
             config=self._config,
         ).tokens
+
+
+class MergedLater(WorkspaceLaunch):
+    """flash_sample's kernel, which leaves packed candidates [B], and a step that makes tokens.
+
+    merge: int64 [B], this rank's packed candidates -> int64 [B], tokens.
+    """
+
+    def __init__(
+        self, problem: Problem, head: Tensor | VocabShard, merge: Callable[[Tensor], Tensor]
+    ):
+        super().__init__(problem, matrix(head))
+        self._head = head
+        self._merge = merge
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        from fsbench.kernels._local_draw import local_draw
+
+        drawn = local_draw(hidden, self._head, seed, offset, self._temperature)
+        return self._merge(drawn.tokens)
+
+
+def decode(keys: Tensor) -> Tensor:
+    """int64 [B] packed candidates -> int64 [B] tokens."""
+    from fsbench.kernels._merge_keys import merge_keys
+
+    return merge_keys(keys[None])

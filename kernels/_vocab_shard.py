@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 from fsbench.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
@@ -134,15 +133,15 @@ class VocabShard:
 
     def gather(self, values: Tensor) -> Tensor:
         """values of all ranks, stacked in their order, by a collective of the group."""
-        import torch
         import torch.distributed as dist
 
-        stacked = values.new_empty(self.ranks, *values.shape)
-        dist.all_gather(list(torch.unbind(stacked)), values.contiguous(), self.group)
-        return stacked
+        stacked = values.new_empty(self.ranks * values.numel())
+        dist.all_gather_into_tensor(stacked, values.flatten(), self.group)
+        return stacked.view(self.ranks, *values.shape)
 
     def _maps_memory(self) -> bool:
         return self.ranks > 1 and self.weight.device.type == "cuda"
+
 
 def by_key(key: str) -> VocabShard:
     """The shard of a key, as an operator's argument names it."""

@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map
+from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map, vocab_shard
 from fsbench.kernels._tuning import tuning
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,11 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     return FlashSampling(problem, weight, kernel="portable")
 
 
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    """See Provider."""
+    return FlashSampling(problem, vocab_shard(shard), kernel="portable")
+
+
 PROVIDER = Provider(
     name="flash_sampling",
     label="FlashSampling (Triton)",
@@ -36,7 +41,8 @@ PROVIDER = Provider(
     noise_map=noise_map,
     capabilities=FULL_CONTRACT,
     build=build,
+    build_sharded=build_sharded,
     sample=partial(flash_sample, kernel="portable"),
-    presets=("paper", "quick", "lean"),
+    presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("portable"),
 )

@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map
+from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map, vocab_shard
 from fsbench.kernels._tuning import tuning
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 def build(problem: Problem, weight: Tensor) -> Launch:
     """See Provider."""
     return FlashSampling(problem, weight, kernel="hopper")
+
+
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    """See Provider."""
+    return FlashSampling(problem, vocab_shard(shard), kernel="hopper")
 
 
 def supports(problem: Problem) -> str | None:
@@ -41,7 +46,8 @@ PROVIDER = Provider(
     capabilities=FULL_CONTRACT,
     supports=supports,
     build=build,
+    build_sharded=build_sharded,
     sample=partial(flash_sample, kernel="hopper"),
-    presets=("paper", "quick", "lean"),
+    presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("hopper"),
 )

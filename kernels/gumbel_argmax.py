@@ -15,10 +15,10 @@ import triton.language as tl
 from fsbench.kernels._device import launching_on, multiprocessors
 from fsbench.kernels._group_noise import group_candidates, group_sums, members, sharpness
 from fsbench.kernels._helper import LOWEST_KEY, SMALLEST_TEMPERATURE, token_of_key
-from fsbench.kernels._provider import WorkspaceLaunch, noise_map
+from fsbench.kernels._provider import WorkspaceLaunch, noise_map, vocab_shard
 from fsbench.kernels._workspace import workspace
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,9 +38,11 @@ def _gumbel_argmax_kernel(
     temperature,  # fp32
     keys_ptr,  # [>= B] int64, LOWEST_KEY between calls
     arrivals_ptr,  # [>= B] int32, 0 between calls
-    tokens_ptr,  # [B] int64, out
+    tokens_ptr,  # [B] int64, out; packed candidates if KEYS
+    first_token,  # of the logits, a multiple of 128
     V,
     splits,
+    KEYS: tl.constexpr,
     GREEDY: tl.constexpr,  # temperature is 0
     BLOCK: tl.constexpr,
 ):
@@ -57,6 +59,7 @@ def _gumbel_argmax_kernel(
         v0 = block * BLOCK
         offs_v = v0 + tl.arange(0, BLOCK)
         stored = tl.load(logits_ptr + offs_v, mask=offs_v < V, other=float("-inf"))
+        v0 += first_token
         y = members(stored.to(tl.float32)[None, :])
         m, sums = group_sums(y, sharpness(T, 1.0 / T, GREEDY))
         key, _ = group_candidates(y, m, sums, v0, rows, seed, offset, T, 0, GREEDY)
@@ -64,18 +67,28 @@ def _gumbel_argmax_kernel(
 
     tl.atomic_max(keys_ptr + row, tl.max(best))
     if tl.atomic_add(arrivals_ptr + row, 1) == splits - 1:
-        token = token_of_key(tl.atomic_xchg(keys_ptr + row, LOWEST_KEY))
-        tl.store(tokens_ptr + row, token.to(tl.int64))
+        winner = tl.atomic_xchg(keys_ptr + row, LOWEST_KEY)
+        tl.store(tokens_ptr + row, winner if KEYS else token_of_key(winner).to(tl.int64))
         tl.atomic_xchg(arrivals_ptr + row, 0)
 
 
-def gumbel_argmax(logits: Tensor, seed: Tensor, offset: Tensor, temperature: float) -> Tensor:
+def gumbel_argmax(
+    logits: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    temperature: float,
+    *,
+    first_token: int = 0,
+    keys: bool = False,
+) -> Tensor:
     """Draw one token per row of stored logits.
 
     Args:
         logits: [B, V] contiguous, bf16, fp16 or fp32.
         seed, offset: int64 [1] on the same device.
         temperature: >= 0; 0 is greedy, and so is anything below 2^-120.
+        first_token: the first of these logits is of that token, a multiple of 128.
+        keys: return packed candidates (_helper.ordered_key) in place of tokens.
 
     Returns:
         int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one. The token is the
@@ -99,8 +112,10 @@ def gumbel_argmax(logits: Tensor, seed: Tensor, offset: Tensor, temperature: flo
             work.keys,
             work.arrivals,
             tokens,
+            first_token,
             V,
             splits,
+            KEYS=keys,
             GREEDY=temperature == 0,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
@@ -118,6 +133,25 @@ class _GumbelArgmax(WorkspaceLaunch):
         return gumbel_argmax(hidden @ self._weight.T, seed, offset, self._temperature)
 
 
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    """See Provider. The ranks gather their best candidates, packed: 8 bytes per row and rank."""
+    return _Gathered(problem, shard)
+
+
+class _Gathered(WorkspaceLaunch):
+    def __init__(self, problem: Problem, shard: Shard):
+        self._head = vocab_shard(shard)
+        super().__init__(problem, self._head.weight)
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        from fsbench.kernels._merge_keys import merge_keys
+
+        logits = hidden @ self._weight.T
+        first = self._head.first_token
+        keys = gumbel_argmax(logits, seed, offset, self._temperature, first_token=first, keys=True)
+        return merge_keys(self._head.gather(keys))
+
+
 PROVIDER = Provider(
     name="gumbel_argmax",
     label="cuBLAS + one-pass Gumbel argmax",
@@ -128,5 +162,6 @@ PROVIDER = Provider(
         noise="group", zero_temperature=True, host_sync_free=True, batch_invariant=True
     ),
     build=build,
-    presets=("quick", "lean"),
+    build_sharded=build_sharded,
+    presets=("quick", "lean", "tp"),
 )

@@ -24,8 +24,11 @@ from fsbench.baselines import weight_stream
 from fsbench.kernels import _flash_sampling_config as portable_tiles
 from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels import (
+    _merge_keys,
     _pack_mask,
+    flash_sampling_gather,
     flash_sampling_store,
+    flash_sampling_two_step,
     group_gumbel_parallel,
     gumbel_argmax,
 )
@@ -47,7 +50,8 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
     attributes = {
         (names.index(name),): [["tt.divisibility", 16]]
         for name in names
-        if signature[name].startswith("*") or (name in ("D", "first_token") and name not in fn.do_not_specialize)
+        if signature[name].startswith("*")
+        or (name in ("D", "first_token") and name not in fn.do_not_specialize)
     }
     source = (GluonASTSource if fn.is_gluon() else ASTSource)(
         fn, signature, constexprs=constants, attrs=attributes
@@ -220,12 +224,47 @@ def one_pass(dtype: str, capability: int) -> int:
         "keys_ptr": "*i64",
         "arrivals_ptr": "*i32",
         "tokens_ptr": "*i64",
+        "first_token": "i32",
         "V": "i32",
         "splits": "i32",
     }
-    constants = {"GREEDY": False, "BLOCK": gumbel_argmax.BLOCK}
+    constants = {"KEYS": True, "GREEDY": False, "BLOCK": gumbel_argmax.BLOCK}
     kernel = gumbel_argmax._gumbel_argmax_kernel
     return stack_bytes(kernel, signature, constants, capability, num_warps=gumbel_argmax.NUM_WARPS)
+
+
+def exchanging(capability: int) -> int:
+    signature = {
+        "keys_ptr": "*i64",
+        "tokens_ptr": "*i64",
+        **LINE,
+        **dict.fromkeys(("rank", "area", "B"), "i32"),
+    }
+    constants = {"RANKS": 4, "WATCH": True, "BLOCK": flash_sampling_two_step.BLOCK}
+    kernel = flash_sampling_two_step._exchange_kernel
+    return stack_bytes(kernel, signature, constants, capability, num_warps=4)
+
+
+def merging(capability: int) -> int:
+    """The kernels by which ranks merge what a collective has brought together; the most of them."""
+    pointers = {"*i64": ("keys_ptr", "words_ptr", "seed_ptr", "offset_ptr", "tokens_ptr")}
+    types = {name: kind for kind, names in pointers.items() for name in names}
+    types |= {"logz_ptr": "*fp32", "K": "i32", "B": "i32"}
+    kernels = (
+        _merge_keys._merge_keys_kernel,
+        flash_sampling_gather._pack_kernel,
+        flash_sampling_gather._choose_rank_kernel,
+    )
+    return max(
+        stack_bytes(
+            kernel,
+            {name: types[name] for name in kernel.arg_names if name in types},
+            {"BLOCK": 128},
+            capability,
+            num_warps=4,
+        )
+        for kernel in kernels
+    )
 
 
 def stream(dtype: str, capability: int) -> int:
@@ -267,8 +306,15 @@ def main(capability: int) -> None:
     if tuned:
         stack = hopper(config, B, "bf16", samples=2, everything=True)
         report("flash_sampling_hopper", f"{config} everything", stack)
+        for ranks in (0, 2, 8):
+            stack = hopper(config, B, "bf16", ranks=ranks)
+            report("flash_sampling_hopper", f"{config} {ranks} ranks", stack)
+    stack = portable(find("portable", 64, 4096, "untuned"), "bf16", True, capability, ranks=4)
+    report("flash_sampling", "4 ranks", stack)
     report("gumbel_argmax", "bf16", one_pass("bf16", capability))
     report("group_gumbel_parallel", "bf16", local_samples(capability))
+    report("flash_sampling_two_step", "exchange", exchanging(capability))
+    report("flash_sampling_gather", "merging", merging(capability))
     report("pack_mask", "", packing(capability))
     report("weight_stream", "bf16", stream("bf16", capability))
 

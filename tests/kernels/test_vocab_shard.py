@@ -110,7 +110,9 @@ def draws(rank: int, sizes: list[int], folder: str | None) -> list[list[list[flo
 
 
 @pytest.mark.parametrize("ranks", SIZES)
-@pytest.mark.parametrize("form", ["collectives", pytest.param("kernel", marks=pytest.mark.interpreter)])
+@pytest.mark.parametrize(
+    "form", ["collectives", pytest.param("kernel", marks=pytest.mark.interpreter)]
+)
 def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks, form):
     hidden, weight = problem(5, V, D)
     with tempfile.TemporaryDirectory() as folder:

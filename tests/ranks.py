@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +15,24 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 
-def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, seconds: float = 120) -> list[Any]:
+def on_ranks(
+    ranks: int,
+    function: Callable[..., Any],
+    *args: Any,
+    backend: str = "gloo",
+    seconds: float = 300,
+) -> list[Any]:
     """function(rank, *args) of every rank, run at the same time; its error, if one fails.
 
-    No process is left behind, whatever happens.
+    Results are plain data (no tensors). No process is left behind, whatever happens.
     """
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("spawn")
         results = context.Queue()
         started = [
-            context.Process(target=_rank, args=(rank, ranks, folder, results, function, args))
+            context.Process(
+                target=_rank, args=(rank, ranks, backend, folder, results, function, args)
+            )
             for rank in range(ranks)
         ]
         for process in started:
@@ -44,20 +53,28 @@ def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, seconds: floa
 
 
 def _rank(
-    rank: int, ranks: int, folder: str, results: Any, function: Callable[..., Any], args: Any
+    rank: int,
+    ranks: int,
+    backend: str,
+    folder: str,
+    results: Any,
+    function: Callable[..., Any],
+    args: Any,
 ) -> None:
     try:
         torch.set_num_threads(1)
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+            backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks
         )
         results.put((rank, function(rank, *args), ""))
-    except Exception as error:
-        results.put((rank, None, f"{type(error).__name__}: {error}"))
-    # The others may still need this rank's end of the group.
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
     results.close()
     results.join_thread()
-    time.sleep(60)
+    # Others may still need this rank's end of the group; the parent ends this process.
+    time.sleep(600)
 
 
 class SharedLine:

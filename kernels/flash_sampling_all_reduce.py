@@ -1,0 +1,55 @@
+"""FlashSampling on each rank, then one all-reduce of packed candidates: works across nodes.
+
+The kernel of flash_sample leaves every rank's best candidate of each row packed into an int64 whose
+order is that of the candidates: score first, then the lower token id. The maximum over ranks, a
+plain collective (NCCL), is the winner. It needs no memory that the ranks map, so it works where
+symmetric memory does not, for two more launches: the collective and the decoding of the keys.
+
+On one GPU it is flash_sampling with the decoding as a launch of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.kernels._provider import MergedLater, decode, noise_map, vocab_shard
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    return MergedLater(problem, weight, decode)
+
+
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    """See Provider."""
+    import torch.distributed as dist
+
+    def merge(keys: Tensor) -> Tensor:
+        dist.all_reduce(keys, dist.ReduceOp.MAX, shard.group)
+        return decode(keys)
+
+    return MergedLater(problem, vocab_shard(shard), merge)
+
+
+PROVIDER = Provider(
+    name="flash_sampling_all_reduce",
+    label="FlashSampling + all-reduce",
+    kind=Kind.EXACT,
+    requires=("triton",),
+    noise_map=noise_map,
+    capabilities=Capabilities(
+        noise="group",
+        zero_temperature=True,
+        fused=True,
+        host_sync_free=True,
+        batch_invariant=True,
+    ),
+    build=build,
+    build_sharded=build_sharded,
+    presets=("tp",),
+)

@@ -1,0 +1,136 @@
+"""FlashSampling on each rank, then an all-gather of its sample and log-mass: Algorithm I.4.
+
+A rank draws a token from its own rows and knows their log-mass L_k = log sum exp(y / T): Lemma D.1
+needs no more of it. The ranks gather one word per row, (L_k, token), and choose a rank by
+Gumbel-max on L_k, with noise that is the same on all of them and shared with nothing else. So a
+plain collective carries O(1) scalars per rank and row. Tokens follow the law of one GPU, but they
+are not the same tokens: the rank's noise is not that of its tokens.
+
+L_k is fp32: of two ranks the odds err by about 2^-22 |L_k|. On one GPU there is nothing to gather.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels._device import launching_on
+from fsbench.kernels._helper import gumbel, token_of_key
+from fsbench.kernels._provider import FlashSampling, WorkspaceLaunch, noise_map, vocab_shard
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RANK_STREAM = tl.constexpr(3 << 16)
+"""Counter word 3 of the noise that chooses a rank: no Philox block is shared with other noise."""
+BLOCK = 128  # rows per program
+
+
+@triton.jit(do_not_specialize=["B"])
+def _pack_kernel(
+    keys_ptr,  # [B] int64, this rank's candidates
+    logz_ptr,  # [B] fp32, of its tokens
+    words_ptr,  # [B] int64, out: the bits of its log-mass, then its token
+    B,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys_ptr + row, mask=row < B, other=0)
+    log_mass = tl.load(logz_ptr + row, mask=row < B)
+    # Without a draw: +inf for a NaN or +inf logit, -inf for a row without a finite one.
+    log_mass = tl.where(
+        token_of_key(key) >= 0, log_mass, tl.where(key > 0, float("inf"), float("-inf"))
+    )
+    bits = log_mass.to(tl.int32, bitcast=True).to(tl.int64)
+    tl.store(words_ptr + row, (bits << 32) | (0x7FFFFFFF - (key & 0x7FFFFFFF)), mask=row < B)
+
+
+@triton.jit(do_not_specialize=["B", "K"])
+def _choose_rank_kernel(
+    words_ptr,  # [K, B] int64
+    seed_ptr,  # [1] int64
+    offset_ptr,  # [1] int64
+    tokens_ptr,  # [B] int64, out
+    K,
+    B,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seed = tl.load(seed_ptr)
+    step = tl.load(offset_ptr).to(tl.int32) + row * 0
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    chosen = tl.full((BLOCK,), -1, tl.int64)
+    for k in range(K):
+        word = tl.load(words_ptr + k * B + row, mask=row < B, other=0)
+        log_mass = (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        bits, _, _, _ = tl.philox(seed, k + row * 0, row, step, RANK_STREAM + row * 0)
+        score = log_mass + gumbel(bits)
+        better = score > best
+        best = tl.where(better, score, best)
+        chosen = tl.where(better, word & 0x7FFFFFFF, chosen)
+    chosen = tl.where(best < float("inf"), chosen, -1)
+    tl.store(tokens_ptr + row, chosen, mask=row < B)
+
+
+def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+    """int64 [K, B], of each rank (log-mass, token) per row -> int64 [B], the tokens drawn.
+
+    A rank without mass in a row has log-mass -inf there; one with +inf leaves the row undrawn (-1).
+    """
+    K, B = words.shape
+    tokens = words.new_empty(B)
+    with launching_on(words.device):
+        _choose_rank_kernel[(triton.cdiv(B, BLOCK),)](
+            words, seed, offset, tokens, K, B, BLOCK=BLOCK
+        )
+    return tokens
+
+
+def pack_words(keys: Tensor, logz: Tensor) -> Tensor:
+    """int64 [B] candidates and fp32 [B] -> int64 [B], a rank's words as choose_rank takes them."""
+    words = keys.new_empty(len(keys))
+    with launching_on(keys.device):
+        grid = (triton.cdiv(len(keys), BLOCK),)
+        _pack_kernel[grid](keys, logz, words, len(keys), BLOCK=BLOCK)
+    return words
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    return FlashSampling(problem, weight)
+
+
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    """See Provider."""
+    return _Gathered(problem, shard)
+
+
+class _Gathered(WorkspaceLaunch):
+    def __init__(self, problem: Problem, shard: Shard):
+        self._head = vocab_shard(shard)
+        super().__init__(problem, self._head.weight)
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        from fsbench.kernels._local_draw import local_draw
+
+        drawn = local_draw(hidden, self._head, seed, offset, self._temperature, return_logz=True)
+        assert drawn.logz is not None
+        words = pack_words(drawn.tokens, drawn.logz)
+        return choose_rank(self._head.gather(words), seed, offset)
+
+
+PROVIDER = Provider(
+    name="flash_sampling_gather",
+    label="FlashSampling + all-gather (Alg. I.4)",
+    kind=Kind.EXACT,
+    requires=("triton",),
+    noise_map=noise_map,
+    capabilities=Capabilities(fused=True, host_sync_free=True, batch_invariant=True),
+    build=build,
+    build_sharded=build_sharded,
+    presets=("tp",),
+)

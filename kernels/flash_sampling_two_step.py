@@ -1,0 +1,104 @@
+"""Ablation: FlashSampling whose candidates cross the ranks in a launch of their own.
+
+The same memory and the same words as flash_sampling over several GPUs, sent by a second kernel
+after the first one has ended instead of by its last program. The difference in time is what it is
+worth to have the exchange inside.
+
+On one GPU it is flash_sampling with the decoding as a launch of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels._device import launching_on
+from fsbench.kernels._exchange import best_of_ranks
+from fsbench.kernels._helper import token_of_key
+from fsbench.kernels._provider import MergedLater, decode, noise_map, vocab_shard
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fsbench.kernels._vocab_shard import VocabShard
+
+BLOCK = 64  # rows per program
+
+
+@triton.jit(do_not_specialize=["B", "rank"])
+def _exchange_kernel(
+    keys_ptr,  # [B] int64, this rank's candidates
+    tokens_ptr,  # [B] int64, out
+    buffers_ptr,  # this and what follows: as flash_sampling_kernel
+    counts_ptr,
+    rank,
+    area,
+    B,
+    RANKS: tl.constexpr,
+    WATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = row < B
+    key = tl.load(keys_ptr + row, mask=there, other=0)
+    line = (buffers_ptr, counts_ptr, rank, area)
+    best, _ = best_of_ranks(key, (), row, there, line, RANKS, WATCH)
+    tl.store(tokens_ptr + row, token_of_key(best).to(tl.int64), mask=there)
+
+
+def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
+    """int64 [B], this rank's packed candidates -> int64 [B], the tokens of all ranks' best."""
+    from fsbench.kernels._merge_keys import merge_keys
+
+    if shard.line is None:
+        return merge_keys(shard.gather(keys))
+    tokens = keys.new_empty(len(keys))
+    with launching_on(keys.device):
+        _exchange_kernel[(triton.cdiv(len(keys), BLOCK),)](
+            keys,
+            tokens,
+            shard.line.buffers,
+            shard.line.counts,
+            shard.rank,
+            shard.slots,
+            len(keys),
+            RANKS=shard.ranks,
+            WATCH=keys.device.type == "cuda",
+            BLOCK=BLOCK,
+        )
+    return tokens
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    return MergedLater(problem, weight, decode)
+
+
+def build_sharded(problem: Problem, shard: Shard) -> Launch:
+    """See Provider."""
+    head = vocab_shard(shard)
+    return MergedLater(problem, head, partial(exchange, shard=head))
+
+
+PROVIDER = Provider(
+    name="flash_sampling_two_step",
+    label="FlashSampling, exchange after the kernel",
+    kind=Kind.EXACT,
+    requires=("triton",),
+    noise_map=noise_map,
+    capabilities=Capabilities(
+        noise="group",
+        zero_temperature=True,
+        fused=True,
+        host_sync_free=True,
+        batch_invariant=True,
+    ),
+    build=build,
+    build_sharded=build_sharded,
+    presets=("tp",),
+)

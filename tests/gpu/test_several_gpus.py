@@ -1,0 +1,213 @@
+"""flash_sample and the samplers over several GPUs: the tokens are those of one GPU.
+
+One process per GPU; a test's ranks make many comparisons, since starting them takes seconds.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import on_ranks
+from torch import Tensor
+
+from fsbench.discover import discover
+from fsbench.graphs import capture
+from fsbench.kernels import VocabShard, flash_sample
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Shard
+from fsbench.verify.pathwise import check_on_problem
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.parametrize(
+        "ranks",
+        [
+            pytest.param(
+                ranks,
+                marks=pytest.mark.skipif(
+                    torch.cuda.device_count() < ranks, reason=f"needs {ranks} GPUs"
+                ),
+            )
+            for ranks in (2, 4)
+        ],
+    ),
+]
+
+
+def counter(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device="cuda")
+
+
+def head(B: int, V: int, D: int) -> tuple[Tensor, Tensor]:
+    """hidden and weight, the same on every rank."""
+    generator = torch.Generator("cuda").manual_seed(B + V + D)
+    hidden = torch.randn(B, D, generator=generator, device="cuda").bfloat16()
+    weight = torch.randn(V, D, generator=generator, device="cuda") * 3 / D**0.5
+    return hidden, weight.bfloat16()
+
+
+def uneven(V: int, ranks: int) -> list[int]:
+    """Shard sizes that are no multiples of anything."""
+    share = V // (2 * ranks)
+    sizes = [share + 37 * (rank + 1) for rank in range(ranks - 1)]
+    return [*sizes, V - sum(sizes)]
+
+
+def own_rows(weight: Tensor, rank: int, sizes: list[int]) -> Tensor:
+    first = sum(sizes[:rank])
+    return weight[first : first + sizes[rank]].clone()
+
+
+def options(name: str, B: int, V: int) -> dict[str, object]:
+    generator = torch.Generator("cuda").manual_seed(7)
+    if name == "everything":
+        mask = torch.rand(B, V, generator=generator, device="cuda") < 0.3
+        mask[B // 2] = False  # no draw
+        return {
+            "seed": torch.randint(0, 2**62, (B,), generator=generator, device="cuda"),
+            "offset": torch.randint(0, 2**20, (B,), generator=generator, device="cuda"),
+            "temperature": torch.rand(B, generator=generator, device="cuda").round(decimals=1),
+            "bias": torch.randn(B, V, generator=generator, device="cuda"),
+            "mask": mask,
+            "soft_cap": 20.0,
+            "num_samples": 3,
+        }
+    if name == "greedy":
+        return {"seed": counter(1), "temperature": 0.0}
+    return {"seed": counter(4), "offset": counter(9), "temperature": 0.8}
+
+
+def against_one_gpu(rank: int, ranks: int, kernel: str, name: str) -> list[str]:
+    """Differences between the ranks' samples and those of one GPU."""
+    wrong = []
+    for V, D in ((50_001, 512), (128_256, 1024)):
+        for B in (1, 16, 100, 256) if name == "plain" else (64,):
+            hidden, weight = head(B, V, D)
+            shard = VocabShard(own_rows(weight, rank, uneven(V, ranks)))
+            what = options(name, B, V)
+            if name != "plain":
+                what |= {"return_logprob": True, "return_logz": True}
+            one = flash_sample(hidden, weight, kernel=kernel, **what)
+            ours = flash_sample(hidden, shard, kernel=kernel, **what)
+            where = f"V={V} B={B}"
+            if not torch.equal(one.tokens, ours.tokens):
+                wrong.append(f"{where}: {int((one.tokens != ours.tokens).sum())} tokens")
+            if not torch.equal(one.valid, ours.valid):
+                wrong.append(f"{where}: valid")
+            for field in ("logprob", "logz") if name != "plain" else ():
+                a, b = getattr(one, field), getattr(ours, field)
+                if not torch.allclose(a, b, atol=2e-3, equal_nan=True):
+                    wrong.append(f"{where}: {field} by {(a - b).nan_to_num().abs().max()}")
+                everywhere = shard.gather(b.nan_to_num(-1.0))
+                if not torch.equal(everywhere, everywhere[:1].expand_as(everywhere)):
+                    wrong.append(f"{where}: {field} differs between ranks")
+    return wrong
+
+
+@pytest.mark.parametrize("name", ["plain", "greedy", "everything"])
+@pytest.mark.parametrize("kernel", ["hopper", "portable"])
+def test_samples_are_those_of_one_gpu(ranks, kernel, name):
+    assert on_ranks(ranks, against_one_gpu, ranks, kernel, name, backend="nccl") == [[]] * ranks
+
+
+CALLS = 10_000
+
+
+def race(rank: int, ranks: int) -> list[str]:
+    """Many short calls, eager and replayed, of changing B; now and then one rank is late."""
+    D, V = 64, 2048
+    sizes = [V // ranks] * ranks
+    sizes[0] += V % ranks
+    hidden, weight = head(32, V, D)
+    shard = VocabShard(own_rows(weight, rank, sizes))
+    seed, offset = counter(5), counter(0)
+    batches = (32, 3, 17, 1)
+    drawn = [torch.empty(CALLS, B, dtype=torch.int64, device="cuda") for B in batches]
+    wanted = [torch.empty_like(tokens) for tokens in drawn]
+
+    def one(B: int) -> tuple[Tensor, Tensor]:
+        offset.add_(1)
+        ours = flash_sample(hidden[:B], shard, seed=seed, offset=offset).tokens
+        return ours, flash_sample(hidden[:B], weight, seed=seed, offset=offset).tokens
+
+    for B in batches:
+        one(B)
+    torch.cuda.synchronize()
+    replays = []
+    for B in batches:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = one(B)
+        replays.append((graph, results))
+    for call in range(CALLS):
+        i = call * 7 % 4
+        if call % 97 == 13 * rank:
+            torch.cuda._sleep(100_000 * (1 + call % 5))  # up to a third of a millisecond
+        if call % 10 == 3:  # eager among the replays
+            results = one(batches[i])
+        else:
+            graph, results = replays[i]
+            graph.replay()
+        drawn[i][call] = results[0]
+        wanted[i][call] = results[1]
+    torch.cuda.synchronize()
+    wrong = []
+    for i, B in enumerate(batches):
+        calls = [call for call in range(CALLS) if call * 7 % 4 == i]
+        different = (drawn[i][calls] != wanted[i][calls]).any(1)
+        if different.any():
+            wrong.append(f"B={B}: {int(different.sum())} of {len(calls)} calls differ")
+        # Draws at successive offsets differ, or the graph would not have read them.
+        if len(torch.unique(drawn[i][calls][:, 0])) < 20:
+            wrong.append(f"B={B}: hardly any two draws differ")
+    return wrong
+
+
+def test_no_rank_overtakes_another(ranks):
+    assert on_ranks(ranks, race, ranks, backend="nccl") == [[]] * ranks
+
+
+def sharded_samplers(rank: int, ranks: int) -> dict[str, str]:
+    """Of every sampler that runs over several GPUs: what is wrong, eager and in a graph."""
+    import torch.distributed as dist
+
+    found = {}
+    for name, entry in discover().items():
+        provider = entry.provider
+        if provider is None or provider.build_sharded is None:
+            continue
+        if entry.unavailable_reason("cuda") or provider.kind is Kind.LOWER_BOUND:
+            continue
+        found[name] = ""
+        for B in (64,):
+            problem = Problem(B, 1024, 32_000, tp=ranks)
+            hidden, weight = head(B, problem.V, problem.D)
+            sizes = [len(part) for part in weight.tensor_split(ranks)]
+            torch.manual_seed(0)
+            group = dist.group.WORLD
+            shard = Shard(own_rows(weight, rank, sizes), tuple(sizes), rank, group)
+            launch = provider.build_sharded(problem, shard)
+            check = check_on_problem(provider, problem, launch, hidden, weight)
+            if not check.passed:
+                found[name] += f"B={B}: {check.detail}; "
+            seed, offset = counter(3), counter(0)
+            step = capture(launch, hidden, seed, offset)
+            steps = []
+            for _ in range(20):
+                offset.add_(1)
+                steps.append(step().clone())
+            tokens = torch.stack(steps).long()
+            everywhere = tokens.new_empty(ranks, *tokens.shape)
+            dist.all_gather_into_tensor(everywhere, tokens)
+            if not torch.equal(everywhere, tokens.expand_as(everywhere)):
+                found[name] += f"B={B}: ranks differ in a graph; "
+            if len(torch.unique(tokens[:, 0])) < 3:
+                found[name] += f"B={B}: the graph draws the same token again and again; "
+    return found
+
+
+def test_samplers_agree_with_the_oracle_and_between_ranks(ranks):
+    found = on_ranks(ranks, sharded_samplers, ranks, backend="nccl")
+    assert found[0]
+    for rank in range(ranks):
+        assert not {name: wrong for name, wrong in found[rank].items() if wrong}

@@ -1,0 +1,99 @@
+"""Samplers that merge the ranks' draws in a step of their own, in the interpreter."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+from flash_sample_cases import counter, problem
+from ranks import SharedLine, on_ranks
+
+from fsbench.discover import discover
+from fsbench.kernels import flash_sample
+from fsbench.kernels._exchange import AREAS
+from fsbench.kernels._helper import LOWEST_KEY
+from fsbench.kernels._merge_keys import merge_keys
+from fsbench.kernels._packed import pack, unpack
+from fsbench.kernels.flash_sampling_gather import choose_rank, pack_words
+from fsbench.problem import Problem
+from fsbench.provider import Shard
+
+pytestmark = pytest.mark.interpreter
+
+
+def test_packed_candidates_are_ordered_by_score_then_by_lower_token():
+    scores = torch.tensor([-torch.inf, -3e38, -1.0, -0.0, 0.0, 1e-30, 2.0, 2.0, torch.inf])
+    tokens = torch.tensor([5, 4, 3, 9, 2, 7, 8, 6, 0])
+    keys = pack(scores, tokens)
+    assert keys.argsort().tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert unpack(keys).tolist() == [-1, 4, 3, 9, 2, 7, 8, 6, -1]
+    assert (keys > LOWEST_KEY.value).all() and unpack(keys.new_tensor([LOWEST_KEY.value])) == -1
+    assert merge_keys(keys.view(3, 3)).tolist() == [8, 6, -1]
+    assert ((keys >> 31) & 1 == 0).all()  # the bit that _exchange uses
+
+
+def test_a_rank_is_chosen_in_proportion_to_its_mass():
+    masses = torch.tensor([0.5, 0.2, 0.3])
+    B = 20_000
+    tokens = torch.arange(3)[:, None].expand(3, B) + 7
+    logz = masses.log()[:, None].expand(3, B).float()
+    words = torch.stack(
+        [pack_words(pack(torch.zeros(B), tokens[k]), logz[k].contiguous()) for k in range(3)]
+    )
+    drawn = choose_rank(words, counter(3), counter(1)) - 7
+    counts = torch.bincount(drawn, minlength=3) / B
+    assert (counts - masses).abs().max() < 4 * (0.25 / B) ** 0.5
+    again = choose_rank(words, counter(3), counter(2)) - 7
+    assert (again == drawn).float().mean() < 0.5
+
+
+def test_ranks_without_mass_are_not_chosen_and_undefined_rows_are_not_drawn():
+    inf = torch.inf
+    scores = torch.tensor([[-inf, inf, 1.0, -inf], [2.0, 1.0, -inf, -inf]])
+    logz = torch.tensor([[torch.nan, torch.nan, 0.0, torch.nan], [0.0, 0.0, torch.nan, torch.nan]])
+    tokens = torch.tensor([[1, 1, 1, 1], [2, 2, 2, 2]])
+    words = torch.stack([pack_words(pack(scores[k], tokens[k]), logz[k]) for k in range(2)])
+    assert choose_rank(words, counter(3), counter(1)).tolist() == [2, -1, 1, -1]
+
+
+B, V, D = 6, 1500, 32
+SIZES = (513, 700, 287)
+SAME_AS_ONE = (
+    "flash_sampling_all_reduce",
+    "flash_sampling_two_step",
+    "gumbel_argmax",
+)
+
+
+def samplers(rank: int, folder: str) -> dict[str, list[list[int]]]:
+    hidden, weight = problem(B, V, D)
+    first = sum(SIZES[:rank])
+    rows = weight[first : first + SIZES[rank]].clone()
+    shard = Shard(rows, SIZES, rank, dist.group.WORLD)
+    found = {}
+    for name in (*SAME_AS_ONE, "flash_sampling_gather", "flash_sampling_two_step line"):
+        provider = discover()[name.split()[0]].provider
+        assert provider is not None and provider.build_sharded is not None
+        launch = provider.build_sharded(Problem(B, D, V, "fp32", tp=3), shard)
+        if name.endswith("line"):
+            launch._head.line = SharedLine(launch._head, folder, AREAS.value)
+        with torch.inference_mode():
+            found[name] = [launch(hidden, counter(8), counter(step)).tolist() for step in range(4)]
+    return found
+
+
+def test_samplers_over_ranks():
+    hidden, weight = problem(B, V, D)
+    one = [flash_sample(hidden, weight, seed=counter(8), offset=counter(i)).tokens.tolist()
+           for i in range(4)]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        found = on_ranks(3, samplers, folder)
+    assert found[1] == found[2] == found[0]
+    gathered = found[0].pop("flash_sampling_gather")
+    assert found[0] == dict.fromkeys(found[0], one)
+    # Of a law of its own making, hence of other tokens; but drawn from all shards.
+    assert gathered != one and min(map(min, gathered)) >= 0
+    shards = {(token >= 513) + (token >= 1213) for row in gathered for token in row}
+    assert len(shards) > 1
