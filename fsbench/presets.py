@@ -35,6 +35,12 @@ PRESETS = {
         (_SMALL, _LARGE),
         _PAPER_BATCHES,
     ),
+    "tp": Preset(
+        "the larger configuration over several GPUs (--tp), as the paper's Table 6",
+        (_LARGE,),
+        (16, 64, 256),
+        iters=500,
+    ),
     "quick": Preset(
         "the smaller configuration, four batch sizes, the strongest rivals: about a minute",
         (_SMALL,),

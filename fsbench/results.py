@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fsbench.disk import refusals, write_atomically
 from fsbench.errors import ResultsError
@@ -111,7 +111,9 @@ class Store:
         self.folder = folder
         self._records = records
         with refusals("write results in", folder):
-            self._file = open(folder / "points.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+            self._file: TextIO | None = open(  # noqa: SIM115
+                folder / "points.jsonl", "a", encoding="utf-8"
+            )
 
     @classmethod
     def create(cls, folder: Path, environment: dict[str, Any]) -> Store:
@@ -146,6 +148,20 @@ class Store:
         _write_environment(folder, {**before, "resumed": [*before.get("resumed", []), environment]})
         return cls(folder, {record.cell.key: record for record in records})
 
+    @classmethod
+    def reopen(cls, folder: Path) -> Store:
+        """Go on with a folder of this very run, from another process of it."""
+        return cls(folder, {record.cell.key: record for record in read_records(folder)})
+
+    @classmethod
+    def replica(cls, folder: Path) -> Store:
+        """For the other ranks of a run: knows what the folder holds and is told, writes nothing."""
+        store = cls.__new__(cls)
+        store.folder = folder
+        store._file = None
+        store._records = {record.cell.key: record for record in read_records(folder)}
+        return store
+
     def record(self, cell: Cell) -> CellRecord:
         """What is already known of a cell (an empty record if nothing)."""
         return self._records.get(cell.key) or CellRecord(cell)
@@ -164,6 +180,8 @@ class Store:
             record.status, record.reason = status, reason
 
     def _append(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
         with refusals("write results in", self.folder):
             self._file.write(json.dumps({"schema": SCHEMA, **line}) + "\n")
             self._file.flush()
@@ -178,7 +196,8 @@ class Store:
         """Close the file; the folder stays readable and resumable."""
         # Only a line whose append has already raised can still be in the buffer.
         with suppress(OSError):
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
 
 def read_environment(folder: Path) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsbench import hardware
 from fsbench.discover import Found
+from fsbench.distributed import Team
 from fsbench.errors import (
     DeviceUnavailable,
     InvalidArgument,
@@ -28,7 +29,7 @@ from fsbench.errors import (
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 from fsbench.results import Cell, Round, Store
-from fsbench.timers import Timer
+from fsbench.timers import Measurement, Timer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +41,7 @@ class Plan:
 
     warmup: untimed steps per cell; iters: timed ones, in `rounds` interleaved rounds.
     graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
-    seed: of inputs and noise, an int64.
+    seed: of inputs and noise, an int64. given_up: (name of a provider, problem) to leave out.
     """
 
     problems: list[Problem]
@@ -51,6 +52,7 @@ class Plan:
     rounds: int = 5
     seed: int = 0
     check: bool = True
+    given_up: frozenset[tuple[str, Problem]] = frozenset()
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("iters", 1), ("rounds", 1)):
@@ -97,7 +99,12 @@ class Runner:
     """Carries out a plan on the current CUDA device, or on the CPU.
 
     gpu_name and nvml_index are of that device ("" and None on a CPU). `report` is called with
-    (cells done, cells in all, what is going on); a cell at work counts as a part of one.
+    (cells done, cells in all, what is going on); a cell at work counts as a part of one. `begin` is
+    called with each cell that is worked on, `troubled` with (status, reason) of a failure.
+
+    team: of the ranks that carry out the plan together, each with a Runner of its own; its problems
+    then have `tp` ranks. All runners take the same decisions: they agree on every failure. Rank 0's
+    store is written to, the others' are replicas.
     """
 
     plan: Plan
@@ -106,6 +113,9 @@ class Runner:
     gpu_name: str = ""
     nvml_index: int | None = None
     report: Callable[[float, int, str], None] = lambda done, total, what: None
+    begin: Callable[[Cell], None] = lambda cell: None
+    troubled: Callable[[str, str], None] = lambda status, reason: None
+    team: Team | None = None
     _gate: dict[tuple[object, ...], str] = field(default_factory=dict)
     _weight: tuple[tuple[object, ...], Tensor] | None = None
 
@@ -151,8 +161,10 @@ class Runner:
         try:
             inputs = self._inputs_of(problem)
         except Exception as error:
+            if self.team:
+                raise  # the others are waiting; whoever started this rank ends them too
             for _, cell in pending:
-                self._record_failure(cell, error)
+                self._failed(cell, error)
             return
         # Of each cell, building counts as much as one round.
         share = 1 / (self.plan.rounds + 1)
@@ -172,6 +184,8 @@ class Runner:
         """Samplers with rounds to measure; records the reason for those that cannot be."""
         for entry in self.plan.providers:
             cell = self.cell(entry, problem)
+            if (entry.name, problem) in self.plan.given_up:
+                continue
             if self.store.record(cell).rounds.keys() >= set(range(self.plan.rounds)):
                 continue
             refusal = entry.refusal(problem)
@@ -202,12 +216,16 @@ class Runner:
 
     def _prepare(self, provider: Provider, cell: Cell, inputs: _Inputs) -> _Contender | None:
         """A contender, or None with the reason in the store."""
+        self.begin(cell)
+        contender, failure = None, None
         try:
-            return self._contender(provider, cell, inputs)
+            contender = self._contender(provider, cell, inputs)
         except Exception as error:
-            self._record_failure(cell, error)
-        _free_memory(cell.device)
-        return None
+            failure = error
+        if self._failed(cell, failure):
+            contender = None
+            _free_memory(cell.device)
+        return contender
 
     def _contender(self, provider: Provider, cell: Cell, inputs: _Inputs) -> _Contender:
         """Verify, build, check on the problem, capture and warm up."""
@@ -219,6 +237,10 @@ class Runner:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
             if not check.passed:
                 raise VerificationFailed(f"{check.name}: {check.detail}")
+            if self.team:
+                tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
+                if any(theirs != tokens for theirs in self.team.gather(tokens)):
+                    raise VerificationFailed("ranks: they return different tokens")
         step: Callable[[], object]
         if cell.graph:
             from fsbench.graphs import capture
@@ -262,7 +284,11 @@ class Runner:
         if on_gpu:
             _free_memory(problem.device)
             before = torch.cuda.memory_allocated()
-        launch = provider.build(problem, inputs.weight)
+        if self.team is None or problem.tp == 1 or provider.build_sharded is None:
+            launch = provider.build(problem, inputs.weight)
+        else:
+            torch.manual_seed(self.plan.seed)  # the verifying may have left it anywhere
+            launch = provider.build_sharded(problem, self.team.shard(inputs.weight))
         launch(inputs.hidden, inputs.seed, inputs.offset)
         if not on_gpu:
             return launch, None
@@ -288,33 +314,57 @@ class Runner:
                 if number in self.store.record(contender.cell).rounds:
                     continue
                 yield contender.cell, number
+                self.begin(contender.cell)
                 before = hardware.clocks(self.nvml_index)
+                measured, failure = None, None
                 try:
                     measured = self.timer.measure(
                         contender.step, self.plan.iterations(number), advance
                     )
                 except Exception as error:
-                    self._record_failure(contender.cell, error)
+                    failure = error
+                if self._failed(contender.cell, failure) or measured is None:
                     alive.remove(contender)
                     continue
                 measured_round = Round(
-                    **asdict(measured),
+                    **asdict(self._slowest(measured)),
                     clocks=_combined(before, hardware.clocks(self.nvml_index)),
                     config=contender.config,
                     peak_extra_bytes=contender.peak_extra_bytes,
                 )
                 self.store.append_round(contender.cell, number, measured_round)
 
-    def _record_failure(self, cell: Cell, error: Exception) -> None:
-        """Give a cell the status of what went wrong; raise if nothing more can be measured."""
-        for expected, status in _STATUS_OF.items():
-            if isinstance(error, expected):
-                self.store.append_status(cell, status, one_line(error))
+    def _failed(self, cell: Cell, error: Exception | None) -> bool:
+        """Whether this or another rank failed at a cell, which then gets a status."""
+        failures = [_status(error) if error else None]
+        if failures[0]:
+            self.troubled(*failures[0])  # before the others are asked: they may be waiting for us
+        if self.team:
+            failures = self.team.gather(failures[0])
+        for rank, failure in enumerate(failures):
+            if failure:
+                status, reason = failure
+                where = f"rank {rank}: " if self.team else ""
+                self.store.append_status(cell, status, where + reason)
                 break
-        else:
-            status = "oom" if is_out_of_memory(error) else "error"
-            self.store.append_status(cell, status, describe(error))
-        _require_live_device(cell.device, error)
+        if error:
+            _require_live_device(cell.device, error)
+        return any(failures)
+
+    def _slowest(self, measured: Measurement) -> Measurement:
+        """Of each step the time of the rank that took longest; the rest is this rank's."""
+        if self.team is None:
+            return measured
+        spans = self.team.gather(measured.span_us)
+        return replace(measured, span_us=[max(times) for times in zip(*spans, strict=True)])
+
+
+def _status(error: Exception) -> tuple[str, str]:
+    """(status of a cell, reason) of what went wrong."""
+    for expected, status in _STATUS_OF.items():
+        if isinstance(error, expected):
+            return status, one_line(error)
+    return "oom" if is_out_of_memory(error) else "error", describe(error)
 
 
 _STATUS_OF: dict[type[Exception], str] = {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +12,7 @@ from fsbench.cli.parsing import int_list, shapes
 from fsbench.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fsbench.discover import Found
-    from fsbench.runner import Plan
 
 
 def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
@@ -49,8 +43,15 @@ def run(
     model: Annotated[
         list[str] | None, typer.Option(help="A named LM head; may be repeated. See `fsbench list`.")
     ] = None,
+    tp: Annotated[
+        str,
+        typer.Option(help="Ranks that share the vocabulary (tensor parallel), comma list."),
+    ] = "1",
     gpu: Annotated[
-        str, typer.Option(help="Local GPU indices, comma list; one after the other.")
+        str,
+        typer.Option(
+            help="Local GPU indices, comma list; one after the other. With --tp: of the ranks."
+        ),
     ] = "0",
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     dtype: Annotated[
@@ -84,25 +85,32 @@ def run(
         bool, typer.Option("--dry-run", help="Print the cells, measure nothing.")
     ] = False,
     check: Annotated[bool, typer.Option(help="Verify each sampler before timing it.")] = True,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that ranks (--tp) may be silent before their cell ends.")
+    ] = 300.0,
 ) -> None:
     """Time samplers over batch sizes and LM heads; write CSV and Markdown tables.
 
     Without options: the paper's Tables 4 and 5 on this GPU, or the CPU samplers where there is
     none. A sampler that fails verification is not timed. What was measured survives any crash.
     """
+    from fsbench.cli.measuring import measure_on, measure_over_ranks
     from fsbench.discover import discover
     from fsbench.presets import preset as named_preset
     from fsbench.problem import Problem
+    from fsbench.ranks import Job
     from fsbench.runner import Plan
     from fsbench.timers import timer_name
 
     if out and resume:
         raise InvalidArgument("--out: expected without --resume, which names the folder already")
     indices = int_list(gpu, "--gpu", minimum=0)
-    if resume and len(indices) > 1:
+    degrees = int_list(tp, "--tp")
+    several = max(degrees) > 1
+    if resume and len(indices) > 1 and not several:
         raise InvalidArgument(f"--gpu: expected one index with --resume; got {gpu!r}")
     device = device_to_use(device)
-    preset = preset or ("paper" if device == "cuda" else "cpu")
+    preset = preset or ("cpu" if device == "cpu" else "tp" if several else "paper")
     effort = named_preset(preset)
     found = discover(provider_path or [])
     heads = shapes(model or [], d, v) or [("", D, V) for D, V in effort.shapes]
@@ -110,7 +118,11 @@ def run(
     iters = effort.iters if iters is None else iters
     plan = Plan(
         [
-            Problem(B, D, V, effort.dtype if dtype is None else dtype, temperature, device, logits)
+            Problem(
+                *(B, D, V, effort.dtype if dtype is None else dtype),
+                *(temperature, device, logits, degree),
+            )
+            for degree in degrees
             for _, D, V in heads
             for B in batches
         ],
@@ -122,24 +134,43 @@ def run(
         seed=seed,
         check=check,
     )
+    if several:
+        indices = _of_ranks(indices, max(degrees), gpu)
     if device == "cuda":
         require_gpus(indices)
-    else:
+    elif not several:
         indices = [0]
+    timer = timer_name(timer, device, several)
     if dry_run:
         from fsbench.cli.reporting import print_plan
 
-        timer_name(timer, device)
         print_plan(plan)
         return
     options = _to_repeat({**context.params, "device": device, "preset": preset})
+    if several:
+        job = Job(
+            plan, [entry.name for entry in plan.providers], options["provider_path"], device,
+            indices, timer, l2, timeout,
+        )  # fmt: skip
+        if exit_code := measure_over_ranks(job, options, out, resume):
+            raise typer.Exit(exit_code)
+        return
     exit_code = 0
     for index in indices:
         suffix = f"gpu{index}" if len(indices) > 1 else ""
         options["gpu"] = str(index)
-        exit_code = max(exit_code, _run_on(index, plan, options, out, resume, suffix))
+        exit_code = max(exit_code, measure_on(index, plan, options, out, resume, suffix))
     if exit_code:
         raise typer.Exit(exit_code)
+
+
+def _of_ranks(indices: list[int], ranks: int, given: str) -> list[int]:
+    """The GPUs of the ranks: those given, or the first ones if there is nothing but the default."""
+    if indices == [0]:
+        return list(range(ranks))
+    if len(indices) < ranks:
+        raise InvalidArgument(f"--gpu: expected an index for each of {ranks} ranks; got {given!r}")
+    return indices[:ranks]
 
 
 def _chosen(
@@ -168,71 +199,3 @@ def _to_repeat(options: dict[str, Any]) -> dict[str, Any]:
     }
     kept["provider_path"] = [str(path.resolve()) for path in kept["provider_path"] or []]
     return kept
-
-
-def _run_on(
-    index: int,
-    plan: Plan,
-    options: dict[str, Any],
-    out: Path | None,
-    resume: Path | None,
-    suffix: str,
-) -> int:
-    """Measure the plan on one GPU (or the CPU), export and print; returns the exit code.
-
-    suffix tells the folders of several GPUs apart.
-    """
-    from rich.console import Console
-
-    from fsbench import hardware, summary, tables
-    from fsbench.cli.reporting import Progress, print_summary
-    from fsbench.environment import environment
-    from fsbench.results import Store
-    from fsbench.runner import Runner
-    from fsbench.timers import make_timer
-
-    device = options["device"]
-    nvml_index = None
-    if device == "cuda":
-        import torch
-
-        torch.cuda.set_device(index)
-        nvml_index = hardware.nvml_index(index)
-    timer = make_timer(options["timer"], device, options["l2"])
-    facts = {**environment(device, sys.argv), "options": options}
-    folder = resume or (out / suffix if out else new_folder(facts, suffix))
-    store = Store.resume(folder, facts) if resume else Store.create(folder, facts)
-    console = Console(stderr=True, highlight=False, markup=False)
-    try:
-        with Progress(console) as progress:
-            Runner(plan, store, timer, facts["gpu"], nvml_index, progress.report).run()
-    except BaseException:
-        again = f"fsbench run --resume {shlex.quote(str(folder))}"
-        console.print(f"stopped; to continue: {again}", soft_wrap=True)
-        raise
-    finally:
-        store.close()
-    table = summary.export_csv(folder)
-    written = tables.write_tables(folder, table)
-    print_summary(table)
-    print(f"\nWrote {folder}/results.csv and {len(written)} tables beside it.")
-    return _exit_code(table)
-
-
-def new_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """results/<gpu>/<utc>-<commit>, with the suffix if there is one."""
-    from fsbench.iomodel import gpu_slug
-
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-    commit = (facts["git_sha"] or "nogit")[:7]
-    name = "-".join(filter(None, (stamp, commit, suffix)))
-    return Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name
-
-
-def _exit_code(table: pd.DataFrame) -> int:
-    """1 if a sampler failed verification, 3 if cells failed or none was measured, else 0."""
-    statuses = set(table["status"])
-    if "check_failed" in statuses:
-        return 1
-    failed = {"error", "oom", "timeout", "timer_unavailable"}
-    return 3 if statuses & failed or "ok" not in statuses else 0

@@ -62,8 +62,8 @@ def tune(
     of every config, and env.json. The kernels' tokens do not depend on the choice.
     """
     from fsbench import tuning
+    from fsbench.cli.measuring import new_folder
     from fsbench.cli.reporting import Progress
-    from fsbench.cli.run import new_folder
     from fsbench.environment import environment
     from fsbench.timers import make_timer
 

@@ -9,7 +9,9 @@ auto    cupti on a GPU, cpu on a CPU; resolved by `timer_name`, never a fallback
 
 from __future__ import annotations
 
-from fsbench.errors import TimerUnavailable, unknown_name
+from collections.abc import Callable
+
+from fsbench.errors import InvalidArgument, TimerUnavailable, unknown_name
 from fsbench.timers.measurement import Measurement, Timer
 
 __all__ = ["L2_STATES", "TIMERS", "Measurement", "Timer", "make_timer", "timer_name"]
@@ -20,22 +22,33 @@ L2_STATES = ("cold", "cold-write", "warm")
 """What the L2 cache holds when a step starts: see fsbench.timers.l2."""
 
 
-def timer_name(name: str, device: str) -> str:
-    """The timer that `name` means on `device` ("cuda", "cuda:1", "cpu"): resolves `auto`."""
+def timer_name(name: str, device: str, several: bool = False) -> str:
+    """The timer that `name` means on `device` ("cuda", "cuda:1", "cpu"): resolves `auto`.
+
+    several: ranks are measured together, which `cupti` cannot: it sees one GPU, and not when the
+    others began.
+    """
     if name not in TIMERS:
         raise unknown_name("timer", name, TIMERS)
+    if name == "cupti" and several:
+        raise InvalidArgument("--timer: expected events with several GPUs; got cupti")
     if name != "auto":
         return name
-    return "cpu" if device == "cpu" else "cupti"
+    if device == "cpu":
+        return "cpu"
+    return "events" if several else "cupti"
 
 
-def make_timer(name: str, device: str, l2: str = "cold") -> Timer:
+def make_timer(
+    name: str, device: str, l2: str = "cold", align: Callable[[], None] | None = None
+) -> Timer:
     """The timer called `name`, ready to measure steps on `device`.
 
     `l2` is the state of the cache that GPU timers make before each iteration. A timer that cannot
     run here raises TimerUnavailable with the reason and the fix; another is never put in its place.
+    align: of several ranks, makes their next steps start together (fsbench.distributed.Team).
     """
-    name = timer_name(name, device)
+    name = timer_name(name, device, align is not None)
     if l2 not in L2_STATES:
         raise unknown_name("l2", l2, L2_STATES)
     if name == "fake":
@@ -49,13 +62,13 @@ def make_timer(name: str, device: str, l2: str = "cold") -> Timer:
             )
         from fsbench.timers.cpu import CpuTimer
 
-        return CpuTimer()
+        return CpuTimer(align)
     if device == "cpu":
         raise TimerUnavailable(f"timer {name}: needs a CUDA device, got device cpu; use cpu")
     if name == "events":
         from fsbench.timers.events import EventsTimer
 
-        return EventsTimer(device, l2)
+        return EventsTimer(device, l2, align)
     from fsbench.timers.cupti import CuptiTimer
 
     return CuptiTimer(device, l2)

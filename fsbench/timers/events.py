@@ -23,16 +23,19 @@ class EventsTimer:
     host's launch time, as long as the step is queued within the delay (0.5 ms) and never waits
     for the device; a step that does wait is timed with the host in it. Work on another stream is
     seen only if the current stream waits for it. The span only.
+
+    align: queued right before the first event, so that GPUs that work together start together.
     """
 
     name = "events"
 
-    def __init__(self, device: str, l2: str) -> None:
+    def __init__(self, device: str, l2: str, align: Callable[[], None] | None = None) -> None:
         if not torch.cuda.is_available():
             raise TimerUnavailable("timer events: torch sees no CUDA device; see `fsbench doctor`")
         self.l2 = l2
         self._device = device
         self._flush = L2Flush(l2, device)
+        self._align = align
 
     def measure(
         self, step: Callable[[], object], iterations: int, before: Callable[[], None]
@@ -46,6 +49,8 @@ class EventsTimer:
                 before()
                 self._flush()
                 torch.cuda._sleep(_DELAY_CYCLES)
+                if self._align:
+                    self._align()
                 start.record()
                 step()
                 end.record()
