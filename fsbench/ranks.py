@@ -158,6 +158,7 @@ class _Attempt:
                 return self._watch(processes, lines)
             finally:
                 for process in processes:
+                    assert process.pid
                     with suppress(OSError):  # there is no such group, or no more
                         os.killpg(process.pid, signal.SIGKILL)
                     process.kill()

@@ -2,7 +2,8 @@
 
 A word is 64 bits of which bit 31 is free: a packed candidate (_helper.ordered_key), or two fp32
 numbers. Every rank has a buffer that all ranks can write to (_vocab_shard.py), and a slot has there
-two places for every rank's word. `send` writes a word to all ranks; `receive` waits for another's.
+two places for every rank's word. `send` writes a word to all ranks, `wait` and `received` are for
+theirs, and `advance` ends the exchange.
 
 Data and signal are one: a word travels with a flag in bit 31, which differs from that of the word
 it replaces, so one 8-byte write is all there is to order. Successive words of a slot alternate
@@ -49,22 +50,43 @@ def _flag(count):
 
 
 @triton.jit
-def receive(k, count, slot, there, line, RANKS: tl.constexpr, WATCH: tl.constexpr):
-    """Rank k's words of slots whose count was `count` at `send`; bit 31 is 0.
+def wait(count, slot, there, line, RANKS: tl.constexpr, WATCH: tl.constexpr):
+    """Until all ranks' words of slots have come, whose count was `count` at `send`.
 
     WATCH: stop with an error after PATIENCE (not in the interpreter, which has no clock).
     """
-    buffers_ptr, _, rank, area = line
-    mine = tl.load(buffers_ptr + rank).to(tl.pointer_type(tl.int64))
-    at = mine + ((count & 1) * RANKS + k) * (AREAS * area) + slot
-    flag = _flag(count)
     began = _now() if WATCH else 0
-    word = tl.load(at, mask=there, other=0, volatile=True)
-    while _any(there & (((word >> 31) & 1) != flag)):
+    while _any(there & _missing(count, slot, there, line, RANKS)):
         if WATCH:
             _stop_if_late(began)
-        word = tl.load(at, mask=there, other=0, volatile=True)
+
+
+@triton.jit
+def _missing(count, slot, there, line, RANKS: tl.constexpr):
+    """Which slots still have the word before in a rank's place."""
+    found = slot < 0
+    for k in tl.static_range(RANKS):
+        word = tl.load(_place(k, count, slot, line, RANKS), mask=there, other=0, volatile=True)
+        found |= ((word >> 31) & 1) != _flag(count)
+    return found
+
+
+@triton.jit
+def received(k, count, slot, there, line, RANKS: tl.constexpr):
+    """Rank k's words of slots, after `wait`; bit 31 is 0.
+
+    Loaded once more: of several threads that hold a row, `wait` asks one whether its word has come.
+    """
+    word = tl.load(_place(k, count, slot, line, RANKS), mask=there, other=0, volatile=True)
     return word & ~(1 << 31)
+
+
+@triton.jit
+def _place(k, count, slot, line, RANKS: tl.constexpr):
+    """Where rank k's words arrive here."""
+    buffers_ptr, _, rank, area = line
+    mine = tl.load(buffers_ptr + rank).to(tl.pointer_type(tl.int64))
+    return mine + ((count & 1) * RANKS + k) * (AREAS * area) + slot
 
 
 @triton.jit
@@ -113,12 +135,15 @@ def best_of_ranks(key, logits, slot, there, line, RANKS: tl.constexpr, WATCH: tl
     if len(logits) > 0:
         zero = (slot * 0).to(tl.float32)
         logit_count = send(_pair(logits[0], zero), logit_slot, there, line, RANKS)
+    wait(count, slot, there, line, RANKS, WATCH)
+    if len(logits) > 0:
+        wait(logit_count, logit_slot, there, line, RANKS, WATCH)
     best = key
     best_logits = logits
     for k in tl.static_range(RANKS):
-        theirs = receive(k, count, slot, there, line, RANKS, WATCH)
+        theirs = received(k, count, slot, there, line, RANKS)
         if len(logits) > 0:
-            word = receive(k, logit_count, logit_slot, there, line, RANKS, WATCH)
+            word = received(k, logit_count, logit_slot, there, line, RANKS)
             best_logits = (tl.where(theirs > best, _first(word), best_logits[0]),)
         best = tl.maximum(best, theirs)
     advance(count, slot, there, line)
@@ -138,10 +163,11 @@ def mass_of_ranks(
     """
     slot = row + 2 * line[3]
     count = send(_pair(largest, log_mass), slot, there, line, RANKS)
+    wait(count, slot, there, line, RANKS, WATCH)
     mass = (row * 0).to(tl.float32)
     largest = mass - float("inf")
     for k in tl.static_range(RANKS):
-        word = receive(k, count, slot, there, line, RANKS, WATCH)
+        word = received(k, count, slot, there, line, RANKS)
         theirs = tl.exp2(LOG2_E * _second(word))
         largest, mass = add_masses(largest, mass, _first(word), theirs, inverse_temperature)
     advance(count, slot, there, line)

@@ -79,7 +79,7 @@ def flash_sampling_kernel(
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
     RANKS: tl.constexpr,  # that draw together; 0: leave it to a later step to merge the candidates
-    WATCH: tl.constexpr,  # see _exchange.receive
+    WATCH: tl.constexpr,  # see _exchange.wait
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
