@@ -89,10 +89,10 @@ def _runtime(configuration: Configuration, styles: Styles) -> Figure:
     figure, (axes,) = _figure(configuration, ["Time per decode step"])
     _draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.median_us))
     axes.set_yscale("log")
-    _plain_log_ticks(axes.yaxis)
+    plain_log_ticks(axes.yaxis)
     axes.set_ylabel("Median time (µs)")
     _batch_axis(axes, configuration)
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -126,7 +126,7 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
         axes.axhline(1, color="#444444", linewidth=1.2, zorder=2.5)
         _batch_axis(axes, configuration)
     all_axes[0].set_ylabel(f"Ratio of median times, {LEVEL:.0%} interval\n(> 1: fused is faster)")
-    _legend(figure, *all_axes)
+    legend(figure, *all_axes)
     return figure
 
 
@@ -156,9 +156,9 @@ def _roofline(configuration: Configuration, styles: Styles) -> Figure:
     axes.set(xscale="log", yscale="log", xlim=span)
     axes.set_xlabel("Arithmetic intensity of the fused step (FLOP/byte)")
     axes.set_ylabel("Matmul rate, 2BDV / median time (TFLOP/s)")
-    _plain_log_ticks(axes.xaxis)
-    _plain_log_ticks(axes.yaxis)
-    _legend(figure, axes)
+    plain_log_ticks(axes.xaxis)
+    plain_log_ticks(axes.yaxis)
+    legend(figure, axes)
     return figure
 
 
@@ -176,7 +176,7 @@ def _bandwidth(configuration: Configuration, styles: Styles) -> Figure:
     if roofs:
         _percent_axis(axes, 1e3 * roofs[0].tb_per_s, f"% of {roofs[0].source} bandwidth")
     _batch_axis(axes, configuration)
-    _legend(figure, axes, offset=1.16 if roofs else 1.03)
+    legend(figure, axes, offset=1.16 if roofs else 1.03)
     return figure
 
 
@@ -246,7 +246,7 @@ def _batch_axis(axes: Axes, configuration: Configuration) -> None:
     axes.set_xlabel("Batch size B (rows)")
 
 
-def _plain_log_ticks(axis: Axis) -> None:
+def plain_log_ticks(axis: Axis) -> None:
     """Ticks of a logarithmic axis as plain numbers, at least three whatever its range."""
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
@@ -263,7 +263,7 @@ def _plain_log_ticks(axis: Axis) -> None:
     axis.set_major_formatter(_PLAIN)
 
 
-def _legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
+def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
     """One legend for all panels, right of the last one, in a figure high enough for it."""
     entries = {
         label: handle

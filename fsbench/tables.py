@@ -134,6 +134,21 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     return sorted(found, key=lambda configuration: configuration.stem)
 
 
+def stems(found: list[Configuration], free: str) -> dict[str, list[Configuration]]:
+    """Configurations that differ in the condition `free` alone, by a stem for common files."""
+    if not found:
+        return {}
+    first = pd.DataFrame([configuration.rows.iloc[0] for configuration in found])
+    first = first.reset_index(drop=True)
+    fixed = [name for name in CONDITIONS if name != free]
+    grouped = {}
+    for _, same_shape in first.groupby(_SHAPE):
+        varying = [name for name in fixed if same_shape[name].nunique() > 1]
+        for _, alike in same_shape.groupby(fixed):
+            grouped[_stem(alike.iloc[0], varying)] = [found[number] for number in alike.index]
+    return grouped
+
+
 def families(found: list[Configuration]) -> dict[str, list[Configuration]]:
     """Configurations that differ in nothing but the LM head, by a stem for common files."""
     first = pd.DataFrame([configuration.rows.iloc[0] for configuration in found])

@@ -133,11 +133,12 @@ def _progress(folder: Path, silent: bool = False) -> Iterator[Report]:
 
 def _finish(folder: Path) -> int:
     """Export and print what a folder holds; returns the exit code."""
-    from fsbench import summary, tables
+    from fsbench import scaling, summary, tables
     from fsbench.cli.reporting import print_summary
 
     table = summary.export_csv(folder)
     written = tables.write_tables(folder, table)
+    written += scaling.write_scaling(folder, tables.configurations(table))
     print_summary(table)
     print(f"\nWrote {folder}/results.csv and {len(written)} tables beside it.")
     return _exit_code(table)

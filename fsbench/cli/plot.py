@@ -20,11 +20,12 @@ def plot(
 ) -> None:
     """Draw runtime, speedup, roofline and bandwidth for every configuration in the results.
 
-    Where several LM heads were measured alike, also the fastest sampler by B and LM head.
+    Where several LM heads were measured alike, also the fastest sampler by B and LM head; where
+    several numbers of GPUs were, the time against these.
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
-    from fsbench import plotting, winners
+    from fsbench import plotting, scaling, scaling_figure, winners
     from fsbench.cli.reading import measured_results
     from fsbench.plotstyle import styles
     from fsbench.tables import configurations, families
@@ -43,6 +44,8 @@ def plot(
                 )
                 continue
             _save(figure, out / f"{name}_{configuration.stem}", suffixes)
+    for stem, alike in scaling.over_ranks(found).items():
+        _save(scaling_figure.draw(alike, looks), out / f"scaling_{stem}", suffixes)
     for stem, alike in families(found).items():
         figure = winners.draw(alike, looks)
         if figure is not None:
