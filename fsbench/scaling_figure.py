@@ -19,7 +19,9 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
     Args:
         alike: configurations that differ in nothing but `tp` (scaling.over_ranks).
     """
-    return laid_out(lambda: _drawn(alike, styles))
+    figure = laid_out(lambda: _drawn(alike, styles))
+    assert figure is not None
+    return figure
 
 
 def _drawn(alike: list[Configuration], styles: dict[str, Style]) -> Figure:

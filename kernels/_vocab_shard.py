@@ -136,7 +136,9 @@ class VocabShard:
         import torch.distributed as dist
 
         stacked = values.new_empty(self.ranks * values.numel())
-        dist.all_gather_into_tensor(stacked, values.flatten(), self.group)
+        # Its name before torch 2.13, and since.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(stacked, values.flatten(), self.group)
         return stacked.view(self.ranks, *values.shape)
 
     def _maps_memory(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -61,6 +62,7 @@ def _rank(
     function: Callable[..., Any],
     args: Any,
 ) -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         torch.set_num_threads(1)
         if backend == "nccl":
@@ -75,6 +77,13 @@ def _rank(
     results.join_thread()
     # Others may still need this rank's end of the group; the parent ends this process.
     time.sleep(600)
+
+
+def _end_with(parent: int) -> None:
+    """A rank does not outlive the tests, even if these are killed."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 class SharedLine:

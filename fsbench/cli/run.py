@@ -28,7 +28,9 @@ def run(
     context: typer.Context,
     preset: Annotated[
         str | None,
-        typer.Option(help="paper, lean, quick, smoke or cpu. Default: paper, or cpu."),
+        typer.Option(
+            help="paper, lean, tp, quick, smoke or cpu. Default: paper, tp or cpu."
+        ),
     ] = None,
     provider: Annotated[
         list[str] | None,
