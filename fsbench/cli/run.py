@@ -28,9 +28,7 @@ def run(
     context: typer.Context,
     preset: Annotated[
         str | None,
-        typer.Option(
-            help="paper, lean, tp, quick, smoke or cpu. Default: paper, tp or cpu."
-        ),
+        typer.Option(help="paper, lean, tp, quick, smoke or cpu. Default: paper, tp or cpu."),
     ] = None,
     provider: Annotated[
         list[str] | None,
