@@ -26,7 +26,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     return graph
 

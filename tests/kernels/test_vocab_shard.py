@@ -133,7 +133,7 @@ def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks, form):
             assert str(found[rank][i]) == str(found[0][i]), kind
 
 
-STEPS = 24
+STEPS = 12
 
 
 def race(rank: int, folder: str) -> list[list[int]]:
