@@ -88,8 +88,9 @@ class Capabilities:
     batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
     known_deviation: total variation distance from the softmax that an EXACT sampler is known to
         have in one of its dtypes; it is held to that instead of to exactness, and says why.
-    exact_to_gap: tokens of a probability below e^-exact_to_gap may be drawn too rarely, never too
-        often: how far the noise of an EXACT sampler is known to reach. None if no limit is known.
+    exact_to_gap: tokens of a probability below e^-exact_to_gap may be drawn too rarely: how far the
+        noise of an EXACT sampler is known to reach. None if no limit is known.
+    excess_beyond_gap: by what part of their probability those tokens may be drawn too often.
     seed_stride: the least distance of two seeds whose noise is independent at the same step.
 
     The OPTIONS, of `Provider.sample`:
@@ -120,6 +121,7 @@ class Capabilities:
     num_samples: bool = False
     known_deviation: float = 0.0
     exact_to_gap: float | None = None
+    excess_beyond_gap: float = 0.0
     seed_stride: int = 1
 
 
