@@ -1,4 +1,4 @@
-"""How torch's exponential random numbers are distributed near 0, where a race is won by rare tokens.
+"""How torch's exponential random numbers end near 0, where a race is won by rare tokens.
 
     python tools/exponential_tail.py results/h200/exponential-tail.csv
 
