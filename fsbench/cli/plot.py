@@ -18,8 +18,10 @@ def plot(
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("plots"),
     formats: Annotated[str, typer.Option("--format", help="Comma list of png, pdf, svg.")] = "png",
 ) -> None:
-    """Draw runtime, speedup, roofline and bandwidth for every configuration in the results.
+    """Draw the figures of every configuration in the results.
 
+    These are runtime, speedup, roofline and bandwidth; the breakdown of kernel time into matmul and
+    sampling; and costs: energy, memory and the first call. What was not measured is left out.
     Where several LM heads were measured alike, also the fastest sampler by B and LM head.
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
@@ -37,10 +39,7 @@ def plot(
         for name in plotting.FIGURES:
             figure = plotting.draw(name, configuration, looks)
             if figure is None:
-                print(
-                    f"no {name} figure for {configuration.stem}: "
-                    "no fused and unfused exact sampler were measured in one run"
-                )
+                print(f"no {name} figure for {configuration.stem}: {plotting.ABSENT[name]}")
                 continue
             _save(figure, out / f"{name}_{configuration.stem}", suffixes)
     for stem, alike in families(found).items():
