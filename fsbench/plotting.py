@@ -21,7 +21,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fsbench import iomodel
+from fsbench import iomodel, logits_store
 from fsbench.disk import refusals, write_atomically
 from fsbench.errors import unknown_name
 from fsbench.plotstyle import ROOFS, SETTINGS, Style
@@ -249,6 +249,33 @@ def _known(configuration: Configuration, column: str) -> Configuration | None:
     return None if part.measured.empty else part
 
 
+def _logits_store(configuration: Configuration, styles: Styles) -> Figure | None:
+    """Paper Table 9: what storing the logits adds, and the line that the I/O model predicts."""
+    table = logits_store.overhead(configuration)
+    if table.empty:
+        return None
+    figure, (axes,) = _figure(configuration, ["Storing the logits from the fused kernel"])
+    fused, stored = logits_store.pair()
+    axes.plot(table.index, table.predicted_pct, label="predicted: 2B/D", **ROOFS[0])
+    axes.errorbar(
+        table.index,
+        table.measured_pct,
+        yerr=(table.measured_pct - table.lo_pct, table.hi_pct - table.measured_pct),
+        label=f"{configuration.label(stored)}\nover {configuration.label(fused)}",
+        capsize=2.5,
+        elinewidth=1.0,
+        **styles[stored].line,
+    )
+    published = table.paper_pct.dropna()
+    if len(published):
+        look = {"marker": "s", "markerfacecolor": "white", "linestyle": "none", "color": "#444444"}
+        axes.plot(published.index, published, label="paper, on a B200", **look)
+    axes.set_ylabel(f"Time added, {LEVEL:.0%} interval (%)")
+    _batch_axis(axes, configuration)
+    _legend(figure, axes)
+    return figure
+
+
 def _percent_axis(axes: Axes, whole: float, label: str) -> None:
     """A second y axis, on the right, in percent of `whole`."""
 
@@ -365,6 +392,7 @@ FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
     "bandwidth": _bandwidth,
     "breakdown": _breakdown,
     "costs": _costs,
+    "logits_store": _logits_store,
 }
 """The figures of a configuration, by the name that begins their files' names."""
 
@@ -372,5 +400,6 @@ ABSENT = {
     "speedup": "no fused and unfused exact sampler were measured in one run",
     "breakdown": "not measured: no kernel times, as `fsbench run --breakdown` takes them",
     "costs": "not measured: neither energy (`fsbench run --energy`) nor memory nor first calls",
+    "logits_store": "not measured: no run has the fused kernel with and without the store",
 }
 """Why `draw` returns None, by the name of the figure."""

@@ -21,7 +21,8 @@ def plot(
     """Draw the figures of every configuration in the results.
 
     These are runtime, speedup, roofline and bandwidth; the breakdown of kernel time into matmul and
-    sampling; and costs: energy, memory and the first call. What was not measured is left out.
+    sampling; costs: energy, memory and the first call; and what storing the logits adds. What was
+    not measured is left out.
     Where several LM heads were measured alike, also the fastest sampler by B and LM head.
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.

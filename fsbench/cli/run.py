@@ -201,7 +201,7 @@ def _run_on(
     """
     from rich.console import Console
 
-    from fsbench import breakdown, hardware, summary, tables
+    from fsbench import breakdown, hardware, logits_store, summary, tables
     from fsbench.cli.reporting import Progress, print_breakdown, print_summary
     from fsbench.environment import environment
     from fsbench.results import Store
@@ -231,6 +231,7 @@ def _run_on(
         store.close()
     table = summary.export_csv(folder)
     written = tables.write_tables(folder, table)
+    written += logits_store.write_tables(folder, table)
     if kernels := breakdown.export_csv(folder, store.records):
         written.append(kernels)
     print_summary(table)
