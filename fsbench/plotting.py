@@ -41,6 +41,15 @@ Styles = dict[str, Style]
 _PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
 
 
+def check_figures(names: Iterable[str]) -> list[str]:
+    """The figures asked for, each once; an unknown one raises InvalidArgument."""
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
+        if name not in ALL:
+            raise unknown_name("--figure", name, ALL)
+    return chosen
+
+
 def check_formats(names: Iterable[str]) -> list[str]:
     """The file formats asked for, each once; an unknown one raises InvalidArgument."""
     chosen = list(dict.fromkeys(names))
@@ -268,8 +277,8 @@ def _logits_store(configuration: Configuration, styles: Styles) -> Figure | None
     )
     published = table.paper_pct.dropna()
     if len(published):
-        look = {"marker": "s", "markerfacecolor": "white", "linestyle": "none", "color": "#444444"}
-        axes.plot(published.index, published, label="paper, on a B200", **look)
+        (points,) = axes.plot(published.index, published, "s", label="paper, on a B200")
+        points.set(color=ROOFS[0]["color"], markerfacecolor="white")
     axes.set_ylabel(f"Time added, {LEVEL:.0%} interval (%)")
     _batch_axis(axes, configuration)
     _legend(figure, axes)
@@ -395,6 +404,9 @@ FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
     "logits_store": _logits_store,
 }
 """The figures of a configuration, by the name that begins their files' names."""
+
+ALL = (*FIGURES, "winner")
+"""And that of several configurations together, which is drawn by fsbench.winners."""
 
 ABSENT = {
     "speedup": "no fused and unfused exact sampler were measured in one run",

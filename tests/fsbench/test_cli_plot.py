@@ -49,6 +49,15 @@ def _names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_one_figure_only(tmp_path):
+    _results(tmp_path / "a")
+    _plot(tmp_path / "a", "--out", tmp_path / "figures", "--figure", "roofline, runtime")
+    names = ["roofline_h200_d64_v1000.png", "runtime_h200_d64_v1000.png"]
+    assert _names(tmp_path / "figures") == names
+    with pytest.raises(InvalidArgument, match=r"--figure: expected one of .*; got 'rooflime'"):
+        _plot(tmp_path / "a", "--figure", "rooflime")
+
+
 def test_draws_what_was_measured_of_each_configuration_and_prints_it(tmp_path):
     _results(tmp_path / "a")
     out = tmp_path / "figures"
