@@ -38,8 +38,13 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# What was measured beside times, if it was; first, so that times are those of the other runs.
+BESIDE := $(wildcard results/h200/profile-*)
+STORE := $(wildcard results/h200/store-*)
+
 plots: setup
-	$(FSBENCH) plot results/h200/paper-20261121 results/h200/lean-20261121 --out plots
+	$(FSBENCH) plot $(BESIDE) results/h200/paper-20261121 results/h200/lean-20261121 --out plots
+	$(if $(STORE),$(FSBENCH) plot $(STORE) --figure logits_store --out plots,@echo "logits_store: not measured")
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -168,6 +168,9 @@ class Provider:
         the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
         claimed. None if the sampler is only what `build` returns.
     tuning: if `fsbench tune` can choose its tile shapes.
+    matmul_form: as build, of a fused sampler: the same kernel that only computes its logits, and
+        keeps so little of them that the compiler cannot leave it out. What it returns is not read.
+        `fsbench run --breakdown` times it. None if there is no such form.
 
     Raises:
         InvalidArgument: one of the OPTIONS is claimed, but there is no `sample` to show it.
@@ -185,6 +188,7 @@ class Provider:
     sample: Callable[..., Drawn] | None = None
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None
+    matmul_form: Callable[[Problem, Tensor], Launch] | None = None
 
     def __post_init__(self) -> None:
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]

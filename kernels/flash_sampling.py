@@ -28,6 +28,13 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     return FlashSampling(problem, weight, kernel="portable")
 
 
+def matmul_form(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    from fsbench.kernels._matmul_form import build_matmul_form
+
+    return build_matmul_form(problem, weight)
+
+
 PROVIDER = Provider(
     name="flash_sampling",
     label="FlashSampling (Triton)",
@@ -39,4 +46,5 @@ PROVIDER = Provider(
     sample=partial(flash_sample, kernel="portable"),
     presets=("paper", "quick", "lean"),
     tuning=tuning("portable"),
+    matmul_form=matmul_form,
 )

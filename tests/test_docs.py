@@ -14,7 +14,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from fsbench import inputs, paper, provider, reference, summary
+from fsbench import breakdown, inputs, paper, provider, reference, summary
 from fsbench.cli import app
 from fsbench.cli.reading import read_results
 from fsbench.compare import paper as beside_paper
@@ -22,7 +22,7 @@ from fsbench.compare import runs
 from fsbench.environment import environment
 from fsbench.presets import PRESETS
 from fsbench.problem import Problem, models
-from fsbench.results import STATUSES, Cell, CellRecord, Round
+from fsbench.results import STATUSES, Cell, CellRecord, Energy, Round
 from fsbench.stats import median_interval
 from fsbench.tables import configurations
 
@@ -104,9 +104,35 @@ def test_every_column_of_results_csv_is_documented() -> None:
 
 
 def test_every_field_of_points_jsonl_is_documented() -> None:
-    wanted = {"schema", "cell", "round", "measured", "status", "reason"}
-    wanted |= {field.name for kind in (Cell, Round) for field in fields(kind)}
+    wanted = {"schema", "cell", "round", "measured", "form", "energy", "lacks", "status", "reason"}
+    wanted |= {field.name for kind in (Cell, Round, Energy) for field in fields(kind)}
     assert set(first_cells(section("results-format.md", "points.jsonl"))) == wanted
+
+
+def test_every_column_of_breakdown_csv_is_documented() -> None:
+    page = section("results-format.md", "breakdown.csv")
+    columns = list(breakdown.kernel_rows([]).columns)
+    own = first_cells(page)
+    assert own == columns[-len(own) :]
+    assert set(columns) <= set(re.findall(r"`(\w+)`", page))
+
+
+def test_the_classes_of_kernels_are_those_of_the_page_on_methodology() -> None:
+    table = section("methodology.md", "Matmul, sampling and the rest")
+    rows = re.findall(r"^\| (matmul|sampling|other) \| (.*) \|$", table, re.MULTILINE)
+    names = [(part, name) for part, cell in rows[:-1] for name in re.findall(r"`(\w+)`", cell)]
+    assert len(names) > 20
+    told = {(name, str(breakdown.part_of(name))) for _, name in names}
+    assert told == {(name, "unknown" if name == "unknown" else part) for part, name in names} - {
+        ("breakdown", "other")
+    }
+    alternatives = {
+        word.strip("^$()")
+        for _, rule in breakdown._RULES
+        for word in re.split(r"[|()]", rule)
+        if re.fullmatch(r"\^?[a-z]{3,}\$?", word)
+    }
+    assert alternatives - {"tem", "bmm", "poi", "red", "per"} <= {name for _, name in names}
 
 
 def test_every_field_of_env_json_is_documented() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pandas as pd
     from rich.console import Console
     from rich.table import Table
 
+    from fsbench.results import CellRecord
     from fsbench.runner import Plan
     from fsbench.tables import Configuration
 
@@ -82,8 +85,51 @@ def print_summary(table: pd.DataFrame) -> None:
         of = int((table["provider"] == provider).sum())
         cells = f"all {of} cells" if len(group) == of else f"{len(group)} of {of} cells"
         console.print(f"{provider}: {status} ({cells}): {reason}", markup=False)
+    for (provider, lacks), group in table[table["lacks"].fillna("") != ""].groupby(
+        ["provider", "lacks"]
+    ):
+        console.print(f"{provider}: not measured ({len(group)} cells): {lacks}", markup=False)
     for doubt in doubts(table):
         console.print(f"warning: {doubt}", markup=False)
+
+
+def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
+    """Time of matmul, sampling and the rest by sampler and B, and which kernels nobody knows."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fsbench.breakdown import Part, kernel_rows
+    from fsbench.cli.tables import plain_table
+    from fsbench.tables import configurations
+
+    # As wide as the table needs: cut names and figures would be worse than long lines.
+    console = Console(highlight=False, soft_wrap=True, width=200)
+    for configuration in configurations(table):
+        console.print(f"\n[bold]Time in kernels, us[/]: {escape(configuration.title)}")
+        shown = plain_table(padding=(0, 1, 0, 0))
+        for heading in ("sampler", "B", "matmul", "sampling", "other", "sampling, %", "split by"):
+            left = heading in ("sampler", "split by")
+            shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
+        measured = configuration.measured
+        for row in measured[measured["matmul_us"].notna()].itertuples():
+            parts = (row.matmul_us, row.sampling_us, row.other_us)
+            by = row.split_by if row.split_by == "names" else f"difference to {row.split_by} form"
+            shown.add_row(
+                *(escape(row.label), str(row.b), *(f"{part:.1f}" for part in parts)),
+                *(f"{100 * row.sampling_us / sum(parts):.1f}", by),
+            )
+        console.print(shown)
+        unsplit = measured[measured["matmul_us"].isna()]["label"].unique()
+        if len(unsplit):
+            console.print(f"not split: {', '.join(unsplit)}", markup=False)
+    kernels = kernel_rows(records)
+    for (provider, kernel), rows in kernels[kernels["part"] == Part.UNKNOWN].groupby(
+        ["provider", "kernel"]
+    ):
+        console.print(
+            f"not classed: {kernel} of {provider}, up to {rows['share'].max():.1%} of its time",
+            markup=False,
+        )
 
 
 def _times(configuration: Configuration) -> Table:

@@ -84,6 +84,21 @@ def run(
         bool, typer.Option("--dry-run", help="Print the cells, measure nothing.")
     ] = False,
     check: Annotated[bool, typer.Option(help="Verify each sampler before timing it.")] = True,
+    breakdown: Annotated[
+        bool,
+        typer.Option(
+            "--breakdown",
+            help="Show the time of matmul, sampling and the rest; time fused kernels without "
+            "sampling, too, to split them.",
+        ),
+    ] = False,
+    energy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="After timing, repeat each cell this long and count the joules per token.",
+        ),
+    ] = None,
 ) -> None:
     """Time samplers over batch sizes and LM heads; write CSV and Markdown tables.
 
@@ -121,6 +136,8 @@ def run(
         rounds=max(1, min(effort.rounds, iters)) if rounds is None else rounds,
         seed=seed,
         check=check,
+        forms=breakdown,
+        energy_s=energy,
     )
     if device == "cuda":
         require_gpus(indices)
@@ -184,8 +201,8 @@ def _run_on(
     """
     from rich.console import Console
 
-    from fsbench import hardware, summary, tables
-    from fsbench.cli.reporting import Progress, print_summary
+    from fsbench import breakdown, hardware, logits_store, summary, tables
+    from fsbench.cli.reporting import Progress, print_breakdown, print_summary
     from fsbench.environment import environment
     from fsbench.results import Store
     from fsbench.runner import Runner
@@ -214,7 +231,12 @@ def _run_on(
         store.close()
     table = summary.export_csv(folder)
     written = tables.write_tables(folder, table)
+    written += logits_store.write_tables(folder, table)
+    if kernels := breakdown.export_csv(folder, store.records):
+        written.append(kernels)
     print_summary(table)
+    if options["breakdown"]:
+        print_breakdown(table, store.records)
     print(f"\nWrote {folder}/results.csv and {len(written)} tables beside it.")
     return _exit_code(table)
 

@@ -84,7 +84,7 @@ def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     names = {path.name for path in folder.iterdir()}
     assert names == {
         *("points.jsonl", "env.json", "results.csv"),
-        *("speedup_cpu_d16_v50.csv", "speedup_cpu_d16_v50.md"),
+        *("speedup_cpu_d16_v50.csv", "speedup_cpu_d16_v50.md", "breakdown.csv"),
     }
     table = pd.read_csv(folder / "results.csv")
     assert set(table["status"]) == {"ok"} and set(table["n_samples"]) == {4}
@@ -95,7 +95,29 @@ def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     assert environment["options"]["seed"] == 3
     assert "Median time, us: CPU, D = 16, V = 50" in out
     assert "Matmul only (lower bound)" in out
-    assert out.rstrip().endswith("Wrote here/results.csv and 2 tables beside it.")
+    assert out.rstrip().endswith("Wrote here/results.csv and 3 tables beside it.")
+
+
+def test_breakdown_is_printed_and_says_what_it_cannot_class(fsbench, tmp_path):
+    options = ["--breakdown", "--out", "here"]
+    code, out, _ = fsbench("run", "--preset", "smoke", *TINY, *options)
+    assert code == 0
+    assert "Time in kernels, us: CPU, D = 16, V = 50" in out
+    # The fake timer gives every step 100 us and up to 2 % more, in one kernel.
+    fused = next(line for line in out.splitlines() if "difference to greedy form" in line)
+    matmul, sampling, other, share = map(float, fused.split()[-8:-4])
+    assert 100 <= matmul <= 102 and abs(sampling) <= 2 and other == 0 and abs(share) <= 2
+    assert "not classed: fake_kernel of matmul_only, up to 100.0% of its time" in out
+    assert "not split: " in out
+    forms = pd.read_csv(tmp_path / "here" / "breakdown.csv")["form"]
+    assert set(forms.dropna()) == {"greedy"}
+
+
+def test_energy_needs_a_gpu(fsbench):
+    code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--energy", "1")
+    assert code == 4 and "--energy: needs a GPU" in err
+    code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--energy", "0.1")
+    assert code == 2 and "--energy: expected at least 0.5 seconds; got 0.1" in err
 
 
 def test_by_default_results_are_filed_by_machine_and_time(fsbench, tmp_path):

@@ -88,7 +88,8 @@ def test_of_the_committed_results(tmp_path):
     assert done.stdout == f"wrote {tmp_path}/a/r\n"
     text = (tmp_path / "a/r").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" in text
-    assert text.count("<img") == 9  # the winners, and four of each shape
+    assert text.count("<img") == 11  # the winners, and five of each shape
+    assert "No figure of breakdown: not measured" in text
 
 
 CLICK = """<script>addEventListener("load", () => {

@@ -24,6 +24,7 @@ from fsbench.baselines import weight_stream
 from fsbench.kernels import _flash_sampling_config as portable_tiles
 from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels import (
+    _matmul_form,
     _pack_mask,
     flash_sampling_store,
     group_gumbel_parallel,
@@ -153,17 +154,23 @@ def hopper(config: HopperConfig, B: int, dtype: str, **what) -> int:
     return fused(hopper_kernel, matrices, tiles, 90, **what, num_warps=4)
 
 
-def storing(config: TileConfig, capability: int) -> int:
+STORING = {
+    "seed_ptr": "*i64",
+    "offset_ptr": "*i64",
+    "temperature": "fp32",
+    "keys_ptr": "*i64",
+    "arrivals_ptr": "*i32",
+    "tokens_ptr": "*i64",
+    "logits_ptr": "*fp32",
+}
+
+
+def ablation(kernel, arguments: dict[str, str], config: TileConfig, capability: int) -> int:
+    """A kernel with the portable one's matmul; `arguments` stand between matrices and sizes."""
     config = fitted(config, capability)
     signature = {
         **operands(config, "bf16", True),
-        "seed_ptr": "*i64",
-        "offset_ptr": "*i64",
-        "temperature": "fp32",
-        "keys_ptr": "*i64",
-        "arrivals_ptr": "*i32",
-        "tokens_ptr": "*i64",
-        "logits_ptr": "*fp32",
+        **arguments,
         **dict.fromkeys(("B", "V", "D"), "i32"),
     }
     constants = {
@@ -174,7 +181,6 @@ def storing(config: TileConfig, capability: int) -> int:
         "USE_TMA": True,
         "FLATTEN": config.flatten,
     }
-    kernel = flash_sampling_store._flash_sampling_store_kernel
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return stack_bytes(kernel, signature, constants, capability, **stages)
 
@@ -250,7 +256,12 @@ def main(capability: int) -> None:
                 report("flash_sampling", f"{config} {noise}", stack)
             stack = portable(config, "bf16", True, capability, samples=2, everything=True)
             report("flash_sampling", f"{config} everything", stack)
-            report("flash_sampling_store", str(config), storing(config, capability))
+            kernel = flash_sampling_store._flash_sampling_store_kernel
+            stack = ablation(kernel, STORING, config, capability)
+            report("flash_sampling_store", str(config), stack)
+            kernel = _matmul_form._matmul_form_kernel
+            stack = ablation(kernel, {"largest_ptr": "*fp32"}, config, capability)
+            report("matmul_form", str(config), stack)
     for B in hopper_tiles.BUCKETS if tuned else ():
         config = find("hopper", B, 4096, "NVIDIA H200")
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):
