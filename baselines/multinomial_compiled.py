@@ -49,7 +49,7 @@ PROVIDER = Provider(
         dtypes=("bf16", "fp16", "fp32"),
         host_sync_free=True,
         exact_to_gap=10.0,  # of the fast logarithm in torch's exponential: docs/exactness.md
-        excess_beyond_gap=0.5,
+        excess_beyond_gap=0.2,
     ),
     presets=("paper", "cpu"),
 )
