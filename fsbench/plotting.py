@@ -211,6 +211,10 @@ def _breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
     share.set_ylabel("Sampling / time in all kernels (%)")
     for axes in (sampling, matmul, share):
         _batch_axis(axes, split)
+    for form, rows in split.measured.groupby("split_by"):
+        if form != "names":
+            labels = ",\n".join(map(split.label, rows.provider.unique()))
+            share.plot([], [], " ", label=f"by difference to its {form} form:\n{labels}")
     _legend(figure, share)
     return figure
 
