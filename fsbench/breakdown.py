@@ -75,8 +75,8 @@ class Split:
 def split(record: CellRecord) -> Split | None:
     """The split of a cell; None where its kernels do not say, or the timer sees none.
 
-    By names, if one of them is a matmul; times are means. Else, of a fused sampler, by difference
-    to a form, those without sampling before those without noise only; times are medians.
+    By names, if one of several is a matmul; times are means. Else, of a fused sampler, by
+    difference to a form, that without sampling rather than that without noise; times are medians.
     """
     kernels = mean_kernels(record.rounds.values())
     parts = _parts(kernels, record.cell.fused)
@@ -94,9 +94,13 @@ def split(record: CellRecord) -> Split | None:
 
 
 def _parts(kernels: Iterable[str], fused: bool) -> dict[str, Part]:
-    """What each kernel of a step is for. Names count only where one of them is a matmul."""
+    """What each kernel of a step is for.
+
+    Names count only where one of them is a matmul, and not for the only kernel of a fused sampler.
+    """
     parts = {name: part_of(name) for name in kernels}
-    if Part.MATMUL in parts.values():
+    alone = fused and sum(part is not Part.OTHER for part in parts.values()) == 1
+    if Part.MATMUL in parts.values() and not alone:
         return parts
     unsaid = Part.FUSED if fused else Part.UNKNOWN
     return {name: part if part is Part.OTHER else unsaid for name, part in parts.items()}

@@ -7,7 +7,7 @@ Figures are matplotlib Figure objects without pyplot: no global state, no displa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -43,19 +43,19 @@ _PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
 
 def check_figures(names: Iterable[str]) -> list[str]:
     """The figures asked for, each once; an unknown one raises InvalidArgument."""
-    chosen = list(dict.fromkeys(names))
-    for name in chosen:
-        if name not in ALL:
-            raise unknown_name("--figure", name, ALL)
-    return chosen
+    return _each_once("--figure", names, ALL)
 
 
 def check_formats(names: Iterable[str]) -> list[str]:
     """The file formats asked for, each once; an unknown one raises InvalidArgument."""
+    return _each_once("--format", names, _METADATA)
+
+
+def _each_once(option: str, names: Iterable[str], known: Collection[str]) -> list[str]:
     chosen = list(dict.fromkeys(names))
     for name in chosen:
-        if name not in _METADATA:
-            raise unknown_name("--format", name, _METADATA)
+        if name not in known:
+            raise unknown_name(option, name, known)
     return chosen
 
 
@@ -211,6 +211,10 @@ def _breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
     share.set_ylabel("Sampling / time in all kernels (%)")
     for axes in (sampling, matmul, share):
         _batch_axis(axes, split)
+    for form, rows in split.measured.groupby("split_by"):
+        if form != "names":
+            labels = ",\n".join(map(split.label, rows.provider.unique()))
+            share.plot([], [], " ", label=f"by difference to its {form} form:\n{labels}")
     _legend(figure, share)
     return figure
 

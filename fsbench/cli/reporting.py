@@ -132,17 +132,38 @@ def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
         )
 
 
+def print_energy(table: pd.DataFrame) -> None:
+    """Energy of a token by sampler and B, of every configuration that has any."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fsbench.tables import configurations
+
+    console = Console(highlight=False, soft_wrap=True)
+    measured = table[table["j_per_token"].notna()]
+    for configuration in configurations(measured):
+        idle = configuration.measured["idle_w"].median()
+        console.print(f"\n[bold]Energy, mJ per token[/]: {escape(configuration.title)}")
+        console.print(f"of the whole GPU, which draws {idle:.0f} W when idle\n", markup=False)
+        console.print(_by_batch(configuration, configuration.measured["j_per_token"] * 1e3))
+
+
 def _times(configuration: Configuration) -> Table:
     """One line per sampler, one column per B; the fastest exact sampler of each B in bold."""
+    return _by_batch(configuration, configuration.measured["median_us"])
+
+
+def _by_batch(configuration: Configuration, values: pd.Series) -> Table:
+    """Values of the measured rows by sampler and B; the least of the exact samplers in bold."""
     from rich.markup import escape
 
     from fsbench.cli.tables import plain_table
     from fsbench.provider import Kind
 
     shown = plain_table(padding=(0, 1, 0, 0))
-    measured = configuration.measured
+    measured = configuration.measured.assign(value=values)
     exact = measured[measured["kind"] == Kind.EXACT]
-    fastest = exact.groupby("b")["median_us"].min()
+    least = exact.groupby("b")["value"].min()
     batches = sorted(measured["b"].unique())
     shown.add_column("B")
     for b in batches:
@@ -150,12 +171,12 @@ def _times(configuration: Configuration) -> Table:
     for provider in configuration.providers():
         rows = measured[measured["provider"] == provider].set_index("b")
         kind = rows["kind"].iloc[0]
-        times = []
+        cells = []
         for b in batches:
-            time = rows["median_us"].get(b)
-            best = time == fastest.get(b) and kind == Kind.EXACT
-            text = "-" if time is None else f"{time:.1f}" if time < 1000 else f"{time:.0f}"
-            times.append(f"[bold]{text}[/]" if best else text)
+            value = rows["value"].get(b)
+            best = value == least.get(b) and kind == Kind.EXACT
+            text = "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+            cells.append(f"[bold]{text}[/]" if best else text)
         note = " (lower bound)" if kind == Kind.LOWER_BOUND else ""
-        shown.add_row(escape(configuration.label(provider)) + note, *times)
+        shown.add_row(escape(configuration.label(provider)) + note, *cells)
     return shown

@@ -202,7 +202,7 @@ def _run_on(
     from rich.console import Console
 
     from fsbench import breakdown, hardware, logits_store, summary, tables
-    from fsbench.cli.reporting import Progress, print_breakdown, print_summary
+    from fsbench.cli.reporting import Progress, print_breakdown, print_energy, print_summary
     from fsbench.environment import environment
     from fsbench.results import Store
     from fsbench.runner import Runner
@@ -237,6 +237,8 @@ def _run_on(
     print_summary(table)
     if options["breakdown"]:
         print_breakdown(table, store.records)
+    if options["energy"] is not None:
+        print_energy(table)
     print(f"\nWrote {folder}/results.csv and {len(written)} tables beside it.")
     return _exit_code(table)
 

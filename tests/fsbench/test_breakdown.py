@@ -110,6 +110,13 @@ def test_a_fused_sampler_by_difference_to_the_form_with_least_in_it():
     assert split(record) == Split(103.0, -3.0, 0.0, "matmul")  # noise is not hidden
 
 
+def test_the_only_kernel_of_a_fused_sampler_is_no_matmul_whatever_its_name():
+    record = CellRecord(replace(CELL, fused=True), {0: a_round(total=9.0, gemm=8.0, memset=1.0)})
+    assert split(record) is None
+    assert kernel_rows([record])["part"].tolist() == ["fused", "other"]
+    assert split(CellRecord(CELL, record.rounds)) == Split(8.0, 0.0, 1.0, "names")
+
+
 def test_a_fused_sampler_of_several_kernels_is_split_by_their_names():
     record = CellRecord(replace(CELL, fused=True), {0: a_round(nvjet=9.0, argmax=1.0)})
     assert split(record) == Split(9.0, 1.0, 0.0, "names")

@@ -467,3 +467,19 @@ def test_python_m_fsbench(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "problems x" in done.stdout
+
+
+def test_energy_is_printed_by_sampler_and_batch(capsys):
+    from fsbench.cli.reporting import print_energy
+
+    row = dict(kind="exact", fused=True, gpu="NVIDIA H200", device="cuda", d=4, v=9, dtype="bf16")
+    how = dict(tp=1, temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold")
+    time = dict(status="ok", median_us=1.0, ci_lo_us=1.0, ci_hi_us=1.0, idle_w=88.4)
+    table = [
+        {**row, **how, **time, "provider": name, "label": name, "b": b, "j_per_token": joules}
+        for name, b, joules in (("a", 1, 0.21), ("a", 2, 0.1), ("b", 1, 0.3), ("c", 1, None))
+    ]
+    print_energy(pd.DataFrame(table))
+    lines = capsys.readouterr().out.splitlines()
+    assert "of the whole GPU, which draws 88 W when idle" in lines
+    assert [line.split() for line in lines[-2:]] == [["a", "210.0", "100.0"], ["b", "300.0", "-"]]

@@ -26,6 +26,7 @@ def _row(provider, b, median, kind="exact", fused=False, **changes):
         **dict(median_us=median, ci_lo_us=0.9 * median, ci_hi_us=1.2 * median),
         **dict(gb_per_s=work.fused_bytes / median / 1e3, tflops=work.flops / median / 1e6),
         **dict(matmul_us=0.9 * median, sampling_us=0.06 * median, other_us=0.04 * median),
+        **dict(split_by="matmul" if fused else "names"),
         **dict(j_per_token=0.2, peak_extra_bytes=3_000_000 * b, first_call_s=2.0),
         **changes,
     }
@@ -224,6 +225,8 @@ def test_breakdown_shows_both_parts_and_the_share_of_sampling():
     assert list(_lines(sampling)["Label of slow"].get_ydata()) == pytest.approx([27.0] * 3)
     assert list(_lines(matmul)["Label of slow"].get_ydata()) == pytest.approx([405.0] * 3)
     assert list(_lines(share)["Label of slow"].get_ydata()) == pytest.approx([6.0] * 3)
+    note = "by difference to its matmul form:\nLabel of fast,\nLabel of faster"
+    assert note in [text.get_text() for text in share.get_legend().get_texts()]
     assert not any("unsplit" in label for label in _lines(share))
     # Below 0: not on a logarithmic axis, but in the share.
     assert np.isnan(_lines(sampling)["Label of by_difference"].get_ydata()).all()

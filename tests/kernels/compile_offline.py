@@ -124,17 +124,20 @@ def fused(
     return stack_bytes(fn, signature, constants, capability, **launch)
 
 
-def portable(config: TileConfig, dtype: str, use_tma: bool, capability: int, **what) -> int:
-    config = fitted(config, capability)
-    tiles = {
+def tile_constants(config: TileConfig, use_tma: bool) -> dict[str, int | bool]:
+    return {
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
-        "SLICE": config.slice,
         "V_ON_M": config.v_on_m,
         "USE_TMA": use_tma,
         "FLATTEN": config.flatten,
     }
+
+
+def portable(config: TileConfig, dtype: str, use_tma: bool, capability: int, **what) -> int:
+    config = fitted(config, capability)
+    tiles = {**tile_constants(config, use_tma), "SLICE": config.slice}
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     matrices = operands(config, dtype, use_tma)
     return fused(flash_sampling_kernel, matrices, tiles, capability, **what, **stages)
@@ -173,16 +176,8 @@ def ablation(kernel, arguments: dict[str, str], config: TileConfig, capability: 
         **arguments,
         **dict.fromkeys(("B", "V", "D"), "i32"),
     }
-    constants = {
-        "BLOCK_B": config.block_b,
-        "BLOCK_V": config.block_v,
-        "BLOCK_D": config.block_d,
-        "V_ON_M": config.v_on_m,
-        "USE_TMA": True,
-        "FLATTEN": config.flatten,
-    }
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return stack_bytes(kernel, signature, constants, capability, **stages)
+    return stack_bytes(kernel, signature, tile_constants(config, True), capability, **stages)
 
 
 def local_samples(capability: int) -> int:
