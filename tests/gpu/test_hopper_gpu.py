@@ -151,7 +151,15 @@ def test_bad_rows_are_invalid_and_alone():
 CONFIGS = [
     HopperConfig(warpgroups, block_v, block_d, stages, contiguous)
     for (warpgroups, block_v, block_d, stages), contiguous in product(
-        [(1, 128, 128, 4), (1, 128, 64, 9), (1, 256, 64, 5), (2, 128, 64, 7), (2, 256, 64, 4)],
+        [
+            (1, 128, 128, 4),
+            (1, 128, 64, 9),
+            (1, 256, 64, 5),
+            (2, 128, 64, 7),
+            (2, 256, 64, 4),
+            (3, 128, 64, 5),
+            (3, 128, 128, 2),
+        ],
         (False, True),
     )
 ]
