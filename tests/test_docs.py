@@ -351,6 +351,44 @@ def test_the_comparison_of_the_committed_run_with_the_paper() -> None:
     assert f"ours are {large.min():.2f} to {large.max():.2f} times" in text("comparing.md")
 
 
+def test_what_the_hopper_kernel_reaches_is_the_measured() -> None:
+    def us(run: str, name: str, D: int, batches: list[int]) -> list[float]:
+        table = pd.read_csv(ROOT / "results" / "h200" / run / "results.csv")
+        return list(
+            table.set_index(["provider", "d", "b"]).sort_index()["median_us"][name, D].loc[batches]
+        )
+
+    def row(head: str, above: list[float], below: list[float], digits: int) -> str:
+        cells = [f"{a / b:.{digits}f}" for a, b in zip(above, below, strict=True)]
+        return f"| {head} | {' | '.join(cells)} |"
+
+    reached = section("kernel.md", "What it reaches").replace("**", "")
+    batches = [2**i for i in range(9)]
+    for D, head in ((4096, "D = 4096, V = 151,936"), (8192, "D = 8192, V = 128,256")):
+        hopper, portable, matmul, stream = (
+            us("paper-20261121", name, D, batches)
+            for name in ("flash_sampling_hopper", "flash_sampling", "matmul_only", "weight_stream")
+        )
+        assert row(f"{head}: time / matmul", hopper, matmul, 3) in reached
+        assert row("the portable kernel", portable, matmul, 3) in reached
+        assert row("share of the stream rate", stream[:8], hopper[:8], 2) in reached
+    odd = [3, 24, 77, 96, 129, 144, 160, 176, 192, 200, 224, 512, 1024]
+    hopper, argmax, matmul = (
+        us("odd-20261121", name, 4096, odd)
+        for name in ("flash_sampling_hopper", "gumbel_argmax", "matmul_only")
+    )
+    assert row("time, us", hopper, [1.0] * len(odd), 0) in reached
+    assert row("time / matmul", hopper, matmul, 2) in reached
+    assert row("argmax / matmul", argmax, matmul, 2) in reached
+    profile = pd.read_csv(ROOT / "results" / "h200" / "profile-20261121" / "results.csv")
+    joules = profile.set_index(["provider", "b"])["j_per_token"] * 1e3
+    names = ("flash_sampling_hopper", "flash_sampling", "matmul_only")
+    told = [[f"{joules[name, B]:.{0 if B == 1 else 1}f}" for name in names] for B in (1, 64, 256)]
+    assert f"takes {told[0][0]} mJ, of the portable one {told[0][1]} and" in reached
+    assert f"matmul alone {told[0][2]}; at B = 64 " + "{}, {} and {} mJ".format(*told[1]) in reached
+    assert "at 256 {}, {} and {}".format(*told[2]) in reached
+
+
 def test_every_check_is_in_the_page_on_exactness() -> None:
     from fsbench.verify.battery import CHECKS
 
