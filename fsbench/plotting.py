@@ -226,15 +226,15 @@ def _sampling_share(rows: pd.DataFrame) -> pd.Series:
 def _costs(configuration: Configuration, styles: Styles) -> Figure | None:
     """What a sampler costs beside time: energy, memory, and the first call."""
     panels = {
-        "Energy": ("j_per_token", "Joules per token", 1.0),
-        "Peak extra memory": ("peak_extra_bytes", "MB beyond weight and hidden", 1e6),
-        "First call": ("first_call_s", "Build and first step (s)", 1.0),
+        "Energy": ("j_per_token", "Joules per step, of B tokens"),
+        "Peak extra memory": ("peak_extra_bytes", "MB beyond weight and hidden"),
+        "First call": ("first_call_s", _first_call_label(configuration)),
     }
-    known = {title: _known(configuration, column) for title, (column, _, _) in panels.items()}
+    known = {title: _known(configuration, column) for title, (column, _) in panels.items()}
     if not any(known.values()):
         return None
     figure, all_axes = _figure(configuration, list(panels), sharey=False)
-    for axes, (title, (column, label, unit)) in zip(all_axes, panels.items(), strict=True):
+    for axes, (title, (column, label)) in zip(all_axes, panels.items(), strict=True):
         axes.set_ylabel(label)
         _batch_axis(axes, configuration)
         part = known[title]
@@ -242,15 +242,25 @@ def _costs(configuration: Configuration, styles: Styles) -> Figure | None:
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
             axes.set_yticks([])
             continue
-        _draw_all(axes, part, styles, partial(_column, column, unit))
+        _draw_all(axes, part, styles, partial(_cost, column))
         axes.set_yscale("log")
         _plain_log_ticks(axes.yaxis)
     _legend(figure, *all_axes)
     return figure
 
 
-def _column(column: str, unit: float, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    return rows.b, rows[column].astype(float) / unit
+def _cost(column: str, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    cost = rows[column].astype(float)
+    if column == "j_per_token":  # spans two decades of B, in which samplers look alike
+        cost *= rows.b
+    return rows.b, cost / 1e6 if column == "peak_extra_bytes" else cost
+
+
+def _first_call_label(configuration: Configuration) -> str:
+    """That first calls are of a process whose compilers had caches on disk, if all are."""
+    warm = configuration.measured.get("warm", pd.Series(dtype=object)).fillna("")
+    caches = "\ncaches of the compilers warm" if len(warm) and (warm != "").all() else ""
+    return f"Build and first step (s){caches}"
 
 
 def _known(configuration: Configuration, column: str) -> Configuration | None:

@@ -137,7 +137,7 @@ def test_roofline_draws_both_roofs_by_name(figures):
     (axes,) = figures["roofline"].axes
     lines = _lines(axes)
     datasheet = lines["roof, datasheet:\n4.8 TB/s, 989 TFLOP/s"]
-    lines["roof, measured 2026-11-21:\n4.58 TB/s, 751 TFLOP/s"]
+    lines["roof, measured 2026-11-21:\n4.7 TB/s, 779 TFLOP/s"]
     for x, y in zip(datasheet.get_xdata(), datasheet.get_ydata(), strict=True):
         assert y == pytest.approx(min(989, 4.8 * x))
     fast = lines["Label of fast"]
@@ -242,10 +242,18 @@ def test_breakdown_needs_a_sampler_whose_parts_are_known():
 
 def test_costs_are_energy_memory_and_first_call():
     energy, memory, first = _draw("costs", _rows()).axes
-    assert list(_lines(energy)["Label of slow"].get_ydata()) == [0.2] * 3
+    assert list(_lines(energy)["Label of slow"].get_ydata()) == pytest.approx([0.2, 0.4, 0.8])
     assert list(_lines(memory)["Label of slow"].get_ydata()) == [3.0, 6.0, 12.0]
     assert list(_lines(first)["Label of slow"].get_ydata()) == [2.0] * 3
     assert memory.get_ylabel() == "MB beyond weight and hidden"
+    assert first.get_ylabel() == "Build and first step (s)"
+
+
+def test_first_calls_with_warm_caches_are_said_to_be():
+    *_, first = _draw("costs", _rows(warm="triton|inductor")).axes
+    assert first.get_ylabel().endswith("caches of the compilers warm")
+    some = [{**row, "warm": "process" if row["b"] > 1 else None} for row in _rows()]
+    assert "warm" not in _draw("costs", some).axes[2].get_ylabel()
 
 
 def test_a_cost_that_was_not_measured_is_said_to_be():
