@@ -205,8 +205,11 @@ def test_ten_thousand_replays_in_a_row(B):
 
 
 def test_the_choice_is_visible_and_can_be_forced():
-    hidden, weight = problem(8, 500, 64)
+    hidden, weight = problem(65, 500, 64)
     assert describe(hidden, weight).startswith("hopper-")
+    few = hidden[:64]
+    assert not describe(few, weight).startswith("hopper-")
+    assert describe(few, weight, kernel="hopper").startswith("hopper-")
     assert not describe(hidden, weight, kernel="portable").startswith("hopper-")
     assert not describe(hidden, weight, noise="token").startswith("hopper-")
     narrow = hidden[:, :60].contiguous(), weight[:, :60].contiguous()
