@@ -38,8 +38,17 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# A figure of times has runs of machines that are equally fast; a speedup is always of one run, so
+# that figures of speedups take all.
+RUNS = $(foreach run,$(1),results/h200/$(run)-20261121)
+
 plots: setup
-	$(FSBENCH) plot results/h200/paper-20261121 results/h200/lean-20261121 --out plots
+	rm -f plots/*.png
+	$(FSBENCH) plot $(call RUNS,paper lean) --figure runtime,roofline,bandwidth,breakdown --out plots
+	$(FSBENCH) plot $(call RUNS,paper lean lean-d8192) --figure speedup --out plots
+	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192) --figure winner --out plots
+	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots
+	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -100,6 +100,16 @@ def nvml_index(device: int) -> int | None:
     return next((gpu.index for gpu in gpus() if gpu.uuid == uuid), None)
 
 
+def energy_mj(index: int | None) -> int | None:
+    """Energy that the GPU with this NVML index has used since its driver was loaded, mJ.
+
+    NVML advances it every few tens of milliseconds. None where there is no such counter.
+    """
+    nvml, _ = _nvml()
+    handle = None if nvml is None or index is None else _ask("nvmlDeviceGetHandleByIndex", index)
+    return None if handle is None else _ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+
+
 def clocks(index: int | None) -> dict[str, Any]:
     """The state of the GPU with this NVML index, now; {} if there is none (index None, no NVML).
 

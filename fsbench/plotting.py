@@ -1,4 +1,4 @@
-"""The figures of one configuration: runtime, speedup, roofline and bandwidth against B.
+"""The figures of one configuration against B: times, speedups, roofs, kernels, other costs.
 
 Input is a `tables.Configuration` (rows of results.csv), so a figure needs no GPU and no torch.
 Figures are matplotlib Figure objects without pyplot: no global state, no display.
@@ -7,7 +7,8 @@ Figures are matplotlib Figure objects without pyplot: no global state, no displa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fsbench import iomodel
+from fsbench import iomodel, logits_store
 from fsbench.disk import refusals, write_atomically
 from fsbench.errors import unknown_name
 from fsbench.plotstyle import ROOFS, SETTINGS, Style
@@ -40,17 +41,26 @@ Styles = dict[str, Style]
 _PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
 
 
+def check_figures(names: Iterable[str]) -> list[str]:
+    """The figures asked for, each once; an unknown one raises InvalidArgument."""
+    return _each_once("--figure", names, ALL)
+
+
 def check_formats(names: Iterable[str]) -> list[str]:
     """The file formats asked for, each once; an unknown one raises InvalidArgument."""
+    return _each_once("--format", names, _METADATA)
+
+
+def _each_once(option: str, names: Iterable[str], known: Collection[str]) -> list[str]:
     chosen = list(dict.fromkeys(names))
     for name in chosen:
-        if name not in _METADATA:
-            raise unknown_name("--format", name, _METADATA)
+        if name not in known:
+            raise unknown_name(option, name, known)
     return chosen
 
 
 def draw(name: str, configuration: Configuration, styles: Styles) -> Figure | None:
-    """One of FIGURES for a configuration; None where there is nothing to compare (speedup)."""
+    """One of FIGURES for a configuration; None where it would be empty (ABSENT says why)."""
     return laid_out(lambda: FIGURES[name](configuration, styles))
 
 
@@ -180,6 +190,115 @@ def _bandwidth(configuration: Configuration, styles: Styles) -> Figure:
     return figure
 
 
+def _breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
+    """Paper Figure 4 and Table 1: kernel time of sampling and of the matmul, and their share."""
+    if "matmul_us" not in configuration.rows:
+        return None
+    rows = configuration.rows
+    split = Configuration(configuration.stem, rows[rows.matmul_us.notna()])
+    if not (split.measured.kind != Kind.LOWER_BOUND).any():
+        return None
+    titles = ["Sampling", "Matmul", "Share of sampling"]
+    figure, (sampling, matmul, share) = _figure(split, titles, sharey=False)
+    # A difference of two times of kernels may be 0 or less, which has no place on this axis.
+    _draw_all(sampling, split, styles, lambda r: (r.b, r.sampling_us.where(r.sampling_us > 0)))
+    _draw_all(matmul, split, styles, lambda r: (r.b, r.matmul_us))
+    _draw_all(share, split, styles, lambda r: (r.b, 100 * _sampling_share(r)))
+    for axes in (sampling, matmul):
+        axes.set_yscale("log")
+        plain_log_ticks(axes.yaxis)
+        axes.set_ylabel("Time in kernels (µs)")
+    share.set_ylabel("Sampling / time in all kernels (%)")
+    for axes in (sampling, matmul, share):
+        _batch_axis(axes, split)
+    for form, rows in split.measured.groupby("split_by"):
+        if form != "names":
+            labels = ",\n".join(map(split.label, rows.provider.unique()))
+            share.plot([], [], " ", label=f"by difference to its {form} form:\n{labels}")
+    legend(figure, share)
+    return figure
+
+
+def _sampling_share(rows: pd.DataFrame) -> pd.Series:
+    return rows.sampling_us / (rows.matmul_us + rows.sampling_us + rows.other_us)
+
+
+def _costs(configuration: Configuration, styles: Styles) -> Figure | None:
+    """What a sampler costs beside time: energy, memory, and the first call."""
+    panels = {
+        "Energy": ("j_per_token", "Joules per step, of B tokens"),
+        "Peak extra memory": ("peak_extra_bytes", "MB beyond weight and hidden"),
+        "First call": ("first_call_s", _first_call_label(configuration)),
+    }
+    known = {title: _known(configuration, column) for title, (column, _) in panels.items()}
+    if not any(known.values()):
+        return None
+    figure, all_axes = _figure(configuration, list(panels), sharey=False)
+    for axes, (title, (column, label)) in zip(all_axes, panels.items(), strict=True):
+        axes.set_ylabel(label)
+        _batch_axis(axes, configuration)
+        part = known[title]
+        if part is None:
+            axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
+            axes.set_yticks([])
+            continue
+        _draw_all(axes, part, styles, partial(_cost, column))
+        axes.set_yscale("log")
+        plain_log_ticks(axes.yaxis)
+    legend(figure, *all_axes)
+    return figure
+
+
+def _cost(column: str, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    cost = rows[column].astype(float)
+    if column == "j_per_token":  # spans two decades of B, in which samplers look alike
+        cost *= rows.b
+    return rows.b, cost / 1e6 if column == "peak_extra_bytes" else cost
+
+
+def _first_call_label(configuration: Configuration) -> str:
+    """That first calls are of a process whose compilers had caches on disk, if all are."""
+    warm = configuration.measured.get("warm", pd.Series(dtype=object)).fillna("")
+    caches = "\ncaches of the compilers warm" if len(warm) and (warm != "").all() else ""
+    return f"Build and first step (s){caches}"
+
+
+def _known(configuration: Configuration, column: str) -> Configuration | None:
+    """The rows in which a column has a number above 0; None if there are none."""
+    rows = configuration.rows
+    if column not in rows:
+        return None
+    part = Configuration(configuration.stem, rows[pd.to_numeric(rows[column]) > 0])
+    return None if part.measured.empty else part
+
+
+def _logits_store(configuration: Configuration, styles: Styles) -> Figure | None:
+    """Paper Table 9: what storing the logits adds, and the line that the I/O model predicts."""
+    table = logits_store.overhead(configuration)
+    if table.empty:
+        return None
+    figure, (axes,) = _figure(configuration, ["Storing the logits from the fused kernel"])
+    fused, stored = logits_store.pair()
+    axes.plot(table.index, table.predicted_pct, label="predicted: 2B/D", **ROOFS[0])
+    axes.errorbar(
+        table.index,
+        table.measured_pct,
+        yerr=(table.measured_pct - table.lo_pct, table.hi_pct - table.measured_pct),
+        label=f"{configuration.label(stored)}\nover {configuration.label(fused)}",
+        capsize=2.5,
+        elinewidth=1.0,
+        **styles[stored].line,
+    )
+    published = table.paper_pct.dropna()
+    if len(published):
+        (points,) = axes.plot(published.index, published, "s", label="paper, on a B200")
+        points.set(color=ROOFS[0]["color"], markerfacecolor="white")
+    axes.set_ylabel(f"Time added, {LEVEL:.0%} interval (%)")
+    _batch_axis(axes, configuration)
+    legend(figure, axes)
+    return figure
+
+
 def _percent_axis(axes: Axes, whole: float, label: str) -> None:
     """A second y axis, on the right, in percent of `whole`."""
 
@@ -192,11 +311,13 @@ def _percent_axis(axes: Axes, whole: float, label: str) -> None:
     axes.secondary_yaxis("right", functions=(to_percent, from_percent)).set_ylabel(label)
 
 
-def _figure(configuration: Configuration, titles: list[str]) -> tuple[Figure, list[Axes]]:
+def _figure(
+    configuration: Configuration, titles: list[str], sharey: bool = True
+) -> tuple[Figure, list[Axes]]:
     """A row of panels, one per title, with the configuration in words below the first title."""
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
     figure = Figure(figsize=(3.9 + 4.2 * len(titles), 4.2), layout=layout)
-    panels = list(figure.subplots(1, len(titles), sharey=True, squeeze=False)[0])
+    panels = list(figure.subplots(1, len(titles), sharey=sharey, squeeze=False)[0])
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontweight="bold", pad=30)
     words = panels[0].annotate(
@@ -292,5 +413,19 @@ FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
     "speedup": _speedup,
     "roofline": _roofline,
     "bandwidth": _bandwidth,
+    "breakdown": _breakdown,
+    "costs": _costs,
+    "logits_store": _logits_store,
 }
 """The figures of a configuration, by the name that begins their files' names."""
+
+ALL = (*FIGURES, "winner", "scaling")
+"""And those of several configurations together, drawn by fsbench.winners and scaling_figure."""
+
+ABSENT = {
+    "speedup": "no fused and unfused exact sampler were measured in one run",
+    "breakdown": "not measured: no kernel times, as `fsbench run --breakdown` takes them",
+    "costs": "not measured: neither energy (`fsbench run --energy`) nor memory nor first calls",
+    "logits_store": "not measured: no run has the fused kernel with and without the store",
+}
+"""Why `draw` returns None, by the name of the figure."""

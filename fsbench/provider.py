@@ -88,8 +88,9 @@ class Capabilities:
     batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
     known_deviation: total variation distance from the softmax that an EXACT sampler is known to
         have in one of its dtypes; it is held to that instead of to exactness, and says why.
-    exact_to_gap: tokens of a probability below e^-exact_to_gap may be drawn too rarely, never too
-        often: how far the noise of an EXACT sampler is known to reach. None if no limit is known.
+    exact_to_gap: tokens of a probability below e^-exact_to_gap may be drawn too rarely: how far the
+        noise of an EXACT sampler is known to reach. None if no limit is known.
+    excess_beyond_gap: by what part of their probability those tokens may be drawn too often.
     seed_stride: the least distance of two seeds whose noise is independent at the same step.
 
     The OPTIONS, of `Provider.sample`:
@@ -120,6 +121,7 @@ class Capabilities:
     num_samples: bool = False
     known_deviation: float = 0.0
     exact_to_gap: float | None = None
+    excess_beyond_gap: float = 0.0
     seed_stride: int = 1
 
 
@@ -184,6 +186,9 @@ class Provider:
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
         together, and launch together with the same hidden, seed and offset; every rank returns the
         same tokens. None if the sampler runs on one GPU only.
+    matmul_form: as build, of a fused sampler: the same kernel that only computes its logits, and
+        keeps so little of them that the compiler cannot leave it out. What it returns is not read.
+        `fsbench run --breakdown` times it. None if there is no such form.
 
     Raises:
         InvalidArgument: one of the OPTIONS is claimed, but there is no `sample` to show it.
@@ -202,6 +207,7 @@ class Provider:
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None
     build_sharded: Callable[[Problem, Shard], Launch] | None = None
+    matmul_form: Callable[[Problem, Tensor], Launch] | None = None
 
     def __post_init__(self) -> None:
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fsbench import logits_store
 from fsbench.provider import Kind
 from fsbench.tables import Configuration
 
@@ -33,8 +34,12 @@ class Advice:
 
 
 def recommend(configuration: Configuration, candidates: Collection[str]) -> list[Advice]:
-    """Advice for every B at which a candidate was measured; exact samplers only."""
-    exact = configuration.providers(Kind.EXACT)
+    """Advice for every B at which a candidate was measured; exact samplers only.
+
+    The fused kernel that also stores its logits is none: it shows what a store costs.
+    """
+    _, stored = logits_store.pair()
+    exact = [name for name in configuration.providers(Kind.EXACT) if name != stored]
     fused = set(configuration.providers(Kind.EXACT, fused=True))
     names = [name for name in exact if name in candidates]
     if not names:

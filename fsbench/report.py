@@ -42,13 +42,20 @@ def page(frame: pd.DataFrame, environments: dict[Path, dict[str, Any]]) -> str:
     overview = [_inline("winner", winners.draw(alike, looks)) for alike in families(found).values()]
     parts = []
     for each in found:
-        figures = [_inline(name, plotting.draw(name, each, looks)) for name in plotting.FIGURES]
+        figures = {
+            name: _inline(name, plotting.draw(name, each, looks)) for name in plotting.FIGURES
+        }
         parts.append(
             {
                 "title": each.title,
                 "conditions": each.conditions,
                 "tables": [_times(each), *_speedups(each)],
-                "figures": [figure for figure in figures if figure],
+                "figures": [figure for figure in figures.values() if figure],
+                "absent": [
+                    f"{name}: {plotting.ABSENT[name]}"
+                    for name, figure in figures.items()
+                    if figure is None
+                ],
             }
         )
     template = (resources.files("fsbench") / "report.html").read_text(encoding="utf-8")

@@ -72,7 +72,8 @@ class Round:
     span_us is one entry per iteration, last end - first start; busy_us (union of the kernels'
     intervals) and sum_us (their sum) are empty for timers that do not see kernels; kernels maps a
     kernel's name to its mean time per iteration. peak_extra_bytes is memory beyond the weight and
-    hidden that the sampler held or touched in a step.
+    hidden that the sampler held or touched in a step. first_call_s is the wall time of building the
+    sampler and calling it once, and warm names what was not cold then (fsbench.caches).
     """
 
     span_us: list[float]
@@ -83,21 +84,54 @@ class Round:
     clocks: dict[str, Any] = field(default_factory=dict)
     config: str = ""
     peak_extra_bytes: int | None = None
+    first_call_s: float | None = None
+    warm: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What a loop of steps took: joules, seconds and steps, and the GPU's power when idle, W."""
+
+    joules: float
+    seconds: float
+    steps: int
+    idle_w: float
+
+
+FORMS = ("matmul", "greedy")
+"""A sampler with less in it: its matmul alone; the same kernel without noise."""
 
 
 @dataclass
 class CellRecord:
-    """All that is known of one cell: its rounds by number, or the reason there are none."""
+    """All that is known of one cell: its rounds by number, or the reason there are none.
+
+    forms: rounds of FORMS of the sampler, taken in turn with its own. lacks: what else was asked
+    for and could not be measured ("energy", or a form), and why.
+    """
 
     cell: Cell
     rounds: dict[int, Round] = field(default_factory=dict)
     status: str = "ok"
     reason: str = ""
+    forms: dict[str, dict[int, Round]] = field(default_factory=dict)
+    energy: Energy | None = None
+    lacks: dict[str, str] = field(default_factory=dict)
 
     def add_round(self, number: int, measured: Round) -> None:
         """Add a measured round. What kept the cell from being measured before is then history."""
         self.rounds[number] = measured
         self.status, self.reason = "ok", ""
+
+    def add_form(self, form: str, number: int, measured: Round) -> None:
+        """Add a round of one of FORMS."""
+        self.forms.setdefault(form, {})[number] = measured
+        self.lacks.pop(form, None)
+
+    def add_energy(self, energy: Energy) -> None:
+        """Add the energy, which replaces an earlier one."""
+        self.energy = energy
+        self.lacks.pop("energy", None)
 
 
 class Store:
@@ -169,15 +203,37 @@ class Store:
     def append_round(self, cell: Cell, number: int, measured: Round) -> None:
         """Add one measured round, on disk before this returns."""
         self._append({"cell": asdict(cell), "round": number, "measured": asdict(measured)})
-        self._records.setdefault(cell.key, CellRecord(cell)).add_round(number, measured)
+        self._known(cell).add_round(number, measured)
+
+    def append_form(self, cell: Cell, form: str, number: int, measured: Round) -> None:
+        """As append_round, of one of FORMS of the cell's sampler."""
+        assert form in FORMS, form
+        line = {"form": form, "round": number, "measured": asdict(measured)}
+        self._append({"cell": asdict(cell), **line})
+        self._known(cell).add_form(form, number, measured)
+
+    def append_energy(self, cell: Cell, energy: Energy) -> None:
+        """Add the energy of a cell, on disk before this returns."""
+        self._append({"cell": asdict(cell), "energy": asdict(energy)})
+        self._known(cell).add_energy(energy)
+
+    def append_lack(self, cell: Cell, what: str, reason: str) -> None:
+        """Record why a form or the energy of a cell is missing; nothing if it says so already."""
+        lacks = self._known(cell).lacks
+        if lacks.get(what) != reason:
+            self._append({"cell": asdict(cell), "lacks": what, "reason": reason})
+            lacks[what] = reason
 
     def append_status(self, cell: Cell, status: str, reason: str) -> None:
         """Record why a cell has no (more) samples; does nothing if that is what it says already."""
         assert status in STATUSES, status
-        record = self._records.setdefault(cell.key, CellRecord(cell))
+        record = self._known(cell)
         if (record.status, record.reason) != (status, reason):
             self._append({"cell": asdict(cell), "status": status, "reason": reason})
             record.status, record.reason = status, reason
+
+    def _known(self, cell: Cell) -> CellRecord:
+        return self._records.setdefault(cell.key, CellRecord(cell))
 
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is None:
@@ -233,16 +289,26 @@ def read_records(folder: Path) -> list[CellRecord]:
                     f"{path}:{number}: expected schema {SCHEMA}; got {line['schema']!r}"
                 )
             cell = Cell(**line["cell"])
-            record = records.setdefault(cell.key, CellRecord(cell))
-            if "round" in line:
-                record.add_round(line["round"], Round(**line["measured"]))
-            elif line["status"] in STATUSES:
-                record.status, record.reason = line["status"], line["reason"]
-            else:
-                raise ValueError(f"unknown status {line['status']!r}")
+            _add_line(records.setdefault(cell.key, CellRecord(cell)), line)
         except (ValueError, KeyError, TypeError) as error:
             raise ResultsError(f"{path}:{number}: not a results line ({error})") from error
     return list(records.values())
+
+
+def _add_line(record: CellRecord, line: dict[str, Any]) -> None:
+    """Put what a line says about a cell into its record."""
+    if "form" in line:
+        record.add_form(line["form"], line["round"], Round(**line["measured"]))
+    elif "round" in line:
+        record.add_round(line["round"], Round(**line["measured"]))
+    elif "energy" in line:
+        record.add_energy(Energy(**line["energy"]))
+    elif "lacks" in line:
+        record.lacks[line["lacks"]] = line["reason"]
+    elif line["status"] in STATUSES:
+        record.status, record.reason = line["status"], line["reason"]
+    else:
+        raise ValueError(f"unknown status {line['status']!r}")
 
 
 def _drop_cut_line(path: Path) -> None:

@@ -8,11 +8,13 @@ before the next starts; a resumed run measures only the rounds that are missing.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from fsbench import hardware
+from fsbench import caches, energy, hardware
 from fsbench.discover import Found
 from fsbench.distributed import Team
 from fsbench.errors import (
@@ -29,7 +31,7 @@ from fsbench.errors import (
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 from fsbench.results import Cell, Round, Store
-from fsbench.timers import Measurement, Timer
+from fsbench.timers import Timer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +43,9 @@ class Plan:
 
     warmup: untimed steps per cell; iters: timed ones, in `rounds` interleaved rounds.
     graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
-    seed: of inputs and noise, an int64. given_up: (name of a provider, problem) to leave out.
+    seed: of inputs and noise, an int64. forms: time results.FORMS of fused samplers, too.
+    energy_s: seconds of a loop that measures each cell's energy, once it is timed; None: no loop.
+    given_up: (name of a provider, problem) to leave out.
     """
 
     problems: list[Problem]
@@ -52,6 +56,8 @@ class Plan:
     rounds: int = 5
     seed: int = 0
     check: bool = True
+    forms: bool = False
+    energy_s: float | None = None
     given_up: frozenset[tuple[str, Problem]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -64,6 +70,10 @@ class Plan:
             raise InvalidArgument(
                 f"--iters: expected at least one step for each of --rounds {self.rounds}; "
                 f"got {self.iters}"
+            )
+        if self.energy_s is not None and not self.energy_s >= energy.SHORTEST_S:
+            raise InvalidArgument(
+                f"--energy: expected at least {energy.SHORTEST_S:g} seconds; got {self.energy_s:g}"
             )
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidArgument(f"--seed: expected an integer of 64 bits; got {self.seed}")
@@ -86,12 +96,15 @@ class _Inputs:
 
 @dataclass
 class _Contender:
-    """A sampler that is built and ready to be timed on the problem at hand."""
+    """A sampler that is built and ready to be timed on the problem at hand.
+
+    facts: of its preparation, fields of Round. forms: steps of its FORMS by name.
+    """
 
     cell: Cell
     step: Callable[[], object]
-    config: str
-    peak_extra_bytes: int | None
+    facts: dict[str, Any]
+    forms: dict[str, Callable[[], object]]
 
 
 @dataclass
@@ -118,9 +131,22 @@ class Runner:
     team: Team | None = None
     _gate: dict[tuple[object, ...], str] = field(default_factory=dict)
     _weight: tuple[tuple[object, ...], Tensor] | None = None
+    _called: set[str] = field(default_factory=set)
+    _idle_w: float | None = None
+
+    def __post_init__(self) -> None:
+        self._warm = caches.filled()
 
     def run(self) -> None:
-        """Measure every cell of the plan that the store lacks."""
+        """Measure every cell of the plan that the store lacks.
+
+        Raises:
+            DeviceUnavailable: energy is asked for, and this device has no counter of it.
+        """
+        if self.plan.energy_s is not None and hardware.energy_mj(self.nvml_index) is None:
+            raise DeviceUnavailable(
+                "--energy: needs a GPU whose counter of energy NVML can read; see `fsbench doctor`"
+            )
         each = len(self.plan.providers)
         total = each * len(self.plan.problems)
         for number, problem in enumerate(self.plan.problems):
@@ -166,8 +192,8 @@ class Runner:
             for _, cell in pending:
                 self._failed(cell, error)
             return
-        # Of each cell, building counts as much as one round.
-        share = 1 / (self.plan.rounds + 1)
+        # Of each cell, building counts as much as one round, and so does its energy.
+        share = 1 / (self.plan.rounds + 1 + (self.plan.energy_s is not None))
         finished = 0.0
         contenders = []
         for provider, cell in pending:
@@ -179,6 +205,9 @@ class Runner:
         for cell, number in self._time(contenders, inputs.offset):
             yield finished, f"{where}: {cell.label}, round {number + 1} of {self.plan.rounds}"
             finished = share
+        for cell in self._energies(contenders, inputs.offset):
+            yield finished, f"{where}: {cell.label}, energy"
+            finished = share
 
     def _pending(self, problem: Problem) -> Iterator[tuple[Provider, Cell]]:
         """Samplers with rounds to measure; records the reason for those that cannot be."""
@@ -186,13 +215,38 @@ class Runner:
             cell = self.cell(entry, problem)
             if (entry.name, problem) in self.plan.given_up:
                 continue
-            if self.store.record(cell).rounds.keys() >= set(range(self.plan.rounds)):
+            if entry.provider and self._complete(entry.provider, problem, cell):
                 continue
             refusal = entry.refusal(problem)
             if refusal:
                 self.store.append_status(cell, *refusal)
             elif entry.provider:
                 yield entry.provider, cell
+
+    def _complete(self, provider: Provider, problem: Problem, cell: Cell) -> bool:
+        """Whether the store has all that the plan asks of a cell."""
+        record = self.store.record(cell)
+        numbers = set(range(self.plan.rounds))
+        forms = self._form_builds(provider, problem)
+        return (
+            record.rounds.keys() >= numbers
+            and all(record.forms.get(form, {}).keys() >= numbers for form in forms)
+            and (self.plan.energy_s is None or record.energy is not None)
+        )
+
+    def _form_builds(
+        self, provider: Provider, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Launch]]:
+        """How to build the forms that the plan asks for, by name: weight -> launch."""
+        able = provider.capabilities
+        if not self.plan.forms or provider.kind is not Kind.EXACT or not able.fused:
+            return {}
+        found: dict[str, Callable[[Tensor], Launch]] = {}
+        if provider.matmul_form:
+            found["matmul"] = partial(provider.matmul_form, problem)
+        if able.zero_temperature and problem.temperature > 0:
+            found["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
+        return found
 
     def _inputs_of(self, problem: Problem) -> _Inputs:
         """The weight, kept for the next problem that shares it, and this problem's own inputs."""
@@ -230,7 +284,7 @@ class Runner:
     def _contender(self, provider: Provider, cell: Cell, inputs: _Inputs) -> _Contender:
         """Verify, build, check on the problem, capture and warm up."""
         self._gate_check(provider, inputs.problem)
-        launch, memory = self._build(provider, inputs)
+        launch, facts = self._build(provider, inputs)
         if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
             from fsbench.verify.pathwise import check_on_problem
 
@@ -241,6 +295,17 @@ class Runner:
                 tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
                 if any(theirs != tokens for theirs in self.team.gather(tokens)):
                     raise VerificationFailed("ranks: they return different tokens")
+        facts["config"] = getattr(launch, "config", "")
+        forms = {}
+        for form, build in self._form_builds(provider, inputs.problem).items():
+            try:
+                forms[form] = self._ready(cell, build(inputs.weight), inputs)
+            except Exception as error:
+                self._record_lack(cell, form, error)
+        return _Contender(cell, self._ready(cell, launch, inputs), facts, forms)
+
+    def _ready(self, cell: Cell, launch: Launch, inputs: _Inputs) -> Callable[[], object]:
+        """The step to be timed, captured if the cell says so, and warmed up."""
         step: Callable[[], object]
         if cell.graph:
             from fsbench.graphs import capture
@@ -254,7 +319,7 @@ class Runner:
         for _ in range(self.plan.warmup):
             step()
         _synchronize(cell.device)
-        return _Contender(cell, step, getattr(launch, "config", ""), memory)
+        return step
 
     def _gate_check(self, provider: Provider, problem: Problem) -> None:
         """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
@@ -262,6 +327,7 @@ class Runner:
             return
         key = (provider.name, problem.device, problem.dtype, problem.temperature)
         if key not in self._gate:
+            self._called.add(provider.name)
             from fsbench.verify import verify
             from fsbench.verify.check import Setting
 
@@ -271,11 +337,12 @@ class Runner:
         if self._gate[key]:
             raise VerificationFailed(self._gate[key])
 
-    def _build(self, provider: Provider, inputs: _Inputs) -> tuple[Launch, int | None]:
-        """The launch, and on a GPU the peak of memory that building left and a step takes, bytes.
+    def _build(self, provider: Provider, inputs: _Inputs) -> tuple[Launch, dict[str, Any]]:
+        """The launch, and the facts of Round that only building shows.
 
-        Memory that several launches share was there before this build; a launch that has such
-        memory says so in its attribute `shared_bytes`.
+        first_call_s, warm: of `build` and one step. peak_extra_bytes: on a GPU the peak of memory
+        that building left and a step takes. Memory that several launches share was there before
+        this build; a launch that has such memory says so in its attribute `shared_bytes`.
         """
         import torch
 
@@ -284,55 +351,103 @@ class Runner:
         if on_gpu:
             _free_memory(problem.device)
             before = torch.cuda.memory_allocated()
+        warm = [*self._warm, *(["process"] if provider.name in self._called else [])]
+        self._called.add(provider.name)
+        begin = time.perf_counter()
         if self.team is None or problem.tp == 1 or provider.build_sharded is None:
             launch = provider.build(problem, inputs.weight)
         else:
             torch.manual_seed(self.plan.seed)  # the verifying may have left it anywhere
             launch = provider.build_sharded(problem, self.team.shard(inputs.weight))
         launch(inputs.hidden, inputs.seed, inputs.offset)
-        if not on_gpu:
-            return launch, None
-        _free_memory(problem.device)
-        torch.cuda.reset_peak_memory_stats()
-        launch(inputs.hidden, inputs.seed, inputs.offset)
         _synchronize(problem.device)
-        peak = torch.cuda.max_memory_allocated() - before
-        return launch, max(peak, 0) + getattr(launch, "shared_bytes", 0)
+        facts: dict[str, Any] = {"first_call_s": time.perf_counter() - begin, "warm": warm}
+        if on_gpu:
+            _free_memory(problem.device)
+            torch.cuda.reset_peak_memory_stats()
+            launch(inputs.hidden, inputs.seed, inputs.offset)
+            _synchronize(problem.device)
+            peak = torch.cuda.max_memory_allocated() - before
+            facts["peak_extra_bytes"] = max(peak, 0) + getattr(launch, "shared_bytes", 0)
+        return launch, facts
 
     def _time(self, contenders: list[_Contender], offset: Tensor) -> Iterator[tuple[Cell, int]]:
         """The interleaved rounds; yields each cell and round just before it is measured.
 
-        `offset` advances before every step: fresh noise each time.
+        `offset` advances before every step: fresh noise each time. A contender that fails leaves
+        the list.
         """
 
         def advance() -> None:
             offset.add_(1)
 
-        alive = list(contenders)
         for number in range(self.plan.rounds):
-            for contender in list(alive):
-                if number in self.store.record(contender.cell).rounds:
+            for contender in list(contenders):
+                cell = contender.cell
+                record = self.store.record(cell)
+                forms = [
+                    form for form in contender.forms if number not in record.forms.get(form, {})
+                ]
+                if number in record.rounds and not forms:
                     continue
-                yield contender.cell, number
-                self.begin(contender.cell)
-                before = hardware.clocks(self.nvml_index)
-                measured, failure = None, None
-                try:
-                    measured = self.timer.measure(
-                        contender.step, self.plan.iterations(number), advance
-                    )
-                except Exception as error:
-                    failure = error
-                if self._failed(contender.cell, failure) or measured is None:
-                    alive.remove(contender)
-                    continue
-                measured_round = Round(
-                    **asdict(self._slowest(measured)),
-                    clocks=_combined(before, hardware.clocks(self.nvml_index)),
-                    config=contender.config,
-                    peak_extra_bytes=contender.peak_extra_bytes,
-                )
-                self.store.append_round(contender.cell, number, measured_round)
+                yield cell, number
+                if number not in record.rounds:
+                    self.begin(cell)
+                    timed, failure = None, None
+                    try:
+                        timed = self._round(contender.step, number, advance, contender.facts)
+                    except Exception as error:
+                        failure = error
+                    if self._failed(cell, failure) or timed is None:
+                        contenders.remove(contender)
+                        continue
+                    self.store.append_round(cell, number, self._slowest(timed))
+                for form in forms:
+                    try:
+                        measured = self._round(contender.forms[form], number, advance, {})
+                    except Exception as error:
+                        self._record_lack(cell, form, error)
+                        del contender.forms[form]
+                        continue
+                    self.store.append_form(cell, form, number, measured)
+
+    def _round(
+        self,
+        step: Callable[[], object],
+        number: int,
+        advance: Callable[[], None],
+        facts: dict[str, Any],
+    ) -> Round:
+        """One round of a step, with the state of the GPU around it."""
+        before = hardware.clocks(self.nvml_index)
+        measured = self.timer.measure(step, self.plan.iterations(number), advance)
+        clocks = _combined(before, hardware.clocks(self.nvml_index))
+        return Round(**asdict(measured), clocks=clocks, **facts)
+
+    def _energies(self, contenders: list[_Contender], offset: Tensor) -> Iterator[Cell]:
+        """The energy of every cell, after all timing of the problem; yields it just before."""
+        if self.plan.energy_s is None:
+            return
+        counter = partial(hardware.energy_mj, self.nvml_index)
+        for contender in contenders:
+            if self.store.record(contender.cell).energy is not None:
+                continue
+            yield contender.cell
+            try:
+                if self._idle_w is None:
+                    _synchronize(contender.cell.device)
+                    self._idle_w = energy.idle_watts(counter)
+                queue = partial(_queue, contender.step, offset)
+                found = energy.energy(queue, counter, self.plan.energy_s, self._idle_w)
+            except Exception as error:
+                self._record_lack(contender.cell, "energy", error)
+                continue
+            self.store.append_energy(contender.cell, found)
+
+    def _record_lack(self, cell: Cell, what: str, error: Exception) -> None:
+        """Note what could not be measured of a cell beside its time; as `_failed`."""
+        self.store.append_lack(cell, what, describe(error))
+        _require_live_device(cell.device, error)
 
     def _failed(self, cell: Cell, error: Exception | None) -> bool:
         """Whether this or another rank failed at a cell, which then gets a status."""
@@ -351,7 +466,7 @@ class Runner:
             _require_live_device(cell.device, error)
         return any(failures)
 
-    def _slowest(self, measured: Measurement) -> Measurement:
+    def _slowest(self, measured: Round) -> Round:
         """Of each step the time of the rank that took longest; the rest is this rank's."""
         if self.team is None:
             return measured
@@ -386,6 +501,18 @@ def spread_seed(seed: int) -> int:
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     z ^= z >> 31
     return z - 2**64 if z >= 2**63 else z
+
+
+def _queue(step: Callable[[], object], offset: Tensor, steps: int) -> energy.Queued:
+    """Give the GPU some steps; the event that follows them."""
+    import torch
+
+    for _ in range(steps):
+        offset.add_(1)
+        step()
+    done = torch.cuda.Event()
+    done.record()
+    return done
 
 
 def _combined(before: dict[str, object], after: dict[str, object]) -> dict[str, object]:

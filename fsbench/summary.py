@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fsbench import iomodel
+from fsbench import breakdown, iomodel
 from fsbench.disk import refusals, write_atomically
 from fsbench.problem import Problem
 from fsbench.results import Cell, CellRecord, read_records
 from fsbench.stats import median_interval
 
+_PARTS = ("matmul_us", "sampling_us", "other_us")
 _MEASURED_COLUMNS = (
     *("median_us", "ci_lo_us", "ci_hi_us", "min_us", "p10_us", "p90_us", "p99_us"),
     *("busy_us", "sum_us", "n_kernels", "n_samples"),
     *("gb_per_s", "tflops", "roofline_pct"),
     *("sm_mhz", "mem_mhz", "power_w", "throttle", "peak_extra_bytes", "config"),
+    *_PARTS,
+    "split_by",
+    *("j_per_token", "energy_w", "idle_w", "first_call_s", "warm", "lacks"),
 )
 _INTEGERS = ("n_kernels", "n_samples", "peak_extra_bytes")
 
@@ -65,8 +69,31 @@ def row(record: CellRecord) -> dict[str, Any]:
         "throttle": "|".join(sorted({t for r in rounds for t in r.clocks.get("throttle", [])})),
         "peak_extra_bytes": last.peak_extra_bytes,
         "config": last.config,
+        **_split(record),
+        **_energy(record),
+        "first_call_s": rounds[0].first_call_s,
+        "warm": "|".join(rounds[0].warm),
+        "lacks": "; ".join(f"{what}: {reason}" for what, reason in record.lacks.items()),
     }
     return values
+
+
+def _split(record: CellRecord) -> dict[str, Any]:
+    found = breakdown.split(record)
+    if found is None:
+        return {}
+    return {**{name: getattr(found, name) for name in _PARTS}, "split_by": found.by}
+
+
+def _energy(record: CellRecord) -> dict[str, Any]:
+    energy = record.energy
+    if energy is None:
+        return {}
+    return {
+        "j_per_token": energy.joules / energy.steps / record.cell.b,
+        "energy_w": energy.joules / energy.seconds,
+        "idle_w": energy.idle_w,
+    }
 
 
 def _median_of(rounds: list[Any], name: str) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -16,7 +18,8 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     """One row per LM head, one column per B, in the colour of the fastest exact sampler.
 
     The number in a cell is the share of time that it saves over the fastest sampler of the other
-    way: over stored logits if it is fused, and the reverse. None for fewer than two LM heads.
+    way: over stored logits if it is fused, and the reverse. Which that is depends on what was
+    measured: it is named below, by a mark. None for fewer than two LM heads.
 
     Args:
         alike: configurations that differ in nothing but the LM head (tables.families).
@@ -31,12 +34,14 @@ def _drawn(rows: list[tuple[Configuration, list[Advice]]], styles: dict[str, Sty
     width = max(8.5, 3.6 + 0.62 * len(batches))  # the title needs 8.5
     figure = Figure(figsize=(width, 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
+    marks = _marks(rows)
     for y, (_, found) in enumerate(rows):
         for advice in found:
             x = batches.index(advice.b)
             colour = styles[advice.best].line["color"]
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
-            axes.text(x, y, _saving(advice), ha="center", va="center", color="white", fontsize=8)
+            text = _saving(advice) + marks.get(advice.instead_of or "", "")
+            axes.text(x, y, text, ha="center", va="center", color="white", fontsize=8)
     axes.set_xlim(-0.5, len(batches) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xticks(range(len(batches)), [str(B) for B in batches])
@@ -53,8 +58,23 @@ def _drawn(rows: list[tuple[Configuration, list[Advice]]], styles: dict[str, Sty
     )
     labels = {advice.best: each.label(advice.best) for each, found in rows for advice in found}
     handles = [Rectangle((0, 0), 1, 1, facecolor=styles[name].line["color"]) for name in labels]
-    figure.legend(handles, list(labels.values()), loc="outside lower left", ncols=3)
+    rivals = {name: each.label(name) for each, _ in rows for name in marks if _has(each, name)}
+    notes = [f"{marks[name] or 'no mark'}: over {rivals[name]}" for name in marks]
+    handles += [Rectangle((0, 0), 1, 1, alpha=0) for _ in notes]
+    figure.legend(handles, [*labels.values(), *notes], loc="outside lower left", ncols=2)
     return figure
+
+
+def _marks(rows: list[tuple[Configuration, list[Advice]]]) -> dict[str, str]:
+    """A mark for every sampler that a winner is compared with; none for the most frequent one."""
+    rivals = Counter(
+        advice.instead_of for _, found in rows for advice in found if advice.instead_of
+    )
+    return {name: number * "*" for number, (name, _) in enumerate(rivals.most_common())}
+
+
+def _has(configuration: Configuration, provider: str) -> bool:
+    return provider in set(configuration.rows.provider)
 
 
 def _size(configuration: Configuration) -> tuple[int, int]:

@@ -12,6 +12,9 @@ from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._hopper_config import HopperConfig
 from fsbench.kernels._tile_tables import find
 
+PORTABLE_ROWS = 64
+"""Up to so many rows the portable kernel is as fast, and needs less energy (docs/kernel.md)."""
+
 
 def tma_possible(matrix: Tensor) -> bool:
     """Whether TMA can load it: base address and rows are multiples of 16 bytes."""
@@ -61,8 +64,8 @@ def choose(
     """The config to launch with; its type says which kernel.
 
     Args:
-        kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run. A config is
-            one of that kernel.
+        kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run, for more rows
+            than PORTABLE_ROWS. A config is one of that kernel; with "auto" it decides.
 
     Raises:
         InvalidArgument: the Hopper kernel is asked for and cannot run.
@@ -71,6 +74,7 @@ def choose(
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     B, D = hidden.shape
-    if kernel == "portable" or reason:
+    wanted = kernel == "hopper" or isinstance(config, HopperConfig) or B > PORTABLE_ROWS
+    if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, hidden.device, hidden.element_size(), noise)
     return config or hopper_config(B, D, hidden.device)

@@ -32,7 +32,7 @@ class HopperConfig:
 
     def __post_init__(self) -> None:
         for name, options in (
-            ("warpgroups", (1, 2)),
+            ("warpgroups", (1, 2, 3)),
             ("block_v", (128, 256)),
             ("block_d", (64, 128, 256)),
             ("num_stages", tuple(range(2, 17))),
@@ -40,6 +40,10 @@ class HopperConfig:
             if getattr(self, name) not in options:
                 wanted = " or ".join(map(str, options))
                 raise InvalidArgument(f"{name}: expected {wanted}; got {getattr(self, name)}")
+        if self.warpgroups == 3 and self.block_v > 128:
+            raise InvalidArgument(
+                f"block_v: expected 128 with 3 warpgroups (registers); got {self.block_v}"
+            )
         if self.shared_bytes > _SHARED:
             raise InvalidArgument(
                 f"num_stages: expected stages of {_SHARED} bytes in all; got {self.shared_bytes}"
@@ -64,15 +68,15 @@ class HopperConfig:
         return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
 
 
-BUCKETS = (64, 128, 256)
+BUCKETS = (64, 128, 192, 256)
 """Upper ends of the buckets of B; a larger B uses the last bucket's config."""
 
 
 def space(B: int) -> list[HopperConfig]:
     """The tuning space for one bucket of B: no warpgroup without rows, and all stages that fit."""
-    warpgroups = 1 if B <= ROWS else 2
+    warpgroups = -(-B // ROWS) if B <= 3 * ROWS else 2
     found = []
-    for block_v, block_d in product((128, 256), (64, 128, 256)):
+    for block_v, block_d in product((128, 256) if warpgroups < 3 else (128,), (64, 128, 256)):
         stage_bytes = (warpgroups * ROWS + block_v) * block_d * 2
         stages = min(16, _SHARED // stage_bytes)
         if stages >= 2:

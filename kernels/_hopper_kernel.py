@@ -1,9 +1,9 @@
 """Device code of FlashSampling for Hopper: TMA, wgmma and warp specialization, in Gluon.
 
-A program has one warp that loads and one or two warpgroups that compute. The loader copies tiles of
-weight and hidden into a ring of stages; each computing warpgroup multiplies its 64 rows of hidden
-with all of a tile's tokens and then lets the logits enter its running candidates, while the loader
-runs ahead. docs/kernel.md has a figure.
+A program has one warp that loads and one to three warpgroups that compute. The loader copies tiles
+of weight and hidden into a ring of stages; each computing warpgroup multiplies its 64 rows of
+hidden with all of a tile's tokens and then lets the logits enter its running candidates, while the
+loader runs ahead. docs/kernel.md has a figure.
 
 What the logits and the noise are, and what a program leaves behind, is that of
 _flash_sampling_kernel, bit for bit.
@@ -39,7 +39,9 @@ CHUNK = gl.constexpr(64)
 """Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
 LOADER_REGISTERS = gl.constexpr(24)
 SECOND_REGISTERS = gl.constexpr(232)
-"""Of a thread of the loading warp, and of the second warpgroup; the first one gets the rest."""
+THIRD_REGISTERS = gl.constexpr(160)
+"""Of a thread of the loading warp, of the second warpgroup of two, and of the second and third of
+three; the first warpgroup gets the rest."""
 AT_ONCE = gl.constexpr(16)
 """Programs whose masses a thread adds up at once."""
 
@@ -49,6 +51,11 @@ def _accumulator_layout(WIDTH):
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16]
     )
+
+
+@gluon.constexpr_function
+def _power_of_2(least):
+    return 1 << (least - 1).bit_length()
 
 
 @gluon.jit
@@ -341,8 +348,11 @@ def _finish(
     """The last program of a block of rows: decode its tokens, reset the workspace."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, AT_ONCE], [32, 1], [4, 1], [1, 0])
     b0, _, programs_v, first_token, num_tokens = share
-    row = b0 + gl.arange(0, BLOCK_B, gl.SliceLayout(1, LAYOUT))
+    SPAN: gl.constexpr = _power_of_2(BLOCK_B)
+    row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
     there = row < B
+    if SPAN > BLOCK_B:
+        there &= row < b0 + BLOCK_B
     if masses_ptr is not None:
         _, inverse_temperature = _temperatures(temperature, row, B, TEMPERATURE_PER_ROW)
         largest, log_mass = _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT)
@@ -458,7 +468,25 @@ def hopper_kernel(
         () if winners_ptr is None else (winners_ptr,),
         () if masses_ptr is None else (masses_ptr,),
     )
-    if WARPGROUPS == 2:
+    if WARPGROUPS == 3:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 1)),
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 2)),
+                (_load_tiles, (weight, hidden, ring, share, B, V, D, WARPGROUPS, BLOCK_V,
+                               CONTIGUOUS, BLOCK_D, STAGES)),
+            ],
+            [4, 4, 1],
+            [THIRD_REGISTERS, THIRD_REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    elif WARPGROUPS == 2:
         gl.warp_specialize(
             [
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,

@@ -33,6 +33,13 @@ def build_sharded(problem: Problem, shard: Shard) -> Launch:
     return FlashSampling(problem, vocab_shard(shard), kernel="portable")
 
 
+def matmul_form(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    from fsbench.kernels._matmul_form import build_matmul_form
+
+    return build_matmul_form(problem, weight)
+
+
 PROVIDER = Provider(
     name="flash_sampling",
     label="FlashSampling (Triton)",
@@ -45,4 +52,5 @@ PROVIDER = Provider(
     sample=partial(flash_sample, kernel="portable"),
     presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("portable"),
+    matmul_form=matmul_form,
 )

@@ -24,6 +24,13 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     return FlashSampling(problem, weight, "token")
 
 
+def matmul_form(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    from fsbench.kernels._matmul_form import build_matmul_form
+
+    return build_matmul_form(problem, weight, noise="token")
+
+
 PROVIDER = Provider(
     name="flash_sampling_token",
     label="FlashSampling, token noise",
@@ -35,4 +42,5 @@ PROVIDER = Provider(
     sample=partial(flash_sample, noise="token"),
     presets=("lean",),
     tuning=tuning("portable-token"),
+    matmul_form=matmul_form,
 )

@@ -74,7 +74,7 @@ def _local_sample_kernel(
 
 
 @triton.jit(do_not_specialize=["groups"])
-def _choose_group_kernel(
+def _sample_group_kernel(
     seed_ptr,  # [1] int64
     offset_ptr,  # [1] int64
     temperature,  # fp32
@@ -135,7 +135,7 @@ def group_gumbel_parallel(
         _local_sample_kernel[(B * groups,)](
             logits, *noise, keys, masses, V, groups, GROUP=GROUP, num_warps=NUM_WARPS
         )
-        _choose_group_kernel[(B,)](
+        _sample_group_kernel[(B,)](
             *noise, keys, masses, tokens, log_z, groups, BLOCK=BLOCK, num_warps=NUM_WARPS
         )
     return tokens, log_z

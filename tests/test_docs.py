@@ -14,7 +14,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from fsbench import inputs, paper, provider, reference, summary
+from fsbench import breakdown, inputs, paper, provider, reference, summary
 from fsbench.cli import app
 from fsbench.cli.reading import read_results
 from fsbench.compare import paper as beside_paper
@@ -22,7 +22,7 @@ from fsbench.compare import runs
 from fsbench.environment import environment
 from fsbench.presets import PRESETS
 from fsbench.problem import Problem, models
-from fsbench.results import STATUSES, Cell, CellRecord, Round
+from fsbench.results import STATUSES, Cell, CellRecord, Energy, Round
 from fsbench.stats import median_interval
 from fsbench.tables import configurations
 
@@ -104,9 +104,35 @@ def test_every_column_of_results_csv_is_documented() -> None:
 
 
 def test_every_field_of_points_jsonl_is_documented() -> None:
-    wanted = {"schema", "cell", "round", "measured", "status", "reason"}
-    wanted |= {field.name for kind in (Cell, Round) for field in fields(kind)}
+    wanted = {"schema", "cell", "round", "measured", "form", "energy", "lacks", "status", "reason"}
+    wanted |= {field.name for kind in (Cell, Round, Energy) for field in fields(kind)}
     assert set(first_cells(section("results-format.md", "points.jsonl"))) == wanted
+
+
+def test_every_column_of_breakdown_csv_is_documented() -> None:
+    page = section("results-format.md", "breakdown.csv")
+    columns = list(breakdown.kernel_rows([]).columns)
+    own = first_cells(page)
+    assert own == columns[-len(own) :]
+    assert set(columns) <= set(re.findall(r"`(\w+)`", page))
+
+
+def test_the_classes_of_kernels_are_those_of_the_page_on_methodology() -> None:
+    table = section("methodology.md", "Matmul, sampling and the rest")
+    rows = re.findall(r"^\| (matmul|sampling|other) \| (.*) \|$", table, re.MULTILINE)
+    names = [(part, name) for part, cell in rows[:-1] for name in re.findall(r"`(\w+)`", cell)]
+    assert len(names) > 20
+    told = {(name, str(breakdown.part_of(name))) for _, name in names}
+    assert told == {(name, "unknown" if name == "unknown" else part) for part, name in names} - {
+        ("breakdown", "other")
+    }
+    alternatives = {
+        word.strip("^$()")
+        for _, rule in breakdown._RULES
+        for word in re.split(r"[|()]", rule)
+        if re.fullmatch(r"\^?[a-z]{3,}\$?", word)
+    }
+    assert alternatives - {"tem", "bmm", "poi", "red", "per"} <= {name for _, name in names}
 
 
 def test_every_field_of_env_json_is_documented() -> None:
@@ -323,6 +349,44 @@ def test_the_comparison_of_the_committed_run_with_the_paper() -> None:
     assert (cells[cells.index <= 32] - 1).abs().max() < 0.09
     large = cells[cells.index >= 128]
     assert f"ours are {large.min():.2f} to {large.max():.2f} times" in text("comparing.md")
+
+
+def test_what_the_hopper_kernel_reaches_is_the_measured() -> None:
+    def us(run: str, name: str, D: int, batches: list[int]) -> list[float]:
+        table = pd.read_csv(ROOT / "results" / "h200" / run / "results.csv")
+        return list(
+            table.set_index(["provider", "d", "b"]).sort_index()["median_us"][name, D].loc[batches]
+        )
+
+    def row(head: str, above: list[float], below: list[float], digits: int) -> str:
+        cells = [f"{a / b:.{digits}f}" for a, b in zip(above, below, strict=True)]
+        return f"| {head} | {' | '.join(cells)} |"
+
+    reached = section("kernel.md", "What it reaches").replace("**", "")
+    batches = [2**i for i in range(9)]
+    for D, head in ((4096, "D = 4096, V = 151,936"), (8192, "D = 8192, V = 128,256")):
+        hopper, portable, matmul, stream = (
+            us("paper-20261121", name, D, batches)
+            for name in ("flash_sampling_hopper", "flash_sampling", "matmul_only", "weight_stream")
+        )
+        assert row(f"{head}: time / matmul", hopper, matmul, 3) in reached
+        assert row("the portable kernel", portable, matmul, 3) in reached
+        assert row("share of the stream rate", stream[:8], hopper[:8], 2) in reached
+    odd = [3, 24, 77, 96, 129, 144, 160, 176, 192, 200, 224, 512, 1024]
+    hopper, argmax, matmul = (
+        us("odd-20261121", name, 4096, odd)
+        for name in ("flash_sampling_hopper", "gumbel_argmax", "matmul_only")
+    )
+    assert row("time, us", hopper, [1.0] * len(odd), 0) in reached
+    assert row("time / matmul", hopper, matmul, 2) in reached
+    assert row("argmax / matmul", argmax, matmul, 2) in reached
+    profile = pd.read_csv(ROOT / "results" / "h200" / "profile-20261121" / "results.csv")
+    joules = profile.set_index(["provider", "b"])["j_per_token"] * 1e3
+    names = ("flash_sampling_hopper", "flash_sampling", "matmul_only")
+    told = [[f"{joules[name, B]:.{0 if B == 1 else 1}f}" for name in names] for B in (1, 64, 256)]
+    assert f"takes {told[0][0]} mJ, of the portable one {told[0][1]} and" in reached
+    assert f"matmul alone {told[0][2]}; at B = 64 " + "{}, {} and {} mJ".format(*told[1]) in reached
+    assert "at 256 {}, {} and {}".format(*told[2]) in reached
 
 
 def test_every_check_is_in_the_page_on_exactness() -> None:

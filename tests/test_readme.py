@@ -16,7 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 H200 = ROOT / "results" / "h200"
 
-UNLIKE = {"flash_sampling", "flash_sampling_greedy", "flash_sampling_token"} | {
+UNLIKE = {
+    "flash_sampling",
+    "flash_sampling_greedy",
+    "flash_sampling_hopper",
+    "flash_sampling_token",
     "greedy",
     "matmul_only",
     "weight_stream",
@@ -38,9 +42,9 @@ def times(run: str) -> pd.Series:
     ],
 )
 def test_tables_are_quoted_verbatim(name):
-    speedups = (H200 / name).read_text().split("## Median time")[0]
-    # The first table: the fused kernel.
-    lines = [line for line in speedups.splitlines() if line.startswith("|")][:11]
+    text = (H200 / name).read_text().split("## FlashSampling (Hopper)")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 11
     assert "\n".join(lines) in README
 
 
@@ -54,37 +58,67 @@ def test_the_committed_tables_follow_from_the_raw_samples():
 
 
 def test_sentences_about_the_results():
-    paper, lean = times("paper-20261121"), times("lean-20261121")
-    ratio = paper["flash_sampling"] / paper["matmul_only"]
-    at = ratio.index.get_level_values("b")
-    assert ratio[at <= 128].max() < 1
-    assert (ratio[at == 256].round(2).min(), ratio[at == 256].round(2).max()) == (1.05, 1.07)
-    noise = lean["flash_sampling"] / lean["flash_sampling_greedy"]
-    assert noise[at == 256].max() < 1.015
-    for run in (paper, lean):
+    paper, lean, large = (times(f"{name}-20261121") for name in ("paper", "lean", "lean-d8192"))
+    hopper, portable = (
+        paper[name] / paper["matmul_only"] for name in ("flash_sampling_hopper", "flash_sampling")
+    )
+    at = hopper.index.get_level_values("b")
+    assert hopper[at <= 128].max() < 1
+    assert sorted(hopper[at == 256].round(2)) == [1.01, 1.02]
+    assert portable[8192, 256].round(2) == 1.05 and portable[4096, 256].round(2) == 1.07
+    assert (portable / hopper)[at <= 64].round(2).between(0.99, 1.01).all()
+    noise = lean["flash_sampling_hopper"] / lean["flash_sampling_greedy"]
+    at = noise.index.get_level_values("b")
+    assert noise[4096, 256].round(2) == 1.03 and noise[at <= 64].max() < 1.005
+    for run in (paper, lean, large):
         for name in set(run.index.get_level_values("provider")) - UNLIKE:
-            slower = run[name] / run["flash_sampling"]
-            if name == "gumbel_argmax":
-                assert round(slower[8192, 256], 2) == 0.99
-                slower = slower.drop((8192, 256))
-            assert slower.min() > 1, name
+            assert (run[name] / run["flash_sampling_hopper"]).min() > 1, name
     token = (lean["flash_sampling_token"] / lean["flash_sampling"]).round(2)
-    assert (token[:, 128].min(), token[:, 128].max()) == (1.23, 1.39)
-    assert (token[:, 256].round(1).min(), token[:, 256].round(1).max()) == (1.6, 2.1)
+    assert (token[4096, 128], token[4096, 256]) == (1.17, 1.32)
     matmul = lean["matmul_only", 4096, 256]
     assert f"adds {lean['gumbel_argmax', 4096, 256] - matmul:.0f} us to the matmul" in README
     assert f"its lean form {lean['flashinfer_gumbel_lean', 4096, 256] - matmul:.0f}" in README
     added = paper["flashinfer_gumbel", 4096, 256] - paper["matmul_only", 4096, 256]
     assert f"FI2 adds {added:.0f}" in README
-    memory = pd.read_csv(H200 / "lean-20261121" / "results.csv").set_index("provider")
-    assert memory.loc["flash_sampling", "peak_extra_bytes"].max() < 0.5e6
+    memory = pd.read_csv(H200 / "lean-20261121" / "results.csv").groupby("provider")
+    peaks = memory["peak_extra_bytes"].max()
+    assert peaks["flash_sampling_hopper"] < 0.5e6
+    assert round(peaks["gumbel_argmax"] / 1e6) == 78
 
 
-def test_every_committed_verification_passed():
-    checks = json.loads((H200 / "verify-20261121.json").read_text())
-    assert all(check["passed"] for check in checks)
-    exact = [check["provider"] for check in checks if "not exact" in check["detail"]]
-    assert exact == ["flashinfer_top_k_top_p"]
+def test_sentences_about_other_shapes():
+    models = pd.read_csv(H200 / "models-20261121" / "results.csv")
+    heads = models.groupby(["d", "v"])
+    # Two of the 14 models share a head.
+    assert {tuple(sorted(set(head["b"]))) for _, head in heads} == {(1, 64, 256)}
+    cell = models.set_index(["provider", "d", "v", "b"])["median_us"]
+    ratio = cell["flash_sampling_hopper"] / cell["matmul_only"]
+    assert (ratio.min().round(2), ratio.max().round(2)) == (0.86, 1.04)
+    for rival in ("gumbel_argmax", "flashinfer_gumbel_lean"):
+        assert (cell[rival] / cell["flash_sampling_hopper"]).min() > 1
+    odd = pd.read_csv(H200 / "odd-20261121" / "results.csv").set_index(["provider", "b"])[
+        "median_us"
+    ]
+    slower = (odd["flash_sampling_hopper"] / odd["gumbel_argmax"]).round(2)
+    assert slower[slower > 1].to_dict() == {129: 1.03, 144: 1.02, 200: 1.10, 224: 1.02, 1024: 1.06}
+    assert slower[512] == 0.94
+
+
+def test_sentences_about_verification():
+    """docs/exactness.md says why the two failures are in the record."""
+    checks = [
+        check
+        for path in sorted((H200 / "verify").glob("*.jsonl"))
+        for check in map(json.loads, path.read_text().splitlines())
+        if "verdict" in check
+    ]
+    latest = {(check["provider"], check["name"]): check for check in checks}
+    failed = {name for name, check in latest.items() if check["verdict"] == "FAILED"}
+    assert failed == {("flash_sampling_online", "tail 16"), ("multinomial", "variation")}
+    for sampler in ("flash_sampling", "flash_sampling_hopper"):
+        mine = {name: check for (provider, name), check in latest.items() if provider == sampler}
+        assert len(mine) == 21 and {check["verdict"] for check in mine.values()} == {"ok"}
+        assert mine["variation"]["draws"] >= 1e8 and mine["variation"]["bound"] < 0.001
 
 
 def test_results_name_the_machine_and_the_commit():

@@ -19,10 +19,24 @@ for each in json.load(sys.stdin)["providers"]:
     if each["kind"] in ("exact", "greedy") and each["cuda"] == "yes":
         print(each["name"])')
 
+# The exact samplers of both presets, but for those in plain torch.
+profiled="flash_sampling flash_sampling_hopper flash_sampling_token gumbel_argmax
+    group_gumbel_parallel flashinfer_gumbel flashinfer_gumbel_lean
+    flashinfer_top_k_top_p flashinfer_top_k_top_p_lean multinomial_compiled exponential_race
+    matmul_only"
+
 jobs() {
-    echo "paper fsbench run --preset paper --out $FOLDER/paper"
-    echo "lean fsbench run --preset lean --out $FOLDER/lean"
+    echo "paper fsbench run --preset paper --breakdown --out $FOLDER/paper"
+    echo "lean fsbench run --preset lean --breakdown --out $FOLDER/lean"
     echo "options python3 tools/measure_options.py $FOLDER/options/options.csv"
+    # Unverified and with caches of its own, so that first calls are cold.
+    cold=$(mktemp -d)
+    echo "profile env TRITON_CACHE_DIR=$cold/triton TORCHINDUCTOR_CACHE_DIR=$cold/inductor" \
+        "FLASHINFER_WORKSPACE_BASE=$cold timeout 300" \
+        "fsbench run --batch 1,16,64,256 --iters 50 --breakdown --energy 0.5 --no-check" \
+        "$(printf -- '--provider %s ' $profiled) --out $FOLDER/profile"
+    echo "store fsbench run --provider flash_sampling --provider flash_sampling_store --no-check" \
+        "--out $FOLDER/store"
     echo "models fsbench run --model $models --batch 1,64,256 --iters 50 --no-check" \
         "--provider flash_sampling_hopper --provider flash_sampling --provider gumbel_argmax" \
         "--provider matmul_only --provider weight_stream --out $FOLDER/models"

@@ -97,6 +97,7 @@ def _with_paper(
     paths: list[Path], gpu: str, fused: str | None, within: str | None, fail_on: str | None
 ) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
+    from fsbench import logits_store
     from fsbench.cli import comparing
     from fsbench.cli.reading import read_results
     from fsbench.compare import paper
@@ -105,8 +106,17 @@ def _with_paper(
     margin = percent("--within", within) if within is not None else paper.WITHIN
     limit = fail_limit(fail_on, "worse", margin)
     fused = fused or published.source()["fused"]["provider"]
-    found = paper.compare(configurations(read_results(paths)), gpu, fused)
-    comparing.print_paper(found, gpu, fused, margin)
+    every = configurations(read_results(paths))
+    shares = [(one, table) for one in every if len(table := paper.shares(one, fused))]
+    stores = [(one, table) for one in every if len(table := logits_store.overhead(one))]
+    found = paper.compare(every, gpu, fused, needed=not shares and not stores)
+    comparing.print_sources(gpu, fused)
+    if found:
+        comparing.print_speedups(found, gpu, margin)
+    comparing.print_shares(shares)
+    comparing.print_stores(stores)
+    if found:
+        comparing.print_summary([cells for _, cells in found], margin)
     return [
         f"Table {cell.table}, B = {cell.b}, vs {cell.method}: {cell.ratio:.3f} of the paper's"
         for _, cells in found

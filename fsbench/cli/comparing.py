@@ -87,12 +87,8 @@ def _name(cell: pd.Series) -> str:
     return f"{cell.provider}, B = {cell.b}, D = {cell.d}, V = {cell.v}"
 
 
-def print_paper(
-    found: list[tuple[Configuration, pd.DataFrame]], gpu: str, fused: str, margin: float
-) -> None:
-    """The result of `paper.compare`: which sampler is which column, the cells, the summary."""
-    import pandas as pd
-
+def print_sources(gpu: str, fused: str) -> None:
+    """What the paper is, and which sampler of ours is compared with which of its methods."""
     source = published.source()
     print(f"Paper: {source['title']} ({source['version']}), {source['url']}")
     print(f"  {gpu.upper()}; {source['measuring']}\n")
@@ -102,6 +98,13 @@ def print_paper(
     print(f"  {own['method']}: {fused} ({note})")
     for method, entry in source["baselines"].items():
         print(f"  {method}: {entry['provider']} ({entry['note']})")
+
+
+def print_speedups(
+    found: list[tuple[Configuration, pd.DataFrame]], gpu: str, margin: float
+) -> None:
+    """The result of `paper.compare`, cell by cell."""
+    baselines = published.source()["baselines"]
     for configuration, cells in found:
         print(f"\nTable {cells['table'].iloc[0]}, {gpu.upper()}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
@@ -112,12 +115,43 @@ def print_paper(
                 *(f"{cell.paper:.2f}", f"{cell.ratio:.3f}", paper.verdict(cell.ratio, margin)),
             )
         _print(shown)
-        missing = [name for name in source["baselines"] if name not in set(cells["method"])]
+        missing = [name for name in baselines if name not in set(cells["method"])]
         if missing:
             print(f"not in these results: {', '.join(missing)}")
+
+
+def print_shares(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
+    """The results of `paper.shares`."""
+    for configuration, shares in found:
+        print(f"\nTable 1, {published.source()['table']['1']}; ours: {configuration.title}")
+        print(f"  {configuration.conditions}\n")
+        shown = _table("sampler", "B", "ours, %", "paper, %", "split by")
+        for row in shares.itertuples():
+            by = "names" if row.split_by == "names" else f"difference to {row.split_by} form"
+            shown.add_row(row.method, str(row.b), f"{row.ours:.1f}", f"{row.paper:.1f}", by)
+        _print(shown)
+
+
+def print_stores(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
+    """The results of `logits_store.overhead`."""
+    for configuration, table in found:
+        print(f"\nTable 9, {published.source()['table']['9']}; ours: {configuration.title}")
+        print(f"  {configuration.conditions}\n")
+        shown = _table("B", "2B/D, %", f"ours, % [{LEVEL:.0%}]", "paper, %")
+        for B, row in table.iterrows():
+            ours = _interval(row["measured_pct"], row["lo_pct"], row["hi_pct"], 2)
+            theirs = "" if row["paper_pct"] != row["paper_pct"] else f"{row['paper_pct']:.1f}"
+            shown.add_row(str(B), f"{row['predicted_pct']:.2f}", ours, theirs)
+        _print(shown)
+
+
+def print_summary(found: list[pd.DataFrame], margin: float) -> None:
+    """All cells of `paper.compare` in a line, and what the fused kernel has no part in."""
+    import pandas as pd
+
     print()
-    _print_summary(pd.concat([cells for _, cells in found]), margin)
-    spread = max(paper.spread(cells) for _, cells in found)
+    _print_summary(pd.concat(found), margin)
+    spread = max(paper.spread(cells) for cells in found)
     if spread == 0:  # one baseline, so nothing to tell its part from the fused kernel's
         return
     print(
@@ -144,7 +178,7 @@ def _table(*headings: str) -> Table:
     """An empty table; columns of figures are aligned to the right."""
     shown = plain_table(padding=(0, 1, 0, 0))
     for heading in headings:
-        left = heading in ("sampler", "vs", "verdict")
+        left = heading in ("sampler", "vs", "verdict", "split by")
         shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
     return shown
 

@@ -54,7 +54,7 @@ def measure_on(
             Runner(plan, store, timer, facts["gpu"], nvml_index, report).run()
     finally:
         store.close()
-    return _finish(store.folder)
+    return _finish(store.folder, options)
 
 
 def measure_over_ranks(
@@ -91,7 +91,7 @@ def measure_over_ranks(
                 ranks.measure(part, report)
             else:
                 ranks.measure_as_rank(part, rank, "env://", report)
-    return 0 if rank else _finish(folder)
+    return 0 if rank else _finish(folder, options)
 
 
 def _rank_of_torchrun(degrees: list[int], folder: Path | None) -> int | None:
@@ -131,15 +131,24 @@ def _progress(folder: Path, silent: bool = False) -> Iterator[Report]:
         raise
 
 
-def _finish(folder: Path) -> int:
+def _finish(folder: Path, options: dict[str, Any]) -> int:
     """Export and print what a folder holds; returns the exit code."""
-    from fsbench import scaling, summary, tables
-    from fsbench.cli.reporting import print_summary
+    from fsbench import breakdown, logits_store, scaling, summary, tables
+    from fsbench.cli.reporting import print_breakdown, print_energy, print_summary
+    from fsbench.results import read_records
 
+    records = read_records(folder)
     table = summary.export_csv(folder)
     written = tables.write_tables(folder, table)
     written += scaling.write_scaling(folder, tables.configurations(table))
+    written += logits_store.write_tables(folder, table)
+    if kernels := breakdown.export_csv(folder, records):
+        written.append(kernels)
     print_summary(table)
+    if options["breakdown"]:
+        print_breakdown(table, records)
+    if options["energy"] is not None:
+        print_energy(table)
     print(f"\nWrote {folder}/results.csv and {len(written)} tables beside it.")
     return _exit_code(table)
 

@@ -16,10 +16,17 @@ def plot(
         list[Path], typer.Argument(help="Results folders, or folders that contain some.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("plots"),
+    figures: Annotated[
+        str | None,
+        typer.Option("--figure", help="Comma list, as breakdown,costs. Default: all."),
+    ] = None,
     formats: Annotated[str, typer.Option("--format", help="Comma list of png, pdf, svg.")] = "png",
 ) -> None:
-    """Draw runtime, speedup, roofline and bandwidth for every configuration in the results.
+    """Draw the figures of every configuration in the results.
 
+    These are runtime, speedup, roofline and bandwidth; the breakdown of kernel time into matmul and
+    sampling; costs: energy, memory and the first call; and what storing the logits adds. What was
+    not measured is left out.
     Where several LM heads were measured alike, also the fastest sampler by B and LM head; where
     several numbers of GPUs were, the time against these.
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
@@ -30,23 +37,23 @@ def plot(
     from fsbench.plotstyle import styles
     from fsbench.tables import configurations, families
 
+    chosen = plotting.check_figures(
+        (name.strip() for name in figures.split(",")) if figures else plotting.ALL
+    )
     suffixes = plotting.check_formats(name.strip() for name in formats.split(","))
     frame = measured_results(results)
     found = configurations(frame)
     looks = styles(frame)
     for configuration in found:
-        for name in plotting.FIGURES:
+        for name in (name for name in chosen if name in plotting.FIGURES):
             figure = plotting.draw(name, configuration, looks)
             if figure is None:
-                print(
-                    f"no {name} figure for {configuration.stem}: "
-                    "no fused and unfused exact sampler were measured in one run"
-                )
+                print(f"no {name} figure for {configuration.stem}: {plotting.ABSENT[name]}")
                 continue
             _save(figure, out / f"{name}_{configuration.stem}", suffixes)
-    for stem, alike in scaling.over_ranks(found).items():
+    for stem, alike in scaling.over_ranks(found).items() if "scaling" in chosen else ():
         _save(scaling_figure.draw(alike, looks), out / f"scaling_{stem}", suffixes)
-    for stem, alike in families(found).items():
+    for stem, alike in families(found).items() if "winner" in chosen else ():
         figure = winners.draw(alike, looks)
         if figure is not None:
             _save(figure, out / f"winner_{stem}", suffixes)

@@ -115,7 +115,8 @@ def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
         if able.known_deviation:
             told[name] = f"total variation of {able.known_deviation:g} from the exact law"
         elif able.exact_to_gap is not None:
-            told[name] = f"tokens less likely than e^-{able.exact_to_gap:g} are drawn too rarely"
+            how = "too rarely or too often" if able.excess_beyond_gap else "too rarely"
+            told[name] = f"tokens less likely than e^-{able.exact_to_gap:g} are drawn {how}"
     return told
 
 

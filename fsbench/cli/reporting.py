@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pandas as pd
     from rich.console import Console
     from rich.table import Table
 
+    from fsbench.results import CellRecord
     from fsbench.runner import Plan
     from fsbench.tables import Configuration
 
@@ -82,21 +85,85 @@ def print_summary(table: pd.DataFrame) -> None:
         of = int((table["provider"] == provider).sum())
         cells = f"all {of} cells" if len(group) == of else f"{len(group)} of {of} cells"
         console.print(f"{provider}: {status} ({cells}): {reason}", markup=False)
+    for (provider, lacks), group in table[table["lacks"].fillna("") != ""].groupby(
+        ["provider", "lacks"]
+    ):
+        console.print(f"{provider}: not measured ({len(group)} cells): {lacks}", markup=False)
     for doubt in doubts(table):
         console.print(f"warning: {doubt}", markup=False)
 
 
+def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
+    """Time of matmul, sampling and the rest by sampler and B, and which kernels nobody knows."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fsbench.breakdown import Part, kernel_rows
+    from fsbench.cli.tables import plain_table
+    from fsbench.tables import configurations
+
+    # As wide as the table needs: cut names and figures would be worse than long lines.
+    console = Console(highlight=False, soft_wrap=True, width=200)
+    for configuration in configurations(table):
+        console.print(f"\n[bold]Time in kernels, us[/]: {escape(configuration.title)}")
+        shown = plain_table(padding=(0, 1, 0, 0))
+        for heading in ("sampler", "B", "matmul", "sampling", "other", "sampling, %", "split by"):
+            left = heading in ("sampler", "split by")
+            shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
+        measured = configuration.measured
+        for row in measured[measured["matmul_us"].notna()].itertuples():
+            parts = (row.matmul_us, row.sampling_us, row.other_us)
+            by = row.split_by if row.split_by == "names" else f"difference to {row.split_by} form"
+            shown.add_row(
+                *(escape(row.label), str(row.b), *(f"{part:.1f}" for part in parts)),
+                *(f"{100 * row.sampling_us / sum(parts):.1f}", by),
+            )
+        console.print(shown)
+        unsplit = measured[measured["matmul_us"].isna()]["label"].unique()
+        if len(unsplit):
+            console.print(f"not split: {', '.join(unsplit)}", markup=False)
+    kernels = kernel_rows(records)
+    for (provider, kernel), rows in kernels[kernels["part"] == Part.UNKNOWN].groupby(
+        ["provider", "kernel"]
+    ):
+        console.print(
+            f"not classed: {kernel} of {provider}, up to {rows['share'].max():.1%} of its time",
+            markup=False,
+        )
+
+
+def print_energy(table: pd.DataFrame) -> None:
+    """Energy of a token by sampler and B, of every configuration that has any."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fsbench.tables import configurations
+
+    console = Console(highlight=False, soft_wrap=True)
+    measured = table[table["j_per_token"].notna()]
+    for configuration in configurations(measured):
+        idle = configuration.measured["idle_w"].median()
+        console.print(f"\n[bold]Energy, mJ per token[/]: {escape(configuration.title)}")
+        console.print(f"of the whole GPU, which draws {idle:.0f} W when idle\n", markup=False)
+        console.print(_by_batch(configuration, configuration.measured["j_per_token"] * 1e3))
+
+
 def _times(configuration: Configuration) -> Table:
     """One line per sampler, one column per B; the fastest exact sampler of each B in bold."""
+    return _by_batch(configuration, configuration.measured["median_us"])
+
+
+def _by_batch(configuration: Configuration, values: pd.Series) -> Table:
+    """Values of the measured rows by sampler and B; the least of the exact samplers in bold."""
     from rich.markup import escape
 
     from fsbench.cli.tables import plain_table
     from fsbench.provider import Kind
 
     shown = plain_table(padding=(0, 1, 0, 0))
-    measured = configuration.measured
+    measured = configuration.measured.assign(value=values)
     exact = measured[measured["kind"] == Kind.EXACT]
-    fastest = exact.groupby("b")["median_us"].min()
+    least = exact.groupby("b")["value"].min()
     batches = sorted(measured["b"].unique())
     shown.add_column("B")
     for b in batches:
@@ -104,12 +171,12 @@ def _times(configuration: Configuration) -> Table:
     for provider in configuration.providers():
         rows = measured[measured["provider"] == provider].set_index("b")
         kind = rows["kind"].iloc[0]
-        times = []
+        cells = []
         for b in batches:
-            time = rows["median_us"].get(b)
-            best = time == fastest.get(b) and kind == Kind.EXACT
-            text = "-" if time is None else f"{time:.1f}" if time < 1000 else f"{time:.0f}"
-            times.append(f"[bold]{text}[/]" if best else text)
+            value = rows["value"].get(b)
+            best = value == least.get(b) and kind == Kind.EXACT
+            text = "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+            cells.append(f"[bold]{text}[/]" if best else text)
         note = " (lower bound)" if kind == Kind.LOWER_BOUND else ""
-        shown.add_row(escape(configuration.label(provider)) + note, *times)
+        shown.add_row(escape(configuration.label(provider)) + note, *cells)
     return shown

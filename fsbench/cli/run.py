@@ -88,6 +88,21 @@ def run(
     timeout: Annotated[
         float, typer.Option(help="Seconds that ranks (--tp) may be silent before their cell ends.")
     ] = 300.0,
+    breakdown: Annotated[
+        bool,
+        typer.Option(
+            "--breakdown",
+            help="Show the time of matmul, sampling and the rest; time fused kernels without "
+            "sampling, too, to split them.",
+        ),
+    ] = False,
+    energy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="After timing, repeat each cell this long and count the joules per token.",
+        ),
+    ] = None,
 ) -> None:
     """Time samplers over batch sizes and LM heads; write CSV and Markdown tables.
 
@@ -133,8 +148,12 @@ def run(
         rounds=max(1, min(effort.rounds, iters)) if rounds is None else rounds,
         seed=seed,
         check=check,
+        forms=breakdown,
+        energy_s=energy,
     )
     if several:
+        if breakdown or energy is not None:
+            raise InvalidArgument("--tp: expected 1 with --breakdown or --energy; got " + tp)
         indices = _of_ranks(indices, max(degrees), gpu)
     if device == "cuda":
         require_gpus(indices)

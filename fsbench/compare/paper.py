@@ -79,17 +79,44 @@ def spread(table: pd.DataFrame) -> float:
     return float((ratios.max() / ratios.min()).max() - 1)
 
 
+def shares(configuration: Configuration, fused: str) -> pd.DataFrame:
+    """Sampling as a share of kernel time beside the paper's Table 1, in percent.
+
+    The paper's GPU is another one (an RTX 3090), and it does not say which LM head it profiled.
+
+    Returns:
+        Columns b, method, provider, ours, split_by (results.csv) and paper. No rows where nothing
+        was measured that Table 1 has.
+    """
+    source = paper.source()
+    names = {source["fused"]["method"]: fused}
+    names |= {method: entry["provider"] for method, entry in source["baselines"].items()}
+    columns = ["provider", "b", "matmul_us", "sampling_us", "other_us", "split_by"]
+    rows = configuration.measured.reindex(columns=columns)
+    rows = rows[rows["matmul_us"].notna()]
+    whole = rows["matmul_us"] + rows["sampling_us"] + rows["other_us"]
+    rows = rows.assign(ours=100 * rows["sampling_us"] / whole)
+    table = paper.table(1)
+    table = table.assign(provider=table["method"].map(names), paper=table["sampling_pct"])
+    both = table.merge(rows, on=["provider", "b"])
+    return both[["b", "method", "provider", "ours", "split_by", "paper"]]
+
+
 def compare(
-    configurations: Iterable[Configuration], gpu: str, fused: str
+    configurations: Iterable[Configuration], gpu: str, fused: str, needed: bool = True
 ) -> list[tuple[Configuration, pd.DataFrame]]:
-    """Every configuration that the paper has, with its `cells`; raises if there is none."""
+    """Every configuration that the paper has, with its `cells`.
+
+    Raises:
+        ResultsError: there is none, and it is `needed`: no other table has anything to compare.
+    """
     configurations = list(configurations)
     known = {name for one in configurations for name in one.providers(Kind.EXACT, fused=True)}
     if fused not in known and known:
         raise unknown_name("--fused", fused, known)
     found = [(one, cells(one, gpu, fused)) for one in configurations]
     found = [(one, table) for one, table in found if len(table)]
-    if not found:
+    if not found and needed:
         shapes = " or ".join(
             f"D = {shape['d']}, V = {shape['v']}" for shape in paper.source()["speedups"].values()
         )

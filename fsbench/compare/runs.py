@@ -18,7 +18,7 @@ from fsbench.tables import CONDITIONS, conditions_in_words, normalized
 
 WITHIN = 0.02
 """An interval covers one run only. Two runs of one program on one H200, minutes apart, differ by up
-to 1.7 %, interval included (results/h200: `paper` and `lean`)."""
+to 2.0 %, interval included (results/h200: `paper` and `lean`)."""
 
 PROBLEM = ["device", "d", "v", *CONDITIONS]
 """What cells must share to stand in one table."""

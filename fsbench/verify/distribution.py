@@ -120,16 +120,18 @@ def check_variation(provider: Provider, draws: Draws, wanted: int) -> Check:
     bins = position_bins(p)
     check = fit_check("variation", *_binned(counts, p, bins), able.known_deviation, what)
     if not check.passed and able.exact_to_gap is not None:
-        return _fit_above(able.exact_to_gap, counts, p, bins, what)
+        return _fit_above(able.exact_to_gap, able.excess_beyond_gap, counts, p, bins, what)
     if check.deviates or not check.passed:
         return check
     return replace(check, detail=f"{check.detail}; total variation below {check.bound:.2g}")
 
 
-def _fit_above(gap: float, counts: Tensor, p: Tensor, bins: Tensor, what: str) -> Check:
+def _fit_above(
+    gap: float, excess: float, counts: Tensor, p: Tensor, bins: Tensor, what: str
+) -> Check:
     """`variation` where noise ends: tokens likelier than e^-gap follow the law among themselves.
 
-    Beside them no bin of the others is drawn too often.
+    Beside them no bin of the others is drawn too often, by more than the part `excess`.
     """
     near = p >= math.exp(-gap)
     check = fit_check(
@@ -137,7 +139,8 @@ def _fit_above(gap: float, counts: Tensor, p: Tensor, bins: Tensor, what: str) -
     )
     far, shares = _binned(counts * ~near, p * ~near, bins)
     n, n_near, p_near = int(counts.sum()), int(counts[near].sum()), float(p[near].sum())
-    too_many = len(far) * float(binom.sf(far - 1, n_near + far, shares / (p_near + shares)).min())
+    most = shares * (1.0 + excess)
+    too_many = len(far) * float(binom.sf(far - 1, n_near + far, most / (p_near + most)).min())
     p_value = min(1.0, 2 * min(check.p_value or 0.0, too_many))
     ratio = float(far.sum() / (n * shares.sum()))
     drawn, expected = _binned(counts, p, bins)
@@ -191,7 +194,8 @@ def check_tail(provider: Provider, draws: Draws, gap: float, tokens: int) -> Che
     exact = binomial_p(hits, n, p)
     beyond = able.exact_to_gap is not None and gap > able.exact_to_gap
     low = 0.0 if beyond else max(0.0, p - able.known_deviation)
-    p_value = binomial_p(hits, n, low, min(1.0, p + able.known_deviation))
+    high = p * (1.0 + able.excess_beyond_gap) if beyond else p + able.known_deviation
+    p_value = binomial_p(hits, n, low, min(1.0, high))
     ratio = hits / (n * p)
     told = f"{hits} draws, {n * p:.1f} expected: {ratio:.2g} of exact"
     if exact <= ALPHA:

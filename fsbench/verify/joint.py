@@ -133,9 +133,10 @@ def check_samples(provider: Provider, draws: Draws, steps: int) -> Check:
                 temperature=draws.problem.temperature,
                 num_samples=n,
             )
-            require_inside(require_form(result.tokens, (B, n)), V)
-            out.append(result.tokens.long())
-        return torch.stack(out)
+            out.append(require_form(result.tokens, (B, n)).long())
+        tokens = torch.stack(out)
+        require_inside(tokens, V)
+        return tokens
 
     mine, others = samples(SEED), samples(SEED + 1)
     pairs = [(f"sample + {lag}", mine[:, :, :-lag], mine[:, :, lag:]) for lag in (1, 2, 3)]

@@ -49,13 +49,25 @@ def _names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_draws_four_figures_per_configuration_and_prints_them(tmp_path):
+def test_one_figure_only(tmp_path):
+    _results(tmp_path / "a")
+    _plot(tmp_path / "a", "--out", tmp_path / "figures", "--figure", "roofline, runtime")
+    names = ["roofline_h200_d64_v1000.png", "runtime_h200_d64_v1000.png"]
+    assert _names(tmp_path / "figures") == names
+    with pytest.raises(InvalidArgument, match=r"--figure: expected one of .*; got 'rooflime'"):
+        _plot(tmp_path / "a", "--figure", "rooflime")
+
+
+def test_draws_what_was_measured_of_each_configuration_and_prints_it(tmp_path):
     _results(tmp_path / "a")
     out = tmp_path / "figures"
     result = _plot(tmp_path / "a", "--out", out, "--format", "png, svg")
     names = [f"{name}_h200_d64_v1000.{suffix}" for name in FIGURES for suffix in ("png", "svg")]
     assert _names(out) == names
-    assert sorted(result.stdout.splitlines()) == [f"wrote {out / name}" for name in names]
+    wrote = [line for line in result.stdout.splitlines() if line.startswith("wrote")]
+    assert sorted(wrote) == [f"wrote {out / name}" for name in names]
+    for name in ("breakdown", "costs"):
+        assert f"no {name} figure for h200_d64_v1000: not measured" in result.stdout
 
 
 def test_merges_folders_and_tells_machines_apart(tmp_path):

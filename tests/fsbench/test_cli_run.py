@@ -84,7 +84,7 @@ def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     names = {path.name for path in folder.iterdir()}
     assert names == {
         *("points.jsonl", "env.json", "results.csv"),
-        *("speedup_cpu_d16_v50.csv", "speedup_cpu_d16_v50.md"),
+        *("speedup_cpu_d16_v50.csv", "speedup_cpu_d16_v50.md", "breakdown.csv"),
     }
     table = pd.read_csv(folder / "results.csv")
     assert set(table["status"]) == {"ok"} and set(table["n_samples"]) == {4}
@@ -95,7 +95,29 @@ def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     assert environment["options"]["seed"] == 3
     assert "Median time, us: CPU, D = 16, V = 50" in out
     assert "Matmul only (lower bound)" in out
-    assert out.rstrip().endswith("Wrote here/results.csv and 2 tables beside it.")
+    assert out.rstrip().endswith("Wrote here/results.csv and 3 tables beside it.")
+
+
+def test_breakdown_is_printed_and_says_what_it_cannot_class(fsbench, tmp_path):
+    options = ["--breakdown", "--out", "here"]
+    code, out, _ = fsbench("run", "--preset", "smoke", *TINY, *options)
+    assert code == 0
+    assert "Time in kernels, us: CPU, D = 16, V = 50" in out
+    # The fake timer gives every step 100 us and up to 2 % more, in one kernel.
+    fused = next(line for line in out.splitlines() if "difference to greedy form" in line)
+    matmul, sampling, other, share = map(float, fused.split()[-8:-4])
+    assert 100 <= matmul <= 102 and abs(sampling) <= 2 and other == 0 and abs(share) <= 2
+    assert "not classed: fake_kernel of matmul_only, up to 100.0% of its time" in out
+    assert "not split: " in out
+    forms = pd.read_csv(tmp_path / "here" / "breakdown.csv")["form"]
+    assert set(forms.dropna()) == {"greedy"}
+
+
+def test_energy_needs_a_gpu(fsbench):
+    code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--energy", "1")
+    assert code == 4 and "--energy: needs a GPU" in err
+    code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--energy", "0.1")
+    assert code == 2 and "--energy: expected at least 0.5 seconds; got 0.1" in err
 
 
 def test_by_default_results_are_filed_by_machine_and_time(fsbench, tmp_path):
@@ -445,3 +467,19 @@ def test_python_m_fsbench(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "problems x" in done.stdout
+
+
+def test_energy_is_printed_by_sampler_and_batch(capsys):
+    from fsbench.cli.reporting import print_energy
+
+    row = dict(kind="exact", fused=True, gpu="NVIDIA H200", device="cuda", d=4, v=9, dtype="bf16")
+    how = dict(tp=1, temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold")
+    time = dict(status="ok", median_us=1.0, ci_lo_us=1.0, ci_hi_us=1.0, idle_w=88.4)
+    table = [
+        {**row, **how, **time, "provider": name, "label": name, "b": b, "j_per_token": joules}
+        for name, b, joules in (("a", 1, 0.21), ("a", 2, 0.1), ("b", 1, 0.3), ("c", 1, None))
+    ]
+    print_energy(pd.DataFrame(table))
+    lines = capsys.readouterr().out.splitlines()
+    assert "of the whole GPU, which draws 88 W when idle" in lines
+    assert [line.split() for line in lines[-2:]] == [["a", "210.0", "100.0"], ["b", "300.0", "-"]]

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from fsbench import paper
-from fsbench.compare.paper import Verdict, cells, compare, spread, verdict
+from fsbench.compare.paper import Verdict, cells, compare, shares, spread, verdict
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.tables import configurations
 
@@ -136,3 +136,33 @@ def test_two_ways_of_measuring_are_two_tables():
     rows = _as_published("h200") + _as_published("h200", factor=2.0, graph=False)
     found = compare(configurations(pd.DataFrame(rows)), "h200", FUSED)
     assert sorted(round(table["ratio"].mean(), 6) for _, table in found) == [1.0, 2.0]
+
+
+def _parts(provider, b, matmul, sampling, other, by="names", **changes):
+    split = dict(matmul_us=matmul, sampling_us=sampling, other_us=other, split_by=by)
+    return _row(provider, b, 100.0, **split, **changes)
+
+
+def test_the_share_of_sampling_beside_table_1():
+    rows = [
+        _parts(FUSED, 64, 95.0, 5.0, 0.0, "matmul", fused=True),
+        _parts(BASELINES["FI2"], 64, 80.0, 15.0, 5.0),
+        _parts(BASELINES["FI2"], 2, 80.0, 15.0, 5.0),  # a B that Table 1 does not have
+        _parts(BASELINES["FI1"], 64, 80.0, 15.0, 5.0),  # a method that it does not have
+        _parts(BASELINES["Multinomial"], 64, None, None, None, None),
+    ]
+    found = shares(_only(rows), FUSED)
+    assert found.to_numpy().tolist() == [
+        [64, "FlashSampling", FUSED, 5.0, "matmul", 6.0],
+        [64, "FI2", BASELINES["FI2"], 15.0, "names", 11.4],
+    ]
+    other = _parts("other", 1, 99.0, 1.0, 0.0, "greedy", fused=True)
+    assert shares(_only([other]), "other")["ours"].tolist() == [1.0]
+
+
+def test_results_without_the_parts_have_no_shares():
+    assert shares(_only(_as_published("h200")), FUSED).empty
+
+
+def test_speedups_are_needed_where_there_is_nothing_else():
+    assert compare([], "h200", FUSED, needed=False) == []

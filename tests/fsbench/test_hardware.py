@@ -41,6 +41,7 @@ class FakeNvml:
             "nvmlDeviceGetClockInfo": lambda handle, kind: {1: 1980, 2: 3201}[kind],
             "nvmlDeviceGetCudaComputeCapability": lambda handle: [9, 0],
             "nvmlDeviceGetPowerUsage": lambda handle: 612_500,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 123_456 + handle,
             "nvmlDeviceGetTemperature": lambda handle, sensor: 41,
             "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: self.reasons,
         }
@@ -137,3 +138,15 @@ def test_cpu_name(monkeypatch):
     assert hardware.cpu_name() == "AMD EPYC 9654: 96-Core"
     monkeypatch.setattr(Path, "read_text", lambda path: "processor : 0\n")
     assert hardware.cpu_name()  # an Arm machine: the architecture at least
+
+
+def test_energy_is_the_counter_of_the_gpu_in_millijoules(nvml):
+    assert hardware.energy_mj(1) == 123_457
+    assert hardware.energy_mj(None) is None
+    nvml.refuse = {"nvmlDeviceGetTotalEnergyConsumption"}
+    assert hardware.energy_mj(1) is None
+
+
+def test_there_is_no_energy_without_nvml(monkeypatch):
+    monkeypatch.setattr(hardware, "_nvml", lambda: (None, "no driver"))
+    assert hardware.energy_mj(0) is None

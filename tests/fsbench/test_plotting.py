@@ -2,16 +2,18 @@
 
 import itertools
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from fsbench import iomodel, plotting
+from fsbench import iomodel, logits_store, plotting
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.plotstyle import styles
 from fsbench.problem import Problem
 from fsbench.tables import configurations
 
 BATCHES = (1, 2, 4)
+PARTS = ("matmul_us", "sampling_us", "other_us")
 
 
 def _row(provider, b, median, kind="exact", fused=False, **changes):
@@ -23,6 +25,9 @@ def _row(provider, b, median, kind="exact", fused=False, **changes):
         **dict(status="ok", folder="run1"),
         **dict(median_us=median, ci_lo_us=0.9 * median, ci_hi_us=1.2 * median),
         **dict(gb_per_s=work.fused_bytes / median / 1e3, tflops=work.flops / median / 1e6),
+        **dict(matmul_us=0.9 * median, sampling_us=0.06 * median, other_us=0.04 * median),
+        **dict(split_by="matmul" if fused else "names"),
+        **dict(j_per_token=0.2, peak_extra_bytes=3_000_000 * b, first_call_s=2.0),
         **changes,
     }
 
@@ -40,6 +45,13 @@ def _rows(**changes):
     ]
 
 
+def _rows_for(figure):
+    """_rows, with what one of the figures needs beside them."""
+    if figure != "logits_store":
+        return _rows()
+    return [*_rows(), *(_row(name, b, 300.0) for name in logits_store.pair() for b in BATCHES)]
+
+
 def _draw(name, rows):
     frame = pd.DataFrame(rows)
     (configuration,) = configurations(frame)
@@ -52,7 +64,7 @@ def _lines(axes):
 
 @pytest.fixture(scope="module")
 def figures():
-    return {name: _draw(name, _rows()) for name in plotting.FIGURES}
+    return {name: _draw(name, _rows_for(name)) for name in plotting.FIGURES}
 
 
 def test_runtime_shows_every_provider_on_logarithmic_axes(figures):
@@ -95,7 +107,7 @@ def test_a_lower_bound_at_one_batch_size_is_still_a_line():
 
 def test_title_names_gpu_shape_dtype_timer_and_graph(figures):
     for figure in figures.values():
-        (words,) = figure.axes[0].texts
+        words = figure.axes[0].texts[0]
         assert words.get_text() == (
             "NVIDIA H200, D = 4,096, V = 151,936\n"
             "bf16, T = 1, logits normal:1, timer cupti, CUDA graph replay, cold L2"
@@ -125,7 +137,7 @@ def test_roofline_draws_both_roofs_by_name(figures):
     (axes,) = figures["roofline"].axes
     lines = _lines(axes)
     datasheet = lines["roof, datasheet:\n4.8 TB/s, 989 TFLOP/s"]
-    lines["roof, measured 2026-11-21:\n4.58 TB/s, 751 TFLOP/s"]
+    lines["roof, measured 2026-11-21:\n4.7 TB/s, 779 TFLOP/s"]
     for x, y in zip(datasheet.get_xdata(), datasheet.get_ydata(), strict=True):
         assert y == pytest.approx(min(989, 4.8 * x))
     fast = lines["Label of fast"]
@@ -200,10 +212,58 @@ def test_providers_that_never_ran_need_no_style():
 
 @pytest.mark.parametrize("name", plotting.FIGURES)
 def test_legend_does_not_cover_the_axes_and_is_inside_the_figure(name):
-    figure = _draw(name, _rows() + [_row(f"more{i}", 1, 400.0) for i in range(20)])
+    figure = _draw(name, _rows_for(name) + [_row(f"more{i}", 1, 400.0) for i in range(20)])
     legend = figure.axes[-1].get_legend().get_window_extent()
     assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
     assert legend.x1 <= figure.bbox.x1 and legend.y0 >= figure.bbox.y0
+
+
+def test_breakdown_shows_both_parts_and_the_share_of_sampling():
+    rows = [*_rows(), _row("by_difference", 1, 100.0, matmul_us=90.0, sampling_us=-1.0, other_us=0)]
+    rows += [_row("unsplit", b, 200.0, **dict.fromkeys(PARTS)) for b in BATCHES]
+    sampling, matmul, share = _draw("breakdown", rows).axes
+    assert list(_lines(sampling)["Label of slow"].get_ydata()) == pytest.approx([27.0] * 3)
+    assert list(_lines(matmul)["Label of slow"].get_ydata()) == pytest.approx([405.0] * 3)
+    assert list(_lines(share)["Label of slow"].get_ydata()) == pytest.approx([6.0] * 3)
+    note = "by difference to its matmul form:\nLabel of fast,\nLabel of faster"
+    assert note in [text.get_text() for text in share.get_legend().get_texts()]
+    assert not any("unsplit" in label for label in _lines(share))
+    # Below 0: not on a logarithmic axis, but in the share.
+    assert np.isnan(_lines(sampling)["Label of by_difference"].get_ydata()).all()
+    assert list(_lines(share)["Label of by_difference"].get_ydata()) == pytest.approx([-100 / 89])
+
+
+def test_breakdown_needs_a_sampler_whose_parts_are_known():
+    columns = [{**row, **dict.fromkeys(PARTS)} for row in _rows()]
+    without = [{k: v for k, v in row.items() if k not in PARTS} for row in _rows()]
+    floor = [_row("floor", b, 260.0, kind="lower_bound") for b in BATCHES]
+    assert [_draw("breakdown", rows) for rows in (columns, without, floor)] == [None] * 3
+
+
+def test_costs_are_energy_memory_and_first_call():
+    energy, memory, first = _draw("costs", _rows()).axes
+    assert list(_lines(energy)["Label of slow"].get_ydata()) == pytest.approx([0.2, 0.4, 0.8])
+    assert list(_lines(memory)["Label of slow"].get_ydata()) == [3.0, 6.0, 12.0]
+    assert list(_lines(first)["Label of slow"].get_ydata()) == [2.0] * 3
+    assert memory.get_ylabel() == "MB beyond weight and hidden"
+    assert first.get_ylabel() == "Build and first step (s)"
+
+
+def test_first_calls_with_warm_caches_are_said_to_be():
+    *_, first = _draw("costs", _rows(warm="triton|inductor")).axes
+    assert first.get_ylabel().endswith("caches of the compilers warm")
+    some = [{**row, "warm": "process" if row["b"] > 1 else None} for row in _rows()]
+    assert "warm" not in _draw("costs", some).axes[2].get_ylabel()
+
+
+def test_a_cost_that_was_not_measured_is_said_to_be():
+    old = [{k: v for k, v in row.items() if k != "first_call_s"} for row in _rows(j_per_token=None)]
+    energy, memory, first = _draw("costs", old).axes
+    assert [text.get_text() for text in first.texts] == ["not measured"]
+    assert "not measured" in [text.get_text() for text in energy.texts]
+    assert "Label of slow" in _lines(memory)
+    nothing = dict(j_per_token=None, peak_extra_bytes=None, first_call_s=None)
+    assert _draw("costs", _rows(**nothing)) is None
 
 
 def test_a_long_name_in_the_title_takes_no_room_from_the_panels(figures):

@@ -88,7 +88,9 @@ def test_of_the_committed_results(tmp_path):
     assert done.stdout == f"wrote {tmp_path}/a/r\n"
     text = (tmp_path / "a/r").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" in text
-    assert text.count("<img") == 9  # the winners, and four of each shape
+    assert text.count("<img") == 13  # the winners, and six of each shape
+    assert "No figure of logits_store: not measured" in text
+    assert "No figure of breakdown" not in text
 
 
 CLICK = """<script>addEventListener("load", () => {

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from fsbench import results
 from fsbench.errors import ResultsError
 from fsbench.results import (
+    FORMS,
     STATUSES,
     Cell,
+    Energy,
     Round,
     Store,
     read_environment,
@@ -76,11 +78,19 @@ rounds = st.builds(
     ),
     config=st.text(max_size=12),
     peak_extra_bytes=st.none() | st.integers(0, 2**40),
+    first_call_s=st.none() | st.floats(0, 1e4),
+    warm=st.lists(st.sampled_from(["triton", "process"]), max_size=2),
+)
+energies = st.builds(
+    Energy, st.floats(0, 1e3), st.floats(0.1, 9), st.integers(1, 9999), st.floats(0, 700)
 )
 events = st.lists(
     st.tuples(
         st.sampled_from([CELL, OTHER, replace(CELL, b=2)]),
         st.tuples(st.integers(0, 4), rounds)
+        | st.tuples(st.sampled_from(FORMS), st.tuples(st.integers(0, 4), rounds))
+        | st.tuples(st.just("energy"), energies)
+        | st.tuples(st.just("lacks"), st.sampled_from(["energy", *FORMS]))
         | st.tuples(st.sampled_from(STATUSES[1:]), st.text(max_size=20)),
     ),
     max_size=8,
@@ -95,6 +105,12 @@ def test_what_is_appended_is_read_back(tmp_path_factory, events):
     for cell, (what, value) in events:
         if isinstance(value, Round):
             store.append_round(cell, what, value)
+        elif what in FORMS:
+            store.append_form(cell, what, *value)
+        elif what == "energy":
+            store.append_energy(cell, value)
+        elif what == "lacks":
+            store.append_lack(cell, value, "it is not there")
         else:
             store.append_status(cell, what, value)
         assert read_records(folder) == store.records  # on disk at once, not only after close
@@ -300,3 +316,32 @@ def test_results_folders_are_found_by_points_or_by_csv(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ResultsError, match="empty: expected a results folder"):
         results_folders([tmp_path / "empty"])
+
+
+def test_what_was_missing_and_is_measured_after_all_is_missing_no_more(folder):
+    store = Store.resume(folder, MACHINE)
+    lines = len((folder / "points.jsonl").read_text().splitlines())
+    for _ in range(2):  # said once only
+        store.append_lack(CELL, "energy", "no counter")
+        store.append_lack(CELL, "greedy", "it failed")
+    assert len((folder / "points.jsonl").read_text().splitlines()) == lines + 2
+    record = store.record(CELL)
+    assert record.lacks == {"energy": "no counter", "greedy": "it failed"}
+    assert (record.status, len(record.rounds)) == ("ok", 3)
+    store.append_energy(CELL, Energy(5.0, 1.0, 10, 90.0))
+    store.append_form(CELL, "greedy", 0, Round([1.0]))
+    store.close()
+    assert not store.record(CELL).lacks
+    assert read_records(folder) == store.records
+
+
+def test_folders_from_before_energy_and_forms_are_read(folder):
+    """Lines as they were written before these fields existed."""
+    path = folder / "points.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        for name in ("first_call_s", "warm"):
+            line.get("measured", {}).pop(name, None)
+    before = read_records(folder)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_records(folder) == before

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fsbench.errors import ResultsError
-from fsbench.results import Cell, CellRecord, Round, Store
+from fsbench.results import Cell, CellRecord, Energy, Round, Store
 from fsbench.summary import export_csv, frame, read_csv, row
 
 CELL = Cell(
@@ -132,3 +132,26 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(ResultsError, match=r"cannot write results in .*: No space left on device"):
         export_csv(folder)
+
+
+def test_energy_first_call_and_parts():
+    record = CellRecord(CELL)
+    kernels = {"nvjet": 30.0, "softmax": 8.0, "memset": 2.0}
+    record.add_round(0, Round([1.0], kernels=kernels, first_call_s=2.5, warm=["triton", "process"]))
+    record.add_round(1, Round([1.0], kernels=kernels, first_call_s=0.1))  # of a resumed run
+    record.add_energy(Energy(joules=600.0, seconds=1.5, steps=1000, idle_w=90.0))
+    record.lacks["greedy"] = "RuntimeError: no"
+    found = row(record)
+    assert found["j_per_token"] == 600 / 1000 / 2  # two rows
+    assert (found["energy_w"], found["idle_w"]) == (400.0, 90.0)
+    assert (found["first_call_s"], found["warm"]) == (2.5, "triton|process")
+    assert [found[name] for name in ("matmul_us", "sampling_us", "other_us")] == [30.0, 8.0, 2.0]
+    assert found["split_by"] == "names"
+    assert found["lacks"] == "greedy: RuntimeError: no"
+
+
+def test_what_was_not_measured_beside_the_time_is_empty():
+    found = row(CellRecord(CELL, {0: Round([1.0])}))
+    names = ("j_per_token", "energy_w", "idle_w", "first_call_s", "matmul_us", "split_by")
+    assert [found[name] for name in names] == [None] * 6
+    assert (found["warm"], found["lacks"]) == ("", "")

@@ -234,6 +234,22 @@ def test_a_declared_cut_does_not_allow_too_many_draws():
     assert check.verdict == "FAILED"
 
 
+def test_a_declared_excess_is_held_to_its_size():
+    """A third more draws of the tail than it should have, as a coarse logarithm may give."""
+
+    def coarse(logits, T, seed, offset):
+        noise = torch.empty_like(logits).exponential_()
+        return (logits / T - torch.where(noise < 0.01, noise / 1.5, noise).log_()).argmax(1)
+
+    def verdicts(**able):
+        return [c.verdict for c in verify(made(coarse, **able), SETTING, "ci", ["tail"])]
+
+    assert verdicts(exact_to_gap=5.0, excess_beyond_gap=0.7) == ["not exact", "not exact"]
+    assert verdicts(exact_to_gap=11.0, excess_beyond_gap=0.7) == ["FAILED", "not exact"]
+    assert verdicts(exact_to_gap=5.0, excess_beyond_gap=0.05) == ["FAILED", "FAILED"]
+    assert verdicts(exact_to_gap=5.0) == ["FAILED", "FAILED"]
+
+
 def test_seeds_closer_than_the_declared_stride_are_not_compared():
     def neighbours_share(logits, T, seed, offset):
         torch.manual_seed(hash_of(1000 * ((seed + 1) // 4) + offset))

@@ -47,14 +47,17 @@ def test_a_cell_has_the_winners_colour_and_what_it_saves():
         for text, patch in zip(axes.texts, axes.patches, strict=True)
     }
     ours, theirs = (to_hex(looks[name].line["color"]) for name in ("ours", "theirs"))
-    assert cells == {((0, 0), "25%", ours), ((1, 0), "25%", ours), ((1, 1), "25%", theirs)}
+    assert cells == {((0, 0), "25%", ours), ((1, 0), "25%", ours), ((1, 1), "25%*", theirs)}
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8"]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "D = 4,096, V = 151,936",
         "D = 8,192, V = 151,936",
     ]
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["Label of ours", "Label of theirs"]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("Label of ours", "Label of theirs"),
+        *("no mark: over Label of theirs", "*: over Label of ours"),
+    ]
 
 
 def test_nothing_to_compare_with_leaves_the_cell_without_a_number():

@@ -151,7 +151,15 @@ def test_bad_rows_are_invalid_and_alone():
 CONFIGS = [
     HopperConfig(warpgroups, block_v, block_d, stages, contiguous)
     for (warpgroups, block_v, block_d, stages), contiguous in product(
-        [(1, 128, 128, 4), (1, 128, 64, 9), (1, 256, 64, 5), (2, 128, 64, 7), (2, 256, 64, 4)],
+        [
+            (1, 128, 128, 4),
+            (1, 128, 64, 9),
+            (1, 256, 64, 5),
+            (2, 128, 64, 7),
+            (2, 256, 64, 4),
+            (3, 128, 64, 5),
+            (3, 128, 128, 2),
+        ],
         (False, True),
     )
 ]
@@ -197,8 +205,11 @@ def test_ten_thousand_replays_in_a_row(B):
 
 
 def test_the_choice_is_visible_and_can_be_forced():
-    hidden, weight = problem(8, 500, 64)
+    hidden, weight = problem(65, 500, 64)
     assert describe(hidden, weight).startswith("hopper-")
+    few = hidden[:64]
+    assert not describe(few, weight).startswith("hopper-")
+    assert describe(few, weight, kernel="hopper").startswith("hopper-")
     assert not describe(hidden, weight, kernel="portable").startswith("hopper-")
     assert not describe(hidden, weight, noise="token").startswith("hopper-")
     narrow = hidden[:, :60].contiguous(), weight[:, :60].contiguous()

@@ -24,6 +24,7 @@ from fsbench.baselines import weight_stream
 from fsbench.kernels import _flash_sampling_config as portable_tiles
 from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels import (
+    _matmul_form,
     _merge_keys,
     _pack_mask,
     flash_sampling_gather,
@@ -135,17 +136,20 @@ def fused(
     return stack_bytes(fn, signature, constants, capability, **launch)
 
 
-def portable(config: TileConfig, dtype: str, use_tma: bool, capability: int, **what) -> int:
-    config = fitted(config, capability)
-    tiles = {
+def tile_constants(config: TileConfig, use_tma: bool) -> dict[str, int | bool]:
+    return {
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
-        "SLICE": config.slice,
         "V_ON_M": config.v_on_m,
         "USE_TMA": use_tma,
         "FLATTEN": config.flatten,
     }
+
+
+def portable(config: TileConfig, dtype: str, use_tma: bool, capability: int, **what) -> int:
+    config = fitted(config, capability)
+    tiles = {**tile_constants(config, use_tma), "SLICE": config.slice}
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     matrices = operands(config, dtype, use_tma)
     return fused(flash_sampling_kernel, matrices, tiles, capability, **what, **stages)
@@ -165,30 +169,27 @@ def hopper(config: HopperConfig, B: int, dtype: str, **what) -> int:
     return fused(hopper_kernel, matrices, tiles, 90, **what, num_warps=4)
 
 
-def storing(config: TileConfig, capability: int) -> int:
+STORING = {
+    "seed_ptr": "*i64",
+    "offset_ptr": "*i64",
+    "temperature": "fp32",
+    "keys_ptr": "*i64",
+    "arrivals_ptr": "*i32",
+    "tokens_ptr": "*i64",
+    "logits_ptr": "*fp32",
+}
+
+
+def ablation(kernel, arguments: dict[str, str], config: TileConfig, capability: int) -> int:
+    """A kernel with the portable one's matmul; `arguments` stand between matrices and sizes."""
     config = fitted(config, capability)
     signature = {
         **operands(config, "bf16", True),
-        "seed_ptr": "*i64",
-        "offset_ptr": "*i64",
-        "temperature": "fp32",
-        "keys_ptr": "*i64",
-        "arrivals_ptr": "*i32",
-        "tokens_ptr": "*i64",
-        "logits_ptr": "*fp32",
+        **arguments,
         **dict.fromkeys(("B", "V", "D"), "i32"),
     }
-    constants = {
-        "BLOCK_B": config.block_b,
-        "BLOCK_V": config.block_v,
-        "BLOCK_D": config.block_d,
-        "V_ON_M": config.v_on_m,
-        "USE_TMA": True,
-        "FLATTEN": config.flatten,
-    }
-    kernel = flash_sampling_store._flash_sampling_store_kernel
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return stack_bytes(kernel, signature, constants, capability, **stages)
+    return stack_bytes(kernel, signature, tile_constants(config, True), capability, **stages)
 
 
 def local_samples(capability: int) -> int:
@@ -297,7 +298,12 @@ def main(capability: int) -> None:
                 report("flash_sampling", f"{config} {noise}", stack)
             stack = portable(config, "bf16", True, capability, samples=2, everything=True)
             report("flash_sampling", f"{config} everything", stack)
-            report("flash_sampling_store", str(config), storing(config, capability))
+            kernel = flash_sampling_store._flash_sampling_store_kernel
+            stack = ablation(kernel, STORING, config, capability)
+            report("flash_sampling_store", str(config), stack)
+            kernel = _matmul_form._matmul_form_kernel
+            stack = ablation(kernel, {"largest_ptr": "*fp32"}, config, capability)
+            report("matmul_form", str(config), stack)
     for B in hopper_tiles.BUCKETS if tuned else ():
         config = find("hopper", B, 4096, "NVIDIA H200")
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):

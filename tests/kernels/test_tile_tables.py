@@ -68,6 +68,12 @@ def test_shipped_configs_are_those_that_were_measured():
     assert str(find("portable", 64, 4096, OTHER)) == "b64v128d64s16Nw8p3x1"
 
 
+def test_three_warpgroups_have_no_registers_for_a_wide_tile():
+    assert HopperConfig(3, 128, 64, 5, False).block_b == 192
+    with pytest.raises(InvalidArgument, match="block_v: expected 128 with 3 warpgroups"):
+        HopperConfig(3, 256, 64, 2, False)
+
+
 @pytest.mark.parametrize("B", hopper.BUCKETS)
 def test_the_space_of_the_hopper_kernel(B):
     space = hopper.space(B)
@@ -154,7 +160,7 @@ def test_written_tables_are_read_back(tmp_path):
         (file(entry=ENTRY + ", {}"), "tiles[0].configs[1].bucket: expected int; got nothing"),
         (
             file(entry=ENTRY.replace("64", "65", 1)),
-            "tiles[0].configs[0].bucket: expected one of (64, 128, 256); got 65",
+            "tiles[0].configs[0].bucket: expected one of (64, 128, 192, 256); got 65",
         ),
         (
             file(entry=ENTRY.replace("block_d = 64", "block_d = 32")),

@@ -48,7 +48,7 @@ def test_what_is_in_use_is_timed_first(gpu, kernel, D):
     for B in tuning(kernel).buckets:
         configs = tuning(kernel).configs(Problem(B, D, 128256))
         assert configs[0] == find(kernel, B, D, "NVIDIA H200")
-        assert len(configs) == len(set(configs)) > 5
+        assert len(configs) == len(set(configs)) > 3
 
 
 def test_a_gpu_with_less_shared_memory_gets_what_fits(gpu):

@@ -1,0 +1,43 @@
+"""The folders in which compilers of kernels keep what they have compiled for later processes."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import tempfile
+from pathlib import Path
+
+
+def filled() -> list[str]:
+    """Which of them hold anything: triton, inductor (torch.compile), flashinfer.
+
+    A kernel that is in one is loaded, not compiled. That there is something in one does not say
+    that any given kernel is.
+    """
+    return [name for name, folder in _folders().items() if _holds_anything(folder)]
+
+
+def _folders() -> dict[str, Path]:
+    """Where each keeps them: the environment's choice, or else its default."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name, as torch has it, too
+        user = f"uid_{os.getuid()}"
+    default = {
+        "triton": Path(os.environ.get("TRITON_HOME", Path.home())) / ".triton" / "cache",
+        "inductor": Path(tempfile.gettempdir()) / f"torchinductor_{user}",
+        "flashinfer": Path(os.environ.get("FLASHINFER_WORKSPACE_BASE", Path.home()))
+        / ".cache"
+        / "flashinfer",
+    }
+    chosen = {"triton": "TRITON_CACHE_DIR", "inductor": "TORCHINDUCTOR_CACHE_DIR"}
+    return {
+        name: Path(os.environ.get(chosen.get(name, ""), folder)) for name, folder in default.items()
+    }
+
+
+def _holds_anything(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:  # there is none
+        return False
