@@ -1,0 +1,144 @@
+// A row of logits in blocks of BLOCK, scanned from the nearest cache: the largest logit of each
+// block, and its sum of exponentials relative to that. The only passes over the vocabulary.
+// No include guard: see lanes.h.
+
+struct Block {
+    const void* z;
+    int32_t first, count;  // places in the row
+};
+
+// Everything a thread needs for a row, kept from row to row.
+struct Scratch {
+    std::vector<Block> blocks;
+    std::vector<float> maximum, sum;  // of each block; sum of exp((z - maximum) / T)
+    std::vector<float> order;
+    std::vector<Candidate> candidates, sorted;
+    alignas(64) float view[BLOCK];
+    alignas(64) float weight[BLOCK];
+};
+
+struct Reader {
+    Scratch& scratch;
+    bool half;                   // bf16
+    const Penalties* penalties;  // nullptr: none
+
+    // The block's logits as fp32, penalties applied, padded with -inf to whole vectors.
+    const float* operator()(const Block& block) const {
+        const Seen *one = nullptr, *end = nullptr;
+        if (penalties) {
+            const Seen* list = penalties->seen.data();
+            const Seen* last = list + penalties->seen.size();
+            auto before = [](const Seen& seen, int32_t place) { return seen.place < place; };
+            one = std::lower_bound(list, last, block.first, before);
+            end = std::lower_bound(one, last, block.first + block.count, before);
+        }
+        if (!half && one == end && block.count % WIDTH == 0)
+            return static_cast<const float*>(block.z);
+        float* view = scratch.view;
+        int whole = block.count / WIDTH * WIDTH, i = 0;
+        if (half) {
+            const uint16_t* z = static_cast<const uint16_t*>(block.z);
+            for (; i < whole; i += WIDTH) store(view + i, load(z + i));
+            for (; i < block.count; i++) {
+                uint32_t bits = uint32_t(z[i]) << 16;
+                std::memcpy(view + i, &bits, 4);
+            }
+        } else {
+            std::memcpy(view, block.z, 4 * block.count);
+            i = block.count;
+        }
+        for (; i % WIDTH; i++) view[i] = -INFINITY;
+        for (; one != end; one++) {
+            float& z = view[one->place - block.first];
+            z = penalties->applied(z, *one);
+        }
+        return view;
+    }
+};
+
+static int padded(const Block& block) { return (block.count + WIDTH - 1) / WIDTH * WIDTH; }
+
+// Blocks of `count` logits at `z`, whose first is at `first` in the row.
+static void add_blocks(Scratch& scratch, const void* z, int first, int count, bool half) {
+    for (int at = 0; at < count; at += BLOCK) {
+        const char* byte = static_cast<const char*>(z) + int64_t(at) * (half ? 2 : 4);
+        scratch.blocks.push_back({byte, first + at, std::min(BLOCK, count - at)});
+    }
+}
+
+// Scans blocks [from, to); `scale` is log2(e) / T, or 0 if no sum is wanted. False if a logit is
+// NaN or +inf.
+static bool scan(Scratch& scratch, const Reader& read, size_t from, size_t to, float scale) {
+    scratch.maximum.resize(to);
+    scratch.sum.resize(to);
+    Ints fine = ~Ints{};
+    for (size_t b = from; b < to; b++) {
+        const float* z = read(scratch.blocks[b]);
+        int n = padded(scratch.blocks[b]);
+        Floats best = all(-INFINITY);
+        for (int i = 0; i < n; i += WIDTH) {
+            Floats x = load(z + i);
+            fine &= x < INFINITY;
+            best = larger(x, best);
+        }
+        float m = largest(best);
+        Floats sum = {};
+        if (scale > 0 && m > -INFINITY)
+            for (int i = 0; i < n; i += WIDTH) sum += power_of_two((load(z + i) - m) * scale);
+        scratch.maximum[b] = m;
+        float total = 0;
+        for (int lane = 0; lane < WIDTH; lane++) total += sum[lane];
+        scratch.sum[b] = total;
+    }
+    bool ok = true;
+    for (int lane = 0; lane < WIDTH; lane++) ok &= fine[lane] != 0;
+    return ok;
+}
+
+// Turns the sums of blocks [from, to) into masses relative to exp(M / T); returns their total.
+static double masses(Scratch& scratch, size_t from, size_t to, float M, float scale) {
+    double total = 0;
+    for (size_t b = from; b < to; b++) {
+        float t = (scratch.maximum[b] - M) * scale;
+        scratch.sum[b] *= t < -126 ? 0.0f : std::exp2(t);
+        total += scratch.sum[b];
+    }
+    return total;
+}
+
+// The place on which a mass `r` in [0, total of blocks [from, to)) falls: inverse CDF by blocks,
+// then inside one. Inside, r is rescaled to the block's mass summed in double, so that rounding
+// of a block's sum moves no mass to its last token.
+static int32_t fallen_on(
+    Scratch& scratch, const Reader& read, size_t from, size_t to, double r, float scale) {
+    size_t chosen = to;
+    for (size_t b = from; b < to; b++) {
+        if (scratch.sum[b] > 0) chosen = b;
+        if (r < scratch.sum[b]) break;
+        r -= scratch.sum[b];
+    }
+    if (chosen == to) return -1;  // no mass anywhere
+    const Block& block = scratch.blocks[chosen];
+    const float* z = read(block);
+    float* weight = scratch.weight;
+    float m = scratch.maximum[chosen];
+    for (int i = 0; i < padded(block); i += WIDTH)
+        store(weight + i, power_of_two((load(z + i) - m) * scale));
+    double total = 0;
+    for (int i = 0; i < block.count; i++) total += weight[i];
+    double rest = std::min(r / scratch.sum[chosen], 1.0) * total;
+    int last = 0;
+    for (int i = 0; i < block.count; i++) {
+        if (weight[i] > 0) last = i;
+        rest -= weight[i];
+        if (rest < 0) break;
+    }
+    return block.first + last;
+}
+
+// The logit at a place, which lies in one of the blocks from `from` on.
+static float logit_at(Scratch& scratch, const Reader& read, int32_t place, size_t from) {
+    size_t b = from;
+    while (place - scratch.blocks[b].first >= scratch.blocks[b].count) b++;
+    return read(scratch.blocks[b])[place - scratch.blocks[b].first];
+}
