@@ -1,7 +1,7 @@
 """The one part of the build that pyproject.toml cannot say: the CPU samplers' core in C++.
 
-It is optional: without a compiler the installation goes on, and `fsbench list` says what is missing.
-No flag names the builder's CPU; the core chooses its instruction set when it is loaded.
+It is optional: without a compiler the installation goes on, and `fsbench list` says what is
+missing. No flag names the builder's CPU; the core chooses its instruction set when it is loaded.
 """
 
 import sys

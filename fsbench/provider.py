@@ -157,6 +157,8 @@ class Provider:
     label: legend text, free to change.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
+    not_built: None, or why what it needs besides packages is not there, in one line: a library that
+        is compiled at install. Imports no torch.
     compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
@@ -183,6 +185,7 @@ class Provider:
     sample: Callable[..., Drawn] | None = None
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None
+    not_built: Callable[[], str | None] = lambda: None
 
     def __post_init__(self) -> None:
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]

@@ -59,7 +59,7 @@ _FUNCTIONS = {
 def missing() -> str | None:
     """None if the core can be loaded, else why not and what to do. Loads nothing."""
     if importlib.util.find_spec("fsbench.simple._native") is None:
-        return "its C++ core was not built: install a C++ compiler, then fsbench again"
+        return "not built: needs g++ at install"
     return None
 
 
@@ -68,7 +68,9 @@ def core() -> ctypes.CDLL:
     """The library, its functions typed. Raises ProviderUnavailable where it cannot be loaded."""
     reason = missing()
     if reason:
-        raise ProviderUnavailable(f"fsbench.simple: {reason}")
+        raise ProviderUnavailable(
+            f"fsbench.simple: {reason}; with a C++ compiler there, install fsbench again"
+        )
     spec = importlib.util.find_spec("fsbench.simple._native")
     assert spec is not None and spec.origin is not None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -152,6 +153,6 @@ class Plane:
         return given
 
 
-def _delete(library, plane, ring: Ring) -> None:  # noqa: ANN001
+def _delete(library: Any, plane: int, ring: Ring) -> None:
     library.fsb_plane_delete(plane)
     del ring

@@ -115,8 +115,8 @@ def penalised(
 def tail(logits: Tensor, hot: int, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """What the producer of logits [B, V], hot tokens first, supplies: fp32 [B] each.
 
-    The largest logit beyond the hot ones, and the sum of exp((z - largest) / T) beyond them, at T = 1
-    for greedy rows, which do not use it.
+    The largest logit beyond the hot ones, and the sum of exp((z - largest) / T) beyond them; at
+    T = 0, where it is not used, that of T = 1.
     """
     beyond = logits[:, hot:].float()
     largest = beyond.amax(1)

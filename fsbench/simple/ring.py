@@ -91,7 +91,7 @@ def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
 
 
 class Ring:
-    """Views of a buffer, all tensors: logits [slots, shards, rows, V / shards]; the rest of parts().
+    """A buffer and views of its parts as tensors: logits [slots, shards, rows, V / shards] etc.
 
     A slot's rows have no filter, T = 1 and no penalties until something else is written.
 

@@ -108,11 +108,9 @@ def test_without_the_tail_a_row_is_decided_alike_or_asks_for_it(given):
     expected = reference.decide(logits, uniform, **given)
     assert (expected.accepts(tokens, uniform) | asked).all()
     # Of a row that is hot first, top-k and greedy decoding never need more.
-    if (
-        set(given) & {"top_k", "min_p"}
-        and given.get("top_k", 0) < hot
-        or given == {"temperature": 0.0}
-    ):
+    if (set(given) & {"top_k", "min_p"} and given.get("top_k", 0) < hot) or given == {
+        "temperature": 0.0
+    }:
         assert not asked[::2].any()
     assert asked[1::2].any()
 

@@ -167,7 +167,7 @@ def test_the_producer_may_be_another_process():
 def test_a_plane_that_is_closed_tells_who_waits():
     plane = Plane(RingShape(1, 1, 64), 1)
     plane.close()
-    with pytest.raises(PlaneStalled, match="step 0: not decided within 0.05 s"):
+    with pytest.raises(PlaneStalled, match=r"step 0: not decided within 0\.05 s"):
         plane.wait(plane.publish(1), 1, timeout_s=0.05)
 
 
