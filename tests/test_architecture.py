@@ -124,6 +124,7 @@ def test_the_contract_is_a_leaf():
 LAYERS = (
     {"cli", "__main__"},
     {"runner", "tuning"},
+    {"simple"},
     {"discover", "verify", "inputs", "graphs", "timers", "reference", "diagnosis", "environment"},
 )
 """Top down: nothing below imports anything above it."""

@@ -11,6 +11,7 @@ from fsbench import __version__
 from fsbench.cli import (
     compare,
     doctor,
+    hotvocab,
     iomodel,
     listing,
     plot,
@@ -37,6 +38,7 @@ app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
+app.add_typer(hotvocab.app, name="hotvocab")
 
 
 def _print_version(asked: bool) -> None:

@@ -21,16 +21,19 @@ struct Reader {
     Scratch& scratch;
     bool half;                   // bf16
     const Penalties* penalties;  // nullptr: none
+    size_t next = 0;             // of what was seen: where the last block's tokens ended
 
     // The block's logits as fp32, penalties applied, padded with -inf to whole vectors.
-    const float* operator()(const Block& block) const {
+    const float* operator()(const Block& block) {
         const Seen *one = nullptr, *end = nullptr;
         if (penalties) {
             const Seen* list = penalties->seen.data();
             const Seen* last = list + penalties->seen.size();
-            auto before = [](const Seen& seen, int32_t place) { return seen.place < place; };
-            one = std::lower_bound(list, last, block.first, before);
-            end = std::lower_bound(one, last, block.first + block.count, before);
+            // Blocks mostly come in order; a search of each would take longer than a scan.
+            if (next > 0 && list[next - 1].place >= block.first) next = 0;
+            for (one = list + next; one != last && one->place < block.first;) one++;
+            for (end = one; end != last && end->place < block.first + block.count;) end++;
+            next = size_t(end - list);
         }
         if (!half && one == end && block.count % WIDTH == 0)
             return static_cast<const float*>(block.z);
@@ -68,7 +71,7 @@ static void add_blocks(Scratch& scratch, const void* z, int first, int count, bo
 
 // Scans blocks [from, to); `scale` is log2(e) / T, or 0 if no sum is wanted. False if a logit is
 // NaN or +inf.
-static bool scan(Scratch& scratch, const Reader& read, size_t from, size_t to, float scale) {
+static bool scan(Scratch& scratch, Reader& read, size_t from, size_t to, float scale) {
     scratch.maximum.resize(to);
     scratch.sum.resize(to);
     Ints fine = ~Ints{};
@@ -110,7 +113,7 @@ static double masses(Scratch& scratch, size_t from, size_t to, float M, float sc
 // then inside one. Inside, r is rescaled to the block's mass summed in double, so that rounding
 // of a block's sum moves no mass to its last token.
 static int32_t fallen_on(
-    Scratch& scratch, const Reader& read, size_t from, size_t to, double r, float scale) {
+    Scratch& scratch, Reader& read, size_t from, size_t to, double r, float scale) {
     size_t chosen = to;
     for (size_t b = from; b < to; b++) {
         if (scratch.sum[b] > 0) chosen = b;
@@ -137,7 +140,7 @@ static int32_t fallen_on(
 }
 
 // The logit at a place, which lies in one of the blocks from `from` on.
-static float logit_at(Scratch& scratch, const Reader& read, int32_t place, size_t from) {
+static float logit_at(Scratch& scratch, Reader& read, int32_t place, size_t from) {
     size_t b = from;
     while (place - scratch.blocks[b].first >= scratch.blocks[b].count) b++;
     return read(scratch.blocks[b])[place - scratch.blocks[b].first];

@@ -2,7 +2,7 @@
 // No include guard: see lanes.h.
 
 // Greedy: the lowest token among the largest logits.
-static int32_t greedy(Scratch& scratch, const Reader& read, const int32_t* ids, size_t to) {
+static int32_t greedy(Scratch& scratch, Reader& read, const int32_t* ids, size_t to) {
     float M = *std::max_element(scratch.maximum.begin(), scratch.maximum.begin() + to);
     gather(scratch, read, ids, to, M);
     Candidate best = scratch.candidates.front();
@@ -79,7 +79,7 @@ static Decision decide(
     const size_t blocks = scratch.blocks.size();
     const bool has_tail = present == ring.vocab;  // on this side of the bus
     if (penalties && !penalties->active()) penalties = nullptr;
-    const Reader read = {scratch, half, penalties};
+    Reader read = {scratch, half, penalties};
 
     Filters filters = {-INFINITY, ring.top_k[cell], ring.top_p[cell]};
     if (filters.top_k < 0 || filters.top_k >= ring.vocab) filters.top_k = 0;

@@ -128,7 +128,7 @@ struct Sampler {
             auto d = portable::decide(*narrow, ring, slot, row, penalties, ids);
             place = d.place, logprob = d.logprob;
         }
-        if (penalties && place >= 0) penalties->at(int32_t(place)).output++;
+        if (penalties && place >= 0) penalties->count(int32_t(place));
         ring.tokens[cell] = place >= 0 && ids ? ids[place] : place;
         ring.logprob[cell] = logprob;
     }
@@ -163,9 +163,10 @@ class Plane {
     void begin(int row, const int64_t* prompt, int64_t n, float rep, float pres, float freq) {
         Penalties& mine = requests_[row];
         mine.seen.clear();
-        mine.repetition = rep, mine.presence = pres, mine.frequency = freq;
+        mine.repetition = rep, mine.shrink = 1 / rep;
+        mine.presence = pres, mine.frequency = freq;
         for (int64_t i = 0; i < n; i++)
-            mine.seen.push_back({ids_.empty() ? int32_t(prompt[i]) : places_[prompt[i]], 0, true});
+            mine.seen.push_back({ids_.empty() ? int32_t(prompt[i]) : places_[prompt[i]], 0, 0});
         auto& seen = mine.seen;
         auto by_place = [](const Seen& a, const Seen& b) { return a.place < b.place; };
         std::sort(seen.begin(), seen.end(), by_place);
@@ -174,7 +175,7 @@ class Plane {
     }
 
     void output(int row, int64_t token) {
-        requests_[row].at(ids_.empty() ? int32_t(token) : places_[token]).output++;
+        requests_[row].count(ids_.empty() ? int32_t(token) : places_[token]);
     }
 
    private:

@@ -7,31 +7,33 @@
 
 struct Seen {
     int32_t place;   // where the token lies in the row of logits
-    int32_t output;  // how often it was drawn
-    bool prompt;     // whether the prompt has it
+    int32_t output;  // how often it was drawn; 0: in the prompt only
+    float subtract;  // for that, from the logit
 };
 
 struct Penalties {
-    float repetition = 1, presence = 0, frequency = 0;
+    float repetition = 1, presence = 0, frequency = 0, shrink = 1;  // shrink = 1 / repetition
     std::vector<Seen> seen;
 
     bool active() const {
         return !seen.empty() && (repetition != 1 || presence != 0 || frequency != 0);
     }
 
-    // A new token costs one insertion; SIMPLE's counts [V, B] would need O(V) memory per row.
-    Seen& at(int32_t place) {
+    // A token that was drawn. A new one costs an insertion; counts [V, B] would need O(V) memory.
+    void count(int32_t place) {
         auto found = std::lower_bound(
             seen.begin(), seen.end(), place,
             [](const Seen& one, int32_t other) { return one.place < other; });
         if (found == seen.end() || found->place != place)
-            found = seen.insert(found, Seen{place, 0, false});
-        return *found;
+            found = seen.insert(found, Seen{place, 0, 0});
+        found->output++;
+        found->subtract = frequency * float(found->output) + presence;
     }
 
     // Repetition by the sign of the logit, then frequency and presence of drawn tokens only.
+    // No branch: signs are unpredictable.
     float applied(float z, const Seen& one) const {
-        z = z > 0 ? z / repetition : z * repetition;
-        return z - frequency * float(one.output) - (one.output ? presence : 0.0f);
+        const float factor[2] = {repetition, shrink};
+        return z * factor[z > 0] - one.subtract;
     }
 };

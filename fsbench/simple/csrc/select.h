@@ -10,7 +10,7 @@ struct Filters {
 
 // Candidates: all logits >= threshold, in the order of their places.
 static void gather(
-    Scratch& scratch, const Reader& read, const int32_t* ids, size_t to, float threshold) {
+    Scratch& scratch, Reader& read, const int32_t* ids, size_t to, float threshold) {
     scratch.candidates.clear();
     const int step = 4 * WIDTH;
     for (size_t b = 0; b < to; b++) {
@@ -104,7 +104,7 @@ static double weigh(Scratch& scratch, float M, float T) {
 // How far below M, in units of T, the logits reach that together have the mass `wanted`: from a
 // histogram of mass by depth, to 1 / 16. An estimate; the caller goes deeper if it is too small.
 static float depth_of_mass(
-    Scratch& scratch, const Reader& read, size_t to, float M, float T, double wanted) {
+    Scratch& scratch, Reader& read, size_t to, float M, float T, double wanted) {
     constexpr int BINS = 512, PER_T = 16;
     const float scale = LOG2_E / T;
     double mass[BINS] = {};
@@ -136,7 +136,7 @@ static float depth_of_mass(
 // M: largest logit of the row. total: mass of the row relative to exp(M / T), needed for top-p
 // without top-k and min-p only.
 static bool select(
-    Scratch& scratch, const Reader& read, const int32_t* ids, size_t to, const Filters& filters,
+    Scratch& scratch, Reader& read, const int32_t* ids, size_t to, const Filters& filters,
     float M, float T, double total, float beyond) {
     const int k = filters.top_k;
     const bool by_mass = filters.top_p < 1;
