@@ -97,7 +97,7 @@ def bench(
     _write(folder, "scaling", measure.scaling(setup, counts))
     _write(folder, "penalties", measure.penalties(setup))
     if device == "cuda":
-        _measure_gpu(folder, setup, d, body, int_list(batch, "--batch"), max(counts), rounds)
+        _measure_gpu(folder, setup, d, body, int_list(batch, "--batch"), max(1, max(counts) - 1))
     _print_size(folder)
     _print_bench(folder)
     _draw(folder, folder, ["png"], facts)
@@ -154,7 +154,7 @@ def _fit(
     cover = hot.coverage(order, held_out)
     places = torch.from_numpy(order)
     logits = text.logits(rows, first=_DOCUMENTS)[:, places].contiguous()
-    setup = bench.Setup(v, v, places, logits, rounds)
+    setup = bench.Setup(v, v, places, logits, [], rounds)
     sizes = np.unique(np.geomspace(min(256, v), v, 16).round().astype(int)).tolist()
     table, times = bench.scans(setup, sizes, repeats)
     if trace:  # the rows are the model's: their speed says nothing about this trace
@@ -173,7 +173,7 @@ def _fit(
     _write(folder, "scans", table)
     (folder / "fit.json").write_text(json.dumps(facts, indent=1) + "\n")
     best = sizing.best(cover, cost, both=True).H
-    return bench.Setup(v, best, places, logits, rounds)
+    return bench.Setup(v, best, places, logits, bench.histories(text), rounds)
 
 
 def _read(folder: Path) -> tuple[Coverage, Cost, pd.DataFrame]:
@@ -299,7 +299,7 @@ def _show(table: Any) -> None:
 
 
 def _measure_gpu(
-    folder: Path, setup: Setup, d: int, body: int, batches: list[int], samplers: int, rounds: int
+    folder: Path, setup: Setup, d: int, body: int, batches: list[int], samplers: int
 ) -> None:
     import torch
 

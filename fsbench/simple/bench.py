@@ -27,7 +27,9 @@ from fsbench.stats import median_interval
 Row = dict[str, Any]
 
 SEEN = 1024
-"""Tokens that each request has seen where penalties are on."""
+"""Different tokens that each request has seen where all controls are on."""
+
+MOST_SEEN = 4096
 
 _TORCH_ROWS = 4  # of a step in torch, which takes some 10 ms per row
 
@@ -73,12 +75,17 @@ def ratio(of: Case, to: Case) -> float:
 
 @dataclass(frozen=True)
 class Setup:
-    """V, hot tokens, their order, and rows of logits [rows, V] in it (see zipf)."""
+    """V, hot tokens, their order, rows of logits [rows, V] in it, and what requests have seen.
+
+    history: MOST_SEEN different tokens, in the order in which a request meets them, of several
+    requests; rows share them in turns.
+    """
 
     V: int
     hot: int
     order: Tensor
     logits: Tensor
+    history: list[list[int]] = field(default_factory=list)
     rounds: int = 9
     dtype: str = "fp32"
 
@@ -98,13 +105,21 @@ class Setup:
 
 
 def _begin(step: Any, setup: Setup, rows: int, seen: int) -> None:
-    """Requests whose prompt and output are drawn from the rows' own model."""
+    """Requests that have seen so many tokens, half of them in the prompt."""
     if not step.controls.penalises:
         return
-    text = ZipfText(setup.V)
     for row in range(rows):
-        tokens = text.trace(range(row, row + 1), max(seen, 1))[0][:seen].tolist()
+        tokens = setup.history[row % len(setup.history)][:seen]
         step.begin(row, tokens[: seen // 2], tokens[seen // 2 :])
+
+
+def histories(text: ZipfText) -> list[list[int]]:
+    """A history for each topic of the text; see Setup."""
+    out = []
+    for document in range(text.topics):
+        tokens = text.trace(range(document, document + 1), 16 * MOST_SEEN)[0].tolist()
+        out.append(list(dict.fromkeys(tokens))[:MOST_SEEN])
+    return out
 
 
 def _stepping(step: Any) -> Callable[[], object]:
@@ -176,7 +191,7 @@ def scaling(setup: Setup, samplers: Iterable[int]) -> list[Row]:
     ]
 
 
-def penalties(setup: Setup, seen: Iterable[int] = (0, 64, 512, 4096)) -> list[Row]:
+def penalties(setup: Setup, seen: Iterable[int] = (0, 64, 512, MOST_SEEN)) -> list[Row]:
     """A whole row's time by how many tokens its request has seen, one sampler."""
     on = Controls(repetition=1.1, presence=0.1, frequency=0.1)
     cases = []

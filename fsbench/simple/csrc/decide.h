@@ -100,8 +100,10 @@ static Decision decide(
         // Not supplied, or spoiled by a NaN or +inf in the tail: look at the tail itself.
         if (!(tail_sum >= 0) || !(tail_max < INFINITY)) hot_path = false;
         if (hot_path && penalties && penalties->seen.back().place >= hot)
-            hot_path = has_tail && sampled && tail_max > -INFINITY &&
-                       corrected_tail(at, half, *penalties, hot, T, tail_max, tail_sum);
+            // Without sums the tail's maximum is all that counts, and a bound of it will do.
+            hot_path = (!need_sum && penalties->only_lower()) ||
+                       (has_tail && sampled && tail_max > -INFINITY &&
+                        corrected_tail(at, half, *penalties, hot, T, tail_max, tail_sum));
         if (!hot_path && !has_tail) return {NEEDS_TAIL, NAN};
     }
     if (!scan(scratch, read, 0, hot_path ? head : blocks, need_sum ? scale : 0)) return undefined;

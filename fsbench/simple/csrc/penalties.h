@@ -19,6 +19,9 @@ struct Penalties {
         return !seen.empty() && (repetition != 1 || presence != 0 || frequency != 0);
     }
 
+    // Whether no logit can rise.
+    bool only_lower() const { return repetition >= 1 && presence >= 0 && frequency >= 0; }
+
     // A token that was drawn. A new one costs an insertion; counts [V, B] would need O(V) memory.
     void count(int32_t place) {
         auto found = std::lower_bound(
