@@ -14,6 +14,7 @@ from fsbench.cli import (
     hotvocab,
     iomodel,
     listing,
+    pipeline,
     plot,
     recommend,
     report,
@@ -38,6 +39,7 @@ app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
+app.command("pipeline")(pipeline.pipeline)
 app.add_typer(hotvocab.app, name="hotvocab")
 
 

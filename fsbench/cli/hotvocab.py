@@ -162,17 +162,18 @@ def _fit(
             row.update(dict.fromkeys(("row_us", "lo_us", "hi_us", "hits", "times_full"), None))
     # The whole vocabulary is another path, without a tail; the model is of the hot path.
     cost = sizing.fit(np.array(sizes[:-1]), times[:-1])
+    best = sizing.best(cover, cost, both=True).H
     facts = {
         "v": v,
         "trace": trace.name if trace else f"ZipfText(V={v})",
-        "cost": {name: value for name, value in vars(cost).items()},
+        "cost": vars(cost),
+        "hot": {"offloaded": v, "SHVS": best},
         "sizes": cover.sizes.tolist(),
         "mean": cover.mean.tolist(),
         "low": cover.low.tolist(),
     }
     _write(folder, "scans", table)
     (folder / "fit.json").write_text(json.dumps(facts, indent=1) + "\n")
-    best = sizing.best(cover, cost, both=True).H
     return bench.Setup(v, best, places, logits, bench.histories(text), rounds)
 
 
