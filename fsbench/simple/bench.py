@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import beta
 from torch import Tensor
 
 from fsbench.simple.controls import PLAIN, PRODUCTION, Controls
 from fsbench.simple.native import core
 from fsbench.simple.plane import Plane, cores
+from fsbench.simple.reference import decide, tail
 from fsbench.simple.ring import RingShape
 from fsbench.simple.steps import FullV, Offload, Parallel, Shvs
 from fsbench.simple.zipf import ZipfText
@@ -30,6 +32,8 @@ SEEN = 1024
 """Different tokens that each request has seen where all controls are on."""
 
 MOST_SEEN = 4096
+
+_NO_PENALTY = {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}
 
 _TORCH_ROWS = 4  # of a step in torch, which takes some 10 ms per row
 
@@ -282,8 +286,6 @@ def scans(setup: Setup, sizes: Iterable[int], repeats: int) -> tuple[list[Row], 
 
 
 def _statistics(setup: Setup, H: int) -> tuple[Tensor, Tensor]:
-    from fsbench.simple.reference import tail
-
     if H == setup.V:
         none = torch.full((len(setup.logits),), -torch.inf)
         return none, torch.zeros(len(none))
@@ -293,6 +295,53 @@ def _statistics(setup: Setup, H: int) -> tuple[Tensor, Tensor]:
 def _hot_share(setup: Setup, H: int, mass: Tensor) -> Tensor:
     total = setup.logits.double().logsumexp(1)
     return (setup.logits[:, :H].double().logsumexp(1) - total).exp()
+
+
+def variation(setup: Setup, steps: int, rows: int = 8, draws: int = 32) -> list[Row]:
+    """Distance of SHVS's law from the baseline's at every step, and its running mean (Figure 12).
+
+    Bounded by coupling: both read the same uniform, in the same order of tokens, so the total
+    variation distance of their laws is at most the chance that their tokens differ. Empirical
+    frequencies would have to be compared otherwise, whose own noise is far above such distances.
+    Every step has other rows of logits, each drawn from `draws` times. The baseline is the oracle
+    in float64.
+    """
+    out = []
+    for label, controls in (("plain", PLAIN), ("production", replace(PRODUCTION, **_NO_PENALTY))):
+        step = Shvs(rows, setup.V, controls, 1, hot=setup.hot, order=setup.order)
+        seed, differ, drawn = torch.tensor([11]), 0, 0
+        back = setup.order.argsort()
+        for number in range(steps):
+            chosen = (torch.arange(rows) + number * rows) % len(setup.logits)
+            step.logits.copy_(setup.logits[chosen])
+            step.supply()
+            expected = decide(
+                setup.logits[chosen][:, back],
+                torch.full((rows,), 0.5, dtype=torch.float64),
+                temperature=controls.temperature,
+                top_k=controls.top_k,
+                top_p=controls.top_p,
+                min_p=controls.min_p,
+                order=setup.order,
+            )
+            here = 0
+            for draw in range(draws):
+                tokens = step.tokens(seed, torch.tensor([number * draws + draw]))
+                uniform = step.plane.ring.uniform[0]
+                here += int((~expected.accepts(tokens, uniform, slack=0)).sum())
+            differ, drawn = differ + here, drawn + rows * draws
+            out.append(
+                {
+                    "controls": label,
+                    "step": number,
+                    "draws": rows * draws,
+                    "differ": here,
+                    "mean_distance": differ / drawn,
+                    # Clopper-Pearson at 95 %.
+                    "mean_distance_below": float(beta.ppf(0.95, differ + 1, drawn - differ)),
+                }
+            )
+    return out
 
 
 def sampler_counts(limit: int | None = None) -> list[int]:
