@@ -17,6 +17,14 @@ struct Scratch {
     alignas(64) float weight[BLOCK];
 };
 
+static inline float at(const void* z, int64_t place, bool half) {
+    if (!half) return static_cast<const float*>(z)[place];
+    uint32_t bits = uint32_t(static_cast<const uint16_t*>(z)[place]) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 struct Reader {
     Scratch& scratch;
     bool half;                   // bf16
@@ -39,19 +47,11 @@ struct Reader {
             return static_cast<const float*>(block.z);
         float* view = scratch.view;
         int whole = block.count / WIDTH * WIDTH, i = 0;
-        if (half) {
-            const uint16_t* z = static_cast<const uint16_t*>(block.z);
-            for (; i < whole; i += WIDTH) store(view + i, load(z + i));
-            for (; i < block.count; i++) {
-                uint32_t bits = uint32_t(z[i]) << 16;
-                std::memcpy(view + i, &bits, 4);
-            }
-        } else {
-            // Not memcpy, which takes the slow start of `rep movsb` for these sizes.
-            const float* z = static_cast<const float*>(block.z);
-            for (; i < whole; i += WIDTH) store(view + i, load(z + i));
-            for (; i < block.count; i++) view[i] = z[i];
-        }
+        // Not memcpy for fp32, which takes the slow start of `rep movsb` for these sizes.
+        for (; half && i < whole; i += WIDTH)
+            store(view + i, load(static_cast<const uint16_t*>(block.z) + i));
+        for (; i < whole; i += WIDTH) store(view + i, load(static_cast<const float*>(block.z) + i));
+        for (; i < block.count; i++) view[i] = at(block.z, i, half);
         for (; i % WIDTH; i++) view[i] = -INFINITY;
         for (; one != end; one++) {
             float& z = view[one->place - block.first];

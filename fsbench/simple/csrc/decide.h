@@ -18,15 +18,9 @@ static bool corrected_tail(
     double& tail_sum) {
     double without = 0, with = 0;
     float highest = tail_max;
-    for (const Seen& one : penalties.seen) {
-        if (one.place < hot) continue;
-        float z;
-        if (half) {
-            uint32_t bits = uint32_t(static_cast<const uint16_t*>(row)[one.place]) << 16;
-            std::memcpy(&z, &bits, 4);
-        } else {
-            z = static_cast<const float*>(row)[one.place];
-        }
+    for (size_t i = penalties.from(hot); i < penalties.seen.size(); i++) {
+        const Seen& one = penalties.seen[i];
+        const float z = at(row, one.place, half);
         float after = penalties.applied(z, one);
         highest = std::max(highest, after);
         without += std::exp((double(z) - tail_max) / T);
@@ -146,7 +140,9 @@ static Decision decide(
             if (place >= 0) return {place, logprob(place, head)};
         }
         if (!has_tail) return {NEEDS_TAIL, NAN};
-        if (!scan(scratch, read, 0, blocks, need_sum ? scale : 0)) return undefined;
+        // Maxima of the hot blocks are still good; their sums have become masses.
+        if (!scan(scratch, read, need_sum ? 0 : head, blocks, need_sum ? scale : 0))
+            return undefined;
     }
 
     float M = *std::max_element(scratch.maximum.begin(), scratch.maximum.begin() + blocks);

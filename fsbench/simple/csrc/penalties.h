@@ -19,14 +19,18 @@ struct Penalties {
         return !seen.empty() && (repetition != 1 || presence != 0 || frequency != 0);
     }
 
+    // Index of the first one seen at `place` or beyond.
+    size_t from(int32_t place) const {
+        auto before = [](const Seen& one, int32_t other) { return one.place < other; };
+        return size_t(std::lower_bound(seen.begin(), seen.end(), place, before) - seen.begin());
+    }
+
     // Whether no logit can rise.
     bool only_lower() const { return repetition >= 1 && presence >= 0 && frequency >= 0; }
 
     // A token that was drawn. A new one costs an insertion; counts [V, B] would need O(V) memory.
     void count(int32_t place) {
-        auto found = std::lower_bound(
-            seen.begin(), seen.end(), place,
-            [](const Seen& one, int32_t other) { return one.place < other; });
+        auto found = seen.begin() + from(place);
         if (found == seen.end() || found->place != place)
             found = seen.insert(found, Seen{place, 0, 0});
         found->output++;
