@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsbench import hardware
 from fsbench.cli.parsing import int_list
 from fsbench.cli.tables import plain_table
 from fsbench.errors import InvalidArgument, ResultsError
@@ -90,6 +92,7 @@ def bench(
 
     device = device_to_use(device)
     folder, facts = _folder(out, device)
+    begin = time.monotonic(), hardware.cpu_seconds()
     setup = _fit(folder, v, rows, repeats, None, rounds)
     counts = int_list(samplers, "--samplers") if samplers else measure.sampler_counts()
     _write(folder, "ring", measure.ring(rounds))
@@ -98,8 +101,11 @@ def bench(
     _write(folder, "penalties", measure.penalties(setup))
     if device == "cuda":
         _measure_gpu(folder, setup, d, body, int_list(batch, "--batch"), max(1, max(counts) - 1))
+    facts["others_cores"] = _others_cores(*begin)
+    _write_facts(folder, facts)
     _print_size(folder)
     _print_bench(folder)
+    _warn_of_others(facts["others_cores"])
     _draw(folder, folder, ["png"], facts)
 
 
@@ -148,9 +154,34 @@ def _folder(out: Path | None, device: str) -> tuple[Path, dict[str, Any]]:
 
     facts = {"schema": SCHEMA, **environment(device, sys.argv), "isa": isa()}
     folder = out or new_folder(facts, "simple")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "env.json").write_text(json.dumps(facts, indent=2) + "\n")
+    _write_facts(folder, facts)
     return folder, facts
+
+
+def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    from fsbench.disk import refusals, write_atomically
+
+    with refusals("write results in", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "env.json", json.dumps(facts, indent=2) + "\n")
+
+
+def _others_cores(since: float, then: tuple[float, float] | None) -> float | None:
+    """Cores that other processes kept busy meanwhile, on average."""
+    now = hardware.cpu_seconds()
+    if then is None or now is None:
+        return None
+    busy, own = (after - before for after, before in zip(now, then, strict=True))
+    return round(max(0.0, busy - own) / (time.monotonic() - since), 3)
+
+
+def _warn_of_others(cores: float | None) -> None:
+    if cores is not None and cores > 0.1:
+        print(
+            f"warning: other processes kept {cores:.1f} cores busy meanwhile; "
+            "times and scaling are worse for it",
+            file=sys.stderr,
+        )
 
 
 def _write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:

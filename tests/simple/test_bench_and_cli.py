@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fsbench.cli import app
+from fsbench import hardware
+from fsbench.cli import app, hotvocab
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.results import read_environment
 from fsbench.simple import bench, native
@@ -61,7 +63,8 @@ def test_bench_writes_every_table(folder):
     scans = pd.read_csv(folder / "scans.csv")
     assert scans.h.is_monotonic_increasing and scans.h.iloc[-1] == V
     assert scans.hits.iloc[-1] == 1 and (scans.hits.diff().dropna() >= 0).all()
-    assert read_environment(folder)["isa"] in native.ISAS
+    facts = read_environment(folder)
+    assert facts["isa"] in native.ISAS and 0 <= facts["others_cores"] < 1000
     for name in ("ablation", "sizing", "scaling"):
         assert (folder / f"simple_{name}.png").stat().st_size > 10_000
 
@@ -169,6 +172,18 @@ def test_cases_take_turns():
     assert [len(case.samples_us) for case in cases] == [3, 3]
     cases[0].samples_us, cases[1].samples_us = [2.0, 4.0, 9.0], [1.0, 2.0, 3.0]
     assert bench.ratio(*cases) == 2
+
+
+def test_other_processes_are_noticed(capsys):
+    hotvocab._warn_of_others(0.05)
+    assert not capsys.readouterr().err
+    hotvocab._warn_of_others(1.3)
+    assert "other processes kept 1.3 cores busy" in capsys.readouterr().err
+    begin = time.monotonic(), hardware.cpu_seconds()
+    while time.monotonic() - begin[0] < 0.3:
+        pass  # busy ourselves
+    busy, own = (b - a for a, b in zip(begin[1], hardware.cpu_seconds(), strict=True))
+    assert 0.1 < own < 0.6 and busy >= own - 0.05
 
 
 def test_sampler_counts():
