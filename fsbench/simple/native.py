@@ -9,9 +9,10 @@ Python, so one build serves all of their versions, and compiles in seconds.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 from fsbench.errors import ProviderUnavailable
 
@@ -58,9 +59,14 @@ _FUNCTIONS = {
 
 def missing() -> str | None:
     """None if the core can be loaded, else why not and what to do. Loads nothing."""
-    if importlib.util.find_spec("fsbench.simple._native") is None:
-        return "not built: needs g++ at install"
-    return None
+    return None if _library() else "not built: needs g++ at install"
+
+
+def _library() -> Path | None:
+    """Where the build puts the library: beside this file, under one of Python's suffixes."""
+    here = Path(__file__).parent
+    found = (here / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next(filter(Path.exists, found), None)
 
 
 @cache
@@ -71,19 +77,18 @@ def core() -> ctypes.CDLL:
         raise ProviderUnavailable(
             f"fsbench.simple: {reason}; with a C++ compiler there, install fsbench again"
         )
-    spec = importlib.util.find_spec("fsbench.simple._native")
-    assert spec is not None and spec.origin is not None
+    path = _library()
     try:
-        library = ctypes.CDLL(spec.origin)
+        library = ctypes.CDLL(str(path))
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
         size = library.fsb_ring_size()
     except (OSError, AttributeError) as error:
-        raise ProviderUnavailable(f"fsbench.simple: {spec.origin}: {error}") from error
+        raise ProviderUnavailable(f"fsbench.simple: {path}: {error}") from error
     if size != ctypes.sizeof(CRing):
         raise ProviderUnavailable(
-            f"fsbench.simple: {spec.origin} is of another version; install fsbench again"
+            f"fsbench.simple: {path} is of another version; install fsbench again"
         )
     return library
 
