@@ -188,9 +188,9 @@ def check_cpu_samplers() -> Check:
 
     fix = "install g++ (or another C++ compiler), then fsbench again: pip install -e ."
     try:
-        return Check("cpu samplers", "ok", f"C++ core built, {native.isa()}")
+        return Check("cpu core", "ok", f"C++ core built, {native.isa()}")
     except ProviderUnavailable as error:
-        return Check("cpu samplers", "missing", str(error), fix)
+        return Check("cpu core", "missing", str(error), fix)
 
 
 def check_output() -> Check:

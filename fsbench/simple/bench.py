@@ -18,22 +18,24 @@ from scipy.stats import beta
 from torch import Tensor
 
 from fsbench.simple.controls import PLAIN, PRODUCTION, Controls
-from fsbench.simple.native import core
-from fsbench.simple.plane import Plane, cores
+from fsbench.simple.native import NEEDS_TAIL, core
+from fsbench.simple.plane import Plane, cores, uniforms
 from fsbench.simple.reference import decide, tail
-from fsbench.simple.ring import RingShape
+from fsbench.simple.ring import Ring, RingShape
 from fsbench.simple.steps import FullV, Offload, Parallel, Shvs
 from fsbench.simple.zipf import ZipfText
 from fsbench.stats import median_interval
 
 Row = dict[str, Any]
 
+DESIGNS = ("full-V port", "sequence-parallel", "offloaded", "SHVS")
+
 SEEN = 1024
 """Different tokens that each request has seen where all controls are on."""
 
 MOST_SEEN = 4096
 
-_NO_PENALTY = {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}
+_FILTERS = replace(PRODUCTION, repetition=1.0, presence=0.0, frequency=0.0)
 
 _TORCH_ROWS = 4  # of a step in torch, which takes some 10 ms per row
 
@@ -144,17 +146,18 @@ def steps(setup: Setup) -> list[Row]:
     torch.set_num_threads(1)
     try:
         for label, controls in (("plain", PLAIN), ("production", PRODUCTION)):
-            made: list[tuple[str, Any, int]] = []
-            for name, kind in (("full-V port", FullV), ("sequence-parallel", Parallel)):
-                options = {} if kind is FullV else {"samplers": 1}
-                step = kind(_TORCH_ROWS, setup.V, controls, **options)
+            in_torch = (
+                FullV(_TORCH_ROWS, setup.V, controls),
+                Parallel(_TORCH_ROWS, setup.V, controls, samplers=1),
+            )
+            for step in in_torch:
                 step.logits.copy_(setup.logits[:_TORCH_ROWS])
                 _begin(step, setup, _TORCH_ROWS, SEEN)
-                made.append((name, step, _TORCH_ROWS))
-            for name, core_kind in (("offloaded", Offload), ("SHVS", Shvs)):
-                step = setup.design(core_kind, 1, controls)
-                made.append((name, step, len(setup.logits)))
-            cases = [Case(name, _stepping(step), count) for name, step, count in made]
+            in_core = (setup.design(kind, 1, controls) for kind in (Offload, Shvs))
+            cases = [
+                Case(name, _stepping(step), len(step.logits))
+                for name, step in zip(DESIGNS, (*in_torch, *in_core), strict=True)
+            ]
             interleave(cases, setup.rounds)
             for case in cases:
                 rows.append(
@@ -165,11 +168,31 @@ def steps(setup: Setup) -> list[Row]:
                         "rows_per_s": 1e6 / float(np.median(case.samples_us)),
                         "times_first": ratio(cases[0], case),
                         "times_offloaded": ratio(cases[2], case),
+                        "settled": settled(setup, controls) if case.name == "SHVS" else None,
                     }
                 )
     finally:
         torch.set_num_threads(threads)
     return rows
+
+
+def settled(setup: Setup, controls: Controls) -> float:
+    """Share of rows that the hot tokens settle, penalties left out.
+
+    Without filters it is the share of uniforms below the hot mass; with them all that the filters
+    keep must be hot, which is asked for by giving the samplers nothing else.
+    """
+    rows, hot, V = len(setup.logits), setup.hot, setup.V
+    shape = RingShape(1, rows, V)
+    ring = Ring(shape)
+    ring.logits.view(-1)[: rows * hot].view(rows, hot).copy_(setup.logits[:, :hot])
+    ring.parts["shape"][0] = torch.tensor(shape.hot(hot, hot))
+    ring.tail_max[0], ring.tail_sum[0] = tail(setup.logits, hot, controls.temperature)
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        ring.parts[name].fill_(getattr(controls, name))
+    uniforms(ring.uniform[0], torch.tensor([13]), torch.tensor([0]))
+    core().fsb_rows(ring.pointer(), 0, 0, rows, None)
+    return float((ring.tokens[0] != NEEDS_TAIL).double().mean())
 
 
 def scaling(setup: Setup, samplers: Iterable[int]) -> list[Row]:
@@ -307,7 +330,7 @@ def variation(setup: Setup, steps: int, rows: int = 8, draws: int = 32) -> list[
     in float64.
     """
     out = []
-    for label, controls in (("plain", PLAIN), ("production", replace(PRODUCTION, **_NO_PENALTY))):
+    for label, controls in (("plain", PLAIN), ("production", _FILTERS)):
         step = Shvs(rows, setup.V, controls, 1, hot=setup.hot, order=setup.order)
         seed, differ, drawn = torch.tensor([11]), 0, 0
         back = setup.order.argsort()

@@ -55,6 +55,8 @@ def test_bench_writes_every_table(folder):
     assert (steps.rows_per_s > 0).all()
     assert steps.rows_per_s.to_numpy() == pytest.approx(1e6 / steps.row_us, rel=1e-4)
     assert list(steps.times_first[steps.design == "full-V port"]) == [1, 1]
+    assert list(steps.settled.notna()) == [name == "SHVS" for name in steps.design]
+    assert steps.settled.dropna().between(0, 1).all()
     scaling = pd.read_csv(folder / "scaling.csv")
     assert list(scaling.samplers) == [1, 2, 1, 2]
     assert list(scaling.efficiency[scaling.samplers == 1]) == [1, 1]
@@ -162,6 +164,19 @@ def test_pipeline_refuses_what_it_cannot_use(folder, tmp_path):
     ]:
         with pytest.raises((InvalidArgument, ResultsError), match=message):
             fsbench("pipeline", *arguments)
+
+
+def test_settled_rows_are_those_whose_kept_tokens_are_hot():
+    logits = torch.full((4, 64), -20.0)
+    logits[0, :4] = 1.0  # top-2 is hot
+    logits[1, 40] = 1.0  # is not
+    logits[2, [3, 40]] = 1.0  # is half
+    logits[3, :2], logits[3, 40] = 1.0, 0.9  # is, by little
+    setup = bench.Setup(64, 8, torch.arange(64), logits)
+    assert bench.settled(setup, Controls(top_k=2)) == 0.5
+    assert bench.settled(setup, Controls(top_k=3)) == 0.25
+    assert bench.settled(setup, Controls(min_p=0.95)) == 0.5
+    assert bench.settled(setup, Controls(min_p=0.5)) == 0.25
 
 
 def test_cases_take_turns():
