@@ -146,10 +146,10 @@ def steps(setup: Setup) -> list[Row]:
     torch.set_num_threads(1)
     try:
         for label, controls in (("plain", PLAIN), ("production", PRODUCTION)):
-            in_torch = (
+            in_torch: list[FullV | Parallel] = [
                 FullV(_TORCH_ROWS, setup.V, controls),
                 Parallel(_TORCH_ROWS, setup.V, controls, samplers=1),
-            )
+            ]
             for step in in_torch:
                 step.logits.copy_(setup.logits[:_TORCH_ROWS])
                 _begin(step, setup, _TORCH_ROWS, SEEN)
