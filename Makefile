@@ -42,6 +42,7 @@ lint: setup
 
 plots: setup
 	$(FSBENCH) plot results/h200/paper-20261121 results/h200/lean-20261121 --out plots
+	$(FSBENCH) hotvocab plot results/cpu/simple-20261121 --out plots
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -12,8 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fsbench.cli.pipeline import of_plane, of_run
 from fsbench.simple.hot import Coverage
+from fsbench.simple.pipeline import Pipeline, Sampling, simulate
 from fsbench.simple.sizing import Cost, best
+
+LEAN = Path(__file__).resolve().parent.parent / "results" / "h200" / "lean-20261121"
 
 GOALS = {
     "full pass, rows/s of one core": 5000,
@@ -138,6 +142,24 @@ def goals(folder: Path) -> str:
     return table(["", "asked", "measured", ""], rows)
 
 
+def pipelines(folder: Path) -> str:
+    """Four stages of 2 ms, B = 64: the samplers of H200 results, and these on CPUs."""
+    samplings = [*of_run(LEAN, 64, 4096, 151936), *of_plane(folder, 64, 151936, bus_gb_s=50)]
+    rows = []
+    for sampling in sorted(samplings, key=lambda each: each.on_stage_us + sum(each.beside_us)):
+        cells = [sampling.name, " + ".join(f"{us:.0f}" for us in _added(sampling))]
+        for m in (4, 5, 6):
+            found = simulate(Pipeline((2000.0,) * 4, m, 64), sampling)
+            cells += [f"{found.tokens_per_s:,.0f} ({100 * found.bubble:.1f} %)"]
+        rows.append(cells)
+    header = ["sampler", "adds, us", *(f"{m} in flight" for m in (4, 5, 6))]
+    return table(header, rows)
+
+
+def _added(sampling: Sampling) -> tuple[float, ...]:
+    return sampling.beside_us or (sampling.on_stage_us,)
+
+
 TABLES = {
     "goals": goals,
     "steps": steps,
@@ -145,6 +167,7 @@ TABLES = {
     "penalties": penalties,
     "ring": ring,
     "sizes": sizes,
+    "pipelines": pipelines,
 }
 
 if __name__ == "__main__":

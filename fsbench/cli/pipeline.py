@@ -54,8 +54,8 @@ def pipeline(
 
     counts = int_list(in_flight, "--in-flight") if in_flight else [stages, stages + 1, stages + 2]
     samplings = [
-        *[each for folder in run or [] for each in _of_run(folder, batch, d, v)],
-        *[each for folder in plane or [] for each in _of_plane(folder, batch, v, bus_gb_s)],
+        *[each for folder in run or [] for each in of_run(folder, batch, d, v)],
+        *[each for folder in plane or [] for each in of_plane(folder, batch, v, bus_gb_s)],
         *map(_of_text, sampler or []),
     ]
     if not samplings:
@@ -84,7 +84,7 @@ def pipeline(
         _print(rows, stages, stage_us, batch)
 
 
-def _of_run(folder: Path, batch: int, d: int, v: int) -> list[Sampling]:
+def of_run(folder: Path, batch: int, d: int, v: int) -> list[Sampling]:
     """What exact samplers add to the matmul alone, which is the slower of the lower bounds."""
     from fsbench.cli.reading import read_results
     from fsbench.provider import Kind
@@ -104,7 +104,7 @@ def _of_run(folder: Path, batch: int, d: int, v: int) -> list[Sampling]:
     ]
 
 
-def _of_plane(folder: Path, batch: int, v: int, bus_gb_s: float) -> list[Sampling]:
+def of_plane(folder: Path, batch: int, v: int, bus_gb_s: float) -> list[Sampling]:
     """Copies and decisions of both designs of the core, by as many samplers as were measured."""
     import pandas as pd
 
