@@ -5,16 +5,19 @@
     Offload   the C++ core: penalties as sparse edits, filters before any softmax, one pass
     Shvs      the same on the hot tokens only, where that settles the row
 
-Each is a class with the methods `begin` (a request's prompt and output), `slot` (where the next
-step's logits are to be written), and `tokens`. Where a design needs the whole row in its own
-order, the logits are in that order: hot tokens first.
+B, V and the controls are fixed when one is made. Then:
+
+    logits    [B, V]: to be written before a step
+    begin     a request, with prompt and output so far, takes a row
+    tokens    a step: int64 [B], counted as drawn; seed and offset are int64 [1] on the CPU
+
+A row that is undefined (NaN, +inf, no finite logit) gives -1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,19 +27,6 @@ from fsbench.simple import reference
 from fsbench.simple.controls import PLAIN, Controls
 from fsbench.simple.plane import Plane, cores, uniforms
 from fsbench.simple.ring import RingShape
-
-
-class Step(Protocol):
-    """What the four designs have in common; B, V and the controls are fixed when they are made."""
-
-    logits: Tensor
-    """[B, V]: what the next call of `tokens` reads."""
-
-    def begin(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """A request, with what it has seen so far, takes a row."""
-
-    def tokens(self, seed: Tensor, offset: Tensor) -> Tensor:
-        """Tokens of a step, int64 [B]; they are counted as drawn. seed, offset: int64 [1], CPU."""
 
 
 class FullV:

@@ -101,6 +101,28 @@ def test_the_build_names_no_cpu():
     assert "-march" not in (ROOT / "setup.py").read_text()
 
 
+@pytest.mark.skipif(
+    bool(native.missing()) or shutil.which("objdump") is None, reason="no core, or no objdump"
+)
+def test_wide_instructions_are_in_their_own_functions_only():
+    """A template that two instruction sets share must not be compiled for the wider one."""
+    done = subprocess.run(
+        ["objdump", "-dC", "--no-show-raw-insn", native._library()], capture_output=True, text=True
+    )
+    if "file format elf64-x86-64" not in done.stdout:
+        pytest.skip("not a library for x86-64")
+    users: dict[str, set[str]] = {"zmm": set(), "ymm": set()}
+    function = ""
+    for line in done.stdout.splitlines():
+        if line.endswith(">:"):
+            function = line.split(" <", 1)[1]
+        for register, functions in users.items():
+            if f"%{register}" in line:
+                functions.add(function)
+    assert users["zmm"] and all("::avx512::" in name for name in users["zmm"])
+    assert all("::avx512::" in name or "::avx2::" in name for name in users["ymm"])
+
+
 def test_it_is_built_where_there_is_a_compiler():
     """A test run that skips all of the core's tests for want of a core is no test run."""
     if shutil.which("g++") is None:

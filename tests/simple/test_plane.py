@@ -171,6 +171,24 @@ def test_a_plane_that_is_closed_tells_who_waits():
         plane.wait(plane.publish(1), 1, timeout_s=0.05)
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("request", 1),  # there is one row of penalties
+        ("shape", [65, 64, 64]),  # more hot tokens than tokens
+        ("shape", [-1, 64, 64]),
+        ("shape", [8, 4, 4]),  # more hot tokens than are there
+        ("shape", [0, 128, 128]),
+        ("shape", [0, 64, 32]),  # rows that overlap
+    ],
+)
+def test_a_slot_that_makes_no_sense_gives_no_tokens(part, value):
+    plane = Plane(RingShape(1, 2, 64), 1, requests=1)
+    plane.ring.logits.zero_()
+    plane.ring.parts[part][0] = torch.tensor(value)
+    assert plane.wait(plane.publish(2), 2).tolist() == [-1, -1]
+
+
 def test_wrong_arguments_are_refused():
     plane = Plane(RingShape(1, 2, 64), 1, requests=1)
     for call, message in [

@@ -2,7 +2,6 @@
 // fsbench/simple/native.py calls. Plain C ABI: it depends on neither torch's ABI nor Python's.
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -100,6 +99,11 @@ Isa& isa() {
     return chosen;
 }
 
+struct Outcome {
+    int64_t place;  // UNDEFINED, NEEDS_TAIL, or where the token lies in the row
+    float logprob;
+};
+
 // One thread's state: what each instruction set's code keeps from row to row.
 struct Sampler {
 #if defined(__x86_64__)
@@ -108,29 +112,38 @@ struct Sampler {
 #endif
     std::unique_ptr<portable::Scratch> narrow{new portable::Scratch};
 
-    void row(
-        const Ring& ring, int slot, int row, std::vector<Penalties>* requests, const int32_t* ids) {
-        const int64_t cell = int64_t(slot) * ring.rows + row;
-        Penalties* penalties = nullptr;
-        if (requests && ring.request[cell] >= 0) penalties = &(*requests)[ring.request[cell]];
-        int64_t place;
-        float logprob;
+    Outcome decided(
+        const Ring& ring, int slot, int row, const Penalties* penalties, const int32_t* ids) {
 #if defined(__x86_64__)
         if (isa() == AVX512) {
             auto d = avx512::decide(*wide, ring, slot, row, penalties, ids);
-            place = d.place, logprob = d.logprob;
-        } else if (isa() == AVX2) {
-            auto d = avx2::decide(*middle, ring, slot, row, penalties, ids);
-            place = d.place, logprob = d.logprob;
-        } else
-#endif
-        {
-            auto d = portable::decide(*narrow, ring, slot, row, penalties, ids);
-            place = d.place, logprob = d.logprob;
+            return {d.place, d.logprob};
         }
-        if (penalties && place >= 0) penalties->count(int32_t(place));
-        ring.tokens[cell] = place >= 0 && ids ? ids[place] : place;
-        ring.logprob[cell] = logprob;
+        if (isa() == AVX2) {
+            auto d = avx2::decide(*middle, ring, slot, row, penalties, ids);
+            return {d.place, d.logprob};
+        }
+#endif
+        auto d = portable::decide(*narrow, ring, slot, row, penalties, ids);
+        return {d.place, d.logprob};
+    }
+
+    void row(
+        const Ring& ring, int slot, int row, std::vector<Penalties>* requests, const int32_t* ids) {
+        const int64_t cell = int64_t(slot) * ring.rows + row;
+        const int32_t request = requests ? ring.request[cell] : -1;
+        const int32_t* shape = ring.shape + 3 * slot;
+        const int32_t hot = shape[0], present = shape[1], stride = shape[2];
+        // What a producer writes by mistake must not make us read or write beyond: no token then.
+        const bool sound = (request < 0 || size_t(request) < requests->size()) && hot >= 0 &&
+                           hot <= present && present <= ring.vocab && stride <= ring.vocab &&
+                           int64_t(stride) * ring.shards >= present;
+        Penalties* penalties = sound && request >= 0 ? &(*requests)[request] : nullptr;
+        Outcome out = {UNDEFINED, NAN};
+        if (sound) out = decided(ring, slot, row, penalties, ids);
+        if (penalties && out.place >= 0) penalties->count(int32_t(out.place));
+        ring.tokens[cell] = out.place >= 0 && ids ? ids[out.place] : out.place;
+        ring.logprob[cell] = out.logprob;
     }
 };
 
@@ -151,12 +164,8 @@ class Plane {
 
     ~Plane() {
         shared(&ring_.state[STOP]).store(1);
-        while (!threads_.empty()) {
-            shared(&ring_.state[PUBLISHED]).fetch_add(0);
-            wake(&ring_.state[PUBLISHED]);
-            threads_.back().join();
-            threads_.pop_back();
-        }
+        wake(&ring_.state[PUBLISHED]);  // who falls asleep just now wakes up by itself
+        for (std::thread& thread : threads_) thread.join();
         shared(&ring_.state[STOP]).store(0);
     }
 

@@ -4,14 +4,16 @@
 // pinned, or shared between processes; nothing here allocates.
 #pragma once
 
+#include <time.h>
+
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 #endif
 
