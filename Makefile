@@ -1,4 +1,5 @@
-# make bench   set up and run the main job on whatever this machine has
+# make bench   set up and run the main job on whatever this machine has; without a GPU also the
+#              CPU decision plane
 # make test    set up and pass the tests that need no GPU
 VENV ?= .venv
 PYTHON ?= python3
@@ -15,7 +16,7 @@ TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml setup.py $(wildcard fsbench/simple/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -q "$(TORCH)"
 	$(VENV)/bin/pip install -q -e ".[$(EXTRAS)]"
@@ -23,6 +24,7 @@ $(VENV)/ready: pyproject.toml
 
 bench: setup
 	$(FSBENCH) run
+	$(if $(shell command -v nvidia-smi),,$(FSBENCH) hotvocab bench)
 
 test: setup
 	TRITON_INTERPRET=1 $(PYTEST) -m "not gpu"
@@ -49,6 +51,7 @@ plots: setup
 	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192) --figure winner --out plots
 	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots
 	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
+	$(FSBENCH) hotvocab plot results/cpu/simple-20261121 --out plots
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

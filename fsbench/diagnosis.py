@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from fsbench import hardware
 from fsbench.environment import package_version
-from fsbench.errors import TimerUnavailable
+from fsbench.errors import ProviderUnavailable, TimerUnavailable
 
 _GPU_EXTRA = "pip install 'fsbench[gpu]'"
 _WITHOUT_GPU = "not needed without an NVIDIA GPU"
@@ -182,6 +182,17 @@ def check_cupti() -> Check:
     return Check("cupti", "ok", version)
 
 
+def check_cpu_samplers() -> Check:
+    """The C++ core of the CPU decision plane, which is built at install if there is a compiler."""
+    from fsbench.simple import native
+
+    fix = "install g++ (or another C++ compiler), then fsbench again: pip install -e ."
+    try:
+        return Check("cpu core", "ok", f"C++ core built, {native.isa()}")
+    except ProviderUnavailable as error:
+        return Check("cpu core", "missing", str(error), fix)
+
+
 def check_output() -> Check:
     """Results can be written below the current folder."""
     here = Path.cwd()
@@ -212,6 +223,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_flashinfer,
     check_nvcc,
     check_cupti,
+    check_cpu_samplers,
     check_output,
 )
 

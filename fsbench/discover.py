@@ -39,7 +39,7 @@ class Found:
         if self.provider is None:
             return self.broken
         try:
-            reason = self.provider.missing_packages()
+            reason = self.provider.missing_packages() or self.provider.not_built()
         except (ImportError, ValueError) as error:  # `requires` names a part of a package
             reason = describe(error)
         if reason:

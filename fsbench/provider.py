@@ -174,6 +174,8 @@ class Provider:
     label: legend text, free to change.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
+    not_built: None, or why what it needs besides packages is not there, in one line: a library that
+        is compiled at install. Imports no torch.
     compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
@@ -208,6 +210,7 @@ class Provider:
     tuning: Tuning | None = None
     build_sharded: Callable[[Problem, Shard], Launch] | None = None
     matmul_form: Callable[[Problem, Tensor], Launch] | None = None
+    not_built: Callable[[], str | None] = lambda: None
 
     def __post_init__(self) -> None:
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]

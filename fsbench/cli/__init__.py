@@ -11,8 +11,10 @@ from fsbench import __version__
 from fsbench.cli import (
     compare,
     doctor,
+    hotvocab,
     iomodel,
     listing,
+    pipeline,
     plot,
     recommend,
     report,
@@ -37,6 +39,8 @@ app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
+app.command("pipeline")(pipeline.pipeline)
+app.add_typer(hotvocab.app, name="hotvocab")
 
 
 def _print_version(asked: bool) -> None:

@@ -16,6 +16,7 @@ from fsbench.provider import Kind
 MODULES = [module.name for module in pkgutil.iter_modules(fsbench.baselines.__path__)]
 NAMES = [name for name in MODULES if not name.startswith("_")]
 CPU = {"multinomial", "multinomial_compiled", "exponential_race", "greedy", "matmul_only"}
+CPU |= {"simple_full_v", "simple_parallel", "simple_offload", "simple_shvs"}
 
 
 def provider(name: str):
@@ -50,7 +51,8 @@ def test_unsupported_reasons(name: str) -> None:
     assert in_fp32 == expected
     assert its.unsupported_reason(Problem(1, 8, 8, tp=2)) is not None
     if its.kind is Kind.EXACT:
-        assert its.unsupported_reason(Problem(1, 8, 8, temperature=0.0)) is not None
+        greedy = its.unsupported_reason(Problem(1, 8, 8, temperature=0.0))
+        assert (greedy is None) == its.capabilities.zero_temperature
 
 
 def test_presets() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fsbench import diagnosis, hardware
 from fsbench.cli import app
 from fsbench.diagnosis import Check
-from fsbench.errors import TimerUnavailable
+from fsbench.errors import ProviderUnavailable, TimerUnavailable
 
 H200 = hardware.Gpu(0, "NVIDIA H200", "GPU-0", 150_000_000_000, "580.159")
 VERSIONS = {
@@ -47,6 +47,7 @@ def box(monkeypatch, tmp_path):
     monkeypatch.setattr(diagnosis, "package_version", versions.get)
     monkeypatch.setattr(hardware, "gpus", lambda: [H200])
     monkeypatch.setattr(hardware, "nvml_problem", lambda: None)
+    monkeypatch.setattr("fsbench.simple.native.isa", lambda: "avx512")
     monkeypatch.setattr("fsbench.timers.make_timer", lambda *a, **k: made.append((a, k)))
     monkeypatch.chdir(tmp_path)
     return SimpleNamespace(
@@ -137,6 +138,16 @@ def test_a_busy_gpu(box):
     box.cuda.mem_get_info = lambda index: (1_500_000_000, 150_000_000_000)
     found = diagnosis.check_gpu_memory()
     assert (found.status, found.detail) == ("warning", "0: 1.5 GB free")
+
+
+def test_no_core_of_the_cpu_samplers(box, monkeypatch):
+    def missing():
+        raise ProviderUnavailable("fsbench.simple: not built")
+
+    monkeypatch.setattr("fsbench.simple.native.isa", missing)
+    check = diagnosis.check_cpu_samplers()
+    assert (check.status, check.detail) == ("missing", "fsbench.simple: not built")
+    assert "C++ compiler" in check.fix
 
 
 def test_no_cuda_compiler(box):

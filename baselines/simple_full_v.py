@@ -1,0 +1,42 @@
+"""SIMPLE's ablation, step 1: the engine's sampler moved to the CPU as it is ("vLLM CPU").
+
+    p = softmax(hidden @ weight.T / T),  E_v ~ Exp(1) independent,  token = argmax_v p_v / E_v
+
+Each operation is a pass over [B, V] in torch, with torch's threads; the noise is torch's generator,
+so seed and offset are not read, and it ends where that of `exponential_race` ends.
+
+Undefined rows (a NaN or +inf logit, or no finite one): token -1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._simple import able, launch_with
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    import torch
+
+    from fsbench.simple.controls import Controls
+    from fsbench.simple.steps import FullV
+
+    step = FullV(problem.B, problem.V, Controls(temperature=problem.temperature))
+    if problem.device == "cuda":
+        step.logits = torch.empty(problem.B, problem.V, pin_memory=True)
+    return launch_with(problem, weight, lambda: step.logits, step.tokens)
+
+
+PROVIDER = Provider(
+    name="simple_full_v",
+    label="SIMPLE 1: full-V port",
+    kind=Kind.EXACT,
+    build=build,
+    capabilities=able(exact_to_gap=11.0),
+    presets=("cpu",),
+)

@@ -1,0 +1,43 @@
+"""SIMPLE's ablation, step 2: rows split over persistent samplers (section 5.1), still in torch.
+
+    p = softmax(hidden @ weight.T / T),  token = first v whose running sum of p exceeds u
+
+Each sampler does for its block of rows what `simple_full_v` does, on one thread. The uniforms are
+drawn before, by row and step, so a fixed seed gives the same tokens for any number of samplers.
+
+Undefined rows (a NaN or +inf logit, or no finite one): token -1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._simple import able, launch_with, not_built
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    import torch
+
+    from fsbench.simple.controls import Controls
+    from fsbench.simple.steps import Parallel
+
+    step = Parallel(problem.B, problem.V, Controls(temperature=problem.temperature))
+    if problem.device == "cuda":
+        step.logits = torch.empty(problem.B, problem.V, pin_memory=True)
+    return launch_with(problem, weight, lambda: step.logits, step.tokens)
+
+
+PROVIDER = Provider(
+    name="simple_parallel",
+    label="SIMPLE 2: sequence-parallel",
+    kind=Kind.EXACT,
+    build=build,
+    not_built=not_built,  # the uniforms are the core's
+    capabilities=able(batch_invariant=True),
+    presets=("cpu",),
+)

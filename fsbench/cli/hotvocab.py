@@ -1,0 +1,410 @@
+"""`fsbench hotvocab`: the CPU decision plane of SIMPLE: measured, modelled, drawn."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fsbench import hardware
+from fsbench.cli.parsing import int_list
+from fsbench.cli.tables import plain_table
+from fsbench.errors import InvalidArgument, ResultsError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fsbench.simple.bench import Setup
+    from fsbench.simple.hot import Coverage
+    from fsbench.simple.sizing import Cost
+
+app = typer.Typer(
+    no_args_is_help=True, help="Sampling on CPUs (SIMPLE): measure it, size its hot set, plot."
+)
+
+V = Annotated[int, typer.Option("--v", help="Vocabulary size V.", min=64)]
+ROWS = Annotated[int, typer.Option(help="Rows of logits; more than caches hold.", min=4)]
+REPEATS = Annotated[int, typer.Option(help="Times that each H is measured.", min=5)]
+TRACE = Annotated[
+    Path | None,
+    typer.Option(help="Token ids, a document per row (.npy or text). Default: a Zipf model."),
+]
+OUT = Annotated[
+    Path | None, typer.Option(help="Folder. Default: results/<gpu>/<utc>-<commit>-simple.")
+]
+
+_DOCUMENTS = 1024  # of the model's trace; the rows of logits are of later ones
+
+
+@app.command()
+def fit(
+    v: V = 151936,
+    rows: ROWS = 128,
+    repeats: REPEATS = 200,
+    trace: TRACE = None,
+    out: OUT = None,
+) -> None:
+    """Fit the cost of a scan, T(H) = c H + c0, and count the hot tokens' coverage on a trace."""
+    folder, _ = _folder(out, "cpu")
+    _fit(folder, v, rows, repeats, trace)
+    _print_size(folder)
+
+
+@app.command()
+def size(
+    folder: Annotated[Path, typer.Argument(help="Folder that `fit` or `bench` wrote.")],
+    c_us: Annotated[
+        float | None, typer.Option("--c-us", help="Another c, us per token; with --c0-us.")
+    ] = None,
+    c0_us: Annotated[float | None, typer.Option("--c0-us", help="Another c0, us.")] = None,
+) -> None:
+    """Choose the number of hot tokens by SIMPLE's model (equations 10 to 12)."""
+    if (c_us is None) != (c0_us is None):
+        raise InvalidArgument("--c-us: expected together with --c0-us")
+    _print_size(folder, c_us, c0_us)
+
+
+@app.command()
+def bench(
+    v: V = 151936,
+    rows: ROWS = 128,
+    repeats: REPEATS = 100,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=2)] = 9,
+    samplers: Annotated[
+        str | None, typer.Option(help="Numbers of samplers, comma list. Default: 1, 2, 4, ...")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    batch: Annotated[str, typer.Option(help="B of the GPU's part.")] = "1,2,4,8,16,32,64,128,256",
+    d: Annotated[int, typer.Option("--d", help="Hidden size D of the GPU's part.")] = 4096,
+    body: Annotated[
+        int, typer.Option(help="Layers of the GPU's part, in reads of the LM head.", min=0)
+    ] = 12,
+    out: OUT = None,
+) -> None:
+    """Measure the four designs, scaling, penalties and the ring; with a GPU, copies and overlap."""
+    from fsbench.cli.devices import device_to_use
+    from fsbench.simple import bench as measure
+
+    device = device_to_use(device)
+    folder, facts = _folder(out, device)
+    begin = time.monotonic(), hardware.cpu_seconds()
+    setup = _fit(folder, v, rows, repeats, None, rounds)
+    counts = int_list(samplers, "--samplers") if samplers else measure.sampler_counts()
+    _write(folder, "ring", measure.ring(rounds))
+    _write(folder, "steps", measure.steps(setup))
+    _write(folder, "scaling", measure.scaling(setup, counts))
+    _write(folder, "penalties", measure.penalties(setup))
+    if device == "cuda":
+        _measure_gpu(folder, setup, d, body, int_list(batch, "--batch"), max(1, max(counts) - 1))
+    facts["others_cores"] = _others_cores(*begin)
+    _write_facts(folder, facts)
+    _print_size(folder)
+    _print_bench(folder)
+    _warn_of_others(facts["others_cores"])
+    _draw(folder, folder, ["png"], facts)
+
+
+@app.command()
+def exact(
+    v: V = 151936,
+    hot: Annotated[int, typer.Option(help="Hot tokens, H.", min=1)] = 14336,
+    steps: Annotated[int, typer.Option(help="Decode steps.", min=1)] = 100,
+    rows: Annotated[int, typer.Option(help="Rows of a step.", min=1)] = 8,
+    out: OUT = None,
+) -> None:
+    """Bound the distance of SHVS's distribution from the baseline's, step by step (Figure 12)."""
+    from fsbench.simple.bench import variation
+
+    folder, _ = _folder(out, "cpu")
+    table = variation(_setup(v, hot, min(4 * rows, 64)), steps, rows)
+    _write(folder, "variation", table)
+    for controls in dict.fromkeys(row["controls"] for row in table):
+        last = [row for row in table if row["controls"] == controls][-1]
+        print(
+            f"{controls}: {steps} steps, {last['draws']} draws each, mean total variation at most "
+            f"{last['mean_distance']:.2g}, below {last['mean_distance_below']:.2g} at 95 %"
+        )
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(help="Folder that `fit` or `bench` wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("plots"),
+    formats: Annotated[str, typer.Option("--format", help="Comma list of png, pdf, svg.")] = "png",
+) -> None:
+    """Draw what `fit` and `bench` measured. Needs no GPU."""
+    from fsbench.plotting import check_formats
+    from fsbench.results import read_environment
+
+    suffixes = check_formats(name.strip() for name in formats.split(","))
+    _draw(folder, out, suffixes, read_environment(folder))
+
+
+def _folder(out: Path | None, device: str) -> tuple[Path, dict[str, Any]]:
+    """The folder of this run, with its env.json."""
+    from fsbench.cli.run import new_folder
+    from fsbench.environment import environment
+    from fsbench.results import SCHEMA
+    from fsbench.simple.native import isa
+
+    facts = {"schema": SCHEMA, **environment(device, sys.argv), "isa": isa()}
+    folder = out or new_folder(facts, "simple")
+    _write_facts(folder, facts)
+    return folder, facts
+
+
+def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    from fsbench.disk import refusals, write_atomically
+
+    with refusals("write results in", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "env.json", json.dumps(facts, indent=2) + "\n")
+
+
+def _others_cores(since: float, then: tuple[float, float] | None) -> float | None:
+    """Cores that other processes kept busy meanwhile, on average."""
+    now = hardware.cpu_seconds()
+    if then is None or now is None:
+        return None
+    busy, own = (after - before for after, before in zip(now, then, strict=True))
+    return round(max(0.0, busy - own) / (time.monotonic() - since), 3)
+
+
+def _warn_of_others(cores: float | None) -> None:
+    if cores is not None and cores > 0.1:
+        print(
+            f"warning: other processes kept {cores:.1f} cores busy meanwhile; "
+            "times and scaling are worse for it",
+            file=sys.stderr,
+        )
+
+
+def _write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    import pandas as pd
+
+    pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    print(f"wrote {folder}/{name}.csv", flush=True)
+
+
+def _setup(v: int, hot: int, rows: int) -> Setup:
+    """The model's rows, hot tokens first."""
+    import torch
+
+    from fsbench.simple import bench
+    from fsbench.simple.hot import halves, order_of
+    from fsbench.simple.zipf import ZipfText
+
+    if hot > v:
+        raise InvalidArgument(f"--hot: expected at most --v {v}; got {hot}")
+    text = ZipfText(v)
+    order = torch.from_numpy(order_of(halves(text.trace(range(_DOCUMENTS)))[0], v))
+    return bench.Setup(v, hot, order, text.logits(rows, first=_DOCUMENTS)[:, order].contiguous())
+
+
+def _fit(
+    folder: Path, v: int, rows: int, repeats: int, trace: Path | None, rounds: int = 9
+) -> Setup:
+    """Measure scans, count coverage, write scans.csv and fit.json; the setup at H*."""
+    import numpy as np
+    import torch
+
+    from fsbench.simple import bench, hot, sizing
+    from fsbench.simple.zipf import ZipfText
+
+    text = ZipfText(v)
+    tokens = hot.read_trace(trace, v) if trace else text.trace(range(_DOCUMENTS))
+    counted, held_out = hot.halves(tokens)
+    order = hot.order_of(counted, v)
+    cover = hot.coverage(order, held_out)
+    places = torch.from_numpy(order)
+    logits = text.logits(rows, first=_DOCUMENTS)[:, places].contiguous()
+    setup = bench.Setup(v, v, places, logits, [], rounds)
+    sizes = np.unique(np.geomspace(min(256, v), v, 16).round().astype(int)).tolist()
+    table, times = bench.scans(setup, sizes, repeats)
+    if trace:  # the rows are the model's: their speed says nothing about this trace
+        for row in table:
+            row.update(dict.fromkeys(("row_us", "lo_us", "hi_us", "hits", "times_full"), None))
+    # The whole vocabulary is another path, without a tail; the model is of the hot path.
+    cost = sizing.fit(np.array(sizes[:-1]), times[:-1])
+    best = sizing.best(cover, cost, both=True).H
+    facts = {
+        "v": v,
+        "trace": trace.name if trace else f"ZipfText(V={v})",
+        "cost": vars(cost),
+        "hot": {"offloaded": v, "SHVS": best},
+        "sizes": cover.sizes.tolist(),
+        "mean": cover.mean.tolist(),
+        "low": cover.low.tolist(),
+    }
+    _write(folder, "scans", table)
+    (folder / "fit.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return bench.Setup(v, best, places, logits, bench.histories(text), rounds)
+
+
+def _read(folder: Path) -> tuple[Coverage, Cost, pd.DataFrame]:
+    """What `fit` wrote. Raises ResultsError."""
+    import numpy as np
+    import pandas as pd
+
+    from fsbench.simple.hot import Coverage
+    from fsbench.simple.sizing import Cost
+
+    try:
+        facts = json.loads((folder / "fit.json").read_text())
+        scans = pd.read_csv(folder / "scans.csv")
+        cover = Coverage(facts["v"], *(np.array(facts[name]) for name in ("sizes", "mean", "low")))
+        return cover, Cost(**facts["cost"]), scans
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{folder}: expected a folder of `fsbench hotvocab`; {error}") from error
+
+
+def _print_size(folder: Path, c_us: float | None = None, c0_us: float | None = None) -> None:
+    from fsbench.simple import sizing
+
+    cover, cost, scans = _read(folder)
+    if c_us is not None and c0_us is not None:
+        cost = sizing.Cost(c_us, c0_us, (c_us, c_us), (c0_us, c0_us))
+    table = plain_table("Hot tokens: how many, and what a row then costs")
+    for heading in ("", "H*, eq. 12", "H*, least", "covered", "us", "rows/s"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for both, name in ((False, "F, eq. 10"), (True, "F2, hot always scanned")):
+        best = sizing.best(cover, cost, both)
+        table.add_row(
+            name,
+            "-" if best.root is None else f"{best.root:,.0f}",
+            f"{best.H:,}",
+            f"{float(cover.at(best.H)):.3f}",
+            f"{best.cost_us:.2f}",
+            f"{1e6 / best.cost_us:,.0f}",
+        )
+    if c_us is None and scans.row_us.notna().all():
+        at = scans.loc[scans.row_us.idxmin()]
+        table.add_row(
+            "measured", "", f"{at.h:,.0f}", f"{at.hits:.3f}", f"{at.row_us:.2f}",
+            f"{1e6 / at.row_us:,.0f}",
+        )  # fmt: skip
+    _show(table)
+    low, high = cost.c_interval_us
+    low0, high0 = cost.c0_interval_us
+    print(
+        f"c = {1e3 * cost.c_us:.4f} ns per token [{1e3 * low:.4f}, {1e3 * high:.4f}], "
+        f"c0 = {cost.c0_us:.2f} us [{low0:.2f}, {high0:.2f}]"
+    )
+
+
+def _print_bench(folder: Path) -> None:
+    import pandas as pd
+
+    for name, title, columns in _SHOWN:
+        path = folder / f"{name}.csv"
+        if path.exists():
+            frame = pd.read_csv(path)[list(columns)]
+            table = plain_table(title)
+            for column in frame:
+                table.add_column(columns[column], justify="right")
+            for row in frame.itertuples(index=False):
+                table.add_row(*map(_cell, row))
+            _show(table)
+
+
+_SHOWN: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (
+        "steps",
+        "One sampler in the four designs of SIMPLE's ablation",
+        {
+            "controls": "controls",
+            "design": "design",
+            "row_us": "us per row",
+            "rows_per_s": "rows/s",
+            "times_first": "x the port",
+        },
+    ),
+    (
+        "scaling",
+        "More samplers",
+        {
+            "design": "design",
+            "samplers": "samplers",
+            "rows_per_s": "rows/s",
+            "efficiency": "efficiency",
+        },
+    ),
+    ("penalties", "Penalties", {"seen": "tokens seen", "row_us": "us per row", "ratio": "x none"}),
+    ("ring", "The ring", {"b": "B", "ring_us": "us per step", "overhead_us": "of it ring"}),
+    (
+        "copies",
+        "Copies over the bus",
+        {"b": "B", "what": "what", "time_us": "us", "gb_per_s": "GB/s"},
+    ),
+    (
+        "overlap",
+        "Time per step that a GPU waits",
+        {
+            "b": "B",
+            "design": "design",
+            "nothing_us": "forward us",
+            "exposed_serial_us": "exposed, serial",
+            "exposed_overlapped_us": "exposed, overlapped",
+            "hidden_us": "hidden",
+        },
+    ),
+)
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _show(table: Any) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+def _measure_gpu(
+    folder: Path, setup: Setup, d: int, body: int, batches: list[int], samplers: int
+) -> None:
+    import torch
+
+    from fsbench.simple import bus
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    weight = torch.randn(setup.V, d, generator=generator, device="cuda", dtype=torch.bfloat16)
+    weight.div_(d**0.5)
+    _write(folder, "copies", bus.copies(setup.V, setup.hot, batches))
+    _write(folder, "overlap", bus.overlap(weight, setup.hot, body, batches, samplers))
+
+
+def _draw(folder: Path, out: Path, suffixes: Iterable[str], facts: dict[str, Any]) -> None:
+    import pandas as pd
+
+    from fsbench.plotting import save
+    from fsbench.simple import figures
+
+    cover, cost, scans = _read(folder)
+    where = f"{facts['cpu']}, {facts.get('isa', '')}, V = {cover.V:,}"
+    drawn = (
+        {"simple_sizing": figures.sized(scans, cover, cost, where)}
+        if scans.row_us.notna().all()
+        else {}
+    )
+    for name, table, figure in (
+        ("simple_ablation", "steps", figures.ablation),
+        ("simple_scaling", "scaling", figures.scaled),
+        ("simple_overlap", "overlap", figures.exposed),
+    ):
+        path = folder / f"{table}.csv"
+        if path.exists():
+            drawn[name] = figure(pd.read_csv(path), where)
+    for name, made in drawn.items():
+        for suffix in suffixes:
+            if made is not None:
+                save(made, out / f"{name}.{suffix}")
+                print(f"wrote {out}/{name}.{suffix}")

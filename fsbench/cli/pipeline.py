@@ -1,0 +1,183 @@
+"""`fsbench pipeline`: where sampling should stand in a pipeline, simulated with measured times."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fsbench.cli.parsing import int_list
+from fsbench.cli.tables import plain_table
+from fsbench.errors import InvalidArgument, ResultsError
+
+if TYPE_CHECKING:
+    from fsbench.simple.pipeline import Sampling
+
+
+def pipeline(
+    stages: Annotated[int, typer.Option(help="Pipeline stages.", min=1)] = 4,
+    stage_us: Annotated[
+        float, typer.Option("--stage-us", help="Time of a stage for one microbatch, us.")
+    ] = 2000.0,
+    batch: Annotated[int, typer.Option(help="Rows of a microbatch, B.", min=1)] = 64,
+    in_flight: Annotated[
+        str | None,
+        typer.Option(help="Microbatches in flight, comma list. Default: stages, one and two more."),
+    ] = None,
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(help="Results of `fsbench run` on a GPU: its samplers on the last stage."),
+    ] = None,
+    d: Annotated[int, typer.Option("--d", help="Hidden size D of the results to take.")] = 4096,
+    v: Annotated[int, typer.Option("--v", help="Vocabulary V of the results to take.")] = 151936,
+    plane: Annotated[
+        list[Path] | None, typer.Option(help="A folder of `fsbench hotvocab bench`: CPU samplers.")
+    ] = None,
+    bus_gb_s: Annotated[
+        float, typer.Option("--bus-gb-s", help="Bus rate where --plane has no copies, GB/s.")
+    ] = 50.0,
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(help="Another one: NAME:US on the last stage, NAME:US:US... also beside it."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Simulate a pipeline with sampling on its last stage, fused into the LM head, or on CPUs.
+
+    Prints the time between microbatches, tokens per second, the time from token to token, and how
+    much of the stages' time is idle.
+    """
+    from fsbench.simple.pipeline import Pipeline, enough_microbatches, simulate
+
+    counts = int_list(in_flight, "--in-flight") if in_flight else [stages, stages + 1, stages + 2]
+    samplings = [
+        *[each for folder in run or [] for each in of_run(folder, batch, d, v)],
+        *[each for folder in plane or [] for each in of_plane(folder, batch, v, bus_gb_s)],
+        *map(_of_text, sampler or []),
+    ]
+    if not samplings:
+        raise InvalidArgument("--sampler: expected at least one, or --run or --plane; got none")
+    rows = []
+    for m in counts:
+        made = Pipeline((stage_us,) * stages, m, batch)
+        found = [(each, simulate(made, each)) for each in samplings]
+        fastest = min(outcome.cycle_us for _, outcome in found)
+        for each, outcome in found:
+            rows.append(
+                {
+                    "in_flight": m,
+                    "sampler": each.name,
+                    "on_stage_us": each.on_stage_us,
+                    "beside_us": list(each.beside_us),
+                    **asdict(outcome),
+                    "bubble": outcome.bubble,
+                    "times_fastest": outcome.cycle_us / fastest,
+                    "enough_in_flight": enough_microbatches(made, each),
+                }
+            )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _print(rows, stages, stage_us, batch)
+
+
+def of_run(folder: Path, batch: int, d: int, v: int) -> list[Sampling]:
+    """What exact samplers add to the matmul alone, which is the slower of the lower bounds."""
+    from fsbench.cli.reading import read_results
+    from fsbench.provider import Kind
+    from fsbench.simple.pipeline import Sampling
+
+    frame = read_results([folder])
+    here = frame[(frame.b == batch) & (frame.d == d) & (frame.v == v) & (frame.status == "ok")]
+    floors = here[here.kind == str(Kind.LOWER_BOUND)].median_us
+    exact = here[here.kind == str(Kind.EXACT)]
+    if floors.empty or exact.empty:
+        raise ResultsError(
+            f"{folder}: expected exact samplers and the matmul alone at B={batch} D={d} V={v}"
+        )
+    return [
+        Sampling(row.label, row.median_us - floors.max())
+        for row in exact.sort_values("median_us").itertuples()
+    ]
+
+
+def of_plane(folder: Path, batch: int, v: int, bus_gb_s: float) -> list[Sampling]:
+    """Copies and decisions of both designs of the core, by as many samplers as were measured."""
+    import pandas as pd
+
+    from fsbench.simple.pipeline import Sampling
+
+    try:
+        scaling = pd.read_csv(folder / "scaling.csv")
+        fit = json.loads((folder / "fit.json").read_text())
+        copies = folder / "copies.csv"
+        times = pd.read_csv(copies) if copies.exists() else None
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{folder}: expected a folder of `fsbench hotvocab bench`") from error
+    if fit["v"] != v:
+        raise ResultsError(f"{folder}: expected V={v}; it has {fit['v']}")
+    found = []
+    for design, rows in scaling.groupby("design"):
+        best = rows.loc[rows.rows_per_s.idxmax()]
+        what = "whole rows" if fit["hot"][design] == v else "hot tokens"
+        bus_us = batch * fit["hot"][design] * 2 / bus_gb_s / 1e3
+        if times is not None:
+            copied = times[(times.b == batch) & (times.what.isin([what, "tokens back"]))]
+            if copied.empty:
+                raise ResultsError(f"{copies}: expected copies at B={batch}")
+            bus_us = float(copied.time_us.sum())
+        name = f"{design}, {best.samplers:.0f} CPU samplers"
+        found.append(Sampling(name, 0.0, (bus_us, batch * 1e6 / best.rows_per_s)))
+    return found
+
+
+def _of_text(text: str) -> Sampling:
+    from fsbench.simple.pipeline import Sampling
+
+    name, *numbers = text.split(":")
+    try:
+        on_stage, *beside = map(float, numbers)
+    except ValueError:
+        raise InvalidArgument(
+            f"--sampler: expected NAME:US or NAME:US:US, such as cpu:0:150; got {text!r}"
+        ) from None
+    return Sampling(name, on_stage, tuple(beside))
+
+
+def _print(rows: list[dict[str, Any]], stages: int, stage_us: float, batch: int) -> None:
+    from rich.console import Console
+
+    table = plain_table(f"{stages} stages of {stage_us:g} us, microbatches of {batch} rows")
+    for heading in (
+        "in flight",
+        "sampler",
+        "adds us",
+        "cycle us",
+        "tokens/s",
+        "TPOT us",
+        "bubbles",
+    ):
+        table.add_column(heading, justify="left" if heading == "sampler" else "right")
+    previous = None
+    for row in rows:
+        if previous not in (None, row["in_flight"]):
+            table.add_section()
+        first = "" if previous == row["in_flight"] else str(row["in_flight"])
+        previous = row["in_flight"]
+        added = " + ".join(f"{us:.0f}" for us in (row["on_stage_us"], *row["beside_us"]))
+        style = "bold" if row["times_fastest"] < 1.0005 else None
+        table.add_row(
+            first,
+            row["sampler"],
+            added,
+            f"{row['cycle_us']:.0f}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['step_us']:.0f}",
+            f"{100 * row['bubble']:.1f} %",
+            style=style,
+        )
+    Console(highlight=False, soft_wrap=True).print(table)
+    print("adds: on the last stage, then beside it (bus, CPUs). Bold: the fastest, and its equals.")

@@ -1,0 +1,16 @@
+"""SIMPLE: sampling on the CPU, beside the GPU's work ("the decision plane", seed 003 of the docs).
+
+    native      the C++ core: is it built, its functions
+    ring        memory that the producer of logits and the samplers share
+    plane       persistent samplers over a ring: rows in, tokens out
+    reference   the same decisions in plain torch, without the core: the oracle
+    zipf        a seeded model of text: rows of logits and token traces
+    hot         which tokens are hot, and how much of the probability they cover
+    sizing      cost of a scan, expected cost of a decision, the best number of hot tokens
+    steps       the designs of the paper's ablation, on logits in memory
+    bench       what is measured, as tables
+    pipeline    a discrete-event simulation of pipelines with three places for sampling
+    figures     the plots of what was measured
+
+docs/simple.md is the guide.
+"""

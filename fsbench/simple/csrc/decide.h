@@ -1,0 +1,160 @@
+// One row's decision: scan what is hot, or all; filter; draw by inverse CDF with the given uniform.
+// No include guard: see lanes.h.
+
+// Greedy: the lowest token among the largest logits.
+static int32_t greedy(Scratch& scratch, Reader& read, const int32_t* ids, size_t to) {
+    float M = *std::max_element(scratch.maximum.begin(), scratch.maximum.begin() + to);
+    gather(scratch, read, ids, to, M);
+    Candidate best = scratch.candidates.front();
+    for (const Candidate& c : scratch.candidates)
+        if (c.id < best.id) best = c;
+    return best.place;
+}
+
+// Takes the penalised tokens beyond `hot` out of the tail's maximum and sum, and puts them in again
+// with their penalties. False if the rest would have lost its precision.
+static bool corrected_tail(
+    const void* row, bool half, const Penalties& penalties, int hot, float T, float& tail_max,
+    double& tail_sum) {
+    double without = 0, with = 0;
+    float highest = tail_max;
+    for (size_t i = penalties.from(hot); i < penalties.seen.size(); i++) {
+        const Seen& one = penalties.seen[i];
+        const float z = at(row, one.place, half);
+        float after = penalties.applied(z, one);
+        highest = std::max(highest, after);
+        without += std::exp((double(z) - tail_max) / T);
+        with += std::exp((double(after) - tail_max) / T);
+    }
+    if (!(without <= 0.5 * tail_sum)) return false;
+    tail_sum = tail_sum - without + with;
+    tail_max = highest;  // an upper bound is enough for the filters; see below for the sum
+    return true;
+}
+
+struct Decision {
+    int64_t place;  // UNDEFINED, NEEDS_TAIL, or where the token lies in the row
+    float logprob;
+};
+
+static Decision decide(
+    Scratch& scratch, const Ring& ring, int slot, int row, const Penalties* penalties,
+    const int32_t* ids) {
+    const int64_t cell = int64_t(slot) * ring.rows + row;
+    const int32_t* shape = ring.shape + 3 * slot;
+    const int hot = shape[0], present = shape[1];
+    const int64_t stride = shape[2];
+    const bool half = ring.elements == 1;
+    const float T = ring.temperature[cell];
+    const double u = ring.uniform[cell];
+    const Decision undefined = {UNDEFINED, NAN};
+    if (!(T >= 0) || T == INFINITY || !(u > 0 && u < 1)) return undefined;
+    const bool sampled = T >= 0x1p-120f;
+    const float scale = sampled ? LOG2_E / T : 0;
+
+    // The row: shards of the vocabulary one after the other, or hot tokens and the tail.
+    const int64_t width = ring.vocab / ring.shards, bytes = half ? 2 : 4;
+    const char* slot_at = static_cast<const char*>(ring.logits) +
+                          slot * ring.rows * int64_t(ring.vocab) * bytes;
+    const char* at = slot_at + row * stride * bytes;
+    scratch.blocks.clear();
+    size_t head = 0;
+    if (hot) {
+        add_blocks(scratch, at, 0, hot, half);
+        head = scratch.blocks.size();
+        add_blocks(scratch, at + hot * bytes, hot, present - hot, half);
+    } else {
+        for (int shard = 0; shard < ring.shards; shard++)
+            add_blocks(
+                scratch, at + shard * ring.rows * width * bytes, int(shard * width),
+                int(std::min<int64_t>(width, present - shard * width)), half);
+        head = scratch.blocks.size();
+    }
+    const size_t blocks = scratch.blocks.size();
+    const bool has_tail = present == ring.vocab;  // on this side of the bus
+    if (penalties && !penalties->active()) penalties = nullptr;
+    Reader read = {scratch, half, penalties};
+
+    Filters filters = {-INFINITY, ring.top_k[cell], ring.top_p[cell]};
+    if (filters.top_k < 0 || filters.top_k >= ring.vocab) filters.top_k = 0;
+    const float min_p = ring.min_p[cell];
+    const bool filtered =
+        sampled && (filters.top_k > 0 || filters.top_p < 1 || min_p > 0);
+    // Only top-p alone, and no filter at all, need the normaliser of the whole vocabulary.
+    const bool need_sum = sampled && !(filters.top_k > 0 || min_p > 0);
+
+    float tail_max = -INFINITY;
+    double tail_sum = 0;
+    float tail_base = -INFINITY;  // what tail_sum is relative to
+    bool hot_path = hot > 0 && hot < ring.vocab;
+    if (hot_path) {
+        tail_max = tail_base = ring.tail_max[cell];
+        tail_sum = ring.tail_sum[cell];
+        if (tail_max == -INFINITY) tail_sum = 0;
+        // Not supplied, or spoiled by a NaN or +inf in the tail: look at the tail itself.
+        if (!(tail_sum >= 0) || !(tail_max < INFINITY)) hot_path = false;
+        if (hot_path && penalties && penalties->seen.back().place >= hot)
+            // Without sums the tail's maximum is all that counts, and a bound of it will do.
+            hot_path = (!need_sum && penalties->only_lower()) ||
+                       (has_tail && sampled && tail_max > -INFINITY &&
+                        corrected_tail(at, half, *penalties, hot, T, tail_max, tail_sum));
+        if (!hot_path && !has_tail) return {NEEDS_TAIL, NAN};
+    }
+    if (!scan(scratch, read, 0, hot_path ? head : blocks, need_sum ? scale : 0)) return undefined;
+
+    if (hot_path) {
+        float M = *std::max_element(scratch.maximum.begin(), scratch.maximum.begin() + head);
+        if (!sampled) {
+            if (M > tail_max) return {greedy(scratch, read, ids, head), NAN};
+        } else if (filtered) {
+            double total = 0;
+            if (M > tail_max) {  // else the threshold of min-p, at least, is the tail's
+                if (min_p > 0) filters.min_logit = M + T * std::log(min_p);
+                if (need_sum)
+                    total = masses(scratch, 0, head, M, scale) +
+                            tail_sum * std::exp((double(tail_base) - M) / T);
+                if (select(scratch, read, ids, head, filters, M, T, total, tail_max))
+                    return {drawn(scratch, u), NAN};
+            }
+        } else {
+            float top = std::max(M, tail_max);
+            if (top == -INFINITY) return undefined;
+            double hot_mass = masses(scratch, 0, head, top, scale);
+            double tail_mass =
+                tail_base > -INFINITY ? tail_sum * std::exp((double(tail_base) - top) / T) : 0;
+            double r = u * (hot_mass + tail_mass);
+            auto logprob = [&](int32_t place, size_t from) {
+                double z = logit_at(scratch, read, place, from);
+                return float((z - top) / T - std::log(hot_mass + tail_mass));
+            };
+            if (r < hot_mass) {
+                int32_t place = fallen_on(scratch, read, 0, head, r, scale);
+                return {place, logprob(place, 0)};
+            }
+            if (!has_tail) return {NEEDS_TAIL, NAN};
+            if (!scan(scratch, read, head, blocks, scale)) return undefined;
+            // The same share of the tail's mass as it is found here.
+            double share = tail_mass > 0 ? (r - hot_mass) / tail_mass : u;
+            double found = masses(scratch, head, blocks, top, scale);
+            int32_t place = fallen_on(scratch, read, head, blocks, share * found, scale);
+            if (place >= 0) return {place, logprob(place, head)};
+        }
+        if (!has_tail) return {NEEDS_TAIL, NAN};
+        // Maxima of the hot blocks are still good; their sums have become masses.
+        if (!scan(scratch, read, need_sum ? 0 : head, blocks, need_sum ? scale : 0))
+            return undefined;
+    }
+
+    float M = *std::max_element(scratch.maximum.begin(), scratch.maximum.begin() + blocks);
+    if (M == -INFINITY) return undefined;
+    if (!sampled) return {greedy(scratch, read, ids, blocks), NAN};
+    double total = need_sum ? masses(scratch, 0, blocks, M, scale) : 0;
+    if (filtered) {
+        if (min_p > 0) filters.min_logit = M + T * std::log(min_p);
+        select(scratch, read, ids, blocks, filters, M, T, total, -INFINITY);
+        return {drawn(scratch, u), NAN};
+    }
+    int32_t place = fallen_on(scratch, read, 0, blocks, u * total, scale);
+    float z = logit_at(scratch, read, place, 0);
+    return {place, float((double(z) - M) / T - std::log(total))};
+}

@@ -1,0 +1,125 @@
+"""The decisions in plain torch and float64, without the core: the specification and the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsbench.reference.logits import SMALLEST_TEMPERATURE
+
+
+class Decided(NamedTuple):
+    """What the samplers must return for each of B rows.
+
+    tokens: int64 [B], -1 where the row is undefined.
+    kept: bool [B, V]: the tokens that the filters keep; none in an undefined row.
+    low, high: float64 [B, V]: the uniforms on which a token is drawn.
+    """
+
+    tokens: Tensor
+    kept: Tensor
+    low: Tensor
+    high: Tensor
+
+    def accepts(self, tokens: Tensor, uniform: Tensor, slack: float = 2e-6) -> Tensor:
+        """bool [B]: the token is kept, and the uniform is its own up to fp32 rounding of masses."""
+        V = self.kept.shape[1]
+        at = tokens.clamp(0, V - 1)[:, None]
+        kept, low, high = (part.gather(1, at)[:, 0] for part in (self.kept, self.low, self.high))
+        near = kept & (uniform >= low - slack) & (uniform <= high + slack)
+        return torch.where(self.tokens < 0, tokens == -1, near & (tokens >= 0) & (tokens < V))
+
+
+def decide(
+    logits: Tensor,
+    uniform: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    order: Tensor | None = None,
+) -> Decided:
+    """Inverse CDF of the filtered softmax, tokens in the order of their places.
+
+    Filters act after the temperature: min-p, then top-k, then top-p on what is left, normalised
+    anew, with the token that crosses p. Of equal logits the lowest token goes first.
+
+    Args:
+        logits: [B, V]. uniform: float64 [B], in (0, 1).
+        temperature, top_p, min_p, top_k: numbers, or [B]; 1, 0 and 0 turn the filters off. T = 0
+            is greedy.
+        order: int64 [V]: the token at each place; None: places are tokens.
+    """
+    B, V = logits.shape
+    z = logits.double()
+    column = {
+        name: torch.as_tensor(value).double().reshape(-1, 1).expand(B, 1)
+        for name, value in dict(T=temperature, k=top_k, p=top_p, min_p=min_p).items()
+    }
+    T = column["T"]
+    undefined = (torch.isnan(z) | (z == torch.inf)).any(1) | ~torch.isfinite(z).any(1)
+    undefined |= ~((T >= 0) & (torch.inf > T))[:, 0]
+    greedy = T < SMALLEST_TEMPERATURE
+    z = torch.where(undefined[:, None], 0.0, z)
+    x = (z - z.amax(1, keepdim=True)) / torch.where(greedy | undefined[:, None], 1.0, T)
+    ranked = x.sort(stable=True, dim=1, descending=True)
+    xs = ranked.values
+    keep = torch.isfinite(xs)
+    keep &= torch.where(column["min_p"] > 0, xs >= column["min_p"].log(), True)
+    k = torch.where(column["k"] > 0, column["k"], V)
+    keep &= torch.arange(V) < torch.where(greedy, 1.0, k)
+    p = torch.where(keep, xs.exp(), 0.0)
+    p /= p.sum(1, keepdim=True)
+    above = p.cumsum(1) - p
+    keep &= torch.where((column["p"] < 1) & ~greedy, above < column["p"], True)
+    kept = torch.zeros_like(keep).scatter(1, ranked.indices, keep)
+    weight = torch.where(kept, x.exp(), 0.0)
+    place = torch.arange(V) if order is None else order
+    cdf = (weight / weight.sum(1, keepdim=True))[:, place].cumsum(1)
+    high = torch.empty_like(cdf).scatter(1, place.expand(B, V), cdf)
+    low = high - weight / weight.sum(1, keepdim=True)
+    last = kept[:, place].double().cumsum(1).argmax(1)  # rounding may leave the sum below u
+    at = torch.minimum((cdf > uniform[:, None]).int().argmax(1), last)
+    at = torch.where((cdf > uniform[:, None]).any(1), at, last)
+    tokens = torch.where(undefined, -1, place[at])
+    return Decided(tokens, kept & ~undefined[:, None], low, high)
+
+
+def penalised(
+    logits: Tensor,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    *,
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+) -> Tensor:
+    """Penalties by dense counts [B, V], as engines apply them: what the samplers keep in steps."""
+    B, V = logits.shape
+    counts = torch.zeros(2, B, V, dtype=torch.int64)
+    for row in range(B):
+        for part, tokens in enumerate((prompts[row], outputs[row])):
+            counts[part, row] = torch.bincount(
+                torch.as_tensor(tokens, dtype=torch.int64), minlength=V
+            )
+    z = logits.float()
+    seen = (counts > 0).any(0)
+    z = torch.where(seen, torch.where(z > 0, z / repetition, z * repetition), z)
+    return z - frequency * counts[1] - presence * (counts[1] > 0)
+
+
+def tail(logits: Tensor, hot: int, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """What the producer of logits [B, V], hot tokens first, supplies: fp32 [B] each.
+
+    The largest logit beyond the hot ones, and the sum of exp((z - largest) / T) beyond them; at
+    T = 0, where it is not used, that of T = 1.
+    """
+    beyond = logits[:, hot:].float()
+    largest = beyond.amax(1)
+    T = torch.as_tensor(temperature, device=logits.device).float().reshape(-1, 1)
+    shifted = beyond - torch.where(largest == -torch.inf, 0.0, largest)[:, None]
+    return largest, torch.exp(shifted / torch.where(T == 0, 1.0, T)).sum(1)

@@ -1,0 +1,89 @@
+"""How many tokens should be hot: SIMPLE's sizing model (section 5.4, equations 10 to 12).
+
+    T(H) = c H + c0                                     a scan of H logits
+    F(H) = c0 + c (a(H) H + (1 - a(H)) (V - H))          equation 10: hot set, or tail
+    F2(H) = c0 + c (H + (1 - a(H)) (V - H))              the hot set always, then perhaps the tail
+
+F charges a row that falls on the tail for the tail only; to know that it does, the hot set's mass
+must be known, so somebody has scanned it. Where that is the sampler, F2 is its cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from fsbench.simple.hot import Coverage
+
+
+@dataclass(frozen=True)
+class Cost:
+    """T(H) = c_us H + c0_us, with 95 % bootstrap intervals [low, high]."""
+
+    c_us: float
+    c0_us: float
+    c_interval_us: tuple[float, float]
+    c0_interval_us: tuple[float, float]
+
+    def scan_us(self, H: np.ndarray | float) -> np.ndarray | float:
+        return self.c0_us + self.c_us * H
+
+
+def fit(H: np.ndarray, times_us: np.ndarray, resamples: int = 1000, seed: int = 0) -> Cost:
+    """Weighted least squares of the medians of times_us [len(H), repeats], weights 1 / T.
+
+    Unweighted, the largest H alone would fix c0. The bootstrap draws repeats anew for each H.
+    """
+    best = _weighted(H, np.median(times_us, axis=1))
+    generator = np.random.default_rng(seed)
+    repeats = times_us.shape[1]
+    drawn = np.empty((resamples, 2))
+    for number in range(resamples):
+        chosen = generator.integers(0, repeats, times_us.shape)
+        drawn[number] = _weighted(H, np.median(np.take_along_axis(times_us, chosen, 1), axis=1))
+    low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
+    return Cost(*best, *((float(low[i]), float(high[i])) for i in range(2)))
+
+
+def _weighted(H: np.ndarray, T: np.ndarray) -> tuple[float, float]:
+    c0, c = np.polynomial.polynomial.polyfit(H, T, 1, w=1 / T)
+    return float(c), float(c0)
+
+
+def expected_us(H: np.ndarray | float, cover: Coverage, cost: Cost, both: bool) -> np.ndarray:
+    """F2 if `both` (the hot set is always scanned), else F of equation 10."""
+    a, tail = cover.at(H), cover.V - np.asarray(H)
+    hot = np.asarray(H) if both else a * H
+    return cost.c0_us + cost.c_us * (hot + (1 - a) * tail)
+
+
+@dataclass(frozen=True)
+class Best:
+    """H and F there: by the condition of equation 12 (None if it has no root), by enumeration."""
+
+    root: float | None
+    H: int
+    cost_us: float
+
+
+def best(cover: Coverage, cost: Cost, both: bool) -> Best:
+    """H*: where dF/dH = 0, and the least F over all integers.
+
+    F: 2 a + (2 H - V) a' = 1. F2: a + (H - V) a' = 0 (its derivative is c (a - (V - H) a')).
+    """
+    every = np.arange(1, cover.V + 1)
+    F = expected_us(every, cover, cost, both)
+    at = int(F.argmin())
+
+    def condition(H: float) -> float:
+        a, slope = float(cover.at(H)), float(cover.slope(H))
+        return a + (H - cover.V) * slope if both else 2 * a + (2 * H - cover.V) * slope - 1
+
+    # The condition is F' / c: look for its sign change nearest to the least F.
+    left, right = max(1.0, every[at] / 2), min(float(cover.V), every[at] * 2.0)
+    root = None
+    if condition(left) < 0 < condition(right):
+        root = float(brentq(condition, left, right))
+    return Best(root, int(every[at]), float(F[at]))

@@ -1,0 +1,33 @@
+"""The one part of the build that pyproject.toml cannot say: the CPU samplers' core in C++.
+
+It is optional: without a compiler the installation goes on, and `fsbench list` says what is
+missing. No flag names the builder's CPU; the core chooses its instruction set when it is loaded.
+"""
+
+import sys
+
+from setuptools import Extension, setup
+
+CORE = "fsbench/simple/csrc"
+
+setup(
+    ext_modules=[
+        Extension(
+            "fsbench.simple._native",
+            [f"{CORE}/native.cpp"],
+            depends=[
+                f"{CORE}/{name}.h"
+                for name in (
+                    *("blocks", "decide", "lanes", "penalties", "philox", "ring", "select"),
+                )
+            ],
+            language="c++",
+            # gnu++17: with plain c++17 some compilers do not fuse multiply and add.
+            extra_compile_args=["-std=gnu++17", "-O3", "-pthread"],
+            extra_link_args=["-pthread"],
+            optional=True,
+        )
+    ]
+    if sys.platform != "win32"
+    else []
+)

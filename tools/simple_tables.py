@@ -1,0 +1,175 @@
+"""The tables of docs/simple.md from a folder of `fsbench hotvocab bench`, in Markdown.
+
+python tools/simple_tables.py results/cpu/simple-20261121
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fsbench.cli.pipeline import of_plane, of_run
+from fsbench.simple.hot import Coverage
+from fsbench.simple.pipeline import Pipeline, Sampling, simulate
+from fsbench.simple.sizing import Cost, best
+
+LEAN = Path(__file__).resolve().parent.parent / "results" / "h200" / "lean-20261121"
+
+GOALS = {
+    "full pass, rows/s of one core": 5000,
+    "SHVS at its H*, times the full pass": 2.5,
+    "scaling from 1 to 2 samplers": 0.9,
+    "penalties at 4,096 seen tokens, times none": 1.1,
+}
+"""What issue H asked for: at least, but at most for penalties."""
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers."""
+    lines = [header, [":---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def steps(folder: Path) -> str:
+    """Rows per second of one sampler in the four designs."""
+    frame = pd.read_csv(folder / "steps.csv")
+    plain, production = (frame[frame.controls == name] for name in ("plain", "production"))
+    rows = [
+        [
+            f"{number}. {a.design}",
+            f"{a.rows_per_s:,.0f}",
+            f"{a.times_first:,.1f}",
+            f"{b.rows_per_s:,.0f}",
+            f"{b.times_first:,.1f}",
+        ]
+        for number, (a, b) in enumerate(
+            zip(plain.itertuples(), production.itertuples(), strict=True), start=1
+        )
+    ]
+    return table(
+        ["design", "plain, rows/s", "x the port", "all controls, rows/s", "x the port"], rows
+    )
+
+
+def scaling(folder: Path) -> str:
+    """Rows per second by samplers."""
+    frame = pd.read_csv(folder / "scaling.csv")
+    rows = []
+    for m, each in frame.groupby("samplers"):
+        cells = {row.design: row for row in each.itertuples()}
+        rows.append(
+            [str(m)]
+            + [
+                text
+                for name in ("offloaded", "SHVS")
+                for text in (f"{cells[name].rows_per_s:,.0f}", f"{cells[name].efficiency:.2f}")
+            ]
+        )
+    return table(
+        ["samplers", "offloaded, rows/s", "efficiency", "SHVS, rows/s", "efficiency"], rows
+    )
+
+
+def penalties(folder: Path) -> str:
+    """Time of a row by how much its request has seen."""
+    frame = pd.read_csv(folder / "penalties.csv")
+    rows = [
+        [f"{row.seen:,}", f"{row.row_us:.1f}", f"{row.ratio:.2f}"] for row in frame.itertuples()
+    ]
+    return table(["different tokens seen", "us per row", "x none"], rows)
+
+
+def ring(folder: Path) -> str:
+    """Cost of a step through the ring."""
+    frame = pd.read_csv(folder / "ring.csv")
+    rows = [
+        [str(row.b), f"{row.ring_us:.0f}", f"{row.overhead_us:.0f}"] for row in frame.itertuples()
+    ]
+    return table(["B", "us per step", "of it the ring"], rows)
+
+
+def sizes(folder: Path) -> str:
+    """The best number of hot tokens, by the model and as measured."""
+    facts, scans = json.loads((folder / "fit.json").read_text()), pd.read_csv(folder / "scans.csv")
+    cover = Coverage(facts["v"], *(np.array(facts[name]) for name in ("sizes", "mean", "low")))
+    cost = Cost(**facts["cost"])
+    rows = []
+    for both, name in ((False, "F, equation 10"), (True, "F2, the hot set always scanned")):
+        found = best(cover, cost, both)
+        root = "-" if found.root is None else f"{found.root:,.0f}"
+        rows.append(
+            [
+                name,
+                root,
+                f"{found.H:,}",
+                f"{float(cover.at(found.H)):.3f}",
+                f"{1e6 / found.cost_us:,.0f}",
+            ]
+        )
+    at = scans.loc[scans.row_us.idxmin()]
+    rows.append(["measured", "", f"{at.h:,.0f}", f"{at.hits:.3f}", f"{1e6 / at.row_us:,.0f}"])
+    return table(["", "H* by equation 12", "H* by enumeration", "covered", "rows/s"], rows)
+
+
+def goals(folder: Path) -> str:
+    """What was asked for, and what was measured."""
+    steps_, scaling_ = (pd.read_csv(folder / f"{name}.csv") for name in ("steps", "scaling"))
+    plain = steps_[steps_.controls == "plain"].set_index("design")
+    two = scaling_[(scaling_.samplers == 2) & (scaling_.design == "offloaded")]
+    seen = pd.read_csv(folder / "penalties.csv").set_index("seen")
+    measured = [
+        plain.rows_per_s["offloaded"],
+        plain.times_offloaded["SHVS"],
+        float(two.efficiency.iloc[0]),
+        seen.ratio[4096],
+    ]
+    rows = []
+    for (name, goal), value in zip(GOALS.items(), measured, strict=True):
+        met = value <= goal if "penalties" in name else value >= goal
+        sign = "at most" if "penalties" in name else "at least"
+        rows.append(
+            [
+                name,
+                f"{sign} {goal:,}",
+                f"{value:,.2f}" if value < 100 else f"{value:,.0f}",
+                "met" if met else "missed",
+            ]
+        )
+    return table(["", "asked", "measured", ""], rows)
+
+
+def pipelines(folder: Path) -> str:
+    """Four stages of 2 ms, B = 64: the samplers of H200 results, and these on CPUs."""
+    samplings = [*of_run(LEAN, 64, 4096, 151936), *of_plane(folder, 64, 151936, bus_gb_s=50)]
+    rows = []
+    for sampling in sorted(samplings, key=lambda each: each.on_stage_us + sum(each.beside_us)):
+        cells = [sampling.name, " + ".join(f"{us:.0f}" for us in _added(sampling))]
+        for m in (4, 5, 6):
+            found = simulate(Pipeline((2000.0,) * 4, m, 64), sampling)
+            cells += [f"{found.tokens_per_s:,.0f} ({100 * found.bubble:.1f} %)"]
+        rows.append(cells)
+    header = ["sampler", "adds, us", *(f"{m} in flight" for m in (4, 5, 6))]
+    return table(header, rows)
+
+
+def _added(sampling: Sampling) -> tuple[float, ...]:
+    return sampling.beside_us or (sampling.on_stage_us,)
+
+
+TABLES = {
+    "goals": goals,
+    "steps": steps,
+    "scaling": scaling,
+    "penalties": penalties,
+    "ring": ring,
+    "sizes": sizes,
+    "pipelines": pipelines,
+}
+
+if __name__ == "__main__":
+    for make in TABLES.values():
+        print(make(Path(sys.argv[1])), end="\n\n")
