@@ -147,7 +147,7 @@ def plot(
 
 def _folder(out: Path | None, device: str) -> tuple[Path, dict[str, Any]]:
     """The folder of this run, with its env.json."""
-    from fsbench.cli.run import new_folder
+    from fsbench.cli.measuring import new_folder
     from fsbench.environment import environment
     from fsbench.results import SCHEMA
     from fsbench.simple.native import isa
