@@ -5,6 +5,8 @@
 Each sampler does for its block of rows what `simple_full_v` does, on one thread. The uniforms are
 drawn before, by row and step, so a fixed seed gives the same tokens for any number of samplers.
 
+On CPUs only, as `simple_full_v`.
+
 Undefined rows (a NaN or +inf logit, or no finite one): token -1.
 """
 
@@ -21,14 +23,10 @@ if TYPE_CHECKING:
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    import torch
-
     from fsbench.simple.controls import Controls
     from fsbench.simple.steps import Parallel
 
     step = Parallel(problem.B, problem.V, Controls(temperature=problem.temperature))
-    if problem.device == "cuda":
-        step.logits = torch.empty(problem.B, problem.V, pin_memory=True)
     return launch_with(problem, weight, lambda: step.logits, step.tokens)
 
 
@@ -38,6 +36,6 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     not_built=not_built,  # the uniforms are the core's
-    capabilities=able(batch_invariant=True),
+    capabilities=able(devices=("cpu",), batch_invariant=True),
     presets=("cpu",),
 )

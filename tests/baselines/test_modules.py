@@ -16,6 +16,7 @@ from fsbench.provider import Kind
 MODULES = [module.name for module in pkgutil.iter_modules(fsbench.baselines.__path__)]
 NAMES = [name for name in MODULES if not name.startswith("_")]
 CPU = {"multinomial", "multinomial_compiled", "exponential_race", "greedy", "matmul_only"}
+CPU_ONLY = {"simple_full_v", "simple_parallel"}
 CPU |= {"simple_full_v", "simple_parallel", "simple_offload", "simple_shvs"}
 
 
@@ -45,7 +46,11 @@ def test_unsupported_reasons(name: str) -> None:
     assert (on_cpu is None) == (name in CPU)
     if on_cpu is not None:
         assert on_cpu == "runs on cuda only, not on cpu"
-    assert its.unsupported_reason(Problem(1, 8, 8, "bf16")) is None
+    on_gpu = its.unsupported_reason(Problem(1, 8, 8, "bf16"))
+    if name in CPU_ONLY:
+        assert on_gpu == "runs on cpu only, not on cuda"
+        return
+    assert on_gpu is None
     in_fp32 = its.unsupported_reason(Problem(1, 8, 8, "fp32"))
     expected = "takes bf16, fp16, not fp32" if name.startswith("flashinfer") else None
     assert in_fp32 == expected
