@@ -480,7 +480,7 @@ def hopper_kernel(
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
                             OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 2)),
-                (_load_tiles, (weight, hidden, ring, share, B, V, D, WARPGROUPS, BLOCK_V,
+                (_load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
                                CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 4, 1],
