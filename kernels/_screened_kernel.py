@@ -103,8 +103,7 @@ def screen_hidden_kernel(
         squares += x * x
         errors += error * error
         tl.store(out + d + cols, high.to(tl.int8), mask=there)
-        low = out + BLOCK_B.to(tl.int64) * D
-        tl.store(low + d + cols, (code - 256.0 * high).to(tl.int8), mask=there)
+        tl.store(out + BLOCK_B * D + d + cols, (code - 256.0 * high).to(tl.int8), mask=there)
     size = tl.sqrt(tl.sum(squares, 0)) * norm_inflation + 5.551115123125783e-17
     spread = tl.sqrt(tl.sum(errors, 0)) * norm_inflation + 5.551115123125783e-17
     spread += 9.5367431640625e-07 * size
@@ -407,10 +406,7 @@ def _request(seed_ptr, offset_ptr, temperature, b, SEED_PER_ROW: tl.constexpr,
     offset = tl.zeros((), tl.int64)
     if offset_ptr is not None:
         offset = tl.load(offset_ptr + (b if OFFSET_PER_ROW else 0))
-    if TEMPERATURE_PER_ROW:
-        T = tl.load(temperature + b)
-    else:
-        T = tl.full((), temperature, tl.float32)
+    T = tl.load(temperature + b) if TEMPERATURE_PER_ROW else tl.full((), temperature, tl.float32)
     T, _ = temperatures(T)
     return seed, offset, row, T
 
