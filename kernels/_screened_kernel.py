@@ -14,11 +14,19 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels import _screen
-from fsbench.kernels._epilogue import allowed_words, best_of_tile, capped, masked, processed
+from fsbench.kernels._epilogue import (
+    allowed_words,
+    best_of_tile,
+    capped,
+    masked,
+    processed,
+    shared_bias,
+)
 from fsbench.kernels._flash_sampling_kernel import _per_row
 from fsbench.kernels._helper import (
     LOWEST_KEY,
     gumbel,
+    halves,
     nan_max,
     ordered_key,
     random_words,
@@ -151,17 +159,150 @@ def _screened_logits(codes_ptr, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
 
 
 @triton.jit
-def _ends(y, bound, temperature, noise, forbidden):
-    """(lower, upper) of scores y + T g, see _screen.score_bounds; forbidden: None or bool."""
-    score = y + temperature * noise
+def _ends(z, scale, residual, norm, bias, row_bias, extra, reach, spread, soft_cap, temperature,
+          noise, allowed):  # fmt: skip
+    """(lower, upper) of scores y + T g, as _screen.score_bounds; where not allowed, -inf.
+
+    Args:
+        z, noise, row_bias or None, allowed: [R, W]. scale, residual, norm, bias or None: [1, W].
+        extra, reach, spread, temperature: [R, 1]. z is still to be multiplied by scale.
+    """
+    y = z * scale
+    bound = residual * reach + (norm * spread + extra)
     known = bound < float("inf")
+    if soft_cap is not None:
+        y = capped(y, soft_cap)
+    # A bias of -inf forbids a token, unless its logit may be undefined.
+    if bias is not None:
+        y += tl.where(known, bias, 0.0)
+        bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
+    if row_bias is not None:
+        y += tl.where(known, row_bias, 0.0)
+        bound += tl.where(tl.abs(row_bias) < float("inf"), tl.abs(row_bias) * BIAS_SLACK, 0.0)
+    score = y + temperature * noise
+    open_ = allowed & (score != float("-inf"))
     upper = score + bound
     upper = tl.where(known & (upper == upper), upper, float("inf"))
-    lower = tl.where(known & (upper < float("inf")), score - bound, float("-inf"))
-    if forbidden is not None:
-        upper = tl.where(forbidden, float("-inf"), upper)
-        lower = tl.where(forbidden, float("-inf"), lower)
-    return lower, upper
+    lower = tl.where(open_ & (upper < float("inf")), score - bound, float("-inf"))
+    return lower, tl.where(open_, upper, float("-inf"))
+
+
+@triton.jit
+def _column_halves(x):
+    """[W] -> its first and second half."""
+    return x.reshape(2, x.shape[0] // 2).permute(1, 0).split()
+
+
+@triton.jit
+def _column_words(x):
+    """[W] -> four [1, W / 4], as _helper.split_words."""
+    return split_words(x[None, :])
+
+
+@triton.jit
+def _leave(z, words, scale, residual, norm, bias, v0, rows, row, seed, offset, sample, T, extra,
+           reach, spread, soft_cap, row_bias_ptr, limit, count, mine, apart, B, V,
+           NOISE: tl.constexpr, ROOM: tl.constexpr, SLICE: tl.constexpr):  # fmt: skip
+    """Leave records of what of a tile [R, WIDTH] may win, SLICE columns at a time.
+
+    Returns:
+        (limit, count), [R] each: the largest lower bound and the number of records so far.
+    """
+    R: tl.constexpr = z.shape[0]
+    WIDTH: tl.constexpr = z.shape[1]
+    if WIDTH > SLICE:
+        low, high = halves(z)
+        words_low = None
+        words_high = None
+        if words is not None:
+            words_low, words_high = halves(words)
+        bias_low = None
+        bias_high = None
+        if bias is not None:
+            bias_low, bias_high = _column_halves(bias)
+        scale_low, scale_high = _column_halves(scale)
+        residual_low, residual_high = _column_halves(residual)
+        norm_low, norm_high = _column_halves(norm)
+        limit, count = _leave(
+            low, words_low, scale_low, residual_low, norm_low, bias_low, v0, rows, row, seed,
+            offset, sample, T, extra, reach, spread, soft_cap, row_bias_ptr, limit, count, mine,
+            apart, B, V, NOISE, ROOM, SLICE,
+        )  # fmt: skip
+        return _leave(
+            high, words_high, scale_high, residual_high, norm_high, bias_high, v0 + WIDTH // 2,
+            rows, row, seed, offset, sample, T, extra, reach, spread, soft_cap, row_bias_ptr,
+            limit, count, mine, apart, B, V, NOISE, ROOM, SLICE,
+        )  # fmt: skip
+    else:
+        WORDS: tl.constexpr = WIDTH // 4
+        word = tl.arange(0, WORDS)
+        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
+        z0, z1, z2, z3 = split_words(z)
+        s0, s1, s2, s3 = _column_words(scale)
+        e0, e1, e2, e3 = _column_words(residual)
+        n0, n1, n2, n3 = _column_words(norm)
+        c0 = None
+        c1 = None
+        c2 = None
+        c3 = None
+        if bias is not None:
+            c0, c1, c2, c3 = _column_words(bias)
+        d0 = None
+        d1 = None
+        d2 = None
+        d3 = None
+        if row_bias_ptr is not None:
+            at = row_bias_ptr + rows.to(tl.int64)[:, None] * V
+            d0 = _row_bias(at, rows, first, B, V)
+            d1 = _row_bias(at, rows, first + 1, B, V)
+            d2 = _row_bias(at, rows, first + 8, B, V)
+            d3 = _row_bias(at, rows, first + 9, B, V)
+        a0 = first < V
+        a1 = first + 1 < V
+        a2 = first + 8 < V
+        a3 = first + 9 < V
+        if words is not None:
+            m0, m1, m2, m3 = split_words(masked(tl.zeros((R, WIDTH), tl.float32), words))
+            a0 &= m0 == 0.0
+            a1 &= m1 == 0.0
+            a2 &= m2 == 0.0
+            a3 &= m3 == 0.0
+        g0 = 0.0
+        g1 = 0.0
+        g2 = 0.0
+        g3 = 0.0
+        if NOISE == "token":
+            # Always 0; ties the noise to the layout of z, and makes a slice wait for the one
+            # before, as in _helper.candidates. A limit is never NaN.
+            zero = ((z0 < float("-inf")) | (limit != limit)[:, None]).to(tl.int32)
+            r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, sample, zero)
+            g0 = gumbel(r0)
+            g1 = gumbel(r1)
+            g2 = gumbel(r2)
+            g3 = gumbel(r3)
+        l0, u0 = _ends(z0, s0, e0, n0, c0, d0, extra, reach, spread, soft_cap, T, g0, a0)
+        l1, u1 = _ends(z1, s1, e1, n1, c1, d1, extra, reach, spread, soft_cap, T, g1, a1)
+        l2, u2 = _ends(z2, s2, e2, n2, c2, d2, extra, reach, spread, soft_cap, T, g2, a2)
+        l3, u3 = _ends(z3, s3, e3, n3, c3, d3, extra, reach, spread, soft_cap, T, g3, a3)
+        lower = tl.max(tl.maximum(tl.maximum(l0, l1), tl.maximum(l2, l3)), axis=1)
+        limit = tl.maximum(limit, lower)
+        least = limit[:, None]
+        lanes = _possible(u0, least) | (_possible(u1, least) << 1)
+        lanes |= (_possible(u2, least) << 2) | (_possible(u3, least) << 3)
+        lanes = tl.where((rows < B)[:, None], lanes, 0)
+        upper = tl.maximum(tl.maximum(u0, u1), tl.maximum(u2, u3))
+        kept = (lanes != 0).to(tl.int32)
+        at = count[:, None] + tl.cumsum(kept, axis=1) - kept
+        fits = (kept != 0) & (at < ROOM)
+        tl.store(mine + at, upper.to(tl.int32, bitcast=True), mask=fits)
+        tl.store(mine + apart + at, (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes, mask=fits)
+        return limit, count + tl.sum(kept, axis=1)
+
+
+@triton.jit
+def _row_bias(at, rows, token, B, V):
+    there = (rows < B)[:, None] & (token < V)
+    return tl.load(at + token, mask=there, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["B", "V"])
@@ -196,6 +337,7 @@ def screen_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
     V_ON_M: tl.constexpr,
     USE_TMA: tl.constexpr,
 ):
@@ -215,15 +357,14 @@ def screen_kernel(
     step = tl.load(numbers_ptr + rows, mask=~idle, other=0.0)[:, None]
     reach = tl.load(numbers_ptr + B + rows, mask=~idle, other=0.0)[:, None]
     spread = tl.load(numbers_ptr + 2 * B + rows, mask=~idle, other=0.0)[:, None]
-    slack = tl.where(T <= LARGEST_TEMPERATURE, T * NOISE_SLACK + ABSOLUTE_SLACK, float("inf"))
-    slack += ABSOLUTE_SLACK
+    sane = T <= LARGEST_TEMPERATURE  # False for NaN
+    extra = tl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
+    T = tl.where(sane, T, 0.0)
     if soft_cap is not None:
-        slack += soft_cap * CAP_SLACK
+        extra += soft_cap * CAP_SLACK
 
-    WORDS: tl.constexpr = BLOCK_V // 4
-    word = tl.arange(0, WORDS)[None, :]
     mine = records_ptr + ((pid_v * B + rows).to(tl.int64) * ROOM)[:, None]
-    bytes_apart = programs_v.to(tl.int64) * B * ROOM
+    apart = programs_v.to(tl.int64) * B * ROOM
     count = tl.zeros((BLOCK_B,), tl.int32)
     for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v):
         v0 = tile_v * BLOCK_V
@@ -232,62 +373,23 @@ def screen_kernel(
             words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
         offs_v = v0 + tl.arange(0, BLOCK_V)
         inside = offs_v < V
-        scale = tl.load(scale_ptr + offs_v, mask=inside, other=0.0)[None, :]
-        residual = tl.load(residual_ptr + offs_v, mask=inside, other=0.0)[None, :]
-        norm = tl.load(norm_ptr + offs_v, mask=inside, other=0.0)[None, :]
+        scale = tl.load(scale_ptr + offs_v, mask=inside, other=0.0)
+        residual = tl.load(residual_ptr + offs_v, mask=inside, other=0.0)
+        norm = tl.load(norm_ptr + offs_v, mask=inside, other=0.0)
+        bias = None
+        if bias_ptr is not None:
+            bias = shared_bias(bias_ptr, v0, V, BLOCK_V)
         # Other programs raise it meanwhile; an older one only leaves over more.
         limit = tl.load(lower_ptr + rows, mask=~idle, other=LOWEST_BOUND, volatile=True)
-
         z = _screened_logits(
             codes_ptr, copy, pid_b, v0, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
-        z = z * step * scale
-        bound = residual * reach + norm * spread + slack
-        bias = None
-        if bias_ptr is not None:
-            bias = tl.load(bias_ptr + offs_v, mask=inside, other=0.0).to(tl.float32)
-            size = tl.abs(bias)
-            bound += tl.where(size < float("inf"), size * BIAS_SLACK, 0.0)[None, :]
-        if row_bias_ptr is not None:
-            at = row_bias_ptr + rows.to(tl.int64)[:, None] * V + offs_v[None, :]
-            there = (~idle)[:, None] & inside[None, :]
-            size = tl.abs(tl.load(at, mask=there, other=0.0).to(tl.float32))
-            bound += tl.where(size < float("inf"), size * BIAS_SLACK, 0.0)
-        y = processed(z, rows, v0, B, V, soft_cap, bias, row_bias_ptr, None)
-        y0, y1, y2, y3 = split_words(y)
-        b0, b1, b2, b3 = split_words(tl.broadcast_to(bound, (BLOCK_B, BLOCK_V)))
-        # Tokens beyond V are forbidden, and so is whatever an idle row would have.
-        open_ = tl.where(inside[None, :] & (~idle)[:, None], 0.0, float("-inf"))
-        if mask_ptr is not None:
-            open_ = masked(tl.broadcast_to(open_, (BLOCK_B, BLOCK_V)), words)
-        f0, f1, f2, f3 = split_words(tl.broadcast_to(open_, (BLOCK_B, BLOCK_V)))
-        if NOISE == "token":
-            # Always 0; ties the noise to the layout of the logits, as in _helper.candidates.
-            zero = (y0 < float("-inf")).to(tl.int32)
-            r0, r1, r2, r3 = random_words(v0, tl.arange(0, WORDS), row, seed, offset, sample, zero)
-            l0, u0 = _ends(y0, b0, T, gumbel(r0), f0 < 0.0)
-            l1, u1 = _ends(y1, b1, T, gumbel(r1), f1 < 0.0)
-            l2, u2 = _ends(y2, b2, T, gumbel(r2), f2 < 0.0)
-            l3, u3 = _ends(y3, b3, T, gumbel(r3), f3 < 0.0)
-        else:
-            l0, u0 = _ends(y0, b0, T, 0.0, f0 < 0.0)
-            l1, u1 = _ends(y1, b1, T, 0.0, f1 < 0.0)
-            l2, u2 = _ends(y2, b2, T, 0.0, f2 < 0.0)
-            l3, u3 = _ends(y3, b3, T, 0.0, f3 < 0.0)
-        lower = tl.max(tl.maximum(tl.maximum(l0, l1), tl.maximum(l2, l3)), axis=1)
-        limit = tl.maximum(_unordered(limit), lower)
-        tl.atomic_max(lower_ptr + rows, _ordered(lower), mask=(~idle) & (lower > float("-inf")))
-
-        least = limit[:, None]
-        lanes = _possible(u0, least) | (_possible(u1, least) << 1)
-        lanes |= (_possible(u2, least) << 2) | (_possible(u3, least) << 3)
-        upper = tl.maximum(tl.maximum(u0, u1), tl.maximum(u2, u3))
-        kept = (lanes != 0).to(tl.int32)
-        at = count[:, None] + tl.cumsum(kept, axis=1) - kept
-        fits = (kept != 0) & (at < ROOM)
-        tl.store(mine + at, upper.to(tl.int32, bitcast=True), mask=fits)
-        tl.store(mine + bytes_apart + at, (((v0 >> 4) * 4 + word) << 4) | lanes, mask=fits)
-        count += tl.sum(kept, axis=1)
+        limit, count = _leave(
+            z * step, words, scale, residual, norm, bias, v0, rows, row, seed, offset, sample, T,
+            extra, reach, spread, soft_cap, row_bias_ptr, _unordered(limit), count, mine, apart,
+            B, V, NOISE, ROOM, SLICE,
+        )  # fmt: skip
+        tl.atomic_max(lower_ptr + rows, _ordered(limit), mask=(~idle) & (limit > float("-inf")))
     tl.store(counts_ptr + pid_v * B + rows, tl.minimum(count, ROOM), mask=~idle)
     tl.store(overflow_ptr + rows, 1, mask=(~idle) & (count > ROOM))
 

@@ -15,7 +15,6 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import _arguments as check
 from fsbench.kernels import _screen
-from fsbench.kernels._flash_sample import Sample
 from fsbench.kernels._screened_head import ScreenedHead
 
 if TYPE_CHECKING:
@@ -28,7 +27,8 @@ SMALLEST_TEMPERATURE = reference.logits.SMALLEST_TEMPERATURE
 class ScreenConfig:
     """Tile shapes of the screen, and of the exact computation of single tokens.
 
-    block_b, block_v, block_d: rows, tokens and columns of a tile. v_on_m: the vocabulary is on the
+    block_b, block_v, block_d: rows, tokens and columns of a tile. slice: tokens whose noise is in
+        registers at once. v_on_m: the vocabulary is on the
         M side of the instruction. num_warps, num_stages: as in Triton.
     room: records of four tokens each that a program can leave for a row; a row that needs more is
         computed in full.
@@ -40,6 +40,7 @@ class ScreenConfig:
     block_b: int
     block_v: int
     block_d: int
+    slice: int
     v_on_m: bool
     num_warps: int
     num_stages: int
@@ -53,12 +54,12 @@ class ScreenConfig:
 def default_config(B: int, device: torch.device) -> ScreenConfig:
     """A guess until it is measured."""
     if device.type == "cpu":
-        return ScreenConfig(16, 128, 64, False, 4, 1, room=16, chunk=2, rows=16, step=64)
+        return ScreenConfig(16, 128, 64, 64, False, 4, 1, room=16, chunk=2, rows=16, step=64)
     if B <= 16:
-        return ScreenConfig(16, 128, 128, True, 4, 4, chunk=1)
+        return ScreenConfig(16, 128, 128, 128, True, 4, 4, chunk=1)
     if B <= 32:
-        return ScreenConfig(32, 128, 128, True, 4, 4, chunk=4)
-    return ScreenConfig(64, 128, 128, False, 8, 4, chunk=16)
+        return ScreenConfig(32, 128, 128, 64, True, 4, 4, chunk=4)
+    return ScreenConfig(64, 128, 128, 32, False, 8, 4, chunk=16)
 
 
 class Screened(NamedTuple):
@@ -273,6 +274,7 @@ def _launch(
             BLOCK_B=config.block_b,
             BLOCK_V=config.block_v,
             BLOCK_D=config.block_d,
+            SLICE=config.slice,
             V_ON_M=config.v_on_m,
             USE_TMA=use_tma,
             num_warps=config.num_warps,
