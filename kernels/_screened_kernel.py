@@ -70,7 +70,7 @@ def _unordered(key):
 @triton.jit
 def screen_hidden_kernel(
     hidden_ptr,  # [B, D]
-    codes_ptr,  # [blocks of rows, 2, BLOCK_B, D] int8, out: high bytes, low bytes
+    codes_ptr,  # [blocks of rows, 2, BLOCK_B, D] int8, out: high bytes, then low bytes
     numbers_ptr,  # [ROW_NUMBERS, B] fp32, out
     lower_ptr,  # [B] int32, out: LOWEST_BOUND
     overflow_ptr,  # [B] int32, out: 0
@@ -132,7 +132,7 @@ def screen_hidden_kernel(
 
 
 @triton.jit
-def _screened_logits(codes_ptr, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
+def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
                      BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, V_ON_M: tl.constexpr,
                      USE_TMA: tl.constexpr):  # fmt: skip
     """256 code . high + code . low, fp32 [BLOCK_B, BLOCK_V]: the integer sums are exact."""
@@ -144,16 +144,16 @@ def _screened_logits(codes_ptr, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
     for step in range(steps):
         d0 = (first + step) % steps * BLOCK_D
         w = _load_tile(copy, v0, d0, BLOCK_V, BLOCK_D, V, D, USE_TMA)
-        rows = pid_b * 2 * BLOCK_B
-        h = _load_tile(codes_ptr, rows, d0, BLOCK_B, BLOCK_D, rows + BLOCK_B, D, False)
-        rows += BLOCK_B
-        l = _load_tile(codes_ptr, rows, d0, BLOCK_B, BLOCK_D, rows + BLOCK_B, D, False)  # noqa: E741
+        b0 = pid_b * 2 * BLOCK_B
+        end = b0 + 2 * BLOCK_B
+        h_high = _load_tile(codes, b0, d0, BLOCK_B, BLOCK_D, end, D, USE_TMA)
+        h_low = _load_tile(codes, b0 + BLOCK_B, d0, BLOCK_B, BLOCK_D, end, D, USE_TMA)
         if V_ON_M:
-            high = tl.dot(w, h.T, high, out_dtype=tl.int32)
-            low = tl.dot(w, l.T, low, out_dtype=tl.int32)
+            high = tl.dot(w, h_high.T, high, out_dtype=tl.int32)
+            low = tl.dot(w, h_low.T, low, out_dtype=tl.int32)
         else:
-            high = tl.dot(h, w.T, high, out_dtype=tl.int32)
-            low = tl.dot(l, w.T, low, out_dtype=tl.int32)
+            high = tl.dot(h_high, w.T, high, out_dtype=tl.int32)
+            low = tl.dot(h_low, w.T, low, out_dtype=tl.int32)
     both = high.to(tl.float32) * 256.0 + low.to(tl.float32)
     return both.T if V_ON_M else both
 
@@ -307,8 +307,8 @@ def _row_bias(at, rows, token, B, V):
 
 @triton.jit(do_not_specialize=["B", "V"])
 def screen_kernel(
-    codes_ptr,  # [blocks of rows, 2, BLOCK_B, D] int8
-    copy,  # [V, D] int8, descriptor (USE_TMA) or pointer
+    codes,  # [blocks of rows * 2 * BLOCK_B, D] int8, descriptor (USE_TMA) or pointer
+    copy,  # [V, D] int8, likewise
     scale_ptr,  # [V] fp32
     residual_ptr,  # [V] fp32
     norm_ptr,  # [V] fp32
@@ -340,6 +340,7 @@ def screen_kernel(
     SLICE: tl.constexpr,
     V_ON_M: tl.constexpr,
     USE_TMA: tl.constexpr,
+    FLATTEN: tl.constexpr,
 ):
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -366,7 +367,7 @@ def screen_kernel(
     mine = records_ptr + ((pid_v * B + rows).to(tl.int64) * ROOM)[:, None]
     apart = programs_v.to(tl.int64) * B * ROOM
     count = tl.zeros((BLOCK_B,), tl.int32)
-    for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v):
+    for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
         v0 = tile_v * BLOCK_V
         words = None
         if mask_ptr is not None:
@@ -382,7 +383,7 @@ def screen_kernel(
         # Other programs raise it meanwhile; an older one only leaves over more.
         limit = tl.load(lower_ptr + rows, mask=~idle, other=LOWEST_BOUND, volatile=True)
         z = _screened_logits(
-            codes_ptr, copy, pid_b, v0, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
+            codes, copy, pid_b, v0, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
         limit, count = _leave(
             z * step, words, scale, residual, norm, bias, v0, rows, row, seed, offset, sample, T,

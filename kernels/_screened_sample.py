@@ -29,7 +29,9 @@ class ScreenConfig:
 
     block_b, block_v, block_d: rows, tokens and columns of a tile. slice: tokens whose noise is in
         registers at once. v_on_m: the vocabulary is on the
-        M side of the instruction. num_warps, num_stages: as in Triton.
+        M side of the instruction. flatten: loads of the next tile start under the epilogue of
+        this one. num_warps, num_stages: as in Triton.
+    ctas_per_sm: persistent programs per multiprocessor.
     room: records of four tokens each that a program can leave for a row; a row that needs more is
         computed in full.
     chunk: programs of the screen whose records one program takes. at_once: tokens it computes
@@ -42,8 +44,10 @@ class ScreenConfig:
     block_d: int
     slice: int
     v_on_m: bool
+    flatten: bool
     num_warps: int
     num_stages: int
+    ctas_per_sm: int = 1
     room: int = 64
     chunk: int = 16
     at_once: int = 16
@@ -54,12 +58,12 @@ class ScreenConfig:
 def default_config(B: int, device: torch.device) -> ScreenConfig:
     """A guess until it is measured."""
     if device.type == "cpu":
-        return ScreenConfig(16, 128, 64, 64, False, 4, 1, room=16, chunk=2, rows=16, step=64)
+        return ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=16, chunk=2, rows=16, step=64)
     if B <= 16:
-        return ScreenConfig(16, 128, 128, 128, True, 4, 4, chunk=1)
+        return ScreenConfig(16, 128, 128, 128, True, True, 8, 8, chunk=1)
     if B <= 32:
-        return ScreenConfig(32, 128, 128, 64, True, 4, 4, chunk=4)
-    return ScreenConfig(64, 128, 128, 32, False, 8, 4, chunk=16)
+        return ScreenConfig(32, 128, 128, 128, True, False, 8, 8, chunk=4)
+    return ScreenConfig(64, 128, 128, 64, False, False, 8, 6, chunk=16)
 
 
 class Screened(NamedTuple):
@@ -195,7 +199,8 @@ def _launch(
     temperature, device = request.temperature, hidden.device
     B, D = hidden.shape
     blocks_b = triton.cdiv(B, config.block_b)
-    programs_v = max(1, min(multiprocessors(device) // blocks_b, triton.cdiv(V, config.block_v)))
+    programs = multiprocessors(device) * config.ctas_per_sm
+    programs_v = max(1, min(programs // blocks_b, triton.cdiv(V, config.block_v)))
     use_tma = device.type == "cuda" and _choice.tma_possible(head.codes)
     copy: Any = head.codes
     if use_tma:
@@ -204,7 +209,10 @@ def _launch(
     def scratch(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    codes = scratch(blocks_b, 2, config.block_b, D, dtype=torch.int8)
+    codes = scratch(blocks_b * 2 * config.block_b, D, dtype=torch.int8)
+    codes_operand: Any = codes
+    if use_tma:
+        codes_operand = TensorDescriptor.from_tensor(codes, [config.block_b, config.block_d])
     numbers = scratch(3, B, dtype=torch.float32)
     lower, overflow, arrivals = scratch(B), scratch(B), scratch(1)
     keys = scratch(B, dtype=torch.int64)
@@ -249,7 +257,7 @@ def _launch(
             BLOCK_D=min(2048, triton.next_power_of_2(D)),
         )
         _screened_kernel.screen_kernel[(blocks_b * programs_v,)](
-            codes,
+            codes_operand,
             copy,
             head.scale,
             head.residual,
@@ -277,6 +285,7 @@ def _launch(
             SLICE=config.slice,
             V_ON_M=config.v_on_m,
             USE_TMA=use_tma,
+            FLATTEN=config.flatten,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             **options,

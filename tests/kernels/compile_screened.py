@@ -75,7 +75,7 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
     copy = f"tensordesc<i8[{config.block_v}, {config.block_d}]>" if use_tma else "*i8"
     signature = {
         **signature,
-        "codes_ptr": "*i8",
+        "codes": f"tensordesc<i8[{config.block_b}, {config.block_d}]>" if use_tma else "*i8",
         "copy": copy,
         **dict.fromkeys(("scale_ptr", "residual_ptr", "norm_ptr", "numbers_ptr"), "*fp32"),
     }
@@ -88,6 +88,7 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
         "SLICE": config.slice,
         "V_ON_M": config.v_on_m,
         "USE_TMA": use_tma,
+        "FLATTEN": config.flatten,
     }
     fn = kernels.screen_kernel
     return stack_bytes(
