@@ -2,8 +2,9 @@
 
 Three launches on one stream. `screen_hidden_kernel` rounds hidden to 16 bits and puts the state of
 each row to its start, so no memory has to be cleared. `screen_kernel` streams the int8 copy of the
-head, shares the largest lower bound of each row, and leaves what may exceed it: records of a Philox
-word of four tokens each, per program and row. `resolve_kernel` computes the survivors' logits from
+head, shares the largest lower bound of each row, and keeps what may exceed it: records of a Philox
+word of four tokens each, per program and row. When a program ends, the bound has risen, and the few
+records that still reach it go to the list of the row. `resolve_kernel` computes their logits from
 the weight, in the order of summation of the fused kernels, and takes the best score. A row with
 more records than there is room for is sampled from its whole logits there.
 
@@ -75,6 +76,7 @@ def screen_hidden_kernel(
     lower_ptr,  # [B] int32, out: LOWEST_BOUND
     overflow_ptr,  # [B] int32, out: 0
     keys_ptr,  # [B] int64, out: LOWEST_KEY
+    listed_ptr,  # [B] int32, out: 0
     found_ptr,  # [B] int32, out: 0
     arrivals_ptr,  # [1] int32, out: 0
     B,
@@ -126,6 +128,7 @@ def screen_hidden_kernel(
     tl.store(lower_ptr + b, LOWEST_BOUND)
     tl.store(overflow_ptr + b, 0)
     tl.store(keys_ptr + b, tl.full((), LOWEST_KEY, tl.int64))
+    tl.store(listed_ptr + b, 0)
     tl.store(found_ptr + b, 0)
     if b == 0:
         tl.store(arrivals_ptr, 0)
@@ -321,9 +324,10 @@ def screen_kernel(
     row_bias_ptr,  # [B, V] or None
     mask_ptr,  # [B, mask_words] int32, or None
     lower_ptr,  # [B] int32: largest lower bound of each row so far
-    overflow_ptr,  # [B] int32, out: 1 in rows with more than ROOM records from a program
-    counts_ptr,  # [programs per block of rows, B] int32, out
-    records_ptr,  # [2, programs per block of rows, B, ROOM] int32, out: upper bounds; words
+    overflow_ptr,  # [B] int32, out: 1 in rows with too many records
+    records_ptr,  # [2, programs per block of rows, B, ROOM] int32, scratch: upper bounds; words
+    listed_ptr,  # [B] int32, out: records of each row, also those beyond its LIST
+    list_ptr,  # [2, B, LIST] int32, out: upper bounds; words and lanes
     B,
     V,
     D,
@@ -334,6 +338,7 @@ def screen_kernel(
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
     ROOM: tl.constexpr,
+    LIST: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -391,8 +396,22 @@ def screen_kernel(
             B, V, NOISE, ROOM, SLICE,
         )  # fmt: skip
         tl.atomic_max(lower_ptr + rows, _ordered(limit), mask=(~idle) & (limit > float("-inf")))
-    tl.store(counts_ptr + pid_v * B + rows, tl.minimum(count, ROOM), mask=~idle)
-    tl.store(overflow_ptr + rows, 1, mask=(~idle) & (count > ROOM))
+    tl.debug_barrier()
+    limit = _unordered(tl.load(lower_ptr + rows, mask=~idle, other=LOWEST_BOUND, volatile=True))
+    slot = tl.arange(0, ROOM)[None, :]
+    there = (~idle)[:, None] & (slot < count[:, None])
+    upper = tl.load(mine + slot, mask=there, other=0)
+    record = tl.load(mine + apart + slot, mask=there, other=0)
+    kept = (there & (upper.to(tl.float32, bitcast=True) >= limit[:, None])).to(tl.int32)
+    number = tl.sum(kept, axis=1)
+    first = tl.atomic_add(listed_ptr + rows, number, mask=(~idle) & (number > 0))
+    at = first[:, None] + tl.cumsum(kept, axis=1) - kept
+    fits = (kept != 0) & (at < LIST)
+    at = list_ptr + rows.to(tl.int64)[:, None] * LIST + at
+    tl.store(at, upper, mask=fits)
+    tl.store(at + B.to(tl.int64) * LIST, record, mask=fits)
+    full = (count > ROOM) | ((number > 0) & (first + number > LIST))
+    tl.store(overflow_ptr + rows, 1, mask=(~idle) & full)
 
 
 @triton.jit
@@ -400,7 +419,7 @@ def _possible(upper, least):
     return ((upper >= least) & (upper > float("-inf"))).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["B", "V", "programs_v"])
+@triton.jit(do_not_specialize=["B", "V", "per_row"])
 def resolve_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer: for rows that are computed in full
     weight,  # [>= V, D] likewise
@@ -415,9 +434,8 @@ def resolve_kernel(
     mask_ptr,
     lower_ptr,
     overflow_ptr,
-    counts_ptr,
-    records_ptr,
-    list_ptr,  # [B, chunks, CHUNK * ROOM * 4] int32, scratch: tokens that are left
+    listed_ptr,
+    list_ptr,
     keys_ptr,  # [B] int64
     found_ptr,  # [B] int32: tokens recomputed; -1 in rows computed in full
     arrivals_ptr,  # [1] int32
@@ -428,14 +446,13 @@ def resolve_kernel(
     D,
     mask_words,
     sample,
-    programs_v,
+    per_row,  # programs for the list of each row
     NOISE: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
-    ROOM: tl.constexpr,
-    CHUNK: tl.constexpr,  # programs of the screen whose records one program here takes
-    AT_ONCE: tl.constexpr,  # tokens computed at a time
+    LIST: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # tokens of a step: four of each record
     ROWS: tl.constexpr,  # rows of the instruction: 64 for that of the fused kernels on Hopper
     STEP: tl.constexpr,  # columns of one step for single tokens; divides 256
     BLOCK_B: tl.constexpr,
@@ -445,22 +462,27 @@ def resolve_kernel(
     USE_TMA: tl.constexpr,
     SLICE: tl.constexpr,
 ):
-    chunks = tl.cdiv(programs_v, CHUNK)
-    b = tl.program_id(0) // chunks
-    chunk = tl.program_id(0) % chunks
+    b = tl.program_id(0) // per_row
     if tl.load(overflow_ptr + b) == 0:
         limit = _unordered(tl.load(lower_ptr + b))
         seed, offset, row, T = _request(
             seed_ptr, offset_ptr, temperature, b, SEED_PER_ROW, OFFSET_PER_ROW,
             TEMPERATURE_PER_ROW,
         )  # fmt: skip
-        todo = list_ptr + tl.program_id(0).to(tl.int64) * (CHUNK * ROOM * 4)
-        n = _survivors(records_ptr, counts_ptr, todo, limit, b, chunk, B, programs_v, ROOM, CHUNK)
-        tl.debug_barrier()
-        for first in range(0, n, AT_ONCE):
-            i = first + tl.arange(0, AT_ONCE)
-            token = tl.load(todo + i, mask=i < n, other=0)
-            y = _single_logits(hidden_ptr, weight_ptr, b, token, i < n, D, AT_ONCE, ROWS, STEP)
+        RECORDS: tl.constexpr = AT_ONCE // 4
+        number = tl.load(listed_ptr + b)
+        slot = tl.arange(0, AT_ONCE)
+        lane = slot % 4
+        for first in range(tl.program_id(0) % per_row * RECORDS, number, per_row * RECORDS):
+            i = first + slot // 4
+            at = list_ptr + b.to(tl.int64) * LIST + i
+            upper = tl.load(at, mask=i < number, other=0).to(tl.float32, bitcast=True)
+            record = tl.load(at + B.to(tl.int64) * LIST, mask=i < number, other=0)
+            there = (i < number) & (upper >= limit) & (((record >> lane) & 1) != 0)
+            word = record >> 4
+            token = (word >> 2) * 16 + (word & 3) * 2 + (lane & 1) + (lane >> 1) * 8
+            token = tl.where(there, token, 0)
+            y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, AT_ONCE, ROWS, STEP)
             if soft_cap is not None:
                 y = capped(y, soft_cap)
             if bias_ptr is not None:
@@ -471,10 +493,9 @@ def resolve_kernel(
             if NOISE == "token":
                 score = y + T * gumbel(_word(token, row, seed, offset, sample))
             score = tl.where(score == score, score, float("inf"))
-            key = tl.where(i < n, ordered_key(score, token), LOWEST_KEY)
+            key = tl.where(there, ordered_key(score, token), LOWEST_KEY)
             tl.atomic_max(keys_ptr + b, tl.max(key, 0))
-        if n > 0:
-            tl.atomic_add(found_ptr + b, n)
+            tl.atomic_add(found_ptr + b, tl.sum(there.to(tl.int32), 0))
 
     # Whole rows, shared by all programs.
     for block in range(0, tl.cdiv(B, BLOCK_B)):
@@ -512,31 +533,6 @@ def _request(seed_ptr, offset_ptr, temperature, b, SEED_PER_ROW: tl.constexpr,
     T = tl.load(temperature + b) if TEMPERATURE_PER_ROW else tl.full((), temperature, tl.float32)
     T, _ = temperatures(T)
     return seed, offset, row, T
-
-
-@triton.jit
-def _survivors(records_ptr, counts_ptr, todo, limit, b, chunk, B, programs_v,
-               ROOM: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Write the tokens that still may win, of the records of a chunk of programs; how many."""
-    n = tl.zeros((), tl.int32)
-    i = tl.arange(0, ROOM)
-    lane = tl.arange(0, 4)[None, :]
-    apart = programs_v.to(tl.int64) * B * ROOM
-    for program in range(chunk * CHUNK, tl.minimum(programs_v, (chunk + 1) * CHUNK)):
-        count = tl.load(counts_ptr + program * B + b)
-        if count > 0:
-            at = records_ptr + (program * B + b).to(tl.int64) * ROOM + i
-            there = i < count
-            upper = tl.load(at, mask=there, other=0).to(tl.float32, bitcast=True)
-            record = tl.load(at + apart, mask=there, other=0)
-            kept = (there & (upper >= limit))[:, None] & (((record[:, None] >> lane) & 1) != 0)
-            word = (record >> 4)[:, None]
-            token = (word >> 2) * 16 + (word & 3) * 2 + (lane & 1) + (lane >> 1) * 8
-            flat = tl.reshape(kept.to(tl.int32), (4 * ROOM,))
-            place = n + tl.cumsum(flat, 0) - flat
-            tl.store(todo + place, tl.reshape(token, (4 * ROOM,)), mask=flat != 0)
-            n += tl.sum(flat, 0)
-    return n
 
 
 @triton.jit

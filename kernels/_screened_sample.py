@@ -32,11 +32,11 @@ class ScreenConfig:
         M side of the instruction. flatten: loads of the next tile start under the epilogue of
         this one. num_warps, num_stages: as in Triton.
     ctas_per_sm: persistent programs per multiprocessor.
-    room: records of four tokens each that a program can leave for a row; a row that needs more is
-        computed in full.
-    chunk: programs of the screen whose records one program takes. at_once: tokens it computes
-        together. rows: of its instruction, 64 for the one that the fused kernels use on Hopper.
-        step: columns at a time; a power of two that divides 256.
+    room: records of four tokens each that a program can keep for a row, and list: those that may
+        be left of a row at the end; a row that needs more is computed in full.
+    at_once: tokens that are computed together, four of each record. rows: of the instruction, 64
+        for the one that the fused kernels use on Hopper, and at least at_once. step: columns at a
+        time; a power of two that divides 256.
     """
 
     block_b: int
@@ -49,7 +49,7 @@ class ScreenConfig:
     num_stages: int
     ctas_per_sm: int = 1
     room: int = 64
-    chunk: int = 16
+    list: int = 1024
     at_once: int = 16
     rows: int = 64
     step: int = 128
@@ -58,12 +58,12 @@ class ScreenConfig:
 def default_config(B: int, device: torch.device) -> ScreenConfig:
     """A guess until it is measured."""
     if device.type == "cpu":
-        return ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=16, chunk=2, rows=16, step=64)
+        return ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=32, list=64, rows=16, step=64)
     if B <= 16:
-        return ScreenConfig(16, 128, 128, 128, True, True, 8, 8, chunk=1)
+        return ScreenConfig(16, 128, 128, 128, True, True, 8, 8)
     if B <= 32:
-        return ScreenConfig(32, 128, 128, 128, True, False, 8, 8, chunk=4)
-    return ScreenConfig(64, 128, 128, 64, False, False, 8, 6, chunk=16)
+        return ScreenConfig(32, 128, 128, 128, True, False, 8, 8, at_once=32)
+    return ScreenConfig(64, 128, 128, 64, False, False, 8, 6, at_once=64)
 
 
 class Screened(NamedTuple):
@@ -216,10 +216,9 @@ def _launch(
     numbers = scratch(3, B, dtype=torch.float32)
     lower, overflow, arrivals = scratch(B), scratch(B), scratch(1)
     keys = scratch(B, dtype=torch.int64)
-    counts = scratch(programs_v, B)
     records = scratch(2, programs_v, B, config.room)
-    chunks = triton.cdiv(programs_v, config.chunk)
-    left = scratch(B, chunks, config.chunk * config.room * 4)
+    listed, lists = scratch(B), scratch(2, B, config.list)
+    resolvers = triton.cdiv(multiprocessors(device), B)  # for each row
     bias = row_bias = None
     if request.bias is not None:
         bias, row_bias = (request.bias, None) if request.bias.ndim == 1 else (None, request.bias)
@@ -233,7 +232,7 @@ def _launch(
         "SEED_PER_ROW": request.seed.numel() > 1,
         "OFFSET_PER_ROW": request.offset is not None and request.offset.numel() > 1,
         "TEMPERATURE_PER_ROW": per_row,
-        "ROOM": config.room,
+        "LIST": config.list,
     }
     whole = _choice.default_config(B, D, device, weight.element_size(), "token")
     operands = load_operands(hidden, weight, V, whole)
@@ -246,6 +245,7 @@ def _launch(
             lower,
             overflow,
             keys,
+            listed,
             out.found,
             arrivals,
             B,
@@ -272,13 +272,15 @@ def _launch(
             mask,
             lower,
             overflow,
-            counts,
             records,
+            listed,
+            lists,
             B,
             V,
             D,
             mask_words,
             0,
+            ROOM=config.room,
             BLOCK_B=config.block_b,
             BLOCK_V=config.block_v,
             BLOCK_D=config.block_d,
@@ -290,7 +292,7 @@ def _launch(
             num_stages=config.num_stages,
             **options,
         )
-        _screened_kernel.resolve_kernel[(B * chunks,)](
+        _screened_kernel.resolve_kernel[(B * resolvers,)](
             operands.hidden,
             operands.weight,
             hidden,
@@ -304,9 +306,8 @@ def _launch(
             mask,
             lower,
             overflow,
-            counts,
-            records,
-            left,
+            listed,
+            lists,
             keys,
             out.found,
             arrivals,
@@ -317,8 +318,7 @@ def _launch(
             D,
             mask_words,
             0,
-            programs_v,
-            CHUNK=config.chunk,
+            resolvers,
             AT_ONCE=config.at_once,
             ROWS=config.rows,
             STEP=config.step,

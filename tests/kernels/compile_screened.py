@@ -35,6 +35,7 @@ def hidden(block_b: int) -> int:
         "lower_ptr": "*i32",
         "overflow_ptr": "*i32",
         "keys_ptr": "*i64",
+        "listed_ptr": "*i32",
         "found_ptr": "*i32",
         "arrivals_ptr": "*i32",
         **dict.fromkeys(("B", "D"), "i32"),
@@ -52,8 +53,9 @@ def request(everything: bool) -> tuple[dict[str, str], dict[str, object]]:
         **(OPTIONS if everything else {}),
         "lower_ptr": "*i32",
         "overflow_ptr": "*i32",
-        "counts_ptr": "*i32",
         "records_ptr": "*i32",
+        "listed_ptr": "*i32",
+        "list_ptr": "*i32",
         **dict.fromkeys(("B", "V", "D", "mask_words", "sample"), "i32"),
     }
     constants = {
@@ -82,6 +84,7 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
     constants = {
         **constants,
         "ROOM": config.room,
+        "LIST": config.list,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -104,22 +107,21 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
 def resolve(config: ScreenConfig, B: int, everything: bool = False) -> int:
     whole = fitted(find("portable-token", B, 4096, "NVIDIA H200"), 90)
     signature, constants = request(everything)
+    del signature["records_ptr"]
     signature = {
         **signature,
         **operands(whole, "bf16", True),
         **dict.fromkeys(("hidden_ptr", "weight_ptr"), "*bf16"),
-        "list_ptr": "*i32",
         "keys_ptr": "*i64",
         "found_ptr": "*i32",
         "arrivals_ptr": "*i32",
         "tokens_ptr": "*i64",
         "valid_ptr": "*i1",
-        "programs_v": "i32",
+        "per_row": "i32",
     }
     constants = {
         **constants,
-        "ROOM": config.room,
-        "CHUNK": config.chunk,
+        "LIST": config.list,
         "AT_ONCE": config.at_once,
         "ROWS": config.rows,
         "STEP": config.step,

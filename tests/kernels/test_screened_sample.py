@@ -69,10 +69,10 @@ def test_tokens_are_those_of_flash_sample(B, D, V, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_few_logits_are_computed(dtype):
-    hidden, weight = matrices(8, 128, 4000, dtype)
+    hidden, weight = matrices(8, 128, 2000, dtype)
     sample = screened_sample(hidden, prepare_head(weight), seed=torch.tensor([0]))
     assert (sample.found >= 1).all()
-    assert sample.found.float().mean() < 8
+    assert sample.found.float().mean() < 6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -197,21 +197,19 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
         {"block_b": 32},
         {"block_v": 256},
         {"block_d": 32},
-        {"slice": 128},
-        {"slice": 16},
+        {"slice": 32},
         {"v_on_m": True},
         {"room": 64},
-        {"chunk": 1},
-        {"chunk": 16},
+        {"ctas_per_sm": 2},
         {"at_once": 64, "rows": 64},
         {"step": 16},
     ],
     ids=str,
 )
 def test_tokens_do_not_depend_on_the_config(change):
-    hidden, weight = matrices(19, 104, 1100, torch.float16)
+    hidden, weight = matrices(18, 104, 600, torch.float16)
     head, seed = prepare_head(weight), torch.tensor([8])
-    config = default_config(19, CPU)
+    config = default_config(18, CPU)
     plain = screened_sample(hidden, head, seed=seed, config=config)
     other = screened_sample(hidden, head, seed=seed, config=replace(config, **change))
     assert torch.equal(plain.tokens, other.tokens)
@@ -221,8 +219,8 @@ def test_tokens_do_not_depend_on_the_config(change):
 def test_a_call_leaves_nothing_behind_for_the_next():
     hidden, weight = matrices(3, 64, 700, torch.float16)
     head = prepare_head(weight)
-    first = [screened_sample(hidden, head, seed=torch.tensor([s])).tokens for s in range(4)]
-    again = [screened_sample(hidden, head, seed=torch.tensor([s])).tokens for s in range(4)]
+    first = [screened_sample(hidden, head, seed=torch.tensor([s])).tokens for s in range(2)]
+    again = [screened_sample(hidden, head, seed=torch.tensor([s])).tokens for s in range(2)]
     assert torch.equal(torch.stack(first), torch.stack(again))
     assert len({tuple(tokens.tolist()) for tokens in first}) > 1
 
@@ -240,11 +238,11 @@ def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     hidden[4, 7] = torch.nan
     codes = torch.zeros(4 * block_b, D, dtype=torch.int8)
     numbers = torch.full((3, B), -1.0)
-    ints = [torch.full((B,), 77, dtype=torch.int32) for _ in range(4)]
+    ints = [torch.full((B,), 77, dtype=torch.int32) for _ in range(5)]
     keys = torch.full((B,), 77)
-    lower, overflow, found, arrivals = ints
+    lower, overflow, listed, found, arrivals = ints
     _screened_kernel.screen_hidden_kernel[(B,)](
-        hidden, codes, numbers, lower, overflow, keys, found, arrivals, B, D,
+        hidden, codes, numbers, lower, overflow, keys, listed, found, arrivals, B, D,
         accumulation_error(D), 1 + (D + 4) * 2.0**-24, D**0.5, BLOCK_B=block_b, BLOCK_D=128,
     )  # fmt: skip
     blocks = codes.view(2, 2, block_b, D).double()
@@ -258,7 +256,7 @@ def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     assert step[4] == 0 and not whole[4].any()
     assert torch.allclose(spread[good], screen_hidden(hidden).spread.double()[good], rtol=1e-2)
     assert (lower == -(2**31)).all() and (keys == -(2**63)).all()
-    assert not overflow.any() and not found.any() and arrivals[0] == 0
+    assert not overflow.any() and not listed.any() and not found.any() and arrivals[0] == 0
 
 
 def test_what_it_refuses():
