@@ -49,7 +49,7 @@ class ScreenConfig:
     num_stages: int
     ctas_per_sm: int = 1
     room: int = 64
-    list: int = 1024
+    list: int = 4096
     at_once: int = 16
     rows: int = 64
     step: int = 128

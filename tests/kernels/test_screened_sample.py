@@ -289,18 +289,41 @@ def test_kernels_compile_for_hopper_without_spilling():
             assert stack == 0, name
 
 
-@pytest.mark.interpreter
-def test_bounds_of_the_kernels_logits_hold_too():
-    """The kernels find the token in a matrix whose codes are as wrong as they may be."""
+EXACT = [
+    pytest.param(torch.bfloat16, id="torch"),
+    pytest.param(torch.float32, id="kernels", marks=pytest.mark.interpreter),
+]
+
+
+def test_a_winner_that_its_codes_hide_is_found_by_the_residual():
+    """The copy alone would draw token 18: its bound is all that keeps 17 in the race."""
     D, V = 256, 400
-    weight = torch.randn(V, D, generator=torch.Generator().manual_seed(2)).half()
+    weight = torch.randn(V, D, generator=torch.Generator().manual_seed(2))
     head = prepare_head(weight)
-    error = weight.double() - head.scale.double()[:, None] * head.codes.double()
-    # Along the error of token 17, which makes its logit exceed what its codes say.
-    hidden = (error[17] / error[17].norm()).half()[None, :] * 30
-    z, _ = screen_logits(head, screen_hidden(hidden))
-    logits = hidden.float() @ weight.float().T
-    assert logits[0, 17] - z[0, 17] > 0.2
-    T = torch.zeros(1)
-    sample = screened_sample(hidden, head, seed=torch.tensor([0]), temperature=T)
-    assert sample.tokens[0] == logits.argmax()
+    copy = head.scale[:, None] * head.codes
+    error = weight[17] - copy[17]
+    hidden = (30 * error / error.norm() + 30 * weight[17] / weight[17].norm())[None, :]
+    known, hides = float(copy[17] @ hidden[0]), float(error @ hidden[0])
+    weight[18] = copy[17] * (1 + hides / (2 * known))
+    head = prepare_head(weight)
+    logits = hidden @ weight.T
+    z, bound = screen_logits(head, screen_hidden(hidden))
+    assert logits.argmax() == 17 and z.argmax() == 18
+    assert z[0, 18] - z[0, 17] > 0.1 * bound[0, 17]
+    options = {"seed": torch.tensor([0]), "temperature": 0.0}
+    assert screened_sample(hidden, head, **options).tokens[0] == 17
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+def test_a_winner_that_high_bytes_hide_is_found_by_the_low_ones(dtype):
+    """The copy is exact, and the high bytes of hidden alone would draw token 1."""
+    hidden = torch.zeros(1, 16)
+    hidden[0, :4] = torch.tensor([1.0, 0.00389, 0.00389, 0.00395])
+    weight = torch.zeros(128, 16)
+    weight[:, 0] = 127
+    weight[0, 1] = weight[0, 2] = weight[1, 3] = 127
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    screened = screen_hidden(hidden)
+    assert screened.high[0, :4].tolist() == [127, 0, 0, 1]
+    options = {"seed": torch.tensor([0]), "temperature": 0.0}
+    assert screened_sample(hidden, prepare_head(weight), **options).tokens[0] == 0
