@@ -32,7 +32,7 @@ class ScreenConfig:
         M side of the instruction. flatten: loads of the next tile start under the epilogue of
         this one. num_warps, num_stages: as in Triton.
     ctas_per_sm: persistent programs per multiprocessor.
-    room: records of four tokens each that a program can keep for a row, and list: those that may
+    room: records of four tokens each that a program can keep for a row, and row_room: those that may
         be left of a row at the end; a row that needs more is computed in full.
     at_once: tokens that are computed together, four of each record. rows: of the instruction, 64
         for the one that the fused kernels use on Hopper, and at least at_once. step: columns at a
@@ -49,7 +49,7 @@ class ScreenConfig:
     num_stages: int
     ctas_per_sm: int = 1
     room: int = 64
-    list: int = 4096
+    row_room: int = 4096
     at_once: int = 16
     rows: int = 64
     step: int = 128
@@ -58,7 +58,9 @@ class ScreenConfig:
 def default_config(B: int, device: torch.device) -> ScreenConfig:
     """A guess until it is measured."""
     if device.type == "cpu":
-        return ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=32, list=64, rows=16, step=64)
+        return ScreenConfig(
+            16, 128, 64, 64, False, False, 4, 1, room=32, row_room=64, rows=16, step=64
+        )
     if B <= 16:
         return ScreenConfig(16, 128, 128, 128, True, True, 8, 8)
     if B <= 32:
@@ -217,7 +219,7 @@ def _launch(
     lower, overflow, arrivals = scratch(B), scratch(B), scratch(1)
     keys = scratch(B, dtype=torch.int64)
     records = scratch(2, programs_v, B, config.room)
-    listed, lists = scratch(B), scratch(2, B, config.list)
+    listed, lists = scratch(B), scratch(2, B, config.row_room)
     resolvers = triton.cdiv(multiprocessors(device), B)  # for each row
     bias = row_bias = None
     if request.bias is not None:
@@ -232,7 +234,7 @@ def _launch(
         "SEED_PER_ROW": request.seed.numel() > 1,
         "OFFSET_PER_ROW": request.offset is not None and request.offset.numel() > 1,
         "TEMPERATURE_PER_ROW": per_row,
-        "LIST": config.list,
+        "LIST": config.row_room,
     }
     whole = _choice.default_config(B, D, device, weight.element_size(), "token")
     operands = load_operands(hidden, weight, V, whole)

@@ -84,7 +84,7 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
     constants = {
         **constants,
         "ROOM": config.room,
-        "LIST": config.list,
+        "LIST": config.row_room,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -121,7 +121,7 @@ def resolve(config: ScreenConfig, B: int, everything: bool = False) -> int:
     }
     constants = {
         **constants,
-        "LIST": config.list,
+        "LIST": config.row_room,
         "AT_ONCE": config.at_once,
         "ROWS": config.rows,
         "STEP": config.step,
