@@ -32,8 +32,8 @@ class ScreenConfig:
         M side of the instruction. flatten: loads of the next tile start under the epilogue of
         this one. num_warps, num_stages: as in Triton.
     ctas_per_sm: persistent programs per multiprocessor.
-    room: records of four tokens each that a program can keep for a row, and row_room: those that may
-        be left of a row at the end; a row that needs more is computed in full.
+    room: records of four tokens each that a program can keep for a row, and row_room: those that
+        may be left of a row at the end; a row that needs more is computed in full.
     at_once: tokens that are computed together, four of each record. rows: of the instruction, 64
         for the one that the fused kernels use on Hopper, and at least at_once. step: columns at a
         time; a power of two that divides 256.
