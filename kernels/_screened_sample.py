@@ -6,7 +6,7 @@ Not public yet: no GPU has run the kernels (docs/screened-head.md says what is m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from fsbench.kernels import _arguments as check
 from fsbench.kernels import _screen
 from fsbench.kernels._screened_head import ScreenedHead
 
-if TYPE_CHECKING:
-    from fsbench.kernels._flash_sampling_config import TileConfig
-
 SMALLEST_TEMPERATURE = reference.logits.SMALLEST_TEMPERATURE
 
 
@@ -27,11 +24,11 @@ SMALLEST_TEMPERATURE = reference.logits.SMALLEST_TEMPERATURE
 class ScreenConfig:
     """Tile shapes of the screen, and of the exact computation of single tokens.
 
-    block_b, block_v, block_d: rows, tokens and columns of a tile. slice: tokens whose noise is in
-        registers at once. v_on_m: the vocabulary is on the
-        M side of the instruction. flatten: loads of the next tile start under the epilogue of
-        this one. num_warps, num_stages: as in Triton.
-    ctas_per_sm: persistent programs per multiprocessor.
+    block_b, block_v, block_d: rows, tokens and columns of a tile.
+    slice: tokens whose noise is in registers at once.
+    v_on_m: the vocabulary is on the M side of the instruction, else the rows.
+    flatten: loads of the next tile start under the epilogue of this one.
+    num_warps, num_stages: as in Triton. ctas_per_sm: persistent programs per multiprocessor.
     room: records of four tokens each that a program can keep for a row, and row_room: those that
         may be left of a row at the end; a row that needs more is computed in full.
     at_once: tokens that are computed together, four of each record. rows: of the instruction, 64
@@ -203,7 +200,7 @@ def _launch(
     blocks_b = triton.cdiv(B, config.block_b)
     programs = multiprocessors(device) * config.ctas_per_sm
     programs_v = max(1, min(programs // blocks_b, triton.cdiv(V, config.block_v)))
-    use_tma = device.type == "cuda" and _choice.tma_possible(head.codes)
+    use_tma = _choice.tma_possible(head.codes)
     copy: Any = head.codes
     if use_tma:
         copy = TensorDescriptor.from_tensor(copy, [config.block_v, config.block_d])
@@ -324,11 +321,7 @@ def _launch(
             AT_ONCE=config.at_once,
             ROWS=config.rows,
             STEP=config.step,
-            SLICE=_slice(whole),
+            SLICE=whole.slice,
             **options,
             **tiles,
         )
-
-
-def _slice(config: TileConfig) -> int:
-    return config.slice
