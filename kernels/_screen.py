@@ -52,7 +52,7 @@ class ScreenedHidden(NamedTuple):
 
     high, low: int8 [B, D]: h = step (256 high + low) + error.
     step, reach, spread: fp32 [B]. reach is +inf in a row that is not screened: it is not finite,
-        or has entries above 2^60.
+        or has entries above 2^50.
     """
 
     high: Tensor

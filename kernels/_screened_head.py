@@ -21,8 +21,8 @@ FORMAT = "fsbench screened head 1"
 LARGEST_CODE = 127
 LARGEST_D = 131_072
 """Sums of D products of two bytes are below 2^31: 127 * 128 * 131,072 < 2^31."""
-LARGEST_ENTRY = 2.0**60
-"""Rows with larger (or undefined) entries are not screened: they are always computed in full."""
+LARGEST_ENTRY = 2.0**50
+"""Rows with larger or undefined entries are not screened: a logit of two such could overflow."""
 SMALLEST_MAXIMUM = 2.0**-90
 """Rows below it have codes of 0 and are all residual: no product of scales can underflow."""
 _SMALLEST_RESIDUAL = 2.0**-110

@@ -453,7 +453,7 @@ def test_constants_of_the_screen_are_those_of_its_page() -> None:
     assert _screen.CAP_SLACK == 2.0**-20 and "| 2^-20 c |" in page
     assert _screen.ABSOLUTE_SLACK == 2.0**-80 and "norm spread + 2^-80" in page
     assert _screen.LARGEST_TEMPERATURE == 2.0**100 and "T above 2^100" in page
-    assert _screened_head.LARGEST_ENTRY == 2.0**60 and "an entry above 2^60" in page
+    assert _screened_head.LARGEST_ENTRY == 2.0**50 and "an entry above 2^50" in page
     assert _screened_head.SMALLEST_MAXIMUM == _screen.SMALLEST_MAXIMUM == 2.0**-90
     assert "below 2^-90 get codes of 0" in page and "D <= 131,072" in page
     assert _screened_head.LARGEST_D == 131_072

@@ -123,7 +123,8 @@ def outside(weight: Tensor, hidden: Tensor) -> list[tuple[int, int, float, float
     dtypes=st.sampled_from([(d, d) for d in DTYPES]),
     seed=st.integers(0, 2**32),
 )
-@example([("one outlier", 60)], [("one outlier", 60)], 300, (torch.float32,) * 2, 0)
+@example([("constant", 49)], [("constant", 49)], 300, (torch.float32,) * 2, 0)
+@example([("one outlier", 60)], [("one outlier", 36)], 300, (torch.float32,) * 2, 0)
 @example([("constant", -140)], [("constant", 59)], 300, (torch.float32,) * 2, 0)
 @example([("constant", 59)], [("normal", -140)], 300, (torch.bfloat16,) * 2, 0)
 @example([("normal", -60)], [("normal", -63)], 300, (torch.bfloat16,) * 2, 0)
@@ -191,7 +192,7 @@ def test_the_bound_is_reached():
 
 
 def test_numbers_of_a_head_are_upper_bounds():
-    weight = matrix([(s, e) for s in SHAPES for e in (-150, -91, -20, 0, 30)], 100, DTYPES[2], 3)
+    weight = matrix([(s, e) for s in SHAPES for e in (-150, -91, -20, 0, 20)], 100, DTYPES[2], 3)
     head = prepare_head(weight)
     copy = head.scale.double()[:, None] * head.codes.double()
     assert (head.residual.double() >= (weight.double() - copy).norm(dim=1)).all()
@@ -204,13 +205,13 @@ def test_numbers_of_a_head_are_upper_bounds():
 def test_rows_that_cannot_be_screened_are_unknown():
     weight = torch.ones(5, 16)
     weight[0, 3], weight[1, 3], weight[2, 3], weight[3, 3] = (
-        torch.nan, torch.inf, -torch.inf, 2.0**61
+        torch.nan, torch.inf, -torch.inf, 2.0**51
     )  # fmt: skip
     z, bound = screen_logits(prepare_head(weight), screen_hidden(torch.ones(1, 16)))
     assert bound[0].isinf().tolist() == [True, True, True, True, False]
     assert torch.isfinite(z).all()
     hidden = torch.ones(4, 16)
-    hidden[0, 0], hidden[1, 0], hidden[2, 0] = torch.nan, -torch.inf, 2.0**61
+    hidden[0, 0], hidden[1, 0], hidden[2, 0] = torch.nan, -torch.inf, 2.0**51
     z, bound = screen_logits(prepare_head(torch.ones(2, 16)), screen_hidden(hidden))
     assert bound.isinf().all(1).tolist() == [True, True, True, False]
     assert torch.isfinite(z).all()
