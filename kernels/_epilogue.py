@@ -60,7 +60,6 @@ def processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words):
         bias: [WIDTH] fp32, the same for all rows, or None. row_bias_ptr: [B, V] or None.
         words: of allowed_words, or None.
     """
-    R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
     offs_v = v0 + tl.arange(0, WIDTH)
     inside = offs_v < V
@@ -71,12 +70,20 @@ def processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words):
     if row_bias_ptr is not None:
         logits = _add_row_bias(logits, rows, v0, B, V, row_bias_ptr)
     if words is not None:
-        by_word = logits.reshape(R, WIDTH // 32, 32)
-        # Always 0; ties the bits to the layout of the logits: only the words move.
-        zero = (by_word < float("-inf")).to(tl.int32)
-        bits = (words[:, :, None] + zero) >> tl.arange(0, 32)[None, None, :]
-        logits = tl.where((bits & 1) != 0, by_word, float("-inf")).reshape(R, WIDTH)
+        logits = masked(logits, words)
     return tl.where(inside[None, :], logits, float("-inf"))
+
+
+@triton.jit
+def masked(logits, words):
+    """logits [R, WIDTH], -inf where the bit of allowed_words is 0."""
+    R: tl.constexpr = logits.shape[0]
+    WIDTH: tl.constexpr = logits.shape[1]
+    by_word = logits.reshape(R, WIDTH // 32, 32)
+    # Always 0; ties the bits to the layout of the logits: only the words move.
+    zero = (by_word < float("-inf")).to(tl.int32)
+    bits = (words[:, :, None] + zero) >> tl.arange(0, 32)[None, None, :]
+    return tl.where((bits & 1) != 0, by_word, float("-inf")).reshape(R, WIDTH)
 
 
 @triton.jit

@@ -401,3 +401,65 @@ def test_every_check_is_in_the_page_on_exactness() -> None:
     named = set(first_cells(section("exactness.md", "The checks")))
     assert {name.split()[0] if name.startswith("tail") else name for name in named} - {
         "16", "18", "20"} == set(CHECKS)  # fmt: skip
+
+
+def test_candidates_of_the_screened_head_are_the_recorded_ones() -> None:
+    table = pd.read_csv(ROOT / "results" / "screen" / "candidates.csv")
+    page = section("screened-head.md", "How many candidates")
+    names = {
+        "SmolLM2-135M": "SmolLM2-135M, LM head",
+        "MiniLM-L6-v2": "MiniLM-L6-v2, word embeddings",
+        "normal": "normal numbers",
+    }
+    by_scales = table[table["noise"] != "group"].pivot_table(
+        index=["head", "V", "D", "sigma", "temperature"],
+        columns="scales",
+        values=["bound", "candidates", "most"],
+    )
+    for (head, V, D, sigma, T), found in by_scales.iterrows():
+        left = [f"{found['candidates', s]:.1f} ({found['most', s]:.0f})" for s in ("row", "128")]
+        cells = [
+            names[head],
+            f"{V:,} x {D}",
+            f"{sigma:.1f}",
+            f"{T:g}",
+            f"{found['bound', 'row']:.2f}",
+        ]
+        assert f"| {' | '.join(cells + left)} |" in page
+    noises = table[(table["scales"] == "row") & (table["temperature"] == 1)].pivot_table(
+        index=["head", "D", "sigma"], columns="noise", values=["candidates", "fetched"]
+    )
+    page = section("screened-head.md", "Why token noise")
+    for (head, D, sigma), found in noises.iterrows():
+        left = [
+            f"{found['candidates', noise]:.1f} | {found['fetched', noise]:.0f}"
+            for noise in ("token", "group")
+        ]
+        name = names[head].split(",")[0]
+        line = f"| {name}, D = {D} | {sigma:.1f} | {' | '.join(left)} |"
+        assert line in page or head == "MiniLM-L6-v2"
+    assert table["error"].min() >= 0.045 and table["error"].max() <= 0.25
+    assert "The largest actual error was 0.05 to 0.25 of its bound." in text("screened-head.md")
+    real = table[(table["head"] == "SmolLM2-135M") & (table["scales"] == "row")]
+    real = real[real["noise"] != "group"]
+    assert real["most"].max() == 41 and real["candidates"].between(6, 7).all()
+
+
+def test_constants_of_the_screen_are_those_of_its_page() -> None:
+    from fsbench.kernels import _screen, _screened_head
+
+    page = text("screened-head.md")
+    assert _screen.accumulation_error(4096) == (4096 + 8) * 2.0**-23
+    assert "gamma = (D + 8) 2^-23" in page
+    assert "step = max|h| / 32512" in page and _screen.LARGEST_STEPS == 32_512
+    assert _screen.INFLATION == 1 + 2.0**-18 and "inflated by 1 + 2^-18" in page
+    assert _screen.ROUNDING == 2.0**-18 and "(gamma + 2^-18) (|h| + rho)" in page
+    assert _screen.NOISE_SLACK == 2.0**-15 and "| 2^-15 T = 3.1e-5 T" in page
+    assert _screen.BIAS_SLACK == 2.0**-21 and r"| 2^-21 \|b\| |" in page
+    assert _screen.CAP_SLACK == 2.0**-20 and "| 2^-20 c |" in page
+    assert _screen.ABSOLUTE_SLACK == 2.0**-80 and "norm spread + 2^-80" in page
+    assert _screen.LARGEST_TEMPERATURE == 2.0**100 and "T above 2^100" in page
+    assert _screened_head.LARGEST_ENTRY == 2.0**50 and "an entry above 2^50" in page
+    assert _screened_head.SMALLEST_MAXIMUM == _screen.SMALLEST_MAXIMUM == 2.0**-90
+    assert "below 2^-90 get codes of 0" in page and "D <= 131,072" in page
+    assert _screened_head.LARGEST_D == 131_072

@@ -46,7 +46,7 @@ SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 def stack_bytes(fn, signature, constants, capability, **options) -> int:
     """Compile `fn`; pointers and divisible sizes are taken as multiples of 16."""
-    names = list(signature)
+    names = fn.arg_names  # by which the attributes are numbered
     signature = {**signature, **dict.fromkeys(constants, "constexpr")}
     attributes = {
         (names.index(name),): [["tt.divisibility", 16]]

@@ -1,0 +1,119 @@
+"""The screened sampler on a GPU: token for token flash_sample with token noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fsbench.kernels import flash_sample
+from fsbench.kernels._screen import screen_hidden, screen_logits
+from fsbench.kernels._screened_head import ScreenedHead, prepare_head
+from fsbench.kernels._screened_sample import screened_sample
+
+pytestmark = pytest.mark.gpu
+
+
+def matrices(
+    B: int, D: int, V: int, sigma: float = 3.0, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(B + D + V)
+    hidden = torch.randn(B, D, device="cuda") * sigma / D**0.5
+    return hidden.to(dtype), torch.randn(V, D, device="cuda", dtype=dtype)
+
+
+def on_device(seed: int) -> torch.Tensor:
+    return torch.tensor([seed], device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("D", [1000, 1152, 4096])
+@pytest.mark.parametrize("B", [1, 5, 16, 17, 33, 64, 77, 256])
+def test_tokens_are_equal_to_the_last_one(B, D, dtype):
+    # Not "but for ties": the logits of the survivors are the same bits.
+    hidden, weight = matrices(B, D, 32_000, dtype=dtype)
+    head, offset = prepare_head(weight), on_device(0)
+    for _ in range(20):
+        sample = screened_sample(hidden, head, seed=on_device(7), offset=offset)
+        same = flash_sample(hidden, weight, seed=on_device(7), offset=offset, noise="token")
+        assert torch.equal(sample.tokens, same.tokens)
+        assert sample.valid.all()
+        offset += 1
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 4.0, 16.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_any_spread(sigma, temperature):
+    hidden, weight = matrices(16, 2048, 151_936, sigma)
+    options = {"seed": on_device(3), "temperature": temperature}
+    sample = screened_sample(hidden, prepare_head(weight), **options)
+    same = flash_sample(hidden, weight, noise="token", **options)
+    assert torch.equal(sample.tokens, same.tokens)
+
+
+def test_options_together():
+    B, D, V = 24, 1024, 40_000
+    hidden, weight = matrices(B, D, V)
+    options = {
+        "temperature": torch.linspace(0, 2, B, device="cuda"),
+        "bias": torch.randn(B, V, device="cuda"),
+        "mask": torch.rand(B, V, device="cuda") < 0.3,
+        "soft_cap": 20.0,
+        "seed": torch.arange(B, device="cuda"),
+        "offset": on_device(2**33 + 5),
+        "vocab_size": V,
+    }
+    sample = screened_sample(hidden, prepare_head(weight), **options)
+    same = flash_sample(hidden, weight, noise="token", **options)
+    assert torch.equal(sample.tokens, same.tokens)
+
+
+def test_rows_that_must_be_computed_in_full_are_right_and_counted():
+    hidden, weight = matrices(64, 1024, 40_000)
+    hidden[5, 0], hidden[40, 3] = torch.nan, torch.inf
+    hidden[33] *= 1e-30  # too small to be rounded: at T = 0 nothing tells its logits apart
+    T = torch.ones(64, device="cuda")
+    T[33] = 0
+    options = {"seed": on_device(1), "temperature": T}
+    sample = screened_sample(hidden, prepare_head(weight), **options)
+    same = flash_sample(hidden, weight, noise="token", **options)
+    assert torch.equal(sample.tokens, same.tokens)
+    assert (sample.found < 0).nonzero()[:, 0].tolist() == [5, 33, 40]
+    assert (~sample.valid).nonzero()[:, 0].tolist() == [5, 40]
+
+
+def test_a_captured_graph_draws_afresh_as_the_offset_advances():
+    hidden, weight = matrices(16, 1024, 40_000)
+    head, seed, offset = prepare_head(weight), on_device(2), on_device(0)
+    screened_sample(hidden, head, seed=seed, offset=offset)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = screened_sample(hidden, head, seed=seed, offset=offset)
+    drawn = set()
+    for step in range(50):
+        offset.fill_(step)
+        graph.replay()
+        same = flash_sample(hidden, weight, seed=seed, offset=offset, noise="token")
+        assert torch.equal(captured.tokens, same.tokens)
+        drawn.add(tuple(captured.tokens.tolist()))
+    assert len(drawn) > 40
+
+
+def test_the_copy_is_that_of_a_cpu_and_made_in_seconds():
+    _, weight = matrices(1, 4096, 20_000)
+    head, other = prepare_head(weight), prepare_head(weight.cpu())
+    for part, same in zip(head[1:3], other[1:3], strict=True):
+        assert torch.equal(part.cpu(), same)
+    for part, same in zip(head[3:], other[3:], strict=True):
+        assert torch.allclose(part.cpu(), same, rtol=1e-6)
+
+
+def test_cublas_logits_are_within_the_bound():
+    hidden, weight = matrices(16, 8192, 20_000)
+    head = prepare_head(weight)
+    z, bound = screen_logits(
+        ScreenedHead(*(part.cpu() for part in head)), screen_hidden(hidden.cpu())
+    )
+    logits = torch.mm(hidden, weight.T, out_dtype=torch.float32).cpu()
+    share = (logits - z).abs() / bound
+    assert share.max() < 0.5
