@@ -376,10 +376,14 @@ def _measure_gpu(
     from fsbench.simple import bus
 
     generator = torch.Generator("cuda").manual_seed(0)
+    # A matmul of usual numbers, whose products with these hidden states are the logits of `setup`.
+    rows = setup.logits[:d].to("cuda", torch.bfloat16)
+    hidden = torch.eye(d, device="cuda", dtype=torch.bfloat16)[: len(rows)].contiguous()
     weight = torch.randn(setup.V, d, generator=generator, device="cuda", dtype=torch.bfloat16)
     weight.div_(d**0.5)
+    weight[:, : len(rows)] = rows.T
     _write(folder, "copies", bus.copies(setup.V, setup.hot, batches))
-    _write(folder, "overlap", bus.overlap(weight, setup.hot, body, batches, samplers))
+    _write(folder, "overlap", bus.overlap(hidden, weight, setup.hot, body, batches, samplers))
 
 
 def _draw(folder: Path, out: Path, suffixes: Iterable[str], facts: dict[str, Any]) -> None:

@@ -76,12 +76,20 @@ class _Batch:
     """
 
     def __init__(
-        self, design: str, B: int, V: int, weight: Tensor, body: int, hot: int, samplers: int
+        self,
+        design: str,
+        B: int,
+        hidden: Tensor,
+        weight: Tensor,
+        body: int,
+        hot: int,
+        samplers: int,
     ):
+        V = len(weight)
         self.hot = hot if design == "SHVS" else 0
         self.weight, self.body, self.B, self.V = weight, body, B, V
         cuda, dtype = weight.device, weight.dtype
-        self.hidden = torch.randn(B, weight.shape[1], device=cuda, dtype=dtype)
+        self.hidden = hidden[torch.arange(B, device=cuda) % len(hidden)]
         self.logits = torch.empty(B, V, device=cuda, dtype=dtype)
         self.part = torch.empty(B, self.hot or V, device=cuda, dtype=dtype)
         self.statistics = torch.empty(2, B, device=cuda)
@@ -151,16 +159,21 @@ class _Batch:
 
 
 def overlap(
-    weight: Tensor, hot: int, body: int, batches: Iterable[int], samplers: int, steps: int = 20,
-    rounds: int = 3,
+    hidden: Tensor, weight: Tensor, hot: int, body: int, batches: Iterable[int], samplers: int,
+    steps: int = 20, rounds: int = 3,
 ) -> list[Row]:  # fmt: skip
-    """Exposed and hidden time per step of both core designs, by B. weight: bf16 [V, D], CUDA."""
-    V = len(weight)
+    """Exposed and hidden time per step of both core designs, by B.
+
+    Args:
+        hidden: bf16 [R, D], CUDA; a batch has these rows in turns. How often the hot tokens settle
+            a row follows from its logits, so they should be those of text.
+        weight: bf16 [V, D]; the first `hot` tokens are the hot ones.
+    """
     rows = []
     for B in batches:
         for design in ("offloaded", "SHVS"):
             # Each batch has a plane, but they sample in turns: together they use the cores once.
-            pair = [_Batch(design, B, V, weight, body, hot, samplers) for _ in range(2)]
+            pair = [_Batch(design, B, hidden, weight, body, hot, samplers) for _ in range(2)]
             asked = 0
 
             def nothing(pair=pair) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fsbench.inputs import make_hidden, make_weight
+from fsbench.inputs import head_with_logits, make_hidden, make_weight
 from fsbench.problem import Problem
 from fsbench.simple import bus, native
 from fsbench.verify.pathwise import check_on_problem
@@ -71,13 +71,21 @@ def test_tokens_are_those_of_the_path_on_a_cpu(name, dtype, without_cuda):
 
 
 def test_overlap_has_every_time_and_asks_for_tails(without_cuda):
-    weight = torch.randn(3001, 64).bfloat16() / 8
-    rows = bus.overlap(weight, 700, 1, [3], 2, steps=4, rounds=2)
+    hidden, weight = torch.randn(5, 64).bfloat16(), torch.randn(3001, 64).bfloat16() / 8
+    rows = bus.overlap(hidden, weight, 700, 1, [3], 2, steps=4, rounds=2)
     assert [(row["b"], row["design"]) for row in rows] == [(3, "offloaded"), (3, "SHVS")]
     for row in rows:
         assert row["exposed_serial_us"] == pytest.approx(row["serial_us"] - row["nothing_us"])
         assert row["hidden_us"] == pytest.approx(row["serial_us"] - row["overlapped_us"])
     assert rows[0]["asked_share"] == 0 < rows[1]["asked_share"] < 1
+
+
+def test_rows_of_hot_tokens_ask_for_no_tail(without_cuda):
+    logits = torch.randn(4, 3001)
+    logits[:, :700] += 20.0
+    hidden, weight = head_with_logits(logits, torch.bfloat16)
+    offloaded, shvs = bus.overlap(hidden, weight, 700, 1, [6], 2, steps=4, rounds=2)
+    assert offloaded["asked_share"] == shvs["asked_share"] == 0
 
 
 def test_copies_are_counted_in_bytes(without_cuda):
