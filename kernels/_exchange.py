@@ -168,7 +168,7 @@ def mass_of_ranks(
     largest = mass - float("inf")
     for k in tl.static_range(RANKS):
         word = received(k, count, slot, there, line, RANKS)
-        theirs = tl.exp2(LOG2_E * _second(word))
+        theirs = tl.exp2(_second(word) * LOG2_E)
         largest, mass = add_masses(largest, mass, _first(word), theirs, inverse_temperature)
     advance(count, slot, there, line)
     return largest, _log(tl.maximum(mass, 1.0))

@@ -604,7 +604,7 @@ def _whole_rows(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bia
             offs_v = v0 + tl.arange(0, BLOCK_V)
             bias = tl.load(bias_ptr + offs_v, mask=offs_v < V, other=0.0).to(tl.float32)
         logits = tile_logits(
-            hidden, weight, b0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
+            hidden, weight, b0, v0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
         logits = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
         best, best_logit = best_of_tile(

@@ -67,7 +67,7 @@ def _choose_rank_kernel(
     for k in range(K):
         word = tl.load(words_ptr + k * B + row, mask=row < B, other=0)
         log_mass = (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-        bits, _, _, _ = tl.philox(seed, k + row * 0, row, step, RANK_STREAM + row * 0)
+        bits, _, _, _ = tl.philox(seed, row * 0 + k, row, step, row * 0 + RANK_STREAM)
         score = log_mass + gumbel(bits)
         better = score > best
         best = tl.where(better, score, best)
