@@ -44,10 +44,10 @@ def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) ->
     """How the portable kernel loads hidden [B, D] and the first V rows of weight."""
     use_tma = tma_possible(hidden) and tma_possible(weight)
     blocks_b = triton.cdiv(hidden.shape[0], config.block_b)
-    programs_v = _programs_v(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
+    programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
     return Operands(
-        _matrix(hidden, config.block_b, config.block_d, use_tma),
-        _matrix(weight, config.block_v, config.block_d, use_tma),
+        matrix_operand(hidden, config.block_b, config.block_d, use_tma),
+        matrix_operand(weight, config.block_v, config.block_d, use_tma),
         programs_v,
         (blocks_b * programs_v,),
         {
@@ -63,13 +63,54 @@ def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) ->
     )
 
 
-def _programs_v(blocks_b: int, V: int, block_v: int, device: torch.device, per_sm: int = 1) -> int:
+def vocab_programs(
+    blocks_b: int, V: int, block_v: int, device: torch.device, per_sm: int = 1
+) -> int:
+    """Programs that share the vocabulary, for each block of rows: one wave, none without a tile."""
     programs = multiprocessors(device) * per_sm
     return max(1, min(programs // blocks_b, triton.cdiv(V, block_v)))
 
 
-def _matrix(matrix: Tensor, rows: int, cols: int, use_tma: bool) -> Tensor | TensorDescriptor:
+def matrix_operand(
+    matrix: Tensor, rows: int, cols: int, use_tma: bool
+) -> Tensor | TensorDescriptor:
+    """A descriptor for boxes [rows, cols], or the tensor where TMA cannot load it."""
     return TensorDescriptor.from_tensor(matrix, [rows, cols]) if use_tma else matrix
+
+
+class Processing(NamedTuple):
+    """What a request does to the logits, as the kernels take it; mask is packed."""
+
+    bias: Tensor | None
+    row_bias: Tensor | None
+    mask: Tensor | None
+    mask_words: int
+
+
+def processing(request: Request) -> Processing:
+    """The biases and the mask of a request."""
+    bias, mask = request.bias, request.mask
+    if mask is not None and mask.dtype == torch.bool:
+        mask = pack_mask(mask)
+    whole = bias is not None and bias.ndim == 2
+    return Processing(
+        None if whole else bias, bias if whole else None, mask, 0 if mask is None else mask.shape[1]
+    )
+
+
+def per_row(request: Request) -> dict[str, bool]:
+    """Which numbers of a request are of each row, as the kernels are compiled for it."""
+    return {
+        "SEED_PER_ROW": request.seed.numel() > 1,
+        "OFFSET_PER_ROW": request.offset is not None and request.offset.numel() > 1,
+        "TEMPERATURE_PER_ROW": isinstance(request.temperature, Tensor),
+    }
+
+
+def greedy(request: Request) -> bool:
+    """Whether all rows are: none of them needs noise."""
+    temperature = request.temperature
+    return not isinstance(temperature, Tensor) and temperature < SMALLEST_TEMPERATURE.value
 
 
 def _hopper_operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Operands:
@@ -79,7 +120,7 @@ def _hopper_operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfi
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     B = hidden.shape[0]
     blocks_b = triton.cdiv(B, config.block_b)
-    programs_v = _programs_v(blocks_b, V, config.block_v, hidden.device)
+    programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device)
     return Operands(
         SwizzledDescriptor.from_tensor(hidden, [config.box_rows(B), CHUNK], layout),
         SwizzledDescriptor.from_tensor(weight, [128, CHUNK], layout),
@@ -150,15 +191,8 @@ def launch(request: Request, config: TileConfig | HopperConfig, out: Sample) -> 
         winners = torch.empty(operands.programs_v, B, at_once, dtype=torch.float32, device=device)
     if out.logprob is not None or out.logz is not None:
         masses = torch.empty(2, operands.programs_v, B, dtype=torch.float32, device=device)
-    bias = row_bias = None
-    if request.bias is not None:
-        bias, row_bias = (request.bias, None) if request.bias.ndim == 1 else (None, request.bias)
-    mask = request.mask
-    if mask is not None and mask.dtype == torch.bool:
-        mask = pack_mask(mask)
-    per_row = isinstance(temperature, Tensor)
+    bias, row_bias, mask, mask_words = processing(request)
     ranks, part = _part(request)
-    greedy = not per_row and temperature < SMALLEST_TEMPERATURE.value
     with launching_on(device):
         for first_sample in range(0, samples, at_once):
             kernel[operands.grid](
@@ -179,15 +213,13 @@ def launch(request: Request, config: TileConfig | HopperConfig, out: Sample) -> 
                 B,
                 request.vocab_size,
                 D,
-                0 if mask is None else mask.shape[1],
+                mask_words,
                 samples,
                 first_sample,
                 *part,
                 N=min(at_once, samples - first_sample),
-                NOISE="none" if greedy else request.noise,
-                SEED_PER_ROW=request.seed.numel() > 1,
-                OFFSET_PER_ROW=request.offset is not None and request.offset.numel() > 1,
-                TEMPERATURE_PER_ROW=per_row,
+                NOISE="none" if greedy(request) else request.noise,
+                **per_row(request),
                 RANKS=ranks,
                 WATCH=device.type == "cuda",
                 **operands.tiles,

@@ -34,6 +34,16 @@ FULL_CONTRACT = Capabilities(
 """What flash_sample can do, with group noise."""
 
 
+CANDIDATES_ONLY = Capabilities(
+    noise="group",
+    zero_temperature=True,
+    fused=True,
+    host_sync_free=True,
+    batch_invariant=True,
+)
+"""Of a launch that leaves packed candidates for another step (MergedLater): no options."""
+
+
 def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
     """See Provider: the map of kernels/_helper.py, which all of these samplers use."""
     from fsbench.kernels._noise_map import noise_map

@@ -203,6 +203,23 @@ def _column_words(x):
 
 
 @triton.jit
+def _settings(seed_ptr, offset_ptr, temperature, rows, B, SEED_PER_ROW: tl.constexpr,
+              OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr):  # fmt: skip
+    """(seed, number in the noise, offset, T, 1 / T) of rows: [R, 1], or scalar if one for all."""
+    seed = _per_row(seed_ptr, rows, B, SEED_PER_ROW)
+    row = rows[:, None] * 0 if SEED_PER_ROW else rows[:, None]
+    offset = tl.zeros((), tl.int64)
+    if offset_ptr is not None:
+        offset = _per_row(offset_ptr, rows, B, OFFSET_PER_ROW)
+    if TEMPERATURE_PER_ROW:
+        T = _per_row(temperature, rows, B, True)
+    else:
+        T = tl.full((1, 1), temperature, tl.float32)
+    T, inverse_temperature = temperatures(T)
+    return seed, row, offset, T, inverse_temperature
+
+
+@triton.jit
 def _leave(z, words, scale, residual, norm, bias, v0, rows, row, seed, offset, sample, T, extra,
            reach, spread, soft_cap, row_bias_ptr, limit, count, mine, apart, B, V,
            NOISE: tl.constexpr, ROOM: tl.constexpr, SLICE: tl.constexpr):  # fmt: skip
@@ -350,16 +367,16 @@ def screen_kernel(
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
     idle = rows >= B
-    seed = _per_row(seed_ptr, rows, B, SEED_PER_ROW)
-    row = rows[:, None] * 0 if SEED_PER_ROW else rows[:, None]
-    offset = tl.zeros((), tl.int64)
-    if offset_ptr is not None:
-        offset = _per_row(offset_ptr, rows, B, OFFSET_PER_ROW)
-    if TEMPERATURE_PER_ROW:
-        T = _per_row(temperature, rows, B, True)
-    else:
-        T = tl.full((1, 1), temperature, tl.float32)
-    T, _ = temperatures(T)
+    seed, row, offset, T, _ = _settings(
+        seed_ptr,
+        offset_ptr,
+        temperature,
+        rows,
+        B,
+        SEED_PER_ROW,
+        OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )
     step = tl.load(numbers_ptr + rows, mask=~idle, other=0.0)[:, None]
     reach = tl.load(numbers_ptr + B + rows, mask=~idle, other=0.0)[:, None]
     spread = tl.load(numbers_ptr + 2 * B + rows, mask=~idle, other=0.0)[:, None]
@@ -582,16 +599,16 @@ def _whole_rows(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bia
                 BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
                 V_ON_M: tl.constexpr, USE_TMA: tl.constexpr, SLICE: tl.constexpr):  # fmt: skip
     """What flash_sample does for a block of rows; only those of `full` count."""
-    seed = _per_row(seed_ptr, rows, B, SEED_PER_ROW)
-    row = rows[:, None] * 0 if SEED_PER_ROW else rows[:, None]
-    offset = tl.zeros((), tl.int64)
-    if offset_ptr is not None:
-        offset = _per_row(offset_ptr, rows, B, OFFSET_PER_ROW)
-    if TEMPERATURE_PER_ROW:
-        T = _per_row(temperature, rows, B, True)
-    else:
-        T = tl.full((1, 1), temperature, tl.float32)
-    T, inverse_temperature = temperatures(T)
+    seed, row, offset, T, inverse_temperature = _settings(
+        seed_ptr,
+        offset_ptr,
+        temperature,
+        rows,
+        B,
+        SEED_PER_ROW,
+        OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )
     best = tl.full((BLOCK_B, SLICE // 4), LOWEST_KEY, tl.int64)
     best_logit = tl.zeros((BLOCK_B, SLICE // 4), tl.float32)
     for tile_v in range(tl.program_id(0), tl.cdiv(V, BLOCK_V), tl.num_programs(0)):

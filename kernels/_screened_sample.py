@@ -187,50 +187,41 @@ def _launch(
     request: check.Request, head: ScreenedHead, config: ScreenConfig, out: Screened
 ) -> None:
     import triton
-    from triton.tools.tensor_descriptor import TensorDescriptor
 
     from fsbench.kernels import _choice, _screened_kernel
     from fsbench.kernels._device import launching_on, multiprocessors
-    from fsbench.kernels._launch import load_operands
-    from fsbench.kernels._pack_mask import pack_mask
+    from fsbench.kernels._launch import (
+        greedy,
+        load_operands,
+        matrix_operand,
+        per_row,
+        processing,
+        vocab_programs,
+    )
 
     hidden, weight, V = request.hidden, request.weight, request.vocab_size
     temperature, device = request.temperature, hidden.device
     B, D = hidden.shape
     blocks_b = triton.cdiv(B, config.block_b)
-    programs = multiprocessors(device) * config.ctas_per_sm
-    programs_v = max(1, min(programs // blocks_b, triton.cdiv(V, config.block_v)))
+    programs_v = vocab_programs(blocks_b, V, config.block_v, device, config.ctas_per_sm)
     use_tma = _choice.tma_possible(head.codes)
-    copy: Any = head.codes
-    if use_tma:
-        copy = TensorDescriptor.from_tensor(copy, [config.block_v, config.block_d])
+    copy = matrix_operand(head.codes, config.block_v, config.block_d, use_tma)
 
     def scratch(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     codes = scratch(blocks_b * 2 * config.block_b, D, dtype=torch.int8)
-    codes_operand: Any = codes
-    if use_tma:
-        codes_operand = TensorDescriptor.from_tensor(codes, [config.block_b, config.block_d])
+    codes_operand = matrix_operand(codes, config.block_b, config.block_d, use_tma)
     numbers = scratch(3, B, dtype=torch.float32)
     lower, overflow, arrivals = scratch(B), scratch(B), scratch(1)
     keys = scratch(B, dtype=torch.int64)
     records = scratch(2, programs_v, B, config.room)
     listed, lists = scratch(B), scratch(2, B, config.row_room)
     resolvers = triton.cdiv(multiprocessors(device), B)  # for each row
-    bias = row_bias = None
-    if request.bias is not None:
-        bias, row_bias = (request.bias, None) if request.bias.ndim == 1 else (None, request.bias)
-    mask = request.mask
-    if mask is not None and mask.dtype == torch.bool:
-        mask = pack_mask(mask)
-    mask_words = 0 if mask is None else mask.shape[1]
-    per_row = isinstance(temperature, Tensor)
+    bias, row_bias, mask, mask_words = processing(request)
     options: dict[str, Any] = {
-        "NOISE": "token" if per_row or temperature >= SMALLEST_TEMPERATURE else "none",
-        "SEED_PER_ROW": request.seed.numel() > 1,
-        "OFFSET_PER_ROW": request.offset is not None and request.offset.numel() > 1,
-        "TEMPERATURE_PER_ROW": per_row,
+        "NOISE": "none" if greedy(request) else "token",
+        **per_row(request),
         "LIST": config.row_room,
     }
     whole = _choice.default_config(B, D, device, weight.element_size(), "token")

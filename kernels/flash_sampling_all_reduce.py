@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._provider import MergedLater, decode, noise_map, vocab_shard
+from fsbench.kernels._provider import CANDIDATES_ONLY, MergedLater, decode, noise_map, vocab_shard
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+from fsbench.provider import Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,13 +42,7 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     requires=("triton",),
     noise_map=noise_map,
-    capabilities=Capabilities(
-        noise="group",
-        zero_temperature=True,
-        fused=True,
-        host_sync_free=True,
-        batch_invariant=True,
-    ),
+    capabilities=CANDIDATES_ONLY,
     build=build,
     build_sharded=build_sharded,
     presets=("tp",),

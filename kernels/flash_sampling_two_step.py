@@ -18,9 +18,9 @@ import triton.language as tl
 from fsbench.kernels._device import launching_on
 from fsbench.kernels._exchange import best_of_ranks
 from fsbench.kernels._helper import token_of_key
-from fsbench.kernels._provider import MergedLater, decode, noise_map, vocab_shard
+from fsbench.kernels._provider import CANDIDATES_ONLY, MergedLater, decode, noise_map, vocab_shard
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+from fsbench.provider import Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,13 +91,7 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     requires=("triton",),
     noise_map=noise_map,
-    capabilities=Capabilities(
-        noise="group",
-        zero_temperature=True,
-        fused=True,
-        host_sync_free=True,
-        batch_invariant=True,
-    ),
+    capabilities=CANDIDATES_ONLY,
     build=build,
     build_sharded=build_sharded,
     presets=("tp",),
