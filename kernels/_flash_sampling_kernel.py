@@ -139,15 +139,15 @@ def flash_sampling_kernel(
     tl.atomic_max(keys_ptr + at, key.reshape(BLOCK_B, COLUMNS), mask=there)
     if winners_ptr is not None:
         # Candidates of a row differ in their token, so one is the best.
-        logit = tl.max(tl.where(best == key, best_logit, float("-inf")), axis=1)
+        mine = tl.max(tl.where(best == key, best_logit, float("-inf")), axis=1)
         winner = winners_ptr + pid_v * B * N + at
-        tl.store(winner, logit.reshape(BLOCK_B, COLUMNS), mask=there)
+        tl.store(winner, mine.reshape(BLOCK_B, COLUMNS), mask=there)
     if masses_ptr is not None:
         row_largest = tl.reduce(largest, 1, nan_max)[:, None]
         _, total = add_masses(row_largest, 0.0, largest, mass, inverse_temperature)
-        mine = masses_ptr + pid_v * B + rows
-        tl.store(mine, tl.reshape(row_largest, (BLOCK_B,)), mask=rows < B)
-        tl.store(mine + programs_v * B, tl.sum(total, axis=1), mask=rows < B)
+        masses = masses_ptr + pid_v * B + rows
+        tl.store(masses, tl.reshape(row_largest, (BLOCK_B,)), mask=rows < B)
+        tl.store(masses + programs_v * B, tl.sum(total, axis=1), mask=rows < B)
 
     # All of this program's candidates are merged before its arrival is counted.
     tl.debug_barrier()

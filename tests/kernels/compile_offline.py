@@ -296,8 +296,10 @@ def main(capability: int) -> None:
             for noise in ("token", "none") if tuned else ():
                 stack = portable(config, "bf16", True, capability, noise=noise)
                 report("flash_sampling", f"{config} {noise}", stack)
-            stack = portable(config, "bf16", True, capability, samples=2, everything=True)
-            report("flash_sampling", f"{config} everything", stack)
+            for samples in (1, 2):  # one is another path through the kernel than several
+                what = {"samples": samples, "everything": True}
+                stack = portable(config, "bf16", True, capability, **what)
+                report("flash_sampling", f"{config} everything, n = {samples}", stack)
             kernel = flash_sampling_store._flash_sampling_store_kernel
             stack = ablation(kernel, STORING, config, capability)
             report("flash_sampling_store", str(config), stack)
@@ -310,8 +312,9 @@ def main(capability: int) -> None:
             stack = hopper(config, B, dtype, noise=noise)
             report("flash_sampling_hopper", f"{config} {dtype} {noise}", stack)
     if tuned:
-        stack = hopper(config, B, "bf16", samples=2, everything=True)
-        report("flash_sampling_hopper", f"{config} everything", stack)
+        for samples in (1, 2):
+            stack = hopper(config, B, "bf16", samples=samples, everything=True)
+            report("flash_sampling_hopper", f"{config} everything, n = {samples}", stack)
         for ranks in (0, 2, 8):
             stack = hopper(config, B, "bf16", ranks=ranks)
             report("flash_sampling_hopper", f"{config} {ranks} ranks", stack)
