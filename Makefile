@@ -50,6 +50,7 @@ plots: setup
 	$(FSBENCH) plot $(call RUNS,paper lean lean-d8192) --figure speedup --out plots
 	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192) --figure winner --out plots
 	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots
+	$(FSBENCH) plot $(call RUNS,tp) --figure scaling --out plots
 	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
 	$(FSBENCH) hotvocab plot results/cpu/simple-20261121 --out plots
 

@@ -463,3 +463,35 @@ def test_constants_of_the_screen_are_those_of_its_page() -> None:
     assert _screened_head.SMALLEST_MAXIMUM == _screen.SMALLEST_MAXIMUM == 2.0**-90
     assert "below 2^-90 get codes of 0" in page and "D <= 131,072" in page
     assert _screened_head.LARGEST_D == 131_072
+
+
+def test_times_over_several_gpus_are_the_measured_ones() -> None:
+    page = section("several-gpus.md", "What was measured, and what was not")
+    path = ROOT / "results" / "h200" / "tp-20261121" / "scaling_h200_d8192_v128256.csv"
+    cell = pd.read_csv(path).set_index(["provider", "b"])
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(table) == len(cell.index.get_level_values("provider").unique())
+    for line in table:
+        (name,) = re.findall("`(.*?)`", line)
+        numbers = [
+            value
+            for B in (16, 64, 256)
+            for value in (
+                f"{cell.tp1_median_us[name, B]:.0f}",
+                f"{cell.tp2_median_us[name, B]:.0f}",
+                f"{100 * cell.tp2_ideal[name, B]:.0f} %",
+            )
+        ]
+        assert [part.strip() for part in line.strip("|").split("|")[1:]] == numbers
+    median = cell.tp2_median_us.unstack()
+    hopper, rival = median.loc["flash_sampling_hopper"], median.loc["gumbel_argmax"]
+    matmul = median.loc["matmul_only"]
+    assert (hopper < matmul)[[16, 64]].all() and (hopper / matmul)[256].round(2) == 1.04
+    assert median.loc["flash_sampling_two_step"].sub(hopper).max() < 1.05
+    collectives = median.loc[["flash_sampling_all_reduce", "flash_sampling_gather"]]
+    more = collectives.sub(median.loc["flash_sampling_two_step"])
+    assert (round(more.min().min()), round(more.max().max())) == (11, 20)
+    assert (rival / hopper).round(2).to_dict() == {16: 1.13, 64: 1.17, 256: 1.04}
+    gathered = cell.tp2_min_us - cell.tp1_min_us / 2
+    for B, written in ((16, 78), (256, 276)):
+        assert round(gathered["flashinfer_gumbel", B]) == written

@@ -104,8 +104,24 @@ def test_sentences_about_other_shapes():
     assert slower[512] == 0.94
 
 
+def test_sentences_about_several_gpus():
+    cell = pd.read_csv(H200 / "tp-20261121" / "scaling_h200_d8192_v128256.csv")
+    cell = cell.set_index(["provider", "b"])
+    for B in (16, 64, 256):
+        two = [
+            cell.tp2_median_us[name, B]
+            for name in (
+                "flash_sampling_hopper", "gumbel_argmax", "flashinfer_gumbel", "matmul_only",
+            )
+        ]  # fmt: skip
+        times = (cell.tp1_median_us["flash_sampling_hopper", B], *two)
+        assert f"| {B} | {' | '.join(f'{time:.1f}' for time in times)} |" in README
+    ideal = cell.tp2_ideal[["flash_sampling_hopper"]]
+    assert "97 % of ideal scaling" in README and (ideal.round(2) == 0.97).all()
+
+
 def test_sentences_about_verification():
-    """docs/exactness.md says why the two failures are in the record."""
+    """Of a check that was run again the last line counts."""
     checks = [
         check
         for path in sorted((H200 / "verify").glob("*.jsonl"))
@@ -113,8 +129,7 @@ def test_sentences_about_verification():
         if "verdict" in check
     ]
     latest = {(check["provider"], check["name"]): check for check in checks}
-    failed = {name for name, check in latest.items() if check["verdict"] == "FAILED"}
-    assert failed == {("flash_sampling_online", "tail 16"), ("multinomial", "variation")}
+    assert "FAILED" not in {check["verdict"] for check in latest.values()}
     for sampler in ("flash_sampling", "flash_sampling_hopper"):
         mine = {name: check for (provider, name), check in latest.items() if provider == sampler}
         assert len(mine) == 21 and {check["verdict"] for check in mine.values()} == {"ok"}

@@ -120,6 +120,9 @@ def tail(logits: Tensor, hot: int, temperature: float | Tensor) -> tuple[Tensor,
     """
     beyond = logits[:, hot:].float()
     largest = beyond.amax(1)
-    T = torch.as_tensor(temperature, device=logits.device).float().reshape(-1, 1)
     shifted = beyond - torch.where(largest == -torch.inf, 0.0, largest)[:, None]
-    return largest, torch.exp(shifted / torch.where(T == 0, 1.0, T)).sum(1)
+    if isinstance(temperature, Tensor):
+        T = temperature.to(logits.device).float().reshape(-1, 1)
+        return largest, torch.exp(shifted / torch.where(T == 0, 1.0, T)).sum(1)
+    # A number must not become a tensor on the GPU: the host would wait for all that is enqueued.
+    return largest, torch.exp(shifted / (temperature or 1.0)).sum(1)
