@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 # Warm colours for fused samplers, cool ones for the rest, grey for lower bounds.
-_FUSED = ("#d7301f", "#f28e2b", "#c2187a", "#7f0000", "#e377c2", "#b35900")
+_FUSED = ("#d7301f", "#f28e2b", "#c2187a", "#7f0000", "#d9a400", "#b35900")
 _UNFUSED = (
     *("#1f77b4", "#2ca02c", "#9467bd", "#17becf", "#8c564b"),
     *("#a5a51f", "#14213d", "#7fd1ae", "#e7a6d0", "#5f7f8f"),
