@@ -27,7 +27,7 @@ bench: setup
 	$(if $(shell command -v nvidia-smi),,$(FSBENCH) hotvocab bench)
 
 test: setup
-	TRITON_INTERPRET=1 $(PYTEST) -m "not gpu"
+	TRITON_INTERPRET=1 $(PYTEST) -m "not gpu" -n auto
 
 test-gpu: setup
 	$(PYTEST) -m gpu
