@@ -1,6 +1,6 @@
 """The tables of docs/simple.md from a folder of `fsbench hotvocab bench`, in Markdown.
 
-python tools/simple_tables.py results/cpu/simple-20261121
+python tools/simple_tables.py results/cpu/simple-20261121   (or a folder of a machine with a GPU)
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ from fsbench.simple.pipeline import Pipeline, Sampling, simulate
 from fsbench.simple.sizing import Cost, best
 
 LEAN = Path(__file__).resolve().parent.parent / "results" / "h200" / "lean-20261121"
+
+ADDING = {
+    "flash_sampling_hopper": "fused (Hopper)",
+    "gumbel_argmax": "one-pass argmax",
+    "flashinfer_gumbel_lean": "FI2, lean",
+    "exponential_race": "exponential race",
+}
+"""Samplers on the GPU whose time beyond the matmul stands beside the CPUs'."""
 
 GOALS = {
     "full pass, rows/s of one core": 5000,
@@ -156,6 +164,30 @@ def pipelines(folder: Path) -> str:
     return table(header, rows)
 
 
+def exposed(folder: Path) -> str:
+    """Time per step that a GPU waits for the CPUs, beside what samplers on the GPU add to it."""
+    waits = pd.read_csv(folder / "overlap.csv").set_index(["design", "b"])
+    lean = pd.read_csv(LEAN / "results.csv").query("d == 4096")
+    adds = lean.set_index(["provider", "b"]).median_us.unstack(0)
+    adds = adds.sub(adds.matmul_only, axis=0)
+    rows = [
+        [
+            str(B),
+            *(
+                f"{waits[column][design, B]:,.0f}"
+                for design in ("offloaded", "SHVS")
+                for column in ("exposed_serial_us", "exposed_overlapped_us")
+            ),
+            *(f"{adds[name][B]:.0f}" for name in ADDING),
+        ]
+        for B in adds.index
+    ]
+    designs = [
+        f"{name}, {how}" for name in ("offloaded", "SHVS") for how in ("serial", "overlapped")
+    ]
+    return table(["B", *designs, *ADDING.values()], rows)
+
+
 def _added(sampling: Sampling) -> tuple[float, ...]:
     return sampling.beside_us or (sampling.on_stage_us,)
 
@@ -170,6 +202,11 @@ TABLES = {
     "pipelines": pipelines,
 }
 
+HOST_TABLES = {"scaling": scaling, "exposed": exposed}
+"""Those of a run on a machine with a GPU."""
+
 if __name__ == "__main__":
-    for make in TABLES.values():
-        print(make(Path(sys.argv[1])), end="\n\n")
+    folder = Path(sys.argv[1])
+    makes = HOST_TABLES if (folder / "overlap.csv").exists() else TABLES
+    for make in makes.values():
+        print(make(folder), end="\n\n")

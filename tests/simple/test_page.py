@@ -19,12 +19,35 @@ import simple_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "results" / "cpu" / "simple-20261121"
+HOST = ROOT / "results" / "h200" / "simple-20261121"
 PAGE = (ROOT / "docs" / "simple.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", simple_tables.TABLES)
 def test_tables_are_the_measured_ones(name):
     assert simple_tables.TABLES[name](RUN) in PAGE
+
+
+@pytest.mark.parametrize("name", simple_tables.HOST_TABLES)
+def test_tables_of_the_host_are_the_measured_ones(name):
+    assert simple_tables.HOST_TABLES[name](HOST) in PAGE
+
+
+def test_sentences_about_the_host():
+    steps = pd.read_csv(HOST / "steps.csv").set_index(["controls", "design"])
+    whole, hot = steps.loc["plain", "offloaded"], steps.loc["plain", "SHVS"]
+    assert f"{whole.rows_per_s:,.0f} whole rows per second, and {hot.rows_per_s:,.0f}" in PAGE
+    assert f"hot tokens ({hot.times_offloaded:.1f} times)" in PAGE
+    seen = pd.read_csv(HOST / "penalties.csv").set_index("seen")
+    assert f"seen tokens cost {seen.ratio[4096]:.2f} times none" in PAGE
+    assert f"kept {read_environment(HOST)['others_cores']:.2f} cores busy" in PAGE
+    table = simple_tables.exposed(HOST).splitlines()[2:]
+    for line in table:
+        cells = [float(cell.replace(",", "")) for cell in line.strip("|").split("|")]
+        _, serial, overlapped, shvs, shvs_overlapped, fused, one_pass, gumbel, race = cells
+        assert min(serial, shvs) > max(one_pass, gumbel, race)  # one batch
+        assert fused < one_pass < overlapped < gumbel < race  # two batches
+        assert overlapped < shvs_overlapped
 
 
 def test_the_measured_best_is_within_one_step_of_the_grid_of_the_models():
