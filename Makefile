@@ -47,8 +47,8 @@ RUNS = $(foreach run,$(1),results/h200/$(run)-20261121)
 plots: setup
 	rm -f plots/*.png
 	$(FSBENCH) plot $(call RUNS,paper lean) --figure runtime,roofline,bandwidth,breakdown --out plots
-	$(FSBENCH) plot $(call RUNS,paper lean lean-d8192) --figure speedup --out plots
-	$(FSBENCH) plot $(call RUNS,models models-rest paper lean lean-d8192) --figure winner --out plots
+	$(FSBENCH) plot $(call RUNS,paper lean lean-d8192 lean-d8192-large) --figure speedup --out plots
+	$(FSBENCH) plot $(call RUNS,models models-rest paper lean lean-d8192 lean-d8192-large) --figure winner --out plots
 	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots
 	$(FSBENCH) plot $(call RUNS,tp) --figure scaling --out plots
 	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots

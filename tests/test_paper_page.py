@@ -52,7 +52,7 @@ def test_faster_than_all_up_to_64():
     published = pd.concat([leads("paper", ours) for ours in OURS])
     published = published[published.index.get_level_values("b") <= 64]
     assert f"{published.min():.2f} to {published.max():.2f} times as fast as FI2, FI1" in PAGE
-    names = ("lean", "lean-d8192", "models", "models-rest", "odd")
+    names = ("lean", "lean-d8192", "lean-d8192-large", "models", "models-rest", "odd")
     lean = {name: pd.concat([leads(name, ours) for ours in OURS]) for name in names}
     lean = {name: found[found.index.get_level_values("b") <= 64] for name, found in lean.items()}
     every = pd.concat(lean.values())
@@ -61,6 +61,7 @@ def test_faster_than_all_up_to_64():
     assert len(run(*HEADS)) == 16
     assert set(lean["lean"][SMALL].index.get_level_values("b")) == {1, 2, 4, 8, 16, 32, 64}
     assert max(lean["lean-d8192"].index.get_level_values("b")) == 32
+    assert min(lean["lean-d8192-large"].index.get_level_values("b")) == 64
 
 
 def test_what_is_left_at_256():
@@ -91,7 +92,7 @@ def test_peaks():
 
 def test_the_one_pass_argmax_is_close():
     ours = "flash_sampling_hopper"
-    found = [leads(name, ours) for name in ("lean", "lean-d8192")]
+    found = [leads(name, ours) for name in ("lean", "lean-d8192", "lean-d8192-large")]
     models = leads("models", ours)
     both = pd.concat([*found, models[[SMALL, LARGE]]]).xs(ONE_PASS, level=1)
     assert f"takes at most {100 * (both.max() - 1):.0f} % longer than the Hopper kernel" in PAGE
