@@ -168,7 +168,7 @@ class Runner:
         return Cell(
             provider=entry.name,
             label=provider.label if provider else entry.name,
-            kind=str(provider.kind) if provider else "",
+            kind=str(provider.kind_on(problem)) if provider else "",
             fused=bool(provider and provider.capabilities.fused),
             gpu=self.gpu_name,
             timer=self.timer.name,
