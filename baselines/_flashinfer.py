@@ -24,7 +24,7 @@ words.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsbench.baselines._compiled import compile_step
 from fsbench.baselines._gathered import Gather
@@ -33,12 +33,37 @@ from fsbench.problem import Problem
 from fsbench.provider import Launch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
 def philox(seed: Tensor, offset: Tensor) -> dict[str, Tensor]:
     """FlashInfer's `seed` and `offset` from fsbench's, exchanged (see above)."""
     return {"seed": offset, "offset": seed}
+
+
+TOP_K_TOP_P: dict[str, Any] = {
+    "filters": ("top_k", "top_p"),
+    "mixed_filters": True,
+    "keeps_ties": True,
+}
+"""Capabilities of its sampler with both filters: top-k first, then top-p of what is left."""
+
+
+def top_k_and_top_p(problem: Problem, device: torch.device) -> tuple[int | Tensor, float | Tensor]:
+    """The problem's filters as FlashInfer takes them: numbers, or int32 and fp32 [B] if mixed.
+
+    Its k is -1 where top-k is off, as in the paper; in a mixed batch V, since a tensor has no -1.
+    """
+    import torch
+
+    if not problem.mixed:
+        return problem.top_k or -1, problem.top_p
+    rows = problem.row_filters()
+    return (
+        torch.tensor([k or problem.V for k, _, _ in rows], dtype=torch.int32, device=device),
+        torch.tensor([p for _, p, _ in rows], dtype=torch.float32, device=device),
+    )
 
 
 def build_as_in_paper(

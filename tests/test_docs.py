@@ -174,7 +174,7 @@ def test_counts_in_methodology() -> None:
     paper = PRESETS["paper"]
     assert (paper.warmup, paper.iters, paper.rounds) == (25, 100, 5)
     fewer = {name for name, p in PRESETS.items() if p.iters < paper.iters}
-    assert fewer == {"quick", "smoke", "cpu"}
+    assert fewer == {"quick", "truncated", "smoke", "cpu"}
 
 
 def test_words_and_lanes_are_those_of_the_table_in_noise() -> None:

@@ -149,6 +149,8 @@ def _count(
     first = y[:, :1]
     n = torch.isfinite(y).sum(1)
     T = torch.ones_like(first)
+    # The first token always stays, if it is known which one is the first.
+    least = 1 if sign >= 0 or error == 0 else 0
     for stage in order:
         if stage == "temperature":
             T = rows.T
@@ -167,8 +169,8 @@ def _count(
             total = p.sum(1, keepdim=True)
             slack = MASS_ERROR + torch.expm1((4 * error / T).clamp_max(50.0))
             count = (p.cumsum(1) - p < (rows.p + sign * slack) * total).sum(1)
-            count = _swapped(y, count, keeps_ties, error, sign)
-        n = torch.where(on[:, 0], torch.minimum(n, count), n).clamp_min(1 if sign >= 0 else 0)
+            count = _swapped(y, count.clamp_min(least), keeps_ties, error, sign)
+        n = torch.where(on[:, 0], torch.minimum(n, count), n).clamp_min(least)
     one = _swapped(y, torch.ones_like(n), False, error, sign)
     return torch.where(rows.greedy, torch.minimum(n, one), n)
 

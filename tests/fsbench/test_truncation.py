@@ -85,10 +85,10 @@ def test_the_order_decides_what_p_is_a_part_of():
     assert kept(row, top_k=3, top_p=0.75) == [0, 1]
     joint = ("temperature", "top_p", "top_k", "min_p")
     assert kept(row, top_k=3, top_p=0.75, order=joint) == [0, 1, 2]
-    # At T = 1 the first token has 0.4 already; at T = 4 it takes two to have 0.4.
+    # At T = 1 the first token has 0.4; at T = 4 it takes two to have 0.39.
     late = ("min_p", "top_k", "top_p", "temperature")
-    assert kept(row, 4.0, top_p=0.4) == [0, 1]
-    assert kept(row, 4.0, top_p=0.4, order=late) == [0]
+    assert kept(row, 4.0, top_p=0.39) == [0, 1]
+    assert kept(row, 4.0, top_p=0.39, order=late) == [0]
 
 
 def test_every_row_has_its_own():
@@ -120,7 +120,7 @@ def test_rows_without_a_draw_keep_nothing():
 def test_bounds_enclose_what_rounding_of_the_logits_does():
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(6, 60, generator=generator, dtype=torch.float64)
-    error = 0.02
+    error = 0.01
     filters = {"top_k": 20, "top_p": 0.8, "min_p": 0.02}
     for order in (FILTER_ORDER, ("top_p", "temperature", "top_k", "min_p")):
         for name, value in [*filters.items(), (None, None)]:
@@ -134,7 +134,7 @@ def test_bounds_enclose_what_rounding_of_the_logits_does():
                 assert not (bounds.surely & ~other).any()
                 moved_somewhere |= bool((other != bounds.kept).any())
             assert moved_somewhere
-            assert (bounds.possibly & ~bounds.surely).float().mean() < 0.25
+            assert (bounds.possibly & ~bounds.surely).float().mean() < 0.3
 
 
 def test_top_k_of_exact_logits_leaves_nothing_to_rounding():
