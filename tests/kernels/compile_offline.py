@@ -27,6 +27,8 @@ from fsbench.kernels import (
     _matmul_form,
     _merge_keys,
     _pack_mask,
+    _truncated_kernels,
+    _truncated_sample,
     flash_sampling_gather,
     flash_sampling_store,
     flash_sampling_two_step,
@@ -192,6 +194,59 @@ def ablation(kernel, arguments: dict[str, str], config: TileConfig, capability: 
     return stack_bytes(kernel, signature, tile_constants(config, True), capability, **stages)
 
 
+def truncated_logits(config: TileConfig, capability: int, everything: bool = False) -> int:
+    """The matmul that stores its logits, plain or with every option."""
+    config = fitted(config, capability)
+    options = ("soft_cap", "bias_ptr", "row_bias_ptr", "mask_ptr")
+    signature = {
+        **operands(config, "bf16", True),
+        **{name: OPTIONS[name] for name in options if everything},
+        "logits_ptr": "*fp32",
+        "largest_ptr": "*fp32",
+        **dict.fromkeys(("B", "V", "D", "mask_words", "runs"), "i32"),
+    }
+    constants = {
+        **tile_constants(config, True),
+        **({} if everything else dict.fromkeys(options)),
+    }
+    kernel = _truncated_kernels.truncated_logits_kernel
+    stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return stack_bytes(kernel, signature, constants, capability, **stages)
+
+
+def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False) -> int:
+    """The draw from stored logits, with one set of filters or with all options, of each row."""
+    history = ("history_ptr", "counts_ptr", "lengths_ptr")
+    numbers = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+    number = "*fp32" if everything else "fp32"
+    signature = {
+        "logits_ptr": "*fp32",
+        "largest_ptr": "*fp32",
+        "found_ptr": "*i32",
+        "seed_ptr": "*i64",
+        "offset_ptr": "*i64",
+        "temperature": number,
+        "top_k": "*i64" if everything else "i32",
+        **dict.fromkeys(("top_p", "min_p"), number),
+        **({} if not everything else dict.fromkeys(history, "*i32")),
+        **dict.fromkeys(("repetition", "presence", "frequency"), number),
+        "tokens_ptr": "*i64",
+        "valid_ptr": "*i1",
+        "kept_ptr": "*i32",
+        **dict.fromkeys(("V", "runs", "capacity"), "i32"),
+    }
+    runs = -(-V // 32)
+    constants = {
+        **({} if everything else dict.fromkeys(history)),
+        **{f"{name.upper()}_PER_ROW": everything for name in ("seed", "offset", "top_k", *numbers)},
+        "BLOCK_RUNS": 1 << (runs - 1).bit_length(),
+        "CHUNK": _truncated_sample.chunk(top_k),
+    }
+    kernel = _truncated_kernels.truncated_draw_kernel
+    warps = _truncated_sample.NUM_WARPS
+    return stack_bytes(kernel, signature, constants, capability, num_warps=warps)
+
+
 def local_samples(capability: int) -> int:
     signature = {
         "logits_ptr": "*bf16",
@@ -301,9 +356,19 @@ def main(capability: int) -> None:
             kernel = flash_sampling_store._flash_sampling_store_kernel
             stack = ablation(kernel, STORING, config, capability)
             report("flash_sampling_store", str(config), stack)
+            for everything in (False, True):
+                stack = truncated_logits(config, capability, everything)
+                name = f"{config} everything" if everything else str(config)
+                report("truncated_logits", name, stack)
             kernel = _matmul_form._matmul_form_kernel
             stack = ablation(kernel, {"largest_ptr": "*fp32"}, config, capability)
             report("matmul_form", str(config), stack)
+        elif tuned:
+            report("truncated_logits", str(config), truncated_logits(config, capability))
+    for V, top_k in ((151936, 50), (151936, 1000), (151936, 0)) if tuned else ((128256, 50),):
+        report("truncated_draw", f"V={V} k={top_k}", truncated_draw(V, top_k, capability))
+    stack = truncated_draw(151936, 0, capability, everything=True)
+    report("truncated_draw", "everything", stack)
     for B in hopper_tiles.BUCKETS if tuned else ():
         config = find("hopper", B, 4096, "NVIDIA H200")
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):
