@@ -45,7 +45,7 @@ def philox(seed: Tensor, offset: Tensor) -> dict[str, Tensor]:
 TOP_K_TOP_P: dict[str, Any] = {
     "filters": ("top_k", "top_p"),
     "mixed_filters": True,
-    "keeps_ties": True,
+    "ties": "kept",
 }
 """Capabilities of its sampler with both filters: top-k first, then top-p of what is left."""
 
@@ -109,6 +109,27 @@ def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) 
         return sample(float_logits(hidden, weight), **philox(seed, offset))
 
     return _loaded(launch, problem, weight)
+
+
+def build_filtered(problem: Problem, weight: Tensor, order: str) -> Launch:
+    """Matmul with fp32 output, softmax at T, then FlashInfer's sampler with both filters.
+
+    order: its `filter_apply_order`, "top_k_first" or "joint". A filter that is off keeps all.
+    """
+    from flashinfer.sampling import softmax, top_k_top_p_sampling_from_probs
+
+    temperature = problem.temperature
+    top_k, top_p = top_k_and_top_p(problem, weight.device)
+    if isinstance(top_k, int) and top_k < 0:
+        top_k = problem.V
+
+    def sample(logits: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        probs = softmax(logits, temperature=temperature)
+        return top_k_top_p_sampling_from_probs(
+            probs, top_k, top_p, filter_apply_order=order, seed=seed, offset=offset
+        )
+
+    return build_lean(problem, weight, sample)
 
 
 def _loaded(launch: Launch, problem: Problem, weight: Tensor) -> Launch:

@@ -98,8 +98,8 @@ class Capabilities:
     filters: those of fsbench.problem.FILTERS that it applies; others it refuses.
     mixed_filters: each row may have its own (Problem.mixed).
     filter_order: in which order it applies them and the temperature (fsbench.reference.truncate).
-    keeps_ties: tokens equal to the last one kept are kept, too: of equal logits, top-k and top-p
-        may keep more than they should.
+    ties: which of equal logits top-k and top-p keep, if not all: the tokens of lowest id ("first",
+        fsbench's rule); all after all ("kept"), so that more are kept than should; or "any".
 
     The OPTIONS, of `Provider.sample`:
 
@@ -134,7 +134,7 @@ class Capabilities:
     filters: tuple[str, ...] = ()
     mixed_filters: bool = False
     filter_order: tuple[str, ...] = FILTER_ORDER
-    keeps_ties: bool = False
+    ties: Literal["first", "kept", "any"] = "first"
 
 
 @dataclass(frozen=True)

@@ -190,26 +190,26 @@ def truncated_draw_kernel(
     n = tl.sum(among.to(tl.int32))
     tl.store(found_ptr + number - 1, run, mask=among)
     tl.debug_barrier()
-    y, first = _chunk(logits_ptr, found_ptr, 0, n, V, CHUNK)
+    y, first = load_chunk(logits_ptr, found_ptr, 0, n, V, CHUNK)
 
     # The cutoff: tokens of logits with `ordered` above it are kept, of those at it `quota`.
     cut = low
     quota = V
-    count = _count(y, cut, logits_ptr, found_ptr, n, V, CHUNK)
+    count = count_from(y, cut, logits_ptr, found_ptr, n, V, CHUNK)
     if count > k:
-        cut, count, quota = _cut_top_k(y, k, cut, count, above_all, logits_ptr, found_ptr, n, V,
+        cut, count, quota = cut_top_k(y, k, cut, count, above_all, logits_ptr, found_ptr, n, V,
                                        CHUNK)  # fmt: skip
     if by_p & (count > 1):
-        cut, count, quota = _cut_top_p(y, p, total, cut, count, quota, k, above_all, top, sharpness,
+        cut, count, quota = cut_top_p(y, p, total, cut, count, quota, k, above_all, top, sharpness,
                                        logits_ptr, found_ptr, n, V, CHUNK)  # fmt: skip
     last = V
     if quota < V:
-        last = _last_token(y, first, cut, quota, logits_ptr, found_ptr, n, V, CHUNK)
+        last = last_token(y, first, cut, quota, logits_ptr, found_ptr, n, V, CHUNK)
 
-    best = _race(y, first, cut, last, T, seed, offset, counted_row)
+    best = race(y, first, cut, last, T, seed, offset, counted_row)
     for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-        y, first = _chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
-        best = tl.maximum(best, _race(y, first, cut, last, T, seed, offset, counted_row))
+        y, first = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
+        best = tl.maximum(best, race(y, first, cut, last, T, seed, offset, counted_row))
     token = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
     tl.store(tokens_ptr + row, token.to(tl.int64))
     tl.store(valid_ptr + row, token >= 0)
@@ -217,14 +217,20 @@ def truncated_draw_kernel(
 
 
 @triton.jit
-def _chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK: tl.constexpr):
-    """(logits [CHUNK, 32] of a chunk of the runs found, first token of each run [CHUNK, 1])."""
+def load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK: tl.constexpr):
+    """(logits fp32 [CHUNK, 32] of a chunk of the runs found, first token of each run [CHUNK, 1]).
+
+    found_ptr: the numbers of the n runs, or None if these are all there are.
+    """
     at = chunk * CHUNK + tl.arange(0, CHUNK)
-    run = tl.load(found_ptr + at, mask=at < n, other=0)
+    run = at
+    if found_ptr is not None:
+        run = tl.load(found_ptr + at, mask=at < n, other=0)
     first = (run * RUN)[:, None]
     token = first + tl.arange(0, RUN)[None, :]
     there = (at < n)[:, None] & (token < V)
-    return tl.load(logits_ptr + token, mask=there, other=float("-inf")), first
+    y = tl.load(logits_ptr + token, mask=there, other=float("-inf"))
+    return y.to(tl.float32), first
 
 
 @triton.jit
@@ -312,11 +318,11 @@ def _floor_of_top_p(order, maxima, top, sharpness, mass, above_all):
 
 
 @triton.jit
-def _count(y, cut, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
+def count_from(y, cut, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
     """How many logits of the runs found reach a number; y are those of the first chunk."""
     total = tl.sum(tl.sum((ordered(y) >= cut.to(tl.int32)).to(tl.int32), axis=1), axis=0)
     for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-        more, _ = _chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
+        more, _ = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
         reached = (ordered(more) >= cut.to(tl.int32)).to(tl.int32)
         total += tl.sum(tl.sum(reached, axis=1), axis=0)
     return total
@@ -329,7 +335,7 @@ def _count_and_mass(y, cut, top, sharpness, logits_ptr, found_ptr, n, V, CHUNK: 
     weight = tl.where(reached, tl.exp2(sharpness * (y - top)), 0.0)
     count = tl.sum(reached.to(tl.int32), axis=1)
     for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-        more, _ = _chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
+        more, _ = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
         reached = ordered(more) >= cut.to(tl.int32)
         weight += tl.where(reached, tl.exp2(sharpness * (more - top)), 0.0)
         count += tl.sum(reached.to(tl.int32), axis=1)
@@ -337,7 +343,7 @@ def _count_and_mass(y, cut, top, sharpness, logits_ptr, found_ptr, n, V, CHUNK: 
 
 
 @triton.jit
-def _cut_top_k(y, k, low, count, above_all, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
+def cut_top_k(y, k, low, count, above_all, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
     """(cutoff, how many reach it, quota of those at it) such that k tokens are kept.
 
     `count`, more than k, reach `low`. Ends with exactly k that reach the cutoff, or with equal
@@ -347,7 +353,7 @@ def _cut_top_k(y, k, low, count, above_all, logits_ptr, found_ptr, n, V, CHUNK: 
     above = tl.zeros((), tl.int32)  # how many reach `high`
     while (count > k) & (high - low > 1):
         middle = (low + high) >> 1
-        c = _count(y, middle, logits_ptr, found_ptr, n, V, CHUNK)
+        c = count_from(y, middle, logits_ptr, found_ptr, n, V, CHUNK)
         above = tl.where(c >= k, above, c)
         high = tl.where(c >= k, high, middle)
         low = tl.where(c >= k, middle, low)
@@ -356,7 +362,7 @@ def _cut_top_k(y, k, low, count, above_all, logits_ptr, found_ptr, n, V, CHUNK: 
 
 
 @triton.jit
-def _cut_top_p(y, p, total, low, count, quota, k, above_all, top, sharpness, logits_ptr, found_ptr,
+def cut_top_p(y, p, total, low, count, quota, k, above_all, top, sharpness, logits_ptr, found_ptr,
                n, V, CHUNK: tl.constexpr):  # fmt: skip
     """(cutoff, how many reach it, quota of those at it) after top-p, from those before it.
 
@@ -392,7 +398,7 @@ def _cut_top_p(y, p, total, low, count, quota, k, above_all, top, sharpness, log
 
 
 @triton.jit
-def _last_token(y, first, cut, quota, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
+def last_token(y, first, cut, quota, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
     """The token up to which there are `quota` with logits at the cutoff."""
     low = tl.full((), -1, tl.int32)
     high = tl.full((), 0, tl.int32) + V - 1
@@ -400,7 +406,7 @@ def _last_token(y, first, cut, quota, logits_ptr, found_ptr, n, V, CHUNK: tl.con
         middle = (low + high) >> 1
         c = _ties_up_to(y, first, cut, middle)
         for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-            more, first_of_more = _chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
+            more, first_of_more = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
             c += _ties_up_to(more, first_of_more, cut, middle)
         high = tl.where(c >= quota, middle, high)
         low = tl.where(c >= quota, low, middle)
@@ -415,7 +421,7 @@ def _ties_up_to(y, first, cut, token):
 
 
 @triton.jit
-def _race(y, first, cut, last, T, seed, offset, row):
+def race(y, first, cut, last, T, seed, offset, row):
     """The best candidate of each of a chunk's Philox words, [CHUNK, 8]: kept tokens only.
 
     Scores are those of `candidates` (kernels/_helper.py).

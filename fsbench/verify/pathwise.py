@@ -163,7 +163,7 @@ def truncation(
         top_p=p,
         min_p=min_p,
         order=able.filter_order,
-        keeps_ties=able.keeps_ties,
+        keeps_ties=able.ties == "kept",
         logits_error=logits_error,
     )
 

@@ -71,8 +71,9 @@ def check_truncation(
         if provider.unsupported_reason(problem):
             continue
         problem = _settled(problem, able)
-        drawn = Draws(provider, problem, _rows(problem.temperature))
-        for name in _rows(1.0):
+        rows = _rows(problem.temperature, able)
+        drawn = Draws(provider, problem, rows)
+        for name in rows:
             drawn.seed(100 * number + 7)
             tokens = drawn.draw(name, math.ceil(wanted / B))
             laws = row_laws(problem, able, drawn.logits(name))
@@ -109,12 +110,20 @@ def check_truncation(
     )
 
 
-def _rows(T: float) -> dict[str, Tensor]:
-    """Rows of logits [V] by name; they scale with T, so that the law is much the same at any T."""
+def _rows(T: float, able: Capabilities) -> dict[str, Tensor]:
+    """Rows of logits [V] by name; they scale with T, so that the law is much the same at any T.
+
+    Without ties, if a sampler does not say what becomes of them.
+    """
     V = _SIZES[1]
     normal = 2.0 * torch.randn(V, generator=torch.Generator().manual_seed(5))
     normal[[0, -1]] = 4.0
     scale = min(T, 1e3)  # fp16 ends at 65504
+    if able.ties == "any":
+        # 500 of the 512 numbers that bf16 has between -8 and -0.5, times a power of two.
+        grid = [-(128 + j) / 128 * 2.0**e for e in (-1, 0, 1, 2) for j in range(128)]
+        ranked = torch.tensor(grid[:V]) * 2.0 ** round(math.log2(scale))
+        return {"all different": ranked[normal.argsort().argsort()]}
     return {
         "normal": scale * normal,
         "tied": scale * normal.round().clamp(-2, 4),
@@ -129,7 +138,7 @@ def _settled(problem: Problem, able: Capabilities) -> Problem:
     dtype = TORCH_DTYPES[problem.dtype]
     for attempt in range(40):
         tried = replace(problem, top_p=problem.top_p * (1.0 - 0.0037 * attempt))
-        rows = (row.to(dtype).double() for row in _rows(problem.temperature).values())
+        rows = (row.to(dtype).double() for row in _rows(problem.temperature, able).values())
         bounds = [truncation(tried, able, row.expand(4, -1)) for row in rows]
         if all(torch.equal(part.surely, part.possibly) for part in bounds):
             return tried

@@ -120,7 +120,7 @@ def test_the_matrix_says_what_each_claims(no_gpu, columns):
 def test_the_matrix_has_every_capability_and_says_what_it_means(no_gpu):
     unnamed = {"devices", "dtypes"}  # in columns of their own
     unnamed |= {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}  # numbers
-    unnamed |= {"mixed_filters", "filter_order", "keeps_ties"}  # of `filters`
+    unnamed |= {"mixed_filters", "filter_order", "ties"}  # of `filters`
     assert set(CLAIMS) == {field.name for field in fields(Capabilities)} - unnamed
     text = _list("--capabilities")
     for head, meaning in CLAIMS.values():

@@ -87,7 +87,8 @@ def test_ties_are_held_to_what_is_stated():
     def keep(logits, problem):
         return kept_of(logits, problem, keeps_ties=True)
 
-    assert verdict(made(keep, keeps_ties=True)).passed
+    assert verdict(made(keep, ties="kept")).passed
+    assert verdict(made(keep, ties="any")).passed, "then nothing is asked about ties"
     wrong = verdict(made(keep))
     assert not wrong.passed and "drew token" in wrong.detail and "cut off" in wrong.detail
 

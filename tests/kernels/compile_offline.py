@@ -21,20 +21,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from fsbench.baselines import weight_stream
-from fsbench.kernels import _flash_sampling_config as portable_tiles
-from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels import (
+    _akunu_kernels,
     _matmul_form,
     _merge_keys,
     _pack_mask,
     _truncated_kernels,
     _truncated_sample,
+    akunu_exact,
+    akunu_faithful,
     flash_sampling_gather,
     flash_sampling_store,
     flash_sampling_two_step,
     group_gumbel_parallel,
     gumbel_argmax,
 )
+from fsbench.kernels import _flash_sampling_config as portable_tiles
+from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
 from fsbench.kernels._hopper_config import CHUNK, HopperConfig
@@ -247,6 +250,30 @@ def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False
     return stack_bytes(kernel, signature, constants, capability, num_warps=warps)
 
 
+def akunu(mode: str, capability: int, per_row: bool = False) -> int:
+    """The samplers over stored logits after akunu."""
+    number = "*fp32" if per_row else "fp32"
+    signature = {
+        "logits_ptr": "*bf16",
+        **({"scores_ptr": "*fp16"} if mode == "faithful" else {}),
+        "seed_ptr": "*i64",
+        "offset_ptr": "*i64",
+        "temperature": "fp32",
+        "top_k": "*i32" if per_row else "i32",
+        **dict.fromkeys(("top_p", "min_p"), number),
+        **({"tokens_ptr": "*i64"} if mode == "exact" else {}),
+        **dict.fromkeys(("V", "runs") if mode == "exact" else ("V",), "i32"),
+    }
+    if mode == "faithful":
+        kernel, constants = _akunu_kernels.akunu_faithful_kernel, {"BLOCK": akunu_faithful.BLOCK}
+        return stack_bytes(
+            kernel, signature, constants, capability, num_warps=akunu_faithful.NUM_WARPS
+        )
+    kernel = _akunu_kernels.akunu_exact_kernel
+    constants = {"PER_ROW": per_row, "CHUNK": akunu_exact.CHUNK}
+    return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
+
+
 def local_samples(capability: int) -> int:
     signature = {
         "logits_ptr": "*bf16",
@@ -382,6 +409,9 @@ def main(capability: int) -> None:
             report("flash_sampling_hopper", f"{config} {ranks} ranks", stack)
     stack = portable(find("portable", 64, 4096, "untuned"), "bf16", True, capability, ranks=4)
     report("flash_sampling", "4 ranks", stack)
+    report("akunu_faithful", "", akunu("faithful", capability))
+    for per_row in (False, True):
+        report("akunu_exact", "per row" if per_row else "", akunu("exact", capability, per_row))
     report("gumbel_argmax", "bf16", one_pass("bf16", capability))
     report("group_gumbel_parallel", "bf16", local_samples(capability))
     report("flash_sampling_two_step", "exchange", exchanging(capability))
