@@ -146,7 +146,7 @@ def akunu_exact_kernel(
     logits_ptr += row.to(tl.int64) * V
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
-    T, unused = temperatures(tl.full((), temperature, tl.float32))
+    T, _inverse = temperatures(tl.full((), temperature, tl.float32))
     k = of_row(top_k, row, tl.int32, PER_ROW)
     p = of_row(top_p, row, tl.float32, PER_ROW)
     least = of_row(min_p, row, tl.float32, PER_ROW)
@@ -155,7 +155,7 @@ def akunu_exact_kernel(
     y, first = load_chunk(logits_ptr, None, 0, runs, V, CHUNK)
     largest = y
     for chunk in tl.range(1, tl.cdiv(runs, CHUNK)):
-        more, there = load_chunk(logits_ptr, None, chunk, runs, V, CHUNK)
+        more, _first = load_chunk(logits_ptr, None, chunk, runs, V, CHUNK)
         largest = nan_max(largest, more)
     top = tl.reduce(tl.reduce(largest, 1, nan_max), 0, nan_max)
     valid = (top < float("inf")) & (top > float("-inf"))
