@@ -8,6 +8,7 @@ Input is the table of results.csv (fsbench.summary), one or several runs of it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +22,9 @@ from fsbench.provider import Kind
 from fsbench.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
-_FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "mixed": False}
+FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "mixed": False}
 """Columns of the filters, and what they are where they are off; older results lack them."""
-CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2", *_FILTERS]
+CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2", *FILTERS]
 """Columns that say how a cell was measured, apart from the machine, the shape and the sampler."""
 _OTHERS = ["provider", "label", "kind", "fused", "b", "status", "median_us", "ci_lo_us", "ci_hi_us"]
 
@@ -55,7 +56,7 @@ class Configuration:
     def drawn(self) -> Kind:
         """What kind of samplers draw from the law of this problem: they are compared."""
         first = self.rows.iloc[0]
-        off = all(first[name] == value for name, value in _FILTERS.items())
+        off = all(first[name] == value for name, value in FILTERS.items())
         return Kind.EXACT if off else Kind.TRUNCATED
 
     @property
@@ -117,7 +118,7 @@ def conditions_in_words(row: pd.Series) -> str:
 
 def filters_in_words(row: pd.Series) -> str:
     """The filters of a row that are on, such as 'top-k 50, top-p 0.9'; '' if none is."""
-    on = [name for name in ("top_k", "top_p", "min_p") if row[name] != _FILTERS[name]]
+    on = [name for name in ("top_k", "top_p", "min_p") if row[name] != FILTERS[name]]
     words = [f"{name.replace('_', '-')} {row[name]:g}" for name in on]
     return ", ".join([*words, *(["mixed rows"] if row.mixed else [])])
 
@@ -127,8 +128,8 @@ def normalized(frame: pd.DataFrame) -> pd.DataFrame:
 
     Texts that pandas reads as missing are '', `gpu` is the short name and `gpu_name` the long one.
     """
-    old = {name: off for name, off in _FILTERS.items() if name not in frame}
-    frame = frame.assign(**old).fillna(_FILTERS)
+    old = {name: off for name, off in FILTERS.items() if name not in frame}
+    frame = frame.assign(**old).fillna(FILTERS)
     missing = [name for name in _SHAPE + CONDITIONS + _OTHERS if name not in frame]
     if missing:
         raise ResultsError(f"results.csv: expected columns {', '.join(missing)}; they are missing")
@@ -155,13 +156,13 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     return sorted(found, key=lambda configuration: configuration.stem)
 
 
-def stems(found: list[Configuration], free: str) -> dict[str, list[Configuration]]:
-    """Configurations that differ in the condition `free` alone, by a stem for common files."""
+def stems(found: list[Configuration], free: Collection[str]) -> dict[str, list[Configuration]]:
+    """Configurations that differ in the conditions `free` alone, by a stem for common files."""
     if not found:
         return {}
     first = pd.DataFrame([configuration.rows.iloc[0] for configuration in found])
     first = first.reset_index(drop=True)
-    fixed = [name for name in CONDITIONS if name != free]
+    fixed = [name for name in CONDITIONS if name not in free]
     grouped = {}
     for _, same_shape in first.groupby(_SHAPE):
         varying = [name for name in fixed if same_shape[name].nunique() > 1]
