@@ -35,6 +35,7 @@ from fsbench.kernels import (
     flash_sampling_two_step,
     group_gumbel_parallel,
     gumbel_argmax,
+    pivot_search,
 )
 from fsbench.kernels import _flash_sampling_config as portable_tiles
 from fsbench.kernels import _hopper_config as hopper_tiles
@@ -274,6 +275,25 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
     return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
 
 
+def pivoted(capability: int, per_row: bool = False) -> int:
+    number = "*fp32" if per_row else "fp32"
+    signature = {
+        "logits_ptr": "*bf16",
+        "values_ptr": "*fp32",
+        "ids_ptr": "*i32",
+        "seed_ptr": "*i64",
+        "offset_ptr": "*i64",
+        "temperature": "fp32",
+        "top_k": "*i32" if per_row else "i32",
+        **dict.fromkeys(("top_p", "min_p"), number),
+        "tokens_ptr": "*i64",
+        "V": "i32",
+    }
+    constants = {"PER_ROW": per_row, "BLOCK": pivot_search.BLOCK, "CHUNK": pivot_search.CHUNK}
+    kernel = pivot_search._pivot_search_kernel
+    return stack_bytes(kernel, signature, constants, capability, num_warps=pivot_search.NUM_WARPS)
+
+
 def local_samples(capability: int) -> int:
     signature = {
         "logits_ptr": "*bf16",
@@ -412,6 +432,8 @@ def main(capability: int) -> None:
     report("akunu_faithful", "", akunu("faithful", capability))
     for per_row in (False, True):
         report("akunu_exact", "per row" if per_row else "", akunu("exact", capability, per_row))
+    for per_row in (False, True):
+        report("pivot_search", "per row" if per_row else "", pivoted(capability, per_row))
     report("gumbel_argmax", "bf16", one_pass("bf16", capability))
     report("group_gumbel_parallel", "bf16", local_samples(capability))
     report("flash_sampling_two_step", "exchange", exchanging(capability))

@@ -39,6 +39,7 @@ def test_kernels_compile_and_keep_their_accumulators_in_registers(capability):
         "gumbel_argmax",
         "matmul_form",
         "pack_mask",
+        "pivot_search",
         "truncated_draw",
         "truncated_logits",
         "weight_stream",

@@ -1,4 +1,4 @@
-"""akunu in the interpreter: the exact sampler against the contract, the other as described."""
+"""Samplers over stored logits in the interpreter: akunu, exact and as described; pivot search."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from fsbench.kernels import _akunu_reference as chapter
 from fsbench.kernels._stored_filters import AKUNU_ORDER
 from fsbench.kernels.akunu_exact import akunu_exact
 from fsbench.kernels.akunu_faithful import akunu_scores
+from fsbench.kernels.pivot_search import CHUNK, pivot_search
+from fsbench.problem import FILTER_ORDER
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -35,32 +37,55 @@ def laws(V: int) -> torch.Tensor:
     return rows
 
 
+SAMPLERS = pytest.mark.parametrize(
+    ("sampler", "order"),
+    [(akunu_exact, AKUNU_ORDER), (pivot_search, FILTER_ORDER)],
+    ids=["akunu", "pivot search"],
+)
+
+
+@SAMPLERS
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize(("V", "T"), [(1, 1.0), (100, 0.0), (1000, 1.7), (5003, 0.4)])
-def test_exact_is_the_oracle_in_akunus_order(V, T, filters):
+def test_tokens_are_the_oracles_in_the_order_that_is_stated(sampler, order, V, T, filters):
     logits = laws(V)
-    kept = reference.truncate(logits, T, **filters, order=AKUNU_ORDER)
+    kept = reference.truncate(logits, T, **filters, order=order)
     expected = reference.expect(logits, SEED, STEP, T, truncation=kept)
-    assert expected.accepts(akunu_exact(logits, SEED, STEP, T, **filters)).all()
+    assert expected.accepts(sampler(logits, SEED, STEP, T, **filters)).all()
 
 
-def test_exact_takes_filters_of_every_row():
+@SAMPLERS
+def test_filters_of_every_row(sampler, order):
     logits = laws(300)
     filters = {
         "top_k": torch.tensor([5, 0, 7, 0], dtype=torch.int32),
         "top_p": torch.tensor([1.0, 0.3, 0.5, 1.0]),
         "min_p": torch.tensor([0.0, 0.0, 0.0, 0.1]),
     }
-    kept = reference.truncate(logits, 2.0, **filters, order=AKUNU_ORDER)
+    kept = reference.truncate(logits, 2.0, **filters, order=order)
     expected = reference.expect(logits, SEED, STEP, 2.0, truncation=kept)
-    assert expected.accepts(akunu_exact(logits, SEED, STEP, 2.0, **filters)).all()
+    assert expected.accepts(sampler(logits, SEED, STEP, 2.0, **filters)).all()
 
 
+def test_a_pivot_that_is_too_high_is_given_up():
+    """A few logits far above the others: the guess is above all but these, fewer than k."""
+    V = 32 * CHUNK + 100
+    logits = torch.full((3, V), -5.0)
+    logits[0, [7, V - 1]] = 40.0
+    logits[1, ::2] = -5.5
+    logits[2, 5] = -torch.inf
+    for filters in ({"top_k": 20}, {"top_k": 20, "top_p": 0.5}):
+        kept = reference.truncate(logits, **filters)
+        expected = reference.expect(logits, SEED, STEP, truncation=kept)
+        assert expected.accepts(pivot_search(logits, SEED, STEP, 1.0, **filters)).all()
+
+
+@SAMPLERS
 @pytest.mark.parametrize("T", [0.0, 1.0])
-def test_exact_has_no_draw_where_there_is_none(T):
+def test_no_draw_where_there_is_none(sampler, order, T):
     logits = laws(200)
     logits[0, 3], logits[1] = torch.nan, -torch.inf
-    tokens = akunu_exact(logits, SEED, STEP, T, **DEFAULTS)
+    tokens = sampler(logits, SEED, STEP, T, **DEFAULTS)
     assert tokens[:2].tolist() == [-1, -1] and (tokens[2:] >= 0).all()
 
 
