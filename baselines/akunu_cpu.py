@@ -70,6 +70,7 @@ PROVIDER = Provider(
         graph_safe=False,
         filters=FILTERS,
         mixed_filters=True,
+        filter_order=("temperature", "top_k", "min_p", "top_p"),
         ties="any",
     ),
 )

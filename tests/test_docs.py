@@ -463,3 +463,34 @@ def test_constants_of_the_screen_are_those_of_its_page() -> None:
     assert _screened_head.SMALLEST_MAXIMUM == _screen.SMALLEST_MAXIMUM == 2.0**-90
     assert "below 2^-90 get codes of 0" in page and "D <= 131,072" in page
     assert _screened_head.LARGEST_D == 131_072
+
+
+def test_what_akunus_approximations_cost_is_the_recorded_table() -> None:
+    table = pd.read_csv(ROOT / "results" / "truncated" / "akunu_variation.csv")
+    page = text("truncated.md")
+    for row in table.itertuples():
+        filters = [row.top_k or "-", row.top_p if row.top_p < 1 else "-", row.min_p or "-"]
+        changed = "" if pd.isna(row.changed_pct) else f"{row.changed_pct:.2f} %"
+        cells = [row.logits, *filters, f"{row.kept:,.0f}", f"{row.kept_exact:,.0f}"]
+        line = " | ".join(map(str, [*cells, f"{row.tv:.4f}", changed]))
+        assert f"| {line} |" in page
+
+
+def test_orders_of_filters_and_ties_are_those_that_the_samplers_state() -> None:
+    from fsbench.discover import discover
+
+    providers = [entry.provider for entry in discover().values() if entry.provider]
+    able = {each.name: each.capabilities for each in providers if each.capabilities.filters}
+    table = section("truncated.md", "The law").split("| sampler |", 1)[1]
+    assert set(first_cells(table)) == set(able)
+    for line in table.splitlines()[2:]:
+        if not line.startswith("|"):
+            continue
+        cells = line.split("|")
+        for name in re.findall(r"`(\w+)`", cells[1]):
+            stages = ("temperature", *able[name].filters)
+            order = [stage for stage in able[name].filter_order if stage in stages]
+            told = re.findall(r"temperature|min-p|top-k|top-p", cells[2])
+            assert told == [stage.replace("_", "-") for stage in order], name
+            rule = {"first": "the lower token", "kept": "all", "any": "any"}[able[name].ties]
+            assert cells[3].strip().endswith(rule), name
