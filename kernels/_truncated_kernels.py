@@ -9,8 +9,10 @@ hold a token that is kept, and reads no others:
     top-p   the largest tokens of the runs alone may have the mass p already
 
 In the logits of these runs it looks for the cutoff by bisection over the ordered bits of an fp32:
-the smallest logit that is kept, and if not all tokens with that logit are, the last token id. Then
-the kept tokens race with token noise (docs/noise.md). Everything is decided on the stored numbers.
+the smallest logit that is kept, and if not all tokens with that logit are, the last token id. Where
+the runs are more than fit into registers, the tokens that may be kept are gathered first, unless
+they are too many, too. Then the kept tokens race with token noise (docs/noise.md). Everything is
+decided on the stored numbers.
 """
 
 import triton
@@ -33,6 +35,12 @@ from fsbench.kernels._stored_logits import RUN, store_with_largest
 
 LOWEST = tl.constexpr(-2139095040)
 """`ordered` of the lowest finite fp32."""
+
+GATHERED = tl.constexpr(8192)
+"""Tokens of a row that are gathered at most."""
+
+PIECE = tl.constexpr(32)
+"""Runs of gathered tokens that race at once."""
 
 
 @triton.jit(do_not_specialize=["B", "V", "mask_words", "runs"])
@@ -104,6 +112,8 @@ def truncated_draw_kernel(
     logits_ptr,  # [B, V] fp32; penalties are written back
     largest_ptr,  # [B, runs] fp32; likewise
     found_ptr,  # [B, runs] int32, scratch
+    values_ptr,  # [B, GATHERED] fp32, scratch
+    ids_ptr,  # [B, GATHERED] int32, scratch
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     temperature,  # fp32, or pointer to [B] fp32; so are top_p, min_p and the penalties
@@ -138,6 +148,8 @@ def truncated_draw_kernel(
     logits_ptr += row.to(tl.int64) * V
     largest_ptr += row.to(tl.int64) * runs
     found_ptr += row.to(tl.int64) * runs
+    values_ptr += row.to(tl.int64) * GATHERED
+    ids_ptr += row.to(tl.int64) * GATHERED
     if history_ptr is not None:
         _penalise(
             logits_ptr, largest_ptr, history_ptr + row.to(tl.int64) * capacity,
@@ -183,34 +195,60 @@ def truncated_draw_kernel(
     of_everything = by_p & (k == V) & (low == LOWEST)
     if of_everything:
         total = _mass_of_row(logits_ptr, top, sharpness, V)
-        low = _floor_of_top_p(order, maxima, top, sharpness, p * total, above_all)
+        low = _floor_of_top_p(order, top, sharpness, p * total, above_all)
 
     among = order >= low.to(tl.int32)
     number = tl.cumsum(among.to(tl.int32), axis=0)
     n = tl.sum(among.to(tl.int32))
     tl.store(found_ptr + number - 1, run, mask=among)
     tl.debug_barrier()
-    y, first = load_chunk(logits_ptr, found_ptr, 0, n, V, CHUNK)
+    # What is searched: the runs found in the row, or what was gathered of them, as runs 0, 1, ...
+    source_ptr = logits_ptr
+    size = V + tl.zeros((), tl.int32)
+    gathered = False
+    if n > CHUNK:
+        y, first = load_chunk(logits_ptr, found_ptr, 0, n, V, CHUNK)
+        many = count_from(y, low, logits_ptr, found_ptr, n, V, CHUNK)
+        if (many <= GATHERED) & (many > 0):
+            _gather(logits_ptr, found_ptr, values_ptr, ids_ptr, low, n, V, CHUNK)
+            source_ptr = values_ptr
+            size = many
+            n = tl.cdiv(many, RUN)
+            gathered = True
+            tl.store(found_ptr + run, run, mask=run < n)
+            tl.debug_barrier()
+    y, first = load_chunk(source_ptr, found_ptr, 0, n, size, CHUNK)
 
     # The cutoff: tokens of logits with `ordered` above it are kept, of those at it `quota`.
     cut = low
-    quota = V
-    count = count_from(y, cut, logits_ptr, found_ptr, n, V, CHUNK)
+    quota = size
+    count = count_from(y, cut, source_ptr, found_ptr, n, size, CHUNK)
     if count > k:
-        cut, count, quota = cut_top_k(y, k, cut, count, above_all, logits_ptr, found_ptr, n, V,
-                                       CHUNK)  # fmt: skip
+        cut, count, quota = cut_top_k(y, k, cut, count, above_all, source_ptr, found_ptr, n, size,
+                                      CHUNK)  # fmt: skip
     if by_p & (count > 1):
         cut, count, quota = cut_top_p(y, p, total, cut, count, quota, k, above_all, top, sharpness,
-                                       logits_ptr, found_ptr, n, V, CHUNK)  # fmt: skip
-    last = V
-    if quota < V:
-        last = last_token(y, first, cut, quota, logits_ptr, found_ptr, n, V, CHUNK)
+                                      source_ptr, found_ptr, n, size, CHUNK)  # fmt: skip
+    last = size
+    if quota < size:
+        last = last_token(y, first, cut, quota, source_ptr, found_ptr, n, size, CHUNK)
 
-    best = race(y, first, cut, last, T, seed, offset, counted_row)
-    for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-        y, first = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
-        best = tl.maximum(best, race(y, first, cut, last, T, seed, offset, counted_row))
-    token = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
+    if gathered:
+        some = tl.full((PIECE, RUN), LOWEST_KEY, tl.int64)
+        for piece in tl.range(0, tl.cdiv(n, PIECE)):
+            y_piece, place = load_chunk(source_ptr, None, piece, n, size, PIECE)
+            keys = race_of_places(
+                y_piece, ids_ptr, place, size, cut, last, T, seed, offset, counted_row
+            )
+            some = tl.maximum(some, keys)
+        winner = tl.max(tl.max(some, axis=1), axis=0)
+    else:
+        best = race(y, first, cut, last, T, seed, offset, counted_row)
+        for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
+            y, first = load_chunk(source_ptr, found_ptr, chunk, n, size, CHUNK)
+            best = tl.maximum(best, race(y, first, cut, last, T, seed, offset, counted_row))
+        winner = tl.max(tl.max(best, axis=1), axis=0)
+    token = tl.where(valid, token_of_key(winner), -1)
     tl.store(tokens_ptr + row, token.to(tl.int64))
     tl.store(valid_ptr + row, token >= 0)
     tl.store(kept_ptr + row, tl.where(token >= 0, tl.minimum(count, k), 0))
@@ -231,6 +269,40 @@ def load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK: tl.constexpr):
     there = (at < n)[:, None] & (token < V)
     y = tl.load(logits_ptr + token, mask=there, other=float("-inf"))
     return y.to(tl.float32), first
+
+
+@triton.jit
+def _gather(logits_ptr, found_ptr, values_ptr, ids_ptr, low, n, V, CHUNK: tl.constexpr):
+    """Put the logits from `low` on of the runs found, and their tokens, in the order of the ids."""
+    behind = tl.zeros((), tl.int32)
+    for chunk in tl.range(0, tl.cdiv(n, CHUNK)):
+        y, first = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
+        y = y.reshape(CHUNK * RUN)
+        token = (first + tl.arange(0, RUN)[None, :]).reshape(CHUNK * RUN)
+        taken = ordered(y) >= low.to(tl.int32)
+        at = behind + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+        tl.store(values_ptr + at, y, mask=taken)
+        tl.store(ids_ptr + at, token, mask=taken)
+        behind += tl.sum(taken.to(tl.int32))
+
+
+@triton.jit
+def race_of_places(y, ids_ptr, first, n, cut, last, T, seed, offset, row):
+    """As `race`, of gathered tokens: their ids are at their places. [CHUNK, 32] candidates.
+
+    A Philox call for each token: their words are not beside each other.
+    """
+    place = first + tl.arange(0, RUN)[None, :]
+    token = tl.load(ids_ptr + place, mask=place < n, other=0)
+    zero = token * 0
+    word = ((token >> 4) << 2) | ((token >> 1) & 3)
+    r0, r1, r2, r3 = tl.philox(seed, word, zero + row, zero + offset.to(tl.int32), zero)
+    odd = (token & 1) != 0
+    bits = tl.where((token & 8) != 0, tl.where(odd, r3, r2), tl.where(odd, r1, r0))
+    order = ordered(y)
+    at = cut.to(tl.int32)
+    kept = (order > at) | ((order == at) & (place <= last))
+    return tl.where(kept, ordered_key(y + T * gumbel(bits), token), LOWEST_KEY)
 
 
 @triton.jit
@@ -282,9 +354,13 @@ def _floor_of_top_k(order, k, above_all):
 
     Few more than k reach it, unless many are equal. LOWEST if fewer than k are finite.
     """
-    low = tl.full((), LOWEST, tl.int64)
+    finite = order >= LOWEST
+    reach = tl.sum(finite.to(tl.int32))
+    if reach < k:
+        low = tl.full((), LOWEST, tl.int64)
+    else:
+        low = tl.min(tl.where(finite, order, 0x7FFFFFFF)).to(tl.int64)
     high = above_all
-    reach = tl.sum((order >= LOWEST).to(tl.int32))
     enough = k + k // 8
     while (reach > enough) & (high - low > 1):
         middle = (low + high) >> 1
@@ -296,14 +372,14 @@ def _floor_of_top_k(order, k, above_all):
 
 
 @triton.jit
-def _floor_of_top_p(order, maxima, top, sharpness, mass, above_all):
+def _floor_of_top_p(order, top, sharpness, mass, above_all):
     """A lower bound of the smallest logit that top-p keeps: from it on the maxima have `mass`.
 
     LOWEST if all of them do not.
     """
     low = tl.full((), LOWEST, tl.int64)
     high = above_all
-    weight = tl.exp2(sharpness * (maxima - top))
+    weight = tl.exp2(sharpness * (value_of(order) - top))
     mass = mass * 1.0001  # no rounding may make the bound too high
     within = tl.sum((order >= LOWEST).to(tl.int32))
     while (within > 8) & (high - low > 1):

@@ -76,7 +76,7 @@ def truncated_sample(
     and with all filters off it is that of flash_sample(noise="token"). Top-k is exact; sums of
     probabilities are in fp32, so top-p is met within 2^-16 of the mass, always in the same way.
 
-    Two launches, one more to pack a mask of bools. [B, V] fp32 logits are allocated, and a tenth of
+    Two launches, one more to pack a mask of bools. [B, V] fp32 logits are allocated, and a sixth of
     that beside them. The host does not wait; CUDA graphs may capture it, and replays read seed,
     offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or under
     TRITON_INTERPRET=1 the kernels (not in bf16).
@@ -189,7 +189,11 @@ def _launch(
     from fsbench.kernels._device import launching_on
     from fsbench.kernels._launch import load_operands, per_row, processing
     from fsbench.kernels._stored_logits import RUN
-    from fsbench.kernels._truncated_kernels import truncated_draw_kernel, truncated_logits_kernel
+    from fsbench.kernels._truncated_kernels import (
+        GATHERED,
+        truncated_draw_kernel,
+        truncated_logits_kernel,
+    )
 
     hidden, V, device = request.hidden, request.vocab_size, request.hidden.device
     B, D = hidden.shape
@@ -199,6 +203,8 @@ def _launch(
     logits = torch.empty(B, V, dtype=torch.float32, device=device)
     largest = torch.empty(B, runs, dtype=torch.float32, device=device)
     found = torch.empty(B, runs, dtype=torch.int32, device=device)
+    values = torch.empty(B, GATHERED.value, dtype=torch.float32, device=device)
+    ids = torch.empty(B, GATHERED.value, dtype=torch.int32, device=device)
     sample = TruncatedSample(
         torch.empty(B, dtype=torch.int64, device=device),
         torch.empty(B, dtype=torch.bool, device=device),
@@ -231,6 +237,8 @@ def _launch(
             logits,
             largest,
             found,
+            values,
+            ids,
             request.seed,
             request.offset,
             request.temperature,

@@ -17,11 +17,8 @@ import triton.language as tl
 
 from fsbench.kernels._helper import (
     LOG2_E,
-    LOWEST_KEY,
     _log,
-    gumbel,
     nan_max,
-    ordered_key,
     temperatures,
     token_of_key,
 )
@@ -37,6 +34,7 @@ from fsbench.kernels._truncated_kernels import (
     load_chunk,
     of_row,
     ordered,
+    race_of_places,
 )
 from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -94,23 +92,6 @@ def _gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK: tl.constexpr):
         n += tl.sum(taken.to(tl.int32))
     tl.debug_barrier()
     return n
-
-
-@triton.jit
-def _race(y, ids_ptr, first, n, cut, last, T, seed, offset, row):
-    """Packed candidates of the gathered tokens [CHUNK, 32] that are kept; token noise."""
-    place = first + tl.arange(0, RUN)[None, :]
-    token = tl.load(ids_ptr + place, mask=place < n, other=0)
-    zero = token * 0
-    word = ((token >> 4) << 2) | ((token >> 1) & 3)
-    r0, r1, r2, r3 = tl.philox(seed, word, zero + row, zero + offset.to(tl.int32), zero)
-    bits = tl.where(
-        (token & 8) == 0, tl.where((token & 1) == 0, r0, r1), tl.where((token & 1) == 0, r2, r3)
-    )
-    order = ordered(y)
-    at = cut.to(tl.int32)
-    kept = (order > at) | ((order == at) & (place <= last))
-    return tl.where(kept, ordered_key(y + T * gumbel(bits), token), LOWEST_KEY)
 
 
 @triton.jit(do_not_specialize=["top_k", "V"])
@@ -177,10 +158,12 @@ def _pivot_search_kernel(
     if quota < n:
         last = last_token(y, first, cut, quota, values_ptr, None, runs, n, CHUNK)
 
-    best = _race(y, ids_ptr, first, n, cut, last, T, seed, offset, row)
+    best = race_of_places(y, ids_ptr, first, n, cut, last, T, seed, offset, row)
     for chunk in tl.range(1, tl.cdiv(runs, CHUNK)):
         y, first = load_chunk(values_ptr, None, chunk, runs, n, CHUNK)
-        best = tl.maximum(best, _race(y, ids_ptr, first, n, cut, last, T, seed, offset, row))
+        best = tl.maximum(
+            best, race_of_places(y, ids_ptr, first, n, cut, last, T, seed, offset, row)
+        )
     token = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
     tl.store(tokens_ptr + row, token.to(tl.int64))
 

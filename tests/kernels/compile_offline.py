@@ -227,6 +227,8 @@ def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False
         "logits_ptr": "*fp32",
         "largest_ptr": "*fp32",
         "found_ptr": "*i32",
+        "values_ptr": "*fp32",
+        "ids_ptr": "*i32",
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": number,

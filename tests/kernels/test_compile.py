@@ -46,7 +46,9 @@ def test_kernels_compile_and_keep_their_accumulators_in_registers(capability):
     }
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
     # addresses of the pointer path above all, are no tragedy; a thread's accumulator of 256 bytes
-    # would be. All options at once may spill: nobody has tuned for that.
-    for _, name, stack in compiled:
+    # would be. All options at once may spill: nobody has tuned for that. The draw from stored
+    # logits has a row's maxima in registers, and does not need them while it searches the cutoff.
+    for kernel, name, stack in compiled:
         if "everything" not in name:
-            assert stack < (1 if tuned and "pointers" not in name else 256), name
+            strict = tuned and "pointers" not in name and kernel != "truncated_draw"
+            assert stack < (1 if strict else 256), (kernel, name)

@@ -341,3 +341,28 @@ def test_on_cpu_tensors_without_the_interpreter_the_reference_draws():
     arguments = {"hidden": hidden, "weight": weight, "bias": normal_logits(4, 90)}
     penalties = Penalties(history(4, 90), 1.2, 0.1, 0.1)
     check(**arguments, top_k=9, top_p=0.8, penalties=penalties, temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_k": 40},
+        {"top_k": 40, "top_p": 0.6},
+        {"top_k": torch.tensor([40, 900, 0]), "top_p": torch.tensor([0.9, 1.0, 0.02])},
+        {"min_p": 0.05, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_tokens_of_many_runs_are_gathered(filters):
+    """Some 160 runs have one logit each that may be kept: more than a chunk, but few tokens."""
+    V = 32 * 170
+    logits = normal_logits(3, V, sigma=0.3) - 6.0
+    logits[:, ::34] = 1.0 + normal_logits(3, 160, sigma=0.2).round(decimals=1)  # with ties
+    check(**stored(logits), **filters)
+
+
+def test_more_tokens_than_can_be_gathered_are_read_where_they_are():
+    V = 9_000
+    logits = normal_logits(1, V, sigma=0.1)
+    check(**stored(logits), top_k=8_700, top_p=0.99)
+    check(**stored(logits), top_k=200, min_p=0.9)
