@@ -65,7 +65,7 @@ def _mass_from(logits_ptr, limit, top, V, BLOCK: tl.constexpr):
     mass = tl.zeros((BLOCK,), tl.float32)
     for first in tl.range(0, V, BLOCK):
         y, _ = _half(logits_ptr, first, V, BLOCK)
-        mass += tl.where(y >= limit, tl.exp2(LOG2_E * (y - top)), 0.0)
+        mass += tl.where(y >= limit, tl.exp2((y - top) * LOG2_E), 0.0)
     return tl.sum(mass)
 
 
@@ -169,8 +169,8 @@ def akunu_exact_kernel(
         cut, count, quota = cut_top_k(y, k, cut, count, above_all, logits_ptr, None, runs, V, CHUNK)
     if valid & (p < 1.0) & (count > 1) & (T > 0.0):
         cut, count, quota = cut_top_p(
-            y, p, tl.full((), 0.0, tl.float32), cut, count, quota, k, above_all, top, LOG2_E,
-            logits_ptr, None, runs, V, CHUNK,
+            y, p, tl.full((), 0.0, tl.float32), cut, count, quota, k, above_all, top,
+            tl.full((), LOG2_E, tl.float32), logits_ptr, None, runs, V, CHUNK,
         )  # fmt: skip
     if (least > 0.0) & (T > 0.0):
         threshold = top + _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))

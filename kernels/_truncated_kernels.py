@@ -284,6 +284,7 @@ def _gather(logits_ptr, found_ptr, values_ptr, ids_ptr, low, n, V, CHUNK: tl.con
         tl.store(values_ptr + at, y, mask=taken)
         tl.store(ids_ptr + at, token, mask=taken)
         behind += tl.sum(taken.to(tl.int32))
+    tl.debug_barrier()  # `found` may be written to only now
 
 
 @triton.jit
