@@ -9,6 +9,9 @@ from fsbench.kernels._helper import halves, nan_max
 RUN = tl.constexpr(32)
 """Tokens in a row, from a multiple of it on, whose largest logit is kept beside the logits."""
 
+SUBTILE = tl.constexpr(32)
+"""Columns that are processed at once; of at least 32, since a mask comes by words of 32."""
+
 
 @triton.jit
 def store_logits(logits_ptr, logits, rows, v0, B, V):
@@ -29,7 +32,7 @@ def store_with_largest(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, wor
                        largest_ptr, runs):  # fmt: skip
     """Make a tile [R, WIDTH] the logits that are sampled, store them, and the largest of each run.
 
-    128 columns at a time: more would need too many registers. WIDTH is a multiple of 128.
+    SUBTILE columns at a time: more would need too many registers. WIDTH is a multiple of it.
 
     Args:
         logits: matmul results, fp32; what is done to them, and the arguments: `processed`.
@@ -37,7 +40,7 @@ def store_with_largest(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, wor
     """
     R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
-    if WIDTH > 128:
+    if WIDTH > SUBTILE:
         low, high = halves(logits)
         words_low = None
         words_high = None

@@ -271,10 +271,10 @@ def _amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
 
 
 def chunk(top_k: int | Tensor) -> int:
-    """Runs whose logits the draw has in registers: with one k for all rows, those that it needs."""
+    """Runs whose logits the draw has in registers: for a small k of all rows those it needs."""
     if not isinstance(top_k, int) or top_k == 0:
         return 128
-    return min(256, max(32, 1 << (top_k + top_k // 8 - 1).bit_length()))
+    return min(128, max(32, 1 << (top_k + top_k // 8 - 1).bit_length()))
 
 
 def _compute(request: Request, filters: _Filters, penalties: Penalties | None) -> TruncatedSample:

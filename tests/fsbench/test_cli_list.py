@@ -160,6 +160,7 @@ def test_a_broken_plug_in_is_listed_with_the_reason(no_gpu, tmp_path):
     assert _line(_list("--provider-path", path), "broken") == (
         "broken - RuntimeError: no [bold]luck"
     )
-    row = json.loads(_list("--provider-path", path, "--json"))["providers"][0]
-    assert (row["name"], row["kind"], row["label"]) == ("broken", None, None)
+    rows = json.loads(_list("--provider-path", path, "--json"))["providers"]
+    (row,) = (row for row in rows if row["name"] == "broken")
+    assert (row["kind"], row["label"]) == (None, None)
     assert row["cuda"] == row["cpu"] == "RuntimeError: no [bold]luck"
