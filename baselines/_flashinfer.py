@@ -24,7 +24,7 @@ words.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsbench.baselines._compiled import compile_step
 from fsbench.baselines._gathered import Gather
@@ -33,12 +33,37 @@ from fsbench.problem import Problem
 from fsbench.provider import Launch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
 def philox(seed: Tensor, offset: Tensor) -> dict[str, Tensor]:
     """FlashInfer's `seed` and `offset` from fsbench's, exchanged (see above)."""
     return {"seed": offset, "offset": seed}
+
+
+TOP_K_TOP_P: dict[str, Any] = {
+    "filters": ("top_k", "top_p"),
+    "mixed_filters": True,
+    "ties": "kept",
+}
+"""Capabilities of its sampler with both filters: top-k first, then top-p of what is left."""
+
+
+def top_k_and_top_p(problem: Problem, device: torch.device) -> tuple[int | Tensor, float | Tensor]:
+    """The problem's filters as FlashInfer takes them: numbers, or int32 and fp32 [B] if mixed.
+
+    Its k is -1 where top-k is off, as in the paper; in a mixed batch V, since a tensor has no -1.
+    """
+    import torch
+
+    if not problem.mixed:
+        return problem.top_k or -1, problem.top_p
+    rows = problem.row_filters()
+    return (
+        torch.tensor([k or problem.V for k, _, _ in rows], dtype=torch.int32, device=device),
+        torch.tensor([p for _, p, _ in rows], dtype=torch.float32, device=device),
+    )
 
 
 def build_as_in_paper(
@@ -84,6 +109,27 @@ def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) 
         return sample(float_logits(hidden, weight), **philox(seed, offset))
 
     return _loaded(launch, problem, weight)
+
+
+def build_filtered(problem: Problem, weight: Tensor, order: str) -> Launch:
+    """Matmul with fp32 output, softmax at T, then FlashInfer's sampler with both filters.
+
+    order: its `filter_apply_order`, "top_k_first" or "joint". A filter that is off keeps all.
+    """
+    from flashinfer.sampling import softmax, top_k_top_p_sampling_from_probs
+
+    temperature = problem.temperature
+    top_k, top_p = top_k_and_top_p(problem, weight.device)
+    if isinstance(top_k, int) and top_k < 0:
+        top_k = problem.V
+
+    def sample(logits: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        probs = softmax(logits, temperature=temperature)
+        return top_k_top_p_sampling_from_probs(
+            probs, top_k, top_p, filter_apply_order=order, seed=seed, offset=offset
+        )
+
+    return build_lean(problem, weight, sample)
 
 
 def _loaded(launch: Launch, problem: Problem, weight: Tensor) -> Launch:

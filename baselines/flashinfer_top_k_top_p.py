@@ -1,10 +1,12 @@
-"""FI1, as the paper ran it: FlashInfer's top-k/top-p sampler with both filters off.
+"""FI1, as the paper ran it: FlashInfer's top-k/top-p sampler, on most problems with both off.
 
-    tokens = top_p_sample(softmax(top_k_mask(logits / T, k = -1)), p = 1)
+    tokens = top_p_sample(softmax(top_k_mask(logits / T, k)), p)
 
-The filters keep every token, so it draws from the full softmax, but their passes remain: division
-by T, a masked copy of the logits, a softmax, a cast to fp32, then inverse-CDF sampling, whose check
-of the drawn token against p reads the row again. `flashinfer_top_k_top_p_lean` omits what it can.
+A problem's own k and p are taken: top-k first, then p of what that left; tokens equal to the last
+one kept are kept, too. Where both are off k = -1 and p = 1, which is what the paper timed: the
+filters keep every token, so it draws from the full softmax, but their passes remain: division by T,
+a masked copy of the logits, a softmax, a cast to fp32, then inverse-CDF sampling, whose check of
+the drawn token against p reads the row again. `flashinfer_top_k_top_p_lean` omits what it can.
 Random numbers: see `_flashinfer`.
 
 Not corrected here, because the paper ran it so: FlashInfer casts after the softmax, so in bf16 the
@@ -21,7 +23,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._flashinfer import build_as_in_paper
+from fsbench.baselines._flashinfer import (
+    TOP_K_TOP_P,
+    build_as_in_paper,
+    top_k_and_top_p,
+)
 from fsbench.baselines._gathered import Gather, gathering
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
@@ -33,7 +39,8 @@ if TYPE_CHECKING:
 def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Launch:
     from flashinfer.sampling import top_k_top_p_sampling_from_logits
 
-    sample = partial(top_k_top_p_sampling_from_logits, top_k=-1, top_p=1.0)
+    top_k, top_p = top_k_and_top_p(problem, weight.device)
+    sample = partial(top_k_top_p_sampling_from_logits, top_k=top_k, top_p=top_p)
     return build_as_in_paper(problem, weight, sample, gather)
 
 
@@ -48,6 +55,6 @@ PROVIDER = Provider(
     build=build,
     build_sharded=build_sharded,
     requires=("flashinfer",),
-    capabilities=Capabilities(host_sync_free=True, known_deviation=0.004),
-    presets=("paper", "tp"),
+    capabilities=Capabilities(host_sync_free=True, known_deviation=0.004, **TOP_K_TOP_P),
+    presets=("paper", "tp", "truncated"),
 )

@@ -6,6 +6,10 @@ With top-k and top-p off this is what FlashInfer offers for the same job: its so
 the temperature on the way, and its plain sampler, which stops reading a row at the drawn token. One
 matmul with fp32 output comes before; the probabilities are fp32. Random numbers: see `_flashinfer`.
 
+With filters the probabilities go to FlashInfer's sampler for them, top-k first: a kernel that cuts
+to k tokens and normalises anew, then rejection sampling for top-p. `flashinfer_joint` is the other
+order, which needs no pass of its own for top-k.
+
 Undefined rows, by reading: as `flashinfer_top_k_top_p`, token 0.
 """
 
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._flashinfer import build_lean
+from fsbench.baselines._flashinfer import TOP_K_TOP_P, build_filtered, build_lean
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
+    if problem.filters:
+        return build_filtered(problem, weight, "top_k_first")
     from flashinfer.sampling import sampling_from_probs, softmax
 
     temperature = problem.temperature
@@ -39,6 +45,6 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=("flashinfer",),
-    capabilities=Capabilities(host_sync_free=True),
-    presets=("lean",),
+    capabilities=Capabilities(host_sync_free=True, **TOP_K_TOP_P),
+    presets=("lean", "truncated"),
 )

@@ -46,5 +46,5 @@ PROVIDER = Provider(
         zero_temperature=True,
         host_sync_free=True,
     ),
-    presets=("paper", "quick", "smoke", "cpu", "lean", "tp"),
+    presets=("paper", "quick", "smoke", "cpu", "lean", "tp", "truncated"),
 )

@@ -123,6 +123,7 @@ def mean_kernels(rounds: Iterable[Round]) -> dict[str, float]:
 
 _COLUMNS = (
     *("provider", "b", "d", "v", "dtype", "temperature", "logits", "tp", "timer", "graph", "l2"),
+    *("top_k", "top_p", "min_p", "mixed"),
     *("form", "kernel", "part", "mean_us", "share"),
 )
 

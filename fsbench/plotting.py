@@ -419,8 +419,8 @@ FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
 }
 """The figures of a configuration, by the name that begins their files' names."""
 
-ALL = (*FIGURES, "winner", "scaling")
-"""And those of several configurations together, drawn by fsbench.winners and scaling_figure."""
+ALL = (*FIGURES, "winner", "scaling", "filters")
+"""And those of several configurations together: fsbench.winners, scaling_figure, filters_figure."""
 
 ABSENT = {
     "speedup": "no fused and unfused exact sampler were measured in one run",

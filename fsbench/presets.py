@@ -13,7 +13,10 @@ _LARGE = (8192, 128256)
 
 @dataclass(frozen=True)
 class Preset:
-    """shapes are (D, V); warmup and iters count per cell, iters in all rounds together."""
+    """shapes are (D, V); warmup and iters count per cell, iters in all rounds together.
+
+    filters: of Problem, each a set of them; the empty one means none.
+    """
 
     summary: str
     shapes: tuple[tuple[int, int], ...]
@@ -22,6 +25,7 @@ class Preset:
     warmup: int = 25
     iters: int = 100
     rounds: int = 5
+    filters: tuple[dict[str, float], ...] = ({},)
 
 
 PRESETS = {
@@ -46,6 +50,22 @@ PRESETS = {
         (_SMALL,),
         (1, 16, 64, 256),
         iters=50,
+    ),
+    "truncated": Preset(
+        "the smaller configuration with top-k, top-p and min-p on, in a grid, and a mixed batch",
+        (_SMALL,),
+        (1, 4, 16, 64, 256),
+        iters=30,
+        rounds=3,
+        filters=(
+            *(
+                {"top_k": k, "top_p": p, "min_p": min_p}
+                for k in (1, 20, 50, 200, 1000)
+                for p in (1.0, 0.95, 0.9, 0.5)
+                for min_p in (0.0, 0.05)
+            ),
+            {"top_k": 50, "top_p": 0.9, "mixed": True},
+        ),
     ),
     "smoke": Preset(
         "does it run at all: one small problem", ((256, 8192),), (1, 8), "fp32", 2, 10, 2

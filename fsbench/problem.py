@@ -19,6 +19,14 @@ DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 DEVICES = ("cuda", "cpu")
 
+FILTERS = ("top_k", "top_p", "min_p")
+"""What may cut tokens off: fields of Problem."""
+
+FILTER_ORDER = ("temperature", "min_p", "top_k", "top_p")
+"""The order in which fsbench applies them, and vLLM too. Only two places in it matter: what comes
+before top-p has a share in the mass that p is a part of, and what comes before the temperature acts
+on probabilities at T = 1."""
+
 _LOGITS = re.compile(r"(normal|zipf|peaked):(\d+(?:\.\d+)?)")
 
 
@@ -31,6 +39,10 @@ class Problem:
     `logits` names the law the inputs are made to follow (methodology, rule 10):
     `normal:S` independent normal logits of standard deviation S; `zipf:A` the token of rank r has
     logit -A log r; `peaked:G` one token lies G above all others.
+
+    Filters (fsbench.reference.truncate has the law): top_k keeps the k likeliest tokens, 0 is off;
+    top_p the fewest likeliest of probability p together, 1 is off; min_p those of at least min_p
+    times the largest probability, 0 is off. mixed: not every row has all of them (`row_filters`).
     """
 
     B: int
@@ -41,6 +53,10 @@ class Problem:
     device: str = "cuda"
     logits: str = "normal:1"
     tp: int = 1
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("B", "D", "V", "tp"):
@@ -56,13 +72,40 @@ class Problem:
                 f"temperature: expected a finite number >= 0 (0 is greedy); got {self.temperature}"
             )
         parse_logits(self.logits)
+        if not isinstance(self.top_k, int) or isinstance(self.top_k, bool) or self.top_k < 0:
+            raise InvalidArgument(f"top_k: expected an integer >= 0 (0 is off); got {self.top_k!r}")
+        if not 0 < self.top_p <= 1:
+            raise InvalidArgument(f"top_p: expected 0 < p <= 1 (1 is off); got {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidArgument(f"min_p: expected 0 to 1 (0 is off); got {self.min_p}")
+        if self.mixed and not self.filters:
+            raise InvalidArgument("mixed: expected with top_k, top_p or min_p; got none of them")
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """Those of FILTERS that are on."""
+        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        return tuple(name for name in FILTERS if getattr(self, name) != off[name])
+
+    def row_filters(self) -> list[tuple[int, float, float]]:
+        """(top_k, top_p, min_p) of each of B rows.
+
+        In a mixed batch the rows take turns: all filters; top-k alone; the others; none.
+        """
+        k, p, min_p = self.top_k, self.top_p, self.min_p
+        turns = [(k, p, min_p), (k, 1.0, 0.0), (0, p, min_p), (0, 1.0, 0.0)]
+        return [turns[row % 4 if self.mixed else 0] for row in range(self.B)]
 
     def fields(self) -> dict[str, object]:
         """Column name -> value, as results store it (lower-case names)."""
         return {name.lower(): value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
-        return f"B={self.B} D={self.D} V={self.V} {self.dtype} T={self.temperature:g} {self.logits}"
+        kept = "".join(f" {name}={getattr(self, name):g}" for name in self.filters)
+        return (
+            f"B={self.B} D={self.D} V={self.V} {self.dtype} T={self.temperature:g} {self.logits}"
+            f"{kept}{' mixed' if self.mixed else ''}"
+        )
 
 
 def parse_logits(spec: str) -> tuple[str, float]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fsbench.errors import InvalidArgument
-from fsbench.problem import Problem
+from fsbench.errors import InvalidArgument, unknown_name
+from fsbench.problem import FILTER_ORDER, FILTERS, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +93,14 @@ class Capabilities:
     excess_beyond_gap: by what part of their probability those tokens may be drawn too often.
     seed_stride: the least distance of two seeds whose noise is independent at the same step.
 
+    Of truncated problems:
+
+    filters: those of fsbench.problem.FILTERS that it applies; others it refuses.
+    mixed_filters: each row may have its own (Problem.mixed).
+    filter_order: in which order it applies them and the temperature (fsbench.reference.truncate).
+    ties: which of equal logits top-k and top-p keep, if not all: the tokens of lowest id ("first",
+        fsbench's rule); all after all ("kept"), so that more are kept than should; or "any".
+
     The OPTIONS, of `Provider.sample`:
 
     per_row_temperature: temperature may be a tensor [B].
@@ -123,6 +131,10 @@ class Capabilities:
     exact_to_gap: float | None = None
     excess_beyond_gap: float = 0.0
     seed_stride: int = 1
+    filters: tuple[str, ...] = ()
+    mixed_filters: bool = False
+    filter_order: tuple[str, ...] = FILTER_ORDER
+    ties: Literal["first", "kept", "any"] = "first"
 
 
 @dataclass(frozen=True)
@@ -193,7 +205,8 @@ class Provider:
         `fsbench run --breakdown` times it. None if there is no such form.
 
     Raises:
-        InvalidArgument: one of the OPTIONS is claimed, but there is no `sample` to show it.
+        InvalidArgument: one of the OPTIONS is claimed, but there is no `sample` to show it; or the
+            filters or their order are none.
     """
 
     name: str
@@ -219,6 +232,21 @@ class Provider:
                 f"{self.name}: expected `sample`, by which {', '.join(claimed)} can be asked for; "
                 "got None"
             )
+        able = self.capabilities
+        for name in able.filters:
+            if name not in FILTERS:
+                raise unknown_name(f"{self.name}: filters", name, FILTERS)
+        if sorted(able.filter_order) != sorted(FILTER_ORDER):
+            raise InvalidArgument(
+                f"{self.name}: filter_order: expected {', '.join(FILTER_ORDER)} in some order; "
+                f"got {', '.join(able.filter_order)}"
+            )
+
+    def kind_on(self, problem: Problem) -> Kind:
+        """What its tokens are on this problem: of a filtered softmax, if it has filters."""
+        if problem.filters and self.kind is Kind.EXACT:
+            return Kind.TRUNCATED
+        return self.kind
 
     def missing_packages(self) -> str | None:
         """None, or which of `requires` cannot be imported here. Imports nothing."""
@@ -232,7 +260,14 @@ class Provider:
             return f"runs on {', '.join(able.devices)} only, not on {problem.device}"
         if problem.dtype not in able.dtypes:
             return f"takes {', '.join(able.dtypes)}, not {problem.dtype}"
-        if problem.temperature == 0 and self.kind is Kind.EXACT and not able.zero_temperature:
+        draws = self.kind in (Kind.EXACT, Kind.TRUNCATED)
+        if draws:  # the argmax, and a lower bound, are the same with any filter
+            lacking = [name for name in problem.filters if name not in able.filters]
+            if lacking:
+                return f"does not apply {', '.join(lacking)}"
+            if problem.mixed and not able.mixed_filters:
+                return "takes the same filters for all rows"
+        if problem.temperature == 0 and draws and not able.zero_temperature:
             return "does not take temperature 0 (greedy)"
         if problem.tp != 1 and self.build_sharded is None:
             return f"runs on one GPU, not with tp={problem.tp}"

@@ -58,6 +58,11 @@ class Cell:
     timer: str
     graph: bool
     l2: str
+    # Records from before truncated problems do not have these.
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    mixed: bool = False
 
     @property
     def key(self) -> tuple[object, ...]:

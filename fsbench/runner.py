@@ -168,7 +168,7 @@ class Runner:
         return Cell(
             provider=entry.name,
             label=provider.label if provider else entry.name,
-            kind=str(provider.kind) if provider else "",
+            kind=str(provider.kind_on(problem)) if provider else "",
             fused=bool(provider and provider.capabilities.fused),
             gpu=self.gpu_name,
             timer=self.timer.name,
@@ -325,13 +325,14 @@ class Runner:
         """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
         if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
             return
-        key = (provider.name, problem.device, problem.dtype, problem.temperature)
+        truncated = bool(problem.filters)  # verified with the same filters, whatever they are here
+        key = (provider.name, problem.device, problem.dtype, problem.temperature, truncated)
         if key not in self._gate:
             self._called.add(provider.name)
             from fsbench.verify import verify
             from fsbench.verify.check import Setting
 
-            setting = Setting(problem.device, problem.dtype, problem.temperature)
+            setting = Setting(problem.device, problem.dtype, problem.temperature, truncated)
             failed = [check for check in verify(provider, setting) if not check.passed]
             self._gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
         if self._gate[key]:

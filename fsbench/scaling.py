@@ -18,7 +18,7 @@ def over_ranks(found: list[Configuration]) -> dict[str, list[Configuration]]:
 
     The keys are stems for the names of common files.
     """
-    groups = stems(found, free="tp")
+    groups = stems(found, free=["tp"])
     return {
         stem: sorted(alike, key=lambda each: int(each.rows.tp.iloc[0]))
         for stem, alike in groups.items()

@@ -44,7 +44,8 @@ def row(record: CellRecord) -> dict[str, Any]:
     median = float(np.median(span))
     low, high = median_interval(span.tolist())
     problem = Problem(
-        cell.b, cell.d, cell.v, cell.dtype, cell.temperature, cell.device, cell.logits, cell.tp
+        *(cell.b, cell.d, cell.v, cell.dtype, cell.temperature, cell.device, cell.logits, cell.tp),
+        *(cell.top_k, cell.top_p, cell.min_p, cell.mixed),
     )
     work = iomodel.traffic(problem)
     floor = iomodel.floor_us(problem, cell.gpu)

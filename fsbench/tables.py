@@ -1,12 +1,14 @@
 """Speedup tables shaped like the paper's Tables 4 and 5, one per configuration.
 
 A configuration is a GPU, a shape and a way of measuring; a row is a batch size B. Speedups are
-ratios of medians measured in the same run, never across runs; only exact samplers are compared.
+ratios of medians measured in the same run, never across runs; only samplers of one law
+are compared: exact ones, on problems with filters truncated ones.
 Input is the table of results.csv (fsbench.summary), one or several runs of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from fsbench.provider import Kind
 from fsbench.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
-CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2"]
+FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "mixed": False}
+"""Columns of the filters, and what they are where they are off; older results lack them."""
+CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2", *FILTERS]
 """Columns that say how a cell was measured, apart from the machine, the shape and the sampler."""
 _OTHERS = ["provider", "label", "kind", "fused", "b", "status", "median_us", "ci_lo_us", "ci_hi_us"]
 
@@ -47,6 +51,13 @@ class Configuration:
     def conditions(self) -> str:
         """How it was measured, in words."""
         return conditions_in_words(self.rows.iloc[0])
+
+    @property
+    def drawn(self) -> Kind:
+        """What kind of samplers draw from the law of this problem: they are compared."""
+        first = self.rows.iloc[0]
+        off = all(first[name] == value for name, value in FILTERS.items())
+        return Kind.EXACT if off else Kind.TRUNCATED
 
     @property
     def measured(self) -> pd.DataFrame:
@@ -100,8 +111,16 @@ def conditions_in_words(row: pd.Series) -> str:
             f"timer {row.timer}",
             "CUDA graph replay" if row.graph else "eager",
             *([f"{row.l2} L2"] if row.l2 else []),
+            *([filters_in_words(row)] if filters_in_words(row) else []),
         ]
     )
+
+
+def filters_in_words(row: pd.Series) -> str:
+    """The filters of a row that are on, such as 'top-k 50, top-p 0.9'; '' if none is."""
+    on = [name for name in ("top_k", "top_p", "min_p") if row[name] != FILTERS[name]]
+    words = [f"{name.replace('_', '-')} {row[name]:g}" for name in on]
+    return ", ".join([*words, *(["mixed rows"] if row.mixed else [])])
 
 
 def normalized(frame: pd.DataFrame) -> pd.DataFrame:
@@ -109,10 +128,13 @@ def normalized(frame: pd.DataFrame) -> pd.DataFrame:
 
     Texts that pandas reads as missing are '', `gpu` is the short name and `gpu_name` the long one.
     """
+    old = {name: off for name, off in FILTERS.items() if name not in frame}
+    frame = frame.assign(**old).fillna(FILTERS)
     missing = [name for name in _SHAPE + CONDITIONS + _OTHERS if name not in frame]
     if missing:
         raise ResultsError(f"results.csv: expected columns {', '.join(missing)}; they are missing")
     frame = frame.assign(folder=frame.get("folder", ""))
+    frame["mixed"] = frame.mixed.astype(bool)
     for name in ("gpu", "l2"):  # '' and 'n/a', which pandas reads as NaN
         frame[name] = frame[name].astype(object).where(frame[name].notna(), "").replace("n/a", "")
     frame["gpu_name"] = frame.gpu
@@ -134,13 +156,13 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
     return sorted(found, key=lambda configuration: configuration.stem)
 
 
-def stems(found: list[Configuration], free: str) -> dict[str, list[Configuration]]:
-    """Configurations that differ in the condition `free` alone, by a stem for common files."""
+def stems(found: list[Configuration], free: Collection[str]) -> dict[str, list[Configuration]]:
+    """Configurations that differ in the conditions `free` alone, by a stem for common files."""
     if not found:
         return {}
     first = pd.DataFrame([configuration.rows.iloc[0] for configuration in found])
     first = first.reset_index(drop=True)
-    fixed = [name for name in CONDITIONS if name != free]
+    fixed = [name for name in CONDITIONS if name not in free]
     grouped = {}
     for _, same_shape in first.groupby(_SHAPE):
         varying = [name for name in fixed if same_shape[name].nunique() > 1]
@@ -178,6 +200,10 @@ def _words(row: pd.Series, conditions: list[str]) -> list[str]:
         "timer": row.timer,
         "graph": "graph" if row.graph else "eager",
         "l2": f"{row.l2}-l2",
+        "top_k": f"k{row.top_k:g}",
+        "top_p": f"p{row.top_p:g}",
+        "min_p": f"minp{row.min_p:g}",
+        "mixed": "mixed" if row.mixed else "uniform",
     }
     return [words[name] for name in conditions]
 
@@ -185,17 +211,18 @@ def _words(row: pd.Series, conditions: list[str]) -> list[str]:
 def speedup_table(configuration: Configuration) -> pd.DataFrame:
     """One row per B; columns are named quantity.provider or quantity.provider.other.
 
-    median_us.P for every provider measured; for each fused exact F and unfused exact P
+    median_us.P for every provider measured; for each fused F and unfused P that draw from
+    the law
     speedup.F.P = median(P) / median(F) with speedup_lo and speedup_hi; ratio.F.L =
     median(F) / median(L) to each lower bound L. Where nothing fused was measured, the ratios are
-    those of the unfused exact samplers.
+    those of the unfused samplers.
     """
     table = pd.DataFrame(index=pd.Index(sorted(configuration.rows.b.unique()), name="b"))
     for provider in configuration.providers():
         rows = configuration.measured
         table[f"median_us.{provider}"] = rows[rows.provider == provider].set_index("b").median_us
-    for fused in configuration.providers(Kind.EXACT, fused=True):
-        for other in configuration.providers(Kind.EXACT, fused=False):
+    for fused in configuration.providers(configuration.drawn, fused=True):
+        for other in configuration.providers(configuration.drawn, fused=False):
             speedup = configuration.ratio(other, fused)
             table[f"speedup.{fused}.{other}"] = speedup.value
             table[f"speedup_lo.{fused}.{other}"] = speedup.lo
@@ -207,9 +234,9 @@ def speedup_table(configuration: Configuration) -> pd.DataFrame:
 
 
 def _compared(configuration: Configuration) -> list[str]:
-    """The samplers a table is about: fused exact ones, or without any all exact ones."""
-    fused = configuration.providers(Kind.EXACT, fused=True)
-    return fused or configuration.providers(Kind.EXACT)
+    """The samplers a table is about: fused ones, or without any all that draw."""
+    fused = configuration.providers(configuration.drawn, fused=True)
+    return fused or configuration.providers(configuration.drawn)
 
 
 def markdown(configuration: Configuration) -> str:
@@ -236,7 +263,7 @@ _Column = tuple[str, list[str]]
 def _section(configuration: Configuration, table: pd.DataFrame, provider: str) -> list[_Column]:
     """Time, speedups and ratios of one sampler."""
     columns = [("time, us", _cells(table[f"median_us.{provider}"], ".1f"))]
-    for other in configuration.providers(Kind.EXACT, fused=False):
+    for other in configuration.providers(configuration.drawn, fused=False):
         if f"speedup.{provider}.{other}" in table:
             heading = f"vs {configuration.label(other)}"
             columns.append((heading, _speedup_cells(table, f"{provider}.{other}")))

@@ -71,7 +71,7 @@ def flash_sample_op(
 
 def draw(request: Request, choice: TileConfig | HopperConfig, out: Sample) -> None:
     """Carry out a request by a kernel, or where none can run by the reference."""
-    if request.hidden.device.type == "cuda" or _interpretable(request):
+    if request.hidden.device.type == "cuda" or interpretable(request):
         from fsbench.kernels._launch import launch
 
         launch(request, choice, out)
@@ -90,7 +90,7 @@ def _(*arguments: object) -> None:
     """Shapes need no inference: the results are the caller's tensors."""
 
 
-def _interpretable(request: Request) -> bool:
+def interpretable(request: Request) -> bool:
     """Whether Triton's interpreter can run the kernel, on CPU tensors."""
     try:
         import triton

@@ -14,29 +14,16 @@ import triton.language as tl
 from fsbench.kernels._device import launching_on
 from fsbench.kernels._epilogue import best_of_tile, processed
 from fsbench.kernels._flash_sampling_config import TileConfig
-from fsbench.kernels._helper import LOWEST_KEY, halves, take_keys, token_of_key
+from fsbench.kernels._helper import LOWEST_KEY, take_keys, token_of_key
 from fsbench.kernels._mainloop import program_share, tile_logits
 from fsbench.kernels._provider import WorkspaceLaunch, noise_map
+from fsbench.kernels._stored_logits import store_logits
 from fsbench.kernels._workspace import workspace
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@triton.jit
-def _store(logits_ptr, logits, rows, v0, B, V):
-    """Store a tile, 32 columns at a time: the shared memory that a store needs is as wide."""
-    WIDTH: tl.constexpr = logits.shape[1]
-    if WIDTH > 32:
-        low, high = halves(logits)
-        _store(logits_ptr, low, rows, v0, B, V)
-        _store(logits_ptr, high, rows, v0 + WIDTH // 2, B, V)
-    else:
-        offs_v = v0 + tl.arange(0, WIDTH)
-        at = logits_ptr + rows.to(tl.int64)[:, None] * V + offs_v[None, :]
-        tl.store(at, logits, mask=(rows < B)[:, None] & (offs_v < V)[None, :])
 
 
 @triton.jit(do_not_specialize=["B", "V"])
@@ -74,7 +61,7 @@ def _flash_sampling_store_kernel(
         logits = tile_logits(
             hidden, weight, b0, v0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
-        _store(logits_ptr, logits, rows, v0, B, V)
+        store_logits(logits_ptr, logits, rows, v0, B, V)
         logits = processed(logits, rows, v0, B, V, None, None, None, None)
         best, unused = best_of_tile(
             logits, v0, rows[:, None], seed, offset, T, 1.0 / T, 0, best, unused,

@@ -174,7 +174,7 @@ def test_counts_in_methodology() -> None:
     paper = PRESETS["paper"]
     assert (paper.warmup, paper.iters, paper.rounds) == (25, 100, 5)
     fewer = {name for name, p in PRESETS.items() if p.iters < paper.iters}
-    assert fewer == {"quick", "smoke", "cpu"}
+    assert fewer == {"quick", "truncated", "smoke", "cpu"}
 
 
 def test_words_and_lanes_are_those_of_the_table_in_noise() -> None:
@@ -495,3 +495,34 @@ def test_times_over_several_gpus_are_the_measured_ones() -> None:
     gathered = cell.tp2_min_us - cell.tp1_min_us / 2
     for B, written in ((16, 78), (256, 276)):
         assert round(gathered["flashinfer_gumbel", B]) == written
+
+
+def test_what_akunus_approximations_cost_is_the_recorded_table() -> None:
+    table = pd.read_csv(ROOT / "results" / "truncated" / "akunu_variation.csv")
+    page = text("truncated.md")
+    for row in table.itertuples():
+        filters = [row.top_k or "-", row.top_p if row.top_p < 1 else "-", row.min_p or "-"]
+        changed = "" if pd.isna(row.changed_pct) else f"{row.changed_pct:.2f} %"
+        cells = [row.logits, *filters, f"{row.kept:,.0f}", f"{row.kept_exact:,.0f}"]
+        line = " | ".join(map(str, [*cells, f"{row.tv:.4f}", changed]))
+        assert f"| {line} |" in page
+
+
+def test_orders_of_filters_and_ties_are_those_that_the_samplers_state() -> None:
+    from fsbench.discover import discover
+
+    providers = [entry.provider for entry in discover().values() if entry.provider]
+    able = {each.name: each.capabilities for each in providers if each.capabilities.filters}
+    table = section("truncated.md", "The law").split("| sampler |", 1)[1]
+    assert set(first_cells(table)) == set(able)
+    for line in table.splitlines()[2:]:
+        if not line.startswith("|"):
+            continue
+        cells = line.split("|")
+        for name in re.findall(r"`(\w+)`", cells[1]):
+            stages = ("temperature", *able[name].filters)
+            order = [stage for stage in able[name].filter_order if stage in stages]
+            told = re.findall(r"temperature|min-p|top-k|top-p", cells[2])
+            assert told == [stage.replace("_", "-") for stage in order], name
+            rule = {"first": "the lower token", "kept": "all", "any": "any"}[able[name].ties]
+            assert cells[3].strip().endswith(rule), name

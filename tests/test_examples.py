@@ -1,4 +1,4 @@
-"""The examples run: examples/ and every block of code in docs/using-the-kernel.md."""
+"""The examples run: examples/ and every block of code in two pages of docs/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "using-the-kernel.md"
+PAGES = {"using-the-kernel.md": "flash_sample", "truncated.md": "truncated_sample"}
+"""Page of docs/ -> the function that it is about."""
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -41,16 +42,18 @@ def test_example_runs(path, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_block_of_the_page_runs(device, tmp_path):
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_the_page_runs(page, device, tmp_path):
     """In order, as one program. Its lines keep their numbers, so a traceback points at the page."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     lines = text.splitlines()
     program = [""] * len(lines)
     for block in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         first = text.count("\n", 0, block.start(1))
         code = block[1].splitlines()
         program[first : first + len(code)] = code
-    assert program.count("from fsbench.kernels import flash_sample") == 1
-    script = tmp_path / "using_the_kernel.py"
+    imports = [line for line in program if line.startswith("from fsbench.kernels import")]
+    assert any(PAGES[page] in line for line in imports)
+    script = tmp_path / "page.py"
     script.write_text("\n".join(program), encoding="utf-8")
     run(script, device)

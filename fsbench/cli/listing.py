@@ -129,6 +129,7 @@ CLAIMS = {
     "per_request_seed": ("seed", "a seed per request"),
     "logprob": ("logp", "log-probabilities of the tokens"),
     "num_samples": ("n", "n samples per row"),
+    "filters": ("kpm", "top-k, top-p, min-p; in capitals: each row may have its own"),
 }
 """Field of Capabilities -> head and meaning of its column."""
 
@@ -167,4 +168,11 @@ def _marks(able: dict[str, Any]) -> list[str]:
         *(dtype in able["dtypes"] for dtype in DTYPES),
         *(able[field] for field in CLAIMS),
     ]
-    return [value if isinstance(value, str) else "yes" if value else "-" for value in values]
+    return [_mark(value, able["mixed_filters"]) for value in values]
+
+
+def _mark(value: object, mixed_filters: bool) -> str:
+    if isinstance(value, list | tuple):  # of filters
+        letters = "".join({"top_k": "k", "top_p": "p", "min_p": "m"}[name] for name in value)
+        value = (letters.upper() if mixed_filters else letters) or "-"
+    return value if isinstance(value, str) else "yes" if value else "-"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from fsbench.errors import InvalidArgument
 from fsbench.problem import model
@@ -20,6 +21,39 @@ def int_list(text: str, name: str, minimum: int = 1) -> list[int]:
             f"got {text!r}"
         )
     return list(dict.fromkeys(values))
+
+
+def number_list(text: str, name: str) -> list[float]:
+    """'0.9,1' -> [0.9, 1.0], without repetitions. `name` is the option, for the error message."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidArgument(
+            f"{name}: expected numbers separated by commas, such as 0.5,1; got {text!r}"
+        ) from None
+    return list(dict.fromkeys(values))
+
+
+def filters(
+    top_k: str | None, top_p: str | None, min_p: str | None, mixed: bool
+) -> list[dict[str, Any]]:
+    """The filters asked for, as arguments of Problem: the cross product of the comma lists.
+
+    Empty if nothing was asked for. Where all filters of a combination are off, none is mixed.
+    """
+    if top_k is None and top_p is None and min_p is None:
+        if mixed:
+            raise InvalidArgument("--mixed: expected with --top-k, --top-p or --min-p; got none")
+        return []
+    ks = [0] if top_k is None else int_list(top_k, "--top-k", minimum=0)
+    ps = [1.0] if top_p is None else number_list(top_p, "--top-p")
+    min_ps = [0.0] if min_p is None else number_list(min_p, "--min-p")
+    return [
+        {"top_k": k, "top_p": p, "min_p": m, "mixed": mixed and (k, p, m) != (0, 1.0, 0.0)}
+        for k in ks
+        for p in ps
+        for m in min_ps
+    ]
 
 
 def batch_range(text: str, name: str) -> range | list[int]:

@@ -28,13 +28,15 @@ def plot(
     sampling; costs: energy, memory and the first call; and what storing the logits adds. What was
     not measured is left out.
     Where several LM heads were measured alike, also the fastest sampler by B and LM head; where
-    several numbers of GPUs were, the time against these.
+    several numbers of GPUs were, the time against these. Of problems with filters, heat maps of
+    the time over that of the matmul alone; their other figures only if --figure names them.
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
-    from fsbench import plotting, scaling, scaling_figure, winners
+    from fsbench import filters_figure, plotting, scaling, scaling_figure, winners
     from fsbench.cli.reading import measured_results
     from fsbench.plotstyle import styles
+    from fsbench.provider import Kind
     from fsbench.tables import configurations, families
 
     chosen = plotting.check_figures(
@@ -45,6 +47,8 @@ def plot(
     found = configurations(frame)
     looks = styles(frame)
     for configuration in found:
+        if configuration.drawn is Kind.TRUNCATED and not figures:
+            continue  # a sweep has dozens
         for name in (name for name in chosen if name in plotting.FIGURES):
             figure = plotting.draw(name, configuration, looks)
             if figure is None:
@@ -57,6 +61,12 @@ def plot(
         figure = winners.draw(alike, looks)
         if figure is not None:
             _save(figure, out / f"winner_{stem}", suffixes)
+    for stem, alike in filters_figure.over_filters(found).items() if "filters" in chosen else ():
+        figure = filters_figure.draw(alike)
+        if figure is None:
+            print(f"no filters figure for {stem}: no lower bound was measured")
+        else:
+            _save(figure, out / f"filters_{stem}", suffixes)
 
 
 def _save(figure: Figure, stem: Path, suffixes: list[str]) -> None:

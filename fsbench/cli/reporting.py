@@ -154,7 +154,7 @@ def _times(configuration: Configuration) -> Table:
 
 
 def _by_batch(configuration: Configuration, values: pd.Series) -> Table:
-    """Values of the measured rows by sampler and B; the least of the exact samplers in bold."""
+    """Values of the measured rows by sampler and B; the least of those that draw in bold."""
     from rich.markup import escape
 
     from fsbench.cli.tables import plain_table
@@ -162,8 +162,8 @@ def _by_batch(configuration: Configuration, values: pd.Series) -> Table:
 
     shown = plain_table(padding=(0, 1, 0, 0))
     measured = configuration.measured.assign(value=values)
-    exact = measured[measured["kind"] == Kind.EXACT]
-    least = exact.groupby("b")["value"].min()
+    drawn = measured[measured["kind"] == configuration.drawn]
+    least = drawn.groupby("b")["value"].min()
     batches = sorted(measured["b"].unique())
     shown.add_column("B")
     for b in batches:
@@ -174,7 +174,7 @@ def _by_batch(configuration: Configuration, values: pd.Series) -> Table:
         cells = []
         for b in batches:
             value = rows["value"].get(b)
-            best = value == least.get(b) and kind == Kind.EXACT
+            best = value == least.get(b) and kind == configuration.drawn
             text = "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
             cells.append(f"[bold]{text}[/]" if best else text)
         note = " (lower bound)" if kind == Kind.LOWER_BOUND else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsbench.cli.devices import device_to_use, require_gpus
-from fsbench.cli.parsing import int_list, shapes
+from fsbench.cli.parsing import filters, int_list, shapes
 from fsbench.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def run(
     context: typer.Context,
     preset: Annotated[
         str | None,
-        typer.Option(help="paper, lean, tp, quick, smoke or cpu. Default: paper, tp or cpu."),
+        typer.Option(
+            help="paper, lean, tp, quick, truncated, smoke or cpu. Default: paper, tp or cpu."
+        ),
     ] = None,
     provider: Annotated[
         list[str] | None,
@@ -58,6 +60,23 @@ def run(
         str | None, typer.Option(help="bf16, fp16 or fp32. Default: the preset's.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="Temperature >= 0; 0 is greedy.")] = 1.0,
+    top_k: Annotated[
+        str | None,
+        typer.Option("--top-k", help="Keep the k likeliest tokens, comma list; 0 is off."),
+    ] = None,
+    top_p: Annotated[
+        str | None,
+        typer.Option("--top-p", help="Keep the likeliest of probability p, comma list; 1 is off."),
+    ] = None,
+    min_p: Annotated[
+        str | None,
+        typer.Option(
+            "--min-p", help="Keep those of this part of the largest, comma list; 0 is off."
+        ),
+    ] = None,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="Rows take turns: all filters, some, none.")
+    ] = False,
     timer: Annotated[str, typer.Option(help="auto, cupti, events, cpu or fake.")] = "auto",
     l2: Annotated[
         str, typer.Option(help="L2 before each step: cold, cold-write or warm.")
@@ -136,9 +155,11 @@ def run(
             Problem(
                 *(B, D, V, effort.dtype if dtype is None else dtype),
                 *(temperature, device, logits, degree),
+                **one,
             )
             for degree in degrees
             for _, D, V in heads
+            for one in filters(top_k, top_p, min_p, mixed) or effort.filters
             for B in batches
         ],
         _chosen(found, provider or [], preset, provider_path or []),

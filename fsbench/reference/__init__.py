@@ -3,10 +3,11 @@
 This package is the specification (docs/noise.md explains it). Everything is integer arithmetic or
 float64 in torch, so it runs on any device and can be read line by line:
 
-    philox    the counter-based generator
-    noise     random words -> Gumbel and uniform variates, of tokens and of groups of tokens
-    logits    what is sampled: soft cap, bias, mask; log Z
-    expected  the token of each row, and which others fp32 rounding may put in its place
+    philox      the counter-based generator
+    noise       random words -> Gumbel and uniform variates, of tokens and of groups of tokens
+    logits      what is sampled: soft cap, bias, mask; log Z
+    truncation  penalties; what top-k, top-p and min-p keep
+    expected    the token of each row, and which others fp32 rounding may put in its place
 """
 
 from fsbench.reference.expected import Expected, expect
@@ -22,21 +23,35 @@ from fsbench.reference.noise import (
     word_and_lane,
 )
 from fsbench.reference.philox import philox4x32
+from fsbench.reference.truncation import (
+    MASS_ERROR,
+    Truncation,
+    filtered_probabilities,
+    penalised,
+    token_counts,
+    truncate,
+)
 
 __all__ = [
     "GROUP_STREAM",
     "GUMBEL_ERROR",
+    "MASS_ERROR",
     "Expected",
+    "Truncation",
     "expect",
     "exponential",
+    "filtered_probabilities",
     "group_and_member",
     "group_noise",
     "gumbel",
     "log_partition",
     "log_probability",
     "matmul_error",
+    "penalised",
     "philox4x32",
     "processed_logits",
+    "token_counts",
     "token_noise",
+    "truncate",
     "word_and_lane",
 ]

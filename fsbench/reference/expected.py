@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fsbench.errors import InvalidArgument
 from fsbench.reference.logits import SMALLEST_TEMPERATURE
 from fsbench.reference.noise import (
     GROUP,
@@ -17,6 +18,7 @@ from fsbench.reference.noise import (
     group_noise,
     token_noise,
 )
+from fsbench.reference.truncation import Truncation
 
 # The bounds below are what fp32 samplers are held to; docs/noise.md derives them.
 _SCORE_ULP = 2.0**-23  # T, T g and the sum are each rounded once
@@ -55,6 +57,7 @@ def expect(
     *,
     sample: int = 0,
     logits_error: float = 0.0,
+    truncation: Truncation | None = None,
 ) -> Expected:
     """The token of every row of logits [B, V] (any float type, used exactly), at T = 0 greedy.
 
@@ -65,7 +68,11 @@ def expect(
         noise: "token" or "group".
         sample: number of the sample from the same row and step.
         logits_error: how far the sampler's own logits may be from these (0: the very same).
+        truncation: of these logits, with the same temperature and logits_error: only what it keeps
+            is drawn, the best score among them; it needs token noise.
     """
+    if truncation is not None and noise != "token":
+        raise InvalidArgument(f"noise: expected token with a truncation; got {noise!r}")
     B = logits.shape[0]
     exact = logits.double()
     rows = torch.arange(B, device=logits.device) * (seed.numel() == 1)
@@ -73,27 +80,43 @@ def expect(
     undefined = torch.isnan(exact) | (exact == torch.inf)
     valid_temperature = (T >= 0) & (torch.inf > T)
     invalid = undefined.any(1) | ~torch.isfinite(exact).any(1) | ~valid_temperature
+    if truncation is not None:
+        invalid |= ~truncation.kept.any(1)
     T = torch.where(T < SMALLEST_TEMPERATURE, 0.0, T)
     exact = torch.where(undefined | invalid[:, None], -torch.inf, exact)
     T = torch.where(invalid, 1.0, T)[:, None]
-    draw = {"token": _token_draw, "group": _group_draw}[noise]
-    tokens, acceptable, scores = draw(exact, T, seed, offset, rows, sample, logits_error)
+    stream = (seed, offset, rows, sample)
+    if noise == "token":
+        tokens, acceptable, scores = _token_draw(exact, T, *stream, logits_error, truncation)
+    else:
+        tokens, acceptable, scores = _group_draw(exact, T, *stream, logits_error)
     empty = ~(undefined.any(1) | torch.isfinite(exact).any(1)) & valid_temperature
     scores = torch.where(empty, -torch.inf, torch.where(invalid, torch.inf, scores))
     return Expected(torch.where(invalid, -1, tokens), acceptable, scores)
 
 
 def _token_draw(
-    logits: Tensor, T: Tensor, seed: Tensor, offset: Tensor, rows: Tensor, sample: int, error: float
+    logits: Tensor,
+    T: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    rows: Tensor,
+    sample: int,
+    error: float,
+    truncation: Truncation | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """argmax(logits + T g), the lowest id if several are equal (Gumbel-max, section 3.1)."""
     scores = logits + T * token_noise(logits.shape[1], seed, offset, rows, sample)
+    surely = possibly = scores
+    if truncation is not None:
+        scores, surely, possibly = (scores.masked_fill(~part, -torch.inf) for part in truncation)
     best = scores.max(1, keepdim=True).values
     # Of the two sums behind the best score, the larger term sets the rounding.
     magnitude = _finite(best).abs() + 23.0 * T
     tolerance = 2 * (T * GUMBEL_ERROR + magnitude * _SCORE_ULP + error)
-    acceptable = (scores >= best - tolerance) & torch.isfinite(scores)
-    return scores.argmax(1), acceptable, best[:, 0]
+    # Whatever rounding keeps, the best of what is surely kept is among it.
+    least = surely.max(1, keepdim=True).values - tolerance
+    return scores.argmax(1), (possibly >= least) & torch.isfinite(possibly), best[:, 0]
 
 
 def _group_draw(

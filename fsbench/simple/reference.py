@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fsbench.reference.logits import SMALLEST_TEMPERATURE
+from fsbench.reference.truncation import penalised as dense_penalised
+from fsbench.reference.truncation import token_counts
 
 
 class Decided(NamedTuple):
@@ -98,18 +100,11 @@ def penalised(
     presence: float = 0.0,
     frequency: float = 0.0,
 ) -> Tensor:
-    """Penalties by dense counts [B, V], as engines apply them: what the samplers keep in steps."""
-    B, V = logits.shape
-    counts = torch.zeros(2, B, V, dtype=torch.int64)
-    for row in range(B):
-        for part, tokens in enumerate((prompts[row], outputs[row])):
-            counts[part, row] = torch.bincount(
-                torch.as_tensor(tokens, dtype=torch.int64), minlength=V
-            )
-    z = logits.float()
-    seen = (counts > 0).any(0)
-    z = torch.where(seen, torch.where(z > 0, z / repetition, z * repetition), z)
-    return z - frequency * counts[1] - presence * (counts[1] > 0)
+    """fsbench.reference.penalised of the rows' histories: what the samplers keep in steps."""
+    counts = (token_counts(part, logits.shape[1]) for part in (prompts, outputs))
+    return dense_penalised(
+        logits.float(), *counts, repetition=repetition, presence=presence, frequency=frequency
+    )
 
 
 def tail(logits: Tensor, hot: int, temperature: float | Tensor) -> tuple[Tensor, Tensor]:

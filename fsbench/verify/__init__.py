@@ -9,6 +9,7 @@ plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench
     pathwise      the oracle's tokens; the launch that is about to be timed
     noise         Philox, the map to Gumbel, the largest Gumbel
     support       edges: sizes, extreme logits, filters, greedy decoding
+    truncation    what the filters of truncated problems keep
     invariance    what a token must not depend on
     distribution  one row: fit, total variation, tails
     joint         rows, steps, seeds and samples together

@@ -6,7 +6,7 @@ minutes for all samplers that run on a CPU; `full`, with the draws that a claim 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -20,7 +20,15 @@ from fsbench.errors import (
     unknown_name,
 )
 from fsbench.provider import Capabilities, Kind, Provider
-from fsbench.verify import distribution, invariance, joint, noise, pathwise, support
+from fsbench.verify import (
+    distribution,
+    invariance,
+    joint,
+    noise,
+    pathwise,
+    support,
+    truncation,
+)
 from fsbench.verify.check import Check, Setting
 from fsbench.verify.drawing import Draws
 from fsbench.verify.pathwise import SHAPES, Shapes
@@ -40,6 +48,7 @@ class Effort:
     gaps, tail_tokens: of `tail`, random numbers spent on each gap.
     joint_steps, other_steps: launches of 256 equal rows, of the seed and of each other seed.
     filter_steps: launches of each filter. codes: of `noise map`. maxima: rows of `maximum`.
+    truncated_draws: of each law of `truncation`.
     shapes: of `oracle`, `greedy` and `edges`. sizes: batches of `invariance`.
     any_shapes, any_sizes: the same for samplers with noise of their own, which may take seconds to
         compile for each.
@@ -55,6 +64,7 @@ class Effort:
     joint_steps: int
     other_steps: int
     filter_steps: int
+    truncated_draws: int
     codes: int
     maxima: dict[str, int]
     shapes: Shapes
@@ -74,6 +84,7 @@ _CPU_CI = Effort(
     joint_steps=48,
     other_steps=12,
     filter_steps=64,
+    truncated_draws=2**12,
     codes=2**18,
     maxima={"token": 2**9, "group": 2**12},
     shapes=(*SHAPES, (64, 128), (255, 2)),
@@ -92,6 +103,7 @@ _CPU_FULL = Effort(
     joint_steps=64,
     other_steps=16,
     filter_steps=256,
+    truncated_draws=2**16,
     codes=2**22,
     maxima={"token": 2**10, "group": 2**14},
     shapes=(*SHAPES, *zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
@@ -116,6 +128,7 @@ _CUDA_FULL = Effort(
     joint_steps=4096,
     other_steps=1024,
     filter_steps=1024,
+    truncated_draws=2**20,
     codes=2**32,
     maxima={"token": 2**14, "group": 2**16},
     shapes=tuple((B, V) for B in _SIZES_B for V in _SIZES_V),
@@ -131,6 +144,7 @@ _CUDA_CI = replace(
     joint_steps=512,
     other_steps=128,
     filter_steps=128,
+    truncated_draws=2**16,
     codes=2**26,
     maxima={"token": 2**11, "group": 2**14},
     shapes=(*SHAPES, *zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
@@ -147,11 +161,13 @@ EFFORTS = {
 TIERS = ("gate", "ci", "full")
 GATE_DRAWS = {"cuda": 2**20, "cpu": 2**16}
 """Draws of the gate's goodness-of-fit test by device type: a few seconds on either."""
+GATE_TRUNCATED_DRAWS = {"cuda": 2**16, "cpu": 2**12}
+"""Draws of each law of the gate's test of filters."""
 
 CHECKS = (
     *("philox", "noise map", "maximum", "oracle", "undefined rows", "greedy", "edges", "filters"),
     *("invariance", "fit", "fit of seeds", "tiles", "collisions", "rows", "steps", "seeds"),
-    *("samples", "tail", "variation"),
+    *("samples", "tail", "variation", "truncated oracle", "truncation"),
 )
 """Every check by name; there is a `tail` for each gap."""
 
@@ -197,7 +213,12 @@ def require_names(option: str, given: Collection[str], known: Collection[str] = 
 def takes_greedy(provider: Provider) -> bool:
     """Whether the provider can be asked for the argmax."""
     able = provider.capabilities
-    return provider.kind is Kind.GREEDY or (provider.kind is Kind.EXACT and able.zero_temperature)
+    return provider.kind is Kind.GREEDY or (draws(provider) and able.zero_temperature)
+
+
+def draws(provider: Provider) -> bool:
+    """Whether the provider draws tokens: without filters, from the softmax."""
+    return provider.kind in (Kind.EXACT, Kind.TRUNCATED)
 
 
 def cost(able: Capabilities) -> str:
@@ -216,8 +237,33 @@ def _gate(provider: Provider, setting: Setting) -> Todo:
         todo.append(("undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)))
     if takes_greedy(provider):
         todo.append(("greedy", lambda: support.check_greedy(provider, setting)))
-    if provider.kind is Kind.EXACT:
+    if draws(provider):
         todo.append(("fit", lambda: _gate_fit(provider, setting)))
+    if provider.capabilities.filters and setting.truncated:
+        wanted = GATE_TRUNCATED_DRAWS[setting.device]
+        todo += _truncated(provider, setting, pathwise.SHAPES, truncation.GATE, wanted)
+    return todo
+
+
+def _truncated(
+    provider: Provider,
+    setting: Setting,
+    shapes: Shapes,
+    cases: Sequence[truncation.Filters],
+    wanted: int,
+) -> Todo:
+    """The checks of a sampler that has filters."""
+    todo: Todo = []
+    if provider.capabilities.noise == "token":
+        todo.append(
+            (
+                "truncated oracle",
+                lambda: truncation.check_truncated_oracle(provider, setting, shapes),
+            )
+        )
+    todo.append(
+        ("truncation", lambda: truncation.check_truncation(provider, setting, cases, wanted))
+    )
     return todo
 
 
@@ -259,7 +305,7 @@ class _Battery:
             todo.append(
                 ("greedy", lambda: support.check_greedy(self.provider, self.setting, self.shapes))
             )
-        if kind in (Kind.EXACT, Kind.GREEDY):
+        if kind is not Kind.LOWER_BOUND:
             todo.append(
                 ("edges", lambda: support.check_edges(self.provider, self.setting, self.shapes))
             )
@@ -267,8 +313,16 @@ class _Battery:
                 todo.append(("filters", self._filters))
             if able.batch_invariant:
                 todo.append(("invariance", self._invariance))
-        if kind is Kind.EXACT:
+        if draws(self.provider):
             todo += self._drawn()
+        if able.filters:
+            todo += _truncated(
+                self.provider,
+                self.setting,
+                self.shapes,
+                truncation.CASES,
+                self.effort.truncated_draws,
+            )
         return todo
 
     def _contract(self, form: str) -> Todo:

@@ -53,11 +53,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and at what temperature a provider is checked."""
+    """Where and at what temperature a provider is checked.
+
+    truncated: the gate looks at what it does with filters; the other tiers always do.
+    """
 
     device: str
     dtype: str
     temperature: float = 1.0
+    truncated: bool = False
 
     @property
     def sampled_temperature(self) -> float:

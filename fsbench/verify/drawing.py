@@ -111,10 +111,13 @@ class Draws:
         hidden[:, self._column[row]] = 1.0
         return hidden
 
+    def logits(self, row: str) -> Tensor:
+        """A row of logits as they are stored: [V], the problem's dtype."""
+        return self.weight[:, self._column[row]]
+
     def probabilities(self, row: str) -> Tensor:
         """softmax(logits / T) of a row of logits as they are stored: float64 [V]."""
-        stored = self.weight[:, self._column[row]]
-        return torch.softmax(stored.double() / self.problem.temperature, 0)
+        return torch.softmax(self.logits(row).double() / self.problem.temperature, 0)
 
     def seed(self, seed: int) -> None:
         """Begin anew at step 0 with this seed (modulo 2^64).

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fsbench import reference
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.reference import Truncation
 from fsbench.verify.check import ALPHA, Check, Setting
 from fsbench.verify.drawing import exact_head, launched_tokens, random_logits, require_support
 
@@ -99,8 +100,8 @@ def check_on_problem(
     A sampler with noise of the contract must return the oracle's token for logits recomputed in
     fp32, within the rounding of the matmul (and of stored logits, unless it is fused); so must
     greedy decoding.
-    Exact samplers with noise of their own draw a few times, and the tokens' probabilities must
-    be such as honest draws have (`surprisal_p_value`).
+    Other samplers draw a few times, and the tokens' probabilities must be such as honest draws have
+    (`surprisal_p_value`). With filters it is looked at whether their tokens are kept by these.
     """
     B, V = problem.B, problem.V
     tokens = launched_tokens(launch, hidden, 5, 9)
@@ -112,6 +113,9 @@ def check_on_problem(
     if not able.fused:
         error += float(logits.abs().max()) * torch.finfo(hidden.dtype).eps
     greedy = provider.kind is Kind.GREEDY or problem.temperature == 0
+    kept = None
+    if problem.filters and not greedy:
+        kept = truncation(problem, able, logits, error)
     if greedy or able.noise is not None:
         expected = reference.expect(
             logits,
@@ -120,13 +124,16 @@ def check_on_problem(
             0.0 if greedy else problem.temperature,
             able.noise or "token",
             logits_error=error,
+            truncation=kept,
         )
         accepted = expected.accepts(tokens)
         equal = int((tokens == expected.tokens).sum())
         detail = f"{equal} of {B} tokens equal the oracle's, {int(accepted.sum())} accepted"
         return Check("problem", bool(accepted.all()), detail, B)
-    if provider.kind is not Kind.EXACT:
-        return Check("problem", True, "ids in range", B)
+    if kept is not None:
+        cut = ~kept.possibly.gather(1, tokens.long()[:, None])[:, 0]
+        passed = bool(able.known_deviation) or not bool(cut.any())
+        return Check("problem", passed, f"{int(cut.sum())} of {B} tokens are cut off", B)
     steps = min(math.ceil(64 / B), _PROBLEM_STEPS[problem.device])
     # Cloned: a launch may write every step's tokens to the same place.
     drawn = [launched_tokens(launch, hidden, 5, 9 + step).clone() for step in range(steps)]
@@ -138,6 +145,27 @@ def check_on_problem(
     if p_value <= ALPHA:
         detail = f"the probabilities of {steps * B} drawn tokens are not as they should be"
     return Check("problem", p_value > ALPHA, detail, steps * B, p_value=p_value)
+
+
+def truncation(
+    problem: Problem, able: Capabilities, logits: Tensor, logits_error: float = 0.0
+) -> Truncation:
+    """What the problem's filters keep of logits [R, V] of its first rows, as a sampler orders them.
+
+    able: of the sampler. logits_error: how far its logits may be from these.
+    """
+    filters = torch.tensor(problem.row_filters()[: len(logits)], dtype=torch.float64)
+    k, p, min_p = filters.to(logits.device).unbind(1)
+    return reference.truncate(
+        logits,
+        problem.temperature,
+        top_k=k,
+        top_p=p,
+        min_p=min_p,
+        order=able.filter_order,
+        keeps_ties=able.ties == "kept",
+        logits_error=logits_error,
+    )
 
 
 def surprisal_p_value(

@@ -12,6 +12,7 @@ from fsbench.baselines import (
     _flashinfer,
     flashinfer_gumbel,
     flashinfer_gumbel_lean,
+    flashinfer_joint,
     flashinfer_top_k_top_p,
     flashinfer_top_k_top_p_lean,
 )
@@ -26,8 +27,8 @@ class Recorder:
     def __init__(self, result) -> None:
         self.result = result
 
-    def __call__(self, tensor, **kwargs):
-        self.tensor, self.kwargs = tensor, kwargs
+    def __call__(self, tensor, *args, **kwargs):
+        self.tensor, self.args, self.kwargs = tensor, args, kwargs
         return self.result(tensor)
 
 
@@ -40,6 +41,7 @@ def sampling(monkeypatch: pytest.MonkeyPatch):
         "sampling_from_logits",
         "sampling_from_probs",
         "top_k_top_p_sampling_from_logits",
+        "top_k_top_p_sampling_from_probs",
     ):
         setattr(module, name, Recorder(lambda tensor: tensor.argmax(-1).int()))
     monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
@@ -50,12 +52,12 @@ def sampling(monkeypatch: pytest.MonkeyPatch):
     return module
 
 
-def step(module, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def step(module, temperature: float, **filters) -> tuple[torch.Tensor, torch.Tensor]:
     """Build and launch on random bf16 inputs; returns the tokens and the bf16 logits [3, 20]."""
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(3, 8, generator=generator).bfloat16()
     weight = torch.randn(20, 8, generator=generator).bfloat16()
-    problem = Problem(3, 8, 20, "bf16", temperature)
+    problem = Problem(3, 8, 20, "bf16", temperature, **filters)
     return module.PROVIDER.build(problem, weight)(hidden, SEED, STEP), hidden @ weight.T
 
 
@@ -97,3 +99,31 @@ def test_lean_top_k_top_p(sampling) -> None:
     assert sampling.softmax.kwargs == {"temperature": 2.0}
     torch.testing.assert_close(sampling.softmax.tensor, logits.float(), rtol=0.01, atol=0.01)
     assert sampling.sampling_from_probs.kwargs == {"seed": STEP, "offset": SEED}
+
+
+def test_fi1_takes_the_filters_of_a_problem(sampling) -> None:
+    step(flashinfer_top_k_top_p, temperature=1.0, top_k=7, top_p=0.5)
+    called = sampling.top_k_top_p_sampling_from_logits
+    assert (called.kwargs["top_k"], called.kwargs["top_p"]) == (7, 0.5)
+    step(flashinfer_top_k_top_p, temperature=1.0, top_p=0.5)
+    assert (called.kwargs["top_k"], called.kwargs["top_p"]) == (-1, 0.5)
+    step(flashinfer_top_k_top_p, temperature=1.0, top_k=7, top_p=0.5, mixed=True)
+    assert called.kwargs["top_k"].tolist() == [7, 7, 20]
+    assert called.kwargs["top_k"].dtype == torch.int32
+    assert called.kwargs["top_p"].tolist() == [0.5, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("module", "order"), [(flashinfer_top_k_top_p_lean, "top_k_first"), (flashinfer_joint, "joint")]
+)
+def test_lean_filters(sampling, module, order: str) -> None:
+    _, logits = step(module, 2.0, top_k=7, top_p=0.5)
+    assert sampling.softmax.kwargs == {"temperature": 2.0}
+    called = sampling.top_k_top_p_sampling_from_probs
+    torch.testing.assert_close(
+        called.tensor, logits.float().softmax(-1), rtol=0.02, atol=0.02
+    )  # the stand-in's softmax has no T
+    assert called.args == (7, 0.5)
+    assert called.kwargs == {"filter_apply_order": order, "seed": STEP, "offset": SEED}
+    step(module, 2.0, top_p=0.5)
+    assert called.args == (20, 0.5), "top-k off is k = V"

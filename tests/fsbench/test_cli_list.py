@@ -61,6 +61,8 @@ def test_json_has_the_facts_of_a_provider(no_gpu):
             **claimed,
             "devices": list(able.devices),
             "dtypes": list(able.dtypes),
+            "filters": list(able.filters),
+            "filter_order": list(able.filter_order),
         }
 
 
@@ -97,7 +99,7 @@ def _matrix(text: str) -> dict[str, dict[str, str]]:
     return matrix
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, 130])
 def test_the_matrix_says_what_each_claims(no_gpu, columns):
     matrix = _matrix(_list("--capabilities", columns=columns))
     assert list(matrix) == list(discover())
@@ -110,24 +112,27 @@ def test_the_matrix_says_what_each_claims(no_gpu, columns):
             **{head: getattr(able, field) for field, (head, _) in CLAIMS.items()},
         }
         assert cells.pop("noise") == (shown.pop("noise") or "-")
+        letters = "".join(name.removeprefix("top_")[0] for name in shown.pop("kpm"))
+        assert cells.pop("kpm") == ((letters.upper() if able.mixed_filters else letters) or "-")
         assert cells == {head: "yes" if has else "-" for head, has in shown.items()}
 
 
 def test_the_matrix_has_every_capability_and_says_what_it_means(no_gpu):
     unnamed = {"devices", "dtypes"}  # in columns of their own
     unnamed |= {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}  # numbers
+    unnamed |= {"mixed_filters", "filter_order", "ties"}  # of `filters`
     assert set(CLAIMS) == {field.name for field in fields(Capabilities)} - unnamed
     text = _list("--capabilities")
     for head, meaning in CLAIMS.values():
         assert _line(text, head) == meaning
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, 130])
 def test_the_matrix_fits_and_is_split_where_it_must(no_gpu, columns):
     text = _list("--capabilities", columns=columns)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
     assert "…" not in text
-    assert text.count("provider") == (1 if columns == 120 else 2)
+    assert text.count("provider") == (1 if columns == 130 else 2)
 
 
 def test_the_matrix_leaves_out_what_is_broken_and_says_why(no_gpu, tmp_path):
@@ -155,6 +160,7 @@ def test_a_broken_plug_in_is_listed_with_the_reason(no_gpu, tmp_path):
     assert _line(_list("--provider-path", path), "broken") == (
         "broken - RuntimeError: no [bold]luck"
     )
-    row = json.loads(_list("--provider-path", path, "--json"))["providers"][0]
-    assert (row["name"], row["kind"], row["label"]) == ("broken", None, None)
+    rows = json.loads(_list("--provider-path", path, "--json"))["providers"]
+    (row,) = (row for row in rows if row["name"] == "broken")
+    assert (row["kind"], row["label"]) == (None, None)
     assert row["cuda"] == row["cpu"] == "RuntimeError: no [bold]luck"

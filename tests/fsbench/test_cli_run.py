@@ -76,6 +76,39 @@ TINY += ["--timer", "fake", "--warmup", "0", "--iters", "4", "--rounds", "2", "-
 # What it writes and prints
 
 
+def test_filters_are_a_grid_and_columns_of_the_results(fsbench, tmp_path):
+    options = ["--top-k", "5,0", "--top-p", "0.5,1", "--batch", "3", "--out", "here", "--mixed"]
+    code, out, err = fsbench("run", *TINY, "--provider", "matmul_only", *options)
+    assert code == 0, err
+    table = pd.read_csv(tmp_path / "here" / "results.csv")
+    found = list(table[["top_k", "top_p", "min_p", "mixed"]].itertuples(index=False, name=None))
+    assert found == [(5, 0.5, 0, True), (5, 1, 0, True), (0, 0.5, 0, True), (0, 1, 0, False)]
+    assert "top-k 5, top-p 0.5, mixed rows" in out
+
+
+def test_samplers_without_filters_say_so(fsbench, tmp_path):
+    options = ["--top-k", "5", "--batch", "3", "--out", "here"]
+    fsbench("run", *TINY, "--provider", "multinomial", "--provider", "matmul_only", *options)
+    table = pd.read_csv(tmp_path / "here" / "results.csv").set_index("provider")
+    assert table.status.to_dict() == {"multinomial": "unsupported", "matmul_only": "ok"}
+    assert table.reason["multinomial"] == "does not apply top_k"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--mixed"], "--mixed: expected with --top-k, --top-p or --min-p"),
+        (["--top-k", "x"], "--top-k: expected integers >= 0"),
+        (["--top-p", "a"], "--top-p: expected numbers separated by commas"),
+        (["--top-p", "1.5"], "top_p: expected 0 < p <= 1"),
+        (["--min-p", "-1"], "min_p: expected 0 to 1"),
+    ],
+)
+def test_filters_that_make_no_sense(fsbench, options, message):
+    code, _, err = fsbench("run", *TINY, "--provider", "matmul_only", *options)
+    assert code == 2 and message in err
+
+
 def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     options = ["--check", "--seed", "3", "--out", "here"]
     code, out, _ = fsbench("run", "--preset", "smoke", *TINY, *options)

@@ -15,7 +15,13 @@ from fsbench.runner import Plan
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_valid_plan(name):
     chosen = preset(name)
-    problems = [Problem(B, D, V, chosen.dtype) for D, V in chosen.shapes for B in chosen.batches]
+    problems = [
+        Problem(B, D, V, chosen.dtype, **filters)
+        for D, V in chosen.shapes
+        for filters in chosen.filters
+        for B in chosen.batches
+    ]
+    assert len(set(problems)) == len(problems)
     Plan(problems, [], warmup=chosen.warmup, iters=chosen.iters, rounds=chosen.rounds)
     assert chosen.summary
 
@@ -37,10 +43,27 @@ def test_paper_is_the_papers_sweep():
     assert (paper.dtype, paper.warmup, paper.iters) == ("bf16", 25, 100)
 
 
-def test_every_preset_compares_an_exact_sampler_with_a_lower_bound():
+def test_every_preset_compares_samplers_that_draw_with_a_lower_bound():
     for name in PRESETS:
-        kinds = {e.provider.kind for e in discover().values() if name in e.provider.presets}
-        assert kinds >= {Kind.EXACT, Kind.LOWER_BOUND}
+        (D, V), (filters, *_) = preset(name).shapes[0], preset(name).filters
+        problem = Problem(1, D, V, **filters)
+        providers = [e.provider for e in discover().values() if name in e.provider.presets]
+        kinds = {provider.kind_on(problem) for provider in providers}
+        assert kinds >= {Kind.TRUNCATED if problem.filters else Kind.EXACT, Kind.LOWER_BOUND}
+
+
+def test_every_sampler_of_the_truncated_preset_has_filters():
+    for entry in discover().values():
+        if "truncated" in entry.provider.presets:
+            bound = entry.provider.kind in (Kind.LOWER_BOUND, Kind.GREEDY)
+            assert bound or entry.provider.capabilities.filters, entry.name
+
+
+def test_the_truncated_preset_is_a_grid_and_a_mixed_batch():
+    filters = preset("truncated").filters
+    assert len(filters) == 5 * 4 * 2 + 1
+    assert {one["top_k"] for one in filters} == {1, 20, 50, 200, 1000}
+    assert sum(one.get("mixed", False) for one in filters) == 1
 
 
 @pytest.mark.parametrize("name", ["smoke", "cpu"])

@@ -61,6 +61,27 @@ def test_speedup_is_baseline_over_fused_with_conservative_interval(rows):
     assert list(table["ratio.fast.floor"]) == pytest.approx([1.25, 1.375, 2.5])
 
 
+def test_on_a_problem_with_filters_truncated_samplers_are_compared(rows):
+    kept = {"top_k": 50, "top_p": 0.9, "min_p": 0.0, "mixed": False}
+    cut = [
+        {**row, **kept, "kind": "truncated" if row["kind"] == "exact" else row["kind"]}
+        for row in rows
+    ]
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "mixed": False}
+    plain, filtered = configurations(pd.DataFrame([{**row, **off} for row in rows] + cut))
+    assert plain.drawn is Kind.EXACT and filtered.drawn is Kind.TRUNCATED
+    assert filtered.conditions == f"{plain.conditions}, top-k 50, top-p 0.9"
+    assert filtered.stem != plain.stem and filtered.stem.endswith("_k50_p0.9")
+    assert list(speedup_table(filtered)["speedup.fast.slow"]) == pytest.approx([1.5, 2.0, 0.9])
+
+
+def test_results_from_before_there_were_filters_are_of_problems_without(rows):
+    new = [{**row, "top_k": 50, "kind": "truncated", "folder": "run2"} for row in rows]
+    plain, filtered = configurations(pd.concat([pd.DataFrame(rows), pd.DataFrame(new)]))
+    assert (plain.drawn, filtered.drawn) == (Kind.EXACT, Kind.TRUNCATED)
+    assert list(filtered.rows.top_p.unique()) == [1.0] and not filtered.rows.mixed.any()
+
+
 def test_only_exact_samplers_are_compared(rows):
     rows += [_row("cut", b, 95.0, kind="truncated") for b in (1, 2, 4)]
     columns = list(speedup_table(_only(rows)))

@@ -21,18 +21,24 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from fsbench.baselines import weight_stream
-from fsbench.kernels import _flash_sampling_config as portable_tiles
-from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels import (
+    _akunu_kernels,
     _matmul_form,
     _merge_keys,
     _pack_mask,
+    _truncated_kernels,
+    _truncated_sample,
+    akunu_exact,
+    akunu_faithful,
     flash_sampling_gather,
     flash_sampling_store,
     flash_sampling_two_step,
     group_gumbel_parallel,
     gumbel_argmax,
+    pivot_search,
 )
+from fsbench.kernels import _flash_sampling_config as portable_tiles
+from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
 from fsbench.kernels._hopper_config import CHUNK, HopperConfig
@@ -192,6 +198,104 @@ def ablation(kernel, arguments: dict[str, str], config: TileConfig, capability: 
     return stack_bytes(kernel, signature, tile_constants(config, True), capability, **stages)
 
 
+def truncated_logits(config: TileConfig, capability: int, everything: bool = False) -> int:
+    """The matmul that stores its logits, plain or with every option."""
+    config = fitted(config, capability)
+    options = ("soft_cap", "bias_ptr", "row_bias_ptr", "mask_ptr")
+    signature = {
+        **operands(config, "bf16", True),
+        **{name: OPTIONS[name] for name in options if everything},
+        "logits_ptr": "*fp32",
+        "largest_ptr": "*fp32",
+        **dict.fromkeys(("B", "V", "D", "mask_words", "runs"), "i32"),
+    }
+    constants = {
+        **tile_constants(config, True),
+        **({} if everything else dict.fromkeys(options)),
+    }
+    kernel = _truncated_kernels.truncated_logits_kernel
+    stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return stack_bytes(kernel, signature, constants, capability, **stages)
+
+
+def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False) -> int:
+    """The draw from stored logits, with one set of filters or with all options, of each row."""
+    history = ("history_ptr", "counts_ptr", "lengths_ptr")
+    numbers = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+    number = "*fp32" if everything else "fp32"
+    signature = {
+        "logits_ptr": "*fp32",
+        "largest_ptr": "*fp32",
+        "found_ptr": "*i32",
+        "values_ptr": "*fp32",
+        "ids_ptr": "*i32",
+        "seed_ptr": "*i64",
+        "offset_ptr": "*i64",
+        "temperature": number,
+        "top_k": "*i64" if everything else "i32",
+        **dict.fromkeys(("top_p", "min_p"), number),
+        **({} if not everything else dict.fromkeys(history, "*i32")),
+        **dict.fromkeys(("repetition", "presence", "frequency"), number),
+        "tokens_ptr": "*i64",
+        "valid_ptr": "*i1",
+        "kept_ptr": "*i32",
+        **dict.fromkeys(("V", "runs", "capacity"), "i32"),
+    }
+    runs = -(-V // 32)
+    constants = {
+        **({} if everything else dict.fromkeys(history)),
+        **{f"{name.upper()}_PER_ROW": everything for name in ("seed", "offset", "top_k", *numbers)},
+        "BLOCK_RUNS": 1 << (runs - 1).bit_length(),
+        "CHUNK": _truncated_sample.chunk(top_k),
+    }
+    kernel = _truncated_kernels.truncated_draw_kernel
+    warps = _truncated_sample.NUM_WARPS
+    return stack_bytes(kernel, signature, constants, capability, num_warps=warps)
+
+
+def akunu(mode: str, capability: int, per_row: bool = False) -> int:
+    """The samplers over stored logits after akunu."""
+    number = "*fp32" if per_row else "fp32"
+    signature = {
+        "logits_ptr": "*bf16",
+        **({"scores_ptr": "*fp16"} if mode == "faithful" else {}),
+        "seed_ptr": "*i64",
+        "offset_ptr": "*i64",
+        "temperature": "fp32",
+        "top_k": "*i32" if per_row else "i32",
+        **dict.fromkeys(("top_p", "min_p"), number),
+        **({"tokens_ptr": "*i64"} if mode == "exact" else {}),
+        **dict.fromkeys(("V", "runs") if mode == "exact" else ("V",), "i32"),
+    }
+    if mode == "faithful":
+        kernel, constants = _akunu_kernels.akunu_faithful_kernel, {"BLOCK": akunu_faithful.BLOCK}
+        return stack_bytes(
+            kernel, signature, constants, capability, num_warps=akunu_faithful.NUM_WARPS
+        )
+    kernel = _akunu_kernels.akunu_exact_kernel
+    constants = {"PER_ROW": per_row, "CHUNK": akunu_exact.CHUNK}
+    return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
+
+
+def pivoted(capability: int, per_row: bool = False) -> int:
+    number = "*fp32" if per_row else "fp32"
+    signature = {
+        "logits_ptr": "*bf16",
+        "values_ptr": "*fp32",
+        "ids_ptr": "*i32",
+        "seed_ptr": "*i64",
+        "offset_ptr": "*i64",
+        "temperature": "fp32",
+        "top_k": "*i32" if per_row else "i32",
+        **dict.fromkeys(("top_p", "min_p"), number),
+        "tokens_ptr": "*i64",
+        "V": "i32",
+    }
+    constants = {"PER_ROW": per_row, "BLOCK": pivot_search.BLOCK, "CHUNK": pivot_search.CHUNK}
+    kernel = pivot_search._pivot_search_kernel
+    return stack_bytes(kernel, signature, constants, capability, num_warps=pivot_search.NUM_WARPS)
+
+
 def local_samples(capability: int) -> int:
     signature = {
         "logits_ptr": "*bf16",
@@ -303,9 +407,19 @@ def main(capability: int) -> None:
             kernel = flash_sampling_store._flash_sampling_store_kernel
             stack = ablation(kernel, STORING, config, capability)
             report("flash_sampling_store", str(config), stack)
+            for everything in (False, True):
+                stack = truncated_logits(config, capability, everything)
+                name = f"{config} everything" if everything else str(config)
+                report("truncated_logits", name, stack)
             kernel = _matmul_form._matmul_form_kernel
             stack = ablation(kernel, {"largest_ptr": "*fp32"}, config, capability)
             report("matmul_form", str(config), stack)
+        elif tuned:
+            report("truncated_logits", str(config), truncated_logits(config, capability))
+    for V, top_k in ((151936, 50), (151936, 1000), (151936, 0)) if tuned else ((128256, 50),):
+        report("truncated_draw", f"V={V} k={top_k}", truncated_draw(V, top_k, capability))
+    stack = truncated_draw(151936, 0, capability, everything=True)
+    report("truncated_draw", "everything", stack)
     for B in hopper_tiles.BUCKETS if tuned else ():
         config = find("hopper", B, 4096, "NVIDIA H200")
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):
@@ -320,6 +434,11 @@ def main(capability: int) -> None:
             report("flash_sampling_hopper", f"{config} {ranks} ranks", stack)
     stack = portable(find("portable", 64, 4096, "untuned"), "bf16", True, capability, ranks=4)
     report("flash_sampling", "4 ranks", stack)
+    report("akunu_faithful", "", akunu("faithful", capability))
+    for per_row in (False, True):
+        report("akunu_exact", "per row" if per_row else "", akunu("exact", capability, per_row))
+    for per_row in (False, True):
+        report("pivot_search", "per row" if per_row else "", pivoted(capability, per_row))
     report("gumbel_argmax", "bf16", one_pass("bf16", capability))
     report("group_gumbel_parallel", "bf16", local_samples(capability))
     report("flash_sampling_two_step", "exchange", exchanging(capability))

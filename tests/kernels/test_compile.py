@@ -13,6 +13,10 @@ import pytest
 SCRIPT = Path(__file__).with_name("compile_offline.py")
 
 
+FILTERING = {"truncated_draw", "pivot_search", "akunu_exact", "akunu_faithful"}
+"""Kernels with one program per row, and no accumulator."""
+
+
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_compile_and_keep_their_accumulators_in_registers(capability):
     # In a process of its own: here the kernels may be decorated for the interpreter.
@@ -28,6 +32,8 @@ def test_kernels_compile_and_keep_their_accumulators_in_registers(capability):
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
     tuned = capability == 90
     assert {kernel for kernel, _, _ in compiled} == {
+        "akunu_exact",
+        "akunu_faithful",
         "flash_sampling",
         *(["flash_sampling_hopper"] if tuned else []),
         "flash_sampling_gather",
@@ -37,11 +43,16 @@ def test_kernels_compile_and_keep_their_accumulators_in_registers(capability):
         "gumbel_argmax",
         "matmul_form",
         "pack_mask",
+        "pivot_search",
+        "truncated_draw",
+        "truncated_logits",
         "weight_stream",
     }
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
     # addresses of the pointer path above all, are no tragedy; a thread's accumulator of 256 bytes
-    # would be. All options at once may spill: nobody has tuned for that.
-    for _, name, stack in compiled:
+    # would be. All options at once may spill: nobody has tuned for that. The draws from stored
+    # logits have a row's maxima in registers, which they do not need while they search the cutoff.
+    for kernel, name, stack in compiled:
         if "everything" not in name:
-            assert stack < (1 if tuned and "pointers" not in name else 256), name
+            strict = tuned and "pointers" not in name and kernel not in FILTERING
+            assert stack < (1 if strict else 256), (kernel, name)

@@ -159,7 +159,7 @@ def test_no_battery_has_more_statistical_checks_than_the_level_allows():
     """The p-values of one sampler that has every capability."""
     effort = battery.EFFORTS["full", "cuda"]
     statistical = {"maximum", "filters", "fit", "fit of seeds", "tiles", "collisions"}
-    statistical |= {"rows", "steps", "seeds", "samples", "variation"}
+    statistical |= {"rows", "steps", "seeds", "samples", "variation", "truncation"}
     assert statistical <= set(battery.CHECKS)
     assert len(statistical) + len(effort.gaps) <= MOST_CHECKS
     assert FAMILY == 1e-6

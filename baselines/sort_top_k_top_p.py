@@ -1,0 +1,32 @@
+"""Top-k and top-p by sorting, in eager PyTorch: see `_sorted`. Every operation is a pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._sorted import SORTED, limits, make_step
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    step = make_step(problem)
+    k, p = limits(problem, weight.device)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return step(hidden, weight, k, p)
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="sort_top_k_top_p",
+    label="Sort, top-k/top-p (eager)",
+    kind=Kind.TRUNCATED,
+    build=build,
+    capabilities=Capabilities(**SORTED),
+    presets=("truncated",),
+)

@@ -1,0 +1,33 @@
+"""Top-k and top-p by sorting, under torch.compile: see `_sorted`. The sort stays a library call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines._compiled import compile_step
+from fsbench.baselines._sorted import SORTED, limits, make_step
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    k, p = limits(problem, weight.device)
+    step = compile_step(make_step(problem), weight.new_zeros(problem.B, problem.D), weight, k, p)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return step(hidden, weight, k, p)
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="sort_top_k_top_p_compiled",
+    label="Sort, top-k/top-p",
+    kind=Kind.TRUNCATED,
+    build=build,
+    capabilities=Capabilities(**SORTED),
+    presets=("truncated",),
+)

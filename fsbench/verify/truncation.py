@@ -1,0 +1,192 @@
+"""Truncated problems: the tokens drawn are those that the filters keep, in their proportions.
+
+The law is fsbench.reference.truncate, with the order of filters that the sampler states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fsbench import reference
+from fsbench.errors import UnsupportedProblem, VerificationFailed
+from fsbench.inputs import TORCH_DTYPES
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Provider
+from fsbench.verify.check import ALPHA, Check, Setting
+from fsbench.verify.drawing import Draws, exact_head, launched_tokens, random_logits
+from fsbench.verify.pathwise import Shapes, truncation
+from fsbench.verify.statistics import detectable_bias, goodness_of_fit
+
+Filters = dict[str, float]
+
+GATE: Sequence[Filters] = (
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    {"top_k": 20, "top_p": 0.9},
+    {"top_k": 7},
+    {"min_p": 0.1},
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "mixed": True},
+    {"top_k": 20, "top_p": 0.9, "mixed": True},
+)
+"""What `fsbench run` asks before it times a truncated problem."""
+
+CASES: Sequence[Filters] = (
+    *GATE,
+    {"top_k": 1},
+    {"top_k": 500},  # as many as there are tokens
+    {"top_k": 1000},  # more
+    {"top_p": 0.9},
+    {"top_p": 0.5},
+    {"top_p": 1e-6},
+    {"min_p": 1.0},
+    {"top_k": 20, "min_p": 0.3},
+    {"top_k": 1, "top_p": 0.5},
+)
+"""The whole test of supports (samplers.md, T6)."""
+
+_SIZES = (64, 500)  # B, V
+
+
+def check_truncation(
+    provider: Provider, setting: Setting, cases: Sequence[Filters], wanted: int
+) -> Check:
+    """Nothing is drawn that the filters cut off, and a G-test of what they keep.
+
+    For every case that the sampler can do, of three rows of logits: `normal` ones; `tied`, few
+    different values, so that equal logits stand at every boundary; `flat`, all equal.
+    In a mixed batch the rows with the same filters are tested together.
+
+    Args:
+        wanted: draws of each case and row of logits.
+    """
+    able = provider.capabilities
+    worst, draws, tests, bins = 1.0, 0, 0, 2
+    for number, case in enumerate(cases):
+        B, V = _SIZES
+        problem = replace(setting.problem(B, V, setting.sampled_temperature), **case)  # type: ignore[arg-type]
+        if provider.unsupported_reason(problem):
+            continue
+        problem = _settled(problem, able)
+        rows = _rows(problem.temperature, able)
+        drawn = Draws(provider, problem, rows)
+        for name in rows:
+            drawn.seed(100 * number + 7)
+            tokens = drawn.draw(name, math.ceil(wanted / B))
+            laws = row_laws(problem, able, drawn.logits(name))
+            for turn, law in enumerate(laws):
+                mine = tokens[:, turn :: len(laws)].flatten()
+                counts = torch.bincount(mine, minlength=V).cpu()
+                cut = (counts > 0) & (law == 0)
+                if cut.any() and not able.known_deviation:
+                    token = int(cut.nonzero()[0])
+                    detail = f"{problem}: row {turn}, {name}: drew token {token}, which is cut off"
+                    return Check("truncation", False, detail, draws)
+                draws += len(mine)
+                if int((law > 0).sum()) > 1:
+                    fit = goodness_of_fit(counts.numpy(), law.numpy(), able.known_deviation)
+                    if not fit.passed or fit.p_value is None:
+                        detail = f"{problem}: row {turn}, {name}: {fit.detail}"
+                        return replace(fit, name="truncation", detail=detail)
+                    worst = worst if fit.deviates else min(worst, fit.p_value)
+                    bins = max(bins, int((law > 0).sum()))
+                    tests += 1
+    if not tests:
+        raise UnsupportedProblem(f"{provider.name}: takes none of the filters that are checked")
+    p_value = min(1.0, tests * worst)
+    found = detectable_bias(bins - 1, max(1, draws // max(tests, 1)), ALPHA / tests)
+    return Check(
+        "truncation",
+        p_value > ALPHA,
+        f"{tests} laws: nothing cut off was drawn; smallest p {worst:.2g}",
+        draws,
+        worst,
+        p_value,
+        detects=f"{found:.1%} rms error of the kept probabilities, in any one law",
+        deviates=bool(able.known_deviation),
+    )
+
+
+def _rows(T: float, able: Capabilities) -> dict[str, Tensor]:
+    """Rows of logits [V] by name; they scale with T, so that the law is much the same at any T.
+
+    Without ties, if a sampler does not say what becomes of them.
+    """
+    V = _SIZES[1]
+    normal = 2.0 * torch.randn(V, generator=torch.Generator().manual_seed(5))
+    normal[[0, -1]] = 4.0
+    scale = min(T, 1e3)  # fp16 ends at 65504
+    if able.ties == "any":
+        # 500 of the 512 numbers that bf16 has between -8 and -0.5, times a power of two.
+        grid = [-(128 + j) / 128 * 2.0**e for e in (-1, 0, 1, 2) for j in range(128)]
+        ranked = torch.tensor(grid[:V]) * 2.0 ** round(math.log2(scale))
+        return {"all different": ranked[normal.argsort().argsort()]}
+    return {
+        "normal": scale * normal,
+        "tied": scale * normal.round().clamp(-2, 4),
+        "flat": torch.full((V,), -scale),
+    }
+
+
+def _settled(problem: Problem, able: Capabilities) -> Problem:
+    """The problem, with a top_p that leaves no token to rounding in any of _rows."""
+    if "top_p" not in problem.filters:
+        return problem
+    dtype = TORCH_DTYPES[problem.dtype]
+    for attempt in range(40):
+        tried = replace(problem, top_p=problem.top_p * (1.0 - 0.0037 * attempt))
+        rows = (row.to(dtype).double() for row in _rows(problem.temperature, able).values())
+        bounds = [truncation(tried, able, row.expand(4, -1)) for row in rows]
+        if all(torch.equal(part.surely, part.possibly) for part in bounds):
+            return tried
+    raise VerificationFailed(f"{problem}: no top_p near it leaves nothing to rounding")
+
+
+def row_laws(problem: Problem, able: Capabilities, row: Tensor) -> Tensor:
+    """The probabilities [R, V] float64 that rows r, r + R, r + 2 R, ... of a batch draw from.
+
+    All rows have the logits `row` [V]; in a mixed batch R is 4, the number of turns, else 1.
+    """
+    turns = 4 if problem.mixed else 1
+    logits = row.double().cpu().expand(turns, -1)
+    kept = truncation(problem, able, logits)
+    return reference.filtered_probabilities(logits, kept, problem.temperature)
+
+
+def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes) -> Check:
+    """The token is the one of the best score among the kept, row by row, in mixed batches, too."""
+    able = provider.capabilities
+    rows = ties = 0
+    for number, (B, V) in enumerate(shapes):
+        for turn in range(3):
+            case = CASES[(3 * number + turn) % len(CASES)]
+            problem = replace(setting.problem(B, V), **case)  # type: ignore[arg-type]
+            if provider.unsupported_reason(problem):
+                continue
+            hidden, weight, logits = exact_head(problem, random_logits(problem, number))
+            launch = provider.build(problem, weight)
+            seed, step = 0x0123456789ABCDEF - number, 2**32 - 1 - turn
+            tokens = launched_tokens(launch, hidden, seed, step)
+            expected = reference.expect(
+                logits,
+                torch.tensor([seed]),
+                torch.tensor([step]),
+                problem.temperature,
+                able.noise or "token",
+                truncation=truncation(problem, able, logits),
+            )
+            wrong = ~expected.accepts(tokens)
+            if wrong.any():
+                row = int(wrong.nonzero()[0])
+                detail = (
+                    f"{problem} row {row}: expected token {int(expected.tokens[row])}, "
+                    f"got {int(tokens[row])}"
+                )
+                return Check("truncated oracle", False, detail, rows)
+            rows += B
+            ties += int((tokens != expected.tokens).sum())
+    detail = f"{rows} rows equal the oracle, {ties} by rounding"
+    return Check("truncated oracle", True, detail, rows)

@@ -1,0 +1,189 @@
+"""Device code of akunu's sampler over stored logits: one program per row, everything by bisection.
+
+From the chapter on sampling of the book about akunu (Apple Metal; its kernel `gumbel_topk_f16`,
+1024 threads for its only row). `akunu_faithful_kernel` has the arithmetic of the text:
+
+    0 max   1 threshold of top-k: 12 bisections of [max - 30, max] by count
+    2 of top-p: 8 bisections of [threshold, max] by mass, keeping at most p
+    3 of min-p   4 logit + T Gumbel(pcg hash), stored as fp16; an argmax follows as another launch
+
+The filters act at T = 1. `akunu_exact_kernel` does the same job, in the same order, without the
+approximations: bisection over the ordered bits of fp32 until exactly k are left, the token that
+crosses p is kept, ties go to the lower token, and the scores stay in fp32, with noise of the
+contract (docs/noise.md). docs/truncated.md has what the approximations cost.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures, token_of_key
+from fsbench.kernels._truncated_kernels import (
+    LOWEST,
+    count_from,
+    cut_top_k,
+    cut_top_p,
+    last_token,
+    load_chunk,
+    of_row,
+    ordered,
+    race,
+)
+
+SPAN = tl.constexpr(30.0)
+"""Logits this far below the largest are given up at once."""
+
+
+@triton.jit
+def pcg(state):
+    """The chapter's hash of a uint32 (PCG-RXS-M-XS), a bijection."""
+    state = state * 747796405 + 2891336453
+    word = ((state >> ((state >> 28) + 4)) ^ state) * 277803737
+    return (word >> 22) ^ word
+
+
+@triton.jit
+def _half(logits_ptr, first, V, BLOCK: tl.constexpr):
+    """(logits of tokens first .. first + BLOCK - 1 as fp16 in fp32, the tokens)."""
+    token = first + tl.arange(0, BLOCK)
+    y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
+    return y.to(tl.float16).to(tl.float32), token
+
+
+@triton.jit
+def _above(logits_ptr, limit, V, BLOCK: tl.constexpr):
+    """How many logits are above the limit."""
+    count = tl.zeros((BLOCK,), tl.int32)
+    for first in tl.range(0, V, BLOCK):
+        y, _ = _half(logits_ptr, first, V, BLOCK)
+        count += (y > limit).to(tl.int32)
+    return tl.sum(count)
+
+
+@triton.jit
+def _mass_from(logits_ptr, limit, top, V, BLOCK: tl.constexpr):
+    """Sum of exp(y - top) of the logits from the limit on."""
+    mass = tl.zeros((BLOCK,), tl.float32)
+    for first in tl.range(0, V, BLOCK):
+        y, _ = _half(logits_ptr, first, V, BLOCK)
+        mass += tl.where(y >= limit, tl.exp2((y - top) * LOG2_E), 0.0)
+    return tl.sum(mass)
+
+
+@triton.jit(do_not_specialize=["top_k", "V"])
+def akunu_faithful_kernel(
+    logits_ptr,  # [B, V], fp16 or read as such
+    scores_ptr,  # [B, V] fp16, out
+    seed_ptr,  # [1] int64: the chapter's seed_offset
+    offset_ptr,  # [1] int64: its position
+    temperature,  # fp32
+    top_k,  # 0 is off
+    top_p,  # off outside (0, 1)
+    min_p,  # off outside (0, 1)
+    V,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    logits_ptr += row.to(tl.int64) * V
+    scores_ptr += row.to(tl.int64) * V
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for first in tl.range(0, V, BLOCK):
+        y, _ = _half(logits_ptr, first, V, BLOCK)
+        largest = tl.maximum(largest, y)
+    top = tl.max(largest)
+
+    threshold = tl.full((), float("-inf"), tl.float32)
+    if top_k > 0:
+        low = top - SPAN
+        high = top
+        for _ in range(12):
+            middle = (low + high) * 0.5
+            many = _above(logits_ptr, middle, V, BLOCK) > top_k
+            low = tl.where(many, middle, low)
+            high = tl.where(many, high, middle)
+        threshold = high
+    if (top_p > 0.0) & (top_p < 1.0):
+        # The text has top-k always on; without it the bisection needs a lower end.
+        low = tl.maximum(threshold, top - SPAN)
+        high = top
+        target = top_p * _mass_from(logits_ptr, threshold, top, V, BLOCK)
+        for _ in range(8):
+            middle = (low + high) * 0.5
+            many = _mass_from(logits_ptr, middle, top, V, BLOCK) > target
+            low = tl.where(many, middle, low)
+            high = tl.where(many, high, middle)
+        threshold = tl.maximum(threshold, high)
+    if (min_p > 0.0) & (min_p < 1.0):
+        threshold = tl.maximum(threshold, top + _log(min_p + tl.zeros((), tl.float32)))
+
+    # The text is of one row; others get a seed_offset of their own.
+    state = (tl.load(offset_ptr) + tl.load(seed_ptr) + row.to(tl.int64) * 0x9E3779B9).to(tl.uint32)
+    state = state * 2654435761
+    for first in tl.range(0, V, BLOCK):
+        y, token = _half(logits_ptr, first, V, BLOCK)
+        u = pcg(state + token.to(tl.uint32)).to(tl.float32) / 4294967296.0
+        u = tl.minimum(tl.maximum(u, 1e-7), 1.0 - 1e-7)
+        g = -tl.log(-tl.log(u))
+        score = tl.where(y < threshold, float("-inf"), y + temperature * g)
+        tl.store(scores_ptr + token, score.to(tl.float16), mask=token < V)
+
+
+@triton.jit(do_not_specialize=["top_k", "V", "runs"])
+def akunu_exact_kernel(
+    logits_ptr,  # [B, V]
+    seed_ptr,  # [1] int64
+    offset_ptr,  # [1] int64
+    temperature,  # fp32
+    top_k,  # int32, or pointer to [B] int32; likewise fp32 below
+    top_p,
+    min_p,
+    tokens_ptr,  # [B] int64, out
+    V,
+    runs,  # ceil(V / 32)
+    PER_ROW: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    logits_ptr += row.to(tl.int64) * V
+    seed = tl.load(seed_ptr)
+    offset = tl.load(offset_ptr)
+    T, _inverse = temperatures(tl.full((), temperature, tl.float32))
+    k = of_row(top_k, row, tl.int32, PER_ROW)
+    p = of_row(top_p, row, tl.float32, PER_ROW)
+    least = of_row(min_p, row, tl.float32, PER_ROW)
+    k = tl.where(T > 0.0, tl.where(k > 0, tl.minimum(k, V), V), 1)
+
+    y, first = load_chunk(logits_ptr, None, 0, runs, V, CHUNK)
+    largest = y
+    for chunk in tl.range(1, tl.cdiv(runs, CHUNK)):
+        more, _first = load_chunk(logits_ptr, None, chunk, runs, V, CHUNK)
+        largest = nan_max(largest, more)
+    top = tl.reduce(tl.reduce(largest, 1, nan_max), 0, nan_max)
+    valid = (top < float("inf")) & (top > float("-inf"))
+    top = tl.where(valid, top, 0.0)
+
+    above_all = ordered(top).to(tl.int64) + 1
+    cut = tl.full((), LOWEST, tl.int64)
+    quota = V
+    count = count_from(y, cut, logits_ptr, None, runs, V, CHUNK)
+    if valid & (count > k):
+        cut, count, quota = cut_top_k(y, k, cut, count, above_all, logits_ptr, None, runs, V, CHUNK)
+    if valid & (p < 1.0) & (count > 1) & (T > 0.0):
+        cut, count, quota = cut_top_p(
+            y, p, tl.full((), 0.0, tl.float32), cut, count, quota, k, above_all, top,
+            tl.full((), LOG2_E, tl.float32), logits_ptr, None, runs, V, CHUNK,
+        )  # fmt: skip
+    if (least > 0.0) & (T > 0.0):
+        threshold = top + _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
+        floor = ordered(threshold).to(tl.int64)
+        quota = tl.where(floor > cut, V, quota)
+        cut = tl.maximum(cut, floor)
+    last = V
+    if quota < V:
+        last = last_token(y, first, cut, quota, logits_ptr, None, runs, V, CHUNK)
+
+    best = race(y, first, cut, last, T, seed, offset, row)
+    for chunk in tl.range(1, tl.cdiv(runs, CHUNK)):
+        y, first = load_chunk(logits_ptr, None, chunk, runs, V, CHUNK)
+        best = tl.maximum(best, race(y, first, cut, last, T, seed, offset, row))
+    token = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
+    tl.store(tokens_ptr + row, token.to(tl.int64))

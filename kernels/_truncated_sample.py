@@ -1,0 +1,298 @@
+"""`truncated_sample`: top-k, top-p, min-p and penalties on the fused path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels._flash_sampling_config import TileConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fsbench.kernels._arguments import Request
+    from fsbench.kernels._token_history import Penalties
+
+MAX_V = 2**20
+"""Tokens that a program can have the maxima of in registers."""
+
+NUM_WARPS = 8
+
+
+class TruncatedSample(NamedTuple):
+    """What truncated_sample returns.
+
+    tokens: int64 [B]; -1 in a row that has no draw.
+    valid: bool [B]; False for a row that has no draw.
+    kept: int32 [B]: how many tokens the filters kept; 0 in a row without a draw.
+    """
+
+    tokens: Tensor
+    valid: Tensor
+    kept: Tensor
+
+
+def truncated_sample(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    penalties: Penalties | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    seed: Tensor,
+    offset: Tensor | None = None,
+    soft_cap: float | None = None,
+    vocab_size: int | None = None,
+    config: TileConfig | None = None,
+) -> TruncatedSample:
+    """Draw from softmax(logits / temperature) over the tokens that the filters keep.
+
+    logits = hidden @ weight.T in fp32, then soft cap, bias and mask, then penalties: of this number
+    one copy is stored, and everything is decided on it. The filters are those of
+    fsbench.reference.truncate in fsbench's order: min-p, then top-k, then top-p of the mass that
+    these left; of equal logits the lower token goes first, and top-k keeps exactly k.
+
+    Args:
+        hidden, weight, temperature, bias, mask, seed, offset, soft_cap, vocab_size: as in
+            flash_sample. A greedy row takes the largest logit, whatever its filters.
+        top_k: keep the k largest logits; 0 or below is off. An integer, or int32 or int64 [B].
+        top_p: keep the fewest of the largest whose probability reaches p; 1 or above is off, and 0
+            or below keeps one token. A number, or fp32 [B]; a row with NaN has no draw.
+        min_p: keep what has at least this part of the largest probability; 0 or below is off. A
+            number, or fp32 [B]; a row with NaN has no draw.
+        penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
+        config: tile shapes; by default those of flash_sample's portable kernel.
+
+    Returns:
+        TruncatedSample. A row with a NaN or +inf logit, or without a finite one, has no draw.
+
+    Noise is token noise, keyed by seed, offset, row and token (docs/noise.md): the token is the
+    kept one of the largest logit + temperature Gumbel. It depends on neither tile nor batch size,
+    and with all filters off it is that of flash_sample(noise="token"). Top-k is exact; sums of
+    probabilities are in fp32, so top-p is met within 2^-16 of the mass, always in the same way.
+
+    Two launches, one more to pack a mask of bools. [B, V] fp32 logits are allocated, and a sixth of
+    that beside them. The host does not wait; CUDA graphs may capture it, and replays read seed,
+    offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or under
+    TRITON_INTERPRET=1 the kernels (not in bf16).
+
+    Raises:
+        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
+            range; nothing has been launched.
+    """
+    from fsbench.kernels import _arguments as check
+    from fsbench.kernels._flash_sample_op import interpretable
+
+    hidden, weight = check.check_matrices(hidden, weight)
+    B, device = hidden.shape[0], hidden.device
+    V = weight.shape[0]
+    if vocab_size is not None:
+        V = check.check_integer("vocab_size", vocab_size, 1, V)
+    if V > MAX_V:
+        raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {V}")
+    temperature = check.check_temperature(temperature, B, device)
+    filters = _Filters(
+        _integer("top_k", top_k, B, device),
+        _number("top_p", top_p, B, device),
+        _number("min_p", min_p, B, device),
+    )
+    if bias is not None:
+        check.check_bias(bias, B, V, device)
+    if mask is not None:
+        check.check_mask(mask, B, V, device)
+    check.check_counter("seed", seed, B, device)
+    if offset is not None:
+        check.check_counter("offset", offset, B, device)
+    if soft_cap is not None:
+        soft_cap = check.check_number("soft_cap", soft_cap, positive=True)
+    if config is not None and not isinstance(config, TileConfig):
+        raise InvalidType(f"config: expected a TileConfig; got {type(config).__name__}")
+    if penalties is not None:
+        _check_penalties(penalties, B, device)
+    request = check.Request(
+        hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, 1, "token"
+    )
+    if device.type == "cuda" or interpretable(request):
+        return _launch(request, filters, penalties, config)
+    return _compute(request, filters, penalties)
+
+
+class _Filters(NamedTuple):
+    top_k: int | Tensor
+    top_p: float | Tensor
+    min_p: float | Tensor
+
+
+def _integer(name: str, value: object, B: int, device: torch.device) -> int | Tensor:
+    """An integer, or int32 or int64 [B]."""
+    import torch
+
+    from fsbench.kernels import _arguments as check
+
+    if isinstance(value, torch.Tensor):
+        return check.check_tensor(name, value, [torch.int32, torch.int64], [(B,)], device)
+    # What is below 0 is off, as in other libraries.
+    return max(0, check.check_integer(name, value, -(2**31), 2**31 - 1))
+
+
+def _number(name: str, value: object, B: int, device: torch.device) -> float | Tensor:
+    """A finite number, or fp32 [B]."""
+    import math
+
+    import torch
+
+    from fsbench.kernels import _arguments as check
+
+    if isinstance(value, torch.Tensor):
+        return check.check_tensor(name, value, [torch.float32], [(B,)], device)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidType(f"{name}: expected a number or a tensor; got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise InvalidArgument(f"{name}: expected a finite number; got {value}")
+    return float(value)
+
+
+def _check_penalties(penalties: object, B: int, device: torch.device) -> None:
+    from fsbench.kernels._token_history import Penalties, TokenHistory
+
+    if not isinstance(penalties, Penalties):
+        raise InvalidType(f"penalties: expected Penalties; got {type(penalties).__name__}")
+    history = penalties.history
+    if not isinstance(history, TokenHistory):
+        raise InvalidType(
+            f"penalties.history: expected a TokenHistory; got {type(history).__name__}"
+        )
+    if len(history.tokens) != B or history.tokens.device != device:
+        raise InvalidArgument(
+            f"penalties.history: expected {B} rows on {device}; got {len(history.tokens)} on "
+            f"{history.tokens.device}"
+        )
+    for name in ("repetition", "presence", "frequency"):
+        value = _number(f"penalties.{name}", getattr(penalties, name), B, device)
+        if name == "repetition" and isinstance(value, float) and value <= 0:
+            raise InvalidArgument(f"penalties.repetition: expected a number > 0; got {value}")
+
+
+def _launch(
+    request: Request, filters: _Filters, penalties: Penalties | None, config: TileConfig | None
+) -> TruncatedSample:
+    """The two launches."""
+    import torch
+    import triton
+
+    from fsbench.kernels._choice import default_config
+    from fsbench.kernels._device import launching_on
+    from fsbench.kernels._launch import load_operands, per_row, processing
+    from fsbench.kernels._stored_logits import RUN
+    from fsbench.kernels._truncated_kernels import (
+        GATHERED,
+        truncated_draw_kernel,
+        truncated_logits_kernel,
+    )
+
+    hidden, V, device = request.hidden, request.vocab_size, request.hidden.device
+    B, D = hidden.shape
+    config = config or default_config(B, D, device, hidden.element_size())
+    operands = load_operands(hidden, request.weight, V, config)
+    runs = triton.cdiv(V, RUN.value)
+    logits = torch.empty(B, V, dtype=torch.float32, device=device)
+    largest = torch.empty(B, runs, dtype=torch.float32, device=device)
+    found = torch.empty(B, runs, dtype=torch.int32, device=device)
+    values = torch.empty(B, GATHERED.value, dtype=torch.float32, device=device)
+    ids = torch.empty(B, GATHERED.value, dtype=torch.int32, device=device)
+    sample = TruncatedSample(
+        torch.empty(B, dtype=torch.int64, device=device),
+        torch.empty(B, dtype=torch.bool, device=device),
+        torch.empty(B, dtype=torch.int32, device=device),
+    )
+    bias, row_bias, mask, mask_words = processing(request)
+    history = None if penalties is None else penalties.history
+    of_history = (None, None, None) if history is None else (
+        history.tokens, history.counts, history.lengths
+    )  # fmt: skip
+    amounts = _amounts(penalties)
+    with launching_on(device):
+        truncated_logits_kernel[operands.grid](
+            operands.hidden,
+            operands.weight,
+            request.soft_cap,
+            bias,
+            row_bias,
+            mask,
+            logits,
+            largest,
+            B,
+            V,
+            D,
+            mask_words,
+            runs,
+            **operands.tiles,
+        )
+        truncated_draw_kernel[(B,)](
+            logits,
+            largest,
+            found,
+            values,
+            ids,
+            request.seed,
+            request.offset,
+            request.temperature,
+            *filters,
+            *of_history,
+            *amounts.values(),
+            *sample,
+            V,
+            runs,
+            1 if history is None else history.tokens.shape[1],
+            **per_row(request),
+            **{
+                f"{name.upper()}_PER_ROW": isinstance(value, torch.Tensor)
+                for name, value in {**filters._asdict(), **amounts}.items()
+            },
+            BLOCK_RUNS=max(32, triton.next_power_of_2(runs)),
+            CHUNK=chunk(filters.top_k),
+            num_warps=NUM_WARPS,
+        )
+    return sample
+
+
+def _amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
+    """The penalties by name, numbers as float; off if there are none."""
+    if penalties is None:
+        return {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}
+    named = penalties._asdict()
+    del named["history"]
+    return {n: float(v) if isinstance(v, int | float) else v for n, v in named.items()}
+
+
+def chunk(top_k: int | Tensor) -> int:
+    """Runs whose logits the draw has in registers: for a small k of all rows those it needs."""
+    if not isinstance(top_k, int) or top_k == 0:
+        return 128
+    return min(128, max(32, 1 << (top_k + top_k // 8 - 1).bit_length()))
+
+
+def _compute(request: Request, filters: _Filters, penalties: Penalties | None) -> TruncatedSample:
+    """The same by fsbench.reference, on logits accumulated in fp32."""
+    import torch
+
+    from fsbench import reference
+
+    logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
+    logits = reference.processed_logits(
+        logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+    )
+    if penalties is not None:
+        seen, counts = penalties.history.dense(request.vocab_size)
+        logits = reference.penalised(logits, seen, counts, **_amounts(penalties))
+    kept = reference.truncate(logits, request.temperature, **filters._asdict())
+    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    tokens = reference.expect(
+        logits, request.seed, step, request.temperature, truncation=kept
+    ).tokens
+    return TruncatedSample(tokens, tokens >= 0, kept.kept.sum(1, dtype=torch.int32))

@@ -1,0 +1,86 @@
+"""akunu's one-launch sampler over stored logits, its approximations repaired.
+
+cuBLAS, then one program of 1024 threads per row that scans all logits for every bisection. The
+filters act at T = 1, in akunu's order. Tokens follow the noise contract (token noise).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.kernels._provider import noise_map
+from fsbench.kernels._stored_filters import AKUNU_ORDER, filters_of, launch_rows
+from fsbench.problem import FILTERS, Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK = 128
+NUM_WARPS = 32
+
+
+def akunu_exact(
+    logits: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    temperature: float,
+    *,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+) -> Tensor:
+    """Draw a token per row of stored logits [B, V], contiguous, bf16, fp16 or fp32.
+
+    Args:
+        seed, offset: int64 [1]. temperature: >= 0; 0 is greedy.
+        top_k, top_p, min_p: numbers, or all three int32 and fp32 [B].
+
+    Returns:
+        int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one.
+    """
+    import torch
+    import triton
+
+    from fsbench.kernels._akunu_kernels import akunu_exact_kernel
+    from fsbench.kernels._stored_logits import RUN
+
+    B, V = logits.shape
+    tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
+    launch_rows(
+        akunu_exact_kernel, B, logits.device,
+        logits, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
+        triton.cdiv(V, RUN.value),
+        PER_ROW=isinstance(top_k, torch.Tensor), CHUNK=CHUNK, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return tokens
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    filters, temperature = filters_of(problem, weight.device), problem.temperature
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return akunu_exact(hidden @ weight.T, seed, offset, temperature, **filters)  # type: ignore[arg-type]
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="akunu_exact",
+    label="akunu, exact",
+    kind=Kind.TRUNCATED,
+    requires=("triton",),
+    capabilities=Capabilities(
+        noise="token",
+        zero_temperature=True,
+        host_sync_free=True,
+        batch_invariant=True,
+        filters=FILTERS,
+        mixed_filters=True,
+        filter_order=AKUNU_ORDER,
+    ),
+    noise_map=noise_map,
+    build=build,
+    presets=("truncated",),
+)

@@ -1,0 +1,86 @@
+"""akunu's sampler over stored logits as the text has it, approximations included.
+
+cuBLAS; one program of 1024 threads per row, which writes logit + T Gumbel in fp16; an argmax as
+another launch. What differs from the law: top-k ends where 12 bisections do, 0.007 of a logit from
+the right place, top-p where 8 do, and it keeps at most p; u is cut to [1e-7, 1 - 1e-7]; the scores
+have 11 bits, so that some of the winners are ties that go to the lower token. `akunu_exact` repairs
+these; docs/truncated.md has what they cost.
+
+Undefined rows, by reading: a NaN logit is never above a threshold and may win or not, as argmax has
+it; a row without a finite logit gives token 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.kernels._stored_filters import AKUNU_ORDER, launch_rows
+from fsbench.problem import FILTERS, Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 4096
+NUM_WARPS = 32
+
+
+def akunu_scores(
+    logits: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    temperature: float,
+    *,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> Tensor:
+    """fp16 [B, V]: logit + T Gumbel of the kept tokens, -inf of the others; the argmax is drawn.
+
+    Args:
+        logits: [B, V] contiguous, bf16, fp16 or fp32; read as fp16.
+        seed, offset: int64 [1], added: neighbouring seeds are neighbouring positions.
+    """
+    import torch
+
+    from fsbench.kernels._akunu_kernels import akunu_faithful_kernel
+
+    B, V = logits.shape
+    scores = torch.empty(B, V, dtype=torch.float16, device=logits.device)
+    launch_rows(
+        akunu_faithful_kernel, B, logits.device,
+        logits, scores, seed, offset, float(temperature), top_k, float(top_p), float(min_p), V,
+        BLOCK=BLOCK, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return scores
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    filters = {name: getattr(problem, name) for name in FILTERS}
+    temperature = problem.temperature
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return akunu_scores(hidden @ weight.T, seed, offset, temperature, **filters).argmax(dim=-1)
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="akunu_faithful",
+    label="akunu, as described",
+    kind=Kind.TRUNCATED,
+    requires=("triton",),
+    capabilities=Capabilities(
+        zero_temperature=True,
+        host_sync_free=True,
+        batch_invariant=True,
+        filters=FILTERS,
+        filter_order=AKUNU_ORDER,
+        ties="kept",
+        known_deviation=0.5,  # fp16: of logits near -1000 two neighbours are 0.5 apart
+        seed_stride=2**20,
+    ),
+    build=build,
+    presets=("truncated",),
+)

@@ -1,0 +1,74 @@
+"""FlashSampling with top-k, top-p and min-p: the matmul stores its logits, the draw reads few.
+
+Section D.6 of the FlashSampling paper shows that filters can be applied to the candidates of tiles;
+for k = 50 that would keep more bytes of candidates than of logits. Here the matmul's epilogue
+writes each logit once, with the largest of every 32; one program per row then reads only what can
+be kept (kernels/_truncated_kernels.py), and draws the kept token of the best score.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.kernels._provider import noise_map
+from fsbench.kernels._truncated_sample import MAX_V, truncated_sample
+from fsbench.problem import FILTERS, Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def unsupported_reason(problem: Problem) -> str | None:
+    """See Provider."""
+    return f"takes V up to {MAX_V}, not {problem.V}" if problem.V > MAX_V else None
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    import torch
+
+    filters: dict[str, int | float | Tensor] = {
+        name: getattr(problem, name) for name in problem.filters
+    }
+    if problem.mixed:
+        k, p, min_p = zip(*problem.row_filters(), strict=True)
+        filters = {
+            "top_k": torch.tensor(k, dtype=torch.int32, device=weight.device),
+            "top_p": torch.tensor(p, dtype=torch.float32, device=weight.device),
+            "min_p": torch.tensor(min_p, dtype=torch.float32, device=weight.device),
+        }
+    temperature = problem.temperature
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return truncated_sample(
+            hidden, weight, temperature=temperature, seed=seed, offset=offset, **filters
+        ).tokens  # type: ignore[arg-type]
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="flash_sampling_topk_topp",
+    label="FlashSampling, top-k/top-p/min-p",
+    kind=Kind.TRUNCATED,
+    requires=("triton",),
+    capabilities=Capabilities(
+        noise="token",
+        zero_temperature=True,
+        host_sync_free=True,
+        batch_invariant=True,
+        per_row_temperature=True,
+        greedy_rows=True,
+        bias=True,
+        mask=True,
+        per_request_seed=True,
+        filters=FILTERS,
+        mixed_filters=True,
+    ),
+    noise_map=noise_map,
+    supports=unsupported_reason,
+    build=build,
+    sample=truncated_sample,
+    presets=("truncated",),
+)

@@ -1,0 +1,230 @@
+"""Truncated sampling over stored logits by a guessed pivot, in the class of Qrita; one launch.
+
+Qrita (arXiv 2602.01518, vLLM's sampler for top-k and top-p) does not sort: it guesses from the
+mean and the standard deviation of a row which logit the kth largest will be near, gathers what is
+above a somewhat smaller pivot, and searches the cutoff among these few; if they are fewer than k it
+gathers again, everything. This is an implementation of its own: the pivot from the quantile of the
+normal distribution less 15 %, the search by bisection over the ordered bits of fp32, exact, and the
+draw with noise of the contract. One program per row; without top-k or min-p it gathers all tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels._helper import (
+    LOG2_E,
+    _log,
+    nan_max,
+    temperatures,
+    token_of_key,
+)
+from fsbench.kernels._provider import noise_map
+from fsbench.kernels._stored_filters import filters_of, launch_rows
+from fsbench.kernels._stored_logits import RUN
+from fsbench.kernels._truncated_kernels import (
+    LOWEST,
+    count_from,
+    cut_top_k,
+    cut_top_p,
+    last_token,
+    load_chunk,
+    of_row,
+    ordered,
+    race_of_places,
+)
+from fsbench.problem import FILTERS, Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 4096
+CHUNK = 64
+NUM_WARPS = 16
+
+
+@triton.jit
+def _statistics(logits_ptr, V, BLOCK: tl.constexpr):
+    """(largest logit, NaN if one is; mean and standard deviation of the finite ones)."""
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    number = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for first in tl.range(0, V, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        largest = nan_max(largest, y)
+        there = y > float("-inf")
+        number += there.to(tl.float32)
+        total += tl.where(there, y, 0.0)
+        squares += tl.where(there, y * y, 0.0)
+    n = tl.maximum(tl.sum(number), 1.0)
+    mean = tl.sum(total) / n
+    variance = tl.maximum(tl.sum(squares) / n - mean * mean, 0.0)
+    return tl.reduce(largest, 0, nan_max), mean, tl.sqrt(variance)
+
+
+@triton.jit
+def _upper_quantile(share):
+    """z of the normal distribution with this share above it, at most 1/2; within 0.003.
+
+    Abramowitz and Stegun, 26.2.22.
+    """
+    t = tl.sqrt(-2.0 * _log(share))
+    return t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t)
+
+
+@triton.jit
+def _gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK: tl.constexpr):
+    """Put the logits from the pivot (`ordered`) on, and their tokens, in order; how many."""
+    n = tl.zeros((), tl.int32)
+    for first in tl.range(0, V, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        taken = ordered(y) >= pivot.to(tl.int32)
+        at = n + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+        tl.store(values_ptr + at, y, mask=taken)
+        tl.store(ids_ptr + at, token, mask=taken)
+        n += tl.sum(taken.to(tl.int32))
+    tl.debug_barrier()
+    return n
+
+
+@triton.jit(do_not_specialize=["top_k", "V"])
+def _pivot_search_kernel(
+    logits_ptr,  # [B, V]
+    values_ptr,  # [B, V] fp32, scratch
+    ids_ptr,  # [B, V] int32, scratch
+    seed_ptr,  # [1] int64
+    offset_ptr,  # [1] int64
+    temperature,  # fp32
+    top_k,  # int32, or pointer to [B] int32; likewise fp32 below
+    top_p,
+    min_p,
+    tokens_ptr,  # [B] int64, out
+    V,
+    PER_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    logits_ptr += row.to(tl.int64) * V
+    values_ptr += row.to(tl.int64) * V
+    ids_ptr += row.to(tl.int64) * V
+    seed = tl.load(seed_ptr)
+    offset = tl.load(offset_ptr)
+    T, inverse_temperature = temperatures(tl.full((), temperature, tl.float32))
+    k = of_row(top_k, row, tl.int32, PER_ROW)
+    p = of_row(top_p, row, tl.float32, PER_ROW)
+    least = of_row(min_p, row, tl.float32, PER_ROW)
+    k = tl.where(T > 0.0, tl.where(k > 0, tl.minimum(k, V), V), 1)
+
+    top, mean, deviation = _statistics(logits_ptr, V, BLOCK)
+    valid = (top < float("inf")) & (top > float("-inf"))
+    top = tl.where(valid, top, 0.0)
+    above_all = ordered(top).to(tl.int64) + 1
+    floor = tl.full((), LOWEST, tl.int64)
+    if (least > 0.0) & (T > 0.0):
+        threshold = top + T * _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
+        floor = tl.maximum(floor, ordered(threshold).to(tl.int64))
+    pivot = floor
+    share = k.to(tl.float32) / V
+    if valid & (share < 0.5):
+        z = _upper_quantile(share)
+        guess = mean + deviation * (z - 0.15 * tl.abs(z))
+        pivot = tl.maximum(pivot, ordered(tl.minimum(guess, top)).to(tl.int64))
+    n = _gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK)
+    if (n < k) & (pivot > floor):
+        n = _gather(logits_ptr, floor, values_ptr, ids_ptr, V, BLOCK)
+
+    # From here on a token is its place among those gathered: they are in the order of their ids.
+    runs = tl.cdiv(n, RUN)
+    y, first = load_chunk(values_ptr, None, 0, runs, n, CHUNK)
+    cut = tl.full((), LOWEST, tl.int64)
+    quota = n
+    count = count_from(y, cut, values_ptr, None, runs, n, CHUNK)
+    if valid & (count > k):
+        cut, count, quota = cut_top_k(y, k, cut, count, above_all, values_ptr, None, runs, n, CHUNK)
+    if valid & (p < 1.0) & (count > 1) & (T > 0.0):
+        cut, count, quota = cut_top_p(
+            y, p, tl.full((), 0.0, tl.float32), cut, count, quota, k, above_all, top,
+            inverse_temperature * LOG2_E, values_ptr, None, runs, n, CHUNK,
+        )  # fmt: skip
+    last = V
+    if quota < n:
+        last = last_token(y, first, cut, quota, values_ptr, None, runs, n, CHUNK)
+
+    best = race_of_places(y, ids_ptr, first, n, cut, last, T, seed, offset, row)
+    for chunk in tl.range(1, tl.cdiv(runs, CHUNK)):
+        y, first = load_chunk(values_ptr, None, chunk, runs, n, CHUNK)
+        best = tl.maximum(
+            best, race_of_places(y, ids_ptr, first, n, cut, last, T, seed, offset, row)
+        )
+    token = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
+    tl.store(tokens_ptr + row, token.to(tl.int64))
+
+
+def pivot_search(
+    logits: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    temperature: float,
+    *,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+) -> Tensor:
+    """Draw a token per row of stored logits [B, V], contiguous, bf16, fp16 or fp32.
+
+    Args:
+        seed, offset: int64 [1]. temperature: >= 0; 0 is greedy.
+        top_k, top_p, min_p: numbers, or all three int32 and fp32 [B].
+
+    Returns:
+        int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one.
+    """
+    import torch
+
+    B, V = logits.shape
+    tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
+    values = torch.empty(B, V, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(B, V, dtype=torch.int32, device=logits.device)
+    launch_rows(
+        _pivot_search_kernel, B, logits.device,
+        logits, values, ids, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
+        PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return tokens
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    filters, temperature = filters_of(problem, weight.device), problem.temperature
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return pivot_search(hidden @ weight.T, seed, offset, temperature, **filters)  # type: ignore[arg-type]
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="pivot_search",
+    label="cuBLAS + pivot search",
+    kind=Kind.TRUNCATED,
+    requires=("triton",),
+    capabilities=Capabilities(
+        noise="token",
+        zero_temperature=True,
+        host_sync_free=True,
+        batch_invariant=True,
+        filters=FILTERS,
+        mixed_filters=True,
+    ),
+    noise_map=noise_map,
+    build=build,
+    presets=("truncated",),
+)

@@ -1,0 +1,243 @@
+"""Truncated sampling: the reference's kept sets against a definition by hand, and its penalties."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fsbench import reference
+from fsbench.errors import InvalidArgument
+from fsbench.problem import FILTER_ORDER, Problem
+from fsbench.provider import Capabilities, Kind, Provider
+
+INF, NAN = math.inf, math.nan
+
+
+def kept(logits, T=1.0, **filters) -> list[int]:
+    """The tokens that are kept of one row."""
+    row = torch.tensor([logits], dtype=torch.float64)
+    return reference.truncate(row, T, **filters).kept[0].nonzero()[:, 0].tolist()
+
+
+def probabilities(*p: float) -> list[float]:
+    return [math.log(value) for value in p]
+
+
+def by_hand(row: list[float], T: float, k: int, p: float, min_p: float) -> list[int]:
+    """FILTER_ORDER token by token, in Python's floats."""
+    ranked = sorted((v for v in range(len(row)) if row[v] > -INF), key=lambda v: (-row[v], v))
+    largest = row[ranked[0]]
+    weight = {v: math.exp((row[v] - largest) / T) for v in ranked}
+    if min_p > 0:
+        ranked = [v for v in ranked if weight[v] >= min_p]
+    if k > 0:
+        ranked = ranked[:k]
+    total = math.fsum(weight[v] for v in ranked)
+    if p < 1:
+        while len(ranked) > 1 and math.fsum(weight[v] for v in ranked[:-1]) >= p * total:
+            ranked.pop()
+    return sorted(ranked)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_kept_sets_are_those_of_the_definition(seed):
+    generator = torch.Generator().manual_seed(seed)
+    V = int(torch.randint(1, 40, (1,), generator=generator))
+    # Few different values, so that ties stand at every boundary.
+    row = torch.randint(-4, 5, (V,), generator=generator).double() * 0.7
+    row[torch.rand(V, generator=generator) < 0.2] = -INF
+    row[V // 2] = 1.0
+    for T in (0.5, 1.0, 3.0):
+        for k in (0, 1, 3, V, V + 5):
+            for p in (1.0, 0.91, 0.5, 1e-9):
+                for min_p in (0.0, 0.11, 1.0):
+                    found = kept(row.tolist(), T, top_k=k, top_p=p, min_p=min_p)
+                    assert found == by_hand(row.tolist(), T, k, p, min_p), (T, k, p, min_p)
+
+
+def test_ties_at_the_boundary_go_to_the_lower_token():
+    assert kept([0.0, 1.0, 1.0, 1.0, 2.0], top_k=3) == [1, 2, 4]
+    assert kept([0.0, 1.0, 1.0, 1.0, 2.0], top_k=3, keeps_ties=True) == [1, 2, 3, 4]
+    assert kept(probabilities(0.4, 0.3, 0.3), top_k=2) == [0, 1]
+    assert kept(probabilities(0.25, 0.25, 0.25, 0.25), top_p=0.5) == [0, 1]
+    assert kept([5.0] * 4, min_p=1.0) == [0, 1, 2, 3], "equal to the largest, all of them"
+
+
+def test_the_token_that_crosses_p_is_kept_and_one_always_is():
+    row = probabilities(0.5, 0.3, 0.15, 0.05)
+    assert kept(row, top_p=0.6) == [0, 1]
+    assert kept(row, top_p=0.81) == [0, 1, 2]
+    for p in (1e-300, 0.0, -1.0):
+        assert kept(row, top_p=p) == [0]
+    assert kept(row, min_p=2.0) == [0], "as 1"
+
+
+@pytest.mark.parametrize("off", [{}, {"top_k": 0}, {"top_k": 9}, {"top_p": 1.0}, {"min_p": 0.0}])
+def test_what_is_off_keeps_everything_but_forbidden_tokens(off):
+    assert kept([0.0, -INF, -80.0, 3.0], **off) == [0, 2, 3]
+
+
+def test_the_order_decides_what_p_is_a_part_of():
+    row = probabilities(0.4, 0.3, 0.2, 0.1)
+    # Of the three that top-k keeps, the first two have 0.78; of all, 0.7.
+    assert kept(row, top_k=3, top_p=0.75) == [0, 1]
+    joint = ("temperature", "top_p", "top_k", "min_p")
+    assert kept(row, top_k=3, top_p=0.75, order=joint) == [0, 1, 2]
+    # At T = 1 the first token has 0.4; at T = 4 it takes two to have 0.39.
+    late = ("min_p", "top_k", "top_p", "temperature")
+    assert kept(row, 4.0, top_p=0.39) == [0, 1]
+    assert kept(row, 4.0, top_p=0.39, order=late) == [0]
+
+
+def test_every_row_has_its_own():
+    rows = torch.tensor([[3.0, 2.0, 1.0, 0.0]] * 5, dtype=torch.float64)
+    found = reference.truncate(
+        rows,
+        torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0]),
+        top_k=torch.tensor([2, 0, 0, 3, -1]),
+        top_p=torch.tensor([1.0, 0.5, 1.0, 1.0, 2.0]),
+        min_p=torch.tensor([0.0, 0.0, 0.3, 0.0, -1.0]),
+    )
+    assert found.kept.sum(1).tolist() == [2, 1, 2, 1, 4]
+
+
+def test_rows_without_a_draw_keep_nothing():
+    rows = torch.tensor([[1.0, NAN], [1.0, INF], [-INF, -INF], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])
+    found = reference.truncate(
+        rows,
+        torch.tensor([1.0, 1.0, 1.0, -1.0, 1.0, 1.0]),
+        top_p=torch.tensor([1.0, 1.0, 1.0, 1.0, NAN, 1.0]),
+        top_k=1,
+    )
+    assert found.kept.sum(1).tolist() == [0, 0, 0, 0, 0, 1]
+    step = torch.tensor([0])
+    expected = reference.expect(rows, step, step, truncation=found)
+    assert expected.tokens.tolist() == [-1] * 5 + [1]
+
+
+def test_bounds_enclose_what_rounding_of_the_logits_does():
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(6, 60, generator=generator, dtype=torch.float64)
+    error = 0.01
+    filters = {"top_k": 20, "top_p": 0.8, "min_p": 0.02}
+    for order in (FILTER_ORDER, ("top_p", "temperature", "top_k", "min_p")):
+        for name, value in [*filters.items(), (None, None)]:
+            chosen = filters if name is None else {name: value}
+            bounds = reference.truncate(rows, 0.7, **chosen, order=order, logits_error=error)
+            moved_somewhere = False
+            for _ in range(40):
+                noise = error * (2 * torch.rand(rows.shape, generator=generator) - 1)
+                other = reference.truncate(rows + noise, 0.7, **chosen, order=order).kept
+                assert not (other & ~bounds.possibly).any()
+                assert not (bounds.surely & ~other).any()
+                moved_somewhere |= bool((other != bounds.kept).any())
+            assert moved_somewhere
+            assert (bounds.possibly & ~bounds.surely).float().mean() < 0.3
+
+
+def test_top_k_of_exact_logits_leaves_nothing_to_rounding():
+    rows = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    found = reference.truncate(rows, top_k=7)
+    assert torch.equal(found.surely, found.kept) and torch.equal(found.possibly, found.kept)
+
+
+def test_the_expected_token_is_the_best_of_the_kept():
+    rows = torch.randn(64, 50, generator=torch.Generator().manual_seed(2))
+    seed, step = torch.tensor([5]), torch.tensor([9])
+    found = reference.truncate(rows, 2.0, top_k=4)
+    masked = rows.masked_fill(~found.kept, -INF)
+    expected = reference.expect(rows, seed, step, 2.0, truncation=found)
+    assert torch.equal(expected.tokens, reference.expect(masked, seed, step, 2.0).tokens)
+    assert not (expected.acceptable & ~found.kept).any()
+    assert expected.accepts(expected.tokens).all()
+    with pytest.raises(InvalidArgument, match="noise: expected token with a truncation"):
+        reference.expect(rows, seed, step, 2.0, "group", truncation=found)
+
+
+def test_filtered_probabilities_are_the_softmax_of_what_is_kept():
+    row = torch.tensor([probabilities(0.5, 0.25, 0.15, 0.1)], dtype=torch.float64)
+    p = reference.filtered_probabilities(row, reference.truncate(row, top_k=2))
+    torch.testing.assert_close(p, torch.tensor([[2 / 3, 1 / 3, 0, 0]], dtype=torch.float64))
+
+
+def test_penalties_by_hand():
+    logits = torch.tensor([[2.0, -2.0, 1.0, -1.0, 0.5, -INF]])
+    prompt = reference.token_counts([[0, 1, 1, 5]], 6)
+    output = reference.token_counts([[1, 2, 2, 2, 5]], 6)
+    found = reference.penalised(
+        logits, prompt, output, repetition=2.0, presence=0.25, frequency=0.5
+    )
+    wanted = [1.0, -4.0 - 0.75, 0.5 - 1.75, -1.0, 0.5, -INF]
+    assert found[0].tolist() == wanted
+    same = reference.penalised(logits, prompt, output)
+    assert torch.equal(same, logits)
+
+
+def test_penalties_of_every_row():
+    logits = torch.ones(2, 3)
+    counts = reference.token_counts([[0], [0]], 3)
+    found = reference.penalised(
+        logits, counts, counts, repetition=torch.tensor([2.0, 1.0]), presence=torch.tensor([0, 1.0])
+    )
+    assert found.tolist() == [[0.5, 1.0, 1.0], [0.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("top_k", -1, r"^top_k: expected an integer >= 0 \(0 is off\); got -1$"),
+        ("top_k", 1.5, "^top_k: expected an integer"),
+        ("top_k", True, "^top_k: expected an integer"),
+        ("top_p", 0.0, r"^top_p: expected 0 < p <= 1 \(1 is off\); got 0.0$"),
+        ("top_p", NAN, "^top_p: expected"),
+        ("top_p", 1.1, "^top_p: expected"),
+        ("min_p", -0.1, r"^min_p: expected 0 to 1 \(0 is off\); got -0.1$"),
+        ("min_p", NAN, "^min_p: expected"),
+        ("mixed", True, "^mixed: expected with top_k, top_p or min_p"),
+    ],
+)
+def test_a_problem_refuses_filters_out_of_range(field, value, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Problem(1, 2, 3, **{field: value})
+
+
+def test_a_problem_names_its_filters():
+    assert Problem(1, 2, 3).filters == ()
+    assert Problem(1, 2, 3, top_p=0.9, min_p=0.1).filters == ("top_p", "min_p")
+    assert str(Problem(1, 2, 3, top_k=50, top_p=0.9)).endswith("normal:1 top_k=50 top_p=0.9")
+    mixed = Problem(5, 2, 3, top_k=50, top_p=0.9, min_p=0.1, mixed=True)
+    rows = [(50, 0.9, 0.1), (50, 1.0, 0.0), (0, 0.9, 0.1), (0, 1.0, 0.0), (50, 0.9, 0.1)]
+    assert mixed.row_filters() == rows
+    assert Problem(2, 2, 3, top_k=7).row_filters() == [(7, 1.0, 0.0)] * 2
+
+
+def provider(kind: Kind, **able) -> Provider:
+    return Provider("made_up", "", kind, lambda *_: None, capabilities=Capabilities(**able))
+
+
+def test_only_samplers_with_these_filters_run_on_a_truncated_problem():
+    truncated = Problem(4, 64, 1000, top_k=50, min_p=0.1)
+    mixed = Problem(4, 64, 1000, top_k=50, mixed=True)
+    plain = provider(Kind.EXACT)
+    assert plain.unsupported_reason(truncated) == "does not apply top_k, min_p"
+    some = provider(Kind.EXACT, filters=("top_k", "top_p"))
+    assert some.unsupported_reason(truncated) == "does not apply min_p"
+    assert some.unsupported_reason(mixed) == "takes the same filters for all rows"
+    able = provider(Kind.TRUNCATED, filters=("top_k", "top_p", "min_p"), mixed_filters=True)
+    for problem in (truncated, mixed, Problem(4, 64, 1000)):
+        assert able.unsupported_reason(problem) is None
+    assert "temperature 0" in able.unsupported_reason(Problem(4, 64, 1000, temperature=0.0))
+    for kind in (Kind.GREEDY, Kind.LOWER_BOUND):  # the same with any filter
+        assert provider(kind).unsupported_reason(truncated) is None
+        assert provider(kind).kind_on(truncated) is kind
+    assert some.kind_on(truncated) is Kind.TRUNCATED
+    assert some.kind_on(Problem(4, 64, 1000)) is Kind.EXACT
+
+
+def test_filters_and_their_order_are_checked():
+    with pytest.raises(InvalidArgument, match=r"made_up: filters: expected one of .*; got 'topk'"):
+        provider(Kind.TRUNCATED, filters=("topk",))
+    with pytest.raises(InvalidArgument, match="made_up: filter_order: expected temperature"):
+        provider(Kind.TRUNCATED, filter_order=("top_k", "top_p"))

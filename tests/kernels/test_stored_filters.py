@@ -1,0 +1,120 @@
+"""Samplers over stored logits in the interpreter: akunu, exact and as described; pivot search."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flash_sample_cases import counter, normal_logits
+
+from fsbench import reference
+from fsbench.kernels import _akunu_reference as chapter
+from fsbench.kernels._stored_filters import AKUNU_ORDER
+from fsbench.kernels.akunu_exact import akunu_exact
+from fsbench.kernels.akunu_faithful import akunu_scores
+from fsbench.kernels.pivot_search import CHUNK, pivot_search
+from fsbench.problem import FILTER_ORDER
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+SEED, STEP = counter(123), counter(7)
+DEFAULTS = {"top_k": 40, "top_p": 0.9}
+FILTERS = [
+    {},
+    DEFAULTS,
+    {"top_k": 1},
+    {"top_k": 9, "min_p": 0.2},
+    {"top_p": 0.5},
+    {"top_p": 0.5, "min_p": 0.3},
+    {"top_k": 5000, "top_p": 1e-6},
+]
+
+
+def laws(V: int) -> torch.Tensor:
+    rows = normal_logits(4, V)
+    rows[1] = rows[1].round()  # ties
+    rows[2] = -3.0
+    rows[3, V // 2] = 30.0
+    return rows
+
+
+SAMPLERS = pytest.mark.parametrize(
+    ("sampler", "order"),
+    [(akunu_exact, AKUNU_ORDER), (pivot_search, FILTER_ORDER)],
+    ids=["akunu", "pivot search"],
+)
+
+
+@SAMPLERS
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize(("V", "T"), [(1, 1.0), (100, 0.0), (1000, 1.7), (5003, 0.4)])
+def test_tokens_are_the_oracles_in_the_order_that_is_stated(sampler, order, V, T, filters):
+    logits = laws(V)
+    kept = reference.truncate(logits, T, **filters, order=order)
+    expected = reference.expect(logits, SEED, STEP, T, truncation=kept)
+    assert expected.accepts(sampler(logits, SEED, STEP, T, **filters)).all()
+
+
+@SAMPLERS
+def test_filters_of_every_row(sampler, order):
+    logits = laws(300)
+    filters = {
+        "top_k": torch.tensor([5, 0, 7, 0], dtype=torch.int32),
+        "top_p": torch.tensor([1.0, 0.3, 0.5, 1.0]),
+        "min_p": torch.tensor([0.0, 0.0, 0.0, 0.1]),
+    }
+    kept = reference.truncate(logits, 2.0, **filters, order=order)
+    expected = reference.expect(logits, SEED, STEP, 2.0, truncation=kept)
+    assert expected.accepts(sampler(logits, SEED, STEP, 2.0, **filters)).all()
+
+
+def test_a_pivot_that_is_too_high_is_given_up():
+    """A few logits far above the others: the guess is above all but these, fewer than k."""
+    V = 32 * CHUNK + 100
+    logits = torch.full((3, V), -5.0)
+    logits[0, [7, V - 1]] = 40.0
+    logits[1, ::2] = -5.5
+    logits[2, 5] = -torch.inf
+    for filters in ({"top_k": 20}, {"top_k": 20, "top_p": 0.5}):
+        kept = reference.truncate(logits, **filters)
+        expected = reference.expect(logits, SEED, STEP, truncation=kept)
+        assert expected.accepts(pivot_search(logits, SEED, STEP, 1.0, **filters)).all()
+
+
+@SAMPLERS
+@pytest.mark.parametrize("T", [0.0, 1.0])
+def test_no_draw_where_there_is_none(sampler, order, T):
+    logits = laws(200)
+    logits[0, 3], logits[1] = torch.nan, -torch.inf
+    tokens = sampler(logits, SEED, STEP, T, **DEFAULTS)
+    assert tokens[:2].tolist() == [-1, -1] and (tokens[2:] >= 0).all()
+
+
+def test_the_hash_and_its_uniforms_are_the_published_ones():
+    """By Python's integers, from the chapter's three lines."""
+    for row, token in ((0, 0), (0, 77), (2, 5)):
+        state = ((7 + 123 + row * 0x9E3779B9) % 2**32 * 2654435761 + token) % 2**32
+        state = (state * 747796405 + 2891336453) % 2**32
+        word = ((state >> ((state >> 28) + 4)) ^ state) * 277803737 % 2**32
+        u = ((word >> 22) ^ word) / 2**32
+        assert float(chapter.uniforms(123, 7, 3, 100)[row, token]) == u
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize(("V", "T"), [(100, 1.0), (5003, 0.8)])
+def test_faithful_has_the_arithmetic_of_the_chapter(V, T, filters):
+    logits = laws(V)
+    scores = akunu_scores(logits, SEED, STEP, T, **filters)
+    assert scores.dtype == torch.float16
+    assert torch.equal(scores > -torch.inf, chapter.kept(logits, **filters))
+    u = chapter.uniforms(123, 7, 4, V)
+    wanted = chapter.scores(logits, u, T).float()
+    near = torch.isclose(scores.float(), wanted, rtol=2e-3, atol=2e-3)
+    assert near[scores > -torch.inf].all()
+
+
+def test_faithful_keeps_less_than_the_law_and_less_than_k():
+    logits = normal_logits(8, 5000)
+    exact = reference.truncate(logits, top_p=0.9, order=AKUNU_ORDER).kept.sum(1)
+    assert (chapter.kept(logits, top_p=0.9).sum(1) < exact).all(), "the crossing token is cut"
+    close = torch.linspace(0, 0.005, 20).expand(1, 20)  # within one step of the bisection
+    assert chapter.kept(close, top_k=5).sum() != 5
