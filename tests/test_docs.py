@@ -526,3 +526,19 @@ def test_orders_of_filters_and_ties_are_those_that_the_samplers_state() -> None:
             assert told == [stage.replace("_", "-") for stage in order], name
             rule = {"first": "the lower token", "kept": "all", "any": "any"}[able[name].ties]
             assert cells[3].strip().endswith(rule), name
+
+
+def test_first_times_of_truncated_sampling_are_the_recorded_ones() -> None:
+    page = section("truncated.md", "First times")
+    table = pd.read_csv(ROOT / "results" / "h200" / "truncated-20261121" / "results.csv")
+    us = table.set_index(["b", "provider"])["median_us"]
+    header, _, *rows = [line for line in page.splitlines() if line.startswith("|")]
+    names = re.findall("`(.*?)`", header)
+    assert set(names) == set(table.provider)
+    expected = [
+        f"| {B} | " + " | ".join(f"{us[B, name]:.0f}" for name in names) + " |"
+        for B in (1, 64, 256)
+    ]
+    assert rows == expected
+    ours, best = us.unstack()[names[0]], us.unstack()[names[1:3]].min(axis=1)
+    assert [f"{(best / ours).min():.1f}", f"{(best / ours).max():.1f}"] == ["1.3", "1.9"]
