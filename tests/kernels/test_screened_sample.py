@@ -18,7 +18,8 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
 from fsbench.kernels._screen import screen_hidden, screen_logits
 from fsbench.kernels._screened_head import prepare_head
-from fsbench.kernels._screened_sample import Screened, default_config, screened_sample
+from fsbench.kernels._screened_config import default_configs
+from fsbench.kernels._screened_sample import Screened, screened_sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -194,6 +195,7 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
 @pytest.mark.parametrize(
     "change",
     [
+        {"block_b": 8},
         {"block_b": 32},
         {"block_v": 256},
         {"block_d": 32},
@@ -201,17 +203,28 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
         {"v_on_m": True},
         {"room": 64},
         {"ctas_per_sm": 2},
-        {"at_once": 64, "rows": 64},
-        {"step": 16},
     ],
     ids=str,
 )
-def test_tokens_do_not_depend_on_the_config(change):
+def test_tokens_do_not_depend_on_the_screens_config(change):
     hidden, weight = matrices(18, 104, 600, torch.float16)
     head, seed = prepare_head(weight), torch.tensor([8])
-    config = default_config(18, CPU)
-    plain = screened_sample(hidden, head, seed=seed, config=config)
-    other = screened_sample(hidden, head, seed=seed, config=replace(config, **change))
+    screen, resolve = default_configs(18, CPU)
+    plain = screened_sample(hidden, head, seed=seed)
+    other = screened_sample(hidden, head, seed=seed, configs=(replace(screen, **change), resolve))
+    assert torch.equal(plain.tokens, other.tokens)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize(
+    "change", [{"at_once": 64, "rows": 64}, {"step": 16}, {"ctas_per_sm": 3}], ids=str
+)
+def test_tokens_do_not_depend_on_the_config_of_the_exact_part(change):
+    hidden, weight = matrices(18, 104, 600, torch.float16)
+    head, seed = prepare_head(weight), torch.tensor([8])
+    screen, resolve = default_configs(18, CPU)
+    plain = screened_sample(hidden, head, seed=seed)
+    other = screened_sample(hidden, head, seed=seed, configs=(screen, replace(resolve, **change)))
     assert torch.equal(plain.tokens, other.tokens)
 
 
@@ -229,24 +242,25 @@ def test_a_call_leaves_nothing_behind_for_the_next():
 @pytest.mark.parametrize("exponent", [-100, -40, 0, 40])
 def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     """Its numbers may differ from those in torch in the last bits; they bound its own codes."""
-    from fsbench.kernels import _screened_kernel
     from fsbench.kernels._screen import accumulation_error
+    from fsbench.kernels._screen_kernel import round_claimed_rows
 
-    B, D, block_b = 5, 300, 4
+    B, D = 5, 300
     hidden = torch.randn(B, D, generator=torch.Generator().manual_seed(1)) * 2.0**exponent
     hidden[2] = 0
     hidden[4, 7] = torch.nan
-    codes = torch.zeros(4 * block_b, D, dtype=torch.int8)
+    codes = torch.zeros(16, D, dtype=torch.int8)
     numbers = torch.full((3, B), -1.0)
-    ints = [torch.full((B,), 77, dtype=torch.int32) for _ in range(5)]
-    keys = torch.full((B,), 77)
-    lower, overflow, listed, found, arrivals = ints
-    _screened_kernel.screen_hidden_kernel[(B,)](
-        hidden, codes, numbers, lower, overflow, keys, listed, found, arrivals, B, D,
-        accumulation_error(D), 1 + (D + 4) * 2.0**-24, D**0.5, BLOCK_B=block_b, BLOCK_D=128,
+    found = torch.full((B, 3), 77, dtype=torch.int32)
+    counters = torch.zeros(2, dtype=torch.int32)
+    round_claimed_rows[(2,)](
+        hidden, codes, numbers, found, counters, B, D, accumulation_error(D),
+        1 + (D + 4) * 2.0**-24, D**0.5, 3, 1, N=2, BLOCK_B=8, CHUNK=128, NVIDIA=False,
     )  # fmt: skip
-    blocks = codes.view(2, 2, block_b, D).double()
-    whole = (256 * blocks[:, 0] + blocks[:, 1]).flatten(0, 1)[:B]
+    assert found.tolist() == [[77, 0, 0]] * B
+    assert counters.tolist() == [B + 2, B]
+    high, low = codes.double().view(2, 8, D)[:, :B]
+    whole = 256 * high + low
     step, reach, spread = numbers.double()
     good = torch.tensor([0, 1, 2, 3])
     error = (hidden.double() - step[:, None] * whole)[good].norm(dim=1)
@@ -255,14 +269,12 @@ def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     assert reach[4] == torch.inf
     assert step[4] == 0 and not whole[4].any()
     assert torch.allclose(spread[good], screen_hidden(hidden).spread.double()[good], rtol=1e-2)
-    assert (lower == -(2**31)).all() and (keys == -(2**63)).all()
-    assert not overflow.any() and not listed.any() and not found.any() and arrivals[0] == 0
 
 
 def test_what_it_refuses():
     hidden, weight = matrices(2, 16, 64, torch.bfloat16)
     head, seed = prepare_head(weight), torch.tensor([0])
-    with pytest.raises(InvalidArgument, match="head: expected codes of the weight's shape"):
+    with pytest.raises(InvalidArgument, match=r"head.codes: expected shape \[64, 16\]; got \[32, 16\]"):
         screened_sample(hidden, head._replace(codes=head.codes[:32]), seed=seed)
     with pytest.raises(InvalidType, match=r"weight: expected dtype torch\.bfloat16"):
         screened_sample(hidden, prepare_head(weight.half()), seed=seed)
@@ -283,7 +295,7 @@ def test_kernels_compile_for_hopper_without_spilling():
     )
     assert done.returncode == 0, done.stderr
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {kernel for kernel, _, _ in compiled} == {"screen_hidden", "screen", "resolve"}
+    assert {kernel for kernel, _, _ in compiled} == {"screen", "resolve"}
     for _, name, stack in compiled:
         if "everything" not in name and "pointers" not in name:
             assert stack == 0, name

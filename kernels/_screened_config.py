@@ -1,0 +1,74 @@
+"""Tile shapes of the screened sampler's two launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ScreenConfig:
+    """Tile shapes of the screen.
+
+    block_b, block_v, block_d: rows, tokens and columns of a tile; block_b is a multiple of 8.
+    slice: tokens whose noise is in registers at once.
+    v_on_m: the vocabulary is on the M side of the instruction, else the rows (two for each: their
+        high and low bytes).
+    flatten: loads of the next tile start under the epilogue of this one.
+    num_warps, num_stages: as in Triton. ctas_per_sm: persistent programs per multiprocessor.
+    room: records of four tokens each that a program can keep of a draw, and row_room: tokens that
+        may be left of it at the end; one that needs more is computed in full.
+    """
+
+    block_b: int
+    block_v: int
+    block_d: int
+    slice: int
+    v_on_m: bool
+    flatten: bool
+    num_warps: int
+    num_stages: int
+    ctas_per_sm: int = 1
+    room: int = 64
+    row_room: int = 4096
+
+
+@dataclass(frozen=True)
+class ResolveConfig:
+    """Tile shapes of the exact computation.
+
+    at_once: tokens that are computed together. rows: of the instruction, 64 for the one that the
+        fused kernels use on Hopper, and at least at_once.
+    step: columns at a time; a power of two that divides 256.
+    block_b, block_v, block_d: of rows that are computed in full; block_v is also their slice.
+    num_warps, num_stages, ctas_per_sm: as in ScreenConfig.
+    """
+
+    at_once: int
+    rows: int
+    step: int
+    block_b: int
+    block_v: int
+    block_d: int
+    num_warps: int = 4
+    num_stages: int = 5
+    ctas_per_sm: int = 2
+
+
+def default_configs(B: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
+    """Those in use for B rows on a device."""
+    if device.type == "cpu":  # the interpreter: small, so that tests meet every limit
+        return (
+            ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=32, row_room=64),
+            ResolveConfig(8, 16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
+        )
+    rows = min(64, max(16, 1 << (B - 1).bit_length()))
+    resolve = ResolveConfig(8, 64, 128, rows, 64, 64 if rows < 64 else 32)
+    if B <= 8:
+        return ScreenConfig(8, 128, 256, 128, True, False, 4, 5), resolve
+    if B <= 16:
+        return ScreenConfig(16, 128, 256, 128, True, True, 4, 5), resolve
+    if B <= 32:
+        return ScreenConfig(32, 128, 128, 64, False, False, 4, 4, 2), resolve
+    return ScreenConfig(64, 128, 128, 32, False, False, 8, 3, 2), resolve
