@@ -127,7 +127,7 @@ def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_p
                         norm_inflation, root, samples, first_sample, N: tl.constexpr,
                         BLOCK_B: tl.constexpr, CHUNK: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
     """Round the rows that this program gets hold of, then wait until all are."""
-    b = tl.atomic_add(counters_ptr + CLAIMED, 1)
+    b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
     while b < B:
         _round_row(
             hidden_ptr, codes_ptr, numbers_ptr, b, B, D, gamma, norm_inflation, root, BLOCK_B,
@@ -137,11 +137,11 @@ def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_p
             tl.store(found_ptr + b * samples + first_sample + i, 0)
         _fence_for_tma(b, NVIDIA)
         tl.debug_barrier()
-        tl.atomic_add(counters_ptr + ROUNDED, 1)
-        b = tl.atomic_add(counters_ptr + CLAIMED, 1)
-    rounded = tl.atomic_add(counters_ptr + ROUNDED, 0)
+        tl.atomic_add(counters_ptr + ROUNDED, 1, sem="release")
+        b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
+    rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
     while rounded < B:
-        rounded = tl.atomic_add(counters_ptr + ROUNDED, 0)
+        rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
     _fence_for_tma(rounded, NVIDIA)
 
 
@@ -217,42 +217,38 @@ def _rough_log2(x, NVIDIA: tl.constexpr):
 
 
 @triton.jit
-def _ends(z, scale, residual, norm, gate, row_bias, extra, reach, spread, soft_cap, temperature,
-          noise, SHARED_BIAS: tl.constexpr):  # fmt: skip
+def _ends(z, tokens, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V, extra,
+          reach, spread, soft_cap, temperature, noise):  # fmt: skip
     """(lower, upper) of scores y + T g, as _screen.score_bounds.
 
-    NaN stands for a score without a bound, so that comparisons let it pass. Where a token is
-    forbidden both are -inf, but for tokens whose logit may be undefined.
+    NaN stands for a score without a bound, so that comparisons let it pass. Where a bias of -inf
+    forbids a token both are -inf, unless its logit may be undefined.
 
     Args:
-        z, noise, row_bias or None: [R, W]. scale, residual, norm, gate: [1, W]; gate is -inf
-            beyond the vocabulary, else the bias. extra, reach, spread, temperature: [R, 1].
-            z is still to be multiplied by scale.
+        z, noise: [R, W]; z is still to be multiplied by the tokens' scales. tokens: int32 [1, W].
+        row_biases: pointers to bias[rows, 0], [R, 1], or None.
+        extra, reach, spread, temperature: [R, 1].
     """
-    y = z * scale
+    inside = tokens < V
+    y = z * tl.load(scale_ptr + tokens, mask=inside, other=1.0)
+    residual = tl.load(residual_ptr + tokens, mask=inside, other=0.0)
+    norm = tl.load(norm_ptr + tokens, mask=inside, other=0.0)
     bound = residual * reach + (norm * spread + extra)
     if soft_cap is not None:
         y = capped(y, soft_cap)
-    y += gate
-    if SHARED_BIAS:
-        bound += tl.where(tl.abs(gate) < float("inf"), tl.abs(gate) * BIAS_SLACK, 0.0)
-    if row_bias is not None:
-        y += row_bias
-        bound += tl.where(tl.abs(row_bias) < float("inf"), tl.abs(row_bias) * BIAS_SLACK, 0.0)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+        y += bias
+        bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
+    if row_biases is not None:
+        there = (rows < B)[:, None] & inside
+        bias = tl.load(row_biases + tokens, mask=there, other=float("-inf")).to(tl.float32)
+        y += bias
+        bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
+    if soft_cap is not None:
+        y = tl.where(inside, y, float("-inf"))  # the cap of the -inf there is a number
     score = y + temperature * noise
     return score - bound, score + bound
-
-
-@triton.jit
-def _column_halves(x):
-    """[W] -> its first and second half."""
-    return x.reshape(2, x.shape[0] // 2).permute(1, 0).split()
-
-
-@triton.jit
-def _column_words(x):
-    """[W] -> four [1, W / 4], as _helper.split_words."""
-    return split_words(x[None, :])
 
 
 @triton.jit
@@ -274,134 +270,125 @@ def settings(seed_ptr, offset_ptr, temperature, rows, B, SEED_PER_ROW: tl.conste
 
 @triton.jit
 def _of_sample(x, i, N: tl.constexpr):
-    """Column i of x [R, >= N], which for N = 1 is [R] itself."""
+    """x[:, :, i] of x [R, W, >= N]; for N = 1 x is [R, W] itself."""
     if N == 1:
         return x
     else:
-        mine = tl.arange(0, x.shape[1]) == i
-        return tl.sum(tl.where(mine[None, :], x, tl.zeros_like(x)), axis=1)
+        mine = tl.arange(0, x.shape[2]) == i
+        return tl.sum(tl.where(mine[None, None, :], x, tl.zeros_like(x)), axis=2)
 
 
 @triton.jit
-def _with_sample(x, i, column, N: tl.constexpr):
-    """x with column i replaced."""
+def _with_sample(x, i, part, N: tl.constexpr):
+    """x with x[:, :, i] replaced."""
     if N == 1:
-        return column
+        return part
     else:
-        mine = tl.arange(0, x.shape[1]) == i
-        return tl.where(mine[None, :], column[:, None], x)
+        mine = tl.arange(0, x.shape[2]) == i
+        return tl.where(mine[None, None, :], part[:, :, None], x)
 
 
 @triton.jit
-def _leave(z, words, scale, residual, norm, gate, v0, rows, row, seed, offset, first_sample, T,
-           extra, reach, spread, soft_cap, row_bias_ptr, limit, count, mine, apart, B, V,
-           N: tl.constexpr, NOISE: tl.constexpr, ROOM: tl.constexpr, SLICE: tl.constexpr,
-           SHARED_BIAS: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
-    """Leave records of what of a tile [R, WIDTH] may win, SLICE columns at a time.
+def _leave(z, words, v0, vectors, rows, row, seed, offset, first_sample, T, extra, reach, spread,
+           soft_cap, row_bias_ptr, limit, count, mine, apart, B, V, N: tl.constexpr,
+           NOISE: tl.constexpr, ROOM: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
+    """Leave records of the words of a tile [R, WIDTH] that may win.
+
+    Word after word of every slot [R, W], W words side by side. A slot has a bound, a number and
+    room for records of its own, so threads do not have to agree on anything.
 
     Args:
-        mine: [R, 1] pointers to this program's records of the first sample. apart: from upper
-            bounds to words.
+        vectors: pointers (scale, residual, norm, bias or None).
+        mine: int32 [R, W] pointers to the slots' records of the first sample: (upper bound, word
+            and lanes), one after the other. apart: from one sample to the next.
+        limit, count: [R, W], of several samples [R, W, >= N]: the largest lower bound that the
+            slot knows of, and the number of its records.
 
     Returns:
-        (limit, count), [R] each (of several samples [R, >= N]): the largest lower bound and the
-        number of records so far.
+        (limit, count).
     """
     R: tl.constexpr = z.shape[0]
     WIDTH: tl.constexpr = z.shape[1]
-    if WIDTH > SLICE:
+    WORDS: tl.constexpr = count.shape[1]
+    if WIDTH > 4 * WORDS:
         low, high = halves(z)
         words_low = None
         words_high = None
         if words is not None:
             words_low, words_high = halves(words)
-        scale_low, scale_high = _column_halves(scale)
-        residual_low, residual_high = _column_halves(residual)
-        norm_low, norm_high = _column_halves(norm)
-        gate_low, gate_high = _column_halves(gate)
         limit, count = _leave(
-            low, words_low, scale_low, residual_low, norm_low, gate_low, v0, rows, row, seed,
-            offset, first_sample, T, extra, reach, spread, soft_cap, row_bias_ptr, limit, count,
-            mine, apart, B, V, N, NOISE, ROOM, SLICE, SHARED_BIAS, NVIDIA,
+            low, words_low, v0, vectors, rows, row, seed, offset, first_sample, T, extra, reach,
+            spread, soft_cap, row_bias_ptr, limit, count, mine, apart, B, V, N, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
         return _leave(
-            high, words_high, scale_high, residual_high, norm_high, gate_high, v0 + WIDTH // 2,
-            rows, row, seed, offset, first_sample, T, extra, reach, spread, soft_cap, row_bias_ptr,
-            limit, count, mine, apart, B, V, N, NOISE, ROOM, SLICE, SHARED_BIAS, NVIDIA,
+            high, words_high, v0 + WIDTH // 2, vectors, rows, row, seed, offset, first_sample, T,
+            extra, reach, spread, soft_cap, row_bias_ptr, limit, count, mine, apart, B, V, N, NOISE,
+            ROOM, NVIDIA,
         )  # fmt: skip
     else:
-        WORDS: tl.constexpr = WIDTH // 4
+        scale_ptr, residual_ptr, norm_ptr, bias_ptr = vectors
         word = tl.arange(0, WORDS)
         first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
         z0, z1, z2, z3 = split_words(z)
-        s0, s1, s2, s3 = _column_words(scale)
-        e0, e1, e2, e3 = _column_words(residual)
-        n0, n1, n2, n3 = _column_words(norm)
-        c0, c1, c2, c3 = _column_words(gate)
-        d0 = None
-        d1 = None
-        d2 = None
-        d3 = None
+        row_biases = None
         if row_bias_ptr is not None:
-            biases = row_bias_ptr + rows.to(tl.int64)[:, None] * V
-            d0 = _row_bias(biases, rows, first, B, V)
-            d1 = _row_bias(biases, rows, first + 1, B, V)
-            d2 = _row_bias(biases, rows, first + 8, B, V)
-            d3 = _row_bias(biases, rows, first + 9, B, V)
+            row_biases = row_bias_ptr + rows.to(tl.int64)[:, None] * V
         allowed = tl.where((rows < B)[:, None], 15, 0)
         if words is not None:
             m0, m1, m2, m3 = split_words(masked(tl.zeros((R, WIDTH), tl.float32), words))
             allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
         for i in tl.static_range(N):
             least = _of_sample(limit, i, N)
+            so_far = _of_sample(count, i, N)
             g0 = 0.0
             g1 = 0.0
             g2 = 0.0
             g3 = 0.0
             if NOISE == "token":
-                # Always 0; ties the noise to the layout of z, and makes a slice wait for the one
+                # Always 0; ties the noise to the layout of z, and makes a word wait for the one
                 # before, as in _helper.candidates. A bound is never NaN.
-                zero = ((z0 < float("-inf")) | (least != least)[:, None]).to(tl.int32)
+                zero = ((z0 < float("-inf")) | (least != least)).to(tl.int32)
                 r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, first_sample + i, zero)
                 g0 = rough_gumbel(r0, NVIDIA)
                 g1 = rough_gumbel(r1, NVIDIA)
                 g2 = rough_gumbel(r2, NVIDIA)
                 g3 = rough_gumbel(r3, NVIDIA)
             l0, u0 = _ends(
-                z0, s0, e0, n0, c0, d0, extra, reach, spread, soft_cap, T, g0, SHARED_BIAS
-            )
+                z0, first, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+                extra, reach, spread, soft_cap, T, g0,
+            )  # fmt: skip
             l1, u1 = _ends(
-                z1, s1, e1, n1, c1, d1, extra, reach, spread, soft_cap, T, g1, SHARED_BIAS
-            )
+                z1, first + 1, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+                extra, reach, spread, soft_cap, T, g1,
+            )  # fmt: skip
             l2, u2 = _ends(
-                z2, s2, e2, n2, c2, d2, extra, reach, spread, soft_cap, T, g2, SHARED_BIAS
-            )
+                z2, first + 8, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+                extra, reach, spread, soft_cap, T, g2,
+            )  # fmt: skip
             l3, u3 = _ends(
-                z3, s3, e3, n3, c3, d3, extra, reach, spread, soft_cap, T, g3, SHARED_BIAS
-            )
-            lanes = allowed & _reaching(u0, u1, u2, u3, least[:, None])
-            # Few slices have a token that may win, or raise the bound.
-            if tl.max(tl.max(lanes, axis=1), axis=0) != 0:
-                if words is not None:
-                    l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
-                    l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))
-                    l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
-                    l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
-                lower = _largest_number(l0, l1, l2, l3)
-                least = tl.maximum(least, tl.max(lower, axis=1))
-                lanes = allowed & _reaching(u0, u1, u2, u3, least[:, None])
-                upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
-                kept = (lanes != 0).to(tl.int32)
-                so_far = _of_sample(count, i, N)
-                at = so_far[:, None] + tl.cumsum(kept, axis=1) - kept
-                fits = (kept != 0) & (at < ROOM)
-                at = mine + i * ROOM + at
-                tl.store(at, upper.to(tl.int32, bitcast=True), mask=fits)
-                record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
-                tl.store(at + apart, record, mask=fits)
-                limit = _with_sample(limit, i, least, N)
-                count = _with_sample(count, i, so_far + tl.sum(kept, axis=1), N)
+                z3, first + 9, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+                extra, reach, spread, soft_cap, T, g3,
+            )  # fmt: skip
+            if words is not None:
+                l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
+                l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))
+                l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
+                l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
+            least = _larger(least, _larger(_larger(l0, l1), _larger(l2, l3)))
+            lanes = allowed & _reaching(u0, u1, u2, u3, least)
+            upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
+            record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
+            fits = (lanes != 0) & (so_far < ROOM)
+            _store_record(mine + i * apart + 2 * so_far, upper, record, fits, NVIDIA)
+            limit = _with_sample(limit, i, least, N)
+            count = _with_sample(count, i, so_far + (lanes != 0).to(tl.int32), N)
         return limit, count
+
+
+@triton.jit
+def _larger(a, b):
+    """The larger of two, or the one that is a number."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.NONE)
 
 
 @triton.jit
@@ -417,20 +404,35 @@ def _bits(b0, b1, b2, b3):
 
 
 @triton.jit
-def _largest_number(l0, l1, l2, l3):
-    """The largest of the numbers among them, -inf if there is none."""
-    largest = float("-inf")
-    largest = tl.maximum(tl.where(l0 == l0, l0, largest), tl.where(l1 == l1, l1, largest))
-    other = tl.maximum(
-        tl.where(l2 == l2, l2, float("-inf")), tl.where(l3 == l3, l3, float("-inf"))
-    )
-    return tl.maximum(largest, other)
+def _store_record(at, upper, record, there, NVIDIA: tl.constexpr):
+    """Both words of a record at `at`, where `there`."""
+    if NVIDIA:
+        # tl.store would first move everything to another layout, by shared memory and barriers.
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred p;
+            setp.ne.s32 p, $4, 0;
+            @p st.global.v2.b32 [$1], {$2, $3};
+            mov.b32 $0, 0;
+            }""",
+            "=r,l,r,r,r",
+            [at.to(tl.int64), upper.to(tl.int32, bitcast=True), record, there.to(tl.int32)],
+            tl.int32,
+            False,
+            1,
+        )
+    else:
+        tl.store(at, upper.to(tl.int32, bitcast=True), mask=there)
+        tl.store(at + 1, record, mask=there)
 
 
 @triton.jit
-def _row_bias(at, rows, token, B, V):
-    there = (rows < B)[:, None] & (token < V)
-    return tl.load(at + token, mask=there, other=0.0).to(tl.float32)
+def _touch(at, NVIDIA: tl.constexpr):
+    """Bring what pointers `at` point to into the nearest cache; nothing waits for it."""
+    if NVIDIA:
+        tl.inline_asm_elementwise(
+            "ld.global.ca.b32 $0, [$1];", "=r,l", [at.to(tl.int64)], tl.int32, False, 1
+        )
 
 
 @triton.jit(do_not_specialize=["B", "V", "samples", "first_sample"])
@@ -454,7 +456,7 @@ def screen_kernel(
     counters_ptr,  # CLAIMED, ROUNDED; 0 at first, put back to it by the second launch
     lower_ptr,  # [B N] int64, bound_key of the largest lower bound so far; at rest at first
     listed_ptr,  # [B N] int32: tokens on each list, above LIST if not all fit; 0 at first
-    records_ptr,  # [2, programs per block of rows, B, N, ROOM] int32, scratch: upper bounds; words
+    records_ptr,  # [N, programs per block of rows, B, SLICE / 4, ROOM, 2] int32, scratch
     list_ptr,  # [2, B N, LIST] int32, out: upper bounds of their words; tokens
     found_ptr,  # [B, samples] int32, out: 0 for the samples of this launch
     B,
@@ -511,74 +513,95 @@ def screen_kernel(
     if soft_cap is not None:
         extra += soft_cap * CAP_SLACK
 
-    draws = rows * N
-    there = ~idle
-    count = tl.zeros((BLOCK_B,), tl.int32)
+    # A slot has every SLOTS-th word of a row.
+    SLOTS: tl.constexpr = SLICE // 4
+    SAMPLES: tl.constexpr = triton.next_power_of_2(N)
+    count = tl.zeros((BLOCK_B, SLOTS), tl.int32)
+    limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
     if N > 1:
-        sample = tl.arange(0, triton.next_power_of_2(N))
-        draws = draws[:, None] + sample[None, :]
-        there = there[:, None] & (sample < N)[None, :]
-        count = tl.zeros((BLOCK_B, triton.next_power_of_2(N)), tl.int32)
-    mine = records_ptr + ((pid_v * B + rows).to(tl.int64) * (N * ROOM))[:, None]
-    apart = programs_v.to(tl.int64) * B * (N * ROOM)
+        count = tl.zeros((BLOCK_B, SLOTS, SAMPLES), tl.int32)
+        limit = tl.full((BLOCK_B, SLOTS, SAMPLES), LOWEST_BOUND, tl.float32)
+    slot = tl.arange(0, SLOTS)[None, :]
+    mine = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
+    apart = programs_v.to(tl.int64) * B * (SLOTS * 2 * ROOM)
+    vectors = (scale_ptr, residual_ptr, norm_ptr, bias_ptr)
     for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
         v0 = tile_v * BLOCK_V
         words = None
         if mask_ptr is not None:
             words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
-        offs_v = v0 + tl.arange(0, BLOCK_V)
-        inside = offs_v < V
-        scale = tl.load(scale_ptr + offs_v, mask=inside, other=0.0)
-        residual = tl.load(residual_ptr + offs_v, mask=inside, other=0.0)
-        norm = tl.load(norm_ptr + offs_v, mask=inside, other=0.0)
-        gate = tl.where(inside, 0.0, float("-inf"))
-        if bias_ptr is not None:
-            bias = tl.load(bias_ptr + offs_v, mask=inside, other=0.0).to(tl.float32)
-            gate = tl.where(inside, bias, float("-inf"))
+        line = tl.minimum(v0 + tl.arange(0, BLOCK_V // 8) * 8, V - 1)
+        _touch(scale_ptr + line, NVIDIA)
+        _touch(residual_ptr + line, NVIDIA)
+        _touch(norm_ptr + line, NVIDIA)
         # Other programs raise it meanwhile; an older one only leaves over more.
-        known = bound_of_key(tl.load(lower_ptr + draws, mask=there, other=0, volatile=True))
+        for i in tl.static_range(N):
+            key = tl.load(lower_ptr + rows * N + i, mask=~idle, other=0, volatile=True)
+            known = tl.maximum(_of_sample(limit, i, N), bound_of_key(key)[:, None])
+            limit = _with_sample(limit, i, known, N)
         z = _screened_logits(
             codes, copy, pid_b, v0, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
+        z *= step
+        if v0 + BLOCK_V > V:
+            z = tl.where((v0 + tl.arange(0, BLOCK_V) < V)[None, :], z, float("-inf"))
         limit, count = _leave(
-            z * step, words, scale, residual, norm, gate, v0, rows, row, seed, offset,
-            first_sample, T, extra, reach, spread, soft_cap, row_bias_ptr, known, count, mine,
-            apart, B, V, N, NOISE, ROOM, SLICE, bias_ptr is not None, NVIDIA,
+            z, words, v0, vectors, rows, row, seed, offset, first_sample, T, extra, reach, spread,
+            soft_cap, row_bias_ptr, limit, count, mine, apart, B, V, N, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
-        tl.atomic_max(lower_ptr + draws, bound_key(limit), mask=there & (limit > known))
+        for i in tl.static_range(N):
+            best = tl.max(_of_sample(limit, i, N), axis=1)
+            there = (~idle) & (best > LOWEST_BOUND)
+            tl.atomic_max(lower_ptr + rows * N + i, bound_key(best), mask=there, sem="relaxed")
 
     tl.debug_barrier()
     for i in tl.static_range(N):
+        records = records_ptr + i * apart + (pid_v * B + rows).to(tl.int64) * (SLOTS * 2 * ROOM)
         _list_what_is_left(
-            rows * N + i, ~idle, _of_sample(count, i, N), mine + i * ROOM, apart, lower_ptr,
-            listed_ptr, list_ptr, B * N, ROOM, LIST,
+            rows * N + i, ~idle, _of_sample(count, i, N), records, lower_ptr, listed_ptr, list_ptr,
+            B * N, ROOM, LIST,
         )  # fmt: skip
 
 
 @triton.jit
-def _list_what_is_left(draws, there, count, mine, apart, lower_ptr, listed_ptr, list_ptr, num_draws,
+def _list_what_is_left(draws, there, count, records, lower_ptr, listed_ptr, list_ptr, num_draws,
                        ROOM: tl.constexpr, LIST: tl.constexpr):  # fmt: skip
-    """Move those of this program's records that still reach the bound to the lists of the draws."""
+    """Move those of this program's records that still reach the bound to the lists of the draws.
+
+    Args:
+        draws, there, records: [R]; records points to those of the draw. count: [R, slots].
+    """
+    R: tl.constexpr = count.shape[0]
+    SLOTS: tl.constexpr = count.shape[1]
     lower = tl.load(lower_ptr + draws, mask=there, other=0, volatile=True)
     limit = bound_of_key(lower)[:, None]
-    slot = tl.arange(0, ROOM)[None, :]
-    filled = there[:, None] & (slot < count[:, None])
-    upper = tl.load(mine + slot, mask=filled, other=0)
-    record = tl.load(mine + apart + slot, mask=filled, other=0)
-    below = upper.to(tl.float32, bitcast=True) < limit
-    lanes = tl.where(filled & (below == 0), record & 15, 0)
-    tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
-    number = tl.sum(tokens, axis=1)
-    # More records than there was room for: the draw is computed in full.
-    added = tl.where(count > ROOM, LIST + 1, number)
-    first = tl.atomic_add(listed_ptr + draws, added, mask=there & (added > 0))
-    at = first[:, None] + tl.cumsum(tokens, axis=1) - tokens
-    word = record >> 4
-    token = (word >> 2) * 16 + (word & 3) * 2
     out = list_ptr + draws.to(tl.int64)[:, None] * LIST
-    for lane in tl.static_range(4):
-        fits = (((lanes >> lane) & 1) != 0) & (at < LIST)
-        tl.store(out + at, upper, mask=fits)
-        tl.store(out + at + num_draws.to(tl.int64) * LIST,
-                 token + (lane & 1) + (lane >> 1) * 8, mask=fits)  # fmt: skip
-        at += (lanes >> lane) & 1
+    most = tl.max(count, axis=1)
+    # More records than there was room for: the draw is computed in full.
+    tl.atomic_add(listed_ptr + draws, LIST + 1, mask=there & (most > ROOM), sem="relaxed")
+    # So many records of each slot at a time, 128 of a row.
+    DEPTH: tl.constexpr = ROOM if ROOM * SLOTS <= 128 else max(1, 128 // SLOTS)
+    place = tl.arange(0, SLOTS * DEPTH)[None, :]
+    filled = tl.broadcast_to(count[:, :, None], (R, SLOTS, DEPTH)).reshape(R, SLOTS * DEPTH)
+    for first in range(0, tl.minimum(tl.max(most, axis=0), ROOM), DEPTH):
+        i = first + place % DEPTH
+        at = records[:, None] + 2 * (place // DEPTH * ROOM + i)
+        known = there[:, None] & (i < tl.minimum(filled, ROOM))
+        upper = tl.load(at, mask=known, other=0)
+        record = tl.load(at + 1, mask=known, other=0)
+        below = upper.to(tl.float32, bitcast=True) < limit
+        lanes = tl.where(known & (below == 0), record & 15, 0)
+        tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
+        number = tl.sum(tokens, axis=1)
+        before = tl.atomic_add(
+            listed_ptr + draws, number, mask=there & (number > 0), sem="relaxed"
+        )
+        to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
+        word = record >> 4
+        token = (word >> 2) * 16 + (word & 3) * 2
+        for lane in tl.static_range(4):
+            fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
+            tl.store(out + to, upper, mask=fits)
+            tl.store(out + to + num_draws.to(tl.int64) * LIST,
+                     token + (lane & 1) + (lane >> 1) * 8, mask=fits)  # fmt: skip
+            to += (lanes >> lane) & 1

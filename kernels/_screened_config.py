@@ -12,13 +12,15 @@ class ScreenConfig:
     """Tile shapes of the screen.
 
     block_b, block_v, block_d: rows, tokens and columns of a tile; block_b is a multiple of 8.
-    slice: tokens whose noise is in registers at once.
+    slice: tokens whose noise is in registers at once; 16 of a row are one word of four tokens for
+        each of four threads.
     v_on_m: the vocabulary is on the M side of the instruction, else the rows (two for each: their
         high and low bytes).
     flatten: loads of the next tile start under the epilogue of this one.
     num_warps, num_stages: as in Triton. ctas_per_sm: persistent programs per multiprocessor.
-    room: records of four tokens each that a program can keep of a draw, and row_room: tokens that
-        may be left of it at the end; one that needs more is computed in full.
+    room: records, of a word of four tokens each, that a program can keep of every slice / 4-th word
+        of a draw, and row_room: tokens that may be left of it at the end. A draw that needs more is
+        computed in full.
     """
 
     block_b: int
@@ -30,7 +32,7 @@ class ScreenConfig:
     num_warps: int
     num_stages: int
     ctas_per_sm: int = 1
-    room: int = 64
+    room: int = 16
     row_room: int = 4096
 
 
@@ -60,7 +62,7 @@ def default_configs(B: int, device: torch.device) -> tuple[ScreenConfig, Resolve
     """Those in use for B rows on a device."""
     if device.type == "cpu":  # the interpreter: small, so that tests meet every limit
         return (
-            ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=32, row_room=64),
+            ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=4, row_room=64),
             ResolveConfig(8, 16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
         )
     rows = min(64, max(16, 1 << (B - 1).bit_length()))
@@ -70,5 +72,5 @@ def default_configs(B: int, device: torch.device) -> tuple[ScreenConfig, Resolve
     if B <= 16:
         return ScreenConfig(16, 128, 256, 128, True, True, 4, 5), resolve
     if B <= 32:
-        return ScreenConfig(32, 128, 128, 64, False, False, 4, 4, 2), resolve
-    return ScreenConfig(64, 128, 128, 32, False, False, 8, 3, 2), resolve
+        return ScreenConfig(32, 128, 128, 16, False, False, 4, 4, 2, room=32), resolve
+    return ScreenConfig(64, 128, 128, 16, False, False, 8, 3, 2, room=32), resolve

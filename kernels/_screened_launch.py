@@ -60,7 +60,7 @@ def launch(
 
     codes = scratch(blocks_b * 2 * config.block_b, D, dtype=torch.int8)
     numbers = scratch(ROW_NUMBERS.value, B, dtype=torch.float32)
-    records = scratch(2, programs_v, B, at_once, config.room)
+    records = scratch(at_once, programs_v, B, config.slice // 4, config.room, 2)
     lists = scratch(2, B * at_once, config.row_room)
     copy_by_tma = _choice.tma_possible(head.codes)
     by_tma = _choice.tma_possible(hidden) and _choice.tma_possible(weight)
