@@ -152,9 +152,7 @@ def _resolve(r, first, number, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tem
     score = tl.where(y == y, y, float("inf"))
     key = tl.where(there, ordered_key(score, token), LOWEST_KEY)
     tl.atomic_max(keys_ptr + r, tl.max(key, 0))
-    tl.atomic_add(
-        found_ptr + b * samples + first_sample + r % N, tl.sum(there.to(tl.int32), 0)
-    )
+    tl.atomic_add(found_ptr + b * samples + first_sample + r % N, tl.sum(there.to(tl.int32), 0))
 
 
 @triton.jit

@@ -124,8 +124,9 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, b, B, D, gamma, norm_inflatio
 
 @triton.jit
 def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, B, D, gamma,
-                        norm_inflation, root, samples, first_sample, N: tl.constexpr,
-                        BLOCK_B: tl.constexpr, CHUNK: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
+                       norm_inflation, root, samples, first_sample, N: tl.constexpr,
+                       BLOCK_B: tl.constexpr, CHUNK: tl.constexpr,
+                       NVIDIA: tl.constexpr):  # fmt: skip
     """Round the rows that this program gets hold of, then wait until all are."""
     b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
     while b < B:
@@ -475,6 +476,7 @@ def screen_kernel(
     TEMPERATURE_PER_ROW: tl.constexpr,
     ROOM: tl.constexpr,
     LIST: tl.constexpr,
+    DEPTH: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -559,14 +561,17 @@ def screen_kernel(
         records = records_ptr + i * apart + (pid_v * B + rows).to(tl.int64) * (SLOTS * 2 * ROOM)
         _list_what_is_left(
             rows * N + i, ~idle, _of_sample(count, i, N), records, lower_ptr, listed_ptr, list_ptr,
-            B * N, ROOM, LIST,
+            B * N, ROOM, LIST, DEPTH,
         )  # fmt: skip
 
 
 @triton.jit
 def _list_what_is_left(draws, there, count, records, lower_ptr, listed_ptr, list_ptr, num_draws,
-                       ROOM: tl.constexpr, LIST: tl.constexpr):  # fmt: skip
+                       ROOM: tl.constexpr, LIST: tl.constexpr,
+                       DEPTH: tl.constexpr):  # fmt: skip
     """Move those of this program's records that still reach the bound to the lists of the draws.
+
+    DEPTH records of every slot at a time.
 
     Args:
         draws, there, records: [R]; records points to those of the draw. count: [R, slots].
@@ -579,8 +584,6 @@ def _list_what_is_left(draws, there, count, records, lower_ptr, listed_ptr, list
     most = tl.max(count, axis=1)
     # More records than there was room for: the draw is computed in full.
     tl.atomic_add(listed_ptr + draws, LIST + 1, mask=there & (most > ROOM), sem="relaxed")
-    # So many records of each slot at a time, 128 of a row.
-    DEPTH: tl.constexpr = ROOM if ROOM * SLOTS <= 128 else max(1, 128 // SLOTS)
     place = tl.arange(0, SLOTS * DEPTH)[None, :]
     filled = tl.broadcast_to(count[:, :, None], (R, SLOTS, DEPTH)).reshape(R, SLOTS * DEPTH)
     for first in range(0, tl.minimum(tl.max(most, axis=0), ROOM), DEPTH):
@@ -593,9 +596,7 @@ def _list_what_is_left(draws, there, count, records, lower_ptr, listed_ptr, list
         lanes = tl.where(known & (below == 0), record & 15, 0)
         tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
         number = tl.sum(tokens, axis=1)
-        before = tl.atomic_add(
-            listed_ptr + draws, number, mask=there & (number > 0), sem="relaxed"
-        )
+        before = tl.atomic_add(listed_ptr + draws, number, mask=there & (number > 0), sem="relaxed")
         to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
         word = record >> 4
         token = (word >> 2) * 16 + (word & 3) * 2

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ class ScreenConfig:
     ctas_per_sm: int = 1
     room: int = 16
     row_room: int = 4096
+
+    @property
+    def slots(self) -> int:
+        """Words of a row that a slice has side by side."""
+        return self.slice // 4
+
+    @property
+    def depth(self) -> int:
+        """Records of each slot that are looked at together in the end: 16 for every thread."""
+        return max(1, min(self.room, 512 * self.num_warps // (self.block_b * self.slots)))
 
 
 @dataclass(frozen=True)

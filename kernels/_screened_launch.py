@@ -60,7 +60,7 @@ def launch(
 
     codes = scratch(blocks_b * 2 * config.block_b, D, dtype=torch.int8)
     numbers = scratch(ROW_NUMBERS.value, B, dtype=torch.float32)
-    records = scratch(at_once, programs_v, B, config.slice // 4, config.room, 2)
+    records = scratch(at_once, programs_v, B, config.slots, config.room, 2)
     lists = scratch(2, B * at_once, config.row_room)
     copy_by_tma = _choice.tma_possible(head.codes)
     by_tma = _choice.tma_possible(hidden) and _choice.tma_possible(weight)
@@ -107,6 +107,7 @@ def launch(
                 samples,
                 first_sample,
                 ROOM=config.room,
+                DEPTH=config.depth,
                 CHUNK=min(2048, triton.next_power_of_2(D)),
                 BLOCK_B=config.block_b,
                 BLOCK_V=config.block_v,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.errors import InvalidType
 from fsbench.kernels._screened_config import ResolveConfig, ScreenConfig
 from fsbench.kernels._screened_head import ScreenedHead
 

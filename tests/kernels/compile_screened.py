@@ -69,6 +69,7 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
         copy = f"tensordesc<i8[{config.block_v}, {config.block_d}]>"
     constants = {
         "ROOM": config.room,
+        "DEPTH": config.depth,
         "LIST": config.row_room,
         "CHUNK": 2048,
         "BLOCK_B": config.block_b,

@@ -17,8 +17,8 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
 from fsbench.kernels._screen import screen_hidden, screen_logits
-from fsbench.kernels._screened_head import prepare_head
 from fsbench.kernels._screened_config import default_configs
+from fsbench.kernels._screened_head import prepare_head
 from fsbench.kernels._screened_sample import Screened, screened_sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -274,7 +274,9 @@ def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
 def test_what_it_refuses():
     hidden, weight = matrices(2, 16, 64, torch.bfloat16)
     head, seed = prepare_head(weight), torch.tensor([0])
-    with pytest.raises(InvalidArgument, match=r"head.codes: expected shape \[64, 16\]; got \[32, 16\]"):
+    with pytest.raises(
+        InvalidArgument, match=r"head.codes: expected shape \[64, 16\]; got \[32, 16\]"
+    ):
         screened_sample(hidden, head._replace(codes=head.codes[:32]), seed=seed)
     with pytest.raises(InvalidType, match=r"weight: expected dtype torch\.bfloat16"):
         screened_sample(hidden, prepare_head(weight.half()), seed=seed)
