@@ -70,8 +70,8 @@ class ResolveConfig:
     ctas_per_sm: int = 2
 
 
-def default_configs(B: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
-    """Those in use for B rows on a device."""
+def default_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
+    """Those in use for B rows of D columns on a device."""
     if device.type == "cpu":  # the interpreter: small, so that tests meet every limit
         return (
             ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=4, row_room=64),
@@ -84,5 +84,5 @@ def default_configs(B: int, device: torch.device) -> tuple[ScreenConfig, Resolve
     if B <= 16:
         return ScreenConfig(16, 128, 256, 128, True, True, 4, 5), resolve
     if B <= 32:
-        return ScreenConfig(32, 128, 128, 16, False, False, 4, 4, 2, room=32), resolve
-    return ScreenConfig(64, 128, 128, 16, False, False, 8, 3, 2, room=32), resolve
+        return ScreenConfig(32, 128, 128, 32, False, False, 4, 4, 2), resolve
+    return ScreenConfig(64, 256, 128, 64, False, True, 8, 4), resolve

@@ -46,7 +46,12 @@ class ScreenedHead(NamedTuple):
     @property
     def extra_bytes(self) -> int:
         """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
-        return sum(part.nbytes for part in self[1:])
+        return extra_bytes(*self.weight.shape)
+
+
+def extra_bytes(V: int, D: int) -> int:
+    """What a copy takes beside a weight [V, D]."""
+    return V * (D + 12)
 
 
 def prepare_head(weight: Tensor) -> ScreenedHead:

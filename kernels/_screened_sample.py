@@ -125,7 +125,7 @@ def screened_sample(
         from fsbench.kernels._screened_config import default_configs
         from fsbench.kernels._screened_launch import launch
 
-        launch(request, head, configs or default_configs(B, device), out)
+        launch(request, head, configs or default_configs(B, hidden.shape[1], device), out)
     else:
         _compute(request, head, out)
     return out

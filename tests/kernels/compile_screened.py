@@ -109,7 +109,7 @@ def main() -> None:
         print(json.dumps([kernel, variant, stack]), flush=True)
 
     for B in (1, 16, 32, 64):
-        first, second = default_configs(B, torch.device("cuda"))
+        first, second = default_configs(B, 4096, torch.device("cuda"))
         report("screen", f"{first}", screen(first))
         report("resolve", f"{second}", resolve(second, B, first.row_room))
     report("screen", f"{first} everything", screen(first, everything=True))

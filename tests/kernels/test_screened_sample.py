@@ -209,7 +209,7 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
 def test_tokens_do_not_depend_on_the_screens_config(change):
     hidden, weight = matrices(18, 104, 600, torch.float16)
     head, seed = prepare_head(weight), torch.tensor([8])
-    screen, resolve = default_configs(18, CPU)
+    screen, resolve = default_configs(18, 104, CPU)
     plain = screened_sample(hidden, head, seed=seed)
     other = screened_sample(hidden, head, seed=seed, configs=(replace(screen, **change), resolve))
     assert torch.equal(plain.tokens, other.tokens)
@@ -222,7 +222,7 @@ def test_tokens_do_not_depend_on_the_screens_config(change):
 def test_tokens_do_not_depend_on_the_config_of_the_exact_part(change):
     hidden, weight = matrices(18, 104, 600, torch.float16)
     head, seed = prepare_head(weight), torch.tensor([8])
-    screen, resolve = default_configs(18, CPU)
+    screen, resolve = default_configs(18, 104, CPU)
     plain = screened_sample(hidden, head, seed=seed)
     other = screened_sample(hidden, head, seed=seed, configs=(screen, replace(resolve, **change)))
     assert torch.equal(plain.tokens, other.tokens)
