@@ -84,11 +84,7 @@ def _print(facts: dict[str, Any]) -> None:
     providers = _table("provider", "kind", "runs here on")
     for row in facts["providers"]:
         providers.add_row(row["name"], row["kind"] or "broken", _where(row))
-    kept = [
-        f"{row['name']} {row['kept_bytes'] / 1e9:.2f} GB, {row['kept_share']:+.0%}"
-        for row in facts["providers"]
-        if row["kept_bytes"]
-    ]
+    keeping = [row for row in facts["providers"] if row["kept_bytes"]]
     models = _table("model", "V", "D")
     for row in facts["models"]:
         models.add_row(row["name"], str(row["v"]), str(row["d"]))
@@ -97,11 +93,14 @@ def _print(facts: dict[str, Any]) -> None:
         presets.add_row(row["name"], row["summary"])
     console.print(providers)
     console.print()
-    if kept:
+    if keeping:
         console.print(
-            f"Kept in memory beside a weight of D = {EXAMPLE.D:,}, V = {EXAMPLE.V:,}, "
-            f"{EXAMPLE.dtype}: {'; '.join(kept)}\n"
+            f"Memory kept beside a weight of D = {EXAMPLE.D:,}, V = {EXAMPLE.V:,}, {EXAMPLE.dtype}:"
         )
+        for row in keeping:
+            share = f"{row['kept_share']:+.0%}"
+            console.print(f"  {share} ({row['kept_bytes'] / 1e9:.2f} GB)  {row['name']}")
+        console.print()
     for table in (models, presets):
         console.print(table)
         console.print()

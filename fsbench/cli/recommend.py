@@ -168,7 +168,7 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["unmeasured"]:
         console.print(f"not measured: {facts['unmeasured']}")
     console.print(
-        "MB: the peak beside weight and hidden, copies of the weight included (--memory sets a limit). "
+        "MB: the peak beside weight and hidden, with copies of the weight (--memory sets a limit). "
         "Times are of plain sampling; docs/using-the-kernel.md tells what options of the fused "
         "kernel cost. What they cost the others was not measured."
     )

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
+from fsbench.kernels._helper import gumbel
 from fsbench.kernels._screen import screen_hidden, screen_logits
+from fsbench.kernels._screen_kernel import rough_gumbel
 from fsbench.kernels._screened_config import default_configs
 from fsbench.kernels._screened_head import prepare_head
 from fsbench.kernels._screened_sample import Screened, screened_sample
@@ -120,6 +124,39 @@ def test_options(name, dtype):
     same = flash_sample(hidden, weight, noise="token", **options)
     assert (sample.tokens == same.tokens).float().mean() >= 0.8  # but for ties of rounding
     assert torch.equal(sample.valid, same.valid)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2, 6])
+def test_several_samples_are_those_of_flash_sample(n, dtype):
+    hidden, weight = matrices(5, 64, 400, dtype)
+    hidden[2, 1] = torch.nan
+    options = {"seed": torch.tensor([3]), "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, 7.0])}
+    sample = screened_sample(hidden, prepare_head(weight), num_samples=n, **options)
+    same = flash_sample(hidden, weight, noise="token", num_samples=n, **options)
+    assert sample.tokens.shape == sample.found.shape == (5, n)
+    assert (sample.tokens == same.tokens).float().mean() >= 0.95
+    assert sample.valid.tolist() == [True, True, False, True, True]
+    one = screened_sample(hidden, prepare_head(weight), **options)
+    assert torch.equal(one.tokens, sample.tokens[:, 0])
+    assert torch.equal(one.found, sample.found[:, 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_probabilities_are_exact_and_change_no_token(dtype):
+    hidden, weight = matrices(4, 64, 300, dtype)
+    options = {"seed": torch.tensor([3]), "temperature": 0.7, "num_samples": 2}
+    sample = screened_sample(
+        hidden, prepare_head(weight), return_logprob=True, return_logz=True, **options
+    )
+    plain = screened_sample(hidden, prepare_head(weight), **options)
+    assert torch.equal(sample.tokens, plain.tokens)
+    assert plain.logprob is None and plain.logz is None
+    logits = hidden.double() @ weight.double().T / 0.7
+    expected = logits.log_softmax(1).gather(1, sample.tokens)
+    assert torch.allclose(sample.logprob.double(), expected, atol=1e-3)
+    assert torch.allclose(sample.logz.double(), logits.logsumexp(1), atol=1e-3)
+    assert sample.found is None  # the full kernel ran
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -238,6 +275,26 @@ def test_a_call_leaves_nothing_behind_for_the_next():
     assert len({tuple(tokens.tolist()) for tokens in first}) > 1
 
 
+@triton.jit
+def _both_noises(codes_ptr, rough_ptr, exact_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    code = tl.load(codes_ptr + i).to(tl.uint32)
+    tl.store(rough_ptr + i, rough_gumbel(code, False))
+    tl.store(exact_ptr + i, gumbel(code))
+
+
+@pytest.mark.interpreter
+def test_rough_noise_is_within_its_slack():
+    """tests/gpu has all 2^32 codes, and the GPU's logarithm."""
+    ends = torch.tensor([0, 1, 2, 2**22 - 1, 2**22, 2**22 + 1, 2**31 - 1, 2**31, 2**32 - 1])
+    draw = torch.Generator().manual_seed(1)
+    spread = (2.0 ** (32 * torch.rand(4087, generator=draw))).long()
+    codes = torch.cat([ends, 2**32 - 1 - spread[:2000], spread[2000:]]).clamp(0, 2**32 - 1)
+    rough, exact = torch.empty(2, 4096).unbind()
+    _both_noises[(1,)](codes, rough, exact, BLOCK=4096)
+    assert 2.0**-13 < (rough - exact).abs().max() < 2.0**-10
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("exponent", [-100, -40, 0, 40])
 def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
@@ -278,6 +335,12 @@ def test_what_it_refuses():
         InvalidArgument, match=r"head.codes: expected shape \[64, 16\]; got \[32, 16\]"
     ):
         screened_sample(hidden, head._replace(codes=head.codes[:32]), seed=seed)
+    with pytest.raises(InvalidType, match="head: expected a ScreenedHead; got Tensor"):
+        screened_sample(hidden, weight, seed=seed)
+    with pytest.raises(InvalidType, match=r"head.scale: expected dtype torch.float32"):
+        screened_sample(hidden, head._replace(scale=head.scale.double()), seed=seed)
+    with pytest.raises(InvalidArgument, match="num_samples: expected 1 to 65535"):
+        screened_sample(hidden, head, seed=seed, num_samples=0)
     with pytest.raises(InvalidType, match=r"weight: expected dtype torch\.bfloat16"):
         screened_sample(hidden, prepare_head(weight.half()), seed=seed)
     with pytest.raises(InvalidArgument, match="temperature: expected a finite number"):
