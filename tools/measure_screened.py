@@ -213,7 +213,7 @@ def main() -> None:
                     writer.writerow(row)
                     file.flush()
                     print(*row, flush=True)
-            if (D, V) == SHAPES[0] and arguments.draws:
+            if arguments.draws and D == 4096:
                 record["equality"].append(equality(weight, head, arguments.draws))
                 print(record["equality"][-1], flush=True)
             del weight, head
