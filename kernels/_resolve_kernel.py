@@ -8,6 +8,7 @@ writes the tokens and puts back to rest what the next call needs.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from fsbench.kernels._epilogue import allowed_words, best_of_tile, capped, processed
 from fsbench.kernels._helper import (
@@ -18,7 +19,7 @@ from fsbench.kernels._helper import (
     temperatures,
     token_of_key,
 )
-from fsbench.kernels._mainloop import first_column, tile_logits
+from fsbench.kernels._mainloop import ROTATION, first_column, tile_logits
 from fsbench.kernels._screen_kernel import ARRIVED, CLAIMED, ROUNDED, bound_of_key, settings
 
 
@@ -56,29 +57,36 @@ def resolve_kernel(
     TEMPERATURE_PER_ROW: tl.constexpr,
     DRAWS: tl.constexpr,  # a power of two, at least B N
     LIST: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # tokens of a step
-    ROWS: tl.constexpr,  # rows of the instruction: 64 for that of the fused kernels on Hopper
+    AT_ONCE: tl.constexpr,  # tokens computed together, at most
+    BLOCKS: tl.constexpr,  # a power of two, at least the blocks of 256 columns
     STEP: tl.constexpr,  # columns of one step for single tokens; divides 256
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
     USE_TMA: tl.constexpr,
     SLICE: tl.constexpr,
+    EARLY: tl.constexpr,  # launched before the screen has ended
     NVIDIA: tl.constexpr,
 ):
+    if EARLY:
+        gdc_wait()  # for all that the screen has written
     draw = tl.arange(0, DRAWS)
     number = tl.load(listed_ptr + draw, mask=draw < B * N, other=0)
     # A draw whose list is too short has no part of this.
-    parts = tl.where(number > LIST, 0, (number + AT_ONCE - 1) // AT_ONCE)
+    tokens = tl.where(number > LIST, 0, number)
+    # Few tokens are spread over all programs; with many, half of the programs have a part.
+    size = tl.minimum(tl.maximum(2 * tl.sum(tokens, 0) // tl.num_programs(0), 4), AT_ONCE)
+    parts = (tokens + size - 1) // size
     ends = tl.cumsum(parts, 0)
     for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
         r = tl.sum((ends <= part).to(tl.int32), 0)
-        first = tl.sum(tl.where(draw == r, part - (ends - parts), 0), 0) * AT_ONCE
+        first = tl.sum(tl.where(draw == r, part - (ends - parts), 0), 0) * size
+        last = tl.minimum(first + size, tl.sum(tl.where(draw == r, tokens, 0), 0))
         _resolve(
-            r, first, tl.load(listed_ptr + r), hidden_ptr, weight_ptr, seed_ptr, offset_ptr,
-            temperature, soft_cap, bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr,
-            found_ptr, B, V, D, samples, first_sample, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
-            TEMPERATURE_PER_ROW, LIST, AT_ONCE, ROWS, STEP, NVIDIA,
+            r, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
+            bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D, samples,
+            first_sample, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST,
+            AT_ONCE, BLOCKS, STEP, NVIDIA,
         )  # fmt: skip
 
     if tl.max(number, 0) > LIST:
@@ -114,23 +122,23 @@ def resolve_kernel(
 
 
 @triton.jit
-def _resolve(r, first, number, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
+def _resolve(r, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
              bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D, samples,
              first_sample, N: tl.constexpr, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
              OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr,
-             AT_ONCE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
+             AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr,
              NVIDIA: tl.constexpr):  # fmt: skip
-    """AT_ONCE tokens of the list of draw r, from `first` on, of `number`."""
+    """Tokens first .. last - 1 of the list of draw r, at most AT_ONCE."""
     b = r // N
     i = first + tl.arange(0, AT_ONCE)
     at = list_ptr + r.to(tl.int64) * LIST + i
-    upper = tl.load(at, mask=i < number, other=0).to(tl.float32, bitcast=True)
-    token = tl.load(at + B.to(tl.int64) * (N * LIST), mask=i < number, other=0)
+    upper = tl.load(at, mask=i < last, other=0).to(tl.float32, bitcast=True)
+    token = tl.load(at + B.to(tl.int64) * (N * LIST), mask=i < last, other=0)
     # The bound has risen since some programs made their part of the list.
     below = upper < bound_of_key(tl.load(lower_ptr + r))
-    there = (i < number) & (below == 0)
+    there = (i < last) & (below == 0)
     token = tl.where(there, token, 0)
-    y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, AT_ONCE, ROWS, STEP, NVIDIA)
+    y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, NVIDIA)
     if soft_cap is not None:
         y = capped(y, soft_cap)
     if bias_ptr is not None:
@@ -156,40 +164,55 @@ def _resolve(r, first, number, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tem
 
 
 @triton.jit
-def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, AT_ONCE: tl.constexpr,
-                   ROWS: tl.constexpr, STEP: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
-    """hidden[b] . weight[token] of AT_ONCE tokens, fp32, in the order of tile_logits.
+def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.constexpr,
+                   STEP: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
+    """hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
 
-    Tokens begin their sums at columns of their own. So row i of one operand is hidden from the
-    first column of token i on, and the logits are the diagonal of the product.
+    Tokens begin their sums at blocks of 256 columns of their own. So the other operand is hidden
+    from every block on, and a token's logit is the element of the product that began where it did.
     """
-    i = tl.arange(0, ROWS)
-    steps = tl.cdiv(D, STEP)
-    first = first_column(token, D) // STEP
-    # The same for the rows of hidden: the token of row i, by a gather through a one-hot product.
-    own = i[:, None] == tl.arange(0, AT_ONCE)[None, :]
-    first_of_row = tl.sum(tl.where(own, first[None, :], 0), axis=1)
-    row_there = tl.sum(tl.where(own & there[None, :], 1, 0), axis=1) != 0
+    R: tl.constexpr = token.shape[0]
+    block = tl.arange(0, BLOCKS)
+    width = tl.cdiv(D, ROTATION) * ROTATION
+    first = first_column(token, D)
     d = tl.arange(0, STEP)[None, :]
     h_row = hidden_ptr + b.to(tl.int64) * D
     w_row = weight_ptr + token.to(tl.int64)[:, None] * D
     if NVIDIA:
         # All lines of these rows at once; the loop would ask for them a few steps ahead.
-        for col in range(0, D, 64 * 64):
+        for col in range(0, D, 4096):
             cols = col + tl.arange(0, 64)[None, :] * 64
-            at = w_row + tl.minimum(cols, D - 1)
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l",
-                [at.to(tl.int64)], tl.int32, False, 1,
-            )  # fmt: skip
-    acc = tl.zeros((ROWS, AT_ONCE), tl.float32)
-    for step in range(steps):
-        w_cols = ((first + step) % steps * STEP)[:, None] + d
-        h_cols = ((first_of_row + step) % steps * STEP)[:, None] + d
+            _prefetch_some(w_row + cols, there[:, None] & (cols < D))
+    acc = tl.zeros((R, BLOCKS), tl.float32)
+    for step in range(width // STEP):
+        w_col = first + step * STEP
+        w_cols = tl.where(w_col < width, w_col, w_col - width)[:, None] + d
+        h_col = block * ROTATION + step * STEP
+        h_cols = tl.where(h_col < width, h_col, h_col - width)[:, None] + d
         w = tl.load(w_row + w_cols, mask=there[:, None] & (w_cols < D), other=0.0)
-        h = tl.load(h_row + h_cols, mask=row_there[:, None] & (h_cols < D), other=0.0)
-        acc = tl.dot(h, w.T, acc, input_precision="ieee")
-    return tl.sum(tl.where(own, acc, 0.0), axis=0)
+        h_there = (block * ROTATION < width)[:, None] & (h_cols < D)
+        h = tl.load(h_row + h_cols, mask=h_there, other=0.0)
+        acc = tl.dot(w, h.T, acc, input_precision="ieee")
+    own = (first // ROTATION)[:, None] == block[None, :]
+    return tl.sum(tl.where(own, acc, 0.0), axis=1)
+
+
+@triton.jit
+def _prefetch_some(at, there):
+    """Bring into the L2 what pointers point to, where `there`; nothing waits for it."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p prefetch.global.L2 [$1];
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r",
+        [at.to(tl.int64), there.to(tl.int32)],
+        tl.int32,
+        False,
+        1,
+    )
 
 
 @triton.jit

@@ -14,6 +14,7 @@ A draw is one sample of one row: number b N + i of B N.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from fsbench.kernels import _screen
 from fsbench.kernels._epilogue import allowed_words, capped, masked
@@ -485,8 +486,11 @@ def screen_kernel(
     V_ON_M: tl.constexpr,
     USE_TMA: tl.constexpr,
     FLATTEN: tl.constexpr,
+    EARLY: tl.constexpr,  # the second launch may begin, and wait
     NVIDIA: tl.constexpr,  # else plain Triton: the interpreter
 ):
+    if EARLY:
+        gdc_launch_dependents()
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     if USE_TMA:
         _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, NVIDIA)

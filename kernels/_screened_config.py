@@ -52,22 +52,23 @@ class ScreenConfig:
 class ResolveConfig:
     """Tile shapes of the exact computation.
 
-    at_once: tokens that are computed together. rows: of the instruction, 64 for the one that the
-        fused kernels use on Hopper, and at least at_once.
+    at_once: tokens that are computed together, at most; 64 for the instruction that the fused
+        kernels use on Hopper.
     step: columns at a time; a power of two that divides 256.
     block_b, block_v, block_d: of rows that are computed in full; block_v is also their slice.
     num_warps, num_stages, ctas_per_sm: as in ScreenConfig.
+    early: launched while the screen ends (programmatic dependent launch).
     """
 
     at_once: int
-    rows: int
     step: int
     block_b: int
     block_v: int
     block_d: int
     num_warps: int = 4
-    num_stages: int = 5
+    num_stages: int = 4
     ctas_per_sm: int = 2
+    early: bool = False
 
 
 def default_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
@@ -75,14 +76,16 @@ def default_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig,
     if device.type == "cpu":  # the interpreter: small, so that tests meet every limit
         return (
             ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=4, row_room=64),
-            ResolveConfig(8, 16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
+            ResolveConfig(16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
         )
     rows = min(64, max(16, 1 << (B - 1).bit_length()))
-    resolve = ResolveConfig(8, 64, 128, rows, 64, 64 if rows < 64 else 32)
+    # Its stages also have hidden from every block of 256 columns on: more of them, fewer columns.
+    step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
+    resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32)
     if B <= 8:
-        return ScreenConfig(8, 128, 256, 128, True, False, 4, 5), resolve
+        return ScreenConfig(8, 128, 256, 128, True, True, 4, 5), resolve
     if B <= 16:
         return ScreenConfig(16, 128, 256, 128, True, True, 4, 5), resolve
     if B <= 32:
         return ScreenConfig(32, 128, 128, 32, False, False, 4, 4, 2), resolve
-    return ScreenConfig(64, 256, 128, 64, False, True, 8, 4), resolve
+    return ScreenConfig(64, 256, 128, 64, False, False, 8, 4), resolve

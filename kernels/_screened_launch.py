@@ -23,6 +23,7 @@ from fsbench.kernels._launch import (
     processing,
     vocab_programs,
 )
+from fsbench.kernels._mainloop import ROTATION
 from fsbench.kernels._resolve_kernel import resolve_kernel
 from fsbench.kernels._screen_kernel import ROW_NUMBERS, screen_kernel
 from fsbench.kernels._screened_config import ResolveConfig, ScreenConfig
@@ -69,6 +70,7 @@ def launch(
         "NOISE": "none" if greedy(request) else "token",
         **per_row(request),
         "LIST": config.row_room,
+        "EARLY": resolving.early and device.type == "cuda",
         "NVIDIA": device.type == "cuda" and torch.version.hip is None,
     }
     with launching_on(device):
@@ -148,7 +150,7 @@ def launch(
                 first_sample,
                 DRAWS=triton.next_power_of_2(B * options["N"]),
                 AT_ONCE=resolving.at_once,
-                ROWS=resolving.rows,
+                BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
                 STEP=resolving.step,
                 BLOCK_B=resolving.block_b,
                 BLOCK_V=resolving.block_v,
@@ -157,5 +159,6 @@ def launch(
                 SLICE=resolving.block_v,
                 num_warps=resolving.num_warps,
                 num_stages=resolving.num_stages,
+                **({"launch_pdl": True} if options["EARLY"] else {}),
                 **options,
             )

@@ -51,6 +51,7 @@ def compiled(fn, matrices: dict[str, str], constants: dict, everything: bool, co
         "OFFSET_PER_ROW": everything,
         "TEMPERATURE_PER_ROW": everything,
         "NVIDIA": True,
+        "EARLY": False,
         **constants,
     }
     if everything:
@@ -93,7 +94,7 @@ def resolve(config: ResolveConfig, B: int, row_room: int, everything: bool = Fal
         "DRAWS": B * (4 if everything else 1),
         "LIST": row_room,
         "AT_ONCE": config.at_once,
-        "ROWS": config.rows,
+        "BLOCKS": 16,
         "STEP": config.step,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
