@@ -9,7 +9,7 @@ noise from a head with an int8 copy, which `prepare_head` makes, at about half o
 from fsbench.kernels._flash_sample import Sample, describe, flash_sample
 from fsbench.kernels._flash_sampling_config import TileConfig
 from fsbench.kernels._hopper_config import HopperConfig
-from fsbench.kernels._screened_config import ResolveConfig, ScreenConfig
+from fsbench.kernels._screened_config import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels._screened_head import ScreenedHead, load_head, prepare_head, save_head
 from fsbench.kernels._screened_sample import Screened, screened_sample
 from fsbench.kernels._speculative import Verified, verify_drafts
@@ -17,6 +17,7 @@ from fsbench.kernels._vocab_shard import VocabShard, even_blocks
 
 __all__ = [
     "HopperConfig",
+    "HopperScreenConfig",
     "ResolveConfig",
     "Sample",
     "ScreenConfig",

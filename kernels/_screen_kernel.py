@@ -64,28 +64,29 @@ def bound_of_key(key):
 
 
 @triton.jit
-def code_row(b, part, BLOCK_B: tl.constexpr):
+def code_row(b, part):
     """Row of the codes that has the high (part 0) or low bytes (1) of row b of hidden.
 
     Eight rows' high bytes, then their low ones, and so on: so a thread of a tensor core that has
     the sum of one has that of the other.
     """
-    return b // BLOCK_B * (2 * BLOCK_B) + b % BLOCK_B // 8 * 16 + part * 8 + b % 8
+    return b // 8 * 16 + part * 8 + b % 8
 
 
 @triton.jit
-def _round_row(hidden_ptr, codes_ptr, numbers_ptr, b, B, D, gamma, norm_inflation, root,
-              BLOCK_B: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root):
     """Two bytes of row b of hidden, and its step, reach and spread (_screen.screen_hidden).
 
     Args:
         hidden_ptr: [B, D]. codes_ptr: int8 [blocks of rows * 2 BLOCK_B, D]; see code_row.
         numbers_ptr: fp32 [ROW_NUMBERS, B]. gamma: accumulation_error(D).
-        norm_inflation: 1 + (D + 4) 2^-24. root: sqrt(D). CHUNK: columns at a time.
+        norm_inflation: 1 + (D + 4) 2^-24. root: sqrt(D).
+        cols: 0, 1, ... of as many columns as are taken at a time.
     """
-    cols = tl.arange(0, CHUNK)
+    CHUNK: tl.constexpr = cols.shape[0]
     row = hidden_ptr + b.to(tl.int64) * D
-    largest = tl.zeros((CHUNK,), tl.float32)
+    nothing = (cols * 0).to(tl.float32)
+    largest = nothing
     for d in range(0, D, CHUNK):
         h = tl.load(row + d + cols, mask=d + cols < D, other=0.0).to(tl.float32)
         largest = nan_max(largest, tl.abs(h))
@@ -94,10 +95,10 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, b, B, D, gamma, norm_inflatio
     rounded = screened & (top >= SMALLEST_MAXIMUM)
     unit = tl.where(rounded, top, 1.0)
     inverse = 1.0 / unit
-    squares = tl.zeros((CHUNK,), tl.float32)
-    errors = tl.zeros((CHUNK,), tl.float32)
-    high_row = codes_ptr + code_row(b, 0, BLOCK_B).to(tl.int64) * D
-    low_row = codes_ptr + code_row(b, 1, BLOCK_B).to(tl.int64) * D
+    squares = nothing
+    errors = nothing
+    high_row = codes_ptr + code_row(b, 0).to(tl.int64) * D
+    low_row = codes_ptr + code_row(b, 1).to(tl.int64) * D
     for d in range(0, D, CHUNK):
         there = d + cols < D
         h = tl.load(row + d + cols, mask=there, other=0.0).to(tl.float32)
@@ -124,16 +125,14 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, b, B, D, gamma, norm_inflatio
 
 
 @triton.jit
-def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, B, D, gamma,
-                       norm_inflation, root, samples, first_sample, N: tl.constexpr,
-                       BLOCK_B: tl.constexpr, CHUNK: tl.constexpr,
+def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D,
+                       gamma, norm_inflation, root, samples, first_sample, N: tl.constexpr,
                        NVIDIA: tl.constexpr):  # fmt: skip
-    """Round the rows that this program gets hold of, then wait until all are."""
+    """Round the rows that this program gets hold of; cols as in _round_row."""
     b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
     while b < B:
         _round_row(
-            hidden_ptr, codes_ptr, numbers_ptr, b, B, D, gamma, norm_inflation, root, BLOCK_B,
-            CHUNK,
+            hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root
         )  # fmt: skip
         for i in tl.static_range(N):
             tl.store(found_ptr + b * samples + first_sample + i, 0)
@@ -141,6 +140,11 @@ def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_p
         tl.debug_barrier()
         tl.atomic_add(counters_ptr + ROUNDED, 1, sem="release")
         b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
+
+
+@triton.jit
+def wait_for_rows(counters_ptr, B, NVIDIA: tl.constexpr):
+    """Until all rows are rounded, by programs that run."""
     rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
     while rounded < B:
         rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
@@ -188,10 +192,17 @@ def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
             acc = tl.dot(w, h.T, acc, out_dtype=tl.int32)
         else:
             acc = tl.dot(h, w.T, acc, out_dtype=tl.int32)
-    sums = (acc.T if V_ON_M else acc).reshape(BLOCK_B // 8, 2, 8, BLOCK_V)
-    high, low = sums.permute(0, 2, 3, 1).split()
+    return both_bytes(acc.T if V_ON_M else acc)
+
+
+@triton.jit
+def both_bytes(sums):
+    """int32 [2 R, W], of high and low bytes as in code_row -> 256 high + low, fp32 [R, W]."""
+    R: tl.constexpr = sums.shape[0] // 2
+    W: tl.constexpr = sums.shape[1]
+    high, low = sums.reshape(R // 8, 2, 8, W).permute(0, 2, 3, 1).split()
     both = high.to(tl.float32) * 256.0 + low.to(tl.float32)
-    return both.reshape(BLOCK_B, BLOCK_V)
+    return both.reshape(R, W)
 
 
 @triton.jit
@@ -376,25 +387,25 @@ def _leave(z, words, v0, vectors, rows, row, seed, offset, first_sample, T, extr
                 l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))
                 l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
                 l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
-            least = _larger(least, _larger(_larger(l0, l1), _larger(l2, l3)))
-            lanes = allowed & _reaching(u0, u1, u2, u3, least)
+            least = larger(least, larger(larger(l0, l1), larger(l2, l3)))
+            lanes = allowed & reaching(u0, u1, u2, u3, least)
             upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
             record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
             fits = (lanes != 0) & (so_far < ROOM)
-            _store_record(mine + i * apart + 2 * so_far, upper, record, fits, NVIDIA)
+            store_record(mine + i * apart + 2 * so_far, upper, record, fits, NVIDIA)
             limit = _with_sample(limit, i, least, N)
             count = _with_sample(count, i, so_far + (lanes != 0).to(tl.int32), N)
         return limit, count
 
 
 @triton.jit
-def _larger(a, b):
+def larger(a, b):
     """The larger of two, or the one that is a number."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.NONE)
 
 
 @triton.jit
-def _reaching(u0, u1, u2, u3, least):
+def reaching(u0, u1, u2, u3, least):
     """Bit i is set where u_i is not below least."""
     return _bits((u0 < least) == 0, (u1 < least) == 0, (u2 < least) == 0, (u3 < least) == 0)
 
@@ -406,7 +417,7 @@ def _bits(b0, b1, b2, b3):
 
 
 @triton.jit
-def _store_record(at, upper, record, there, NVIDIA: tl.constexpr):
+def store_record(at, upper, record, there, NVIDIA: tl.constexpr):
     """Both words of a record at `at`, where `there`."""
     if NVIDIA:
         # tl.store would first move everything to another layout, by shared memory and barriers.
@@ -429,7 +440,7 @@ def _store_record(at, upper, record, there, NVIDIA: tl.constexpr):
 
 
 @triton.jit
-def _touch(at, NVIDIA: tl.constexpr):
+def touch(at, NVIDIA: tl.constexpr):
     """Bring what pointers `at` point to into the nearest cache; nothing waits for it."""
     if NVIDIA:
         tl.inline_asm_elementwise(
@@ -495,9 +506,10 @@ def screen_kernel(
     if USE_TMA:
         _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, NVIDIA)
     round_claimed_rows(
-        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, B, D, gamma, norm_inflation,
-        root, samples, first_sample, N, BLOCK_B, CHUNK, NVIDIA,
+        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, tl.arange(0, CHUNK), B, D,
+        gamma, norm_inflation, root, samples, first_sample, N, NVIDIA,
     )  # fmt: skip
+    wait_for_rows(counters_ptr, B, NVIDIA)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
     idle = rows >= B
     seed, row, offset, T, _ = settings(
@@ -537,9 +549,9 @@ def screen_kernel(
         if mask_ptr is not None:
             words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
         line = tl.minimum(v0 + tl.arange(0, BLOCK_V // 8) * 8, V - 1)
-        _touch(scale_ptr + line, NVIDIA)
-        _touch(residual_ptr + line, NVIDIA)
-        _touch(norm_ptr + line, NVIDIA)
+        touch(scale_ptr + line, NVIDIA)
+        touch(residual_ptr + line, NVIDIA)
+        touch(norm_ptr + line, NVIDIA)
         # Other programs raise it meanwhile; an older one only leaves over more.
         for i in tl.static_range(N):
             key = tl.load(lower_ptr + rows * N + i, mask=~idle, other=0, volatile=True)

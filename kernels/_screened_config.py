@@ -49,6 +49,37 @@ class ScreenConfig:
 
 
 @dataclass(frozen=True)
+class HopperScreenConfig:
+    """Tile shapes of the screen for Hopper (_hopper_screen_kernel.py).
+
+    warpgroups: that compute, each on 32 rows. block_v, block_d: tokens, a multiple of 128, and
+        columns, 128 or 256, of a tile. num_stages: of the ring. room, row_room: as in ScreenConfig.
+    """
+
+    warpgroups: int
+    block_v: int
+    block_d: int
+    num_stages: int
+    room: int = 16
+    row_room: int = 4096
+
+    @property
+    def block_b(self) -> int:
+        """Rows of a program."""
+        return 32 * self.warpgroups
+
+    @property
+    def slots(self) -> int:
+        """As in ScreenConfig."""
+        return 16
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """As in ScreenConfig."""
+        return 1
+
+
+@dataclass(frozen=True)
 class ResolveConfig:
     """Tile shapes of the exact computation.
 
@@ -71,7 +102,20 @@ class ResolveConfig:
     early: bool = False
 
 
-def default_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
+def portable_config(B: int) -> ScreenConfig:
+    """Of the portable screen, for B rows on a GPU."""
+    if B <= 8:
+        return ScreenConfig(8, 128, 256, 128, True, True, 4, 5)
+    if B <= 16:
+        return ScreenConfig(16, 128, 256, 128, True, True, 4, 5)
+    if B <= 32:
+        return ScreenConfig(32, 128, 128, 32, False, False, 4, 4, 2)
+    return ScreenConfig(64, 256, 128, 64, False, False, 8, 4)
+
+
+def default_configs(
+    B: int, D: int, device: torch.device
+) -> tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]:
     """Those in use for B rows of D columns on a device."""
     if device.type == "cpu":  # the interpreter: small, so that tests meet every limit
         return (
@@ -82,10 +126,12 @@ def default_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig,
     # Its stages also have hidden from every block of 256 columns on: more of them, fewer columns.
     step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
     resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32)
-    if B <= 8:
-        return ScreenConfig(8, 128, 256, 128, True, True, 4, 5), resolve
-    if B <= 16:
-        return ScreenConfig(16, 128, 256, 128, True, True, 4, 5), resolve
-    if B <= 32:
-        return ScreenConfig(32, 128, 128, 32, False, False, 4, 4, 2), resolve
-    return ScreenConfig(64, 256, 128, 64, False, False, 8, 4), resolve
+    return _screen_config(B, device), resolve
+
+
+def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0):
+        return HopperScreenConfig(1, 128, 128, 9) if B <= 32 else HopperScreenConfig(2, 256, 128, 4)
+    return portable_config(B)

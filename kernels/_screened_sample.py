@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fsbench.errors import InvalidType
-from fsbench.kernels._screened_config import ResolveConfig, ScreenConfig
+from fsbench.kernels._screened_config import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels._screened_head import ScreenedHead
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def screened_sample(
     vocab_size: int | None = None,
     return_logprob: bool = False,
     return_logz: bool = False,
-    configs: tuple[ScreenConfig, ResolveConfig] | None = None,
+    configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig] | None = None,
 ) -> Screened:
     """The tokens of flash_sample(hidden, head.weight, noise="token"), at about half of the bytes.
 

@@ -20,7 +20,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
 from fsbench.kernels._helper import gumbel
 from fsbench.kernels._screen import screen_hidden, screen_logits
-from fsbench.kernels._screen_kernel import rough_gumbel
+from fsbench.kernels._screen_kernel import rough_gumbel, round_claimed_rows
 from fsbench.kernels._screened_config import default_configs
 from fsbench.kernels._screened_head import prepare_head
 from fsbench.kernels._screened_sample import Screened, screened_sample
@@ -293,12 +293,21 @@ def test_rough_noise_is_within_its_slack():
     assert 2.0**-13 < (rough - exact).abs().max() < 2.0**-10
 
 
+@triton.jit
+def _rounded(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, B, D, gamma, inflation,
+             root):  # fmt: skip
+    cols = tl.arange(0, 128)
+    round_claimed_rows(
+        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma, inflation,
+        root, 3, 1, 2, False,
+    )  # fmt: skip
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("exponent", [-100, -40, 0, 40])
 def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     """Its numbers may differ from those in torch in the last bits; they bound its own codes."""
     from fsbench.kernels._screen import accumulation_error
-    from fsbench.kernels._screen_kernel import round_claimed_rows
 
     B, D = 5, 300
     hidden = torch.randn(B, D, generator=torch.Generator().manual_seed(1)) * 2.0**exponent
@@ -308,9 +317,9 @@ def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     numbers = torch.full((3, B), -1.0)
     found = torch.full((B, 3), 77, dtype=torch.int32)
     counters = torch.zeros(2, dtype=torch.int32)
-    round_claimed_rows[(2,)](
+    _rounded[(2,)](
         hidden, codes, numbers, found, counters, B, D, accumulation_error(D),
-        1 + (D + 4) * 2.0**-24, D**0.5, 3, 1, N=2, BLOCK_B=8, CHUNK=128, NVIDIA=False,
+        1 + (D + 4) * 2.0**-24, D**0.5,
     )  # fmt: skip
     assert found.tolist() == [[77, 0, 0]] * B
     assert counters.tolist() == [B + 2, B]
