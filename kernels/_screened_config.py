@@ -129,9 +129,13 @@ def default_configs(
     return _screen_config(B, device), resolve
 
 
+def hopper_config(B: int) -> HopperScreenConfig:
+    """Of the screen for Hopper, for B rows."""
+    return HopperScreenConfig(1, 128, 128, 9) if B <= 32 else HopperScreenConfig(2, 256, 128, 4)
+
+
 def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0):
-        return HopperScreenConfig(1, 128, 128, 9) if B <= 32 else HopperScreenConfig(2, 256, 128, 4)
-    return portable_config(B)
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
+    return hopper_config(B) if hopper else portable_config(B)

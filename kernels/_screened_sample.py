@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Screened(NamedTuple):
     """What screened_sample returns: the fields of Sample, and one more.
 
-    found: int32 [B] or [B, n], tokens whose exact logits were computed; -1 for a draw for which all
-        of the row's were, because its bounds left more tokens than there was room for. None if the
-        full kernel ran, because log-probabilities were asked for.
+    found: int32 [B], tokens of a row whose exact logits were computed; -1 if all were, because the
+        bounds left more tokens than there was room for. None if the full kernel ran, because
+        several samples or log-probabilities were asked for.
     """
 
     tokens: Tensor
@@ -51,13 +51,14 @@ def screened_sample(
     weight. On a GPU the tokens are the same, not merely of the same law (docs/screened-head.md).
 
     Args:
-        num_samples: up to four share a pass over the copy, and each has candidates of its own.
+        num_samples: above 1, the call is one of flash_sample: the same tokens, four to a pass over
+            the weight, which is less than a pass over the copy for each.
         return_logprob, return_logz: log Z needs every logit, and the screen knows it only within
-            its bounds. A call that asks for either is one of flash_sample: the same tokens, with
-            both exact, at the price of the full kernel.
+            its bounds. A call that asks for either is one of flash_sample, too: the same tokens,
+            with both exact, at the price of the full kernel.
         configs: tile shapes of the two launches; by default those in use for B and this GPU.
 
-    Two launches (for every four samples), which the host does not wait for, and nothing to clear
+    Two launches, which the host does not wait for, and nothing to clear
     between calls. As flash_sample it has a workspace of each stream, and may be captured in a CUDA
     graph after one launch outside. On CPU tensors it runs in torch, or under TRITON_INTERPRET=1 the
     kernels (but not in bf16).
@@ -92,7 +93,7 @@ def screened_sample(
         soft_cap = check.check_number("soft_cap", soft_cap, positive=True)
     check.check_flag("return_logprob", return_logprob)
     check.check_flag("return_logz", return_logz)
-    if return_logprob or return_logz:
+    if n > 1 or return_logprob or return_logz:
         from fsbench.kernels._flash_sample import flash_sample
 
         return Screened(
@@ -112,14 +113,13 @@ def screened_sample(
                 noise="token",
             )
         )
-    shape = (B,) if n == 1 else (B, n)
     out = Screened(
-        torch.empty(shape, dtype=torch.int64, device=device),
+        torch.empty(B, dtype=torch.int64, device=device),
         torch.empty(B, dtype=torch.bool, device=device),
-        found=torch.empty(shape, dtype=torch.int32, device=device),
+        found=torch.empty(B, dtype=torch.int32, device=device),
     )
     request = check.Request(
-        hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, n, "token"
+        hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, 1, "token"
     )
     if device.type == "cuda" or _interpretable(hidden):
         from fsbench.kernels._screened_config import default_configs
@@ -161,7 +161,7 @@ def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:
     from fsbench.kernels import _screen
 
     hidden, V = request.hidden, request.vocab_size
-    B, n = hidden.shape[0], request.num_samples
+    B = hidden.shape[0]
     T = torch.as_tensor(request.temperature).float().reshape(-1, 1).expand(B, 1)
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
@@ -171,28 +171,25 @@ def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:
     if request.mask is not None:
         allowed = reference.logits.unpacked(request.mask, V)
     z, bound = _screen.screen_logits(head, _screen.screen_hidden(hidden))
-    tokens, found = out.tokens.view(B, n), out.found.view(B, n)  # type: ignore[union-attr]
-    for i in range(n):
-        lower, upper = _screen.score_bounds(
-            z,
-            bound,
-            reference.token_noise(V, request.seed, step, rows, i),
-            T,
-            soft_cap=request.soft_cap,
-            bias=request.bias,
-            allowed=allowed,
-        )
-        chosen = _screen.candidates(lower, upper)
-        # What no row may draw is left out; a row's other tokens count as forbidden.
-        some = chosen.any(0).nonzero()[:, 0]
-        logits = torch.full((B, V), -torch.inf)
-        logits[:, some] = hidden.float() @ head.weight[some].float().T
-        logits = reference.processed_logits(
-            logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen
-        )
-        expected = reference.expect(
-            logits, request.seed, step, request.temperature, "token", sample=i
-        )
-        tokens[:, i] = expected.tokens
-        found[:, i] = chosen.sum(1)
-    out.valid.copy_(tokens[:, 0] >= 0)
+    lower, upper = _screen.score_bounds(
+        z,
+        bound,
+        reference.token_noise(V, request.seed, step, rows),
+        T,
+        soft_cap=request.soft_cap,
+        bias=request.bias,
+        allowed=allowed,
+    )
+    chosen = _screen.candidates(lower, upper)
+    # What no row may draw is left out; a row's other tokens count as forbidden.
+    some = chosen.any(0).nonzero()[:, 0]
+    logits = torch.full((B, V), -torch.inf)
+    logits[:, some] = hidden.float() @ head.weight[some].float().T
+    logits = reference.processed_logits(
+        logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen
+    )
+    expected = reference.expect(logits, request.seed, step, request.temperature, "token")
+    out.tokens.copy_(expected.tokens)
+    out.valid.copy_(out.tokens >= 0)
+    assert out.found is not None
+    out.found.copy_(chosen.sum(1))

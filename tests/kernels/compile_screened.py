@@ -13,10 +13,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from compile_offline import stack_bytes
+from triton.experimental.gluon import language as gl
 
+from fsbench.kernels._hopper_screen_kernel import CHUNK, hopper_screen_kernel
 from fsbench.kernels._resolve_kernel import resolve_kernel
 from fsbench.kernels._screen_kernel import screen_kernel
-from fsbench.kernels._screened_config import ResolveConfig, ScreenConfig, default_configs
+from fsbench.kernels._screened_config import (
+    HopperScreenConfig,
+    ResolveConfig,
+    ScreenConfig,
+    default_configs,
+    hopper_config,
+    portable_config,
+)
 
 OPTIONS = {
     "soft_cap": "fp32",
@@ -45,7 +54,7 @@ def compiled(fn, matrices: dict[str, str], constants: dict, everything: bool, co
     types |= {name: kind for kind, names in NUMBERS.items() for name in names}
     types |= {"temperature": "*fp32" if everything else "fp32", **matrices}
     constants = {
-        "N": 4 if everything else 1,
+        "N": 1,
         "NOISE": "token",
         "SEED_PER_ROW": everything,
         "OFFSET_PER_ROW": everything,
@@ -85,13 +94,40 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
     return compiled(screen_kernel, matrices, constants, everything, config)
 
 
+def hopper_screen(config: HopperScreenConfig, box: int, per_row: bool = False) -> int:
+    fn = hopper_screen_kernel
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    types = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names}
+    types |= {name: kind for kind, names in NUMBERS.items() for name in names}
+    types |= {
+        "codes": f"tensordesc<i8[{box}, {CHUNK.value}],{layout!r}>",
+        "copy": f"tensordesc<i8[128, {CHUNK.value}],{layout!r}>",
+        "temperature": "*fp32" if per_row else "fp32",
+    }
+    constants = {
+        "NOISE": "token",
+        "SEED_PER_ROW": per_row,
+        "OFFSET_PER_ROW": per_row,
+        "TEMPERATURE_PER_ROW": per_row,
+        "ROOM": config.room,
+        "LIST": config.row_room,
+        "CHUNK_OF_ROW": 2048,
+        "WARPGROUPS": config.warpgroups,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+        "STAGES": config.num_stages,
+    }
+    signature = {name: types[name] for name in fn.arg_names if name in types}
+    return stack_bytes(fn, signature, constants, 90, num_warps=4)
+
+
 def resolve(config: ResolveConfig, B: int, row_room: int, everything: bool = False) -> int:
     matrices = {
         "hidden": f"tensordesc<bf16[{config.block_b}, {config.block_d}]>",
         "weight": f"tensordesc<bf16[{config.block_v}, {config.block_d}]>",
     }
     constants = {
-        "DRAWS": B * (4 if everything else 1),
+        "DRAWS": B,
         "LIST": row_room,
         "AT_ONCE": config.at_once,
         "BLOCKS": 16,
@@ -110,12 +146,17 @@ def main() -> None:
         print(json.dumps([kernel, variant, stack]), flush=True)
 
     for B in (1, 16, 32, 64):
-        first, second = default_configs(B, 4096, torch.device("cuda"))
+        first = portable_config(B)
+        _, second = default_configs(B, 4096, torch.device("cuda"))
         report("screen", f"{first}", screen(first))
         report("resolve", f"{second}", resolve(second, B, first.row_room))
     report("screen", f"{first} everything", screen(first, everything=True))
     report("screen", f"{first} pointers", screen(first, use_tma=False))
     report("resolve", f"{second} everything", resolve(second, B, first.row_room, everything=True))
+    for B in (1, 64):
+        config = hopper_config(B)
+        report("hopper_screen", f"{config}", hopper_screen(config, 16 if B == 1 else 64))
+    report("hopper_screen", f"{config} everything", hopper_screen(config, 64, per_row=True))
 
 
 if __name__ == "__main__":
