@@ -125,17 +125,19 @@ def default_configs(
     rows = min(64, max(16, 1 << (B - 1).bit_length()))
     # Its stages also have hidden from every block of 256 columns on: more of them, fewer columns.
     step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
-    resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32)
+    stages, ctas = (4, 2) if B <= 8 else (5, 1)
+    resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas)
     return _screen_config(B, device), resolve
 
 
 def hopper_config(B: int) -> HopperScreenConfig:
     """Of the screen for Hopper, for B rows."""
-    return HopperScreenConfig(1, 128, 128, 9) if B <= 32 else HopperScreenConfig(2, 256, 128, 4)
+    return HopperScreenConfig(1, 128, 256, 4) if B <= 32 else HopperScreenConfig(2, 256, 128, 4)
 
 
 def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:
     import torch
 
     hopper = torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
-    return hopper_config(B) if hopper else portable_config(B)
+    # With so few rows most of a warpgroup's 32 would be idle, and the portable screen is as fast.
+    return hopper_config(B) if hopper and B > 8 else portable_config(B)

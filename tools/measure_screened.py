@@ -51,7 +51,7 @@ COLUMNS = (
     *("d", "v", "b", "case", "time_us", "ratio_to_matmul", "ratio_to_token"),
     *("candidates", "most", "in_full", "draws", "unequal"),
 )
-AT_ONCE = 64  # rows of a step of the comparison of many draws
+AT_ONCE = 256  # rows of a step of the comparison of many draws
 
 
 def allowing(share: float, B: int, V: int) -> Tensor:

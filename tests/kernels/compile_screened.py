@@ -150,12 +150,13 @@ def main() -> None:
         _, second = default_configs(B, 4096, torch.device("cuda"))
         report("screen", f"{first}", screen(first))
         report("resolve", f"{second}", resolve(second, B, first.row_room))
-    report("screen", f"{first} everything", screen(first, everything=True))
-    report("screen", f"{first} pointers", screen(first, use_tma=False))
+    few = portable_config(1)
+    report("screen", f"{few} everything", screen(few, everything=True))
+    report("screen", f"{few} pointers", screen(few, use_tma=False))
     report("resolve", f"{second} everything", resolve(second, B, first.row_room, everything=True))
-    for B in (1, 64):
+    for B in (16, 64):
         config = hopper_config(B)
-        report("hopper_screen", f"{config}", hopper_screen(config, 16 if B == 1 else 64))
+        report("hopper_screen", f"{config}", hopper_screen(config, 2 * min(B, 32)))
     report("hopper_screen", f"{config} everything", hopper_screen(config, 64, per_row=True))
 
 
