@@ -178,6 +178,10 @@ def _supports_everything(problem: Problem) -> str | None:
     return None
 
 
+def _keeps_nothing(problem: Problem) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Provider:
     """A sampler, or a lower bound, that `fsbench` can list, verify, run and plot.
@@ -191,6 +195,8 @@ class Provider:
     compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
+    kept_bytes: problem -> memory that `build` keeps beside the weight to serve it: a copy, tables.
+        Scratch memory and workspaces do not count; results have the peak of all (peak_extra_bytes).
     noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device
         code that the sampler's noise comes from; None if it does not offer it.
     sample: the full call, sample(hidden, weight, *, seed, offset, temperature, ...) -> Drawn, with
@@ -218,6 +224,7 @@ class Provider:
     capabilities: Capabilities = field(default_factory=Capabilities)
     supports: Callable[[Problem], str | None] = _supports_everything
     presets: tuple[str, ...] = ()
+    kept_bytes: Callable[[Problem], int] = _keeps_nothing
     sample: Callable[..., Drawn] | None = None
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None

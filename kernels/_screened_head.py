@@ -2,7 +2,7 @@
 
     w_v = scale_v code_v + r_v,   |r_v|_2 <= residual_v,   |scale_v code_v|_2 <= norm_v
 
-so that a logit is known from the copy within what `fsbench.kernels._screen_bound` makes of these
+so that a logit is known from the copy within what `fsbench.kernels._screen` makes of these
 three numbers per token. They are computed in float64 and rounded upwards.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsbench.errors import InvalidArgument, InvalidType
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = "fsbench screened head 1"
 LARGEST_CODE = 127
@@ -46,7 +46,12 @@ class ScreenedHead(NamedTuple):
     @property
     def extra_bytes(self) -> int:
         """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
-        return sum(part.nbytes for part in self[1:])
+        return extra_bytes(*self.weight.shape)
+
+
+def extra_bytes(V: int, D: int) -> int:
+    """What a copy takes beside a weight [V, D]."""
+    return V * (D + 12)
 
 
 def prepare_head(weight: Tensor) -> ScreenedHead:
@@ -59,6 +64,8 @@ def prepare_head(weight: Tensor) -> ScreenedHead:
         InvalidType: not a matrix of bf16, fp16 or fp32. InvalidArgument: empty, not contiguous,
             or of more than 131,072 columns.
     """
+    import torch
+
     _check(weight)
     V, D = weight.shape
     head = ScreenedHead(
@@ -76,6 +83,8 @@ def prepare_head(weight: Tensor) -> ScreenedHead:
 
 def _quantized(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(codes, scale, residual, norm) of rows w, float64 [R, D]."""
+    import torch
+
     largest = w.abs().amax(1)
     # The comparison is false for NaN too.
     screened = largest <= LARGEST_ENTRY
@@ -92,6 +101,8 @@ def _quantized(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _upwards(values: Tensor) -> Tensor:
     """float64 norms -> fp32, not below the true ones: D + 2 roundings of 2^-53 are below 2^-30."""
+    import torch
+
     inflated = values * (1 + 2.0**-30)
     rounded = inflated.float()
     above = torch.nextafter(rounded, torch.full_like(rounded, torch.inf))
@@ -137,6 +148,8 @@ def load_head(path: str | Path, weight: Tensor) -> ScreenedHead:
 
 def weight_hash(weight: Tensor) -> str:
     """SHA-256 of the dtype, the shape and the bytes of a weight, in hexadecimal."""
+    import torch
+
     digest = hashlib.sha256(f"{weight.dtype} {list(weight.shape)}".encode())
     rows = max(1, (1 << 26) // weight.shape[1])
     for v in range(0, weight.shape[0], rows):
@@ -145,9 +158,11 @@ def weight_hash(weight: Tensor) -> str:
 
 
 def _check(weight: object) -> None:
+    import torch
+
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
-    if not isinstance(weight, Tensor) or weight.dtype not in dtypes:
-        got = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+    if not isinstance(weight, torch.Tensor) or weight.dtype not in dtypes:
+        got = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
         raise InvalidType(f"weight: expected a tensor of bf16, fp16 or fp32; got {got}")
     if weight.ndim != 2 or 0 in weight.shape:
         raise InvalidArgument(f"weight: expected a non-empty matrix; got {list(weight.shape)}")

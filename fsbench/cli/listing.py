@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsbench.cli.tables import plain_table
-from fsbench.problem import DTYPES
+from fsbench.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from fsbench.discover import Found
+
+
+EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
+"""The LM head by which the list tells what samplers keep in memory beside it (Qwen3-8B's)."""
 
 
 def list_(
@@ -59,13 +63,18 @@ def _provider_facts(entry: Found) -> dict[str, Any]:
         "cpu": entry.unavailable_reason("cpu") or "yes",
         "capabilities": {},
         "presets": [],
+        "kept_bytes": 0,
+        "kept_share": 0.0,
     }
     if entry.provider is not None:
+        kept = entry.provider.kept_bytes(EXAMPLE)
         facts |= {
             "label": entry.provider.label,
             "kind": str(entry.provider.kind),
             "capabilities": asdict(entry.provider.capabilities),
             "presets": entry.provider.presets,
+            "kept_bytes": kept,
+            "kept_share": kept / (2 * EXAMPLE.V * EXAMPLE.D),
         }
     return facts
 
@@ -75,13 +84,24 @@ def _print(facts: dict[str, Any]) -> None:
     providers = _table("provider", "kind", "runs here on")
     for row in facts["providers"]:
         providers.add_row(row["name"], row["kind"] or "broken", _where(row))
+    keeping = [row for row in facts["providers"] if row["kept_bytes"]]
     models = _table("model", "V", "D")
     for row in facts["models"]:
         models.add_row(row["name"], str(row["v"]), str(row["d"]))
     presets = _table("preset", "")
     for row in facts["presets"]:
         presets.add_row(row["name"], row["summary"])
-    for table in (providers, models, presets):
+    console.print(providers)
+    console.print()
+    if keeping:
+        console.print(
+            f"Memory kept beside a weight of D = {EXAMPLE.D:,}, V = {EXAMPLE.V:,}, {EXAMPLE.dtype}:"
+        )
+        for row in keeping:
+            share = f"{row['kept_share']:+.0%}"
+            console.print(f"  {share} ({row['kept_bytes'] / 1e9:.2f} GB)  {row['name']}")
+        console.print()
+    for table in (models, presets):
         console.print(table)
         console.print()
     console.print(f"GPUs here: {', '.join(facts['gpus_here']) or 'none'}")

@@ -32,6 +32,10 @@ def recommend(
         str, typer.Option(help="What it must be able to do, comma list: logprob, seed, mask, ...")
     ] = "",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    memory: Annotated[
+        float | None,
+        typer.Option(help="The most GB that it may take beside weight and hidden.", min=0),
+    ] = None,
     results: Annotated[
         list[Path] | None, typer.Option(help="Results to read; may be repeated. Default: results.")
     ] = None,
@@ -57,10 +61,12 @@ def recommend(
     }
     able = {name for name in known if not lacking[name]}
     configuration = _measured(results or [Path("results")], slug, head.D, head.V, dtype, model)
-    advice = [each for each in advise(configuration, able) if each.b in batches]
+    most = float("inf") if memory is None else memory * 1e9
+    advice = [each for each in advise(configuration, able, most) if each.b in batches]
     if not advice:
         raise ResultsError(
-            f"recommend: no exact sampler that can do {', '.join(wanted) or 'this'} was measured "
+            f"recommend: no exact sampler that can do {', '.join(wanted) or 'this'} "
+            f"{'' if memory is None else f'in {memory:g} GB beside the weight '}was measured "
             f"at these batch sizes; results have B = {_numbers(configuration.measured.b)}"
         )
     exact = configuration.providers(Kind.EXACT)
@@ -137,8 +143,8 @@ def _print(facts: dict[str, Any]) -> None:
 
     label = facts["labels"]
     table = plain_table()
-    for heading in ("B", "use", "us", "as fast", "instead of", "saves us", "saves"):
-        right = heading in ("B", "us", "saves us", "saves")
+    for heading in ("B", "use", "us", "takes MB", "as fast", "instead of", "saves us", "saves"):
+        right = heading in ("B", "us", "takes MB", "saves us", "saves")
         table.add_column(heading, justify="right" if right else "left")
     for each in facts["advice"]:
         saved = each["saved_us"]
@@ -146,6 +152,7 @@ def _print(facts: dict[str, Any]) -> None:
             str(each["b"]),
             label[each["best"]],
             f"{each['us']:.1f}",
+            "-" if each["extra_bytes"] is None else f"{each['extra_bytes'] / 1e6:.0f}",
             ", ".join(label[name] for name in each["ties"]),
             label.get(each["instead_of"], "-"),
             "-" if saved is None else f"{saved:.1f}",
@@ -161,6 +168,7 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["unmeasured"]:
         console.print(f"not measured: {facts['unmeasured']}")
     console.print(
+        "MB: the peak beside weight and hidden, with copies of the weight (--memory sets a limit). "
         "Times are of plain sampling; docs/using-the-kernel.md tells what options of the fused "
         "kernel cost. What they cost the others was not measured."
     )

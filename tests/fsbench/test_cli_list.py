@@ -66,6 +66,16 @@ def test_json_has_the_facts_of_a_provider(no_gpu):
         }
 
 
+def test_memory_beside_the_weight_is_told(no_gpu):
+    text = _list()
+    assert "Memory kept beside a weight of D = 4,096, V = 151,936, bf16:\n" in text
+    assert "  +50% (0.62 GB)  flash_sampling_screened\n" in text
+    assert ")  flash_sampling_token" not in text
+    rows = {row["name"]: row for row in json.loads(_list("--json"))["providers"]}
+    assert rows["greedy_screened"]["kept_bytes"] == 151_936 * (4096 + 12)
+    assert rows["greedy"]["kept_bytes"] == 0
+
+
 def test_the_table_says_where_each_runs_or_why_not(no_gpu):
     text = _list()
     assert _line(text, "multinomial") == "exact CPU"

@@ -29,9 +29,9 @@ def row(provider, b, median, spread=0.01, kind="exact", fused=False, **changes):
     }
 
 
-def advice(rows, candidates=None):
+def advice(rows, candidates=None, **limits):
     (configuration,) = configurations(pd.DataFrame(rows))
-    return recommend(configuration, candidates or {each["provider"] for each in rows})
+    return recommend(configuration, candidates or {each["provider"] for each in rows}, **limits)
 
 
 def test_the_fastest_and_what_it_saves_over_the_other_way():
@@ -55,6 +55,22 @@ def test_only_candidates_count():
     (found,) = advice(rows, {"theirs", "slow"})
     assert (found.best, found.instead_of, found.saved_us) == ("theirs", None, None)
     assert advice(rows, {"nobody"}) == []
+
+
+def test_memory_is_told_and_may_be_limited():
+    rows = [
+        *(row("copying", b, 100.0, fused=True, peak_extra_bytes=5e9) for b in (1, 8)),
+        row("ours", 1, 200.0, fused=True, peak_extra_bytes=1e6),
+        row("ours", 8, 200.0, fused=True, peak_extra_bytes=None),
+        row("theirs", 1, 300.0, peak_extra_bytes=2e9),
+    ]
+    assert [(each.best, each.extra_bytes) for each in advice(rows)] == [
+        ("copying", 5_000_000_000)
+    ] * 2
+    first, second = advice(rows, most_bytes=1e9)
+    assert (first.best, first.extra_bytes, first.instead_of) == ("ours", 1_000_000, None)
+    assert (second.best, second.extra_bytes) == ("ours", None)
+    assert advice(rows, {"copying"}, most_bytes=1e9) == []
 
 
 def test_the_kernel_with_the_store_is_no_candidate():

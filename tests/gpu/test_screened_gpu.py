@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from fsbench.kernels import flash_sample
+from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
+from fsbench.kernels._helper import gumbel
 from fsbench.kernels._screen import screen_hidden, screen_logits
-from fsbench.kernels._screened_head import ScreenedHead, prepare_head
-from fsbench.kernels._screened_sample import screened_sample
+from fsbench.kernels._screen_kernel import rough_gumbel
 
 pytestmark = pytest.mark.gpu
+
+
+@triton.jit
+def _largest_error(worst_ptr, first, BLOCK: tl.constexpr):
+    """The largest difference of the screen's noise from that of the samplers, of 2^28 codes."""
+    code = (first + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)).to(tl.uint32)
+    error = tl.abs(rough_gumbel(code, True) - gumbel(code))
+    tl.atomic_max(worst_ptr, tl.max(error, 0))
 
 
 def matrices(
@@ -79,6 +89,57 @@ def test_rows_that_must_be_computed_in_full_are_right_and_counted():
     assert torch.equal(sample.tokens, same.tokens)
     assert (sample.found < 0).nonzero()[:, 0].tolist() == [5, 33, 40]
     assert (~sample.valid).nonzero()[:, 0].tolist() == [5, 40]
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_several_samples_of_a_row(n):
+    hidden, weight = matrices(20, 1024, 40_000)
+    hidden[7, 0] = torch.nan
+    hidden[9] *= 1e-30
+    T = torch.ones(20, device="cuda")
+    T[9] = 0
+    options = {"seed": on_device(1), "temperature": T, "num_samples": n}
+    sample = screened_sample(hidden, prepare_head(weight), **options)
+    same = flash_sample(hidden, weight, noise="token", **options)
+    assert torch.equal(sample.tokens, same.tokens)
+    assert torch.equal(sample.valid, same.valid)
+    first = screened_sample(hidden, prepare_head(weight), seed=on_device(1), temperature=T)
+    assert torch.equal(first.tokens, sample.tokens[:, 0])
+
+
+def test_log_probabilities_come_with_the_same_tokens():
+    hidden, weight = matrices(16, 1024, 40_000)
+    head, options = prepare_head(weight), {"seed": on_device(1), "offset": on_device(4)}
+    sample = screened_sample(hidden, head, return_logprob=True, return_logz=True, **options)
+    assert torch.equal(sample.tokens, screened_sample(hidden, head, **options).tokens)
+    logprobs = (hidden.double() @ weight.double().T).log_softmax(1)
+    expected = logprobs.gather(1, sample.tokens[:, None])[:, 0]
+    assert torch.allclose(sample.logprob.double(), expected, atol=1e-3)
+
+
+def test_launches_on_two_streams_do_not_disturb_each_other():
+    hidden, weight = matrices(64, 1024, 40_000)
+    head, streams = prepare_head(weight), [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    drawn = [[], []]
+    for step in range(30):
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                seed = torch.tensor([100 * number + step], device="cuda")
+                drawn[number].append(screened_sample(hidden, head, seed=seed).tokens)
+    torch.cuda.synchronize()
+    for number in range(2):
+        for step, tokens in enumerate(drawn[number]):
+            same = flash_sample(hidden, weight, seed=on_device(100 * number + step), noise="token")
+            assert torch.equal(tokens, same.tokens)
+
+
+@pytest.mark.parametrize("chunk", range(16))
+def test_the_rough_noise_of_the_screen_is_within_its_slack(chunk):
+    """Of all 2^32 codes: the slack of scores is 2^-9 T, and rounding them takes little of it."""
+    worst = torch.zeros(1, dtype=torch.float32, device="cuda")
+    _largest_error[(2**28 // 4096,)](worst, chunk * 2**28, BLOCK=4096)
+    assert 0 < worst.item() < 2.0**-10
 
 
 def test_a_captured_graph_draws_afresh_as_the_offset_advances():

@@ -12,11 +12,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from compile_offline import fitted, operands, stack_bytes
+from compile_offline import stack_bytes
+from triton.experimental.gluon import language as gl
 
-from fsbench.kernels import _screened_kernel as kernels
-from fsbench.kernels._screened_sample import ScreenConfig, default_config
-from fsbench.kernels._tile_tables import find
+from fsbench.kernels._hopper_screen_kernel import CHUNK, hopper_screen_kernel
+from fsbench.kernels._resolve_kernel import resolve_kernel
+from fsbench.kernels._screen_kernel import screen_kernel
+from fsbench.kernels._screened_config import (
+    HopperScreenConfig,
+    ResolveConfig,
+    ScreenConfig,
+    default_configs,
+    hopper_config,
+    portable_config,
+)
 
 OPTIONS = {
     "soft_cap": "fp32",
@@ -25,66 +34,54 @@ OPTIONS = {
     "mask_ptr": "*i32",
 }
 """Arguments that may be None, and add work."""
+POINTERS = {
+    "fp32": ("scale_ptr", "residual_ptr", "norm_ptr", "numbers_ptr"),
+    "i8": ("codes_ptr", "copy_ptr"),
+    "i32": ("counters_ptr", "listed_ptr", "records_ptr", "list_ptr", "found_ptr"),
+    "i64": ("seed_ptr", "offset_ptr", "lower_ptr", "keys_ptr", "tokens_ptr"),
+    "bf16": ("hidden_ptr", "weight_ptr"),
+    "i1": ("valid_ptr",),
+}
+NUMBERS = {
+    "i32": ("B", "V", "D", "mask_words", "samples", "first_sample"),
+    "fp32": ("gamma", "norm_inflation", "root"),
+}
 
 
-def hidden(block_b: int) -> int:
-    signature = {
-        "hidden_ptr": "*bf16",
-        "codes_ptr": "*i8",
-        "numbers_ptr": "*fp32",
-        "lower_ptr": "*i32",
-        "overflow_ptr": "*i32",
-        "keys_ptr": "*i64",
-        "listed_ptr": "*i32",
-        "found_ptr": "*i32",
-        "arrivals_ptr": "*i32",
-        **dict.fromkeys(("B", "D"), "i32"),
-        **dict.fromkeys(("gamma", "norm_inflation", "root"), "fp32"),
-    }
-    constants = {"BLOCK_B": block_b, "BLOCK_D": 2048}
-    return stack_bytes(kernels.screen_hidden_kernel, signature, constants, 90)
-
-
-def request(everything: bool) -> tuple[dict[str, str], dict[str, object]]:
-    signature = {
-        "seed_ptr": "*i64",
-        "offset_ptr": "*i64",
-        "temperature": "*fp32" if everything else "fp32",
-        **(OPTIONS if everything else {}),
-        "lower_ptr": "*i32",
-        "overflow_ptr": "*i32",
-        "records_ptr": "*i32",
-        "listed_ptr": "*i32",
-        "list_ptr": "*i32",
-        **dict.fromkeys(("B", "V", "D", "mask_words", "sample"), "i32"),
-    }
+def compiled(fn, matrices: dict[str, str], constants: dict, everything: bool, config) -> int:
+    """Stack bytes of a kernel, plain or with every option."""
+    types = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names}
+    types |= {name: kind for kind, names in NUMBERS.items() for name in names}
+    types |= {"temperature": "*fp32" if everything else "fp32", **matrices}
     constants = {
+        "N": 1,
         "NOISE": "token",
         "SEED_PER_ROW": everything,
         "OFFSET_PER_ROW": everything,
         "TEMPERATURE_PER_ROW": everything,
-        **({} if everything else dict.fromkeys(OPTIONS)),
+        "NVIDIA": True,
+        "EARLY": False,
+        **constants,
     }
-    return signature, constants
-
-
-def in_order(fn, signature: dict[str, str]) -> dict[str, str]:
-    return {name: signature[name] for name in fn.arg_names if name in signature}
+    if everything:
+        types |= OPTIONS
+    else:
+        constants |= {name: None for name in OPTIONS if name in fn.arg_names}
+    signature = {name: types[name] for name in fn.arg_names if name in types}
+    launch = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return stack_bytes(fn, signature, constants, 90, **launch)
 
 
 def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True) -> int:
-    signature, constants = request(everything)
-    copy = f"tensordesc<i8[{config.block_v}, {config.block_d}]>" if use_tma else "*i8"
-    signature = {
-        **signature,
-        "codes": f"tensordesc<i8[{config.block_b}, {config.block_d}]>" if use_tma else "*i8",
-        "copy": copy,
-        **dict.fromkeys(("scale_ptr", "residual_ptr", "norm_ptr", "numbers_ptr"), "*fp32"),
-    }
+    codes, copy = "*i8", "*i8"
+    if use_tma:
+        codes = f"tensordesc<i8[{2 * config.block_b}, {config.block_d}]>"
+        copy = f"tensordesc<i8[{config.block_v}, {config.block_d}]>"
     constants = {
-        **constants,
         "ROOM": config.room,
+        "DEPTH": config.depth,
         "LIST": config.row_room,
+        "CHUNK": 2048,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -93,68 +90,74 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
         "USE_TMA": use_tma,
         "FLATTEN": config.flatten,
     }
-    fn = kernels.screen_kernel
-    return stack_bytes(
-        fn,
-        in_order(fn, signature),
-        constants,
-        90,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+    matrices = {"codes": codes, "copy": copy}
+    return compiled(screen_kernel, matrices, constants, everything, config)
 
 
-def resolve(config: ScreenConfig, B: int, everything: bool = False) -> int:
-    whole = fitted(find("portable-token", B, 4096, "NVIDIA H200"), 90)
-    signature, constants = request(everything)
-    del signature["records_ptr"]
-    signature = {
-        **signature,
-        **operands(whole, "bf16", True),
-        **dict.fromkeys(("hidden_ptr", "weight_ptr"), "*bf16"),
-        "keys_ptr": "*i64",
-        "found_ptr": "*i32",
-        "arrivals_ptr": "*i32",
-        "tokens_ptr": "*i64",
-        "valid_ptr": "*i1",
-        "per_row": "i32",
+def hopper_screen(config: HopperScreenConfig, box: int, per_row: bool = False) -> int:
+    fn = hopper_screen_kernel
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    types = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names}
+    types |= {name: kind for kind, names in NUMBERS.items() for name in names}
+    types |= {
+        "codes": f"tensordesc<i8[{box}, {CHUNK.value}],{layout!r}>",
+        "copy": f"tensordesc<i8[128, {CHUNK.value}],{layout!r}>",
+        "temperature": "*fp32" if per_row else "fp32",
     }
     constants = {
-        **constants,
+        "NOISE": "token",
+        "SEED_PER_ROW": per_row,
+        "OFFSET_PER_ROW": per_row,
+        "TEMPERATURE_PER_ROW": per_row,
+        "ROOM": config.room,
         "LIST": config.row_room,
-        "AT_ONCE": config.at_once,
-        "ROWS": config.rows,
-        "STEP": config.step,
-        "BLOCK_B": whole.block_b,
-        "BLOCK_V": whole.block_v,
-        "BLOCK_D": whole.block_d,
-        "V_ON_M": whole.v_on_m,
-        "USE_TMA": True,
-        "SLICE": whole.slice,
+        "CHUNK_OF_ROW": 2048,
+        "WARPGROUPS": config.warpgroups,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+        "STAGES": config.num_stages,
     }
-    fn = kernels.resolve_kernel
-    return stack_bytes(
-        fn,
-        in_order(fn, signature),
-        constants,
-        90,
-        num_warps=whole.num_warps,
-        num_stages=whole.num_stages,
-    )
+    signature = {name: types[name] for name in fn.arg_names if name in types}
+    return stack_bytes(fn, signature, constants, 90, num_warps=4)
+
+
+def resolve(config: ResolveConfig, B: int, row_room: int, everything: bool = False) -> int:
+    matrices = {
+        "hidden": f"tensordesc<bf16[{config.block_b}, {config.block_d}]>",
+        "weight": f"tensordesc<bf16[{config.block_v}, {config.block_d}]>",
+    }
+    constants = {
+        "DRAWS": B,
+        "LIST": row_room,
+        "AT_ONCE": config.at_once,
+        "BLOCKS": 16,
+        "STEP": config.step,
+        "BLOCK_B": config.block_b,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+        "USE_TMA": True,
+        "SLICE": config.block_v,
+    }
+    return compiled(resolve_kernel, matrices, constants, everything, config)
 
 
 def main() -> None:
     def report(kernel: str, variant: str, stack: int) -> None:
         print(json.dumps([kernel, variant, stack]), flush=True)
 
-    report("screen_hidden", "", hidden(64))
-    for B in (1, 32, 64):
-        config = default_config(B, torch.device("cuda"))
-        report("screen", f"{config}", screen(config))
-        report("resolve", f"{config}", resolve(config, B))
-    report("screen", f"{config} everything", screen(config, everything=True))
-    report("screen", f"{config} pointers", screen(config, use_tma=False))
-    report("resolve", f"{config} everything", resolve(config, B, everything=True))
+    for B in (1, 16, 32, 64):
+        first = portable_config(B)
+        _, second = default_configs(B, 4096, torch.device("cuda"))
+        report("screen", f"{first}", screen(first))
+        report("resolve", f"{second}", resolve(second, B, first.row_room))
+    few = portable_config(1)
+    report("screen", f"{few} everything", screen(few, everything=True))
+    report("screen", f"{few} pointers", screen(few, use_tma=False))
+    report("resolve", f"{second} everything", resolve(second, B, first.row_room, everything=True))
+    for B in (16, 64):
+        config = hopper_config(B)
+        report("hopper_screen", f"{config}", hopper_screen(config, 2 * min(B, 32)))
+    report("hopper_screen", f"{config} everything", hopper_screen(config, 64, per_row=True))
 
 
 if __name__ == "__main__":

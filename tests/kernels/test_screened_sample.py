@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
+from fsbench.kernels._helper import gumbel
 from fsbench.kernels._screen import screen_hidden, screen_logits
+from fsbench.kernels._screen_kernel import rough_gumbel, round_claimed_rows
+from fsbench.kernels._screened_config import default_configs
 from fsbench.kernels._screened_head import prepare_head
-from fsbench.kernels._screened_sample import Screened, default_config, screened_sample
+from fsbench.kernels._screened_sample import Screened, screened_sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -122,6 +127,38 @@ def test_options(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2, 6])
+def test_several_samples_are_those_of_flash_sample(n, dtype):
+    hidden, weight = matrices(5, 64, 400, dtype)
+    hidden[2, 1] = torch.nan
+    options = {"seed": torch.tensor([3]), "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, 7.0])}
+    sample = screened_sample(hidden, prepare_head(weight), num_samples=n, **options)
+    same = flash_sample(hidden, weight, noise="token", num_samples=n, **options)
+    assert sample.tokens.shape == (5, n) and sample.found is None  # the full kernel ran
+    assert torch.equal(sample.tokens, same.tokens)
+    assert sample.valid.tolist() == [True, True, False, True, True]
+    one = screened_sample(hidden, prepare_head(weight), **options)
+    assert (one.tokens == sample.tokens[:, 0]).float().mean() >= 0.8  # but for ties of rounding
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_probabilities_are_exact_and_change_no_token(dtype):
+    hidden, weight = matrices(4, 64, 300, dtype)
+    options = {"seed": torch.tensor([3]), "temperature": 0.7, "num_samples": 2}
+    sample = screened_sample(
+        hidden, prepare_head(weight), return_logprob=True, return_logz=True, **options
+    )
+    plain = screened_sample(hidden, prepare_head(weight), **{**options, "num_samples": 1})
+    assert (sample.tokens[:, 0] == plain.tokens).float().mean() >= 0.75
+    assert plain.logprob is None and plain.logz is None
+    logits = hidden.double() @ weight.double().T / 0.7
+    expected = logits.log_softmax(1).gather(1, sample.tokens)
+    assert torch.allclose(sample.logprob.double(), expected, atol=1e-3)
+    assert torch.allclose(sample.logz.double(), logits.logsumexp(1), atol=1e-3)
+    assert sample.found is None  # the full kernel ran
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_undefined_rows_disturb_no_neighbour(dtype):
     hidden, weight = matrices(5, 64, 300, dtype)
     hidden[1, 3], hidden[3, 0] = torch.nan, torch.inf
@@ -194,6 +231,7 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
 @pytest.mark.parametrize(
     "change",
     [
+        {"block_b": 8},
         {"block_b": 32},
         {"block_v": 256},
         {"block_d": 32},
@@ -201,17 +239,26 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
         {"v_on_m": True},
         {"room": 64},
         {"ctas_per_sm": 2},
-        {"at_once": 64, "rows": 64},
-        {"step": 16},
     ],
     ids=str,
 )
-def test_tokens_do_not_depend_on_the_config(change):
+def test_tokens_do_not_depend_on_the_screens_config(change):
     hidden, weight = matrices(18, 104, 600, torch.float16)
     head, seed = prepare_head(weight), torch.tensor([8])
-    config = default_config(18, CPU)
-    plain = screened_sample(hidden, head, seed=seed, config=config)
-    other = screened_sample(hidden, head, seed=seed, config=replace(config, **change))
+    screen, resolve = default_configs(18, 104, CPU)
+    plain = screened_sample(hidden, head, seed=seed)
+    other = screened_sample(hidden, head, seed=seed, configs=(replace(screen, **change), resolve))
+    assert torch.equal(plain.tokens, other.tokens)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("change", [{"at_once": 64}, {"step": 16}, {"ctas_per_sm": 3}], ids=str)
+def test_tokens_do_not_depend_on_the_config_of_the_exact_part(change):
+    hidden, weight = matrices(18, 104, 600, torch.float16)
+    head, seed = prepare_head(weight), torch.tensor([8])
+    screen, resolve = default_configs(18, 104, CPU)
+    plain = screened_sample(hidden, head, seed=seed)
+    other = screened_sample(hidden, head, seed=seed, configs=(screen, replace(resolve, **change)))
     assert torch.equal(plain.tokens, other.tokens)
 
 
@@ -225,28 +272,58 @@ def test_a_call_leaves_nothing_behind_for_the_next():
     assert len({tuple(tokens.tolist()) for tokens in first}) > 1
 
 
+@triton.jit
+def _both_noises(codes_ptr, rough_ptr, exact_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    code = tl.load(codes_ptr + i).to(tl.uint32)
+    tl.store(rough_ptr + i, rough_gumbel(code, False))
+    tl.store(exact_ptr + i, gumbel(code))
+
+
+@pytest.mark.interpreter
+def test_rough_noise_is_within_its_slack():
+    """tests/gpu has all 2^32 codes, and the GPU's logarithm."""
+    ends = torch.tensor([0, 1, 2, 2**22 - 1, 2**22, 2**22 + 1, 2**31 - 1, 2**31, 2**32 - 1])
+    draw = torch.Generator().manual_seed(1)
+    spread = (2.0 ** (32 * torch.rand(4087, generator=draw))).long()
+    codes = torch.cat([ends, 2**32 - 1 - spread[:2000], spread[2000:]]).clamp(0, 2**32 - 1)
+    rough, exact = torch.empty(2, 4096).unbind()
+    _both_noises[(1,)](codes, rough, exact, BLOCK=4096)
+    assert 2.0**-13 < (rough - exact).abs().max() < 2.0**-10
+
+
+@triton.jit
+def _rounded(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, B, D, gamma, inflation,
+             root):  # fmt: skip
+    cols = tl.arange(0, 128)
+    round_claimed_rows(
+        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma, inflation,
+        root, 3, 1, 2, False,
+    )  # fmt: skip
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("exponent", [-100, -40, 0, 40])
 def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     """Its numbers may differ from those in torch in the last bits; they bound its own codes."""
-    from fsbench.kernels import _screened_kernel
     from fsbench.kernels._screen import accumulation_error
 
-    B, D, block_b = 5, 300, 4
+    B, D = 5, 300
     hidden = torch.randn(B, D, generator=torch.Generator().manual_seed(1)) * 2.0**exponent
     hidden[2] = 0
     hidden[4, 7] = torch.nan
-    codes = torch.zeros(4 * block_b, D, dtype=torch.int8)
+    codes = torch.zeros(16, D, dtype=torch.int8)
     numbers = torch.full((3, B), -1.0)
-    ints = [torch.full((B,), 77, dtype=torch.int32) for _ in range(5)]
-    keys = torch.full((B,), 77)
-    lower, overflow, listed, found, arrivals = ints
-    _screened_kernel.screen_hidden_kernel[(B,)](
-        hidden, codes, numbers, lower, overflow, keys, listed, found, arrivals, B, D,
-        accumulation_error(D), 1 + (D + 4) * 2.0**-24, D**0.5, BLOCK_B=block_b, BLOCK_D=128,
+    found = torch.full((B, 3), 77, dtype=torch.int32)
+    counters = torch.zeros(2, dtype=torch.int32)
+    _rounded[(2,)](
+        hidden, codes, numbers, found, counters, B, D, accumulation_error(D),
+        1 + (D + 4) * 2.0**-24, D**0.5,
     )  # fmt: skip
-    blocks = codes.view(2, 2, block_b, D).double()
-    whole = (256 * blocks[:, 0] + blocks[:, 1]).flatten(0, 1)[:B]
+    assert found.tolist() == [[77, 0, 0]] * B
+    assert counters.tolist() == [B + 2, B]
+    high, low = codes.double().view(2, 8, D)[:, :B]
+    whole = 256 * high + low
     step, reach, spread = numbers.double()
     good = torch.tensor([0, 1, 2, 3])
     error = (hidden.double() - step[:, None] * whole)[good].norm(dim=1)
@@ -255,15 +332,21 @@ def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     assert reach[4] == torch.inf
     assert step[4] == 0 and not whole[4].any()
     assert torch.allclose(spread[good], screen_hidden(hidden).spread.double()[good], rtol=1e-2)
-    assert (lower == -(2**31)).all() and (keys == -(2**63)).all()
-    assert not overflow.any() and not listed.any() and not found.any() and arrivals[0] == 0
 
 
 def test_what_it_refuses():
     hidden, weight = matrices(2, 16, 64, torch.bfloat16)
     head, seed = prepare_head(weight), torch.tensor([0])
-    with pytest.raises(InvalidArgument, match="head: expected codes of the weight's shape"):
+    with pytest.raises(
+        InvalidArgument, match=r"head.codes: expected shape \[64, 16\]; got \[32, 16\]"
+    ):
         screened_sample(hidden, head._replace(codes=head.codes[:32]), seed=seed)
+    with pytest.raises(InvalidType, match="head: expected a ScreenedHead; got Tensor"):
+        screened_sample(hidden, weight, seed=seed)
+    with pytest.raises(InvalidType, match=r"head.scale: expected dtype torch.float32"):
+        screened_sample(hidden, head._replace(scale=head.scale.double()), seed=seed)
+    with pytest.raises(InvalidArgument, match="num_samples: expected 1 to 65535"):
+        screened_sample(hidden, head, seed=seed, num_samples=0)
     with pytest.raises(InvalidType, match=r"weight: expected dtype torch\.bfloat16"):
         screened_sample(hidden, prepare_head(weight.half()), seed=seed)
     with pytest.raises(InvalidArgument, match="temperature: expected a finite number"):
@@ -283,7 +366,7 @@ def test_kernels_compile_for_hopper_without_spilling():
     )
     assert done.returncode == 0, done.stderr
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {kernel for kernel, _, _ in compiled} == {"screen_hidden", "screen", "resolve"}
+    assert {kernel for kernel, _, _ in compiled} == {"screen", "hopper_screen", "resolve"}
     for _, name, stack in compiled:
         if "everything" not in name and "pointers" not in name:
             assert stack == 0, name

@@ -1,0 +1,419 @@
+"""The screen for Hopper: TMA, int8 wgmma and warp specialization, in Gluon.
+
+A program has one warp that loads and one or two warpgroups that compute. The loader copies tiles of
+the int8 copy and of the codes of hidden into a ring of stages, and runs ahead while a warpgroup
+looks at what may win: the stream of the copy never waits for it. A warpgroup has 32 rows of hidden,
+high and low bytes as 64 rows of its instruction.
+
+What it computes and leaves behind is that of _screen_kernel, for requests of one sample without
+bias, mask and soft cap; the others run there.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fsbench.kernels._helper import halves, nan_max, random_words, split_words, temperatures
+from fsbench.kernels._hopper_kernel import _next_stage, _per_row, copy_to_shared
+from fsbench.kernels._mainloop import first_column
+from fsbench.kernels._screen_kernel import (
+    ABSOLUTE_SLACK,
+    LARGEST_TEMPERATURE,
+    LOWEST_BOUND,
+    NOISE_SLACK,
+    both_bytes,
+    bound_key,
+    bound_of_key,
+    larger,
+    reaching,
+    rough_gumbel,
+    round_claimed_rows,
+    store_record,
+    touch,
+    wait_for_rows,
+)
+
+ROWS = gl.constexpr(64)
+"""Rows of codes of a warpgroup: the M of its instruction."""
+CHUNK = gl.constexpr(128)
+"""Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
+SLOTS = gl.constexpr(16)
+"""Words of a row side by side: four of each thread."""
+LOADER_REGISTERS = gl.constexpr(40)
+SECOND_REGISTERS = gl.constexpr(216)
+
+
+@gluon.constexpr_function
+def _accumulator_layout(WIDTH):
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, min(WIDTH, 128), 32]
+    )
+
+
+@gluon.constexpr_function
+def _word_layout():
+    """[32, SLOTS]: where a thread has the words of its row."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 4], [0, 8]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[8, 0], [16, 0]],
+        block_bases=[],
+        shape=[32, 16],
+    )
+
+
+@gluon.jit
+def _copy_weight(copy, ring, stage, g, steps, share, D, BLOCK_V: gl.constexpr,
+                 BLOCK_D: gl.constexpr, BYTES: gl.constexpr):  # fmt: skip
+    """Ask for the part of the copy of step g of the program; BYTES: of its stage in all."""
+    weight_ring, _, loaded, _ = ring
+    _, pid_v, programs_v = share
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    v0 = (pid_v + g // steps * programs_v) * BLOCK_V
+    d0 = _column(g, v0, steps, D, BLOCK_D)
+    bar = loaded.index(stage)
+    # Boxes over the edge of a matrix are filled up with zeros, and count in full.
+    mbarrier.expect(bar, BYTES)
+    for i in gl.static_range(CHUNKS):
+        tile = weight_ring.index(stage * CHUNKS + i)
+        for block in gl.static_range(BLOCK_V // 128):
+            copy_to_shared(
+                copy, [v0 + block * 128, d0 + i * CHUNK], bar, tile.slice(block * 128, 128, dim=0)
+            )
+
+
+@gluon.jit
+def _copy_codes(codes, ring, stage, g, steps, share, D, WARPGROUPS: gl.constexpr,
+                BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
+    """As _copy_weight, of the codes of hidden."""
+    _, codes_ring, loaded, _ = ring
+    b0, pid_v, programs_v = share
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    BOX: gl.constexpr = codes.block_type.shape[0]
+    v0 = (pid_v + g // steps * programs_v) * BLOCK_V
+    d0 = _column(g, v0, steps, D, BLOCK_D)
+    for i in gl.static_range(CHUNKS):
+        for group in gl.static_range(WARPGROUPS):
+            rows = codes_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
+            copy_to_shared(
+                codes, [2 * b0 + group * ROWS, d0 + i * CHUNK], loaded.index(stage),
+                rows.slice(0, BOX, dim=0),
+            )  # fmt: skip
+
+
+@gluon.jit
+def _column(g, v0, steps, D, BLOCK_D: gl.constexpr):
+    """Where step g begins. As in the fused kernels, programs begin at different columns."""
+    return (first_column(v0, D) // BLOCK_D + g % steps) % steps * BLOCK_D
+
+
+@gluon.jit
+def _load(copy, codes, ring, share, counters_ptr, B, V, D, WARPGROUPS: gl.constexpr,
+          BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """The loading warp. The copy needs nobody; the codes must have been written."""
+    _, _, _, free = ring
+    _, pid_v, programs_v = share
+    BYTES: gl.constexpr = (BLOCK_D // CHUNK) * (
+        BLOCK_V // 128 * copy.block_type.nbytes + WARPGROUPS * codes.block_type.nbytes
+    )
+    steps = gl.cdiv(D, BLOCK_D)
+    total = gl.cdiv(gl.maximum(gl.cdiv(V, BLOCK_V) - pid_v, 0), programs_v) * steps
+    head = gl.minimum(total, STAGES)
+    for g in range(head):
+        _copy_weight(copy, ring, g, g, steps, share, D, BLOCK_V, BLOCK_D, BYTES)
+    wait_for_rows(counters_ptr, B, True)
+    for g in range(head):
+        _copy_codes(codes, ring, g, g, steps, share, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+    stage = 0
+    phase = 0
+    for g in range(head, total):
+        mbarrier.wait(free.index(stage), phase)
+        _copy_weight(copy, ring, stage, g, steps, share, D, BLOCK_V, BLOCK_D, BYTES)
+        _copy_codes(codes, ring, stage, g, steps, share, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+        stage, phase = _next_stage(stage, phase, STAGES)
+
+
+@gluon.jit
+def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
+               BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """This warpgroup's sums of the next tile in the ring, int32 [ROWS, BLOCK_V]."""
+    weight_ring, codes_ring, loaded, free = ring
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    acc = gl.zeros([ROWS, BLOCK_V], gl.int32, _accumulator_layout(BLOCK_V))
+    use_acc = False
+    for _ in range(0, D, BLOCK_D):
+        mbarrier.wait(loaded.index(stage), phase)
+        for i in gl.static_range(CHUNKS):
+            at = stage * CHUNKS + i
+            acc = warpgroup_mma(
+                codes_ring.index(at * WARPGROUPS + WARPGROUP),
+                weight_ring.index(at).permute((1, 0)),
+                acc,
+                use_acc=use_acc,
+                is_async=True,
+            )
+            use_acc = True
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(free.index(stage), count=1)
+        stage, phase = _next_stage(stage, phase, STAGES)
+    return acc, stage, phase
+
+
+@gluon.jit
+def _ends(z, tokens, vectors, V, extra, reach, spread, T, noise):
+    """As _screen_kernel._ends, of plain requests."""
+    scale_ptr, residual_ptr, norm_ptr = vectors
+    inside = tokens < V
+    y = z * gl.load(scale_ptr + tokens, mask=inside, other=1.0)
+    residual = gl.load(residual_ptr + tokens, mask=inside, other=0.0)
+    norm = gl.load(norm_ptr + tokens, mask=inside, other=0.0)
+    bound = residual * reach + (norm * spread + extra)
+    score = y + T * noise
+    return score - bound, score + bound
+
+
+@gluon.jit
+def _leave(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
+           NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
+    """As _screen_kernel._leave: z fp32 [32, WIDTH], 4 SLOTS columns at a time."""
+    WIDTH: gl.constexpr = z.shape[1]
+    if WIDTH > 4 * SLOTS:
+        low, high = halves(z)
+        limit, count = _leave(
+            low, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
+        )
+        return _leave(
+            high, v0 + WIDTH // 2, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE,
+            ROOM,
+        )  # fmt: skip
+    else:
+        LAYOUT: gl.constexpr = _word_layout()
+        row, seed, offset = noise
+        T, extra, reach, spread = bounds
+        word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
+        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
+        w0, w1, w2, w3 = split_words(z)
+        z0 = gl.convert_layout(w0, LAYOUT, assert_trivial=True)
+        z1 = gl.convert_layout(w1, LAYOUT, assert_trivial=True)
+        z2 = gl.convert_layout(w2, LAYOUT, assert_trivial=True)
+        z3 = gl.convert_layout(w3, LAYOUT, assert_trivial=True)
+        g0 = 0.0
+        g1 = 0.0
+        g2 = 0.0
+        g3 = 0.0
+        if NOISE == "token":
+            zero = (limit != limit).to(gl.int32)
+            r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, 0, zero)
+            g0 = rough_gumbel(r0, True)
+            g1 = rough_gumbel(r1, True)
+            g2 = rough_gumbel(r2, True)
+            g3 = rough_gumbel(r3, True)
+        l0, u0 = _ends(z0, first, vectors, V, extra, reach, spread, T, g0)
+        l1, u1 = _ends(z1, first + 1, vectors, V, extra, reach, spread, T, g1)
+        l2, u2 = _ends(z2, first + 8, vectors, V, extra, reach, spread, T, g2)
+        l3, u3 = _ends(z3, first + 9, vectors, V, extra, reach, spread, T, g3)
+        limit = larger(limit, larger(larger(l0, l1), larger(l2, l3)))
+        lanes = gl.where((rows < B)[:, None], reaching(u0, u1, u2, u3, limit), 0)
+        upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
+        record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
+        store_record(mine + 2 * count, upper, record, (lanes != 0) & (count < ROOM), True)
+        return limit, count + (lanes != 0).to(gl.int32)
+
+
+@gluon.jit
+def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
+            SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr,
+            TEMPERATURE_PER_ROW: gl.constexpr, ROOM: gl.constexpr, LIST: gl.constexpr,
+            CHUNK_OF_ROW: gl.constexpr, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
+            BLOCK_D: gl.constexpr, STAGES: gl.constexpr, WARPGROUP: gl.constexpr):  # fmt: skip
+    """A computing warpgroup: the records and then the lists of its rows."""
+    b0, pid_v, programs_v = share
+    seed_ptr, offset_ptr, temperature = request
+    (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
+     found_ptr) = state  # fmt: skip
+    B, V, D, gamma, norm_inflation, root, samples, first_sample = sizes
+    if WARPGROUP == 0:
+        FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+        cols = gl.arange(0, CHUNK_OF_ROW, FLAT)
+        round_claimed_rows(
+            hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
+            norm_inflation, root, samples, first_sample, 1, True,
+        )  # fmt: skip
+    wait_for_rows(counters_ptr, B, True)
+    LAYOUT: gl.constexpr = _word_layout()
+    rows = b0 + WARPGROUP * 32 + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
+    there = rows < B
+    offset = gl.to_tensor(0).to(gl.int64)
+    if len(offset_ptr) > 0:
+        offset = _per_row(offset_ptr[0], rows[:, None], B, OFFSET_PER_ROW)
+    seed = _per_row(seed_ptr, rows[:, None], B, SEED_PER_ROW)
+    if TEMPERATURE_PER_ROW:
+        T, _ = temperatures(gl.load(temperature + rows[:, None], mask=there[:, None], other=0.0))
+    else:
+        T, _ = temperatures((rows[:, None] * 0).to(gl.float32) + temperature)
+    row = rows[:, None] * 0 if SEED_PER_ROW else rows[:, None]
+    step = gl.load(numbers_ptr + rows, mask=there, other=0.0)[:, None]
+    reach = gl.load(numbers_ptr + B + rows, mask=there, other=0.0)[:, None]
+    spread = gl.load(numbers_ptr + 2 * B + rows, mask=there, other=0.0)[:, None]
+    sane = T <= LARGEST_TEMPERATURE  # False for NaN
+    extra = gl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
+    T = gl.where(sane, T, 0.0)
+    # step belongs to the sums; the layout of rows is that of words, not theirs.
+    noise = (row, seed, offset)
+    bounds = (T, extra, reach, spread)
+
+    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
+    count = gl.full([32, SLOTS], 0, gl.int32, LAYOUT)
+    limit = gl.full([32, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
+    place = (pid_v * B + rows).to(gl.int64)[:, None] * SLOTS + slot[None, :]
+    mine = records_ptr + place * (2 * ROOM)
+    stage = 0
+    phase = 0
+    line = gl.arange(0, BLOCK_V // 8, gl.BlockedLayout([1], [32], [4], [0])) * 8
+    for tile_v in range(pid_v, gl.cdiv(V, BLOCK_V), programs_v):
+        v0 = tile_v * BLOCK_V
+        ahead = gl.minimum(v0 + line, V - 1)
+        touch(vectors[0] + ahead, True)
+        touch(vectors[1] + ahead, True)
+        touch(vectors[2] + ahead, True)
+        # Other programs raise it meanwhile; an older one only leaves over more.
+        key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
+        sums, stage, phase = _tile_sums(
+            ring, stage, phase, D, WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES
+        )
+        limit = larger(limit, bound_of_key(key)[:, None])
+        z = both_bytes(sums)
+        SUMS: gl.constexpr = z.type.layout
+        of_sums = gl.convert_layout(step, SUMS, assert_trivial=True)
+        z = z * of_sums
+        if v0 + BLOCK_V > V:
+            token = v0 + gl.arange(0, BLOCK_V, gl.SliceLayout(0, SUMS))
+            z = gl.where((token < V)[None, :], z, float("-inf"))
+        limit, count = _leave(
+            z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
+        )
+        best = gl.max(limit, axis=1)
+        gl.atomic_max(
+            lower_ptr + rows, bound_key(best), mask=there & (best > LOWEST_BOUND), sem="relaxed"
+        )
+
+    # Every thread looks at its own records again.
+    limit = bound_of_key(gl.load(lower_ptr + rows, mask=there, other=0, volatile=True))[:, None]
+    full = there[:, None] & (count > ROOM)
+    to_list = listed_ptr + rows[:, None] + slot[None, :] * 0
+    gl.atomic_add(to_list, count * 0 + (LIST + 1), mask=full, sem="relaxed")
+    out = list_ptr + rows.to(gl.int64)[:, None] * LIST
+    most = gl.max(gl.max(count, axis=1), axis=0)
+    for i in range(gl.minimum(most, ROOM)):
+        known = there[:, None] & (i < count)
+        upper = gl.load(mine + 2 * i, mask=known, other=0)
+        record = gl.load(mine + 2 * i + 1, mask=known, other=0)
+        below = upper.to(gl.float32, bitcast=True) < limit
+        lanes = gl.where(known & (below == 0), record & 15, 0)
+        tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
+        to = gl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
+        word = record >> 4
+        token = (word >> 2) * 16 + (word & 3) * 2
+        for lane in gl.static_range(4):
+            fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
+            gl.store(out + to, upper, mask=fits)
+            of_lane = token + (lane & 1) + (lane >> 1) * 8
+            gl.store(out + to + B.to(gl.int64) * LIST, of_lane, mask=fits)
+            to += (lanes >> lane) & 1
+
+
+@gluon.jit(do_not_specialize=["B", "V", "samples", "first_sample"])
+def hopper_screen_kernel(
+    hidden_ptr,  # this and what follows: as _screen_kernel.screen_kernel
+    codes_ptr,
+    codes,  # descriptor of boxes [16 .. 64, CHUNK]
+    copy,  # descriptor of boxes [128, CHUNK]
+    scale_ptr,
+    residual_ptr,
+    norm_ptr,
+    numbers_ptr,
+    seed_ptr,
+    offset_ptr,
+    temperature,
+    counters_ptr,
+    lower_ptr,
+    listed_ptr,
+    records_ptr,  # [programs per block of rows, B, SLOTS, ROOM, 2] int32, scratch
+    list_ptr,
+    found_ptr,
+    B,
+    V,
+    D,
+    gamma,
+    norm_inflation,
+    root,
+    samples,
+    first_sample,
+    NOISE: gl.constexpr,
+    SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr,
+    TEMPERATURE_PER_ROW: gl.constexpr,
+    ROOM: gl.constexpr,
+    LIST: gl.constexpr,
+    CHUNK_OF_ROW: gl.constexpr,
+    WARPGROUPS: gl.constexpr,  # that compute
+    BLOCK_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    weight_ring = gl.allocate_shared_memory(
+        copy.dtype, [STAGES * CHUNKS, BLOCK_V, CHUNK], copy.layout
+    )
+    codes_ring = gl.allocate_shared_memory(
+        codes.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, CHUNK], codes.layout
+    )
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(free.index(i), count=WARPGROUPS)
+    fence_async_shared()
+
+    num_tiles_b = gl.cdiv(B, 32 * WARPGROUPS)
+    b0 = gl.program_id(0) % num_tiles_b * (32 * WARPGROUPS)
+    share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
+    ring = (weight_ring, codes_ring, loaded, free)
+    # What is absent is an empty tuple, as None cannot be in one.
+    request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
+    vectors = (scale_ptr, residual_ptr, norm_ptr)
+    state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
+             list_ptr, found_ptr)  # fmt: skip
+    sizes = (B, V, D, gamma, norm_inflation, root, samples, first_sample)
+    if WARPGROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
+                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 1)),
+                (_load, (copy, codes, ring, share, counters_ptr, B, V, D, WARPGROUPS, BLOCK_V,
+                         BLOCK_D, STAGES)),
+            ],
+            [4, 1],
+            [SECOND_REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
+                (_load, (copy, codes, ring, share, counters_ptr, B, V, D, WARPGROUPS, BLOCK_V,
+                         BLOCK_D, STAGES)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )  # fmt: skip

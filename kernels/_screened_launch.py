@@ -1,0 +1,287 @@
+"""Host side of the screened sampler's kernels: scratch memory, two launches for up to four samples.
+
+The codes of hidden, the records and the lists are scratch memory of a call. Counters, bounds and
+keys are of a workspace that every call leaves as it found it, so nothing is cleared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from fsbench.kernels import _choice
+from fsbench.kernels import _screen as _screen_bounds
+from fsbench.kernels._arguments import Request
+from fsbench.kernels._device import launching_on, multiprocessors
+from fsbench.kernels._launch import (
+    SAMPLES_AT_ONCE,
+    Processing,
+    greedy,
+    matrix_operand,
+    per_row,
+    processing,
+    vocab_programs,
+)
+from fsbench.kernels._mainloop import ROTATION
+from fsbench.kernels._resolve_kernel import resolve_kernel
+from fsbench.kernels._screen_kernel import ROW_NUMBERS, screen_kernel
+from fsbench.kernels._screened_config import (
+    HopperScreenConfig,
+    ResolveConfig,
+    ScreenConfig,
+    portable_config,
+)
+from fsbench.kernels._screened_head import ScreenedHead
+from fsbench.kernels._workspace import workspace
+
+if TYPE_CHECKING:
+    from fsbench.kernels._screened_sample import Screened
+
+COUNTERS = 16
+"""Three are used; so many keep what follows aligned."""
+
+
+class Scratch(NamedTuple):
+    """Memory of a call, and (counters, lower, listed) of the workspace; see screen_kernel."""
+
+    codes: Tensor
+    numbers: Tensor
+    counters: Tensor
+    lower: Tensor
+    listed: Tensor
+    records: Tensor
+    lists: Tensor
+
+
+def launch(
+    request: Request,
+    head: ScreenedHead,
+    configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig],
+    out: Screened,
+) -> None:
+    """Draw by the screen, up to SAMPLES_AT_ONCE samples per pass over the copy.
+
+    A request that the screen for Hopper cannot serve takes the portable one, which has the same
+    tokens.
+    """
+    config, resolving = configs
+    hidden, weight = request.hidden, request.weight
+    device, samples = hidden.device, request.num_samples
+    if isinstance(config, HopperScreenConfig) and not _fits_hopper(request, head):
+        config = portable_config(len(hidden))
+    B, D = hidden.shape
+    blocks_b = triton.cdiv(B, config.block_b)
+    programs_v = vocab_programs(
+        blocks_b, request.vocab_size, config.block_v, device, config.ctas_per_sm
+    )
+    at_once = min(samples, SAMPLES_AT_ONCE)
+    draws = triton.cdiv(B * at_once, 16) * 16
+    work = workspace(max(2 * draws, COUNTERS + draws), device)
+    integers = {"dtype": torch.int32, "device": device}
+    scratch = Scratch(
+        torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device),
+        torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),
+        work.arrivals,
+        work.keys[draws:],
+        work.arrivals[COUNTERS:],
+        torch.empty(at_once, programs_v, B, config.slots, config.room, 2, **integers),
+        torch.empty(2, B * at_once, config.row_room, **integers),
+    )
+    by_tma = _choice.tma_possible(hidden) and _choice.tma_possible(weight)
+    processed = processing(request)
+    options: dict[str, Any] = {
+        "NOISE": "none" if greedy(request) else "token",
+        **per_row(request),
+        "LIST": config.row_room,
+    }
+    flags = {
+        "EARLY": resolving.early and device.type == "cuda",
+        "NVIDIA": device.type == "cuda" and torch.version.hip is None,
+    }
+    grid = (blocks_b * programs_v,)
+    with launching_on(device):
+        for first_sample in range(0, samples, at_once):
+            n = min(at_once, samples - first_sample)
+            if isinstance(config, HopperScreenConfig):
+                _screen_on_hopper(grid, request, head, config, scratch, out, options)
+            else:
+                _screen(
+                    grid, request, head, config, scratch, out, processed, first_sample,
+                    {"N": n, **options, **flags},
+                )  # fmt: skip
+            resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
+                matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
+                matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
+                hidden,
+                weight,
+                request.seed,
+                request.offset,
+                request.temperature,
+                request.soft_cap,
+                processed.bias,
+                processed.row_bias,
+                processed.mask,
+                scratch.counters,
+                scratch.lower,
+                scratch.listed,
+                scratch.lists,
+                work.keys,
+                out.found,
+                out.tokens,
+                out.valid,
+                B,
+                request.vocab_size,
+                D,
+                processed.mask_words,
+                samples,
+                first_sample,
+                DRAWS=triton.next_power_of_2(B * n),
+                AT_ONCE=resolving.at_once,
+                BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
+                STEP=resolving.step,
+                BLOCK_B=resolving.block_b,
+                BLOCK_V=resolving.block_v,
+                BLOCK_D=resolving.block_d,
+                USE_TMA=by_tma,
+                SLICE=resolving.block_v,
+                num_warps=resolving.num_warps,
+                num_stages=resolving.num_stages,
+                **({"launch_pdl": True} if flags["EARLY"] else {}),
+                N=n,
+                **options,
+                **flags,
+            )
+
+
+def _rounding(D: int) -> tuple[float, float, float]:
+    """What the rounding of a row of hidden needs to know of D: gamma, norm_inflation, root."""
+    return _screen_bounds.accumulation_error(D), 1 + (D + 4) * 2.0**-24, D**0.5
+
+
+def _chunk(D: int) -> int:
+    """Columns of hidden that are rounded at a time."""
+    return min(2048, triton.next_power_of_2(D))
+
+
+def _fits_hopper(request: Request, head: ScreenedHead) -> bool:
+    """Whether the screen for Hopper can serve it: a plain request, on matrices that TMA loads."""
+    plain = request.bias is None and request.mask is None and request.soft_cap is None
+    return plain and request.num_samples == 1 and _choice.tma_possible(head.codes)
+
+
+def _screen(
+    grid: tuple[int],
+    request: Request,
+    head: ScreenedHead,
+    config: ScreenConfig,
+    scratch: Scratch,
+    out: Screened,
+    processed: Processing,
+    first_sample: int,
+    options: dict[str, Any],
+) -> None:
+    """The portable screen."""
+    hidden = request.hidden
+    B, D = hidden.shape
+    by_tma = _choice.tma_possible(head.codes)
+    screen_kernel[grid](
+        hidden,
+        scratch.codes,
+        matrix_operand(scratch.codes, 2 * config.block_b, config.block_d, by_tma),
+        head.codes,
+        matrix_operand(head.codes, config.block_v, config.block_d, by_tma),
+        head.scale,
+        head.residual,
+        head.norm,
+        scratch.numbers,
+        request.seed,
+        request.offset,
+        request.temperature,
+        request.soft_cap,
+        processed.bias,
+        processed.row_bias,
+        processed.mask,
+        scratch.counters,
+        scratch.lower,
+        scratch.listed,
+        scratch.records,
+        scratch.lists,
+        out.found,
+        B,
+        request.vocab_size,
+        D,
+        *_rounding(D),
+        processed.mask_words,
+        request.num_samples,
+        first_sample,
+        ROOM=config.room,
+        DEPTH=config.depth,
+        CHUNK=_chunk(D),
+        BLOCK_B=config.block_b,
+        BLOCK_V=config.block_v,
+        BLOCK_D=config.block_d,
+        SLICE=config.slice,
+        V_ON_M=config.v_on_m,
+        USE_TMA=by_tma,
+        FLATTEN=config.flatten,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **options,
+    )
+
+
+def _screen_on_hopper(
+    grid: tuple[int],
+    request: Request,
+    head: ScreenedHead,
+    config: HopperScreenConfig,
+    scratch: Scratch,
+    out: Screened,
+    options: dict[str, Any],
+) -> None:
+    """The screen for Hopper."""
+    # Imported here: the language it is written in is an experimental part of Triton.
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from fsbench.kernels._hopper_screen_kernel import CHUNK, ROWS, hopper_screen_kernel
+
+    B, D = request.hidden.shape
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    box = min(ROWS.value, max(16, 2 * triton.next_power_of_2(B)))
+    hopper_screen_kernel[grid](
+        request.hidden,
+        scratch.codes,
+        TensorDescriptor.from_tensor(scratch.codes, [box, CHUNK.value], layout),
+        TensorDescriptor.from_tensor(head.codes, [128, CHUNK.value], layout),
+        head.scale,
+        head.residual,
+        head.norm,
+        scratch.numbers,
+        request.seed,
+        request.offset,
+        request.temperature,
+        scratch.counters,
+        scratch.lower,
+        scratch.listed,
+        scratch.records,
+        scratch.lists,
+        out.found,
+        B,
+        request.vocab_size,
+        D,
+        *_rounding(D),
+        1,
+        0,
+        ROOM=config.room,
+        CHUNK_OF_ROW=_chunk(D),
+        WARPGROUPS=config.warpgroups,
+        BLOCK_V=config.block_v,
+        BLOCK_D=config.block_d,
+        STAGES=config.num_stages,
+        num_warps=4,
+        **options,
+    )

@@ -1,0 +1,51 @@
+"""What the samplers with a screened head share as providers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.kernels._screened_head import LARGEST_D, extra_bytes, prepare_head
+from fsbench.kernels._screened_sample import screened_sample
+from fsbench.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def kept_bytes(problem: Problem) -> int:
+    """See Provider: the int8 copy of the weight and its bounds."""
+    return extra_bytes(problem.V, problem.D)
+
+
+def unsupported_reason(problem: Problem) -> str | None:
+    """See Provider."""
+    if problem.D > LARGEST_D:
+        return f"takes D up to {LARGEST_D}: sums of products of bytes must fit int32"
+    return None
+
+
+class ScreenedLaunch:
+    """screened_sample at the problem's temperature or another; the copy is made here.
+
+    The kernels are compiled, or loaded from Triton's cache, at the first call.
+    """
+
+    def __init__(self, problem: Problem, weight: Tensor, temperature: float | None = None):
+        from fsbench.kernels._screened_config import default_configs
+
+        self._head = prepare_head(weight)
+        self._temperature = problem.temperature if temperature is None else temperature
+        screen, resolve = default_configs(problem.B, problem.D, weight.device)
+        self.config = f"{screen} {resolve}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that outlives a launch and serves all of them: the workspaces."""
+        from fsbench.kernels._workspace import held_bytes
+
+        return held_bytes(self._head.weight.device)
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return screened_sample(
+            hidden, self._head, temperature=self._temperature, seed=seed, offset=offset
+        ).tokens

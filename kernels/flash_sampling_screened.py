@@ -1,0 +1,45 @@
+"""FlashSampling from a screened head: about half of the bytes of the weight (screened-head.md).
+
+An int8 copy of the head gives every logit within a proven bound; the few tokens that may win are
+computed from the weight, in the order of the fused kernels. Tokens are those of
+flash_sampling_token. The copy takes half of the weight's memory once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fsbench.kernels._provider import FULL_CONTRACT, noise_map
+from fsbench.kernels._screened_head import prepare_head
+from fsbench.kernels._screened_provider import ScreenedLaunch, kept_bytes, unsupported_reason
+from fsbench.kernels._screened_sample import Screened, screened_sample
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider."""
+    return ScreenedLaunch(problem, weight)
+
+
+def sample(hidden: Tensor, weight: Tensor, **options: Any) -> Screened:
+    """See Provider. It prepares the head at every call."""
+    return screened_sample(hidden, prepare_head(weight), **options)
+
+
+PROVIDER = Provider(
+    name="flash_sampling_screened",
+    label="FlashSampling, screened head",
+    kind=Kind.EXACT,
+    requires=("triton",),
+    noise_map=noise_map,
+    capabilities=replace(FULL_CONTRACT, noise="token"),
+    build=build,
+    sample=sample,
+    kept_bytes=kept_bytes,
+    supports=unsupported_reason,
+)

@@ -1,0 +1,35 @@
+"""Greedy decoding from a screened head: the argmax of the logits at about half of the bytes.
+
+The route of flash_sampling_screened without noise. Logits are fp32 and never rounded, so of tokens
+that `greedy` finds equal in bf16 it takes the larger; equal ones go to the lowest token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.kernels._screened_provider import ScreenedLaunch, kept_bytes, unsupported_reason
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    """See Provider. The problem's temperature has no influence."""
+    return ScreenedLaunch(problem, weight, temperature=0.0)
+
+
+PROVIDER = Provider(
+    name="greedy_screened",
+    label="Greedy, screened head",
+    kind=Kind.GREEDY,
+    requires=("triton",),
+    capabilities=Capabilities(
+        zero_temperature=True, fused=True, host_sync_free=True, batch_invariant=True
+    ),
+    build=build,
+    kept_bytes=kept_bytes,
+    supports=unsupported_reason,
+)
