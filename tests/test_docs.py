@@ -542,3 +542,18 @@ def test_first_times_of_truncated_sampling_are_the_recorded_ones() -> None:
     assert rows == expected
     ours, best = us.unstack()[names[0]], us.unstack()[names[1:3]].min(axis=1)
     assert [f"{(best / ours).min():.1f}", f"{(best / ours).max():.1f}"] == ["1.3", "1.9"]
+
+
+def test_first_times_of_the_screened_head_are_the_recorded_ones() -> None:
+    page = section("screened-head.md", "First times on an H200")
+    table = pd.read_csv(ROOT / "results" / "h200" / "screened-first.csv")
+    ratio = table.screened_us / table.matmul_us
+    told = [line for line in page.splitlines() if line.startswith("|")][2:]
+    assert len(told) == len(table)
+    for line, row, part in zip(told, table.itertuples(), ratio, strict=True):
+        cells = [row.d, row.b, f"{row.screened_us:.0f}", f"{row.matmul_us:.0f}", f"{part:.2f}"]
+        cells += [f"{us:.0f}" for us in (row.screen_us, row.exact_us, row.greedy_us)]
+        assert line == f"| {' | '.join(map(str, cells))} |"
+    small = ratio[(table.b <= 32)].round(2)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{small.min():.2f} to {small.max():.2f} of the matmul up to B = 32" in readme
