@@ -64,6 +64,7 @@ def test_fields_are_the_columns_of_results():
     assert Problem(1, 2, 3, "fp16", 0.5, "cpu", "zipf:1").fields() == {
         **dict(b=1, d=2, v=3, dtype="fp16", temperature=0.5),
         **dict(device="cpu", logits="zipf:1", tp=1),
+        **dict(top_k=0, top_p=1.0, min_p=0.0, mixed=False),
     }
 
 
