@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
