@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsbench.kernels._provider import WorkspaceLaunch
 from fsbench.kernels._screened_head import LARGEST_D, extra_bytes, prepare_head
 from fsbench.kernels._screened_sample import screened_sample
 from fsbench.problem import Problem
@@ -24,26 +25,18 @@ def unsupported_reason(problem: Problem) -> str | None:
     return None
 
 
-class ScreenedLaunch:
-    """screened_sample at the problem's temperature or another; the copy is made here.
-
-    The kernels are compiled, or loaded from Triton's cache, at the first call.
-    """
+class ScreenedLaunch(WorkspaceLaunch):
+    """screened_sample at the problem's temperature or another; the copy is made here."""
 
     def __init__(self, problem: Problem, weight: Tensor, temperature: float | None = None):
         from fsbench.kernels._screened_config import default_configs
 
+        super().__init__(problem, weight)
         self._head = prepare_head(weight)
-        self._temperature = problem.temperature if temperature is None else temperature
+        if temperature is not None:
+            self._temperature = temperature
         screen, resolve = default_configs(problem.B, problem.D, weight.device)
         self.config = f"{screen} {resolve}"
-
-    @property
-    def shared_bytes(self) -> int:
-        """Memory that outlives a launch and serves all of them: the workspaces."""
-        from fsbench.kernels._workspace import held_bytes
-
-        return held_bytes(self._head.weight.device)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return screened_sample(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fsbench.problem import FILTERS, Problem
+from fsbench.provider import Launch
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,23 @@ def filters_of(problem: Problem, device: torch.device) -> dict[str, int | float 
         name: torch.tensor(column, dtype=dtype, device=device)
         for name, column, dtype in zip(FILTERS, columns, kinds, strict=True)
     }
+
+
+def draw_of_stored(draw: Callable[..., Tensor]) -> Callable[[Problem, Tensor], Launch]:
+    """A provider's `build`: cuBLAS, then `draw` with the problem's temperature and filters.
+
+    draw: (logits [B, V], seed, offset, temperature, top_k=, top_p=, min_p=) -> int64 [B], tokens.
+    """
+
+    def build(problem: Problem, weight: Tensor) -> Launch:
+        filters, temperature = filters_of(problem, weight.device), problem.temperature
+
+        def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+            return draw(hidden @ weight.T, seed, offset, temperature, **filters)
+
+        return launch
+
+    return build
 
 
 def launch_rows(kernel: Any, rows: int, device: torch.device, *arguments: Any, **meta: Any) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._provider import noise_map
-from fsbench.kernels._stored_filters import AKUNU_ORDER, filters_of, launch_rows
-from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.kernels._stored_filters import AKUNU_ORDER, draw_of_stored, launch_rows
+from fsbench.problem import FILTERS
+from fsbench.provider import Capabilities, Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,16 +56,6 @@ def akunu_exact(
     return tokens
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    filters, temperature = filters_of(problem, weight.device), problem.temperature
-
-    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return akunu_exact(hidden @ weight.T, seed, offset, temperature, **filters)  # type: ignore[arg-type]
-
-    return launch
-
-
 PROVIDER = Provider(
     name="akunu_exact",
     label="akunu, exact",
@@ -81,6 +71,6 @@ PROVIDER = Provider(
         filter_order=AKUNU_ORDER,
     ),
     noise_map=noise_map,
-    build=build,
+    build=draw_of_stored(akunu_exact),
     presets=("truncated",),
 )

@@ -12,11 +12,11 @@ it; a row without a finite logit gives token 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels._stored_filters import AKUNU_ORDER, launch_rows
-from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.kernels._stored_filters import AKUNU_ORDER, draw_of_stored, launch_rows
+from fsbench.problem import FILTERS
+from fsbench.provider import Capabilities, Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,15 +55,11 @@ def akunu_scores(
     return scores
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    filters = {name: getattr(problem, name) for name in FILTERS}
-    temperature = problem.temperature
-
-    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return akunu_scores(hidden @ weight.T, seed, offset, temperature, **filters).argmax(dim=-1)
-
-    return launch
+def akunu_faithful(
+    logits: Tensor, seed: Tensor, offset: Tensor, temperature: float, **filters: Any
+) -> Tensor:
+    """The drawn tokens, int64 [B]; arguments as akunu_scores has them."""
+    return akunu_scores(logits, seed, offset, temperature, **filters).argmax(dim=-1)
 
 
 PROVIDER = Provider(
@@ -81,6 +77,6 @@ PROVIDER = Provider(
         known_deviation=0.5,  # fp16: of logits near -1000 two neighbours are 0.5 apart
         seed_stride=2**20,
     ),
-    build=build,
+    build=draw_of_stored(akunu_faithful),
     presets=("truncated",),
 )

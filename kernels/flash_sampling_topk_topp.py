@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._provider import noise_map
+from fsbench.kernels._stored_filters import filters_of
 from fsbench.kernels._truncated_sample import MAX_V, truncated_sample
 from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -26,19 +27,7 @@ def unsupported_reason(problem: Problem) -> str | None:
 
 def build(problem: Problem, weight: Tensor) -> Launch:
     """See Provider."""
-    import torch
-
-    filters: dict[str, int | float | Tensor] = {
-        name: getattr(problem, name) for name in problem.filters
-    }
-    if problem.mixed:
-        k, p, min_p = zip(*problem.row_filters(), strict=True)
-        filters = {
-            "top_k": torch.tensor(k, dtype=torch.int32, device=weight.device),
-            "top_p": torch.tensor(p, dtype=torch.float32, device=weight.device),
-            "min_p": torch.tensor(min_p, dtype=torch.float32, device=weight.device),
-        }
-    temperature = problem.temperature
+    filters, temperature = filters_of(problem, weight.device), problem.temperature
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return truncated_sample(

@@ -23,7 +23,7 @@ from fsbench.kernels._helper import (
     token_of_key,
 )
 from fsbench.kernels._provider import noise_map
-from fsbench.kernels._stored_filters import filters_of, launch_rows
+from fsbench.kernels._stored_filters import draw_of_stored, launch_rows
 from fsbench.kernels._stored_logits import RUN
 from fsbench.kernels._truncated_kernels import (
     LOWEST,
@@ -36,8 +36,8 @@ from fsbench.kernels._truncated_kernels import (
     ordered,
     race_of_places,
 )
-from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.problem import FILTERS
+from fsbench.provider import Capabilities, Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,16 +201,6 @@ def pivot_search(
     return tokens
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    filters, temperature = filters_of(problem, weight.device), problem.temperature
-
-    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return pivot_search(hidden @ weight.T, seed, offset, temperature, **filters)  # type: ignore[arg-type]
-
-    return launch
-
-
 PROVIDER = Provider(
     name="pivot_search",
     label="cuBLAS + pivot search",
@@ -225,6 +215,6 @@ PROVIDER = Provider(
         mixed_filters=True,
     ),
     noise_map=noise_map,
-    build=build,
+    build=draw_of_stored(pivot_search),
     presets=("truncated",),
 )
