@@ -542,6 +542,8 @@ def test_first_times_of_truncated_sampling_are_the_recorded_ones() -> None:
     assert rows == expected
     ours, best = us.unstack()[names[0]], us.unstack()[names[1:3]].min(axis=1)
     assert [f"{(best / ours).min():.1f}", f"{(best / ours).max():.1f}"] == ["1.3", "1.9"]
+    parts = pd.read_csv(ROOT / "results" / "h200" / "truncated-parts.csv")
+    assert parts.query("top_k == 0 and top_p < 1 and b == 1").us.min() > 1000
 
 
 def test_first_times_of_the_screened_head_are_the_recorded_ones() -> None:
@@ -557,3 +559,6 @@ def test_first_times_of_the_screened_head_are_the_recorded_ones() -> None:
     small = ratio[(table.b <= 32)].round(2)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{small.min():.2f} to {small.max():.2f} of the matmul up to B = 32" in readme
+    tokens = pd.read_csv(ROOT / "results" / "h200" / "screened-tokens.csv")
+    assert set(tokens.session) == {1, 2, 3} and tokens.unequal.sum() == 0
+    assert (tokens.sigma.min(), tokens.sigma.max()) == (0.1, 8)

@@ -41,6 +41,8 @@ def test_sentences_about_the_host():
     seen = pd.read_csv(HOST / "penalties.csv").set_index("seen")
     assert f"seen tokens cost {seen.ratio[4096]:.2f} times none" in PAGE
     assert f"kept {read_environment(HOST)['others_cores']:.2f} cores busy" in PAGE
+    bus = pd.read_csv(HOST / "copies.csv").set_index(["what", "b"]).time_us["whole rows"]
+    assert f"{bus[1]:.0f} us for the bus at B = 1, {bus[256] / 1e3:.1f} ms at B = 256" in PAGE
     table = simple_tables.exposed(HOST).splitlines()[2:]
     for line in table:
         cells = [float(cell.replace(",", "")) for cell in line.strip("|").split("|")]
