@@ -15,6 +15,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.e2e.trace import step_profile
 from fsbench.errors import EngineUnavailable, InvalidArgument
-from fsbench.integrations.draw import Draw, Head, known, make_draw, missing
+from fsbench.integrations.draw import FLASH_SAMPLE, Draw, Head, known, make_draw, missing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +57,10 @@ class HuggingFace:
 
     def label(self, sampler: str) -> tuple[str, bool]:
         missing(sampler, self.device)  # raises for names that nobody knows
-        return known()[sampler]
+        label, fused = known()[sampler]
+        if sampler == FLASH_SAMPLE and self.device == "cpu":
+            label += " (reference, on a CPU)"
+        return label, fused
 
     def missing(self, sampler: str) -> str | None:
         return missing(sampler, self.device)
@@ -201,7 +205,7 @@ class Batch:
                 step()
                 self._receive()
                 at.append(time.perf_counter())
-        steps = [(after - before) * 1e6 for before, after in zip(at, at[1:], strict=False)]
+        steps = [(after - before) * 1e6 for before, after in pairwise(at)]
         return Decoded(
             self._plan.prompt_tokens,
             self._plan.output_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from fsbench.e2e.models import Decoder
@@ -152,13 +153,13 @@ def _measure_batch(
 
     names = list(cases)
     for name in names:
-        attempt(name, lambda name=name: session.prepare(name, B))
+        attempt(name, partial(session.prepare, name, B))
     for number in range(plan.runs):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            attempt(name, lambda name=name, number=number: run(name, number))
+            attempt(name, partial(run, name, number))
     for name in names:
-        attempt(name, lambda name=name: profile(name))
+        attempt(name, partial(profile, name))
     say(f"{cases[names[0]].model}, B={B}: measured")
     return broken
 

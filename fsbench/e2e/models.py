@@ -63,8 +63,9 @@ def decoders() -> dict[str, Decoder]:
     text = (resources.files(__package__) / "models.toml").read_text(encoding="utf-8")
     found = {}
     for name, entry in tomllib.loads(text).items():
-        head = {} if "V" in entry else {"V": model(name).V, "D": model(name).D}
-        found[name] = Decoder(name=name, **head, **entry)
+        if "V" not in entry:
+            entry |= {"V": model(name).V, "D": model(name).D}
+        found[name] = Decoder(name=name, **entry)
     return found
 
 

@@ -23,7 +23,7 @@ from fsbench.e2e.measure import Plan
 from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.environment import package_version
-from fsbench.errors import EngineFailed, EngineUnavailable, one_line
+from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
 from fsbench.integrations.vllm import MARKS, SWITCH, check_version
 
@@ -102,7 +102,7 @@ class Engines:
                 log = logs / f"vllm-{decoder.name}-tp{tp}-{name}.log"
                 process = Process(engine_environment(name), log)
                 self._processes[name] = process
-                process.send(
+                process.send(  # all at once: they compile at the same time
                     {
                         "do": "start",
                         "folder": str(folder),
@@ -112,11 +112,12 @@ class Engines:
                         "output_tokens": plan.output_tokens,
                         "dtype": plan.dtype,
                         "seed": plan.seed,
+                        "kv_bytes": cache_bytes(plan, decoder, tp),
                         "memory": round(memory / len(samplers), 3),
                         "vocabulary": decoder.V,
                     }
                 )
-                # vLLM sizes its cache by the memory that is free, so they start one by one.
+            for process in self._processes.values():
                 process.receive(_START_S)
         except BaseException:
             self.close()
@@ -144,6 +145,14 @@ class Engines:
         process = self._processes[sampler]
         process.send(request)
         return process.receive(_ANSWER_S)
+
+
+def cache_bytes(plan: Plan, decoder: Decoder, tp: int) -> int:
+    """Of keys and values on one GPU, with room for half as many tokens again as are needed."""
+    tokens = max(plan.batches) * (plan.prompt_tokens + plan.output_tokens)
+    size = 4 if plan.dtype == "float32" else 2
+    one = 2 * decoder.layers * max(1, decoder.kv_heads // tp) * decoder.head_dim * size
+    return one * tokens * 3 // 2 + (64 << 20)
 
 
 def engine_environment(sampler: str) -> dict[str, str]:
@@ -233,6 +242,5 @@ class Process:
             last = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
         except OSError:
             last = []
-        return EngineFailed(
-            one_line(EngineFailed(f"vllm: {what}; {self._log}: {' / '.join(last)}"))
-        )
+        text = f"{what}; {self._log}: {' / '.join(last)}"
+        return EngineFailed("vllm: " + " ".join(text.split())[:600])

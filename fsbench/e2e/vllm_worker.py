@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +38,9 @@ class Served:
     Args:
         folder: has config.json, and room for traces.
         tp: GPUs. batches: those that will be decoded; CUDA graphs are captured for them.
-        memory: part of each GPU's memory that this engine may take.
+        kv_bytes: of the cache, on each GPU. Given, so that engines can start at the same time: vLLM
+            would size it by the memory that it sees free.
+        memory: part of each GPU's memory that has to be free at the start.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Served:
         output_tokens: int,
         dtype: str,
         seed: int,
+        kv_bytes: int,
         memory: float,
         vocabulary: int,
     ):
@@ -67,6 +71,7 @@ class Served:
             max_num_seqs=max(batches),
             max_model_len=prompt_tokens + output_tokens,
             gpu_memory_utilization=memory,
+            kv_cache_memory_bytes=kv_bytes,
             enable_prefix_caching=False,
             seed=seed,
             compilation_config={"cudagraph_capture_sizes": sorted(batches)},
@@ -96,7 +101,7 @@ class Served:
         from fsbench.integrations.vllm import DRAW_MARK, MATMUL_MARK
 
         traces = self._folder / _TRACES
-        before = set(traces.glob("*rank*0*.json")) | set(traces.glob("*.pt.trace.json"))
+        before = set(traces.glob("*.pt.trace.json"))
         self._send(b, min(self._output_tokens, 3 * _PROFILED))
         arrived: dict[str, list[float]] = {}
         self._until(arrived, b, 4)
@@ -183,7 +188,7 @@ class Served:
             tpot_us=median(
                 (times[-1] - times[0]) * 1e6 / (len(times) - 1) for times in arrived.values()
             ),
-            step_us=[round((b - a) * 1e6, 2) for a, b in zip(at, at[1:], strict=False)],
+            step_us=[round((b - a) * 1e6, 2) for a, b in pairwise(at)],
             step_tokens=None if set(tokens) <= {b} else tokens,
         )
 

@@ -323,9 +323,9 @@ def find_head(runner: Any) -> Head | str:
     if runner.lora_config is not None:
         return "model: LoRA"
     head, processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
-    weight = getattr(head, "weight", None)
-    if processor is None or weight is None:
+    if processor is None or head is None or getattr(head, "weight", None) is None:
         return "model: no lm_head.weight and logits_processor"
+    weight = head.weight
     if type(head.quant_method).__name__ != "UnquantizedEmbeddingMethod":
         return "model: quantised LM head"
     if weight.dtype not in (torch.bfloat16, torch.float16):
