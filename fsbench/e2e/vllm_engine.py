@@ -75,11 +75,7 @@ class Vllm:
 
 
 class Engines:
-    """See Session: one process per sampler.
-
-    Raises:
-        EngineFailed: an engine did not come up; with the last lines of its log.
-    """
+    """See Session: one process per sampler. One that does not come up fails when it is asked."""
 
     def __init__(
         self,
@@ -92,17 +88,17 @@ class Engines:
     ):
         self._folder = tempfile.TemporaryDirectory(prefix="fsbench-e2e-")
         self._processes: dict[str, Process] = {}
+        self._lost: dict[str, EngineFailed] = {}
         positions = plan.prompt_tokens + plan.output_tokens
         try:
-            for name in samplers:
+            for name in samplers:  # all at once: they load and compile at the same time
                 folder = Path(self._folder.name) / name
                 folder.mkdir()
                 config = json.dumps(decoder.config(plan.dtype, positions), indent=2)
                 (folder / "config.json").write_text(config, encoding="utf-8")
                 log = logs / f"vllm-{decoder.name}-tp{tp}-{name}.log"
-                process = Process(engine_environment(name), log)
-                self._processes[name] = process
-                process.send(  # all at once: they compile at the same time
+                process = self._processes[name] = Process(engine_environment(name), log)
+                process.send(
                     {
                         "do": "start",
                         "folder": str(folder),
@@ -117,8 +113,12 @@ class Engines:
                         "vocabulary": decoder.V,
                     }
                 )
-            for process in self._processes.values():
-                process.receive(_START_S)
+            for name, process in self._processes.items():
+                try:
+                    process.receive(_START_S)
+                except EngineFailed as error:
+                    self._lost[name] = error
+                    process.stop(seconds=5)
         except BaseException:
             self.close()
             raise
@@ -133,15 +133,20 @@ class Engines:
         return Profile(**self._ask(sampler, do="profile", b=B))
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
+        if sampler in self._lost:
+            return None
         found: dict[str, Any] | None = self._ask(sampler, do="counts")
         return found
 
     def close(self) -> None:
-        for process in self._processes.values():
-            process.stop()
+        for name, process in self._processes.items():
+            if name not in self._lost:
+                process.stop()
         self._folder.cleanup()
 
     def _ask(self, sampler: str, **request: Any) -> Any:
+        if sampler in self._lost:
+            raise self._lost[sampler]
         process = self._processes[sampler]
         process.send(request)
         return process.receive(_ANSWER_S)

@@ -73,6 +73,7 @@ class Served:
             gpu_memory_utilization=memory,
             kv_cache_memory_bytes=kv_bytes,
             enable_prefix_caching=False,
+            enable_flashinfer_autotune=False,  # its kernels are not used on a dense bf16 model
             seed=seed,
             compilation_config={"cudagraph_capture_sizes": sorted(batches)},
             profiler_config={

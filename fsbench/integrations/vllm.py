@@ -108,10 +108,11 @@ def register() -> None:
             f"{SWITCH}: expected flash_sample or an exact sampler of `fsbench list`; got {name!r}"
         )
     check_version(package_version("vllm"))
-    check_signatures()
     runner = _find(RUNNER)
-    if getattr(runner, "_fsbench", None) is None:
-        _install(runner, _find(RUNNER_V1), _find(WORKER), name, marked)
+    if hasattr(runner, "_fsbench"):
+        return
+    check_signatures()
+    _install(runner, _find(RUNNER_V1), _find(WORKER), name, marked)
 
 
 def check_version(version: str | None) -> None:
