@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Case, Decoded, Profile, Store
-from fsbench.errors import describe, is_out_of_memory
+from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,11 @@ def _measure_model(
             broken = _measure_batch(plan, session, here, store, say)
             failed += len(broken)
         for name in able:
-            counts = session.counts(name)
+            try:
+                counts = session.counts(name)
+            except EngineFailed as error:  # its cases have failed before
+                say(f"{name}: {error}")
+                continue
             if counts is not None:
                 store.append_counts(cases[name], counts)
     finally:

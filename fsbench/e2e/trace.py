@@ -99,9 +99,12 @@ def _on_gpu(
     draw_us = rest_us = 0.0
     inside = []
     for event, in_draw, in_matmul in launched:
-        if not first <= event["ts"] < last or (in_matmul and not in_draw):
+        if in_matmul and not in_draw:
             continue
-        inside.append((event["ts"], event["ts"] + event["dur"]))
+        start, stop = event["ts"], event["ts"] + event["dur"]
+        inside.append((max(start, first), min(stop, last)))
+        if not first <= start < last:
+            continue
         if in_draw:
             draw_us += event["dur"]
             kernels[event["name"][:80]] += event["dur"]
@@ -120,7 +123,7 @@ def _on_gpu(
 
 
 def _union(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals, which are sorted by their starts."""
+    """Length of the union of intervals, which are sorted by their starts; some may be empty."""
     total, end = 0.0, float("-inf")
     for start, stop in intervals:
         total += max(0.0, stop - max(start, end))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -190,7 +191,9 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
+                bufsize=0,
                 env=environment,
+                start_new_session=True,  # so that the engine's own processes can be ended with it
             )
         self._left = b""
 
@@ -200,7 +203,6 @@ class Process:
         assert pipe is not None
         try:
             pipe.write(json.dumps(request).encode() + b"\n")
-            pipe.flush()
         except OSError as error:
             raise self._failed("it has ended") from error
 
@@ -220,9 +222,7 @@ class Process:
         except (EngineFailed, subprocess.TimeoutExpired):
             pass
         finally:
-            if self._child.poll() is None:
-                self._child.kill()
-                self._child.wait()
+            self._kill()
             for pipe in (self._child.stdin, self._child.stdout):
                 if pipe is not None:
                     pipe.close()
@@ -234,13 +234,20 @@ class Process:
             selector.register(pipe, selectors.EVENT_READ)
             while b"\n" not in self._left:
                 if not selector.select(max(0.0, until - time.monotonic())):
-                    raise self._failed(f"no answer in {seconds:.0f} s")
+                    self._kill()  # its answer, if it came, would be taken for another's
+                    raise self._failed(f"no answer in {seconds:g} s")
                 part = os.read(pipe.fileno(), 65536)
                 if not part:
                     raise self._failed("it has ended")
                 self._left += part
         line, _, self._left = self._left.partition(b"\n")
         return line
+
+    def _kill(self) -> None:
+        """End the child and all that it started, if it still runs."""
+        if self._child.poll() is None:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
 
     def _failed(self, what: str) -> EngineFailed:
         try:

@@ -91,9 +91,9 @@ class Served:
         arrived: dict[str, list[float]] = {}
         deliveries = []
         while self._llm.llm_engine.has_unfinished_requests():
-            tokens = self._step(arrived)
+            when, tokens = self._step(arrived)
             if tokens:
-                deliveries.append((time.perf_counter(), tokens))
+                deliveries.append((when, tokens))
         return self._decoded(b, begin, arrived, deliveries)
 
     def profile(self, b: int) -> dict[str, Any]:
@@ -148,15 +148,15 @@ class Served:
                 str(self._requests), {"prompt_token_ids": prompt}, parameters
             )
 
-    def _step(self, arrived: dict[str, list[float]]) -> int:
-        """Wait for what the engine delivers next, and note when; returns the number of tokens."""
+    def _step(self, arrived: dict[str, list[float]]) -> tuple[float, int]:
+        """Wait for what the engine delivers next, and note when: (time, number of tokens)."""
         outputs = self._llm.llm_engine.step()
         now, tokens = time.perf_counter(), 0
         for output in outputs:
             new = len(output.outputs[0].token_ids)
             arrived.setdefault(output.request_id, []).extend([now] * new)
             tokens += new
-        return tokens
+        return now, tokens
 
     def _until(self, arrived: dict[str, list[float]], b: int, tokens: int) -> None:
         """Go on until every request has this many tokens, or all are finished."""
