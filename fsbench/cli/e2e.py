@@ -61,7 +61,7 @@ def e2e(
     from fsbench.e2e.measure import Plan, measure
     from fsbench.e2e.models import decoder, default_samplers
     from fsbench.e2e.records import Store
-    from fsbench.environment import environment
+    from fsbench.environment import environment, package_version
 
     engines = default_samplers()
     if engine not in engines:
@@ -83,7 +83,8 @@ def e2e(
         dtype=_DTYPES[dtype],
         seed=seed,
     )
-    facts = {**environment(device, sys.argv), "engine": engine}
+    versions = {package: package_version(package) for package in ("transformers", "vllm")}
+    facts = {**environment(device, sys.argv), **versions, "engine": engine}
     folder = out or new_folder(facts, "e2e")
     chosen = make_engine(engine, device, folder, memory)
     for name in plan.samplers:

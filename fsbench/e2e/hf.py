@@ -24,12 +24,20 @@ from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.e2e.trace import step_profile
 from fsbench.errors import EngineUnavailable, InvalidArgument
-from fsbench.integrations.draw import FLASH_SAMPLE, Draw, Head, known, make_draw, missing
+from fsbench.integrations.draw import (
+    DRAW_MARK,
+    FLASH_SAMPLE,
+    MATMUL_MARK,
+    Draw,
+    Head,
+    known,
+    make_draw,
+    missing,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
 _PROFILED = 8  # steps
 
 

@@ -99,7 +99,7 @@ class Served:
     def profile(self, b: int) -> dict[str, Any]:
         """A decoding of which a few steps in the middle are profiled, by the first rank's trace."""
         from fsbench.e2e.trace import read_events, step_profile
-        from fsbench.integrations.vllm import DRAW_MARK, MATMUL_MARK
+        from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
         traces = self._folder / _TRACES
         before = set(traces.glob("*.pt.trace.json"))

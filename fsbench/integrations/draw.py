@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 FLASH_SAMPLE = "flash_sample"
 
+DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
+"""Ranges in torch profiles: LM head and sampling together, and the LM head, where it is apart."""
+
 
 @dataclass(frozen=True)
 class Head:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsbench.environment import package_version
 from fsbench.errors import EngineMismatch, InvalidArgument
-from fsbench.integrations.draw import Draw, Head, known, make_draw
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK, Draw, Head, known, make_draw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 VERSION = "0.22.1"
 SWITCH, MARKS = "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS"
-DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
-"""Ranges in torch profiles: all of sampling with the LM head, and the LM head in it."""
 
 RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"

@@ -12,6 +12,7 @@ from fake_vllm import Backed, InputBatch, LMHead, Model, batch, install
 
 from fsbench.errors import EngineMismatch, InvalidArgument
 from fsbench.integrations import vllm as plugin
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 from fsbench.kernels import flash_sample
 
 D = 64
@@ -317,7 +318,7 @@ def test_marks_appear_in_profiles_of_both_ways(monkeypatch, vllm):
     with profile() as recorded:
         runner.sample(states(1), batch([0]), None)
     names = [event.name for event in recorded.events()]
-    assert plugin.DRAW_MARK in names and plugin.MATMUL_MARK in names
+    assert DRAW_MARK in names and MATMUL_MARK in names
     assert runner._fsbench.counts.left == {"vLLM's own": 1}
 
 
