@@ -51,10 +51,11 @@ class Case:
 class Decoded:
     """B requests decoded together, from their prompts to their last tokens; times are the client's.
 
-    ttft_us: from the start to the first token. tpot_us: of each request, (time of its last token -
-    time of its first) / (its tokens - 1), the median over requests. step_us: times between one
-    delivery of tokens and the next, from the first on; step_tokens: tokens delivered by each, if it
-    was not B each time. prompt_tokens and output_tokens are of one request.
+    ttft_us: from the start to the first token, the median over requests. All else is of the time in
+    which B requests decode, from the last one's first token to the first one's last. tpot_us: of
+    each request, (time of its last token - time of its first) / (its tokens - 1), the median over
+    requests. step_us: times between one delivery of tokens and the next; step_tokens: tokens
+    delivered by each, if it was not B each time. prompt_tokens, output_tokens: of one request.
     """
 
     prompt_tokens: int

@@ -75,9 +75,17 @@ def _on_gpu(
         if e.get("cat") in _HOST and "correlation" in e.get("args", {})
     }
 
+    # Where the trace lacks the call (a driver API that the profiler does not follow): the operator.
+    operators = {
+        e["args"]["External id"]: e
+        for e in spans
+        if e.get("cat") in ("cpu_op", "user_annotation") and "External id" in e.get("args", {})
+    }
+
     def of(event: Event, ranges: list[Event]) -> Event | None:
         """The range in which a kernel was launched."""
-        call = calls.get(event.get("args", {}).get("correlation"))
+        args = event.get("args", {})
+        call = calls.get(args.get("correlation")) or operators.get(args.get("External id"))
         if call is None:
             return None
         return next(

@@ -81,6 +81,7 @@ class Served:
                 "torch_profiler_dir": str(self._folder / _TRACES),
                 "torch_profiler_with_stack": False,
                 "torch_profiler_use_gzip": False,
+                "torch_profiler_dump_cuda_time_total": False,
             },
         )
 
@@ -178,17 +179,26 @@ class Served:
                 f"vllm: expected {b} requests of {self._output_tokens} tokens; got "
                 f"{len(arrived)} of {sorted(lengths)}"
             )
+        # Requests are sent one by one, and the engine begins with the first: between the last one's
+        # first token and the first one's last there are B at a time.
         started = max(times[0] for times in arrived.values())
-        after = [each for each in deliveries if each[0] > started]
-        at = [started, *(when for when, _ in after)]
-        tokens = [count for _, count in after]
+        ended = min(times[-1] for times in arrived.values())
+        together = [
+            [when for when in times if started <= when <= ended] for times in arrived.values()
+        ]
+        if min(map(len, together)) < 2:
+            raise EngineFailed(
+                f"vllm: expected {b} requests to decode together for a while; they did not. "
+                "Decode more tokens"
+            )
+        during = [each for each in deliveries if started < each[0] <= ended]
+        at = [started, *(when for when, _ in during)]
+        tokens = [count for _, count in during]
         return Decoded(
             self._prompt_tokens,
             self._output_tokens,
             ttft_us=median((times[0] - begin) * 1e6 for times in arrived.values()),
-            tpot_us=median(
-                (times[-1] - times[0]) * 1e6 / (len(times) - 1) for times in arrived.values()
-            ),
+            tpot_us=median((t[-1] - t[0]) * 1e6 / (len(t) - 1) for t in together),
             step_us=[round((b - a) * 1e6, 2) for a, b in pairwise(at)],
             step_tokens=None if set(tokens) <= {b} else tokens,
         )

@@ -79,6 +79,20 @@ def test_without_a_matmul_it_is_unknown():
     assert step_profile(events, DRAW, HEAD).matmul_us is None
 
 
+def test_without_the_launching_call_the_operator_tells():
+    """As with Triton's launches by a driver API that a profiler may leave out."""
+    events = [e for e in steps(3) if e["name"] != "gumbel"]
+    events = [e for e in events if (e["args"].get("correlation") or 0) % 10 != 2]
+    for k in range(3):
+        operator = span("cpu_op", "fsbench::flash_sample", k * 1000 + 130, 15)
+        triton = span("kernel", "triton", 3000 + k * 1000 + 700, 40, 99, 900 + k)
+        for event in (operator, triton):
+            event["args"]["External id"] = 70 + k
+        events += [operator, triton]
+    found = step_profile(events, DRAW, HEAD)
+    assert (found.draw_us, found.kernels["triton"]) == (240, 40)
+
+
 def test_too_few_steps_are_an_error():
     with pytest.raises(ResultsError, match="expected two ranges 'draw' or more; got 1"):
         step_profile(steps(1), DRAW, HEAD)

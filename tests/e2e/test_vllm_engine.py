@@ -57,6 +57,23 @@ def test_a_whole_plan(tmp_path):
     assert "vLLM prints this to standard output" in log.read_text()
 
 
+def test_only_the_time_counts_in_which_all_decode():
+    """Two requests, the second sent when the first has two tokens already."""
+    from fsbench.e2e.vllm_worker import Served
+
+    served = object.__new__(Served)
+    served._prompt_tokens, served._output_tokens = 4, 6
+    arrived = {"1": [1.0, 1.5, 2.0, 2.1, 2.2, 2.3], "2": [2.0, 2.1, 2.2, 2.3, 3.0, 4.0]}
+    deliveries = [(1.0, 1), (1.5, 1), *((t, 2) for t in (2.0, 2.1, 2.2, 2.3)), (3.0, 1), (4.0, 1)]
+    found = served._decoded(2, 0.5, arrived, deliveries)
+    assert found.tpot_us == pytest.approx(1e5)
+    assert found.step_us == pytest.approx([1e5] * 3) and found.step_tokens is None
+    assert found.ttft_us == pytest.approx(1e6)
+    apart = {"1": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "2": [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]}
+    with pytest.raises(EngineFailed, match="Decode more tokens"):
+        served._decoded(2, 0.5, apart, [])
+
+
 def test_environments_differ_in_the_sampler_only(monkeypatch):
     monkeypatch.setenv("FSBENCH_VLLM", "something")
     own, ours = engine_environment("vllm"), engine_environment("flash_sample")

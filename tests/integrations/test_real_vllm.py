@@ -171,6 +171,7 @@ def test_the_engine_takes_what_fsbench_e2e_gives_it():
         torch_profiler_dir="/tmp",
         torch_profiler_with_stack=False,
         torch_profiler_use_gzip=False,
+        torch_profiler_dump_cuda_time_total=False,
     )
     assert list(inspect.signature(LLMEngine.add_request).parameters)[1:4] == [
         *("request_id", "prompt", "params")
