@@ -369,11 +369,15 @@ def _is_matmul(model: Any, head: Any, soft_cap: float | None, V: int) -> bool:
 
 
 def compile_kernels(draw: Draw, hidden_states: Tensor) -> None:
-    """Draw once for batches of 1, 2, 4, ... rows, and of all, so that no request waits for it."""
+    """Draw once for 1, 2, 4, ..., multiples of 64 and all rows, so that no request waits for it.
+
+    These are the kernels' buckets of batch sizes, each with tile shapes of its own.
+    """
     import torch
 
     most, device = hidden_states.shape[0], hidden_states.device
-    for B in sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most}):
+    powers = {2**i for i in range(most.bit_length())}
+    for B in sorted({B for B in powers | {*range(64, most, 64), most} if B <= most}):
         seed = torch.arange(B, device=device)
         draw(hidden_states[:B].contiguous(), torch.ones(B, device=device), seed, seed)
 
