@@ -376,8 +376,8 @@ def compile_kernels(draw: Draw, hidden_states: Tensor) -> None:
     import torch
 
     most, device = hidden_states.shape[0], hidden_states.device
-    powers = {2**i for i in range(most.bit_length())}
-    for B in sorted({B for B in powers | {*range(64, most, 64), most} if B <= most}):
+    sizes = {2**i for i in range(most.bit_length())} | {*range(64, most, 64), most}
+    for B in sorted(size for size in sizes if size <= most):
         seed = torch.arange(B, device=device)
         draw(hidden_states[:B].contiguous(), torch.ones(B, device=device), seed, seed)
 
