@@ -77,8 +77,7 @@ def measure(
     error, and the others go on.
 
     Raises:
-        InvalidArgument: a sampler that nobody knows.
-        ProviderUnavailable, and what the engine raises: the engine or the baseline cannot run here.
+        InvalidArgument: a sampler that nobody knows; and what the engine raises on loading a model.
     """
     failed = 0
     for decoder in plan.models:

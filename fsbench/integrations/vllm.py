@@ -377,9 +377,10 @@ def compile_kernels(draw: Draw, hidden_states: Tensor) -> None:
 
     most, device = hidden_states.shape[0], hidden_states.device
     sizes = {2**i for i in range(most.bit_length())} | {*range(64, most, 64), most}
-    for B in sorted(size for size in sizes if size <= most):
-        seed = torch.arange(B, device=device)
-        draw(hidden_states[:B].contiguous(), torch.ones(B, device=device), seed, seed)
+    with torch.inference_mode():
+        for B in sorted(size for size in sizes if size <= most):
+            seed = torch.arange(B, device=device)
+            draw(hidden_states[:B].contiguous(), torch.ones(B, device=device), seed, seed)
 
 
 def sampled(runner: Any, tokens: Tensor, batch: Any) -> tuple[Any, Tensor, Tensor]:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fsbench.environment import package_version
+from fsbench.errors import EngineMismatch
 from fsbench.integrations import vllm as plugin
 
 if (package_version("vllm") or "").split("+")[0] != plugin.VERSION:
@@ -26,6 +27,25 @@ pytest.importorskip("vllm.v1.worker.gpu.model_runner")
 
 def test_what_the_plug_in_calls_and_reads_is_there():
     plugin.check_signatures()
+
+
+def test_the_hooks_go_into_the_real_classes(monkeypatch):
+    runner, old, worker = map(plugin._find, (plugin.RUNNER, plugin.RUNNER_V1, plugin.WORKER))
+    for cls, names in (
+        (runner, ("load_model", "_dummy_sampler_run", "sample")),
+        (old, ("load_model",)),
+    ):
+        for name in names:  # so that they are put back
+            monkeypatch.setattr(cls, name, getattr(cls, name))
+    monkeypatch.setattr(runner, "_fsbench", None, raising=False)
+    monkeypatch.setattr(worker, "fsbench_counts", None, raising=False)
+    before = runner.sample
+    plugin._install(runner, old, worker, "flash_sample", False)
+    assert runner.sample is not before
+    with pytest.raises(EngineMismatch, match="runner V2"):
+        old.load_model(object())
+    loaded = types.SimpleNamespace(model_runner=types.SimpleNamespace(_fsbench=runner._fsbench))
+    assert worker.fsbench_counts(loaded) == {"served": 0, "left": {}}
 
 
 @pytest.mark.parametrize(
