@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsbench.disk import refusals, write_atomically
 from fsbench.e2e.records import read
 from fsbench.e2e.summary import summary
+from fsbench.paper import table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +51,8 @@ def markdown(frame: pd.DataFrame) -> str:
             parts.append(
                 f"### Time saved, % of {base.iloc[0].label} (median and standard deviation of runs)"
             )
-            parts.append(_by_sampler(measured[~measured.baseline], _saved, _bound(base)))
+            more = {**_bound(base), **_paper(str(engine), str(model), int(str(tp)))}
+            parts.append(_by_sampler(measured[~measured.baseline], _saved, more))
         if measured.draw_us.notna().any():
             parts.append("### Where the time of a step goes, us")
             parts.append(_where(measured[measured.draw_us.notna()]))
@@ -91,6 +93,18 @@ def _bound(base: pd.DataFrame) -> dict[str, dict[int, str]]:
     if known.empty:
         return {}
     return {"sampling in no time": {int(r.b): f"{r.amdahl_pct:.1f}" for r in known.itertuples()}}
+
+
+def _paper(engine: str, model: str, tp: int) -> dict[str, dict[int, str]]:
+    """The paper's Table 8 for the same model and number of GPUs, which it has of a B200."""
+    if engine != "vllm":
+        return {}
+    published = table(8)
+    same = published[(published.model.str.lower() == model) & (published.tp == tp)]
+    if same.empty:
+        return {}
+    cells = {int(r.b): f"{r.reduction_pct:.1f} ± {r.sd_pct:.1f}" for r in same.itertuples()}
+    return {"the paper's fork, B200": cells}
 
 
 def _where(rows: pd.DataFrame) -> str:

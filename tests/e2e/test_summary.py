@@ -97,13 +97,23 @@ def test_tables(folder):
         "ABSENT: unavailable, package absent is not installed.",
         "| B | BASE | OURS |",
         "| 4 | 4.000 [3.900, 4.100] | 3.800 [3.744, 3.854] |",
-        "| B | OURS | sampling in no time |",
-        "| 4 | 5.0 ± 1.0 (profile: 6.2) | 3.8 |",
+        "| B | OURS | sampling in no time | the paper's fork, B200 |",
+        "| 4 | 5.0 ± 1.0 (profile: 6.2) | 3.8 | 8.1 ± 0.1 |",
         "| 4 | BASE | 4000 | 600 | 450 | 3300 | 100 | 4.100 / 4.100 |",
         "| 4 | OURS | 3800 | 350 |  | 3300 | 150 | 3.854 / 3.854 |",
     ):
         assert line in page.splitlines(), line
     assert (folder / "e2e.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
+@pytest.mark.parametrize("other", [{"engine": "hf"}, {"model": "tiny"}, {"tp": 2}])
+def test_the_paper_stands_beside_what_it_measured_only(tmp_path, other):
+    store = Store(tmp_path / "run", {})
+    for sampler, us in (("base", 4000), ("ours", 3800)):
+        store.append_run(case(sampler, **other), 0, decoded(us))
+    store.close()
+    page = markdown(summary(read(store.folder)))
+    assert "| 4 | 5.0 ± 0.0 |" in page and "paper" not in page
 
 
 def test_figure(folder, tmp_path):
