@@ -87,8 +87,7 @@ def e2e(
     facts = {**environment(device, sys.argv), **versions, "engine": engine}
     folder = out or new_folder(facts, "e2e")
     chosen = make_engine(engine, device, folder, memory)
-    for name in plan.samplers:
-        chosen.label(name)  # raises for names that nobody knows, before anything is written
+    chosen.check(plan)  # before anything is written
     store = Store(folder, facts)
     try:
         failed = measure(plan, chosen, store, lambda text: print(text, file=sys.stderr, flush=True))

@@ -63,6 +63,12 @@ class HuggingFace:
         self.device = device
         self.gpu = torch.cuda.get_device_name() if device == "cuda" else ""
 
+    def check(self, plan: Plan) -> None:
+        for sampler in plan.samplers:
+            self.label(sampler)
+        if plan.tp != (1,):
+            raise InvalidArgument(f"--tp: expected 1 with --engine hf; got {max(plan.tp)}")
+
     def label(self, sampler: str) -> tuple[str, bool]:
         missing(sampler, self.device)  # raises for names that nobody knows
         label, fused = known()[sampler]
@@ -74,8 +80,6 @@ class HuggingFace:
         return missing(sampler, self.device)
 
     def open(self, plan: Plan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Loaded:
-        if tp != 1:
-            raise InvalidArgument(f"--tp: expected 1 with --engine hf; got {tp}")
         return Loaded(plan, decoder, self.device)
 
 
@@ -110,11 +114,6 @@ class Loaded:
     def profile(self, sampler: str, B: int) -> Profile:
         assert self._batch is not None and self._batch.B == B
         return self._batch.profile(self._draws[sampler])
-
-    def tokens(self) -> Tensor:
-        """int64 [B, output_tokens]: what the last decoding drew."""
-        assert self._batch is not None
-        return self._batch.sequence[:, self._plan.prompt_tokens :].clone()
 
     def counts(self, sampler: str) -> None:
         return None

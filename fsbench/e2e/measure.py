@@ -56,6 +56,9 @@ class Engine(Protocol):
     device: str
     gpu: str
 
+    def check(self, plan: Plan) -> None:
+        """Raises InvalidArgument for what it can never do: an unknown sampler, several GPUs."""
+
     def label(self, sampler: str) -> tuple[str, bool]:
         """(text for legends, whether the logits stay on chip); raises for an unknown sampler."""
 

@@ -62,6 +62,10 @@ class Vllm:
         self.gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         self._logs, self._memory = logs, memory
 
+    def check(self, plan: Plan) -> None:
+        for sampler in plan.samplers:
+            self.label(sampler)
+
     def label(self, sampler: str) -> tuple[str, bool]:
         if sampler == OWN:
             return "vLLM's own sampler", False

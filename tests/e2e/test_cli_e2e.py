@@ -70,6 +70,7 @@ def test_a_sampler_that_fails_gives_exit_code_3(tmp_path, monkeypatch):
         (["--sampler", "multinomial,"], InvalidArgument, "names separated by commas"),
         (["--sampler", "matmul_only"], InvalidArgument, "sampler: expected one of"),
         (["--dtype", "fp8"], InvalidArgument, "--dtype: expected one of bf16, fp16, fp32"),
+        (["--tp", "1,2"], InvalidArgument, "--tp: expected 1 with --engine hf; got 2"),
         (["--batch", "0"], InvalidArgument, "--batch: expected integers >= 1"),
         (["--engine", "vllm"], EngineUnavailable, "--engine vllm: expected"),
     ],

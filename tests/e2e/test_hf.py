@@ -10,7 +10,7 @@ import torch
 from fsbench.e2e.hf import Batch, HuggingFace, random_model
 from fsbench.e2e.measure import Plan
 from fsbench.e2e.models import decoder
-from fsbench.errors import EngineUnavailable, InvalidArgument
+from fsbench.errors import EngineUnavailable
 from fsbench.integrations.draw import Head, make_draw
 from fsbench.kernels import flash_sample
 
@@ -89,11 +89,6 @@ def test_transformers_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(EngineUnavailable, match=r"expected transformers 4\.51 or later"):
         HuggingFace("cpu")
-
-
-def test_several_gpus_are_refused():
-    with pytest.raises(InvalidArgument, match="--tp: expected 1 with --engine hf; got 2"):
-        HuggingFace("cpu").open(PLAN, decoder("tiny"), 2, ["flash_sample"])
 
 
 @pytest.mark.gpu
