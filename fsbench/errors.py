@@ -60,6 +60,22 @@ class DeviceUnavailable(FsbenchError):
     exit_code = 4
 
 
+class EngineUnavailable(FsbenchError):
+    """A serving engine cannot run here: its package is missing, or not the version it has to be."""
+
+    exit_code = 4
+
+
+class EngineMismatch(EngineUnavailable):
+    """An engine's source is not what an integration was written for: it says what differs."""
+
+
+class EngineFailed(FsbenchError):
+    """An engine was started, and died or answered with an error; the message has its last words."""
+
+    exit_code = 3
+
+
 class ResultsError(FsbenchError):
     """A results folder that cannot be read, written or resumed."""
 

@@ -104,7 +104,17 @@ def test_a_sampler_imports_the_contract_and_its_own_helpers_only(name):
         assert other.startswith("_"), f"{stem} imports the sampler {other}"
 
 
-@pytest.mark.parametrize("name", HARNESS)
+INTEGRATIONS = [name for name in HARNESS if name.startswith("fsbench.integrations")]
+"""What puts flash_sample into an engine: users of the kernels, as anyone outside is."""
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_integrations_use_what_is_public(name):
+    assert {"fsbench.kernels"} >= {f for f in own(name) if f.startswith("fsbench.kernels")}
+    assert not [found for found in own(name) if found.startswith("fsbench.baselines")]
+
+
+@pytest.mark.parametrize("name", [name for name in HARNESS if name not in INTEGRATIONS])
 def test_only_discovery_knows_the_packages_of_samplers(name):
     packages = ("fsbench.kernels", "fsbench.baselines")
     assert not [found for found in imports(MODULES[name]) if found.startswith(packages)]
@@ -123,7 +133,8 @@ def test_the_contract_is_a_leaf():
 
 LAYERS = (
     {"cli", "__main__"},
-    {"runner", "tuning", "ranks"},
+    {"runner", "tuning", "ranks", "e2e"},
+    {"integrations"},
     {
         *("discover", "verify", "inputs", "graphs", "timers", "reference", "simple"),
         *("diagnosis", "environment"),
@@ -149,6 +160,7 @@ def test_imports_point_downwards(name):
         *("fsbench.attribution", "fsbench.recommend", "fsbench.cli.attribution"),
         *("fsbench.report", "fsbench.winners", "fsbench.cli.report"),
         *("fsbench.scaling", "fsbench.scaling_figure"),
+        *("fsbench.e2e.records", "fsbench.e2e.summary", "fsbench.e2e.tables", "fsbench.e2e.figure"),
         *("fsbench.simple.figures", "fsbench.simple.pipeline", "fsbench.cli.pipeline"),
         *("fsbench.cli.plot", "fsbench.cli.iomodel", "fsbench.cli.compare"),
         *(name for name in MODULES if re.match(r"fsbench\.(compare|paper|plots)\b", name)),

@@ -19,6 +19,8 @@ from fsbench.cli import app
 from fsbench.cli.reading import read_results
 from fsbench.compare import paper as beside_paper
 from fsbench.compare import runs
+from fsbench.e2e.models import decoders, default_samplers
+from fsbench.e2e.summary import COLUMNS
 from fsbench.environment import environment
 from fsbench.presets import PRESETS
 from fsbench.problem import Problem, models
@@ -100,6 +102,17 @@ def test_every_file_named_in_the_docs_exists() -> None:
             r"`((?:fsbench|kernels|baselines|tests)/[\w/]+\.\w+)`", text(page.name)
         ):
             assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def test_every_column_of_e2e_csv_is_documented() -> None:
+    table = text("end-to-end.md").split("\n### e2e.csv\n", 1)[1]
+    assert tuple(first_cells(table)) == COLUMNS
+
+
+def test_every_model_and_engine_of_e2e_is_documented() -> None:
+    options = section("end-to-end.md", "Run it")
+    for name in [*decoders(), *default_samplers()]:
+        assert f"`{name}`" in options, name
 
 
 def test_every_column_of_results_csv_is_documented() -> None:

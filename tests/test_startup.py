@@ -58,7 +58,7 @@ def test_the_report_sees_torch():
             for command in (
                 *("run", "plot", "compare", "iomodel"),
                 *("list", "verify", "doctor", "tune"),
-                *("hotvocab", "pipeline"),
+                *("hotvocab", "pipeline", "e2e"),
             )
         ),
         ["list"],

@@ -11,6 +11,7 @@ from fsbench import __version__
 from fsbench.cli import (
     compare,
     doctor,
+    e2e,
     hotvocab,
     iomodel,
     listing,
@@ -40,6 +41,7 @@ app.command("verify")(verify.verify)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("pipeline")(pipeline.pipeline)
+app.command("e2e")(e2e.e2e)
 app.add_typer(hotvocab.app, name="hotvocab")
 
 

@@ -1,0 +1,82 @@
+"""Time per output token against B, one panel per model: the paper's Figure 5, as measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsbench.disk import refusals
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def write_figures(frame: pd.DataFrame, folder: Path, suffix: str = "png") -> list[Path]:
+    """Write a figure for each engine of a summary (fsbench.e2e.summary); returns their paths."""
+    import matplotlib
+
+    from fsbench.plotstyle import SETTINGS
+
+    written = []
+    measured = frame[frame.runs > 0]
+    for engine, rows in measured.groupby("engine", sort=False):
+        path = folder / f"tpot_{engine}.{suffix}"
+        with matplotlib.rc_context(SETTINGS), refusals("write", path):
+            draw(rows).savefig(path)
+        written.append(path)
+    return written
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """Lines of the median over runs, bars from the lowest run to the highest.
+
+    Below each panel of times: what is saved of the baseline's time, and by Amdahl's bound what
+    would be saved if sampling took no time.
+    """
+    from matplotlib.figure import Figure
+
+    from fsbench.plotstyle import styles
+    from fsbench.plotting import legend
+    from fsbench.provider import Kind
+
+    look = styles(rows.assign(provider=rows.sampler, kind=str(Kind.EXACT)))
+    models = list(rows.groupby(["model", "tp"], sort=False))
+    figure = Figure(figsize=(1.6 + 3.2 * len(models), 5.6), layout="constrained")
+    panels = figure.subplots(2, len(models), squeeze=False, sharex="col", height_ratios=(3, 2))
+    for (upper, lower), ((model, tp), of_model) in zip(panels.T, models, strict=True):
+        for sampler, line in of_model.groupby("sampler", sort=False):
+            ordered = line.sort_values("b")
+            style = look[str(sampler)].line
+            spread = [
+                ordered.tpot_ms - ordered.tpot_min_ms,
+                ordered.tpot_max_ms - ordered.tpot_ms,
+            ]
+            upper.errorbar(
+                ordered.b, ordered.tpot_ms, yerr=spread, label=ordered.label.iloc[0], **style
+            )
+            if not ordered.baseline.iloc[0]:
+                lower.errorbar(
+                    ordered.b, ordered.reduction_pct, yerr=ordered.reduction_sd_pct, **style
+                )
+        bound = of_model[of_model.baseline].sort_values("b")
+        if bound.amdahl_pct.notna().any():
+            lower.plot(bound.b, bound.amdahl_pct, ":", color="#444444", label="sampling in no time")
+        lower.axhline(0, color="#444444", linewidth=0.8)
+        batches = sorted(of_model.b.unique())
+        lower.set_xscale("log", base=2)
+        lower.set_xticks(batches, [str(B) for B in batches])
+        lower.minorticks_off()
+        lower.set_xlabel("Requests at a time, B")
+        upper.set_title(f"{model}, TP {tp}")
+        upper.set_ylim(bottom=0)
+    panels[0, 0].set_ylabel("Time per output token (ms)")
+    panels[1, 0].set_ylabel("Saved (%)")
+    first = rows.iloc[0]
+    figure.suptitle(
+        f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}",
+        fontsize=8.5,
+        color="#444444",
+    )
+    legend(figure, *panels[1], *panels[0])
+    return figure

@@ -1,0 +1,189 @@
+"""The measuring of `fsbench e2e`: which decodings, in which order, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from fsbench.e2e.models import Decoder
+from fsbench.e2e.records import Case, Decoded, Profile, Store
+from fsbench.errors import EngineFailed, describe, is_out_of_memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. samplers: names, the baseline first.
+
+    runs: recorded decodings of each sampler and batch. dtype: bfloat16, float16 or float32.
+    """
+
+    models: tuple[Decoder, ...]
+    batches: tuple[int, ...]
+    samplers: tuple[str, ...]
+    tp: tuple[int, ...] = (1,)
+    runs: int = 5
+    prompt_tokens: int = 128
+    output_tokens: int = 128
+    dtype: str = "bfloat16"
+    seed: int = 0
+
+
+class Session(Protocol):
+    """One model that is loaded, in an engine, with several samplers to choose from."""
+
+    def prepare(self, sampler: str, B: int) -> None:
+        """Untimed: whatever the first decoding of B requests with this sampler has to do."""
+
+    def decode(self, sampler: str, B: int) -> Decoded:
+        """B requests from their prompts to their last tokens, as Plan says."""
+
+    def profile(self, sampler: str, B: int) -> Profile:
+        """A few steps of such a decoding, under a profiler."""
+
+    def counts(self, sampler: str) -> dict[str, Any] | None:
+        """Tokens since the start that the sampler served or left to the engine; None: all its."""
+
+    def close(self) -> None:
+        """Free the model."""
+
+
+class Engine(Protocol):
+    """An engine. name, as --engine has it; device and gpu as in Case."""
+
+    name: str
+    device: str
+    gpu: str
+
+    def check(self, plan: Plan) -> None:
+        """Raises InvalidArgument for what it can never do: an unknown sampler, several GPUs."""
+
+    def label(self, sampler: str) -> tuple[str, bool]:
+        """(text for legends, whether the logits stay on chip); raises for an unknown sampler."""
+
+    def missing(self, sampler: str) -> str | None:
+        """None if this sampler can run here, else why not."""
+
+    def open(self, plan: Plan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
+        """Load a model."""
+
+
+def measure(
+    plan: Plan, engine: Engine, store: Store, say: Callable[[str], None] = lambda text: None
+) -> int:
+    """Measure the plan; returns the number of cases that failed.
+
+    For each model and batch size the samplers decode in turn, run after run, each run beginning
+    with another sampler, so that what drifts (clocks, other processes) meets all of them alike. A
+    sampler that cannot run here is recorded as unavailable; one that fails is recorded with its
+    error, and the others go on.
+
+    Raises:
+        InvalidArgument: a sampler that nobody knows; and what the engine raises on loading a model.
+    """
+    failed = 0
+    for decoder in plan.models:
+        for tp in plan.tp:
+            failed += _measure_model(plan, engine, decoder, tp, store, say)
+    return failed
+
+
+def _measure_model(
+    plan: Plan,
+    engine: Engine,
+    decoder: Decoder,
+    tp: int,
+    store: Store,
+    say: Callable[[str], None],
+) -> int:
+    cases = {name: _case(plan, engine, decoder, tp, name) for name in plan.samplers}
+    able = []
+    for name in plan.samplers:
+        reason = engine.missing(name)
+        if reason:
+            store.append_status(cases[name], "unavailable", reason)
+            say(f"{name}: {reason}")
+        else:
+            able.append(name)
+    failed = 0
+    if not able:
+        return failed
+    say(f"{decoder.name}, tp {tp}: loading")
+    session = engine.open(plan, decoder, tp, able)
+    try:
+        for B in plan.batches:
+            here = {name: replace(cases[name], b=B) for name in able}
+            broken = _measure_batch(plan, session, here, store, say)
+            failed += len(broken)
+        for name in able:
+            try:
+                counts = session.counts(name)
+            except EngineFailed as error:  # its cases have failed before
+                say(f"{name}: {error}")
+                continue
+            if counts is not None:
+                store.append_counts(cases[name], counts)
+    finally:
+        session.close()
+    return failed
+
+
+def _measure_batch(
+    plan: Plan,
+    session: Session,
+    cases: dict[str, Case],
+    store: Store,
+    say: Callable[[str], None],
+) -> set[str]:
+    """Returns the samplers that failed."""
+    B = next(iter(cases.values())).b
+    broken: set[str] = set()
+
+    def attempt(name: str, action: Callable[[], None]) -> None:
+        if name in broken:
+            return
+        try:
+            action()
+        except Exception as error:  # an engine's error may be of any class
+            status = "oom" if is_out_of_memory(error) else "error"
+            store.append_status(cases[name], status, describe(error))
+            say(f"{name}, B={B}: {describe(error)}")
+            broken.add(name)
+
+    def run(name: str, number: int) -> None:
+        store.append_run(cases[name], number, session.decode(name, B))
+
+    def profile(name: str) -> None:
+        store.append_profile(cases[name], session.profile(name, B))
+
+    names = list(cases)
+    for name in names:
+        attempt(name, partial(session.prepare, name, B))
+    for number in range(plan.runs):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            attempt(name, partial(run, name, number))
+    for name in names:
+        attempt(name, partial(profile, name))
+    say(f"{cases[names[0]].model}, B={B}: measured")
+    return broken
+
+
+def _case(plan: Plan, engine: Engine, decoder: Decoder, tp: int, name: str) -> Case:
+    label, fused = engine.label(name)
+    return Case(
+        engine=engine.name,
+        model=decoder.name,
+        d=decoder.D,
+        v=decoder.V,
+        dtype=plan.dtype,
+        tp=tp,
+        b=0,
+        sampler=name,
+        label=label,
+        fused=fused,
+        baseline=name == plan.samplers[0],
+        device=engine.device,
+        gpu=engine.gpu,
+    )

@@ -1,0 +1,84 @@
+"""The models of `fsbench e2e` by name, as Hugging Face configs: no weights, nothing downloaded."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from fsbench.errors import unknown_name
+from fsbench.problem import model
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A dense decoder of Qwen3's architecture; V and D are those of its LM head.
+
+    tied: the LM head is the embedding.
+    """
+
+    name: str
+    V: int
+    D: int
+    layers: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool
+
+    def config(self, dtype: str, positions: int) -> dict[str, Any]:
+        """config.json of this model for sequences of up to `positions` tokens.
+
+        dtype: bfloat16, float16 or float32.
+        """
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": self.V,
+            "hidden_size": self.D,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": positions,
+            "rope_theta": 1000000,
+            "rms_norm_eps": 1e-6,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "initializer_range": 0.02,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "torch_dtype": dtype,
+        }
+
+
+@cache
+def decoders() -> dict[str, Decoder]:
+    """The models of models.toml by name."""
+    text = (resources.files(__package__) / "models.toml").read_text(encoding="utf-8")
+    found = {}
+    for name, entry in tomllib.loads(text).items():
+        if "V" not in entry:
+            entry |= {"V": model(name).V, "D": model(name).D}
+        found[name] = Decoder(name=name, **entry)
+    return found
+
+
+def decoder(name: str) -> Decoder:
+    """The named model; an unknown name raises InvalidArgument with the nearest known one."""
+    try:
+        return decoders()[name]
+    except KeyError:
+        raise unknown_name("model", name, decoders()) from None
+
+
+@cache
+def default_samplers() -> dict[str, tuple[str, ...]]:
+    """engines.toml: engine -> samplers, the baseline first."""
+    text = (resources.files(__package__) / "engines.toml").read_text(encoding="utf-8")
+    return {name: tuple(entry["samplers"]) for name, entry in tomllib.loads(text).items()}

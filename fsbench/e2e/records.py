@@ -1,0 +1,150 @@
+"""Results of `fsbench e2e`: an append-only file of raw samples. docs/end-to-end.md has its fields.
+
+A folder holds
+
+    steps.jsonl    the truth: one line per decoding, per profile, or per sampler that could not run
+    env.json       what it was measured on (fsbench.environment)
+    e2e.csv        one row per model, batch and sampler, derived (fsbench.e2e.summary)
+    e2e.md         the same as tables
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fsbench.disk import refusals, write_atomically
+from fsbench.errors import ResultsError
+
+SCHEMA = 1
+"""Version of steps.jsonl; a folder of another version is refused."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sampler in one engine, on one model with B requests at a time.
+
+    label is the sampler's text in legends; fused: the logits never exist in memory; baseline: gains
+    are counted from it. gpu is the GPU's name, empty on a CPU.
+    """
+
+    engine: str
+    model: str
+    d: int
+    v: int
+    dtype: str
+    tp: int
+    b: int
+    sampler: str
+    label: str
+    fused: bool
+    baseline: bool
+    device: str
+    gpu: str
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """B requests decoded together, from their prompts to their last tokens; times are the client's.
+
+    ttft_us: from the start to the first token, the median over requests. All else is of the time in
+    which B requests decode, from the last one's first token to the first one's last. tpot_us: of
+    each request, (time of its last token - time of its first) / (its tokens - 1), the median over
+    requests. step_us: times between one delivery of tokens and the next; step_tokens: tokens
+    delivered by each, if it was not B each time. prompt_tokens, output_tokens: of one request.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    ttft_us: float
+    tpot_us: float
+    step_us: list[float]
+    step_tokens: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of one decode step goes, means over the steps of a profile, microseconds.
+
+    draw_us: LM head and sampling as this sampler does them. matmul_us: the LM head alone, by the
+    engine's own matmul; None where the sampler has none. rest_us: everything else. busy_us: when at
+    least one kernel ran; on a CPU, all of the step.
+    """
+
+    steps: int
+    draw_us: float
+    matmul_us: float | None
+    rest_us: float
+    busy_us: float
+    kernels: dict[str, float] = field(default_factory=dict)
+
+
+class Store:
+    """The file steps.jsonl of a folder, for appending. Each line is on disk before the next.
+
+    Raises:
+        ResultsError: the folder has results already, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, Any]):
+        self.folder = folder
+        path = folder / "steps.jsonl"
+        if path.exists():
+            raise ResultsError(f"{folder}: expected a new folder; it has results already")
+        with refusals("write results in", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            facts = {"schema": SCHEMA, **environment}
+            write_atomically(folder / "env.json", json.dumps(facts, indent=2) + "\n")
+            self._file = path.open("a", encoding="utf-8")
+
+    def append_run(self, case: Case, run: int, decoded: Decoded) -> None:
+        self._append(case, run=run, decoded=asdict(decoded))
+
+    def append_profile(self, case: Case, profile: Profile) -> None:
+        self._append(case, profile=asdict(profile))
+
+    def append_counts(self, case: Case, counts: Mapping[str, Any]) -> None:
+        """Which tokens the sampler served and which it left to the engine, at the end."""
+        self._append(case, counts=dict(counts))
+
+    def append_status(self, case: Case, status: str, reason: str) -> None:
+        """Why a case has no (more) samples; status is one of fsbench.results.STATUSES."""
+        self._append(case, status=status, reason=reason)
+
+    def _append(self, case: Case, **what: Any) -> None:
+        line = json.dumps({"case": asdict(case), **what})
+        with refusals("write results in", self.folder):
+            self._file.write(line + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The lines of steps.jsonl as objects; a last line that a kill cut off is left out.
+
+    Raises:
+        ResultsError: no such file, another version, or a damaged line.
+    """
+    path = folder / "steps.jsonl"
+    if not path.is_file():
+        raise ResultsError(f"{folder}: expected results of `fsbench e2e`; no steps.jsonl")
+    with refusals("read", path):
+        text = path.read_text(encoding="utf-8")
+        facts = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+    if facts.get("schema") != SCHEMA:
+        raise ResultsError(f"{folder}: expected schema {SCHEMA}; got {facts.get('schema')}")
+    lines = text.split("\n")[:-1]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ResultsError(f"{path}: line {number} is damaged") from error
+    return rows

@@ -1,0 +1,116 @@
+"""Derived from the samples of `fsbench e2e`: one row per model, batch size and sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median, stdev
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_KEY = ("engine", "model", "tp", "b", "sampler")
+
+COLUMNS = (
+    *("engine", "model", "d", "v", "dtype", "tp", "b", "sampler", "label", "fused", "baseline"),
+    *("device", "gpu", "status", "reason", "runs", "prompt_tokens", "output_tokens"),
+    *("tpot_ms", "tpot_min_ms", "tpot_max_ms", "step_p95_ms", "step_p99_ms", "tokens_per_s"),
+    *("reduction_pct", "reduction_sd_pct", "draw_us", "matmul_us", "rest_us", "gap_us"),
+    *("amdahl_pct", "possible_pct", "reached"),
+)
+"""Of e2e.csv; docs/end-to-end.md says what each is."""
+
+
+def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """A row per case, in the order in which the cases first appear; see COLUMNS."""
+    import pandas as pd
+
+    cases: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in lines:
+        case = line["case"]
+        if "counts" in line:
+            continue
+        found = cases.setdefault(
+            tuple(case[name] for name in _KEY),
+            {"case": case, "runs": {}, "profile": None, "status": "ok", "reason": ""},
+        )
+        if "decoded" in line:
+            found["runs"][line["run"]] = line["decoded"]
+        elif "profile" in line:
+            found["profile"] = line["profile"]
+        else:
+            found["status"], found["reason"] = line["status"], line["reason"]
+    baselines = {key[:-1]: found for key, found in cases.items() if found["case"]["baseline"]}
+    rows = [_row(found, baselines.get(key[:-1])) for key, found in cases.items()]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
+    runs, profile = found["runs"], found["profile"]
+    row = {**found["case"], "status": found["status"], "reason": found["reason"]}
+    row["runs"] = len(runs)
+    if not runs:
+        return row
+    first = next(iter(runs.values()))
+    tpot_us = [run["tpot_us"] for run in runs.values()]
+    p95, p99 = step_quantiles(runs.values(), row["b"], (0.95, 0.99))
+    row |= {
+        "prompt_tokens": first["prompt_tokens"],
+        "output_tokens": first["output_tokens"],
+        "tpot_ms": median(tpot_us) / 1e3,
+        "tpot_min_ms": min(tpot_us) / 1e3,
+        "tpot_max_ms": max(tpot_us) / 1e3,
+        "step_p95_ms": p95 / 1e3,
+        "step_p99_ms": p99 / 1e3,
+        "tokens_per_s": row["b"] * 1e6 / median(tpot_us),
+    }
+    if baseline is not None and found is not baseline:
+        both = sorted(runs.keys() & baseline["runs"].keys())
+        saved = [
+            100 * (1 - runs[number]["tpot_us"] / baseline["runs"][number]["tpot_us"])
+            for number in both
+        ]
+        if saved:
+            row["reduction_pct"] = median(saved)
+            row["reduction_sd_pct"] = stdev(saved) if len(saved) > 1 else 0.0
+    if profile:
+        row |= {name: profile[name] for name in ("draw_us", "matmul_us", "rest_us")}
+        if row["device"] == "cuda":
+            row["gap_us"] = median(tpot_us) - profile["busy_us"]
+    return row | _bounds(row, baseline)
+
+
+def _bounds(row: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
+    """What the baseline's profile says can be gained, and how much of it was."""
+    if baseline is None or not baseline["runs"] or not baseline["profile"]:
+        return {}
+    base = baseline["profile"]
+    tpot_us = median(run["tpot_us"] for run in baseline["runs"].values())
+    found = {}
+    if base["matmul_us"] is not None:
+        found["amdahl_pct"] = 100 * (base["draw_us"] - base["matmul_us"]) / tpot_us
+    if "reduction_pct" in row and "draw_us" in row:
+        possible = found["possible_pct"] = 100 * (base["draw_us"] - row["draw_us"]) / tpot_us
+        if possible > 0:
+            found["reached"] = row["reduction_pct"] / possible
+    return found
+
+
+def step_quantiles(
+    runs: Iterable[dict[str, Any]], b: int, levels: Iterable[float]
+) -> tuple[float, ...]:
+    """Quantiles of the time between two tokens of a request, over all tokens of all runs, us.
+
+    A step counts as often as it delivered tokens.
+    """
+    times: list[float] = []
+    weights: list[int] = []
+    for run in runs:
+        times += run["step_us"]
+        weights += run["step_tokens"] or [b] * len(run["step_us"])
+    order = np.argsort(times)
+    share = np.cumsum(np.array(weights)[order])
+    at = [int(np.searchsorted(share, level * share[-1])) for level in levels]
+    return tuple(float(np.array(times)[order][index]) for index in at)

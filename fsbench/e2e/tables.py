@@ -1,0 +1,130 @@
+"""The tables of `fsbench e2e`, in the shape of the paper's Tables 7 and 8, and e2e.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsbench.disk import refusals, write_atomically
+from fsbench.e2e.records import read
+from fsbench.e2e.summary import summary
+from fsbench.paper import table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_Columns = dict[str, Callable[["pd.Series"], str]]
+"""Heading -> text of a row of the summary."""
+
+
+def write_tables(folder: Path) -> pd.DataFrame:
+    """Write e2e.csv and e2e.md of a results folder; returns the summary that both are of."""
+    frame = summary(read(folder))
+    with refusals("write results in", folder):
+        write_atomically(folder / "e2e.csv", frame.to_csv(index=False, float_format="%.6g"))
+        write_atomically(folder / "e2e.md", markdown(frame))
+    return frame
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """For each engine and model: times (Table 7), what is saved (Table 8), where the time goes."""
+    parts = []
+    for (engine, model, tp), rows in frame.groupby(["engine", "model", "tp"], sort=False):
+        first = rows.iloc[0]
+        parts.append(f"## {model} in {engine}, {tp} x {first.gpu or 'CPU'}")
+        lacking = rows[rows.status != "ok"].drop_duplicates(["sampler", "reason"])
+        parts += [f"{row.label}: {row.status}, {row.reason}." for row in lacking.itertuples()]
+        measured = rows[rows.runs > 0]
+        if measured.empty:
+            continue
+        first = measured.iloc[0]
+        parts.append(
+            f"Random weights, {first['dtype']}; prompts of {first.prompt_tokens:.0f} tokens, "
+            f"{first.output_tokens:.0f} tokens for each of B requests that start together; "
+            f"{measured.runs.max()} interleaved runs."
+        )
+        parts.append("### Median time per output token, ms [lowest, highest run]")
+        parts.append(_by_sampler(measured, _time))
+        base = measured[measured.baseline]
+        if not base.empty and (~measured.baseline).any():
+            parts.append(
+                f"### Time saved, % of {base.iloc[0].label} (median and standard deviation of runs)"
+            )
+            more = {**_bound(base), **_paper(str(engine), str(model), int(str(tp)))}
+            parts.append(_by_sampler(measured[~measured.baseline], _saved, more))
+        if measured.draw_us.notna().any():
+            parts.append("### Where the time of a step goes, us")
+            parts.append(_where(measured[measured.draw_us.notna()]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _by_sampler(
+    rows: pd.DataFrame,
+    cell: Callable[[pd.Series], str],
+    more: dict[str, dict[int, str]] | None = None,
+) -> str:
+    """A row per B, a column per sampler; `more` are further columns, heading -> B -> text."""
+    labels = list(dict.fromkeys(rows.label))
+    extra = more or {}
+    lines = []
+    for B, here in rows.groupby("b"):
+        of = {row.label: cell(row) for _, row in here.iterrows()}
+        cells = [of.get(label, "") for label in labels]
+        lines.append([str(B), *cells, *(column.get(int(str(B)), "") for column in extra.values())])
+    return _table(["B", *labels, *extra], lines)
+
+
+def _time(row: pd.Series) -> str:
+    return f"{row.tpot_ms:.3f} [{row.tpot_min_ms:.3f}, {row.tpot_max_ms:.3f}]"
+
+
+def _saved(row: pd.Series) -> str:
+    """What was measured, and in parentheses what the profiles of both say is possible."""
+    if row.isna().reduction_pct:
+        return ""
+    text = f"{row.reduction_pct:.1f} ± {row.reduction_sd_pct:.1f}"
+    return text if row.isna().possible_pct else f"{text} (profile: {row.possible_pct:.1f})"
+
+
+def _bound(base: pd.DataFrame) -> dict[str, dict[int, str]]:
+    """Amdahl's: what would be saved if sampling took no time, and the LM head as long as now."""
+    known = base[base.amdahl_pct.notna()]
+    if known.empty:
+        return {}
+    return {"sampling in no time": {int(r.b): f"{r.amdahl_pct:.1f}" for r in known.itertuples()}}
+
+
+def _paper(engine: str, model: str, tp: int) -> dict[str, dict[int, str]]:
+    """The paper's Table 8 for the same model and number of GPUs, which it has of a B200."""
+    if engine != "vllm":
+        return {}
+    published = table(8)
+    same = published[(published.model.str.lower() == model) & (published.tp == tp)]
+    if same.empty:
+        return {}
+    cells = {int(r.b): f"{r.reduction_pct:.1f} ± {r.sd_pct:.1f}" for r in same.itertuples()}
+    return {"the paper's fork, B200": cells}
+
+
+def _where(rows: pd.DataFrame) -> str:
+    columns: _Columns = {
+        "B": lambda row: str(row.b),
+        "sampler": lambda row: str(row.label),
+        "a step": lambda row: f"{row.tpot_ms * 1e3:.0f}",
+        "LM head and sampling": lambda row: f"{row.draw_us:.0f}",
+        "LM head alone": lambda row: "" if row.isna().matmul_us else f"{row.matmul_us:.0f}",
+        "the rest": lambda row: f"{row.rest_us:.0f}",
+        "nothing runs": lambda row: "" if row.isna().gap_us else f"{row.gap_us:.0f}",
+        "p95 / p99 of steps, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
+    }
+    ordered = rows.sort_values("b", kind="stable")
+    return _table(
+        list(columns), [[text(row) for text in columns.values()] for _, row in ordered.iterrows()]
+    )
+
+
+def _table(headings: list[str], lines: list[list[str]]) -> str:
+    rule = "|" + "|".join(" ---: " for _ in headings) + "|"
+    rows = ["| " + " | ".join(line) + " |" for line in [headings, *lines]]
+    return "\n".join([rows[0], rule, *rows[1:]])

@@ -1,0 +1,139 @@
+"""Where a decode step's time goes, read from a trace of torch.profiler (Chrome's JSON).
+
+A kernel belongs to the ranges (torch.profiler.record_function) in which the host launched it: each
+names the call that launched it by a correlation id, and the call stands on a thread at a time. So
+kernels that run later, or on another stream, are still counted where they belong, and those of a
+CUDA graph belong to the range of its replay.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fsbench.e2e.records import Profile
+from fsbench.errors import ResultsError
+
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_HOST = ("cuda_runtime", "cuda_driver")
+
+Event = dict[str, Any]
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a trace file, .json or .json.gz."""
+    raw = path.read_bytes()
+    try:
+        found = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        return list(found["traceEvents"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ResultsError(f"{path}: expected a trace of torch.profiler; {error}") from error
+
+
+def step_profile(events: Iterable[Event], draw: str, matmul: str) -> Profile:
+    """The mean step between the first and the last range named `draw`.
+
+    A step lasts from the start of one such range to that of the next: on a GPU, from the first
+    kernel of one to the first kernel of the next. Ranges named `matmul` may lie inside, or outside
+    before the first step; both the draw and the matmul are means over their own ranges.
+
+    Raises:
+        ResultsError: fewer than two ranges named `draw`.
+    """
+    spans = [event for event in events if event.get("ph") == "X"]
+    draws, matmuls = (
+        sorted(
+            (e for e in spans if e.get("cat") == "user_annotation" and e["name"] == name),
+            key=lambda e: float(e["ts"]),
+        )
+        for name in (draw, matmul)
+    )
+    if len(draws) < 2:
+        raise ResultsError(f"trace: expected two ranges {draw!r} or more; got {len(draws)}")
+    device = sorted((e for e in spans if e.get("cat") in _DEVICE), key=lambda e: float(e["ts"]))
+    return _on_gpu(spans, device, draws, matmuls) if device else _on_cpu(draws, matmuls)
+
+
+def _on_cpu(draws: list[Event], matmuls: list[Event]) -> Profile:
+    steps = len(draws) - 1
+    step_us = (draws[-1]["ts"] - draws[0]["ts"]) / steps
+    draw_us = sum(e["dur"] for e in draws) / len(draws)
+    matmul_us = sum(e["dur"] for e in matmuls) / len(matmuls) if matmuls else None
+    return Profile(steps, draw_us, matmul_us, step_us - draw_us, step_us)
+
+
+def _on_gpu(
+    spans: list[Event], device: list[Event], draws: list[Event], matmuls: list[Event]
+) -> Profile:
+    calls = {
+        e["args"]["correlation"]: e
+        for e in spans
+        if e.get("cat") in _HOST and "correlation" in e.get("args", {})
+    }
+
+    # Where the trace lacks the call (a driver API that the profiler does not follow): the operator.
+    operators = {
+        e["args"]["External id"]: e
+        for e in spans
+        if e.get("cat") in ("cpu_op", "user_annotation") and "External id" in e.get("args", {})
+    }
+
+    def of(event: Event, ranges: list[Event]) -> Event | None:
+        """The range in which a kernel was launched."""
+        args = event.get("args", {})
+        call = calls.get(args.get("correlation")) or operators.get(args.get("External id"))
+        if call is None:
+            return None
+        return next(
+            (
+                r
+                for r in ranges
+                if r["tid"] == call["tid"] and r["ts"] <= call["ts"] < r["ts"] + r["dur"]
+            ),
+            None,
+        )
+
+    launched = [(e, of(e, draws), of(e, matmuls)) for e in device]
+    begins = [min((e["ts"] for e, d, _ in launched if d is r), default=None) for r in draws]
+    at = [ts for ts in begins if ts is not None]
+    if len(at) < 2:
+        raise ResultsError("trace: expected kernels in two draws or more; got none")
+    first, last, steps = min(at), max(at), len(at) - 1
+    kernels: Counter[str] = Counter()
+    draw_us = rest_us = 0.0
+    inside = []
+    for event, in_draw, in_matmul in launched:
+        if in_matmul and not in_draw:
+            continue
+        start, stop = event["ts"], event["ts"] + event["dur"]
+        inside.append((max(start, first), min(stop, last)))
+        if not first <= start < last:
+            continue
+        if in_draw:
+            draw_us += event["dur"]
+            kernels[event["name"][:80]] += event["dur"]
+        else:
+            rest_us += event["dur"]
+    seen = {id(m) for _, _, m in launched if m is not None}
+    matmul_us = sum(e["dur"] for e, _, m in launched if m is not None)
+    return Profile(
+        steps,
+        draw_us / steps,
+        matmul_us / len(seen) if seen else None,
+        rest_us / steps,
+        _union(inside) / steps,
+        {name: total / steps for name, total in kernels.most_common(8)},
+    )
+
+
+def _union(intervals: list[tuple[float, float]]) -> float:
+    """Length of the union of intervals, which are sorted by their starts; some may be empty."""
+    total, end = 0.0, float("-inf")
+    for start, stop in intervals:
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total

@@ -1,0 +1,88 @@
+"""`fsbench e2e` as a user starts it, on the CPU with the tiny model."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fsbench.cli import app
+from fsbench.errors import EngineUnavailable, InvalidArgument, ResultsError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = [
+    *("e2e", "--device", "cpu", "--model", "tiny", "--batch", "1,3", "--runs", "2"),
+    *("--prompt-tokens", "3", "--output-tokens", "6"),
+]
+
+
+def start(*arguments: str):
+    return CliRunner().invoke(app, [*SMALL, *arguments])
+
+
+def test_everything_is_written(tmp_path):
+    done = start("--out", str(tmp_path / "run"))
+    assert done.exit_code == 0, done.output
+    frame = pd.read_csv(tmp_path / "run" / "e2e.csv")
+    measured = frame[frame.runs > 0]
+    assert {(row.b, row.baseline) for row in measured.itertuples()} == {
+        *((1, True), (1, False), (3, True), (3, False))
+    }
+    assert (measured.runs == 2).all() and (measured.tpot_ms > 0).all()
+    assert measured.draw_us.notna().all() and measured.amdahl_pct.notna().all()
+    facts = json.loads((tmp_path / "run" / "env.json").read_text())
+    assert facts["engine"] == "hf" and facts["device"] == "cpu" and facts["argv"]
+    assert "FlashSampling (reference, on a CPU)" in done.output
+    assert (tmp_path / "run" / "tpot_hf.png").stat().st_size > 1000
+    assert (tmp_path / "run" / "e2e.md").read_text() in done.output
+
+
+def test_what_cannot_run_here_is_a_row_not_a_failure(tmp_path):
+    done = start("--sampler", "multinomial,flash_sampling_hopper", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 0, done.output
+    frame = pd.read_csv(tmp_path / "run" / "e2e.csv").set_index("sampler")
+    assert frame.loc["flash_sampling_hopper"].status == "unavailable"
+    assert "runs on cuda only" in frame.loc["flash_sampling_hopper"].reason
+
+
+def test_a_sampler_that_fails_gives_exit_code_3(tmp_path, monkeypatch):
+    import fsbench.integrations.draw as draw
+
+    def broken(self, hidden, *rest):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(draw.FlashSampleDraw, "__call__", broken)
+    done = start("--sampler", "multinomial,flash_sample", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 3
+    frame = pd.read_csv(tmp_path / "run" / "e2e.csv").set_index(["sampler", "b"])
+    assert frame.loc[("flash_sample", 1)].reason == "RuntimeError: no kernel image"
+    assert frame.loc[("multinomial", 3)].runs == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--engine", "sglang"], InvalidArgument, "--engine: expected one of hf, vllm"),
+        (["--model", "qwen3-9b"], InvalidArgument, "did you mean 'qwen3-8b'"),
+        (["--sampler", "multinomal"], InvalidArgument, "did you mean 'multinomial'"),
+        (["--sampler", "multinomial,"], InvalidArgument, "names separated by commas"),
+        (["--sampler", "matmul_only"], InvalidArgument, "sampler: expected one of"),
+        (["--dtype", "fp8"], InvalidArgument, "--dtype: expected one of bf16, fp16, fp32"),
+        (["--tp", "1,2"], InvalidArgument, "--tp: expected 1 with --engine hf; got 2"),
+        (["--batch", "0"], InvalidArgument, "--batch: expected integers >= 1"),
+        (["--engine", "vllm"], EngineUnavailable, "--engine vllm: expected"),
+    ],
+)
+def test_errors_are_named_before_anything_is_written(tmp_path, arguments, error, message):
+    done = start(*arguments, "--out", str(tmp_path / "run"))
+    assert isinstance(done.exception, error)
+    assert message in str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_results_are_not_overwritten(tmp_path):
+    folder = str(tmp_path / "run")
+    assert start("--sampler", "multinomial", "--out", folder).exit_code == 0
+    assert isinstance(start("--sampler", "multinomial", "--out", folder).exception, ResultsError)

@@ -1,0 +1,39 @@
+"""The models of `fsbench e2e`, and that a config makes the model that it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsbench.e2e.models import decoder, decoders, default_samplers
+from fsbench.errors import InvalidArgument
+from fsbench.integrations.draw import known
+from fsbench.problem import models
+
+
+def test_heads_are_those_of_the_one_list():
+    for name, found in decoders().items():
+        if name != "tiny":
+            assert (found.V, found.D) == (models()[name].V, models()[name].D)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("qwen3-1.7b", 1.72), ("qwen3-8b", 8.19), ("qwen3-32b", 32.76)]
+)
+def test_sizes_are_the_published_ones(name, billions):
+    """Parameters of the model that transformers builds, without their memory."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        config = transformers.Qwen3Config(**decoder(name).config("bfloat16", 256))
+        model = transformers.Qwen3ForCausalLM(config)
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_an_unknown_model_is_named():
+    with pytest.raises(InvalidArgument, match=r"qwen3-8.*did you mean 'qwen3-8b'"):
+        decoder("qwen3-8")
+
+
+def test_default_samplers_exist():
+    for engine, names in default_samplers().items():
+        assert set(names) <= {*known(), engine}

@@ -1,0 +1,124 @@
+"""Attribution of a profile's kernels, on traces made by hand and on one of torch.profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from fsbench.e2e.trace import read_events, step_profile
+from fsbench.errors import ResultsError
+
+DRAW, HEAD = "draw", "head"
+
+
+def span(cat: str, name: str, ts: float, dur: float, tid: int = 1, call: int | None = None) -> dict:
+    args = {} if call is None else {"correlation": call}
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+def kernel(name: str, call: int, launched: float, ts: float, dur: float, tid: int = 1) -> list:
+    """A launch on a thread of the host, and the kernel that it starts."""
+    return [
+        span("cuda_runtime", "cudaLaunchKernel", launched, 1, tid, call),
+        span("kernel", name, ts, dur, 99, call),
+    ]
+
+
+def steps(n: int, period: float = 1000.0) -> list[dict]:
+    """Layers of 500 us, an LM head of 200 us, sampling of 50 us; the GPU runs 3 ms behind."""
+    events = []
+    for k in range(n):
+        host, gpu = k * period, 3000 + k * period
+        events += [
+            span("user_annotation", DRAW, host + 100, 50),
+            span("user_annotation", HEAD, host + 105, 20),
+            *kernel("graph", 10 * k, host + 10, gpu, 500),
+            *kernel("gemm", 10 * k + 1, host + 110, gpu + 500, 200),
+            *kernel("gumbel", 10 * k + 2, host + 140, gpu + 700, 50),
+        ]
+    return events
+
+
+def test_kernels_belong_to_the_range_that_launched_them():
+    found = step_profile(steps(5), DRAW, HEAD)
+    assert found.steps == 4
+    assert (found.draw_us, found.matmul_us) == (250, 200)
+    assert (found.rest_us, found.busy_us) == (500, 750)
+    assert found.kernels == {"gemm": 200, "gumbel": 50}
+
+
+def test_overlapping_kernels_are_busy_once():
+    events = steps(3)
+    for k in range(3):
+        events += kernel("copy", 1000 + k, k * 1000 + 20, 3000 + k * 1000 + 400, 200)
+    found = step_profile(events, DRAW, HEAD)
+    assert (found.rest_us, found.busy_us) == (700, 750)
+
+
+def test_another_thread_is_another_range():
+    events = [e for e in steps(3) if e["name"] != "gumbel"]
+    events += kernel("copy", 5000, 1110, 4300, 7, tid=2)  # in the second draw's time
+    found = step_profile(events, DRAW, HEAD)
+    assert found.draw_us == 200
+    assert found.rest_us == 500 + 7 / 2
+
+
+def test_a_matmul_outside_of_the_steps_is_no_part_of_them():
+    events = steps(4)
+    events = [e for e in events if e["name"] != HEAD]
+    events += [span("user_annotation", HEAD, -500, 100), *kernel("lone", 7777, -450, 2000, 180)]
+    found = step_profile(events, DRAW, HEAD)
+    assert (found.draw_us, found.matmul_us, found.rest_us) == (250, 180, 500)
+
+
+def test_without_a_matmul_it_is_unknown():
+    events = [e for e in steps(3) if e["name"] != HEAD]
+    assert step_profile(events, DRAW, HEAD).matmul_us is None
+
+
+def test_without_the_launching_call_the_operator_tells():
+    """As with Triton's launches by a driver API that a profiler may leave out."""
+    events = [e for e in steps(3) if e["name"] != "gumbel"]
+    events = [e for e in events if (e["args"].get("correlation") or 0) % 10 != 2]
+    for k in range(3):
+        operator = span("cpu_op", "fsbench::flash_sample", k * 1000 + 130, 15)
+        triton = span("kernel", "triton", 3000 + k * 1000 + 700, 40, 99, 900 + k)
+        for event in (operator, triton):
+            event["args"]["External id"] = 70 + k
+        events += [operator, triton]
+    found = step_profile(events, DRAW, HEAD)
+    assert (found.draw_us, found.kernels["triton"]) == (240, 40)
+
+
+def test_too_few_steps_are_an_error():
+    with pytest.raises(ResultsError, match="expected two ranges 'draw' or more; got 1"):
+        step_profile(steps(1), DRAW, HEAD)
+
+
+def test_a_profile_of_torch_on_a_cpu(tmp_path):
+    from torch.profiler import profile, record_function
+
+    matrix = torch.randn(300, 300)
+    with profile() as recorded:
+        for _ in range(4):
+            matrix @ matrix @ matrix @ matrix
+            with record_function(DRAW), record_function(HEAD):
+                matrix @ matrix
+    path = tmp_path / "trace.json"
+    recorded.export_chrome_trace(str(path))
+    packed = tmp_path / "trace.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    found = step_profile(read_events(packed), DRAW, HEAD)
+    assert found.steps == 3
+    assert 0 < found.matmul_us <= found.draw_us < found.busy_us
+    assert found.busy_us == pytest.approx(found.draw_us + found.rest_us)
+
+
+def test_a_file_that_is_no_trace(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({}))
+    with pytest.raises(ResultsError, match=r"trace\.json: expected a trace"):
+        read_events(path)

@@ -1,0 +1,145 @@
+"""`--engine vllm` with a fake of vLLM: real processes, real lines, no engine behind them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fsbench.e2e import vllm_engine
+from fsbench.e2e.measure import Plan, measure
+from fsbench.e2e.models import decoder
+from fsbench.e2e.records import Store, read
+from fsbench.e2e.vllm_engine import Engines, Vllm, cache_bytes, engine_environment
+from fsbench.errors import EngineFailed, EngineMismatch, EngineUnavailable
+
+FAKE = Path(__file__).parent / "fake_engine"
+PLAN = Plan((decoder("tiny"),), (1, 3), ("vllm", "flash_sample"), runs=2, prompt_tokens=4,
+            output_tokens=40)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch):
+    paths = [str(FAKE), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.delenv("FAKE_VLLM", raising=False)
+    monkeypatch.setattr(vllm_engine, "package_version", lambda package: "0.22.1")
+    monkeypatch.setattr(vllm_engine, "missing", lambda sampler, device: None)
+
+
+def opened(tmp_path: Path, samplers=("vllm", "flash_sample")) -> Engines:
+    return Engines(PLAN, decoder("tiny"), 1, samplers, tmp_path, 0.9)
+
+
+def test_a_whole_plan(tmp_path):
+    store = Store(tmp_path / "run", {})
+    failed = measure(PLAN, Vllm("cuda", tmp_path / "run"), store)
+    lines = read(tmp_path / "run")
+    assert failed == 0
+    runs = [line for line in lines if "decoded" in line]
+    order = [(line["case"]["b"], line["run"], line["case"]["sampler"]) for line in runs]
+    assert order == [
+        *[(B, run, name) for B in (1, 3) for run, names in
+          ((0, ("vllm", "flash_sample")), (1, ("flash_sample", "vllm"))) for name in names]
+    ]  # fmt: skip
+    decoded = runs[0]["decoded"]
+    assert len(decoded["step_us"]) == 39 and decoded["step_tokens"] is None
+    assert decoded["tpot_us"] == pytest.approx(sum(decoded["step_us"]) / 39, rel=0.01)
+    assert decoded["tpot_us"] > 1000  # the fake's step
+    profiles = [line["profile"] for line in lines if "profile" in line]
+    assert len(profiles) == 4
+    assert {(p["draw_us"], p["matmul_us"], p["rest_us"]) for p in profiles} == {(30, 20, 60)}
+    counts = [line for line in lines if "counts" in line]
+    assert [line["case"]["sampler"] for line in counts] == ["flash_sample"]
+    assert counts[0]["counts"]["by"] == "flash_sample"
+    log = tmp_path / "run" / "vllm-tiny-tp1-vllm.log"
+    assert "vLLM prints this to standard output" in log.read_text()
+
+
+def test_only_the_time_counts_in_which_all_decode():
+    """Two requests, the second sent when the first has two tokens already."""
+    from fsbench.e2e.vllm_worker import Served
+
+    served = object.__new__(Served)
+    served._prompt_tokens, served._output_tokens = 4, 6
+    arrived = {"1": [1.0, 1.5, 2.0, 2.1, 2.2, 2.3], "2": [2.0, 2.1, 2.2, 2.3, 3.0, 4.0]}
+    deliveries = [(1.0, 1), (1.5, 1), *((t, 2) for t in (2.0, 2.1, 2.2, 2.3)), (3.0, 1), (4.0, 1)]
+    found = served._decoded(2, 0.5, arrived, deliveries)
+    assert found.tpot_us == pytest.approx(1e5)
+    assert found.step_us == pytest.approx([1e5] * 3) and found.step_tokens is None
+    assert found.ttft_us == pytest.approx(1e6)
+    apart = {"1": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "2": [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]}
+    with pytest.raises(EngineFailed, match="Decode more tokens"):
+        served._decoded(2, 0.5, apart, [])
+
+
+def test_environments_differ_in_the_sampler_only(monkeypatch):
+    monkeypatch.setenv("FSBENCH_VLLM", "something")
+    own, ours = engine_environment("vllm"), engine_environment("flash_sample")
+    assert "FSBENCH_VLLM" not in own
+    assert ours == {**own, "FSBENCH_VLLM": "flash_sample"}
+    assert own["VLLM_USE_V2_MODEL_RUNNER"] == "1" and own["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("die", r"it has ended; .*vllm-tiny-tp1-vllm\.log: .*the device is gone"),
+        ("fail", "ValueError: no room for the KV cache"),
+        ("short", "expected 3 requests of 40 tokens; got 3 of \\[39\\]"),
+    ],
+)
+def test_an_engine_that_fails_is_named(tmp_path, monkeypatch, how, message):
+    monkeypatch.setenv("FAKE_VLLM", how)
+    engines = opened(tmp_path, ["vllm"])
+    with pytest.raises(EngineFailed, match=message):
+        engines.decode("vllm", 3)
+    engines.close()
+
+
+def test_one_that_does_not_start_leaves_the_others_alone(tmp_path, monkeypatch):
+    """It is recorded with its error."""
+    real = engine_environment
+    monkeypatch.setattr(
+        vllm_engine,
+        "engine_environment",
+        lambda name: real(name) | ({"FAKE_VLLM": "fail"} if name == "flash_sample" else {}),
+    )
+    store = Store(tmp_path / "run", {})
+    assert measure(PLAN, Vllm("cuda", tmp_path / "run"), store) == 2  # one per batch size
+    lines = read(tmp_path / "run")
+    status = {line["case"]["sampler"]: line["reason"] for line in lines if "status" in line}
+    assert list(status) == ["flash_sample"] and "no room" in status["flash_sample"]
+    assert sum("decoded" in line for line in lines) == 4
+
+
+def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "slow")
+    monkeypatch.setattr(vllm_engine, "_ANSWER_S", 0.5)
+    engines = opened(tmp_path, ["vllm"])
+    with pytest.raises(EngineFailed, match=r"no answer in 0\.5 s"):
+        engines.decode("vllm", 1)
+    with pytest.raises(EngineFailed, match="it has ended"):
+        engines.decode("vllm", 1)
+    engines.close()
+
+
+def test_what_is_missing_is_named(monkeypatch, tmp_path):
+    with pytest.raises(EngineUnavailable, match="expected a GPU; got --device cpu"):
+        Vllm("cpu", tmp_path)
+    monkeypatch.setattr(vllm_engine, "package_version", lambda package: "0.23.0")
+    with pytest.raises(EngineMismatch, match=r"expected version 0\.22\.1.*got 0\.23\.0"):
+        Vllm("cuda", tmp_path)
+    monkeypatch.setattr(vllm_engine, "package_version", lambda package: None)
+    with pytest.raises(EngineUnavailable, match=r"not installed\. pip install vllm==0\.22\.1"):
+        Vllm("cuda", tmp_path)
+
+
+def test_the_cache_has_room_for_all_tokens():
+    plan = Plan((), (64,), (), prompt_tokens=128, output_tokens=128)
+    tokens = cache_bytes(plan, decoder("qwen3-8b"), 1) / (36 * 2 * 8 * 128 * 2)
+    assert 64 * 256 * 1.4 < tokens < 64 * 256 * 1.7
+    assert cache_bytes(plan, decoder("qwen3-8b"), 2) < 0.6 * cache_bytes(
+        plan, decoder("qwen3-8b"), 1
+    )
