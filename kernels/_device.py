@@ -15,7 +15,9 @@ def launching_on(device: torch.device) -> AbstractContextManager[object]:
     """Makes `device` the current one: Triton launches on that, not on the tensors' device."""
     import torch
 
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()  # a device's context would cost some microseconds
+    return torch.cuda.device(device)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -1,7 +1,9 @@
 """torch.ops.fsbench.flash_sample: what flash_sample launches, as an operator that torch knows.
 
 As an operator it is one opaque node to torch.compile and to fake tensors; its arguments have been
-checked by flash_sample, and its results are written to tensors of the caller's.
+checked by flash_sample, and its results are written to tensors of the caller's. Calls that neither
+of the two sees go past it: torch's way to an operator written in Python costs a step's thread more
+time than the launch.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ from fsbench.kernels._vocab_shard import VocabShard, by_key, reachable
 MUTATED = ("tokens", "valid", "logprob", "logz")
 
 
-@torch.library.custom_op("fsbench::flash_sample", mutates_args=MUTATED)
-def flash_sample_op(
+def carry_out(
     hidden: Tensor,
     weight: Tensor,
     seed: Tensor,
@@ -67,6 +68,9 @@ def flash_sample_op(
         shard=None if shard is None else by_key(shard),
     )
     draw(request, choice, Sample(tokens, valid, logprob, logz))
+
+
+flash_sample_op = torch.library.custom_op("fsbench::flash_sample", mutates_args=MUTATED)(carry_out)
 
 
 def draw(request: Request, choice: TileConfig | HopperConfig, out: Sample) -> None:

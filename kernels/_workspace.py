@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.errors import CaptureError
 from fsbench.kernels import _helper
+from fsbench.kernels._device import launching_on
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,7 @@ def workspace(rows: int, device: torch.device) -> Workspace:
     with _lock:
         if device.type == "cpu":  # the interpreter: launches run one after the other
             return _of_stream(device, 0, rows)
-        with torch.cuda.device(device):
+        with launching_on(device):
             stock = _stock.get(device)
             if torch.cuda.is_current_stream_capturing():
                 if stock is None or len(stock) < rows:

@@ -7,12 +7,13 @@ vLLM's model runner V2, the default for Qwen3 and with VLLM_USE_V2_MODEL_RUNNER=
 
     load_model           finds the LM head, and tries whether the model's compute_logits is
                          hidden @ weight.T (with a soft cap) and nothing else
-    _dummy_sampler_run   compiles the kernels before vLLM measures what memory is left
-    sample               draws: one launch in place of gather, LM head, logits pipeline, sampler
+    _dummy_sampler_run   compiles and captures the draw before vLLM measures what memory is left
+    sample               draws: one graph in place of gather, LM head, logits pipeline, sampler
 
-V2 replays the layers as a CUDA graph and samples behind it, outside the graph, and so does this.
-Of a batch in which every request feeds one token, hidden states and positions are views of the
-engine's own buffers. Seed and temperature are copied to the GPU when they change. A request's noise
+V2 replays the layers as a CUDA graph and samples behind it, kernel by kernel. This replays a graph
+of its own (GraphedDraw), since for a small model the host is what a step waits for. Of a batch in
+which every request feeds one token, hidden states and positions are views of the engine's own
+buffers. Seed and temperature are copied to the GPU when they change. A request's noise
 is a function of its seed and the position of the token that was fed, and of nothing else.
 
 A batch that has anything else in it (penalties, bad words, logit bias, structured output, top-k,
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 from fsbench.environment import package_version
 from fsbench.errors import EngineMismatch, InvalidArgument
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK, Draw, Head, known, make_draw
+from fsbench.integrations.graphed import GraphedDraw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,8 +179,15 @@ class Plugged:
     def __init__(self, draw: Draw | None, lacks: str = ""):
         self._draw = draw
         self._lacks = lacks
+        self._captured = False
         self.counts = Counts()
         self._sent: tuple[np.ndarray, np.ndarray, Tensor, Tensor] | None = None
+
+    def capture(self, hidden: Tensor) -> None:
+        """Compile and capture the draw for up to as many rows as hidden [*, D] has."""
+        if self._draw is not None and not self._captured and hidden.is_cuda:
+            self._draw = GraphedDraw(self._draw, hidden.shape[0], hidden)
+            self._captured = True
 
     def declines(self, runner: Any, batch: Any, grammar: object) -> str | None:
         """None if this batch can be served, else what it has that is left to vLLM."""
@@ -270,8 +279,7 @@ def _install(runner: Any, runner_v1: Any, worker: Any, name: str, marked: bool) 
 
     def warm_up(self: Any, hidden_states: Tensor) -> None:
         dummy_run(self, hidden_states)
-        if self._fsbench._draw is not None:
-            compile_kernels(self._fsbench._draw, hidden_states)
+        self._fsbench.capture(hidden_states)
 
     def draw(self: Any, hidden_states: Tensor, input_batch: Any, grammar_output: object) -> Any:
         plugged = self._fsbench
@@ -366,21 +374,6 @@ def _is_matmul(model: Any, head: Any, soft_cap: float | None, V: int) -> bool:
         ours = soft_cap * torch.tanh(ours / soft_cap)
     theirs = theirs.float()[:, first:last]
     return bool(((ours - theirs).abs() <= 0.02 * theirs.abs().amax()).all())
-
-
-def compile_kernels(draw: Draw, hidden_states: Tensor) -> None:
-    """Draw once for 1, 2, 4, ..., multiples of 64 and all rows, so that no request waits for it.
-
-    These are the kernels' buckets of batch sizes, each with tile shapes of its own.
-    """
-    import torch
-
-    most, device = hidden_states.shape[0], hidden_states.device
-    sizes = {2**i for i in range(most.bit_length())} | {*range(64, most, 64), most}
-    with torch.inference_mode():
-        for B in sorted(size for size in sizes if size <= most):
-            seed = torch.arange(B, device=device)
-            draw(hidden_states[:B].contiguous(), torch.ones(B, device=device), seed, seed)
 
 
 def sampled(runner: Any, tokens: Tensor, batch: Any) -> tuple[Any, Tensor, Tensor]:

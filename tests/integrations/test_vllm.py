@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import types
 from typing import Any
 
 import numpy as np
@@ -291,13 +292,16 @@ def test_lora_is_left_to_vllm(monkeypatch, vllm):
     assert runner._fsbench.declines(runner, batch([0]), None) == "model: LoRA"
 
 
-def test_kernels_are_compiled_before_memory_is_measured(monkeypatch, vllm):
+def test_the_draw_is_captured_before_memory_is_measured(monkeypatch, vllm):
     runner = loaded(monkeypatch, vllm)
-    seen = []
-    runner._fsbench._draw = lambda hidden, *rest: seen.append(len(hidden))
+    draw, captured = runner._fsbench._draw, []
+    monkeypatch.setattr(plugin, "GraphedDraw", lambda *arguments: captured.append(arguments))
     runner._dummy_sampler_run(states(6))
-    assert seen == [1, 2, 4, 6]
     assert "_dummy_sampler_run" in runner.calls
+    assert captured == [] and runner._fsbench._draw is draw  # there are no graphs on a CPU
+    hidden = types.SimpleNamespace(is_cuda=True, shape=(6, 8))
+    runner._fsbench.capture(hidden)
+    assert captured == [(draw, 6, hidden)]
 
 
 def test_workers_tell_their_counts(monkeypatch, vllm):
