@@ -42,7 +42,7 @@ lint: setup
 
 # A figure of times has runs of machines that are equally fast; a speedup is always of one run, so
 # that figures of speedups take all.
-RUNS = $(foreach run,$(1),results/h200/$(run)-20261121)
+RUNS = $(foreach run,$(1),$(wildcard results/h200/$(run)-2*))
 
 plots: setup
 	rm -f plots/*.png
@@ -52,6 +52,7 @@ plots: setup
 	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots
 	$(FSBENCH) plot $(call RUNS,tp) --figure scaling --out plots
 	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
+	$(FSBENCH) plot $(call RUNS,e2e-vllm-1.7b e2e-vllm-8b e2e-vllm-32b) --out plots
 	# Exposed time from a machine with a GPU; the other figures are drawn again, from a CPU's.
 	$(FSBENCH) hotvocab plot $(call RUNS,simple) --out plots
 	$(FSBENCH) hotvocab plot results/cpu/simple-20261121 --out plots

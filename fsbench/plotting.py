@@ -419,8 +419,9 @@ FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
 }
 """The figures of a configuration, by the name that begins their files' names."""
 
-ALL = (*FIGURES, "winner", "scaling", "filters")
-"""And those of several configurations together: fsbench.winners, scaling_figure, filters_figure."""
+ALL = (*FIGURES, "winner", "scaling", "filters", "tpot")
+"""And those of several configurations together: fsbench.winners, scaling_figure, filters_figure;
+and fsbench.e2e.figure, of other results."""
 
 ABSENT = {
     "speedup": "no fused and unfused exact sampler were measured in one run",

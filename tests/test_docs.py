@@ -115,6 +115,28 @@ def test_every_model_and_engine_of_e2e_is_documented() -> None:
         assert f"`{name}`" in options, name
 
 
+def test_times_in_vllm_are_the_measured_ones() -> None:
+    """The table, and that neither 8B nor 32B loses anywhere."""
+    page = section("end-to-end.md", "Measured")
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| Qwen3")]
+    assert len(rows) == 7 + 7 + 4
+    for model, b, *cells in ([cell.strip() for cell in row] for row in rows):
+        size = model.removeprefix("Qwen3-").split("B")[0]
+        frame = pd.read_csv(ROOT / f"results/h200/e2e-vllm-{size}b-20261122" / "e2e.csv")
+        of = frame[frame.b == int(b)].set_index("sampler")
+        ours, own = of.loc["flash_sample"], of.loc["vllm"]
+        lean = of.tpot_ms.get("flashinfer_gumbel_lean")
+        assert cells == [
+            f"{own.tpot_ms:.3f}",
+            "" if lean is None else f"{lean:.3f}",
+            f"{ours.tpot_ms:.3f}",
+            f"{ours.reduction_pct:.1f} ± {ours.reduction_sd_pct:.1f}",
+            f"{ours.possible_pct:.1f}",
+            f"{own.amdahl_pct:.1f}",
+        ], (model, b)
+        assert size == "1.7" or ours.reduction_pct > 0
+
+
 def test_every_column_of_results_csv_is_documented() -> None:
     cell = Cell("p", "P", "exact", False, "", "cpu", 1, 2, 3, "fp32", 1, 1.0, "normal:1", "cpu",
                 False, "n/a")  # fmt: skip

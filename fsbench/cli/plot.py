@@ -29,12 +29,16 @@ def plot(
     not measured is left out.
     Where several LM heads were measured alike, also the fastest sampler by B and LM head; where
     several numbers of GPUs were, the time against these. Of problems with filters, heat maps of
-    the time over that of the matmul alone; their other figures only if --figure names them.
+    the time over that of the matmul alone; their other figures only if --figure names them. Of
+    folders of `fsbench e2e` tpot, the time per output token, a panel for each model.
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
     from fsbench import filters_figure, plotting, scaling, scaling_figure, winners
     from fsbench.cli.reading import measured_results
+    from fsbench.e2e.figure import write_figures
+    from fsbench.e2e.records import STEPS, read
+    from fsbench.e2e.summary import summary
     from fsbench.plotstyle import styles
     from fsbench.provider import Kind
     from fsbench.tables import configurations, families
@@ -43,6 +47,14 @@ def plot(
         (name.strip() for name in figures.split(",")) if figures else plotting.ALL
     )
     suffixes = plotting.check_formats(name.strip() for name in formats.split(","))
+    end_to_end = [folder for folder in results if (folder / STEPS).is_file()]
+    if end_to_end and "tpot" in chosen:
+        lines = (line for folder in end_to_end for line in read(folder))
+        for path in write_figures(summary(lines), out, suffixes):
+            print(f"wrote {path}")
+    results = [folder for folder in results if folder not in end_to_end]
+    if end_to_end and not results:
+        return
     frame = measured_results(results)
     found = configurations(frame)
     looks = styles(frame)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from fsbench.disk import refusals
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 
-def write_figures(frame: pd.DataFrame, folder: Path, suffix: str = "png") -> list[Path]:
+def write_figures(
+    frame: pd.DataFrame, folder: Path, suffixes: Sequence[str] = ("png",)
+) -> list[Path]:
     """Write a figure for each engine of a summary (fsbench.e2e.summary); returns their paths."""
     import matplotlib
 
     from fsbench.plotstyle import SETTINGS
+    from fsbench.plotting import save
 
     written = []
     measured = frame[frame.runs > 0]
     for engine, rows in measured.groupby("engine", sort=False):
-        path = folder / f"tpot_{engine}.{suffix}"
-        with matplotlib.rc_context(SETTINGS), refusals("write", path):
-            draw(rows).savefig(path)
-        written.append(path)
+        with matplotlib.rc_context(SETTINGS):
+            figure = draw(rows)
+        for suffix in suffixes:
+            written.append(folder / f"tpot_{engine}.{suffix}")
+            save(figure, written[-1])
     return written
 
 
@@ -69,6 +72,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         lower.minorticks_off()
         lower.set_xlabel("Requests at a time, B")
         upper.set_title(f"{model}, TP {tp}")
+        upper.margins(y=0.08)
         upper.set_ylim(bottom=0)
     panels[0, 0].set_ylabel("Time per output token (ms)")
     panels[1, 0].set_ylabel("Saved (%)")

@@ -22,6 +22,8 @@ from fsbench.errors import ResultsError
 
 SCHEMA = 1
 """Version of steps.jsonl; a folder of another version is refused."""
+STEPS = "steps.jsonl"
+"""The file of a folder that has every sample."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Store:
 
     def __init__(self, folder: Path, environment: Mapping[str, Any]):
         self.folder = folder
-        path = folder / "steps.jsonl"
+        path = folder / STEPS
         if path.exists():
             raise ResultsError(f"{folder}: expected a new folder; it has results already")
         with refusals("write results in", folder):
@@ -132,7 +134,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ResultsError: no such file, another version, or a damaged line.
     """
-    path = folder / "steps.jsonl"
+    path = folder / STEPS
     if not path.is_file():
         raise ResultsError(f"{folder}: expected results of `fsbench e2e`; no steps.jsonl")
     with refusals("read", path):

@@ -39,6 +39,20 @@ def test_everything_is_written(tmp_path):
     assert (tmp_path / "run" / "e2e.md").read_text() in done.output
 
 
+def test_figures_are_drawn_again_from_several_folders(tmp_path):
+    folders = [str(tmp_path / name) for name in ("a", "b")]
+    for folder, sampler in zip(folders, ("multinomial", "flash_sample"), strict=True):
+        assert start("--sampler", sampler, "--batch", "1", "--out", folder).exit_code == 0
+    arguments = ["plot", *folders, "--out", str(tmp_path / "plots"), "--format", "svg"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    drawn = (tmp_path / "plots" / "tpot_hf.svg").read_text()
+    assert "Multinomial" in drawn and "FlashSampling" in drawn
+    none = ["plot", folders[0], "--figure", "runtime", "--out", str(tmp_path / "none")]
+    assert CliRunner().invoke(app, none, catch_exceptions=False).exit_code == 0
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_cannot_run_here_is_a_row_not_a_failure(tmp_path):
     done = start("--sampler", "multinomial,flash_sampling_hopper", "--out", str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
