@@ -104,6 +104,7 @@ def interpretable(request: Request) -> bool:
     return triton.knobs.runtime.interpret and request.hidden.dtype != torch.bfloat16 and alone
 
 
+@torch.no_grad()
 def _compute(request: Request, out: Sample) -> None:
     """The same by fsbench.reference, on logits accumulated in fp32."""
     n, temperature, shard = request.num_samples, request.temperature, request.shard
