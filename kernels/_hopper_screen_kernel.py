@@ -5,8 +5,8 @@ the int8 copy and of the codes of hidden into a ring of stages, and runs ahead w
 looks at what may win: the stream of the copy never waits for it. A warpgroup has 32 rows of hidden,
 high and low bytes as 64 rows of its instruction.
 
-What it computes and leaves behind is that of _screen_kernel, for requests of one sample without
-bias, mask and soft cap; the others run there.
+What it computes and leaves behind is that of _screen_kernel, for requests without bias, mask and
+soft cap; the others run there.
 """
 
 from triton.experimental import gluon
@@ -236,13 +236,13 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     seed_ptr, offset_ptr, temperature = request
     (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
      found_ptr) = state  # fmt: skip
-    B, V, D, gamma, norm_inflation, root, samples, first_sample = sizes
+    B, V, D, gamma, norm_inflation, root = sizes
     if WARPGROUP == 0:
         FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
         cols = gl.arange(0, CHUNK_OF_ROW, FLAT)
         round_claimed_rows(
             hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
-            norm_inflation, root, samples, first_sample, 1, True,
+            norm_inflation, root, True,
         )  # fmt: skip
     wait_for_rows(counters_ptr, B, True)
     LAYOUT: gl.constexpr = _word_layout()
@@ -263,7 +263,6 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     sane = T <= LARGEST_TEMPERATURE  # False for NaN
     extra = gl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
     T = gl.where(sane, T, 0.0)
-    # step belongs to the sums; the layout of rows is that of words, not theirs.
     noise = (row, seed, offset)
     bounds = (T, extra, reach, spread)
 
@@ -327,7 +326,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             to += (lanes >> lane) & 1
 
 
-@gluon.jit(do_not_specialize=["B", "V", "samples", "first_sample"])
+@gluon.jit(do_not_specialize=["B", "V"])
 def hopper_screen_kernel(
     hidden_ptr,  # this and what follows: as _screen_kernel.screen_kernel
     codes_ptr,
@@ -352,8 +351,6 @@ def hopper_screen_kernel(
     gamma,
     norm_inflation,
     root,
-    samples,
-    first_sample,
     NOISE: gl.constexpr,
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
@@ -389,7 +386,7 @@ def hopper_screen_kernel(
     vectors = (scale_ptr, residual_ptr, norm_ptr)
     state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
              list_ptr, found_ptr)  # fmt: skip
-    sizes = (B, V, D, gamma, norm_inflation, root, samples, first_sample)
+    sizes = (B, V, D, gamma, norm_inflation, root)
     if WARPGROUPS == 2:
         gl.warp_specialize(
             [

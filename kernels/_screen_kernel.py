@@ -7,8 +7,6 @@ keep what may exceed it: records of a Philox word of four tokens each, per progr
 program ends, the bound has risen, and the few tokens that still reach it go to the list of the
 row, for the second launch (_resolve_kernel.py).
 
-A draw is one sample of one row: number b N + i of B N.
-
 `_screen.py` is the same in torch and defines the constants; docs/screened-head.md proves it.
 """
 
@@ -126,16 +124,14 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_in
 
 @triton.jit
 def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D,
-                       gamma, norm_inflation, root, samples, first_sample, N: tl.constexpr,
-                       NVIDIA: tl.constexpr):  # fmt: skip
+                       gamma, norm_inflation, root, NVIDIA: tl.constexpr):  # fmt: skip
     """Round the rows that this program gets hold of; cols as in _round_row."""
     b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
     while b < B:
         _round_row(
             hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root
         )  # fmt: skip
-        for i in tl.static_range(N):
-            tl.store(found_ptr + b * samples + first_sample + i, 0)
+        tl.store(found_ptr + b, 0)
         _fence_for_tma(b, NVIDIA)
         tl.debug_barrier()
         tl.atomic_add(counters_ptr + ROUNDED, 1, sem="release")
@@ -282,29 +278,9 @@ def settings(seed_ptr, offset_ptr, temperature, rows, B, SEED_PER_ROW: tl.conste
 
 
 @triton.jit
-def _of_sample(x, i, N: tl.constexpr):
-    """x[:, :, i] of x [R, W, >= N]; for N = 1 x is [R, W] itself."""
-    if N == 1:
-        return x
-    else:
-        mine = tl.arange(0, x.shape[2]) == i
-        return tl.sum(tl.where(mine[None, None, :], x, tl.zeros_like(x)), axis=2)
-
-
-@triton.jit
-def _with_sample(x, i, part, N: tl.constexpr):
-    """x with x[:, :, i] replaced."""
-    if N == 1:
-        return part
-    else:
-        mine = tl.arange(0, x.shape[2]) == i
-        return tl.where(mine[None, None, :], part[:, :, None], x)
-
-
-@triton.jit
-def _leave(z, words, v0, vectors, rows, row, seed, offset, first_sample, T, extra, reach, spread,
-           soft_cap, row_bias_ptr, limit, count, mine, apart, B, V, N: tl.constexpr,
-           NOISE: tl.constexpr, ROOM: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
+def _leave(z, words, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
+           row_bias_ptr, limit, count, mine, B, V, NOISE: tl.constexpr, ROOM: tl.constexpr,
+           NVIDIA: tl.constexpr):  # fmt: skip
     """Leave records of the words of a tile [R, WIDTH] that may win.
 
     Word after word of every slot [R, W], W words side by side. A slot has a bound, a number and
@@ -312,10 +288,10 @@ def _leave(z, words, v0, vectors, rows, row, seed, offset, first_sample, T, extr
 
     Args:
         vectors: pointers (scale, residual, norm, bias or None).
-        mine: int32 [R, W] pointers to the slots' records of the first sample: (upper bound, word
-            and lanes), one after the other. apart: from one sample to the next.
-        limit, count: [R, W], of several samples [R, W, >= N]: the largest lower bound that the
-            slot knows of, and the number of its records.
+        mine: int32 [R, W] pointers to the slots' records: (upper bound, word and lanes), one after
+            the other.
+        limit, count: [R, W]: the largest lower bound that the slot knows of, and the number of its
+            records.
 
     Returns:
         (limit, count).
@@ -330,13 +306,12 @@ def _leave(z, words, v0, vectors, rows, row, seed, offset, first_sample, T, extr
         if words is not None:
             words_low, words_high = halves(words)
         limit, count = _leave(
-            low, words_low, v0, vectors, rows, row, seed, offset, first_sample, T, extra, reach,
-            spread, soft_cap, row_bias_ptr, limit, count, mine, apart, B, V, N, NOISE, ROOM, NVIDIA,
+            low, words_low, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
+            row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
         return _leave(
-            high, words_high, v0 + WIDTH // 2, vectors, rows, row, seed, offset, first_sample, T,
-            extra, reach, spread, soft_cap, row_bias_ptr, limit, count, mine, apart, B, V, N, NOISE,
-            ROOM, NVIDIA,
+            high, words_high, v0 + WIDTH // 2, vectors, rows, row, seed, offset, T, extra, reach,
+            spread, soft_cap, row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
     else:
         scale_ptr, residual_ptr, norm_ptr, bias_ptr = vectors
@@ -350,51 +325,47 @@ def _leave(z, words, v0, vectors, rows, row, seed, offset, first_sample, T, extr
         if words is not None:
             m0, m1, m2, m3 = split_words(masked(tl.zeros((R, WIDTH), tl.float32), words))
             allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
-        for i in tl.static_range(N):
-            least = _of_sample(limit, i, N)
-            so_far = _of_sample(count, i, N)
-            g0 = 0.0
-            g1 = 0.0
-            g2 = 0.0
-            g3 = 0.0
-            if NOISE == "token":
-                # Always 0; ties the noise to the layout of z, and makes a word wait for the one
-                # before, as in _helper.candidates. A bound is never NaN.
-                zero = ((z0 < float("-inf")) | (least != least)).to(tl.int32)
-                r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, first_sample + i, zero)
-                g0 = rough_gumbel(r0, NVIDIA)
-                g1 = rough_gumbel(r1, NVIDIA)
-                g2 = rough_gumbel(r2, NVIDIA)
-                g3 = rough_gumbel(r3, NVIDIA)
-            l0, u0 = _ends(
-                z0, first, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
-                extra, reach, spread, soft_cap, T, g0,
-            )  # fmt: skip
-            l1, u1 = _ends(
-                z1, first + 1, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
-                extra, reach, spread, soft_cap, T, g1,
-            )  # fmt: skip
-            l2, u2 = _ends(
-                z2, first + 8, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
-                extra, reach, spread, soft_cap, T, g2,
-            )  # fmt: skip
-            l3, u3 = _ends(
-                z3, first + 9, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
-                extra, reach, spread, soft_cap, T, g3,
-            )  # fmt: skip
-            if words is not None:
-                l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
-                l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))
-                l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
-                l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
-            least = larger(least, larger(larger(l0, l1), larger(l2, l3)))
-            lanes = allowed & reaching(u0, u1, u2, u3, least)
-            upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
-            record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
-            fits = (lanes != 0) & (so_far < ROOM)
-            store_record(mine + i * apart + 2 * so_far, upper, record, fits, NVIDIA)
-            limit = _with_sample(limit, i, least, N)
-            count = _with_sample(count, i, so_far + (lanes != 0).to(tl.int32), N)
+        g0 = 0.0
+        g1 = 0.0
+        g2 = 0.0
+        g3 = 0.0
+        if NOISE == "token":
+            # Always 0; ties the noise to the layout of z, and makes a word wait for the one
+            # before, as in _helper.candidates. A bound is never NaN.
+            zero = ((z0 < float("-inf")) | (limit != limit)).to(tl.int32)
+            r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, 0, zero)
+            g0 = rough_gumbel(r0, NVIDIA)
+            g1 = rough_gumbel(r1, NVIDIA)
+            g2 = rough_gumbel(r2, NVIDIA)
+            g3 = rough_gumbel(r3, NVIDIA)
+        l0, u0 = _ends(
+            z0, first, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+            extra, reach, spread, soft_cap, T, g0,
+        )  # fmt: skip
+        l1, u1 = _ends(
+            z1, first + 1, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+            extra, reach, spread, soft_cap, T, g1,
+        )  # fmt: skip
+        l2, u2 = _ends(
+            z2, first + 8, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+            extra, reach, spread, soft_cap, T, g2,
+        )  # fmt: skip
+        l3, u3 = _ends(
+            z3, first + 9, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+            extra, reach, spread, soft_cap, T, g3,
+        )  # fmt: skip
+        if words is not None:
+            l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
+            l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))
+            l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
+            l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
+        limit = larger(limit, larger(larger(l0, l1), larger(l2, l3)))
+        lanes = allowed & reaching(u0, u1, u2, u3, limit)
+        upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
+        record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
+        fits = (lanes != 0) & (count < ROOM)
+        store_record(mine + 2 * count, upper, record, fits, NVIDIA)
+        count += (lanes != 0).to(tl.int32)
         return limit, count
 
 
@@ -448,7 +419,7 @@ def touch(at, NVIDIA: tl.constexpr):
         )
 
 
-@triton.jit(do_not_specialize=["B", "V", "samples", "first_sample"])
+@triton.jit(do_not_specialize=["B", "V"])
 def screen_kernel(
     hidden_ptr,  # [B, D]
     codes_ptr,  # [blocks of rows * 2 * BLOCK_B, D] int8, scratch; see code_row
@@ -467,11 +438,11 @@ def screen_kernel(
     row_bias_ptr,  # [B, V] or None
     mask_ptr,  # [B, mask_words] int32, or None
     counters_ptr,  # CLAIMED, ROUNDED; 0 at first, put back to it by the second launch
-    lower_ptr,  # [B N] int64, bound_key of the largest lower bound so far; at rest at first
-    listed_ptr,  # [B N] int32: tokens on each list, above LIST if not all fit; 0 at first
-    records_ptr,  # [N, programs per block of rows, B, SLICE / 4, ROOM, 2] int32, scratch
-    list_ptr,  # [2, B N, LIST] int32, out: upper bounds of their words; tokens
-    found_ptr,  # [B, samples] int32, out: 0 for the samples of this launch
+    lower_ptr,  # [B] int64, bound_key of the largest lower bound so far; at rest at first
+    listed_ptr,  # [B] int32: tokens on each list, above LIST if not all fit; 0 at first
+    records_ptr,  # [programs per block of rows, B, SLICE / 4, ROOM, 2] int32, scratch
+    list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; tokens
+    found_ptr,  # [B] int32, out: 0
     B,
     V,
     D,
@@ -479,9 +450,6 @@ def screen_kernel(
     norm_inflation,  # 1 + (D + 4) 2^-24
     root,  # sqrt(D)
     mask_words,
-    samples,
-    first_sample,
-    N: tl.constexpr,
     NOISE: tl.constexpr,  # "token" or "none" (greedy)
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
@@ -507,7 +475,7 @@ def screen_kernel(
         _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, NVIDIA)
     round_claimed_rows(
         hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, tl.arange(0, CHUNK), B, D,
-        gamma, norm_inflation, root, samples, first_sample, N, NVIDIA,
+        gamma, norm_inflation, root, NVIDIA,
     )  # fmt: skip
     wait_for_rows(counters_ptr, B, NVIDIA)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -533,15 +501,10 @@ def screen_kernel(
 
     # A slot has every SLOTS-th word of a row.
     SLOTS: tl.constexpr = SLICE // 4
-    SAMPLES: tl.constexpr = triton.next_power_of_2(N)
     count = tl.zeros((BLOCK_B, SLOTS), tl.int32)
     limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
-    if N > 1:
-        count = tl.zeros((BLOCK_B, SLOTS, SAMPLES), tl.int32)
-        limit = tl.full((BLOCK_B, SLOTS, SAMPLES), LOWEST_BOUND, tl.float32)
     slot = tl.arange(0, SLOTS)[None, :]
     mine = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
-    apart = programs_v.to(tl.int64) * B * (SLOTS * 2 * ROOM)
     vectors = (scale_ptr, residual_ptr, norm_ptr, bias_ptr)
     for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
         v0 = tile_v * BLOCK_V
@@ -553,53 +516,48 @@ def screen_kernel(
         touch(residual_ptr + line, NVIDIA)
         touch(norm_ptr + line, NVIDIA)
         # Other programs raise it meanwhile; an older one only leaves over more.
-        for i in tl.static_range(N):
-            key = tl.load(lower_ptr + rows * N + i, mask=~idle, other=0, volatile=True)
-            known = tl.maximum(_of_sample(limit, i, N), bound_of_key(key)[:, None])
-            limit = _with_sample(limit, i, known, N)
+        key = tl.load(lower_ptr + rows, mask=~idle, other=0, volatile=True)
         z = _screened_logits(
             codes, copy, pid_b, v0, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
+        limit = tl.maximum(limit, bound_of_key(key)[:, None])
         z *= step
         if v0 + BLOCK_V > V:
             z = tl.where((v0 + tl.arange(0, BLOCK_V) < V)[None, :], z, float("-inf"))
         limit, count = _leave(
-            z, words, v0, vectors, rows, row, seed, offset, first_sample, T, extra, reach, spread,
-            soft_cap, row_bias_ptr, limit, count, mine, apart, B, V, N, NOISE, ROOM, NVIDIA,
+            z, words, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
+            row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
-        for i in tl.static_range(N):
-            best = tl.max(_of_sample(limit, i, N), axis=1)
-            there = (~idle) & (best > LOWEST_BOUND)
-            tl.atomic_max(lower_ptr + rows * N + i, bound_key(best), mask=there, sem="relaxed")
+        best = tl.max(limit, axis=1)
+        there = (~idle) & (best > LOWEST_BOUND)
+        tl.atomic_max(lower_ptr + rows, bound_key(best), mask=there, sem="relaxed")
 
     tl.debug_barrier()
-    for i in tl.static_range(N):
-        records = records_ptr + i * apart + (pid_v * B + rows).to(tl.int64) * (SLOTS * 2 * ROOM)
-        _list_what_is_left(
-            rows * N + i, ~idle, _of_sample(count, i, N), records, lower_ptr, listed_ptr, list_ptr,
-            B * N, ROOM, LIST, DEPTH,
-        )  # fmt: skip
+    records = records_ptr + (pid_v * B + rows).to(tl.int64) * (SLOTS * 2 * ROOM)
+    _list_what_is_left(
+        rows, ~idle, count, records, lower_ptr, listed_ptr, list_ptr, B, ROOM, LIST, DEPTH
+    )
 
 
 @triton.jit
-def _list_what_is_left(draws, there, count, records, lower_ptr, listed_ptr, list_ptr, num_draws,
+def _list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_ptr, B,
                        ROOM: tl.constexpr, LIST: tl.constexpr,
                        DEPTH: tl.constexpr):  # fmt: skip
-    """Move those of this program's records that still reach the bound to the lists of the draws.
+    """Move those of this program's records that still reach the bound to the lists of the rows.
 
     DEPTH records of every slot at a time.
 
     Args:
-        draws, there, records: [R]; records points to those of the draw. count: [R, slots].
+        rows, there, records: [R]; records points to those of the row. count: [R, slots].
     """
     R: tl.constexpr = count.shape[0]
     SLOTS: tl.constexpr = count.shape[1]
-    lower = tl.load(lower_ptr + draws, mask=there, other=0, volatile=True)
+    lower = tl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
     limit = bound_of_key(lower)[:, None]
-    out = list_ptr + draws.to(tl.int64)[:, None] * LIST
+    out = list_ptr + rows.to(tl.int64)[:, None] * LIST
     most = tl.max(count, axis=1)
-    # More records than there was room for: the draw is computed in full.
-    tl.atomic_add(listed_ptr + draws, LIST + 1, mask=there & (most > ROOM), sem="relaxed")
+    # More records than there was room for: the row is computed in full.
+    tl.atomic_add(listed_ptr + rows, LIST + 1, mask=there & (most > ROOM), sem="relaxed")
     place = tl.arange(0, SLOTS * DEPTH)[None, :]
     filled = tl.broadcast_to(count[:, :, None], (R, SLOTS, DEPTH)).reshape(R, SLOTS * DEPTH)
     for first in range(0, tl.minimum(tl.max(most, axis=0), ROOM), DEPTH):
@@ -612,13 +570,13 @@ def _list_what_is_left(draws, there, count, records, lower_ptr, listed_ptr, list
         lanes = tl.where(known & (below == 0), record & 15, 0)
         tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
         number = tl.sum(tokens, axis=1)
-        before = tl.atomic_add(listed_ptr + draws, number, mask=there & (number > 0), sem="relaxed")
+        before = tl.atomic_add(listed_ptr + rows, number, mask=there & (number > 0), sem="relaxed")
         to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
         word = record >> 4
         token = (word >> 2) * 16 + (word & 3) * 2
         for lane in tl.static_range(4):
             fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
             tl.store(out + to, upper, mask=fits)
-            tl.store(out + to + num_draws.to(tl.int64) * LIST,
+            tl.store(out + to + B.to(tl.int64) * LIST,
                      token + (lane & 1) + (lane >> 1) * 8, mask=fits)  # fmt: skip
             to += (lanes >> lane) & 1

@@ -43,7 +43,7 @@ POINTERS = {
     "i1": ("valid_ptr",),
 }
 NUMBERS = {
-    "i32": ("B", "V", "D", "mask_words", "samples", "first_sample"),
+    "i32": ("B", "V", "D", "mask_words"),
     "fp32": ("gamma", "norm_inflation", "root"),
 }
 
@@ -54,7 +54,6 @@ def compiled(fn, matrices: dict[str, str], constants: dict, everything: bool, co
     types |= {name: kind for kind, names in NUMBERS.items() for name in names}
     types |= {"temperature": "*fp32" if everything else "fp32", **matrices}
     constants = {
-        "N": 1,
         "NOISE": "token",
         "SEED_PER_ROW": everything,
         "OFFSET_PER_ROW": everything,
@@ -127,7 +126,7 @@ def resolve(config: ResolveConfig, B: int, row_room: int, everything: bool = Fal
         "weight": f"tensordesc<bf16[{config.block_v}, {config.block_d}]>",
     }
     constants = {
-        "DRAWS": B,
+        "POWER_B": B,
         "LIST": row_room,
         "AT_ONCE": config.at_once,
         "BLOCKS": 16,
