@@ -62,8 +62,9 @@ def resolve_kernel(
     BLOCK_D: tl.constexpr,
     USE_TMA: tl.constexpr,
     SLICE: tl.constexpr,
+    EVEN: tl.constexpr,  # D is a multiple of 256
     EARLY: tl.constexpr,  # launched before the screen has ended
-    NVIDIA: tl.constexpr,
+    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see _ask_for_rows
 ):
     if EARLY:
         gdc_wait()  # for all that the screen has written
@@ -82,7 +83,8 @@ def resolve_kernel(
         _resolve(
             b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
             bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D, NOISE,
-            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, NVIDIA,
+            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN,
+            IN_BULK,
         )  # fmt: skip
 
     if tl.max(number, 0) > LIST:
@@ -118,8 +120,8 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
              bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D,
              NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
              OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr,
-             AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr,
-             NVIDIA: tl.constexpr):  # fmt: skip
+             AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+             IN_BULK: tl.constexpr):  # fmt: skip
     """Tokens first .. last - 1 of the list of row b, at most AT_ONCE."""
     i = first + tl.arange(0, AT_ONCE)
     at = list_ptr + b.to(tl.int64) * LIST + i
@@ -129,7 +131,9 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
     below = upper < bound_of_key(tl.load(lower_ptr + b))
     there = (i < last) & (below == 0)
     token = tl.where(there, token, 0)
-    y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, NVIDIA)
+    if IN_BULK:
+        _ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
+    y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, EVEN)
     if soft_cap is not None:
         y = capped(y, soft_cap)
     if bias_ptr is not None:
@@ -150,13 +154,37 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
         y += T * gumbel(_word(token, row, seed, offset, 0))
     score = tl.where(y == y, y, float("inf"))
     key = tl.where(there, ordered_key(score, token), LOWEST_KEY)
-    tl.atomic_max(keys_ptr + b, tl.max(key, 0))
-    tl.atomic_add(found_ptr + b, tl.sum(there.to(tl.int32), 0))
+    # Whoever arrives last sees both: arriving releases what all of a program has done.
+    tl.atomic_max(keys_ptr + b, tl.max(key, 0), sem="relaxed")
+    tl.atomic_add(found_ptr + b, tl.sum(there.to(tl.int32), 0), sem="relaxed")
+
+
+@triton.jit
+def _ask_for_rows(row, there, D):
+    """Bring the rows of the weight at pointers `row`, where `there`, into the L2.
+
+    One instruction a row, and nothing waits for it; the loop over columns would ask for a few
+    steps at a time. For compute capability 9.0 and later, and rows that TMA could load.
+    """
+    BYTES: tl.constexpr = row.dtype.element_ty.primitive_bitwidth // 8
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p cp.async.bulk.prefetch.L2.global [$1], $3;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [row.to(tl.int64), there.to(tl.int32), D * BYTES],
+        tl.int32,
+        False,
+        1,
+    )
 
 
 @triton.jit
 def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.constexpr,
-                   STEP: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
+                   STEP: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
 
     Tokens begin their sums at blocks of 256 columns of their own. So the other operand is hidden
@@ -164,46 +192,27 @@ def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.conste
     """
     R: tl.constexpr = token.shape[0]
     block = tl.arange(0, BLOCKS)
-    width = tl.cdiv(D, ROTATION) * ROTATION
+    width = D if EVEN else tl.cdiv(D, ROTATION) * ROTATION
     first = first_column(token, D)
     d = tl.arange(0, STEP)[None, :]
     h_row = hidden_ptr + b.to(tl.int64) * D
     w_row = weight_ptr + token.to(tl.int64)[:, None] * D
-    if NVIDIA:
-        # All lines of these rows at once; the loop would ask for them a few steps ahead.
-        for col in range(0, D, 4096):
-            cols = col + tl.arange(0, 64)[None, :] * 64
-            _prefetch_some(w_row + cols, there[:, None] & (cols < D))
     acc = tl.zeros((R, BLOCKS), tl.float32)
     for step in range(width // STEP):
         w_col = first + step * STEP
         w_cols = tl.where(w_col < width, w_col, w_col - width)[:, None] + d
         h_col = block * ROTATION + step * STEP
         h_cols = tl.where(h_col < width, h_col, h_col - width)[:, None] + d
-        w = tl.load(w_row + w_cols, mask=there[:, None] & (w_cols < D), other=0.0)
-        h_there = (block * ROTATION < width)[:, None] & (h_cols < D)
+        w_there = there[:, None]
+        h_there = (block * ROTATION < width)[:, None]
+        if not EVEN:
+            w_there &= w_cols < D
+            h_there &= h_cols < D
+        w = tl.load(w_row + w_cols, mask=w_there, other=0.0)
         h = tl.load(h_row + h_cols, mask=h_there, other=0.0)
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
     own = (first // ROTATION)[:, None] == block[None, :]
     return tl.sum(tl.where(own, acc, 0.0), axis=1)
-
-
-@triton.jit
-def _prefetch_some(at, there):
-    """Bring into the L2 what pointers point to, where `there`; nothing waits for it."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred p;
-        setp.ne.s32 p, $2, 0;
-        @p prefetch.global.L2 [$1];
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r",
-        [at.to(tl.int64), there.to(tl.int32)],
-        tl.int32,
-        False,
-        1,
-    )
 
 
 @triton.jit

@@ -157,16 +157,19 @@ def _fence_for_tma(x, NVIDIA: tl.constexpr):
 
 
 @triton.jit
-def _prefetch(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, NVIDIA: tl.constexpr):
-    """Ask for the first columns of a tile of the copy, 128 KiB; nothing waits for them."""
-    if NVIDIA:
-        line = tl.arange(0, 1024)  # of 128 bytes
-        row = v0 + line % BLOCK_V
-        col = (first_column(v0, D) + line // BLOCK_V * 128) % D
-        at = copy_ptr + tl.minimum(row, V - 1).to(tl.int64) * D + col
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, False, 1
-        )
+def _prefetch(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, KIB: tl.constexpr):
+    """Ask for the first columns of a tile of the copy."""
+    line = tl.arange(0, 8 * KIB)  # of 128 bytes
+    row = tl.minimum(v0 + line % BLOCK_V, V - 1)
+    prefetch(copy_ptr + row.to(tl.int64) * D + (first_column(v0, D) + line // BLOCK_V * 128) % D)
+
+
+@triton.jit
+def prefetch(at):
+    """Bring the lines at pointers `at` into the L2; nothing waits for them. NVIDIA only."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, False, 1
+    )
 
 
 @triton.jit
@@ -458,6 +461,7 @@ def screen_kernel(
     LIST: tl.constexpr,
     DEPTH: tl.constexpr,
     CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,  # KiB of the copy that a program asks for before hidden is rounded
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -471,8 +475,8 @@ def screen_kernel(
     if EARLY:
         gdc_launch_dependents()
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
-    if USE_TMA:
-        _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, NVIDIA)
+    if USE_TMA and NVIDIA:
+        _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
     round_claimed_rows(
         hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, tl.arange(0, CHUNK), B, D,
         gamma, norm_inflation, root, NVIDIA,

@@ -95,16 +95,16 @@ def launch(
         **per_row(request),
         "LIST": config.row_room,
     }
-    flags = {
-        "EARLY": resolving.early and device.type == "cuda",
-        "NVIDIA": device.type == "cuda" and torch.version.hip is None,
-    }
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    early = {"EARLY": resolving.early and modern}
     grid = (blocks_b * programs_v,)
     with launching_on(device):
         if isinstance(config, HopperScreenConfig):
-            _screen_on_hopper(grid, request, head, config, scratch, out, options)
+            _screen_on_hopper(grid, request, head, config, scratch, out, options | early)
         else:
-            _screen(grid, request, head, config, scratch, out, processed, {**options, **flags})
+            more = {**early, "NVIDIA": nvidia}
+            _screen(grid, request, head, config, scratch, out, processed, options | more)
         resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
             matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
             matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
@@ -133,6 +133,7 @@ def launch(
             AT_ONCE=resolving.at_once,
             BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
             STEP=resolving.step,
+            EVEN=D % ROTATION.value == 0,
             BLOCK_B=resolving.block_b,
             BLOCK_V=resolving.block_v,
             BLOCK_D=resolving.block_d,
@@ -140,9 +141,10 @@ def launch(
             SLICE=resolving.block_v,
             num_warps=resolving.num_warps,
             num_stages=resolving.num_stages,
-            **({"launch_pdl": True} if flags["EARLY"] else {}),
+            IN_BULK=modern and by_tma,
+            **({"launch_pdl": True} if early["EARLY"] else {}),
             **options,
-            **flags,
+            **early,
         )
 
 
@@ -207,6 +209,7 @@ def _screen(
         ROOM=config.room,
         DEPTH=config.depth,
         CHUNK=_chunk(D),
+        AHEAD=config.ahead,
         BLOCK_B=config.block_b,
         BLOCK_V=config.block_v,
         BLOCK_D=config.block_d,
@@ -244,6 +247,7 @@ def _screen_on_hopper(
         scratch.codes,
         TensorDescriptor.from_tensor(scratch.codes, [box, CHUNK.value], layout),
         TensorDescriptor.from_tensor(head.codes, [128, CHUNK.value], layout),
+        head.codes,
         head.scale,
         head.residual,
         head.norm,
@@ -263,6 +267,7 @@ def _screen_on_hopper(
         *_rounding(D),
         ROOM=config.room,
         CHUNK_OF_ROW=_chunk(D),
+        AHEAD=config.ahead,
         WARPGROUPS=config.warpgroups,
         BLOCK_V=config.block_v,
         BLOCK_D=config.block_d,

@@ -50,6 +50,18 @@ def test_tokens_are_equal_to_the_last_one(B, D, dtype):
         offset += 1
 
 
+@pytest.mark.parametrize("V", [100, 5000, 40_001, 70_000, 70_007])
+@pytest.mark.parametrize("B", [3, 24, 64])
+def test_any_number_of_tokens(B, V):
+    # Programs without a tile, and with one of the tail; 70,000: rounds of 256 tokens and a tail.
+    hidden, weight = matrices(B, 1024, V)
+    head = prepare_head(weight)
+    for seed in range(5):
+        sample = screened_sample(hidden, head, seed=on_device(seed))
+        same = flash_sample(hidden, weight, seed=on_device(seed), noise="token")
+        assert torch.equal(sample.tokens, same.tokens)
+
+
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 4.0, 16.0])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_any_spread(sigma, temperature):

@@ -59,13 +59,15 @@ def compiled(fn, matrices: dict[str, str], constants: dict, everything: bool, co
         "OFFSET_PER_ROW": everything,
         "TEMPERATURE_PER_ROW": everything,
         "NVIDIA": True,
-        "EARLY": False,
+        "EARLY": True,
+        "IN_BULK": True,
         **constants,
     }
     if everything:
         types |= OPTIONS
     else:
-        constants |= {name: None for name in OPTIONS if name in fn.arg_names}
+        constants |= dict.fromkeys(OPTIONS)
+    constants = {name: value for name, value in constants.items() if name in fn.arg_names}
     signature = {name: types[name] for name in fn.arg_names if name in types}
     launch = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return stack_bytes(fn, signature, constants, 90, **launch)
@@ -81,6 +83,7 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
         "DEPTH": config.depth,
         "LIST": config.row_room,
         "CHUNK": 2048,
+        "AHEAD": config.ahead,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -111,6 +114,8 @@ def hopper_screen(config: HopperScreenConfig, box: int, per_row: bool = False) -
         "ROOM": config.room,
         "LIST": config.row_room,
         "CHUNK_OF_ROW": 2048,
+        "AHEAD": config.ahead,
+        "EARLY": True,
         "WARPGROUPS": config.warpgroups,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -131,6 +136,7 @@ def resolve(config: ResolveConfig, B: int, row_room: int, everything: bool = Fal
         "AT_ONCE": config.at_once,
         "BLOCKS": 16,
         "STEP": config.step,
+        "EVEN": True,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
