@@ -270,7 +270,9 @@ def _leave(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
         lanes = gl.where((rows < B)[:, None], reaching(u0, u1, u2, u3, limit), 0)
         upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
         record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
-        store_record(mine + 2 * count, upper, record, (lanes != 0) & (count < ROOM), True)
+        place = (gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT)) * (2 * ROOM))[None, :]
+        at = mine[:, None] + (place + 2 * count)
+        store_record(at, upper, record, (lanes != 0) & (count < ROOM), True)
         return limit, count + (lanes != 0).to(gl.int32)
 
 
@@ -315,11 +317,9 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     noise = (row, seed, offset)
     bounds = (T, extra, reach, spread)
 
-    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
     count = gl.full([32, SLOTS], 0, gl.int32, LAYOUT)
     limit = gl.full([32, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
-    place = (pid_v * B + rows).to(gl.int64)[:, None] * SLOTS + slot[None, :]
-    mine = records_ptr + place * (2 * ROOM)
+    mine = records_ptr + (pid_v * B + rows).to(gl.int64) * (SLOTS * 2 * ROOM)
     at = (0, 0)
     known = (limit, count)
     rounds, tail = _tiles(share, V, BLOCK_V)
@@ -388,7 +388,7 @@ def _list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr
     """As _screen_kernel._list_what_is_left; every thread looks at its own records, DEPTH at a time.
 
     Args:
-        rows, there: [32]. count: [32, SLOTS]. mine: pointers to the slots' records, [32, SLOTS].
+        rows, there: [32]. count: [32, SLOTS]. mine: pointers to the rows' records, [32].
     """
     DEEP: gl.constexpr = _record_layout()
     WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
@@ -398,7 +398,8 @@ def _list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr
     most = gl.max(gl.max(count, axis=1), axis=0)
     rows = gl.convert_layout(rows, OF_ROWS)
     count = gl.convert_layout(count, WORDS, assert_trivial=True)
-    mine = gl.convert_layout(mine, WORDS, assert_trivial=True)[:, :, None]
+    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, WORDS))
+    mine = gl.convert_layout(mine, OF_ROWS)[:, None, None] + (slot * (2 * ROOM))[None, :, None]
     there = (rows < B)[:, None]
     # More records than there was room for: the row is computed in full.
     to_list = listed_ptr + rows[:, None] + count * 0
