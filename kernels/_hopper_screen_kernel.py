@@ -19,35 +19,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from fsbench.kernels._helper import halves, nan_max, random_words, split_words, temperatures
+from fsbench.kernels._helper import temperatures
 from fsbench.kernels._hopper_kernel import _next_stage, _per_row, _schedule, copy_to_shared
+from fsbench.kernels._hopper_screen_records import (
+    SLOTS,
+    leave_records,
+    list_what_is_left,
+    word_layout,
+)
 from fsbench.kernels._mainloop import first_column
-from fsbench.kernels._screen_kernel import (
+from fsbench.kernels._screen_kernel import prefetch, touch
+from fsbench.kernels._screen_records import (
     ABSOLUTE_SLACK,
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
     NOISE_SLACK,
-    both_bytes,
     bound_key,
     bound_of_key,
     larger,
-    prefetch,
-    reaching,
-    rough_gumbel,
-    round_claimed_rows,
-    store_record,
-    touch,
-    wait_for_rows,
 )
+from fsbench.kernels._screen_rounding import both_bytes, round_claimed_rows, wait_for_rows
 
 ROWS = gl.constexpr(64)
 """Rows of codes of a warpgroup: the M of its instruction."""
 CHUNK = gl.constexpr(128)
 """Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
-SLOTS = gl.constexpr(16)
-"""Words of a row side by side: four of each thread."""
-DEPTH = gl.constexpr(4)
-"""Records of a word that are looked at together in the end."""
 LOADER_REGISTERS = gl.constexpr(40)
 SECOND_REGISTERS = gl.constexpr(216)
 
@@ -56,30 +52,6 @@ SECOND_REGISTERS = gl.constexpr(216)
 def _accumulator_layout(WIDTH):
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, min(WIDTH, 128), 32]
-    )
-
-
-@gluon.constexpr_function
-def _word_layout():
-    """[32, SLOTS]: where a thread has the words of its row."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 4], [0, 8]],
-        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0]],
-        block_bases=[],
-        shape=[32, 16],
-    )
-
-
-@gluon.constexpr_function
-def _record_layout():
-    """[32, SLOTS, DEPTH]: as _word_layout, with DEPTH records of every word in its thread."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]],
-        lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        warp_bases=[[8, 0, 0], [16, 0, 0]],
-        block_bases=[],
-        shape=[32, 16, 4],
     )
 
 
@@ -214,69 +186,6 @@ def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.co
 
 
 @gluon.jit
-def _ends(z, tokens, vectors, V, extra, reach, spread, T, noise):
-    """As _screen_kernel._ends, of plain requests."""
-    scale_ptr, residual_ptr, norm_ptr = vectors
-    inside = tokens < V
-    y = z * gl.load(scale_ptr + tokens, mask=inside, other=1.0)
-    residual = gl.load(residual_ptr + tokens, mask=inside, other=0.0)
-    norm = gl.load(norm_ptr + tokens, mask=inside, other=0.0)
-    bound = residual * reach + (norm * spread + extra)
-    score = y + T * noise
-    return score - bound, score + bound
-
-
-@gluon.jit
-def _leave(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
-           NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
-    """As _screen_kernel._leave: z fp32 [32, WIDTH], 4 SLOTS columns at a time."""
-    WIDTH: gl.constexpr = z.shape[1]
-    if WIDTH > 4 * SLOTS:
-        low, high = halves(z)
-        limit, count = _leave(
-            low, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
-        )
-        return _leave(
-            high, v0 + WIDTH // 2, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE,
-            ROOM,
-        )  # fmt: skip
-    else:
-        LAYOUT: gl.constexpr = _word_layout()
-        row, seed, offset = noise
-        T, extra, reach, spread = bounds
-        word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
-        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
-        w0, w1, w2, w3 = split_words(z)
-        z0 = gl.convert_layout(w0, LAYOUT, assert_trivial=True)
-        z1 = gl.convert_layout(w1, LAYOUT, assert_trivial=True)
-        z2 = gl.convert_layout(w2, LAYOUT, assert_trivial=True)
-        z3 = gl.convert_layout(w3, LAYOUT, assert_trivial=True)
-        g0 = 0.0
-        g1 = 0.0
-        g2 = 0.0
-        g3 = 0.0
-        if NOISE == "token":
-            zero = (limit != limit).to(gl.int32)
-            r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, 0, zero)
-            g0 = rough_gumbel(r0, True)
-            g1 = rough_gumbel(r1, True)
-            g2 = rough_gumbel(r2, True)
-            g3 = rough_gumbel(r3, True)
-        l0, u0 = _ends(z0, first, vectors, V, extra, reach, spread, T, g0)
-        l1, u1 = _ends(z1, first + 1, vectors, V, extra, reach, spread, T, g1)
-        l2, u2 = _ends(z2, first + 8, vectors, V, extra, reach, spread, T, g2)
-        l3, u3 = _ends(z3, first + 9, vectors, V, extra, reach, spread, T, g3)
-        limit = larger(limit, larger(larger(l0, l1), larger(l2, l3)))
-        lanes = gl.where((rows < B)[:, None], reaching(u0, u1, u2, u3, limit), 0)
-        upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
-        record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
-        place = (gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT)) * (2 * ROOM))[None, :]
-        at = mine[:, None] + (place + 2 * count)
-        store_record(at, upper, record, (lanes != 0) & (count < ROOM), True)
-        return limit, count + (lanes != 0).to(gl.int32)
-
-
-@gluon.jit
 def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr,
             TEMPERATURE_PER_ROW: gl.constexpr, ROOM: gl.constexpr, LIST: gl.constexpr,
@@ -296,7 +205,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             norm_inflation, root, True,
         )  # fmt: skip
     wait_for_rows(counters_ptr, B, True)
-    LAYOUT: gl.constexpr = _word_layout()
+    LAYOUT: gl.constexpr = word_layout()
     rows = b0 + WARPGROUP * 32 + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
     there = rows < B
     offset = gl.to_tensor(0).to(gl.int64)
@@ -335,7 +244,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
                 ring, at, tail, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
                 NOISE, ROOM, WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
             )  # fmt: skip
-    _list_what_is_left(rows, there, known[1], mine, lower_ptr, listed_ptr, list_ptr, B, ROOM, LIST)
+    list_what_is_left(rows, there, known[1], mine, lower_ptr, listed_ptr, list_ptr, B, ROOM, LIST)
 
 
 @gluon.jit
@@ -346,7 +255,7 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
     """Leave records of a tile of WIDTH tokens.
 
     Args:
-        at: (stage, phase) of the ring. known: (limit, count), as in _leave.
+        at: (stage, phase) of the ring. known: (limit, count), as in leave_records.
 
     Returns:
         (at, known).
@@ -372,7 +281,7 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
     if v0 + WIDTH > V:
         token = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
         z = gl.where((token < V)[None, :], z, float("-inf"))
-    limit, count = _leave(
+    limit, count = leave_records(
         z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
     )
     best = gl.max(limit, axis=1)
@@ -380,51 +289,6 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
         lower_ptr + rows, bound_key(best), mask=there & (best > LOWEST_BOUND), sem="relaxed"
     )
     return (stage, phase), (limit, count)
-
-
-@gluon.jit
-def _list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr, B,
-                       ROOM: gl.constexpr, LIST: gl.constexpr):  # fmt: skip
-    """As _screen_kernel._list_what_is_left; every thread looks at its own records, DEPTH at a time.
-
-    Args:
-        rows, there: [32]. count: [32, SLOTS]. mine: pointers to the rows' records, [32].
-    """
-    DEEP: gl.constexpr = _record_layout()
-    WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
-    OF_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
-    key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
-    limit = gl.convert_layout(bound_of_key(key), OF_ROWS)[:, None, None]
-    most = gl.max(gl.max(count, axis=1), axis=0)
-    rows = gl.convert_layout(rows, OF_ROWS)
-    count = gl.convert_layout(count, WORDS, assert_trivial=True)
-    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, WORDS))
-    mine = gl.convert_layout(mine, OF_ROWS)[:, None, None] + (slot * (2 * ROOM))[None, :, None]
-    there = (rows < B)[:, None]
-    # More records than there was room for: the row is computed in full.
-    to_list = listed_ptr + rows[:, None] + count * 0
-    gl.atomic_add(to_list, count * 0 + (LIST + 1), mask=there & (count > ROOM), sem="relaxed")
-    filled = gl.where(there, gl.minimum(count, ROOM), 0)[:, :, None]
-    out = list_ptr + rows.to(gl.int64)[:, None, None] * LIST
-    depth = gl.arange(0, DEPTH, gl.SliceLayout(0, gl.SliceLayout(1, DEEP)))[None, None, :]
-    to_list = to_list[:, :, None] + depth * 0
-    for first in range(0, gl.minimum(most, ROOM), DEPTH):
-        i = first + depth
-        known = i < filled
-        upper = gl.load(mine + 2 * i, mask=known, other=0)
-        record = gl.load(mine + 2 * i + 1, mask=known, other=0)
-        below = upper.to(gl.float32, bitcast=True) < limit
-        lanes = gl.where(known & (below == 0), record & 15, 0)
-        tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
-        to = gl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
-        word = record >> 4
-        token = (word >> 2) * 16 + (word & 3) * 2
-        for lane in gl.static_range(4):
-            fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
-            gl.store(out + to, upper, mask=fits)
-            of_lane = token + (lane & 1) + (lane >> 1) * 8
-            gl.store(out + to + B.to(gl.int64) * LIST, of_lane, mask=fits)
-            to += (lanes >> lane) & 1
 
 
 @gluon.jit(do_not_specialize=["B", "V"])

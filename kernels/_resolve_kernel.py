@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from fsbench.kernels._epilogue import allowed_words, best_of_tile, capped, processed
+from fsbench.kernels._flash_sampling_kernel import settings
 from fsbench.kernels._helper import (
     LOWEST_KEY,
     gumbel,
@@ -20,7 +21,8 @@ from fsbench.kernels._helper import (
     token_of_key,
 )
 from fsbench.kernels._mainloop import ROTATION, first_column, tile_logits
-from fsbench.kernels._screen_kernel import ARRIVED, CLAIMED, ROUNDED, bound_of_key, settings
+from fsbench.kernels._screen_records import bound_of_key
+from fsbench.kernels._screen_rounding import ARRIVED, CLAIMED, ROUNDED
 
 
 @triton.jit(do_not_specialize=["B", "V"])

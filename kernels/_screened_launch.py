@@ -26,7 +26,8 @@ from fsbench.kernels._launch import (
 )
 from fsbench.kernels._mainloop import ROTATION
 from fsbench.kernels._resolve_kernel import resolve_kernel
-from fsbench.kernels._screen_kernel import ROW_NUMBERS, screen_kernel
+from fsbench.kernels._screen_kernel import screen_kernel
+from fsbench.kernels._screen_rounding import ROW_NUMBERS
 from fsbench.kernels._screened_config import (
     HopperScreenConfig,
     ResolveConfig,

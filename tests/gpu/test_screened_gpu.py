@@ -10,7 +10,7 @@ import triton.language as tl
 from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
 from fsbench.kernels._helper import gumbel
 from fsbench.kernels._screen import screen_hidden, screen_logits
-from fsbench.kernels._screen_kernel import rough_gumbel
+from fsbench.kernels._screen_records import rough_gumbel
 
 pytestmark = pytest.mark.gpu
 

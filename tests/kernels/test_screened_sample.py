@@ -21,7 +21,8 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
 from fsbench.kernels._helper import gumbel
 from fsbench.kernels._screen import screen_hidden, screen_logits
-from fsbench.kernels._screen_kernel import rough_gumbel, round_claimed_rows
+from fsbench.kernels._screen_records import rough_gumbel
+from fsbench.kernels._screen_rounding import round_claimed_rows
 from fsbench.kernels._screened_config import default_configs
 from fsbench.kernels._screened_head import prepare_head
 from fsbench.kernels._screened_sample import Screened, screened_sample
