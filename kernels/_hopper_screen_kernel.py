@@ -194,15 +194,15 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     """A computing warpgroup: the records and then the lists of its rows."""
     b0, pid_v, programs_v = share
     seed_ptr, offset_ptr, temperature = request
-    (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
-     found_ptr) = state  # fmt: skip
+    (hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr,
+     records_ptr, list_ptr, found_ptr) = state  # fmt: skip
     B, V, D, gamma, norm_inflation, root = sizes
     if WARPGROUP == 0:
         FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
         cols = gl.arange(0, CHUNK_OF_ROW, FLAT)
         round_claimed_rows(
-            hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
-            norm_inflation, root, True,
+            hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D,
+            gamma, norm_inflation, root, True,
         )  # fmt: skip
     wait_for_rows(counters_ptr, B, True)
     LAYOUT: gl.constexpr = word_layout()
@@ -298,6 +298,7 @@ def hopper_screen_kernel(
     codes,  # descriptor of boxes [16 .. 64, CHUNK]
     copy,  # descriptor of boxes [128, CHUNK]
     copy_ptr,  # the same
+    twice_ptr,
     scale_ptr,
     residual_ptr,
     norm_ptr,
@@ -354,8 +355,8 @@ def hopper_screen_kernel(
     # What is absent is an empty tuple, as None cannot be in one.
     request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
     vectors = (scale_ptr, residual_ptr, norm_ptr)
-    state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
-             list_ptr, found_ptr)  # fmt: skip
+    state = (hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr,
+             records_ptr, list_ptr, found_ptr)  # fmt: skip
     sizes = (B, V, D, gamma, norm_inflation, root)
     if WARPGROUPS == 2:
         gl.warp_specialize(

@@ -35,6 +35,7 @@ def screen_kernel(
     codes,  # the same, descriptor (USE_TMA) or pointer
     copy_ptr,  # [V, D] int8
     copy,  # the same, descriptor (USE_TMA) or pointer
+    twice_ptr,  # [B, 2, D] as hidden, scratch: every row twice, for the second launch
     scale_ptr,  # [V] fp32
     residual_ptr,  # [V] fp32
     norm_ptr,  # [V] fp32
@@ -84,8 +85,8 @@ def screen_kernel(
     if USE_TMA and NVIDIA:
         _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
     round_claimed_rows(
-        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, tl.arange(0, CHUNK), B, D,
-        gamma, norm_inflation, root, NVIDIA,
+        hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, found_ptr, counters_ptr,
+        tl.arange(0, CHUNK), B, D, gamma, norm_inflation, root, NVIDIA,
     )  # fmt: skip
     wait_for_rows(counters_ptr, B, NVIDIA)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
