@@ -28,7 +28,7 @@ from fsbench.kernels._hopper_screen_records import (
     word_layout,
 )
 from fsbench.kernels._mainloop import first_column
-from fsbench.kernels._screen_kernel import prefetch, touch
+from fsbench.kernels._screen_kernel import touch
 from fsbench.kernels._screen_records import (
     ABSOLUTE_SLACK,
     LARGEST_TEMPERATURE,
@@ -130,7 +130,10 @@ def _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: g
     v0, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     line = gl.arange(0, BLOCK_V * BLOCK_D // 128, gl.BlockedLayout([1], [32], [1], [0]))
     row = gl.minimum(v0 + line % BLOCK_V, V - 1)
-    prefetch(copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1))
+    at = copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(gl.int64)], gl.int32, False, 1
+    )
 
 
 @gluon.jit

@@ -20,7 +20,7 @@ from fsbench.kernels._helper import (
     temperatures,
     token_of_key,
 )
-from fsbench.kernels._mainloop import ROTATION, first_column, tile_logits
+from fsbench.kernels._mainloop import ROTATION, ask_for, first_column, tile_logits
 from fsbench.kernels._screen_records import bound_of_key
 from fsbench.kernels._screen_rounding import ARRIVED, CLAIMED, ROUNDED
 
@@ -66,7 +66,7 @@ def resolve_kernel(
     USE_TMA: tl.constexpr,
     SLICE: tl.constexpr,
     EARLY: tl.constexpr,  # launched before the screen has ended
-    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see _ask_for_rows
+    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see ask_for
 ):
     if EARLY:
         gdc_wait()  # for all that the screen has written
@@ -134,7 +134,9 @@ def _resolve(b, first, last, windows, hidden_ptr, weight_ptr, seed_ptr, offset_p
     there = (i < last) & (below == 0)
     token = tl.where(there, token, 0)
     if IN_BULK:
-        _ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
+        # The loop over columns would ask for a few steps at a time.
+        BYTES: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
+        ask_for(weight_ptr + token.to(tl.int64) * D, D * BYTES, there)
     if windows is not None:
         y = _windowed_logits(windows, weight_ptr, b, token, there, D, STEP)
     else:
@@ -162,29 +164,6 @@ def _resolve(b, first, last, windows, hidden_ptr, weight_ptr, seed_ptr, offset_p
     # Whoever arrives last sees both: arriving releases what all of a program has done.
     tl.atomic_max(keys_ptr + b, tl.max(key, 0), sem="relaxed")
     tl.atomic_add(found_ptr + b, tl.sum(there.to(tl.int32), 0), sem="relaxed")
-
-
-@triton.jit
-def _ask_for_rows(row, there, D):
-    """Bring the rows of the weight at pointers `row`, where `there`, into the L2.
-
-    One instruction a row, and nothing waits for it; the loop over columns would ask for a few
-    steps at a time. For compute capability 9.0 and later, and rows that TMA could load.
-    """
-    BYTES: tl.constexpr = row.dtype.element_ty.primitive_bitwidth // 8
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred p;
-        setp.ne.s32 p, $2, 0;
-        @p cp.async.bulk.prefetch.L2.global [$1], $3;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r,r",
-        [row.to(tl.int64), there.to(tl.int32), D * BYTES],
-        tl.int32,
-        False,
-        1,
-    )
 
 
 @triton.jit

@@ -107,7 +107,8 @@ def launch(
         if isinstance(config, HopperScreenConfig):
             _screen_on_hopper(grid, request, head, config, scratch, out, options | early)
         else:
-            more = {**early, "NVIDIA": nvidia}
+            in_bulk = modern and _choice.tma_possible(head.codes)
+            more = {**early, "IN_BULK": in_bulk, "NVIDIA": nvidia}
             _screen(grid, request, head, config, scratch, out, processed, options | more)
         resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
             matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
