@@ -28,7 +28,7 @@ from fsbench.kernels._hopper_screen_records import (
     word_layout,
 )
 from fsbench.kernels._mainloop import first_column
-from fsbench.kernels._screen_kernel import touch
+from fsbench.kernels._screen_kernel import prefetch, touch
 from fsbench.kernels._screen_records import (
     ABSOLUTE_SLACK,
     LARGEST_TEMPERATURE,
@@ -130,10 +130,7 @@ def _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: g
     v0, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     line = gl.arange(0, BLOCK_V * BLOCK_D // 128, gl.BlockedLayout([1], [32], [1], [0]))
     row = gl.minimum(v0 + line % BLOCK_V, V - 1)
-    at = copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1)
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(gl.int64)], gl.int32, False, 1
-    )
+    prefetch(copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1))
 
 
 @gluon.jit
@@ -197,15 +194,15 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     """A computing warpgroup: the records and then the lists of its rows."""
     b0, pid_v, programs_v = share
     seed_ptr, offset_ptr, temperature = request
-    (hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr,
-     records_ptr, list_ptr, found_ptr) = state  # fmt: skip
+    (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
+     found_ptr) = state  # fmt: skip
     B, V, D, gamma, norm_inflation, root = sizes
     if WARPGROUP == 0:
         FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
         cols = gl.arange(0, CHUNK_OF_ROW, FLAT)
         round_claimed_rows(
-            hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D,
-            gamma, norm_inflation, root, True,
+            hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
+            norm_inflation, root, True,
         )  # fmt: skip
     wait_for_rows(counters_ptr, B, True)
     LAYOUT: gl.constexpr = word_layout()
@@ -301,7 +298,6 @@ def hopper_screen_kernel(
     codes,  # descriptor of boxes [16 .. 64, CHUNK]
     copy,  # descriptor of boxes [128, CHUNK]
     copy_ptr,  # the same
-    twice_ptr,
     scale_ptr,
     residual_ptr,
     norm_ptr,
@@ -358,8 +354,8 @@ def hopper_screen_kernel(
     # What is absent is an empty tuple, as None cannot be in one.
     request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
     vectors = (scale_ptr, residual_ptr, norm_ptr)
-    state = (hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr,
-             records_ptr, list_ptr, found_ptr)  # fmt: skip
+    state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
+             list_ptr, found_ptr)  # fmt: skip
     sizes = (B, V, D, gamma, norm_inflation, root)
     if WARPGROUPS == 2:
         gl.warp_specialize(

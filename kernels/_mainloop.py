@@ -61,25 +61,3 @@ def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.conste
         else:
             acc = tl.dot(h, w.T, acc, input_precision="ieee")
     return acc.T if V_ON_M else acc
-
-
-@triton.jit
-def ask_for(at, size, there):
-    """Bring `size` bytes from each of the pointers `at`, where `there`, into the L2.
-
-    One instruction each, and nothing waits for it. For compute capability 9.0 and later; pointers
-    and size are multiples of 16 bytes, as for TMA.
-    """
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred p;
-        setp.ne.s32 p, $2, 0;
-        @p cp.async.bulk.prefetch.L2.global [$1], $3;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r,r",
-        [at.to(tl.int64), there.to(tl.int32), size],
-        tl.int32,
-        False,
-        1,
-    )

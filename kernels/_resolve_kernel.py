@@ -20,7 +20,7 @@ from fsbench.kernels._helper import (
     temperatures,
     token_of_key,
 )
-from fsbench.kernels._mainloop import ROTATION, ask_for, first_column, tile_logits
+from fsbench.kernels._mainloop import ROTATION, first_column, tile_logits
 from fsbench.kernels._screen_records import bound_of_key
 from fsbench.kernels._screen_rounding import ARRIVED, CLAIMED, ROUNDED
 
@@ -29,7 +29,6 @@ from fsbench.kernels._screen_rounding import ARRIVED, CLAIMED, ROUNDED
 def resolve_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer: for rows that are computed in full
     weight,  # [>= V, D] likewise
-    windows,  # of hidden, a descriptor; see _windowed_logits; or None
     hidden_ptr,  # the same as pointers: for single tokens
     weight_ptr,
     seed_ptr,
@@ -65,8 +64,9 @@ def resolve_kernel(
     BLOCK_D: tl.constexpr,
     USE_TMA: tl.constexpr,
     SLICE: tl.constexpr,
+    EVEN: tl.constexpr,  # D is a multiple of 256
     EARLY: tl.constexpr,  # launched before the screen has ended
-    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see ask_for
+    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see _ask_for_rows
 ):
     if EARLY:
         gdc_wait()  # for all that the screen has written
@@ -83,9 +83,9 @@ def resolve_kernel(
         first = tl.sum(tl.where(every == b, part - (ends - parts), 0), 0) * size
         last = tl.minimum(first + size, tl.sum(tl.where(every == b, tokens, 0), 0))
         _resolve(
-            b, first, last, windows, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature,
-            soft_cap, bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D,
-            NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP,
+            b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
+            bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D, NOISE,
+            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN,
             IN_BULK,
         )  # fmt: skip
 
@@ -118,11 +118,11 @@ def resolve_kernel(
 
 
 @triton.jit
-def _resolve(b, first, last, windows, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature,
-             soft_cap, bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D,
+def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
+             bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D,
              NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
              OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr,
-             AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr,
+             AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
              IN_BULK: tl.constexpr):  # fmt: skip
     """Tokens first .. last - 1 of the list of row b, at most AT_ONCE."""
     i = first + tl.arange(0, AT_ONCE)
@@ -134,13 +134,8 @@ def _resolve(b, first, last, windows, hidden_ptr, weight_ptr, seed_ptr, offset_p
     there = (i < last) & (below == 0)
     token = tl.where(there, token, 0)
     if IN_BULK:
-        # The loop over columns would ask for a few steps at a time.
-        BYTES: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-        ask_for(weight_ptr + token.to(tl.int64) * D, D * BYTES, there)
-    if windows is not None:
-        y = _windowed_logits(windows, weight_ptr, b, token, there, D, STEP)
-    else:
-        y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP)
+        _ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
+    y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, EVEN)
     if soft_cap is not None:
         y = capped(y, soft_cap)
     if bias_ptr is not None:
@@ -167,39 +162,39 @@ def _resolve(b, first, last, windows, hidden_ptr, weight_ptr, seed_ptr, offset_p
 
 
 @triton.jit
-def _windowed_logits(windows, weight_ptr, b, token, there, D, STEP: tl.constexpr):
-    """hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
+def _ask_for_rows(row, there, D):
+    """Bring the rows of the weight at pointers `row`, where `there`, into the L2.
 
-    Tokens begin their sums at blocks of 256 columns of their own. So the other operand is hidden
-    from every block on, and a token's logit is the element of the product that began where it did.
-
-    Args:
-        windows: descriptor of [_, D / 256, 256], boxes [1, 64, STEP]: hidden twice in a row, from
-            every block on. Boxes go beyond its second dimension: those rows are zero.
+    One instruction a row, and nothing waits for it; the loop over columns would ask for a few
+    steps at a time. For compute capability 9.0 and later, and rows that TMA could load.
     """
-    ROWS: tl.constexpr = 64  # of the tensor-core instruction that the fused kernels use
-    w_row = weight_ptr + token.to(tl.int64)[:, None] * D
-    first = first_column(token, D)
-    d = tl.arange(0, STEP)[None, :]
-    acc = tl.zeros((ROWS, token.shape[0]), tl.float32)
-    for step in range(D // STEP):
-        col = step * STEP
-        w_col = first + col
-        w_col = tl.where(w_col < D, w_col, w_col - D)
-        w = tl.load(w_row + w_col[:, None] + d, mask=there[:, None], other=0.0)
-        h = windows.load([b * (2 * D // ROTATION) + col // ROTATION, 0, col % ROTATION])
-        acc = tl.dot(h.reshape(ROWS, STEP), w.T, acc, input_precision="ieee")
-    own = (first // ROTATION)[None, :] == tl.arange(0, ROWS)[:, None]
-    return tl.sum(tl.where(own, acc, 0.0), axis=0)
+    BYTES: tl.constexpr = row.dtype.element_ty.primitive_bitwidth // 8
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p cp.async.bulk.prefetch.L2.global [$1], $3;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [row.to(tl.int64), there.to(tl.int32), D * BYTES],
+        tl.int32,
+        False,
+        1,
+    )
 
 
 @triton.jit
 def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.constexpr,
-                   STEP: tl.constexpr):  # fmt: skip
-    """As _windowed_logits, for any D, and rows that TMA cannot load."""
+                   STEP: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
+
+    Tokens begin their sums at blocks of 256 columns of their own. So the other operand is hidden
+    from every block on, and a token's logit is the element of the product that began where it did.
+    """
     R: tl.constexpr = token.shape[0]
     block = tl.arange(0, BLOCKS)
-    width = tl.cdiv(D, ROTATION) * ROTATION
+    width = D if EVEN else tl.cdiv(D, ROTATION) * ROTATION
     first = first_column(token, D)
     d = tl.arange(0, STEP)[None, :]
     h_row = hidden_ptr + b.to(tl.int64) * D
@@ -210,8 +205,12 @@ def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.conste
         w_cols = tl.where(w_col < width, w_col, w_col - width)[:, None] + d
         h_col = block * ROTATION + step * STEP
         h_cols = tl.where(h_col < width, h_col, h_col - width)[:, None] + d
-        w = tl.load(w_row + w_cols, mask=there[:, None] & (w_cols < D), other=0.0)
-        h_there = (block * ROTATION < width)[:, None] & (h_cols < D)
+        w_there = there[:, None]
+        h_there = (block * ROTATION < width)[:, None]
+        if not EVEN:
+            w_there &= w_cols < D
+            h_there &= h_cols < D
+        w = tl.load(w_row + w_cols, mask=w_there, other=0.0)
         h = tl.load(h_row + h_cols, mask=h_there, other=0.0)
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
     own = (first // ROTATION)[:, None] == block[None, :]

@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from fsbench.kernels._epilogue import allowed_words
 from fsbench.kernels._flash_sampling_kernel import settings
-from fsbench.kernels._mainloop import _load_tile, ask_for, first_column, program_share
+from fsbench.kernels._mainloop import _load_tile, first_column, program_share
 from fsbench.kernels._screen_records import (
     ABSOLUTE_SLACK,
     CAP_SLACK,
@@ -35,7 +35,6 @@ def screen_kernel(
     codes,  # the same, descriptor (USE_TMA) or pointer
     copy_ptr,  # [V, D] int8
     copy,  # the same, descriptor (USE_TMA) or pointer
-    twice_ptr,  # [B, 2, D] as hidden, scratch: every row twice, for the second launch
     scale_ptr,  # [V] fp32
     residual_ptr,  # [V] fp32
     norm_ptr,  # [V] fp32
@@ -77,17 +76,16 @@ def screen_kernel(
     USE_TMA: tl.constexpr,
     FLATTEN: tl.constexpr,
     EARLY: tl.constexpr,  # the second launch may begin, and wait
-    IN_BULK: tl.constexpr,  # rows of the copy can be asked for; see ask_for
     NVIDIA: tl.constexpr,  # else plain Triton: the interpreter
 ):
     if EARLY:
         gdc_launch_dependents()
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
-    if IN_BULK:
+    if USE_TMA and NVIDIA:
         _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
     round_claimed_rows(
-        hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, found_ptr, counters_ptr,
-        tl.arange(0, CHUNK), B, D, gamma, norm_inflation, root, NVIDIA,
+        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, tl.arange(0, CHUNK), B, D,
+        gamma, norm_inflation, root, NVIDIA,
     )  # fmt: skip
     wait_for_rows(counters_ptr, B, NVIDIA)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -175,10 +173,18 @@ def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
 
 @triton.jit
 def _prefetch(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, KIB: tl.constexpr):
-    """Bring the first columns that a tile of the copy needs into the L2, one piece of every row."""
-    row = tl.minimum(v0 + tl.arange(0, BLOCK_V), V - 1)
-    size = tl.minimum(D, KIB * 1024 // BLOCK_V)
-    ask_for(copy_ptr + row.to(tl.int64) * D + tl.minimum(first_column(v0, D), D - size), size, row >= 0)
+    """Ask for the first columns of a tile of the copy."""
+    line = tl.arange(0, 8 * KIB)  # of 128 bytes
+    row = tl.minimum(v0 + line % BLOCK_V, V - 1)
+    prefetch(copy_ptr + row.to(tl.int64) * D + (first_column(v0, D) + line // BLOCK_V * 128) % D)
+
+
+@triton.jit
+def prefetch(at):
+    """Bring the lines at pointers `at` into the L2; nothing waits for them. NVIDIA only."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, False, 1
+    )
 
 
 @triton.jit

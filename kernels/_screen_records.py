@@ -252,7 +252,6 @@ def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_p
     # More records than there was room for: the row is computed in full.
     tl.atomic_add(listed_ptr + rows, LIST + 1, mask=there & (most > ROOM), sem="relaxed")
     place = tl.arange(0, SLOTS * DEPTH)[None, :]
-    to_list = tl.broadcast_to((listed_ptr + rows)[:, None], (R, SLOTS * DEPTH))
     filled = tl.broadcast_to(count[:, :, None], (R, SLOTS, DEPTH)).reshape(R, SLOTS * DEPTH)
     for first in range(0, tl.minimum(tl.max(most, axis=0), ROOM), DEPTH):
         i = first + place % DEPTH
@@ -263,8 +262,9 @@ def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_p
         below = upper.to(tl.float32, bitcast=True) < limit
         lanes = tl.where(known & (below == 0), record & 15, 0)
         tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
-        # Few are left: places for each of them cost less than to agree on them first.
-        to = tl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
+        number = tl.sum(tokens, axis=1)
+        before = tl.atomic_add(listed_ptr + rows, number, mask=there & (number > 0), sem="relaxed")
+        to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
         word = record >> 4
         token = (word >> 2) * 16 + (word & 3) * 2
         for lane in tl.static_range(4):

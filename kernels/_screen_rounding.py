@@ -37,27 +37,21 @@ def code_row(b, part):
 
 
 @triton.jit
-def _round_row(hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, cols, b, B, D, gamma,
-               norm_inflation, root):  # fmt: skip
+def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root):
     """Two bytes of row b of hidden, and its step, reach and spread (_screen.screen_hidden).
 
     Args:
         hidden_ptr: [B, D]. codes_ptr: int8 [blocks of rows * 2 BLOCK_B, D]; see code_row.
-        twice_ptr: [B, 2, D], both times the row as it is. numbers_ptr: fp32 [ROW_NUMBERS, B].
-        gamma: accumulation_error(D). norm_inflation: 1 + (D + 4) 2^-24. root: sqrt(D).
+        numbers_ptr: fp32 [ROW_NUMBERS, B]. gamma: accumulation_error(D).
+        norm_inflation: 1 + (D + 4) 2^-24. root: sqrt(D).
         cols: 0, 1, ... of as many columns as are taken at a time.
     """
     CHUNK: tl.constexpr = cols.shape[0]
     row = hidden_ptr + b.to(tl.int64) * D
     nothing = (cols * 0).to(tl.float32)
     largest = nothing
-    copies = twice_ptr + b.to(tl.int64) * (2 * D) + cols
     for d in range(0, D, CHUNK):
-        there = d + cols < D
-        as_given = tl.load(row + d + cols, mask=there, other=0.0)
-        tl.store(copies + d, as_given, mask=there)
-        tl.store(copies + D + d, as_given, mask=there)
-        h = as_given.to(tl.float32)
+        h = tl.load(row + d + cols, mask=d + cols < D, other=0.0).to(tl.float32)
         largest = nan_max(largest, tl.abs(h))
     top = tl.reduce(largest, 0, nan_max)
     screened = top <= LARGEST_ENTRY  # False for NaN
@@ -94,14 +88,13 @@ def _round_row(hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, cols, b, B, D, gam
 
 
 @triton.jit
-def round_claimed_rows(hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, found_ptr, counters_ptr, cols,
-                       B, D, gamma, norm_inflation, root, NVIDIA: tl.constexpr):  # fmt: skip
+def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D,
+                       gamma, norm_inflation, root, NVIDIA: tl.constexpr):  # fmt: skip
     """Round the rows that this program gets hold of; cols as in _round_row."""
     b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
     while b < B:
         _round_row(
-            hidden_ptr, codes_ptr, twice_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation,
-            root,
+            hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root
         )  # fmt: skip
         tl.store(found_ptr + b, 0)
         _fence_for_tma(b, NVIDIA)

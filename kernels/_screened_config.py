@@ -47,12 +47,8 @@ class ScreenConfig:
 
     @property
     def depth(self) -> int:
-        """Records of each slot that are looked at together in the end.
-
-        16 for every thread, or 8 where the tile leaves few registers.
-        """
-        threads, together = 32 * self.num_warps, 16 if self.block_b <= 32 else 8
-        return max(1, min(self.room, together * threads // (self.block_b * self.slots)))
+        """Records of each slot that are looked at together in the end: 16 for every thread."""
+        return max(1, min(self.room, 512 * self.num_warps // (self.block_b * self.slots)))
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,8 @@ class HopperScreenConfig:
 class ResolveConfig:
     """Tile shapes of the exact computation.
 
-    at_once: tokens that are computed together, at most.
+    at_once: tokens that are computed together, at most; 64 for the instruction that the fused
+        kernels use on Hopper.
     step: columns at a time; a power of two that divides 256.
     block_b, block_v, block_d: of rows that are computed in full; block_v is also their slice.
     num_warps, num_stages, ctas_per_sm: as in ScreenConfig.
@@ -131,10 +128,10 @@ def default_configs(
             ResolveConfig(16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
         )
     rows = min(64, max(16, 1 << (B - 1).bit_length()))
-    # Beyond 16,384 columns stages have hidden from more blocks of 256 columns on.
-    step = 256 if D <= 16_384 else 64 if D <= 32_768 else 32 if D <= 65_536 else 16
-    at_once = 16 if B <= 16 else 32
-    resolve = ResolveConfig(at_once, step, rows, 64, 64 if rows < 64 else 32, 4, 4, 1)
+    # Its stages also have hidden from every block of 256 columns on: more of them, fewer columns.
+    step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
+    stages, ctas = (4, 2) if B <= 8 else (5, 1)
+    resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas)
     return _screen_config(B, device), resolve
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fsbench.kernels import _choice
 from fsbench.kernels import _screen as _screen_bounds
@@ -49,7 +48,6 @@ class Scratch(NamedTuple):
     """Memory of a call, and (counters, lower, listed) of the workspace; see screen_kernel."""
 
     codes: Tensor
-    twice: Tensor
     numbers: Tensor
     counters: Tensor
     lower: Tensor
@@ -84,7 +82,6 @@ def launch(
     integers = {"dtype": torch.int32, "device": device}
     scratch = Scratch(
         torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device),
-        torch.empty(B, 2, D, dtype=hidden.dtype, device=device),
         torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),
         work.arrivals,
         work.keys[rows:],
@@ -107,13 +104,11 @@ def launch(
         if isinstance(config, HopperScreenConfig):
             _screen_on_hopper(grid, request, head, config, scratch, out, options | early)
         else:
-            in_bulk = modern and _choice.tma_possible(head.codes)
-            more = {**early, "IN_BULK": in_bulk, "NVIDIA": nvidia}
+            more = {**early, "NVIDIA": nvidia}
             _screen(grid, request, head, config, scratch, out, processed, options | more)
         resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
             matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
             matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
-            _windows(scratch.twice, resolving.step) if by_tma else None,
             hidden,
             weight,
             request.seed,
@@ -139,6 +134,7 @@ def launch(
             AT_ONCE=resolving.at_once,
             BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
             STEP=resolving.step,
+            EVEN=D % ROTATION.value == 0,
             BLOCK_B=resolving.block_b,
             BLOCK_V=resolving.block_v,
             BLOCK_D=resolving.block_d,
@@ -158,21 +154,9 @@ def _rounding(D: int) -> tuple[float, float, float]:
     return _screen_bounds.accumulation_error(D), 1 + (D + 4) * 2.0**-24, D**0.5
 
 
-def _windows(twice: Tensor, step: int) -> TensorDescriptor | None:
-    """Hidden [B, 2, D] from every block of 256 columns on; None if D does not suit it."""
-    B, _, D = twice.shape
-    blocks = D // ROTATION.value
-    if D % ROTATION.value or blocks > 64:
-        return None
-    # Neighbouring windows overlap.
-    shape = [(2 * B - 1) * blocks, blocks, ROTATION.value]
-    strides = [ROTATION.value, ROTATION.value, 1]
-    return TensorDescriptor(twice, shape, strides, [1, 64, step])
-
-
 def _chunk(D: int) -> int:
     """Columns of hidden that are rounded at a time."""
-    return min(4096, triton.next_power_of_2(D))
+    return min(2048, triton.next_power_of_2(D))
 
 
 def _fits_hopper(request: Request, head: ScreenedHead) -> bool:
@@ -201,7 +185,6 @@ def _screen(
         matrix_operand(scratch.codes, 2 * config.block_b, config.block_d, by_tma),
         head.codes,
         matrix_operand(head.codes, config.block_v, config.block_d, by_tma),
-        scratch.twice,
         head.scale,
         head.residual,
         head.norm,
@@ -266,7 +249,6 @@ def _screen_on_hopper(
         TensorDescriptor.from_tensor(scratch.codes, [box, CHUNK.value], layout),
         TensorDescriptor.from_tensor(head.codes, [128, CHUNK.value], layout),
         head.codes,
-        scratch.twice,
         head.scale,
         head.residual,
         head.norm,

@@ -39,7 +39,7 @@ POINTERS = {
     "i8": ("codes_ptr", "copy_ptr"),
     "i32": ("counters_ptr", "listed_ptr", "records_ptr", "list_ptr", "found_ptr"),
     "i64": ("seed_ptr", "offset_ptr", "lower_ptr", "keys_ptr", "tokens_ptr"),
-    "bf16": ("hidden_ptr", "weight_ptr", "twice_ptr"),
+    "bf16": ("hidden_ptr", "weight_ptr"),
     "i1": ("valid_ptr",),
 }
 NUMBERS = {
@@ -82,7 +82,7 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
         "ROOM": config.room,
         "DEPTH": config.depth,
         "LIST": config.row_room,
-        "CHUNK": 4096,
+        "CHUNK": 2048,
         "AHEAD": config.ahead,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
@@ -113,7 +113,7 @@ def hopper_screen(config: HopperScreenConfig, box: int, per_row: bool = False) -
         "TEMPERATURE_PER_ROW": per_row,
         "ROOM": config.room,
         "LIST": config.row_room,
-        "CHUNK_OF_ROW": 4096,
+        "CHUNK_OF_ROW": 2048,
         "AHEAD": config.ahead,
         "EARLY": True,
         "WARPGROUPS": config.warpgroups,
@@ -129,7 +129,6 @@ def resolve(config: ResolveConfig, B: int, row_room: int, everything: bool = Fal
     matrices = {
         "hidden": f"tensordesc<bf16[{config.block_b}, {config.block_d}]>",
         "weight": f"tensordesc<bf16[{config.block_v}, {config.block_d}]>",
-        "windows": f"tensordesc<bf16[1, 64, {config.step}]>",
     }
     constants = {
         "POWER_B": B,
@@ -137,6 +136,7 @@ def resolve(config: ResolveConfig, B: int, row_room: int, everything: bool = Fal
         "AT_ONCE": config.at_once,
         "BLOCKS": 16,
         "STEP": config.step,
+        "EVEN": True,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
