@@ -42,6 +42,24 @@ def _per_row(pointer, rows, B, PER_ROW: tl.constexpr):
         return tl.load(pointer)
 
 
+@triton.jit
+def settings(seed_ptr, offset_ptr, temperature, rows, B, SEED_PER_ROW: tl.constexpr,
+             OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr):  # fmt: skip
+    """(seed, number in the noise, offset, T, 1 / T) of rows: [R, 1], or scalar if one for all."""
+    seed = _per_row(seed_ptr, rows, B, SEED_PER_ROW)
+    # A seed of its own identifies a request; else its row in the batch does.
+    row = rows[:, None] * 0 if SEED_PER_ROW else rows[:, None]
+    offset = tl.zeros((), tl.int64)
+    if offset_ptr is not None:
+        offset = _per_row(offset_ptr, rows, B, OFFSET_PER_ROW)
+    if TEMPERATURE_PER_ROW:
+        T = _per_row(temperature, rows, B, True)
+    else:
+        T = tl.full((1, 1), temperature, tl.float32)
+    T, inverse_temperature = temperatures(T)
+    return seed, row, offset, T, inverse_temperature
+
+
 @triton.jit(do_not_specialize=["B", "V", "first_sample", "num_tokens", "rank"])
 def flash_sampling_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
@@ -92,17 +110,16 @@ def flash_sampling_kernel(
     b0 = pid_b * BLOCK_B
     rows = b0 + tl.arange(0, BLOCK_B)
 
-    seed = _per_row(seed_ptr, rows, B, SEED_PER_ROW)
-    # A seed of its own identifies a request; else its row in the batch does.
-    row = rows[:, None] * 0 if SEED_PER_ROW else rows[:, None]
-    offset = tl.zeros((), tl.int64)
-    if offset_ptr is not None:
-        offset = _per_row(offset_ptr, rows, B, OFFSET_PER_ROW)
-    if TEMPERATURE_PER_ROW:
-        T = _per_row(temperature, rows, B, True)
-    else:
-        T = tl.full((1, 1), temperature, tl.float32)
-    T, inverse_temperature = temperatures(T)
+    seed, row, offset, T, inverse_temperature = settings(
+        seed_ptr,
+        offset_ptr,
+        temperature,
+        rows,
+        B,
+        SEED_PER_ROW,
+        OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )
 
     WORDS: tl.constexpr = 4 if NOISE == "group" else SLICE // 4
     COLUMNS: tl.constexpr = triton.next_power_of_2(N)

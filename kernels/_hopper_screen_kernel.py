@@ -5,8 +5,8 @@ the int8 copy and of the codes of hidden into a ring of stages, and runs ahead w
 looks at what may win: the stream of the copy never waits for it. A warpgroup has 32 rows of hidden,
 high and low bytes as 64 rows of its instruction.
 
-What it computes and leaves behind is that of _screen_kernel, for requests of one sample without
-bias, mask and soft cap; the others run there.
+What it computes and leaves behind is that of _screen_kernel, for requests without bias, mask and
+soft cap; the others run there.
 """
 
 from triton.experimental import gluon
@@ -17,33 +17,33 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from fsbench.kernels._helper import halves, nan_max, random_words, split_words, temperatures
-from fsbench.kernels._hopper_kernel import _next_stage, _per_row, copy_to_shared
+from fsbench.kernels._helper import temperatures
+from fsbench.kernels._hopper_kernel import _next_stage, _per_row, _schedule, copy_to_shared
+from fsbench.kernels._hopper_screen_records import (
+    SLOTS,
+    leave_records,
+    list_what_is_left,
+    word_layout,
+)
 from fsbench.kernels._mainloop import first_column
-from fsbench.kernels._screen_kernel import (
+from fsbench.kernels._screen_kernel import prefetch, touch
+from fsbench.kernels._screen_records import (
     ABSOLUTE_SLACK,
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
     NOISE_SLACK,
-    both_bytes,
     bound_key,
     bound_of_key,
     larger,
-    reaching,
-    rough_gumbel,
-    round_claimed_rows,
-    store_record,
-    touch,
-    wait_for_rows,
 )
+from fsbench.kernels._screen_rounding import both_bytes, round_claimed_rows, wait_for_rows
 
 ROWS = gl.constexpr(64)
 """Rows of codes of a warpgroup: the M of its instruction."""
 CHUNK = gl.constexpr(128)
 """Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
-SLOTS = gl.constexpr(16)
-"""Words of a row side by side: four of each thread."""
 LOADER_REGISTERS = gl.constexpr(40)
 SECOND_REGISTERS = gl.constexpr(216)
 
@@ -55,96 +55,117 @@ def _accumulator_layout(WIDTH):
     )
 
 
-@gluon.constexpr_function
-def _word_layout():
-    """[32, SLOTS]: where a thread has the words of its row."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 4], [0, 8]],
-        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0]],
-        block_bases=[],
-        shape=[32, 16],
-    )
+@gluon.jit
+def _tiles(share, V, BLOCK_V: gl.constexpr):
+    """(tiles of BLOCK_V tokens that a program has, where its tile of 128 in the tail begins).
+
+    It has none in the tail if that is at V or beyond.
+    """
+    _, pid_v, programs_v = share
+    rounds, tail = _schedule(V, programs_v, BLOCK_V)
+    mine = gl.cdiv(gl.maximum(gl.cdiv(V, BLOCK_V) - pid_v, 0), programs_v)
+    return gl.minimum(rounds, mine), (tail + pid_v) * 128
 
 
 @gluon.jit
-def _copy_weight(copy, ring, stage, g, steps, share, D, BLOCK_V: gl.constexpr,
-                 BLOCK_D: gl.constexpr, BYTES: gl.constexpr):  # fmt: skip
-    """Ask for the part of the copy of step g of the program; BYTES: of its stage in all."""
-    weight_ring, _, loaded, _ = ring
+def _tile_of_step(g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):
+    """(first token, first column, whether the tile has BLOCK_V tokens) of a program's step g.
+
+    The tile of the tail has 128. As in the fused kernels, programs begin at different columns.
+    """
     _, pid_v, programs_v = share
+    rounds, tail = _tiles(share, V, BLOCK_V)
+    r = g // steps
+    whole = r < rounds
+    v0 = gl.where(whole, (pid_v + r * programs_v) * BLOCK_V, tail)
+    d0 = (first_column(v0, D) // BLOCK_D + g % steps) % steps * BLOCK_D
+    return v0, d0, whole
+
+
+@gluon.jit
+def _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl.constexpr,
+                 BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
+    """Ask for the part of the copy of step g of the program, and expect that of the codes too."""
+    weight_ring, _, loaded, _ = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
-    v0 = (pid_v + g // steps * programs_v) * BLOCK_V
-    d0 = _column(g, v0, steps, D, BLOCK_D)
+    BLOCKS: gl.constexpr = BLOCK_V // 128
+    v0, d0, whole = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     bar = loaded.index(stage)
     # Boxes over the edge of a matrix are filled up with zeros, and count in full.
-    mbarrier.expect(bar, BYTES)
+    BOXES: gl.constexpr = CHUNKS * copy.block_type.nbytes
+    CODES: gl.constexpr = CHUNKS * WARPGROUPS * codes.block_type.nbytes
+    if whole:
+        mbarrier.expect(bar, BLOCKS * BOXES + CODES)
+    else:
+        mbarrier.expect(bar, BOXES + CODES)
     for i in gl.static_range(CHUNKS):
         tile = weight_ring.index(stage * CHUNKS + i)
-        for block in gl.static_range(BLOCK_V // 128):
-            copy_to_shared(
-                copy, [v0 + block * 128, d0 + i * CHUNK], bar, tile.slice(block * 128, 128, dim=0)
-            )
+        copy_to_shared(copy, [v0, d0 + i * CHUNK], bar, tile.slice(0, 128, dim=0))
+        if whole:
+            for block in gl.static_range(1, BLOCKS):
+                rows = tile.slice(block * 128, 128, dim=0)
+                copy_to_shared(copy, [v0 + block * 128, d0 + i * CHUNK], bar, rows)
 
 
 @gluon.jit
-def _copy_codes(codes, ring, stage, g, steps, share, D, WARPGROUPS: gl.constexpr,
+def _copy_codes(codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl.constexpr,
                 BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
     """As _copy_weight, of the codes of hidden."""
     _, codes_ring, loaded, _ = ring
-    b0, pid_v, programs_v = share
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     BOX: gl.constexpr = codes.block_type.shape[0]
-    v0 = (pid_v + g // steps * programs_v) * BLOCK_V
-    d0 = _column(g, v0, steps, D, BLOCK_D)
+    _, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     for i in gl.static_range(CHUNKS):
         for group in gl.static_range(WARPGROUPS):
             rows = codes_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
             copy_to_shared(
-                codes, [2 * b0 + group * ROWS, d0 + i * CHUNK], loaded.index(stage),
+                codes, [2 * share[0] + group * ROWS, d0 + i * CHUNK], loaded.index(stage),
                 rows.slice(0, BOX, dim=0),
             )  # fmt: skip
 
 
 @gluon.jit
-def _column(g, v0, steps, D, BLOCK_D: gl.constexpr):
-    """Where step g begins. As in the fused kernels, programs begin at different columns."""
-    return (first_column(v0, D) // BLOCK_D + g % steps) % steps * BLOCK_D
+def _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):
+    """Bring the part of the copy of step g into the L2; nothing waits for it."""
+    v0, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
+    line = gl.arange(0, BLOCK_V * BLOCK_D // 128, gl.BlockedLayout([1], [32], [1], [0]))
+    row = gl.minimum(v0 + line % BLOCK_V, V - 1)
+    prefetch(copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1))
 
 
 @gluon.jit
-def _load(copy, codes, ring, share, counters_ptr, B, V, D, WARPGROUPS: gl.constexpr,
-          BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _load(copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD: gl.constexpr,
+          WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
+          STAGES: gl.constexpr):  # fmt: skip
     """The loading warp. The copy needs nobody; the codes must have been written."""
     _, _, _, free = ring
-    _, pid_v, programs_v = share
-    BYTES: gl.constexpr = (BLOCK_D // CHUNK) * (
-        BLOCK_V // 128 * copy.block_type.nbytes + WARPGROUPS * codes.block_type.nbytes
-    )
     steps = gl.cdiv(D, BLOCK_D)
-    total = gl.cdiv(gl.maximum(gl.cdiv(V, BLOCK_V) - pid_v, 0), programs_v) * steps
+    rounds, tail = _tiles(share, V, BLOCK_V)
+    total = (rounds + (tail < V).to(gl.int32)) * steps
     head = gl.minimum(total, STAGES)
     for g in range(head):
-        _copy_weight(copy, ring, g, g, steps, share, D, BLOCK_V, BLOCK_D, BYTES)
+        _copy_weight(copy, codes, ring, g, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+    for g in range(head, gl.minimum(total, STAGES + AHEAD * 1024 // (BLOCK_V * BLOCK_D))):
+        _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V, BLOCK_D)
     wait_for_rows(counters_ptr, B, True)
     for g in range(head):
-        _copy_codes(codes, ring, g, g, steps, share, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+        _copy_codes(codes, ring, g, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
     stage = 0
     phase = 0
     for g in range(head, total):
         mbarrier.wait(free.index(stage), phase)
-        _copy_weight(copy, ring, stage, g, steps, share, D, BLOCK_V, BLOCK_D, BYTES)
-        _copy_codes(codes, ring, stage, g, steps, share, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+        _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+        _copy_codes(codes, ring, stage, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
         stage, phase = _next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
 def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
-               BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """This warpgroup's sums of the next tile in the ring, int32 [ROWS, BLOCK_V]."""
+               WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """This warpgroup's sums of the next tile in the ring, int32 [ROWS, WIDTH]."""
     weight_ring, codes_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
-    acc = gl.zeros([ROWS, BLOCK_V], gl.int32, _accumulator_layout(BLOCK_V))
+    acc = gl.zeros([ROWS, WIDTH], gl.int32, _accumulator_layout(WIDTH))
     use_acc = False
     for _ in range(0, D, BLOCK_D):
         mbarrier.wait(loaded.index(stage), phase)
@@ -152,7 +173,7 @@ def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.co
             at = stage * CHUNKS + i
             acc = warpgroup_mma(
                 codes_ring.index(at * WARPGROUPS + WARPGROUP),
-                weight_ring.index(at).permute((1, 0)),
+                weight_ring.index(at).slice(0, WIDTH, dim=0).permute((1, 0)),
                 acc,
                 use_acc=use_acc,
                 is_async=True,
@@ -162,67 +183,6 @@ def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.co
         mbarrier.arrive(free.index(stage), count=1)
         stage, phase = _next_stage(stage, phase, STAGES)
     return acc, stage, phase
-
-
-@gluon.jit
-def _ends(z, tokens, vectors, V, extra, reach, spread, T, noise):
-    """As _screen_kernel._ends, of plain requests."""
-    scale_ptr, residual_ptr, norm_ptr = vectors
-    inside = tokens < V
-    y = z * gl.load(scale_ptr + tokens, mask=inside, other=1.0)
-    residual = gl.load(residual_ptr + tokens, mask=inside, other=0.0)
-    norm = gl.load(norm_ptr + tokens, mask=inside, other=0.0)
-    bound = residual * reach + (norm * spread + extra)
-    score = y + T * noise
-    return score - bound, score + bound
-
-
-@gluon.jit
-def _leave(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
-           NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
-    """As _screen_kernel._leave: z fp32 [32, WIDTH], 4 SLOTS columns at a time."""
-    WIDTH: gl.constexpr = z.shape[1]
-    if WIDTH > 4 * SLOTS:
-        low, high = halves(z)
-        limit, count = _leave(
-            low, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
-        )
-        return _leave(
-            high, v0 + WIDTH // 2, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE,
-            ROOM,
-        )  # fmt: skip
-    else:
-        LAYOUT: gl.constexpr = _word_layout()
-        row, seed, offset = noise
-        T, extra, reach, spread = bounds
-        word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
-        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
-        w0, w1, w2, w3 = split_words(z)
-        z0 = gl.convert_layout(w0, LAYOUT, assert_trivial=True)
-        z1 = gl.convert_layout(w1, LAYOUT, assert_trivial=True)
-        z2 = gl.convert_layout(w2, LAYOUT, assert_trivial=True)
-        z3 = gl.convert_layout(w3, LAYOUT, assert_trivial=True)
-        g0 = 0.0
-        g1 = 0.0
-        g2 = 0.0
-        g3 = 0.0
-        if NOISE == "token":
-            zero = (limit != limit).to(gl.int32)
-            r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, 0, zero)
-            g0 = rough_gumbel(r0, True)
-            g1 = rough_gumbel(r1, True)
-            g2 = rough_gumbel(r2, True)
-            g3 = rough_gumbel(r3, True)
-        l0, u0 = _ends(z0, first, vectors, V, extra, reach, spread, T, g0)
-        l1, u1 = _ends(z1, first + 1, vectors, V, extra, reach, spread, T, g1)
-        l2, u2 = _ends(z2, first + 8, vectors, V, extra, reach, spread, T, g2)
-        l3, u3 = _ends(z3, first + 9, vectors, V, extra, reach, spread, T, g3)
-        limit = larger(limit, larger(larger(l0, l1), larger(l2, l3)))
-        lanes = gl.where((rows < B)[:, None], reaching(u0, u1, u2, u3, limit), 0)
-        upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
-        record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
-        store_record(mine + 2 * count, upper, record, (lanes != 0) & (count < ROOM), True)
-        return limit, count + (lanes != 0).to(gl.int32)
 
 
 @gluon.jit
@@ -236,16 +196,16 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     seed_ptr, offset_ptr, temperature = request
     (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
      found_ptr) = state  # fmt: skip
-    B, V, D, gamma, norm_inflation, root, samples, first_sample = sizes
+    B, V, D, gamma, norm_inflation, root = sizes
     if WARPGROUP == 0:
         FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
         cols = gl.arange(0, CHUNK_OF_ROW, FLAT)
         round_claimed_rows(
             hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
-            norm_inflation, root, samples, first_sample, 1, True,
+            norm_inflation, root, True,
         )  # fmt: skip
     wait_for_rows(counters_ptr, B, True)
-    LAYOUT: gl.constexpr = _word_layout()
+    LAYOUT: gl.constexpr = word_layout()
     rows = b0 + WARPGROUP * 32 + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
     there = rows < B
     offset = gl.to_tensor(0).to(gl.int64)
@@ -263,76 +223,81 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     sane = T <= LARGEST_TEMPERATURE  # False for NaN
     extra = gl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
     T = gl.where(sane, T, 0.0)
-    # step belongs to the sums; the layout of rows is that of words, not theirs.
     noise = (row, seed, offset)
     bounds = (T, extra, reach, spread)
 
-    slot = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
     count = gl.full([32, SLOTS], 0, gl.int32, LAYOUT)
     limit = gl.full([32, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
-    place = (pid_v * B + rows).to(gl.int64)[:, None] * SLOTS + slot[None, :]
-    mine = records_ptr + place * (2 * ROOM)
-    stage = 0
-    phase = 0
-    line = gl.arange(0, BLOCK_V // 8, gl.BlockedLayout([1], [32], [4], [0])) * 8
-    for tile_v in range(pid_v, gl.cdiv(V, BLOCK_V), programs_v):
-        v0 = tile_v * BLOCK_V
-        ahead = gl.minimum(v0 + line, V - 1)
-        touch(vectors[0] + ahead, True)
-        touch(vectors[1] + ahead, True)
-        touch(vectors[2] + ahead, True)
-        # Other programs raise it meanwhile; an older one only leaves over more.
-        key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
-        sums, stage, phase = _tile_sums(
-            ring, stage, phase, D, WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES
-        )
-        limit = larger(limit, bound_of_key(key)[:, None])
-        z = both_bytes(sums)
-        SUMS: gl.constexpr = z.type.layout
-        of_sums = gl.convert_layout(step, SUMS, assert_trivial=True)
-        z = z * of_sums
-        if v0 + BLOCK_V > V:
-            token = v0 + gl.arange(0, BLOCK_V, gl.SliceLayout(0, SUMS))
-            z = gl.where((token < V)[None, :], z, float("-inf"))
-        limit, count = _leave(
-            z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
-        )
-        best = gl.max(limit, axis=1)
-        gl.atomic_max(
-            lower_ptr + rows, bound_key(best), mask=there & (best > LOWEST_BOUND), sem="relaxed"
-        )
-
-    # Every thread looks at its own records again.
-    limit = bound_of_key(gl.load(lower_ptr + rows, mask=there, other=0, volatile=True))[:, None]
-    full = there[:, None] & (count > ROOM)
-    to_list = listed_ptr + rows[:, None] + slot[None, :] * 0
-    gl.atomic_add(to_list, count * 0 + (LIST + 1), mask=full, sem="relaxed")
-    out = list_ptr + rows.to(gl.int64)[:, None] * LIST
-    most = gl.max(gl.max(count, axis=1), axis=0)
-    for i in range(gl.minimum(most, ROOM)):
-        known = there[:, None] & (i < count)
-        upper = gl.load(mine + 2 * i, mask=known, other=0)
-        record = gl.load(mine + 2 * i + 1, mask=known, other=0)
-        below = upper.to(gl.float32, bitcast=True) < limit
-        lanes = gl.where(known & (below == 0), record & 15, 0)
-        tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
-        to = gl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
-        word = record >> 4
-        token = (word >> 2) * 16 + (word & 3) * 2
-        for lane in gl.static_range(4):
-            fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
-            gl.store(out + to, upper, mask=fits)
-            of_lane = token + (lane & 1) + (lane >> 1) * 8
-            gl.store(out + to + B.to(gl.int64) * LIST, of_lane, mask=fits)
-            to += (lanes >> lane) & 1
+    mine = records_ptr + (pid_v * B + rows).to(gl.int64) * (SLOTS * 2 * ROOM)
+    at = (0, 0)
+    known = (limit, count)
+    rounds, tail = _tiles(share, V, BLOCK_V)
+    for r in range(rounds):
+        v0 = (pid_v + r * programs_v) * BLOCK_V
+        at, known = _screen_tile(
+            ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
+            NOISE, ROOM, WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
+        )  # fmt: skip
+    if BLOCK_V > 128:  # noqa: SIM102 (one is decided at compile time)
+        if tail < V:
+            at, known = _screen_tile(
+                ring, at, tail, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
+                NOISE, ROOM, WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
+            )  # fmt: skip
+    list_what_is_left(rows, there, known[1], mine, lower_ptr, listed_ptr, list_ptr, B, ROOM, LIST)
 
 
-@gluon.jit(do_not_specialize=["B", "V", "samples", "first_sample"])
+@gluon.jit
+def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
+                 NOISE: gl.constexpr, ROOM: gl.constexpr, WARPGROUP: gl.constexpr,
+                 WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
+                 STAGES: gl.constexpr):  # fmt: skip
+    """Leave records of a tile of WIDTH tokens.
+
+    Args:
+        at: (stage, phase) of the ring. known: (limit, count), as in leave_records.
+
+    Returns:
+        (at, known).
+    """
+    there = rows < B
+    stage, phase = at
+    limit, count = known
+    line = gl.arange(0, WIDTH // 8, gl.BlockedLayout([1], [32], [4], [0])) * 8
+    ahead = gl.minimum(v0 + line, V - 1)
+    touch(vectors[0] + ahead, True)
+    touch(vectors[1] + ahead, True)
+    touch(vectors[2] + ahead, True)
+    # Other programs raise it meanwhile; an older one only leaves over more.
+    key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
+    sums, stage, phase = _tile_sums(
+        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
+    )
+    limit = larger(limit, bound_of_key(key)[:, None])
+    z = both_bytes(sums)
+    SUMS: gl.constexpr = z.type.layout
+    of_sums = gl.convert_layout(step, SUMS, assert_trivial=True)
+    z = z * of_sums
+    if v0 + WIDTH > V:
+        token = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
+        z = gl.where((token < V)[None, :], z, float("-inf"))
+    limit, count = leave_records(
+        z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
+    )
+    best = gl.max(limit, axis=1)
+    gl.atomic_max(
+        lower_ptr + rows, bound_key(best), mask=there & (best > LOWEST_BOUND), sem="relaxed"
+    )
+    return (stage, phase), (limit, count)
+
+
+@gluon.jit(do_not_specialize=["B", "V"])
 def hopper_screen_kernel(
     hidden_ptr,  # this and what follows: as _screen_kernel.screen_kernel
     codes_ptr,
     codes,  # descriptor of boxes [16 .. 64, CHUNK]
     copy,  # descriptor of boxes [128, CHUNK]
+    copy_ptr,  # the same
     scale_ptr,
     residual_ptr,
     norm_ptr,
@@ -352,8 +317,6 @@ def hopper_screen_kernel(
     gamma,
     norm_inflation,
     root,
-    samples,
-    first_sample,
     NOISE: gl.constexpr,
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
@@ -361,11 +324,15 @@ def hopper_screen_kernel(
     ROOM: gl.constexpr,
     LIST: gl.constexpr,
     CHUNK_OF_ROW: gl.constexpr,
+    AHEAD: gl.constexpr,  # KiB of the copy that a program asks for besides its ring
     WARPGROUPS: gl.constexpr,  # that compute
     BLOCK_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
+    EARLY: gl.constexpr,  # the second launch may begin, and wait
 ):
+    if EARLY:
+        gdc_launch_dependents()
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     weight_ring = gl.allocate_shared_memory(
         copy.dtype, [STAGES * CHUNKS, BLOCK_V, CHUNK], copy.layout
@@ -389,7 +356,7 @@ def hopper_screen_kernel(
     vectors = (scale_ptr, residual_ptr, norm_ptr)
     state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
              list_ptr, found_ptr)  # fmt: skip
-    sizes = (B, V, D, gamma, norm_inflation, root, samples, first_sample)
+    sizes = (B, V, D, gamma, norm_inflation, root)
     if WARPGROUPS == 2:
         gl.warp_specialize(
             [
@@ -399,8 +366,8 @@ def hopper_screen_kernel(
                 (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
                            WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 1)),
-                (_load, (copy, codes, ring, share, counters_ptr, B, V, D, WARPGROUPS, BLOCK_V,
-                         BLOCK_D, STAGES)),
+                (_load, (copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD,
+                         WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
             ],
             [4, 1],
             [SECOND_REGISTERS, LOADER_REGISTERS],
@@ -411,8 +378,8 @@ def hopper_screen_kernel(
                 (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
                            WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
-                (_load, (copy, codes, ring, share, counters_ptr, B, V, D, WARPGROUPS, BLOCK_V,
-                         BLOCK_D, STAGES)),
+                (_load, (copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD,
+                         WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
             ],
             [1],
             [LOADER_REGISTERS],

@@ -33,7 +33,7 @@ ROUNDING = 2.0**-18
 NOISE_SLACK = 2.0**-15
 """Per unit of temperature: two computations of T g, and scores of up to 23 T rounded."""
 ROUGH_NOISE_SLACK = 2.0**-9
-"""In its place on the device, whose screen has rough noise (_screen_kernel.rough_gumbel, 2^-10)."""
+"""On the device, whose screen has rough noise (_screen_records.rough_gumbel, 2^-10)."""
 BIAS_SLACK = 2.0**-21
 CAP_SLACK = 2.0**-20
 ABSOLUTE_SLACK = 2.0**-80

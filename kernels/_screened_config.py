@@ -23,6 +23,8 @@ class ScreenConfig:
     room: records, of a word of four tokens each, that a program can keep of every slice / 4-th word
         of a draw, and row_room: tokens that may be left of it at the end. A draw that needs more is
         computed in full.
+    ahead: KiB of its share of the copy that a program asks for before hidden is rounded; a power of
+        two.
     """
 
     block_b: int
@@ -36,6 +38,7 @@ class ScreenConfig:
     ctas_per_sm: int = 1
     room: int = 16
     row_room: int = 4096
+    ahead: int = 128
 
     @property
     def slots(self) -> int:
@@ -54,6 +57,7 @@ class HopperScreenConfig:
 
     warpgroups: that compute, each on 32 rows. block_v, block_d: tokens, a multiple of 128, and
         columns, 128 or 256, of a tile. num_stages: of the ring. room, row_room: as in ScreenConfig.
+    ahead: KiB that a program asks for besides, while hidden is rounded and its ring is full.
     """
 
     warpgroups: int
@@ -62,6 +66,7 @@ class HopperScreenConfig:
     num_stages: int
     room: int = 16
     row_room: int = 4096
+    ahead: int = 128
 
     @property
     def block_b(self) -> int:
@@ -132,7 +137,7 @@ def default_configs(
 
 def hopper_config(B: int) -> HopperScreenConfig:
     """Of the screen for Hopper, for B rows."""
-    return HopperScreenConfig(1, 128, 256, 4) if B <= 32 else HopperScreenConfig(2, 256, 128, 4)
+    return HopperScreenConfig(1, 128, 256, 4) if B <= 32 else HopperScreenConfig(2, 128, 256, 3)
 
 
 def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:

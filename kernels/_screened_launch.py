@@ -1,4 +1,4 @@
-"""Host side of the screened sampler's kernels: scratch memory, two launches for up to four samples.
+"""Host side of the screened sampler's kernels: scratch memory, two launches.
 
 The codes of hidden, the records and the lists are scratch memory of a call. Counters, bounds and
 keys are of a workspace that every call leaves as it found it, so nothing is cleared.
@@ -17,7 +17,6 @@ from fsbench.kernels import _screen as _screen_bounds
 from fsbench.kernels._arguments import Request
 from fsbench.kernels._device import launching_on, multiprocessors
 from fsbench.kernels._launch import (
-    SAMPLES_AT_ONCE,
     Processing,
     greedy,
     matrix_operand,
@@ -27,7 +26,8 @@ from fsbench.kernels._launch import (
 )
 from fsbench.kernels._mainloop import ROTATION
 from fsbench.kernels._resolve_kernel import resolve_kernel
-from fsbench.kernels._screen_kernel import ROW_NUMBERS, screen_kernel
+from fsbench.kernels._screen_kernel import screen_kernel
+from fsbench.kernels._screen_rounding import ROW_NUMBERS
 from fsbench.kernels._screened_config import (
     HopperScreenConfig,
     ResolveConfig,
@@ -62,14 +62,14 @@ def launch(
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig],
     out: Screened,
 ) -> None:
-    """Draw by the screen, up to SAMPLES_AT_ONCE samples per pass over the copy.
+    """Draw one token for each row by the screen.
 
     A request that the screen for Hopper cannot serve takes the portable one, which has the same
     tokens.
     """
     config, resolving = configs
     hidden, weight = request.hidden, request.weight
-    device, samples = hidden.device, request.num_samples
+    device = hidden.device
     if isinstance(config, HopperScreenConfig) and not _fits_hopper(request, head):
         config = portable_config(len(hidden))
     B, D = hidden.shape
@@ -77,18 +77,17 @@ def launch(
     programs_v = vocab_programs(
         blocks_b, request.vocab_size, config.block_v, device, config.ctas_per_sm
     )
-    at_once = min(samples, SAMPLES_AT_ONCE)
-    draws = triton.cdiv(B * at_once, 16) * 16
-    work = workspace(max(2 * draws, COUNTERS + draws), device)
+    rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
+    work = workspace(2 * rows, device)  # at least COUNTERS + rows
     integers = {"dtype": torch.int32, "device": device}
     scratch = Scratch(
         torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device),
         torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),
         work.arrivals,
-        work.keys[draws:],
+        work.keys[rows:],
         work.arrivals[COUNTERS:],
-        torch.empty(at_once, programs_v, B, config.slots, config.room, 2, **integers),
-        torch.empty(2, B * at_once, config.row_room, **integers),
+        torch.empty(programs_v, B, config.slots, config.room, 2, **integers),
+        torch.empty(2, B, config.row_room, **integers),
     )
     by_tma = _choice.tma_possible(hidden) and _choice.tma_possible(weight)
     processed = processing(request)
@@ -97,63 +96,57 @@ def launch(
         **per_row(request),
         "LIST": config.row_room,
     }
-    flags = {
-        "EARLY": resolving.early and device.type == "cuda",
-        "NVIDIA": device.type == "cuda" and torch.version.hip is None,
-    }
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    early = {"EARLY": resolving.early and modern}
     grid = (blocks_b * programs_v,)
     with launching_on(device):
-        for first_sample in range(0, samples, at_once):
-            n = min(at_once, samples - first_sample)
-            if isinstance(config, HopperScreenConfig):
-                _screen_on_hopper(grid, request, head, config, scratch, out, options)
-            else:
-                _screen(
-                    grid, request, head, config, scratch, out, processed, first_sample,
-                    {"N": n, **options, **flags},
-                )  # fmt: skip
-            resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
-                matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
-                matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
-                hidden,
-                weight,
-                request.seed,
-                request.offset,
-                request.temperature,
-                request.soft_cap,
-                processed.bias,
-                processed.row_bias,
-                processed.mask,
-                scratch.counters,
-                scratch.lower,
-                scratch.listed,
-                scratch.lists,
-                work.keys,
-                out.found,
-                out.tokens,
-                out.valid,
-                B,
-                request.vocab_size,
-                D,
-                processed.mask_words,
-                samples,
-                first_sample,
-                DRAWS=triton.next_power_of_2(B * n),
-                AT_ONCE=resolving.at_once,
-                BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
-                STEP=resolving.step,
-                BLOCK_B=resolving.block_b,
-                BLOCK_V=resolving.block_v,
-                BLOCK_D=resolving.block_d,
-                USE_TMA=by_tma,
-                SLICE=resolving.block_v,
-                num_warps=resolving.num_warps,
-                num_stages=resolving.num_stages,
-                **({"launch_pdl": True} if flags["EARLY"] else {}),
-                N=n,
-                **options,
-                **flags,
-            )
+        if isinstance(config, HopperScreenConfig):
+            _screen_on_hopper(grid, request, head, config, scratch, out, options | early)
+        else:
+            more = {**early, "NVIDIA": nvidia}
+            _screen(grid, request, head, config, scratch, out, processed, options | more)
+        resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
+            matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
+            matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
+            hidden,
+            weight,
+            request.seed,
+            request.offset,
+            request.temperature,
+            request.soft_cap,
+            processed.bias,
+            processed.row_bias,
+            processed.mask,
+            scratch.counters,
+            scratch.lower,
+            scratch.listed,
+            scratch.lists,
+            work.keys,
+            out.found,
+            out.tokens,
+            out.valid,
+            B,
+            request.vocab_size,
+            D,
+            processed.mask_words,
+            POWER_B=triton.next_power_of_2(B),
+            AT_ONCE=resolving.at_once,
+            BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
+            STEP=resolving.step,
+            EVEN=D % ROTATION.value == 0,
+            BLOCK_B=resolving.block_b,
+            BLOCK_V=resolving.block_v,
+            BLOCK_D=resolving.block_d,
+            USE_TMA=by_tma,
+            SLICE=resolving.block_v,
+            num_warps=resolving.num_warps,
+            num_stages=resolving.num_stages,
+            IN_BULK=modern and by_tma,
+            **({"launch_pdl": True} if early["EARLY"] else {}),
+            **options,
+            **early,
+        )
 
 
 def _rounding(D: int) -> tuple[float, float, float]:
@@ -169,7 +162,7 @@ def _chunk(D: int) -> int:
 def _fits_hopper(request: Request, head: ScreenedHead) -> bool:
     """Whether the screen for Hopper can serve it: a plain request, on matrices that TMA loads."""
     plain = request.bias is None and request.mask is None and request.soft_cap is None
-    return plain and request.num_samples == 1 and _choice.tma_possible(head.codes)
+    return plain and _choice.tma_possible(head.codes)
 
 
 def _screen(
@@ -180,7 +173,6 @@ def _screen(
     scratch: Scratch,
     out: Screened,
     processed: Processing,
-    first_sample: int,
     options: dict[str, Any],
 ) -> None:
     """The portable screen."""
@@ -215,11 +207,10 @@ def _screen(
         D,
         *_rounding(D),
         processed.mask_words,
-        request.num_samples,
-        first_sample,
         ROOM=config.room,
         DEPTH=config.depth,
         CHUNK=_chunk(D),
+        AHEAD=config.ahead,
         BLOCK_B=config.block_b,
         BLOCK_V=config.block_v,
         BLOCK_D=config.block_d,
@@ -257,6 +248,7 @@ def _screen_on_hopper(
         scratch.codes,
         TensorDescriptor.from_tensor(scratch.codes, [box, CHUNK.value], layout),
         TensorDescriptor.from_tensor(head.codes, [128, CHUNK.value], layout),
+        head.codes,
         head.scale,
         head.residual,
         head.norm,
@@ -274,10 +266,9 @@ def _screen_on_hopper(
         request.vocab_size,
         D,
         *_rounding(D),
-        1,
-        0,
         ROOM=config.room,
         CHUNK_OF_ROW=_chunk(D),
+        AHEAD=config.ahead,
         WARPGROUPS=config.warpgroups,
         BLOCK_V=config.block_v,
         BLOCK_D=config.block_d,

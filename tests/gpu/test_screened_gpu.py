@@ -10,7 +10,7 @@ import triton.language as tl
 from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
 from fsbench.kernels._helper import gumbel
 from fsbench.kernels._screen import screen_hidden, screen_logits
-from fsbench.kernels._screen_kernel import rough_gumbel
+from fsbench.kernels._screen_records import rough_gumbel
 
 pytestmark = pytest.mark.gpu
 
@@ -48,6 +48,18 @@ def test_tokens_are_equal_to_the_last_one(B, D, dtype):
         assert torch.equal(sample.tokens, same.tokens)
         assert sample.valid.all()
         offset += 1
+
+
+@pytest.mark.parametrize("V", [100, 5000, 40_001, 70_000, 70_007])
+@pytest.mark.parametrize("B", [3, 24, 64])
+def test_any_number_of_tokens(B, V):
+    # Programs without a tile, and with one of the tail; 70,000: rounds of 256 tokens and a tail.
+    hidden, weight = matrices(B, 1024, V)
+    head = prepare_head(weight)
+    for seed in range(5):
+        sample = screened_sample(hidden, head, seed=on_device(seed))
+        same = flash_sample(hidden, weight, seed=on_device(seed), noise="token")
+        assert torch.equal(sample.tokens, same.tokens)
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 4.0, 16.0])

@@ -43,7 +43,7 @@ POINTERS = {
     "i1": ("valid_ptr",),
 }
 NUMBERS = {
-    "i32": ("B", "V", "D", "mask_words", "samples", "first_sample"),
+    "i32": ("B", "V", "D", "mask_words"),
     "fp32": ("gamma", "norm_inflation", "root"),
 }
 
@@ -54,19 +54,20 @@ def compiled(fn, matrices: dict[str, str], constants: dict, everything: bool, co
     types |= {name: kind for kind, names in NUMBERS.items() for name in names}
     types |= {"temperature": "*fp32" if everything else "fp32", **matrices}
     constants = {
-        "N": 1,
         "NOISE": "token",
         "SEED_PER_ROW": everything,
         "OFFSET_PER_ROW": everything,
         "TEMPERATURE_PER_ROW": everything,
         "NVIDIA": True,
-        "EARLY": False,
+        "EARLY": True,
+        "IN_BULK": True,
         **constants,
     }
     if everything:
         types |= OPTIONS
     else:
-        constants |= {name: None for name in OPTIONS if name in fn.arg_names}
+        constants |= dict.fromkeys(OPTIONS)
+    constants = {name: value for name, value in constants.items() if name in fn.arg_names}
     signature = {name: types[name] for name in fn.arg_names if name in types}
     launch = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return stack_bytes(fn, signature, constants, 90, **launch)
@@ -82,6 +83,7 @@ def screen(config: ScreenConfig, everything: bool = False, use_tma: bool = True)
         "DEPTH": config.depth,
         "LIST": config.row_room,
         "CHUNK": 2048,
+        "AHEAD": config.ahead,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -112,6 +114,8 @@ def hopper_screen(config: HopperScreenConfig, box: int, per_row: bool = False) -
         "ROOM": config.room,
         "LIST": config.row_room,
         "CHUNK_OF_ROW": 2048,
+        "AHEAD": config.ahead,
+        "EARLY": True,
         "WARPGROUPS": config.warpgroups,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -127,11 +131,12 @@ def resolve(config: ResolveConfig, B: int, row_room: int, everything: bool = Fal
         "weight": f"tensordesc<bf16[{config.block_v}, {config.block_d}]>",
     }
     constants = {
-        "DRAWS": B,
+        "POWER_B": B,
         "LIST": row_room,
         "AT_ONCE": config.at_once,
         "BLOCKS": 16,
         "STEP": config.step,
+        "EVEN": True,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,

@@ -21,7 +21,8 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
 from fsbench.kernels._helper import gumbel
 from fsbench.kernels._screen import screen_hidden, screen_logits
-from fsbench.kernels._screen_kernel import rough_gumbel, round_claimed_rows
+from fsbench.kernels._screen_records import rough_gumbel
+from fsbench.kernels._screen_rounding import round_claimed_rows
 from fsbench.kernels._screened_config import default_configs
 from fsbench.kernels._screened_head import prepare_head
 from fsbench.kernels._screened_sample import Screened, screened_sample
@@ -299,7 +300,7 @@ def _rounded(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, B, D, 
     cols = tl.arange(0, 128)
     round_claimed_rows(
         hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma, inflation,
-        root, 3, 1, 2, False,
+        root, False,
     )  # fmt: skip
 
 
@@ -315,13 +316,13 @@ def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
     hidden[4, 7] = torch.nan
     codes = torch.zeros(16, D, dtype=torch.int8)
     numbers = torch.full((3, B), -1.0)
-    found = torch.full((B, 3), 77, dtype=torch.int32)
+    found = torch.full((B,), 77, dtype=torch.int32)
     counters = torch.zeros(2, dtype=torch.int32)
     _rounded[(2,)](
         hidden, codes, numbers, found, counters, B, D, accumulation_error(D),
         1 + (D + 4) * 2.0**-24, D**0.5,
     )  # fmt: skip
-    assert found.tolist() == [[77, 0, 0]] * B
+    assert found.tolist() == [0] * B
     assert counters.tolist() == [B + 2, B]
     high, low = codes.double().view(2, 8, D)[:, :B]
     whole = 256 * high + low
