@@ -19,6 +19,12 @@ MAX_V = 2**20
 
 NUM_WARPS = 8
 
+ROW_WARPS = 4
+CUTOFF_WARPS = 8
+SEARCHES = 2
+PROGRAMS = 640
+"""Programs of a launch over rows, about: what fits on a large GPU at once."""
+
 
 class TruncatedSample(NamedTuple):
     """What truncated_sample returns.
@@ -181,19 +187,16 @@ def _check_penalties(penalties: object, B: int, device: torch.device) -> None:
 def _launch(
     request: Request, filters: _Filters, penalties: Penalties | None, config: TileConfig | None
 ) -> TruncatedSample:
-    """The two launches."""
+    """The matmul, the first look at its logits, and what rows may need beyond that."""
     import torch
     import triton
 
     from fsbench.kernels._choice import default_config
     from fsbench.kernels._device import launching_on
     from fsbench.kernels._launch import load_operands, per_row, processing
+    from fsbench.kernels._row_plan import NUMBERS, PLAN
     from fsbench.kernels._stored_logits import RUN
-    from fsbench.kernels._truncated_kernels import (
-        GATHERED,
-        truncated_draw_kernel,
-        truncated_logits_kernel,
-    )
+    from fsbench.kernels._truncated_kernels import truncated_draw_kernel, truncated_logits_kernel
 
     hidden, V, device = request.hidden, request.vocab_size, request.hidden.device
     B, D = hidden.shape
@@ -203,8 +206,10 @@ def _launch(
     logits = torch.empty(B, V, dtype=torch.float32, device=device)
     largest = torch.empty(B, runs, dtype=torch.float32, device=device)
     found = torch.empty(B, runs, dtype=torch.int32, device=device)
-    values = torch.empty(B, GATHERED.value, dtype=torch.float32, device=device)
-    ids = torch.empty(B, GATHERED.value, dtype=torch.int32, device=device)
+    plan = numbers = None
+    if not is_small(filters.top_k):
+        plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
+        numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     sample = TruncatedSample(
         torch.empty(B, dtype=torch.int64, device=device),
         torch.empty(B, dtype=torch.bool, device=device),
@@ -237,8 +242,8 @@ def _launch(
             logits,
             largest,
             found,
-            values,
-            ids,
+            plan,
+            numbers,
             request.seed,
             request.offset,
             request.temperature,
@@ -258,7 +263,53 @@ def _launch(
             CHUNK=chunk(filters.top_k),
             num_warps=NUM_WARPS,
         )
+        if plan is not None and numbers is not None:
+            _launch_rows(request, logits, largest, plan, numbers, sample)
     return sample
+
+
+def _launch_rows(
+    request: Request,
+    logits: Tensor,
+    largest: Tensor,
+    plan: Tensor,
+    numbers: Tensor,
+    sample: TruncatedSample,
+) -> None:
+    """Many programs for each row that the first look did not finish; the others cost nothing."""
+    import torch
+    import triton
+
+    from fsbench.kernels import _row_kernels as kernels
+    from fsbench.kernels._launch import per_row
+
+    B, V = logits.shape
+    blocks = triton.cdiv(V, kernels.BLOCK.value)
+    grid = (B, min(blocks, max(1, PROGRAMS // B)))
+    sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
+    values = logits.new_empty(B, kernels.GATHERED.value)
+    ids = torch.empty_like(values, dtype=torch.int32)
+    for _ in range(SEARCHES):
+        kernels.row_sections_kernel[grid](
+            logits, plan, numbers, sums, V, blocks, num_warps=ROW_WARPS
+        )
+    kernels.row_cutoff_kernel[grid](
+        logits, plan, numbers, values, ids, V, blocks, num_warps=CUTOFF_WARPS
+    )
+    kernels.row_race_kernel[grid](
+        logits,
+        largest,
+        plan,
+        numbers,
+        request.seed,
+        request.offset,
+        *sample,
+        V,
+        largest.shape[1],
+        blocks,
+        **{name: per_row(request)[name] for name in ("SEED_PER_ROW", "OFFSET_PER_ROW")},
+        num_warps=ROW_WARPS,
+    )
 
 
 def _amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
@@ -270,9 +321,14 @@ def _amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
     return {n: float(v) if isinstance(v, int | float) else v for n, v in named.items()}
 
 
+def is_small(top_k: int | Tensor) -> bool:
+    """Whether all rows need few logits, unless many are equal: then one launch does everything."""
+    return isinstance(top_k, int) and 0 < top_k <= 112
+
+
 def chunk(top_k: int | Tensor) -> int:
     """Runs whose logits the draw has in registers: for a small k of all rows those it needs."""
-    if not isinstance(top_k, int) or top_k == 0:
+    if not isinstance(top_k, int) or not is_small(top_k):
         return 128
     return min(128, max(32, 1 << (top_k + top_k // 8 - 1).bit_length()))
 

@@ -26,6 +26,7 @@ from fsbench.kernels import (
     _matmul_form,
     _merge_keys,
     _pack_mask,
+    _row_kernels,
     _truncated_kernels,
     _truncated_sample,
     akunu_exact,
@@ -219,16 +220,16 @@ def truncated_logits(config: TileConfig, capability: int, everything: bool = Fal
 
 
 def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False) -> int:
-    """The draw from stored logits, with one set of filters or with all options, of each row."""
+    """The first look at stored logits, with one set of filters or with all options, of each row."""
     history = ("history_ptr", "counts_ptr", "lengths_ptr")
     numbers = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
     number = "*fp32" if everything else "fp32"
+    plan = {} if _truncated_sample.is_small(top_k) else {"plan_ptr": "*i64", "numbers_ptr": "*fp32"}
     signature = {
         "logits_ptr": "*fp32",
         "largest_ptr": "*fp32",
         "found_ptr": "*i32",
-        "values_ptr": "*fp32",
-        "ids_ptr": "*i32",
+        **plan,
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": number,
@@ -244,6 +245,7 @@ def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False
     runs = -(-V // 32)
     constants = {
         **({} if everything else dict.fromkeys(history)),
+        **({} if plan else dict.fromkeys(("plan_ptr", "numbers_ptr"))),
         **{f"{name.upper()}_PER_ROW": everything for name in ("seed", "offset", "top_k", *numbers)},
         "BLOCK_RUNS": 1 << (runs - 1).bit_length(),
         "CHUNK": _truncated_sample.chunk(top_k),
@@ -253,19 +255,56 @@ def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False
     return stack_bytes(kernel, signature, constants, capability, num_warps=warps)
 
 
+ROWS = {
+    "logits_ptr": "*fp32",
+    "largest_ptr": "*fp32",
+    "plan_ptr": "*i64",
+    "numbers_ptr": "*fp32",
+    "sums_ptr": "*fp32",
+    "values_ptr": "*fp32",
+    "ids_ptr": "*i32",
+    "seed_ptr": "*i64",
+    "offset_ptr": "*i64",
+    "tokens_ptr": "*i64",
+    "valid_ptr": "*i1",
+    "kept_ptr": "*i32",
+    "V": "i32",
+    "runs": "i32",
+    "blocks": "i32",
+}
+"""Arguments of the kernels with many programs per row."""
+
+
+def row_kernels(capability: int) -> dict[str, int]:
+    warps = {"row_cutoff_kernel": _truncated_sample.CUTOFF_WARPS}
+    found = {}
+    for name in ("row_sections_kernel", "row_cutoff_kernel", "row_race_kernel"):
+        kernel = getattr(_row_kernels, name)
+        signature = {n: ROWS[n] for n in kernel.arg_names if n in ROWS}
+        constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW")}
+        found[name] = stack_bytes(
+            kernel, signature, constants, capability,
+            num_warps=warps.get(name, _truncated_sample.ROW_WARPS),
+        )  # fmt: skip
+    return found
+
+
+GATHERED = {"values_ptr": "*fp32", "ids_ptr": "*i32"}
+
+
 def akunu(mode: str, capability: int, per_row: bool = False) -> int:
     """The samplers over stored logits after akunu."""
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        **({"scores_ptr": "*fp16"} if mode == "faithful" else {}),
+        **({"scores_ptr": "*fp16"} if mode == "faithful" else GATHERED),
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
         "top_k": "*i32" if per_row else "i32",
         **dict.fromkeys(("top_p", "min_p"), number),
         **({"tokens_ptr": "*i64"} if mode == "exact" else {}),
-        **dict.fromkeys(("V", "runs") if mode == "exact" else ("V",), "i32"),
+        "V": "i32",
     }
     if mode == "faithful":
         kernel, constants = _akunu_kernels.akunu_faithful_kernel, {"BLOCK": akunu_faithful.BLOCK}
@@ -273,7 +312,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
             kernel, signature, constants, capability, num_warps=akunu_faithful.NUM_WARPS
         )
     kernel = _akunu_kernels.akunu_exact_kernel
-    constants = {"PER_ROW": per_row, "CHUNK": akunu_exact.CHUNK}
+    constants = {"PER_ROW": per_row, "BLOCK": akunu_exact.BLOCK}
     return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
 
 
@@ -281,8 +320,7 @@ def pivoted(capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        "values_ptr": "*fp32",
-        "ids_ptr": "*i32",
+        **GATHERED,
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
@@ -291,7 +329,7 @@ def pivoted(capability: int, per_row: bool = False) -> int:
         "tokens_ptr": "*i64",
         "V": "i32",
     }
-    constants = {"PER_ROW": per_row, "BLOCK": pivot_search.BLOCK, "CHUNK": pivot_search.CHUNK}
+    constants = {"PER_ROW": per_row, "BLOCK": pivot_search.BLOCK}
     kernel = pivot_search._pivot_search_kernel
     return stack_bytes(kernel, signature, constants, capability, num_warps=pivot_search.NUM_WARPS)
 
@@ -420,6 +458,8 @@ def main(capability: int) -> None:
         report("truncated_draw", f"V={V} k={top_k}", truncated_draw(V, top_k, capability))
     stack = truncated_draw(151936, 0, capability, everything=True)
     report("truncated_draw", "everything", stack)
+    for name, stack in row_kernels(capability).items():
+        report(name, "", stack)
     for B in hopper_tiles.BUCKETS if tuned else ():
         config = find("hopper", B, 4096, "NVIDIA H200")
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):
