@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 MAX_V = 2**20
 """Tokens that a program can have the maxima of in registers."""
 
-NUM_WARPS = 8
+SMALL_K = 112
+"""Up to this k of all rows, one launch draws from the logits of few runs."""
 
+SEARCHES = 2
+"""Times that many programs narrow down where a row's cutoff is before they gather."""
+
+NUM_WARPS = 8
 ROW_WARPS = 4
 CUTOFF_WARPS = 8
-SEARCHES = 2
+
 PROGRAMS = 640
 """Programs of a launch over rows, about: what fits on a large GPU at once."""
 
@@ -82,10 +87,10 @@ def truncated_sample(
     and with all filters off it is that of flash_sample(noise="token"). Top-k is exact; sums of
     probabilities are in fp32, so top-p is met within 2^-16 of the mass, always in the same way.
 
-    Two launches, one more to pack a mask of bools. [B, V] fp32 logits are allocated, and a sixth of
-    that beside them. The host does not wait; CUDA graphs may capture it, and replays read seed,
-    offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or under
-    TRITON_INTERPRET=1 the kernels (not in bf16).
+    Two launches for a small top_k of all rows, up to six for other filters, one more to pack a mask
+    of bools. [B, V] fp32 logits are allocated, and some 9 % of that beside them. The host does not
+    wait; CUDA graphs may capture it, and replays read seed, offset, and all [B] arguments again. On
+    CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
@@ -264,12 +269,13 @@ def _launch(
             num_warps=NUM_WARPS,
         )
         if plan is not None and numbers is not None:
-            _launch_rows(request, logits, largest, plan, numbers, sample)
+            _launch_rows(request, filters, logits, largest, plan, numbers, sample)
     return sample
 
 
 def _launch_rows(
     request: Request,
+    filters: _Filters,
     logits: Tensor,
     largest: Tensor,
     plan: Tensor,
@@ -286,16 +292,19 @@ def _launch_rows(
     B, V = logits.shape
     blocks = triton.cdiv(V, kernels.BLOCK.value)
     grid = (B, min(blocks, max(1, PROGRAMS // B)))
-    sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
-    values = logits.new_empty(B, kernels.GATHERED.value)
-    ids = torch.empty_like(values, dtype=torch.int32)
-    for _ in range(SEARCHES):
-        kernels.row_sections_kernel[grid](
-            logits, plan, numbers, sums, V, blocks, num_warps=ROW_WARPS
+    times = searches(filters, largest.shape[1])
+    if times > 0:
+        sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
+        for _ in range(times):
+            kernels.row_sections_kernel[grid](
+                logits, plan, numbers, sums, V, blocks, num_warps=ROW_WARPS
+            )
+    if times >= 0:
+        values = logits.new_empty(B, kernels.GATHERED.value)
+        ids = torch.empty_like(values, dtype=torch.int32)
+        kernels.row_cutoff_kernel[grid](
+            logits, plan, numbers, values, ids, V, blocks, num_warps=CUTOFF_WARPS
         )
-    kernels.row_cutoff_kernel[grid](
-        logits, plan, numbers, values, ids, V, blocks, num_warps=CUTOFF_WARPS
-    )
     kernels.row_race_kernel[grid](
         logits,
         largest,
@@ -323,7 +332,19 @@ def _amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
 
 def is_small(top_k: int | Tensor) -> bool:
     """Whether all rows need few logits, unless many are equal: then one launch does everything."""
-    return isinstance(top_k, int) and 0 < top_k <= 112
+    return isinstance(top_k, int) and 0 < top_k <= SMALL_K
+
+
+def searches(filters: _Filters, runs: int) -> int:
+    """How often rows may need a search before their tokens can be gathered; -1: nor is that."""
+    from fsbench.kernels._truncated_kernels import GATHERED_K
+
+    top_k, top_p = filters.top_k, filters.top_p
+    if not isinstance(top_k, int):
+        return SEARCHES
+    if top_k == 0 and isinstance(top_p, float) and top_p >= 1.0:
+        return -1
+    return 0 if 0 < top_k <= GATHERED_K.value and top_k < runs else SEARCHES
 
 
 def chunk(top_k: int | Tensor) -> int:
