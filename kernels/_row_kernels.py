@@ -4,10 +4,10 @@ A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing 
 depends on how many they are. Sums over a block are stored, and the last program of a row to arrive
 adds them up in the order of the blocks, and decides:
 
-    row_sections_kernel   counts or masses from each of 16 thresholds on: between two of them is the
+    sampling_sections_kernel   counts or masses from each of 16 thresholds on: between two of them is the
                           cutoff. Launched twice: the second time 16 thresholds between these two.
-    row_cutoff_kernel     gathers the tokens between, and finds the cutoff among them
-    row_race_kernel       the kept tokens race
+    sampling_cutoff_kernel     gathers the tokens between, and finds the cutoff among them
+    sampling_race_kernel       the kept tokens race
 """
 
 import triton
@@ -73,7 +73,7 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit(do_not_specialize=["V", "blocks"])
-def row_sections_kernel(
+def sampling_sections_kernel(
     logits_ptr,  # [B, V] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
@@ -147,7 +147,7 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks):
 
 
 @triton.jit(do_not_specialize=["V", "blocks"])
-def row_cutoff_kernel(
+def sampling_cutoff_kernel(
     logits_ptr,  # [B, V] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
@@ -181,7 +181,9 @@ def row_cutoff_kernel(
                 tl.store(ids_ptr + place, token, mask=taken)
         if last_to_arrive(plan_ptr, tl.num_programs(1)):
             kind = tl.where(mode > GATHER, mode - FEW, mode)
-            cut = _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, kind, low, high, V)
+            cut = _cutoff(
+                logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, kind, low, high, V
+            )
             tl.store(plan_ptr + CUT, cut)
             tl.store(plan_ptr + MODE, RACE)
 
@@ -232,7 +234,7 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, h
 
 
 @triton.jit(do_not_specialize=["V", "runs", "blocks"])
-def row_race_kernel(
+def sampling_race_kernel(
     logits_ptr,  # [B, V] fp32
     largest_ptr,  # [B, runs] fp32
     plan_ptr,  # [B, PLAN] int64

@@ -8,7 +8,8 @@ A row has PLAN int64 and NUMBERS fp32 in memory. The modes:
     BY_MASS   where `wanted` mass is reached
     GATHER    top-k, then top-p, among what is gathered from low on
 
-FEW is added to BY_COUNT and BY_MASS when so few tokens are in [low, high) that they can be gathered.
+FEW is added to BY_COUNT and BY_MASS when the tokens in [low, high) are so few that there is room to
+gather them.
 """
 
 import triton

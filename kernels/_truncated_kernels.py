@@ -1,7 +1,7 @@
 """Device code of truncated sampling: the matmul that stores logits, and the first look at them.
 
-`truncated_logits_kernel` stores each fp32 logit once, and beside it the largest of every run of 32
-tokens. `truncated_draw_kernel`, one program per row, finds out with these maxima which runs can
+`truncated_matmul_kernel` stores each fp32 logit once, and beside it the largest of every run of 32
+tokens. `sampling_look_kernel`, one program per row, finds out with these maxima which runs can
 hold a token that is kept:
 
     top-k   the kth largest of all maxima is at most the kth largest logit
@@ -59,7 +59,7 @@ SCANNED = tl.constexpr(1024)
 
 
 @triton.jit(do_not_specialize=["B", "V", "mask_words", "runs"])
-def truncated_logits_kernel(
+def truncated_matmul_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
     weight,  # [>= V, D] descriptor (USE_TMA) or pointer
     soft_cap,  # fp32 or None
@@ -101,11 +101,11 @@ def truncated_logits_kernel(
 
 
 @triton.jit(do_not_specialize=["top_k", "V", "runs", "capacity"])
-def truncated_draw_kernel(
+def sampling_look_kernel(
     logits_ptr,  # [B, V] fp32; penalties are written back
     largest_ptr,  # [B, runs] fp32; likewise
     found_ptr,  # [B, runs] int32, scratch
-    plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: rows are done here, whatever they need
+    plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0

@@ -201,7 +201,7 @@ def _launch(
     from fsbench.kernels._launch import load_operands, per_row, processing
     from fsbench.kernels._row_plan import NUMBERS, PLAN
     from fsbench.kernels._stored_logits import RUN
-    from fsbench.kernels._truncated_kernels import truncated_draw_kernel, truncated_logits_kernel
+    from fsbench.kernels._truncated_kernels import sampling_look_kernel, truncated_matmul_kernel
 
     hidden, V, device = request.hidden, request.vocab_size, request.hidden.device
     B, D = hidden.shape
@@ -227,7 +227,7 @@ def _launch(
     )  # fmt: skip
     amounts = _amounts(penalties)
     with launching_on(device):
-        truncated_logits_kernel[operands.grid](
+        truncated_matmul_kernel[operands.grid](
             operands.hidden,
             operands.weight,
             request.soft_cap,
@@ -243,7 +243,7 @@ def _launch(
             runs,
             **operands.tiles,
         )
-        truncated_draw_kernel[(B,)](
+        sampling_look_kernel[(B,)](
             logits,
             largest,
             found,
@@ -296,16 +296,16 @@ def _launch_rows(
     if times > 0:
         sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
         for _ in range(times):
-            kernels.row_sections_kernel[grid](
+            kernels.sampling_sections_kernel[grid](
                 logits, plan, numbers, sums, V, blocks, num_warps=ROW_WARPS
             )
     if times >= 0:
         values = logits.new_empty(B, kernels.GATHERED.value)
         ids = torch.empty_like(values, dtype=torch.int32)
-        kernels.row_cutoff_kernel[grid](
+        kernels.sampling_cutoff_kernel[grid](
             logits, plan, numbers, values, ids, V, blocks, num_warps=CUTOFF_WARPS
         )
-    kernels.row_race_kernel[grid](
+    kernels.sampling_race_kernel[grid](
         logits,
         largest,
         plan,

@@ -199,7 +199,7 @@ def ablation(kernel, arguments: dict[str, str], config: TileConfig, capability: 
     return stack_bytes(kernel, signature, tile_constants(config, True), capability, **stages)
 
 
-def truncated_logits(config: TileConfig, capability: int, everything: bool = False) -> int:
+def truncated_matmul(config: TileConfig, capability: int, everything: bool = False) -> int:
     """The matmul that stores its logits, plain or with every option."""
     config = fitted(config, capability)
     options = ("soft_cap", "bias_ptr", "row_bias_ptr", "mask_ptr")
@@ -214,12 +214,12 @@ def truncated_logits(config: TileConfig, capability: int, everything: bool = Fal
         **tile_constants(config, True),
         **({} if everything else dict.fromkeys(options)),
     }
-    kernel = _truncated_kernels.truncated_logits_kernel
+    kernel = _truncated_kernels.truncated_matmul_kernel
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return stack_bytes(kernel, signature, constants, capability, **stages)
 
 
-def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False) -> int:
+def sampling_look(V: int, top_k: int, capability: int, everything: bool = False) -> int:
     """The first look at stored logits, with one set of filters or with all options, of each row."""
     history = ("history_ptr", "counts_ptr", "lengths_ptr")
     numbers = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
@@ -250,7 +250,7 @@ def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False
         "BLOCK_RUNS": 1 << (runs - 1).bit_length(),
         "CHUNK": _truncated_sample.chunk(top_k),
     }
-    kernel = _truncated_kernels.truncated_draw_kernel
+    kernel = _truncated_kernels.sampling_look_kernel
     warps = _truncated_sample.NUM_WARPS
     return stack_bytes(kernel, signature, constants, capability, num_warps=warps)
 
@@ -276,9 +276,9 @@ ROWS = {
 
 
 def row_kernels(capability: int) -> dict[str, int]:
-    warps = {"row_cutoff_kernel": _truncated_sample.CUTOFF_WARPS}
+    warps = {"sampling_cutoff_kernel": _truncated_sample.CUTOFF_WARPS}
     found = {}
-    for name in ("row_sections_kernel", "row_cutoff_kernel", "row_race_kernel"):
+    for name in ("sampling_sections_kernel", "sampling_cutoff_kernel", "sampling_race_kernel"):
         kernel = getattr(_row_kernels, name)
         signature = {n: ROWS[n] for n in kernel.arg_names if n in ROWS}
         constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW")}
@@ -446,20 +446,20 @@ def main(capability: int) -> None:
             stack = ablation(kernel, STORING, config, capability)
             report("flash_sampling_store", str(config), stack)
             for everything in (False, True):
-                stack = truncated_logits(config, capability, everything)
+                stack = truncated_matmul(config, capability, everything)
                 name = f"{config} everything" if everything else str(config)
-                report("truncated_logits", name, stack)
+                report("truncated_matmul", name, stack)
             kernel = _matmul_form._matmul_form_kernel
             stack = ablation(kernel, {"largest_ptr": "*fp32"}, config, capability)
             report("matmul_form", str(config), stack)
         elif tuned:
-            report("truncated_logits", str(config), truncated_logits(config, capability))
+            report("truncated_matmul", str(config), truncated_matmul(config, capability))
     for V, top_k in ((151936, 50), (151936, 1000), (151936, 0)) if tuned else ((128256, 50),):
-        report("truncated_draw", f"V={V} k={top_k}", truncated_draw(V, top_k, capability))
-    stack = truncated_draw(151936, 0, capability, everything=True)
-    report("truncated_draw", "everything", stack)
+        report("sampling_look", f"V={V} k={top_k}", sampling_look(V, top_k, capability))
+    stack = sampling_look(151936, 0, capability, everything=True)
+    report("sampling_look", "everything", stack)
     for name, stack in row_kernels(capability).items():
-        report(name, "", stack)
+        report(name.removesuffix("_kernel"), "", stack)
     for B in hopper_tiles.BUCKETS if tuned else ():
         config = find("hopper", B, 4096, "NVIDIA H200")
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):

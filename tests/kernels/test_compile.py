@@ -44,11 +44,11 @@ def test_kernels_compile_and_keep_their_accumulators_in_registers(capability):
         "matmul_form",
         "pack_mask",
         "pivot_search",
-        "row_cutoff_kernel",
-        "row_race_kernel",
-        "row_sections_kernel",
-        "truncated_draw",
-        "truncated_logits",
+        "sampling_cutoff",
+        "sampling_look",
+        "sampling_race",
+        "sampling_sections",
+        "truncated_matmul",
         "weight_stream",
     }
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
