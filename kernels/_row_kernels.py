@@ -4,10 +4,13 @@ A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing 
 depends on how many they are. Sums over a block are stored, and the last program of a row to arrive
 adds them up in the order of the blocks, and decides:
 
-    sampling_sections_kernel   counts or masses from each of 16 thresholds on: between two of them is the
-                          cutoff. Launched twice: the second time 16 thresholds between these two.
-    sampling_cutoff_kernel     gathers the tokens between, and finds the cutoff among them
-    sampling_race_kernel       the kept tokens race
+    sampling_sections_kernel
+        counts or masses from each of 16 thresholds on: between two of them is the cutoff. Launched
+        twice: the second time with 16 thresholds between these two
+    sampling_cutoff_kernel
+        gathers the tokens between, and finds the cutoff among them
+    sampling_race_kernel
+        the kept tokens race
 """
 
 import triton
