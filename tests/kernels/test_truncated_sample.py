@@ -25,6 +25,11 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
 from fsbench.kernels import _truncated_sample as module
+from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
+from fsbench.verify.check import Setting
+from fsbench.verify.drawing import exact_head, random_logits
+from fsbench.verify.pathwise import penalised, truncation
+from fsbench.verify.truncation import PENALISED
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -412,3 +417,17 @@ def test_launches_that_no_row_can_need_are_left_out():
     assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == module.SEARCHES
     assert times(top_k=torch.ones(1)) == module.SEARCHES
     assert module.is_small(112) and not module.is_small(113) and not module.is_small(0)
+
+
+def test_the_sampler_has_the_penalties_of_its_problem():
+    setting = Setting("cpu", "fp16")
+    for case in ({"top_k": 20, "top_p": 0.9}, {}, {"min_p": 0.1}):
+        problem = replace(setting.problem(5, 600), **case, **PENALISED)
+        hidden, weight, logits = exact_head(problem, random_logits(problem, 1))
+        tokens = PROVIDER.build(problem, weight)(hidden, SEED, counter(3))
+        logits = penalised(problem, logits)
+        kept = truncation(problem, PROVIDER.capabilities, logits, 1e-5)
+        expected = reference.expect(
+            logits, SEED, counter(3), truncation=kept, logits_error=1e-5
+        )  # fmt: skip
+        assert expected.accepts(tokens).all()
