@@ -66,6 +66,9 @@ SLICE = tl.constexpr(256)
 SECTIONS = tl.constexpr(16)
 """Thresholds of a launch."""
 
+SOUGHT = tl.constexpr(4096)
+"""Tokens that are looked through at once for those to gather: each time it waits for a counter."""
+
 GATHERED = tl.constexpr(4096)
 """Tokens of a row that are gathered at most."""
 
@@ -149,7 +152,7 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks):
     tl.store(numbers_ptr + ABOVE, above)
 
 
-@triton.jit(do_not_specialize=["V", "blocks"])
+@triton.jit(do_not_specialize=["V"])
 def sampling_cutoff_kernel(
     logits_ptr,  # [B, V] fp32
     plan_ptr,  # [B, PLAN] int64
@@ -157,7 +160,6 @@ def sampling_cutoff_kernel(
     values_ptr,  # [B, GATHERED] fp32, scratch
     ids_ptr,  # [B, GATHERED] int32, scratch
     V,
-    blocks,
 ):
     row = tl.program_id(0)
     share = tl.program_id(1)
@@ -170,8 +172,8 @@ def sampling_cutoff_kernel(
     if (mode != DONE) & (mode != RACE):
         low = tl.load(plan_ptr + LOW).to(tl.int32)
         high = tl.load(plan_ptr + HIGH).to(tl.int32)
-        for block in tl.range(share, blocks, tl.num_programs(1)):
-            token = block * BLOCK + tl.arange(0, BLOCK)
+        for first in tl.range(share * SOUGHT, V, tl.num_programs(1) * SOUGHT):
+            token = first + tl.arange(0, SOUGHT)
             y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
             taken = (ordered(y) >= low) & (ordered(y) < high)
             n = tl.sum(taken.to(tl.int32))

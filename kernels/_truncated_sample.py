@@ -25,9 +25,11 @@ SEARCHES = 2
 
 NUM_WARPS = 8
 ROW_WARPS = 4
-CUTOFF_WARPS = 8
 
-PROGRAMS = 640
+CUTOFF = {"num_warps": 8, "maxnreg": 128}
+"""Two programs on each multiprocessor: they wait for memory and for each other."""
+
+PROGRAMS = {"sections": 640, "cutoff": 264, "race": 900}
 """Programs of a launch over rows, about: what fits on a large GPU at once."""
 
 
@@ -291,21 +293,21 @@ def _launch_rows(
 
     B, V = logits.shape
     blocks = triton.cdiv(V, kernels.BLOCK.value)
-    grid = (B, min(blocks, max(1, PROGRAMS // B)))
+    grid = {name: (B, min(blocks, max(1, most // B))) for name, most in PROGRAMS.items()}
     times = searches(filters, largest.shape[1])
     if times > 0:
         sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
         for _ in range(times):
-            kernels.sampling_sections_kernel[grid](
+            kernels.sampling_sections_kernel[grid["sections"]](
                 logits, plan, numbers, sums, V, blocks, num_warps=ROW_WARPS
             )
     if times >= 0:
         values = logits.new_empty(B, kernels.GATHERED.value)
         ids = torch.empty_like(values, dtype=torch.int32)
-        kernels.sampling_cutoff_kernel[grid](
-            logits, plan, numbers, values, ids, V, blocks, num_warps=CUTOFF_WARPS
+        kernels.sampling_cutoff_kernel[grid["cutoff"]](
+            logits, plan, numbers, values, ids, V, **CUTOFF
         )
-    kernels.sampling_race_kernel[grid](
+    kernels.sampling_race_kernel[grid["race"]](
         logits,
         largest,
         plan,

@@ -276,7 +276,7 @@ ROWS = {
 
 
 def row_kernels(capability: int) -> dict[str, int]:
-    warps = {"sampling_cutoff_kernel": _truncated_sample.CUTOFF_WARPS}
+    options = {"sampling_cutoff_kernel": _truncated_sample.CUTOFF}
     found = {}
     for name in ("sampling_sections_kernel", "sampling_cutoff_kernel", "sampling_race_kernel"):
         kernel = getattr(_row_kernels, name)
@@ -284,7 +284,7 @@ def row_kernels(capability: int) -> dict[str, int]:
         constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW")}
         found[name] = stack_bytes(
             kernel, signature, constants, capability,
-            num_warps=warps.get(name, _truncated_sample.ROW_WARPS),
+            **options.get(name, {"num_warps": _truncated_sample.ROW_WARPS}),
         )  # fmt: skip
     return found
 

@@ -13,8 +13,8 @@ import pytest
 SCRIPT = Path(__file__).with_name("compile_offline.py")
 
 
-FILTERING = {"pivot_search", "akunu_exact", "akunu_faithful"}
-"""Kernels with one program per row, and no accumulator."""
+FILTERING = {"pivot_search", "sampling_cutoff", "akunu_exact", "akunu_faithful"}
+"""Kernels without an accumulator, in which a program has a row's candidates in registers."""
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
