@@ -58,7 +58,8 @@ def is_kept(y, token, cut):
     """Whether tokens with logits y are at or above the cutoff, without 64-bit keys of each."""
     order = ordered(y)
     at = (cut >> 32).to(tl.int32)
-    last = 0x7FFFFFFF - (cut & 0x7FFFFFFF).to(tl.int32)
+    # A cutoff need not be a token's key: with bit 31, which none has, nothing at its logit is kept.
+    last = (0x7FFFFFFF - tl.minimum(cut & 0xFFFFFFFF, 0x80000000)).to(tl.int32)
     return (order > at) | ((order == at) & (token <= last))
 
 

@@ -27,7 +27,9 @@ def load_runs(logits_ptr, found_ptr, chunk, n, V, CHUNK: tl.constexpr):
 
 @triton.jit
 def race(y, first, cut, T, seed, offset, row):
-    """(the best candidate of each of a chunk's Philox words, int64 [CHUNK, 8]; how many are kept).
+    """The best candidate of each Philox word of a chunk, int64 [CHUNK, 8], and its kept tokens.
+
+    These are counted in int32 [CHUNK, 8].
 
     y, first: of load_runs. Only tokens from the cutoff on race; their scores are those of
     `candidates` (kernels/_helper.py).
@@ -35,8 +37,9 @@ def race(y, first, cut, T, seed, offset, row):
     CHUNK: tl.constexpr = y.shape[0]
     token = first + tl.arange(0, RUN)[None, :]
     kept = is_kept(y, token, cut) & (ordered(y) >= LOWEST)
-    many = tl.sum(tl.sum(kept.to(tl.int32), axis=1), axis=0)
     y0, y1, y2, y3 = split_words(tl.where(kept, y, float("-inf")))
+    many = (y0 > float("-inf")).to(tl.int32) + (y1 > float("-inf")).to(tl.int32)
+    many += (y2 > float("-inf")).to(tl.int32) + (y3 > float("-inf")).to(tl.int32)
     word = tl.arange(0, RUN // 4)[None, :]
     counter = first // 4 + word  # four words for 16 tokens
     # Always 0; ties the counters to the layout of the logits, as in `candidates`.

@@ -5,8 +5,8 @@ depends on how many they are. Sums over a block are stored, and the last program
 adds them up in the order of the blocks, and decides:
 
     sampling_sections_kernel
-        counts or masses from each of 16 thresholds on: between two of them is the cutoff. Launched
-        twice: the second time with 16 thresholds between these two
+        counts or masses from each of 8 thresholds on: between two of them is the cutoff. Launched
+        several times, then with thresholds between these two, until few tokens are left
     sampling_cutoff_kernel
         gathers the tokens between, and finds the cutoff among them
     sampling_race_kernel
@@ -60,10 +60,10 @@ from fsbench.kernels._stored_logits import RUN
 BLOCK = tl.constexpr(2048)
 """Tokens of a block: what is added up at once."""
 
-SLICE = tl.constexpr(256)
+SLICE = tl.constexpr(128)
 """Tokens of a block that are in registers at once, with a sum for each threshold."""
 
-SECTIONS = tl.constexpr(16)
+SECTIONS = tl.constexpr(8)
 """Thresholds of a launch."""
 
 SOUGHT = tl.constexpr(4096)
@@ -105,14 +105,14 @@ def sampling_sections_kernel(
         t = ordered(start * (1.0 - part) + tl.minimum(value_of(high), LARGEST) * part)
         t = tl.where(section == 0, low, tl.minimum(tl.maximum(t, low), high - 1))
         for block in tl.range(share, blocks, tl.num_programs(1)):
-            sums = tl.zeros((SLICE, SECTIONS), tl.float32)
+            sums = tl.zeros((SECTIONS, SLICE), tl.float32)
             for i in tl.static_range(BLOCK // SLICE):
                 token = block * BLOCK + i * SLICE + tl.arange(0, SLICE)
                 y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
                 weight = tl.where(mode == BY_MASS, tl.exp2(sharpness * (y - top)), 1.0)
-                reached = ordered(y)[:, None] >= t[None, :]
-                sums = tl.where(reached, sums + weight[:, None], sums)
-            tl.store(sums_ptr + block * SECTIONS + section, tl.sum(sums, axis=0))
+                reached = ordered(y)[None, :] >= t[:, None]
+                sums = tl.where(reached, sums + weight[None, :], sums)
+            tl.store(sums_ptr + block * SECTIONS + section, tl.sum(sums, axis=1))
         if last_to_arrive(plan_ptr, tl.num_programs(1)):
             _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks)
 
@@ -270,7 +270,7 @@ def sampling_race_kernel(
         cut = tl.load(plan_ptr + CUT)
         T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
         best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
-        kept = tl.zeros((), tl.int32)
+        each = tl.zeros((RUNS, RUN // 4), tl.int32)
         for block in tl.range(share, blocks, tl.num_programs(1)):
             run = block * RUNS + tl.arange(0, RUNS)
             largest = tl.load(largest_ptr + run, mask=run < runs, other=float("-inf"))
@@ -278,7 +278,8 @@ def sampling_race_kernel(
                 y, first = load_runs(logits_ptr, None, block, runs, V, RUNS)
                 more, many = race(y, first, cut, T, seed, offset, counted_row)
                 best = tl.maximum(best, more)
-                kept += many
+                each += many
+        kept = tl.sum(tl.sum(each, axis=1), axis=0)
         if kept > 0:
             tl.atomic_max(plan_ptr + BEST, tl.max(tl.max(best, axis=1), axis=0))
             tl.atomic_add(kept_ptr + row, kept)

@@ -242,6 +242,7 @@ def _draw_here(logits_ptr, found_ptr, token_ptr, valid_ptr, kept_ptr, among, low
             more, many = race(y, first, cut, T, seed, offset, row)
             best = tl.maximum(best, more)
             kept += many
+    kept = tl.sum(tl.sum(kept, axis=1), axis=0)
     winner = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
     tl.store(token_ptr, winner.to(tl.int64))
     tl.store(valid_ptr, winner >= 0)

@@ -20,8 +20,8 @@ MAX_V = 2**20
 SMALL_K = 112
 """Up to this k of all rows, one launch draws from the logits of few runs."""
 
-SEARCHES = 2
-"""Times that many programs narrow down where a row's cutoff is before they gather."""
+SEARCHES = 4
+"""Times that many programs narrow down where a row's cutoff is, if they need so many."""
 
 NUM_WARPS = 8
 ROW_WARPS = 4
@@ -29,7 +29,7 @@ ROW_WARPS = 4
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
 """Two programs on each multiprocessor: they wait for memory and for each other."""
 
-PROGRAMS = {"sections": 640, "cutoff": 264, "race": 900}
+PROGRAMS = {"sections": 1280, "cutoff": 264, "race": 900}
 """Programs of a launch over rows, about: what fits on a large GPU at once."""
 
 
@@ -89,10 +89,11 @@ def truncated_sample(
     and with all filters off it is that of flash_sample(noise="token"). Top-k is exact; sums of
     probabilities are in fp32, so top-p is met within 2^-16 of the mass, always in the same way.
 
-    Two launches for a small top_k of all rows, up to six for other filters, one more to pack a mask
-    of bools. [B, V] fp32 logits are allocated, and some 9 % of that beside them. The host does not
-    wait; CUDA graphs may capture it, and replays read seed, offset, and all [B] arguments again. On
-    CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in bf16).
+    Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
+    mask of bools. [B, V] fp32 logits are allocated, and some 15 % of that beside them. The host
+    does not wait; CUDA graphs may capture it, and replays read seed, offset, and all [B] arguments
+    again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in
+    bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
