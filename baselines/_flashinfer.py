@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from fsbench.baselines._compiled import compile_step
 from fsbench.baselines._gathered import Gather
 from fsbench.baselines._logits import float_logits, matmul_logits
+from fsbench.baselines._penalties import penaliser
 from fsbench.problem import Problem
 from fsbench.provider import Launch
 
@@ -100,13 +101,15 @@ def build_as_in_paper(
 
 
 def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) -> Launch:
-    """Matmul, then `sample(logits, seed, offset)`: no pass over the logits that can be spared.
+    """Matmul, penalties, then `sample(logits, seed, offset)`: no pass that can be spared.
 
     FlashInfer's samplers read fp32 and would cast; the matmul writes fp32 at once.
     """
 
+    penalise = penaliser(problem, weight.device)
+
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return sample(float_logits(hidden, weight), **philox(seed, offset))
+        return sample(penalise(float_logits(hidden, weight)), **philox(seed, offset))
 
     return _loaded(launch, problem, weight)
 

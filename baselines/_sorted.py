@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fsbench.baselines._logits import scaled_logits
+from fsbench.baselines._logits import matmul_logits
 from fsbench.problem import Problem
 
 if TYPE_CHECKING:
@@ -43,14 +43,16 @@ def limits(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
     )
 
 
-def make_step(problem: Problem) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The step: hidden, weight, k, p -> tokens [B]."""
+def make_step(
+    problem: Problem, penalise: Callable[[Tensor], Tensor] = lambda logits: logits
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The step: hidden, weight, k, p -> tokens [B]; penalise: of `_penalties`."""
     import torch
 
     temperature, filtered = problem.temperature, bool(problem.filters)
 
     def step(hidden: Tensor, weight: Tensor, k: Tensor, p: Tensor) -> Tensor:
-        logits = scaled_logits(hidden, weight, temperature)
+        logits = penalise(matmul_logits(hidden, weight).float()) / temperature
         if filtered:
             ranked, index = logits.sort(dim=-1)
             kth = ranked.gather(1, (ranked.shape[1] - k)[:, None])

@@ -35,6 +35,7 @@ PROVIDER = Provider(
     requires=("flashinfer",),
     capabilities=Capabilities(
         host_sync_free=True,
+        penalties=True,
         filter_order=("temperature", "top_p", "top_k", "min_p"),
         **TOP_K_TOP_P,
     ),

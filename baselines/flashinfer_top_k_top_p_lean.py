@@ -45,6 +45,6 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     requires=("flashinfer",),
-    capabilities=Capabilities(host_sync_free=True, **TOP_K_TOP_P),
+    capabilities=Capabilities(host_sync_free=True, penalties=True, **TOP_K_TOP_P),
     presets=("lean", "truncated"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsbench.baselines._penalties import penaliser
 from fsbench.baselines._sorted import SORTED, limits, make_step
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    step = make_step(problem)
+    step = make_step(problem, penaliser(problem, weight.device))
     k, p = limits(problem, weight.device)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
@@ -27,6 +28,6 @@ PROVIDER = Provider(
     label="Sort, top-k/top-p (eager)",
     kind=Kind.TRUNCATED,
     build=build,
-    capabilities=Capabilities(**SORTED),
+    capabilities=Capabilities(penalties=True, **SORTED),
     presets=("truncated",),
 )

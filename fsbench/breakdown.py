@@ -124,6 +124,7 @@ def mean_kernels(rounds: Iterable[Round]) -> dict[str, float]:
 _COLUMNS = (
     *("provider", "b", "d", "v", "dtype", "temperature", "logits", "tp", "timer", "graph", "l2"),
     *("top_k", "top_p", "min_p", "mixed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "history"),
     *("form", "kernel", "part", "mean_us", "share"),
 )
 

@@ -64,6 +64,8 @@ PRESETS = {
                 for p in (1.0, 0.95, 0.9, 0.5)
                 for min_p in (0.0, 0.05)
             ),
+            *({"top_p": p} for p in (0.95, 0.9, 0.5)),
+            {"min_p": 0.05},
             {"top_k": 50, "top_p": 0.9, "mixed": True},
         ),
     ),

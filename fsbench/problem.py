@@ -11,6 +11,7 @@ import tomllib
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
+from random import Random
 
 from fsbench.errors import InvalidArgument, unknown_name
 
@@ -21,6 +22,9 @@ DEVICES = ("cuda", "cpu")
 
 FILTERS = ("top_k", "top_p", "min_p")
 """What may cut tokens off: fields of Problem."""
+
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""What may change the logits of tokens seen before: fields of Problem, and where they are off."""
 
 FILTER_ORDER = ("temperature", "min_p", "top_k", "top_p")
 """The order in which fsbench applies them, and vLLM too. Only two places in it matter: what comes
@@ -43,6 +47,9 @@ class Problem:
     Filters (fsbench.reference.truncate has the law): top_k keeps the k likeliest tokens, 0 is off;
     top_p the fewest likeliest of probability p together, 1 is off; min_p those of at least min_p
     times the largest probability, 0 is off. mixed: not every row has all of them (`row_filters`).
+
+    Penalties (fsbench.reference.penalised), of all rows: on the tokens of a synthetic history of
+    `history` tokens in each row (`row_histories`).
     """
 
     B: int
@@ -57,6 +64,10 @@ class Problem:
     top_p: float = 1.0
     min_p: float = 0.0
     mixed: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    history: int = 0
 
     def __post_init__(self) -> None:
         for name in ("B", "D", "V", "tp"):
@@ -80,12 +91,47 @@ class Problem:
             raise InvalidArgument(f"min_p: expected 0 to 1 (0 is off); got {self.min_p}")
         if self.mixed and not self.filters:
             raise InvalidArgument("mixed: expected with top_k, top_p or min_p; got none of them")
+        for name in PENALTIES:
+            if not math.isfinite(getattr(self, name)):
+                raise InvalidArgument(f"{name}: expected a number; got {getattr(self, name)}")
+        if self.repetition_penalty <= 0:
+            raise InvalidArgument(
+                f"repetition_penalty: expected a number > 0 (1 is off); "
+                f"got {self.repetition_penalty}"
+            )
+        if not isinstance(self.history, int) or isinstance(self.history, bool) or self.history < 0:
+            raise InvalidArgument(f"history: expected an integer >= 0; got {self.history!r}")
+        if bool(self.history) != bool(self.penalties):
+            raise InvalidArgument(
+                f"history: expected tokens if there are penalties, and only then; "
+                f"got {self.history} with {', '.join(self.penalties) or 'no penalty'}"
+            )
 
     @property
     def filters(self) -> tuple[str, ...]:
         """Those of FILTERS that are on."""
         off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
         return tuple(name for name in FILTERS if getattr(self, name) != off[name])
+
+    @property
+    def penalties(self) -> tuple[str, ...]:
+        """Those of PENALTIES that are on."""
+        return tuple(name for name, off in PENALTIES.items() if getattr(self, name) != off)
+
+    def row_histories(self) -> list[tuple[list[int], list[int]]]:
+        """(prompt, output) of each of B rows: `history` token ids, the larger half in the prompt.
+
+        Ranks follow Zipf's law with exponent 1, as words do, so that many tokens occur again; the
+        token of a rank is its own in every row.
+        """
+        rows = []
+        for row in range(self.B):
+            random = Random(row)
+            ranks = [int(self.V ** random.random()) - 1 for _ in range(self.history)]
+            tokens = [(rank * 7919 + row * 104729) % self.V for rank in ranks]
+            half = self.history - self.history // 2
+            rows.append((tokens[:half], tokens[half:]))
+        return rows
 
     def row_filters(self) -> list[tuple[int, float, float]]:
         """(top_k, top_p, min_p) of each of B rows.
@@ -101,7 +147,8 @@ class Problem:
         return {name.lower(): value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
-        kept = "".join(f" {name}={getattr(self, name):g}" for name in self.filters)
+        named = (*self.filters, *self.penalties, *(("history",) if self.history else ()))
+        kept = "".join(f" {name}={getattr(self, name):g}" for name in named)
         return (
             f"B={self.B} D={self.D} V={self.V} {self.dtype} T={self.temperature:g} {self.logits}"
             f"{kept}{' mixed' if self.mixed else ''}"

@@ -97,6 +97,7 @@ class Capabilities:
 
     filters: those of fsbench.problem.FILTERS that it applies; others it refuses.
     mixed_filters: each row may have its own (Problem.mixed).
+    penalties: it applies those of Problem, before the filters.
     filter_order: in which order it applies them and the temperature (fsbench.reference.truncate).
     ties: which of equal logits top-k and top-p keep, if not all: the tokens of lowest id ("first",
         fsbench's rule); all after all ("kept"), so that more are kept than should; or "any".
@@ -133,6 +134,7 @@ class Capabilities:
     seed_stride: int = 1
     filters: tuple[str, ...] = ()
     mixed_filters: bool = False
+    penalties: bool = False
     filter_order: tuple[str, ...] = FILTER_ORDER
     ties: Literal["first", "kept", "any"] = "first"
 
@@ -250,8 +252,8 @@ class Provider:
             )
 
     def kind_on(self, problem: Problem) -> Kind:
-        """What its tokens are on this problem: of a filtered softmax, if it has filters."""
-        if problem.filters and self.kind is Kind.EXACT:
+        """What its tokens are on this problem: of a changed softmax, with filters or penalties."""
+        if (problem.filters or problem.penalties) and self.kind is Kind.EXACT:
             return Kind.TRUNCATED
         return self.kind
 
@@ -274,6 +276,8 @@ class Provider:
                 return f"does not apply {', '.join(lacking)}"
             if problem.mixed and not able.mixed_filters:
                 return "takes the same filters for all rows"
+        if problem.penalties and not able.penalties and self.kind is not Kind.LOWER_BOUND:
+            return "does not apply penalties"
         if problem.temperature == 0 and draws and not able.zero_temperature:
             return "does not take temperature 0 (greedy)"
         if problem.tp != 1 and self.build_sharded is None:

@@ -63,6 +63,11 @@ class Cell:
     top_p: float = 1.0
     min_p: float = 0.0
     mixed: bool = False
+    # Nor from before penalties these.
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    history: int = 0
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -325,7 +325,8 @@ class Runner:
         """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
         if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
             return
-        truncated = bool(problem.filters)  # verified with the same filters, whatever they are here
+        # Verified with the same filters, whatever they are here.
+        truncated = bool(problem.filters or problem.penalties)
         key = (provider.name, problem.device, problem.dtype, problem.temperature, truncated)
         if key not in self._gate:
             self._called.add(provider.name)

@@ -46,6 +46,7 @@ def row(record: CellRecord) -> dict[str, Any]:
     problem = Problem(
         *(cell.b, cell.d, cell.v, cell.dtype, cell.temperature, cell.device, cell.logits, cell.tp),
         *(cell.top_k, cell.top_p, cell.min_p, cell.mixed),
+        *(cell.repetition_penalty, cell.presence_penalty, cell.frequency_penalty, cell.history),
     )
     work = iomodel.traffic(problem)
     floor = iomodel.floor_us(problem, cell.gpu)

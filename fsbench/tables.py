@@ -17,13 +17,14 @@ import pandas as pd
 from fsbench.disk import refusals, write_atomically
 from fsbench.errors import ResultsError
 from fsbench.iomodel import gpu_slug
-from fsbench.problem import Problem
+from fsbench.problem import PENALTIES, Problem
 from fsbench.provider import Kind
 from fsbench.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
-FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "mixed": False}
-"""Columns of the filters, and what they are where they are off; older results lack them."""
+FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "mixed": False, **PENALTIES, "history": 0}
+"""Columns of filters and penalties, and what they are where they are off; older results lack them.
+"""
 CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2", *FILTERS]
 """Columns that say how a cell was measured, apart from the machine, the shape and the sampler."""
 _OTHERS = ["provider", "label", "kind", "fused", "b", "status", "median_us", "ci_lo_us", "ci_hi_us"]
@@ -117,10 +118,14 @@ def conditions_in_words(row: pd.Series) -> str:
 
 
 def filters_in_words(row: pd.Series) -> str:
-    """The filters of a row that are on, such as 'top-k 50, top-p 0.9'; '' if none is."""
+    """The filters and penalties of a row that are on, such as 'top-k 50, top-p 0.9', or ''."""
     on = [name for name in ("top_k", "top_p", "min_p") if row[name] != FILTERS[name]]
     words = [f"{name.replace('_', '-')} {row[name]:g}" for name in on]
-    return ", ".join([*words, *(["mixed rows"] if row.mixed else [])])
+    words += ["mixed rows"] if row.mixed else []
+    on = [name for name, off in PENALTIES.items() if row[name] != off]
+    words += [f"{name.replace('_', ' ')} {row[name]:g}" for name in on]
+    words += [f"{row.history:g} tokens seen"] if row.history else []
+    return ", ".join(words)
 
 
 def normalized(frame: pd.DataFrame) -> pd.DataFrame:
@@ -204,6 +209,10 @@ def _words(row: pd.Series, conditions: list[str]) -> list[str]:
         "top_p": f"p{row.top_p:g}",
         "min_p": f"minp{row.min_p:g}",
         "mixed": "mixed" if row.mixed else "uniform",
+        "repetition_penalty": f"rep{row.repetition_penalty:g}",
+        "presence_penalty": f"pres{row.presence_penalty:g}",
+        "frequency_penalty": f"freq{row.frequency_penalty:g}",
+        "history": f"seen{row.history:g}",
     }
     return [words[name] for name in conditions]
 

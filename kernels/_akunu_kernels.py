@@ -1,4 +1,4 @@
-"""Device code of akunu's sampler over stored logits: one program per row, everything by bisection.
+"""Device code of akunu's sampler over stored logits: one program per row.
 
 From the chapter on sampling of the book about akunu (Apple Metal; its kernel `gumbel_topk_f16`,
 1024 threads for its only row). `akunu_faithful_kernel` has the arithmetic of the text:
@@ -7,27 +7,20 @@ From the chapter on sampling of the book about akunu (Apple Metal; its kernel `g
     2 of top-p: 8 bisections of [threshold, max] by mass, keeping at most p
     3 of min-p   4 logit + T Gumbel(pcg hash), stored as fp16; an argmax follows as another launch
 
-The filters act at T = 1. `akunu_exact_kernel` does the same job, in the same order, without the
-approximations: bisection over the ordered bits of fp32 until exactly k are left, the token that
-crosses p is kept, ties go to the lower token, and the scores stay in fp32, with noise of the
-contract (docs/noise.md). docs/truncated.md has what the approximations cost.
+The filters act at T = 1. `akunu_exact_kernel` does the same job, in the same order and with one
+program per row, without the approximations: exactly k are kept, and the token that crosses p, ties
+go to the lower token, and the scores stay in fp32, with noise of the contract (docs/noise.md). It
+reads the row twice, not some twenty times: with the maximum it finds 4096 maxima of parts of the
+row, of which the kth largest is a lower bound of the threshold; then it gathers what reaches that,
+and searches there. docs/truncated.md has what the approximations cost.
 """
 
 import triton
 import triton.language as tl
 
-from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures, token_of_key
-from fsbench.kernels._truncated_kernels import (
-    LOWEST,
-    count_from,
-    cut_top_k,
-    cut_top_p,
-    last_token,
-    load_chunk,
-    of_row,
-    ordered,
-    race,
-)
+from fsbench.kernels._cutoff import LOWEST, first_key, of_row, ordered, reached_by
+from fsbench.kernels._gathered_draw import GATHERED, draw_of_gathered, gather
+from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures
 
 SPAN = tl.constexpr(30.0)
 """Logits this far below the largest are given up at once."""
@@ -127,9 +120,11 @@ def akunu_faithful_kernel(
         tl.store(scores_ptr + token, score.to(tl.float16), mask=token < V)
 
 
-@triton.jit(do_not_specialize=["top_k", "V", "runs"])
+@triton.jit(do_not_specialize=["top_k", "V"])
 def akunu_exact_kernel(
     logits_ptr,  # [B, V]
+    values_ptr,  # [B, GATHERED] fp32, scratch
+    ids_ptr,  # [B, GATHERED] int32, scratch
     seed_ptr,  # [1] int64
     offset_ptr,  # [1] int64
     temperature,  # fp32
@@ -138,12 +133,13 @@ def akunu_exact_kernel(
     min_p,
     tokens_ptr,  # [B] int64, out
     V,
-    runs,  # ceil(V / 32)
     PER_ROW: tl.constexpr,
-    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * V
+    values_ptr += row.to(tl.int64) * GATHERED
+    ids_ptr += row.to(tl.int64) * GATHERED
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     T, _inverse = temperatures(tl.full((), temperature, tl.float32))
@@ -152,38 +148,24 @@ def akunu_exact_kernel(
     least = of_row(min_p, row, tl.float32, PER_ROW)
     k = tl.where(T > 0.0, tl.where(k > 0, tl.minimum(k, V), V), 1)
 
-    y, first = load_chunk(logits_ptr, None, 0, runs, V, CHUNK)
-    largest = y
-    for chunk in tl.range(1, tl.cdiv(runs, CHUNK)):
-        more, _first = load_chunk(logits_ptr, None, chunk, runs, V, CHUNK)
-        largest = nan_max(largest, more)
-    top = tl.reduce(tl.reduce(largest, 1, nan_max), 0, nan_max)
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for first in tl.range(0, V, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        largest = nan_max(largest, y)
+    top = tl.reduce(largest, 0, nan_max)
     valid = (top < float("inf")) & (top > float("-inf"))
     top = tl.where(valid, top, 0.0)
-
-    above_all = ordered(top).to(tl.int64) + 1
-    cut = tl.full((), LOWEST, tl.int64)
-    quota = V
-    count = count_from(y, cut, logits_ptr, None, runs, V, CHUNK)
-    if valid & (count > k):
-        cut, count, quota = cut_top_k(y, k, cut, count, above_all, logits_ptr, None, runs, V, CHUNK)
-    if valid & (p < 1.0) & (count > 1) & (T > 0.0):
-        cut, count, quota = cut_top_p(
-            y, p, tl.full((), 0.0, tl.float32), cut, count, quota, k, above_all, top,
-            tl.full((), LOG2_E, tl.float32), logits_ptr, None, runs, V, CHUNK,
-        )  # fmt: skip
+    low = tl.full((), LOWEST, tl.int32)
+    if valid & (k < BLOCK):
+        # Each of these is the largest of some logits, and none of two.
+        low = reached_by(ordered(largest), k, ordered(top) + 1)
+    floor = tl.full((), LOWEST, tl.int32)
     if (least > 0.0) & (T > 0.0):
-        threshold = top + _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
-        floor = ordered(threshold).to(tl.int64)
-        quota = tl.where(floor > cut, V, quota)
-        cut = tl.maximum(cut, floor)
-    last = V
-    if quota < V:
-        last = last_token(y, first, cut, quota, logits_ptr, None, runs, V, CHUNK)
-
-    best = race(y, first, cut, last, T, seed, offset, row)
-    for chunk in tl.range(1, tl.cdiv(runs, CHUNK)):
-        y, first = load_chunk(logits_ptr, None, chunk, runs, V, CHUNK)
-        best = tl.maximum(best, race(y, first, cut, last, T, seed, offset, row))
-    token = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
+        floor = ordered(top + _log(tl.minimum(tl.maximum(least, 1e-37), 1.0)))
+    n = gather(logits_ptr, low, values_ptr, ids_ptr, V, BLOCK)
+    token = draw_of_gathered(
+        logits_ptr, values_ptr, ids_ptr, n, first_key(low), k, p, (p < 1.0) & (T > 0.0),
+        first_key(floor), valid, top, tl.full((), LOG2_E, tl.float32), T, seed, offset, row, V,
+    )  # fmt: skip
     tl.store(tokens_ptr + row, token.to(tl.int64))

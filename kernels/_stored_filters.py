@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fsbench.kernels._token_history import Penalties
+
 AKUNU_ORDER = ("top_k", "top_p", "min_p", "temperature")
 """akunu's order of filters: they act at T = 1."""
 
@@ -28,6 +30,19 @@ def filters_of(problem: Problem, device: torch.device) -> dict[str, int | float 
         name: torch.tensor(column, dtype=dtype, device=device)
         for name, column, dtype in zip(FILTERS, columns, kinds, strict=True)
     }
+
+
+def penalties_of(problem: Problem, device: torch.device) -> Penalties | None:
+    """The problem's penalties with the history of its rows; None if it has none."""
+    from fsbench.kernels._token_history import Penalties, TokenHistory
+
+    if not problem.penalties:
+        return None
+    prompts, outputs = zip(*problem.row_histories(), strict=True)
+    history = TokenHistory.of(prompts, outputs, problem.history, device)
+    return Penalties(
+        history, problem.repetition_penalty, problem.presence_penalty, problem.frequency_penalty
+    )
 
 
 def draw_of_stored(draw: Callable[..., Tensor]) -> Callable[[Problem, Tensor], Launch]:

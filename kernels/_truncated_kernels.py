@@ -1,50 +1,65 @@
-"""Device code of truncated sampling: the matmul that stores logits, and the draw from what is kept.
+"""Device code of truncated sampling: the matmul that stores logits, and the first look at them.
 
-`truncated_logits_kernel` stores each fp32 logit once, and beside it the largest of every run of 32
-tokens. `truncated_draw_kernel`, one program per row, finds out with these maxima which runs can
-hold a token that is kept, and reads no others:
+`truncated_matmul_kernel` stores each fp32 logit once, and beside it the largest of every run of 32
+tokens. `sampling_look_kernel`, one program per row, finds out with these maxima which runs can
+hold a token that is kept:
 
     top-k   the kth largest of all maxima is at most the kth largest logit
     min-p   the threshold is known from the largest logit alone
-    top-p   the largest tokens of the runs alone may have the mass p already
 
-In the logits of these runs it looks for the cutoff by bisection over the ordered bits of an fp32:
-the smallest logit that is kept, and if not all tokens with that logit are, the last token id. Where
-the runs are more than fit into registers, the tokens that may be kept are gathered first, unless
-they are too many, too. Then the kept tokens race with token noise (docs/noise.md). Everything is
-decided on the stored numbers.
+If the logits of these runs fit into registers, it searches the cutoff among them, lets the kept
+tokens race, and the row is done. If not, it leaves a plan, and the kernels of _row_kernels.py do
+the row with many programs.
 """
 
 import triton
 import triton.language as tl
 
+from fsbench.kernels._cutoff import (
+    LOWEST,
+    cut_in_registers,
+    cut_of_row,
+    first_key,
+    of_row,
+    ordered,
+    packed_weights,
+    reached_by,
+    value_of,
+)
 from fsbench.kernels._epilogue import allowed_words, shared_bias
 from fsbench.kernels._helper import (
     LOG2_E,
-    LOWEST_KEY,
     _log,
-    gumbel,
     nan_max,
     ordered_key,
-    split_words,
     temperatures,
     token_of_key,
 )
+from fsbench.kernels._kept_race import load_runs, race
 from fsbench.kernels._mainloop import program_share, tile_logits
+from fsbench.kernels._row_plan import (
+    BY_COUNT,
+    BY_MASS,
+    DONE,
+    GATHER,
+    PLAN,
+    RACE,
+    store_plan,
+)
 from fsbench.kernels._stored_logits import RUN, store_with_largest
 
-LOWEST = tl.constexpr(-2139095040)
-"""`ordered` of the lowest finite fp32."""
+GATHERED_K = tl.constexpr(2048)
+"""Up to this k what reaches the kth largest maximum is gathered at once."""
 
-GATHERED = tl.constexpr(8192)
-"""Tokens of a row that are gathered at most."""
+SAMPLED_RUNS = tl.constexpr(64)
+"""Runs whose smallest logit says how far down the first search should look."""
 
-PIECE = tl.constexpr(32)
-"""Runs of gathered tokens that race at once."""
+SCANNED = tl.constexpr(1024)
+"""Tokens that one program takes at once of a row that it reads alone."""
 
 
 @triton.jit(do_not_specialize=["B", "V", "mask_words", "runs"])
-def truncated_logits_kernel(
+def truncated_matmul_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
     weight,  # [>= V, D] descriptor (USE_TMA) or pointer
     soft_cap,  # fp32 or None
@@ -85,35 +100,13 @@ def truncated_logits_kernel(
         )  # fmt: skip
 
 
-@triton.jit
-def of_row(value, row, DTYPE: tl.constexpr, PER_ROW: tl.constexpr):
-    """The number of a row: value is a pointer to [B], or the number of all rows."""
-    if PER_ROW:
-        return tl.load(value + row).to(DTYPE)
-    else:
-        return tl.full((), value, DTYPE)
-
-
-@triton.jit
-def ordered(y):
-    """fp32 -> int32 in the same order; -0 as +0. Not for NaN."""
-    bits = (y + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def value_of(order):
-    """The fp32 of `ordered`."""
-    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
-
-
 @triton.jit(do_not_specialize=["top_k", "V", "runs", "capacity"])
-def truncated_draw_kernel(
+def sampling_look_kernel(
     logits_ptr,  # [B, V] fp32; penalties are written back
     largest_ptr,  # [B, runs] fp32; likewise
     found_ptr,  # [B, runs] int32, scratch
-    values_ptr,  # [B, GATHERED] fp32, scratch
-    ids_ptr,  # [B, GATHERED] int32, scratch
+    plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: every row is done here
+    numbers_ptr,  # [B, NUMBERS] fp32, out; or None
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     temperature,  # fp32, or pointer to [B] fp32; so are top_p, min_p and the penalties
@@ -142,14 +135,12 @@ def truncated_draw_kernel(
     PRESENCE_PER_ROW: tl.constexpr,
     FREQUENCY_PER_ROW: tl.constexpr,
     BLOCK_RUNS: tl.constexpr,  # a power of two, at least runs
-    CHUNK: tl.constexpr,  # runs whose logits are in registers at once
+    CHUNK: tl.constexpr,  # runs whose logits are in registers at once, up to 128
 ):
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * V
     largest_ptr += row.to(tl.int64) * runs
     found_ptr += row.to(tl.int64) * runs
-    values_ptr += row.to(tl.int64) * GATHERED
-    ids_ptr += row.to(tl.int64) * GATHERED
     if history_ptr is not None:
         _penalise(
             logits_ptr, largest_ptr, history_ptr + row.to(tl.int64) * capacity,
@@ -166,6 +157,7 @@ def truncated_draw_kernel(
         offset = tl.load(offset_ptr + row if OFFSET_PER_ROW else offset_ptr)
     T = of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW)
     T, inverse_temperature = temperatures(T)
+    sharpness = inverse_temperature * LOG2_E
     k = of_row(top_k, row, tl.int32, TOP_K_PER_ROW)
     p = of_row(top_p, row, tl.float32, TOP_P_PER_ROW)
     least = of_row(min_p, row, tl.float32, MIN_P_PER_ROW)
@@ -183,127 +175,87 @@ def truncated_draw_kernel(
     p = tl.maximum(p, 0.0)
 
     # Runs below `low` hold nothing that is kept.
-    above_all = ordered(top).to(tl.int64) + 1
-    low = tl.full((), LOWEST, tl.int64)
+    above_all = ordered(top) + 1
+    low = tl.full((), LOWEST, tl.int32)
     if sampled & (least > 0.0):
         threshold = top + T * _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
-        low = tl.maximum(low, ordered(threshold).to(tl.int64))
+        low = tl.maximum(low, ordered(threshold))
     if k < runs:
-        low = tl.maximum(low, _floor_of_top_k(order, k, above_all))
-    total = tl.full((), 0.0, tl.float32)  # mass of what the other filters keep, once it is known
-    sharpness = inverse_temperature * LOG2_E
-    of_everything = by_p & (k == V) & (low == LOWEST)
-    if of_everything:
-        total = _mass_of_row(logits_ptr, top, sharpness, V)
-        low = _floor_of_top_p(order, top, sharpness, p * total, above_all)
+        low = tl.maximum(low, reached_by(order, k, above_all))
+    among = order >= low
+    n = tl.sum(among.to(tl.int32))
+    if plan_ptr is None:
+        _draw_here(
+            logits_ptr, found_ptr, tokens_ptr + row, valid_ptr + row, kept_ptr + row, among, low,
+            above_all, k, p, by_p, valid, top, sharpness, T, seed, offset, counted_row, V, CHUNK,
+            True,
+        )  # fmt: skip
+    elif n > CHUNK:
+        mode = tl.where(by_p, BY_MASS, RACE)
+        few = (k < runs) & (k <= GATHERED_K)
+        mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), mode)
+        start = tl.maximum(value_of(low), _smallest_of_sample(logits_ptr, top, runs, V))
+        if mode == BY_MASS:
+            # What is below has less than half of the mass that top-p gives up.
+            span = _log(1.0 - p) - _log(2.0 * V.to(tl.float32))
+            start = tl.maximum(start, top + T * span)
+        store_plan(plan_ptr, numbers_ptr, row, mode, low, above_all, k, top, start, sharpness,
+                   tl.where(by_p, p, 2.0), T)  # fmt: skip
+        tl.store(kept_ptr + row, 0)
+    else:
+        _draw_here(
+            logits_ptr, found_ptr, tokens_ptr + row, valid_ptr + row, kept_ptr + row, among, low,
+            above_all, k, p, by_p, valid, top, sharpness, T, seed, offset, counted_row, V, CHUNK,
+            False,
+        )  # fmt: skip
+        tl.store(plan_ptr + row * PLAN, DONE)
 
-    among = order >= low.to(tl.int32)
+
+@triton.jit
+def _draw_here(logits_ptr, found_ptr, token_ptr, valid_ptr, kept_ptr, among, low, above_all, k, p,
+               by_p, valid, top, sharpness, T, seed, offset, row, V, CHUNK: tl.constexpr,
+               ALONE: tl.constexpr):  # fmt: skip
+    """Draw a row's token from the runs in `among`; with ALONE they may be more than a chunk."""
+    BLOCK_RUNS: tl.constexpr = among.shape[0]
     number = tl.cumsum(among.to(tl.int32), axis=0)
     n = tl.sum(among.to(tl.int32))
-    tl.store(found_ptr + number - 1, run, mask=among)
+    tl.store(found_ptr + number - 1, tl.arange(0, BLOCK_RUNS), mask=among)
     tl.debug_barrier()
-    # What is searched: the runs found in the row, or what was gathered of them, as runs 0, 1, ...
-    source_ptr = logits_ptr
-    size = V + tl.zeros((), tl.int32)
-    gathered = False
-    if n > CHUNK:
-        y, first = load_chunk(logits_ptr, found_ptr, 0, n, V, CHUNK)
-        many = count_from(y, low, logits_ptr, found_ptr, n, V, CHUNK)
-        if (many <= GATHERED) & (many > 0):
-            _gather(logits_ptr, found_ptr, values_ptr, ids_ptr, low, n, V, CHUNK)
-            source_ptr = values_ptr
-            size = many
-            n = tl.cdiv(many, RUN)
-            gathered = True
-            tl.store(found_ptr + run, run, mask=run < n)
-            tl.debug_barrier()
-    y, first = load_chunk(source_ptr, found_ptr, 0, n, size, CHUNK)
-
-    # The cutoff: tokens of logits with `ordered` above it are kept, of those at it `quota`.
-    cut = low
-    quota = size
-    count = count_from(y, cut, source_ptr, found_ptr, n, size, CHUNK)
-    if count > k:
-        cut, count, quota = cut_top_k(y, k, cut, count, above_all, source_ptr, found_ptr, n, size,
-                                      CHUNK)  # fmt: skip
-    if by_p & (count > 1):
-        cut, count, quota = cut_top_p(y, p, total, cut, count, quota, k, above_all, top, sharpness,
-                                      source_ptr, found_ptr, n, size, CHUNK)  # fmt: skip
-    last = size
-    if quota < size:
-        last = last_token(y, first, cut, quota, source_ptr, found_ptr, n, size, CHUNK)
-
-    if gathered:
-        some = tl.full((PIECE, RUN), LOWEST_KEY, tl.int64)
-        for piece in tl.range(0, tl.cdiv(n, PIECE)):
-            y_piece, place = load_chunk(source_ptr, None, piece, n, size, PIECE)
-            keys = race_of_places(
-                y_piece, ids_ptr, place, size, cut, last, T, seed, offset, counted_row
-            )
-            some = tl.maximum(some, keys)
-        winner = tl.max(tl.max(some, axis=1), axis=0)
+    y, first = load_runs(logits_ptr, found_ptr, 0, n, V, CHUNK)
+    flat = y.reshape(CHUNK * RUN)
+    token = (first + tl.arange(0, RUN)[None, :]).reshape(CHUNK * RUN)
+    keys = ordered_key(flat, token)
+    weights = packed_weights(flat, ordered(flat) >= low, top, sharpness)
+    cut = first_key(low)
+    high = first_key(above_all)
+    if ALONE:
+        if n > CHUNK:
+            cut = cut_of_row(logits_ptr, V, cut, high, k, p, by_p, top, sharpness, SCANNED)
+        else:
+            cut = cut_in_registers(keys, weights, cut, high, k, p, by_p)
     else:
-        best = race(y, first, cut, last, T, seed, offset, counted_row)
+        cut = cut_in_registers(keys, weights, cut, high, k, p, by_p)
+    best, kept = race(y, first, cut, T, seed, offset, row)
+    if ALONE:
         for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-            y, first = load_chunk(source_ptr, found_ptr, chunk, n, size, CHUNK)
-            best = tl.maximum(best, race(y, first, cut, last, T, seed, offset, counted_row))
-        winner = tl.max(tl.max(best, axis=1), axis=0)
-    token = tl.where(valid, token_of_key(winner), -1)
-    tl.store(tokens_ptr + row, token.to(tl.int64))
-    tl.store(valid_ptr + row, token >= 0)
-    tl.store(kept_ptr + row, tl.where(token >= 0, tl.minimum(count, k), 0))
+            y, first = load_runs(logits_ptr, found_ptr, chunk, n, V, CHUNK)
+            more, many = race(y, first, cut, T, seed, offset, row)
+            best = tl.maximum(best, more)
+            kept += many
+    kept = tl.sum(tl.sum(kept, axis=1), axis=0)
+    winner = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
+    tl.store(token_ptr, winner.to(tl.int64))
+    tl.store(valid_ptr, winner >= 0)
+    tl.store(kept_ptr, tl.where(winner >= 0, kept, 0))
 
 
 @triton.jit
-def load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK: tl.constexpr):
-    """(logits fp32 [CHUNK, 32] of a chunk of the runs found, first token of each run [CHUNK, 1]).
-
-    found_ptr: the numbers of the n runs, or None if these are all there are.
-    """
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    run = at
-    if found_ptr is not None:
-        run = tl.load(found_ptr + at, mask=at < n, other=0)
-    first = (run * RUN)[:, None]
-    token = first + tl.arange(0, RUN)[None, :]
-    there = (at < n)[:, None] & (token < V)
-    y = tl.load(logits_ptr + token, mask=there, other=float("-inf"))
-    return y.to(tl.float32), first
-
-
-@triton.jit
-def _gather(logits_ptr, found_ptr, values_ptr, ids_ptr, low, n, V, CHUNK: tl.constexpr):
-    """Put the logits from `low` on of the runs found, and their tokens, in the order of the ids."""
-    behind = tl.zeros((), tl.int32)
-    for chunk in tl.range(0, tl.cdiv(n, CHUNK)):
-        y, first = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
-        y = y.reshape(CHUNK * RUN)
-        token = (first + tl.arange(0, RUN)[None, :]).reshape(CHUNK * RUN)
-        taken = ordered(y) >= low.to(tl.int32)
-        at = behind + tl.cumsum(taken.to(tl.int32), axis=0) - 1
-        tl.store(values_ptr + at, y, mask=taken)
-        tl.store(ids_ptr + at, token, mask=taken)
-        behind += tl.sum(taken.to(tl.int32))
-    tl.debug_barrier()  # `found` may be written to only now
-
-
-@triton.jit
-def race_of_places(y, ids_ptr, first, n, cut, last, T, seed, offset, row):
-    """As `race`, of gathered tokens: their ids are at their places. [CHUNK, 32] candidates.
-
-    A Philox call for each token: their words are not beside each other.
-    """
-    place = first + tl.arange(0, RUN)[None, :]
-    token = tl.load(ids_ptr + place, mask=place < n, other=0)
-    zero = token * 0
-    word = ((token >> 4) << 2) | ((token >> 1) & 3)
-    r0, r1, r2, r3 = tl.philox(seed, word, zero + row, zero + offset.to(tl.int32), zero)
-    odd = (token & 1) != 0
-    bits = tl.where((token & 8) != 0, tl.where(odd, r3, r2), tl.where(odd, r1, r0))
-    order = ordered(y)
-    at = cut.to(tl.int32)
-    kept = (order > at) | ((order == at) & (place <= last))
-    return tl.where(kept, ordered_key(y + T * gumbel(bits), token), LOWEST_KEY)
+def _smallest_of_sample(logits_ptr, top, runs, V):
+    """The smallest finite logit of some runs spread over the row, at most `top`."""
+    run = (tl.arange(0, SAMPLED_RUNS).to(tl.int64) * runs // SAMPLED_RUNS).to(tl.int32)
+    token = (run * RUN)[:, None] + tl.arange(0, RUN)[None, :]
+    y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
+    return tl.min(tl.min(tl.where(y > float("-inf"), y, top), axis=1), axis=0)
 
 
 @triton.jit
@@ -335,193 +287,3 @@ def _penalise(logits_ptr, largest_ptr, history_ptr, counts_ptr, length, repetiti
         # Tokens of one run write the same number.
         tl.store(largest_ptr + run, tl.reduce(y, 1, nan_max), mask=there)
     tl.debug_barrier()
-
-
-@triton.jit
-def _mass_of_row(logits_ptr, top, sharpness, V):
-    """Sum of exp((y - top) / T) over a row, fp32."""
-    BLOCK: tl.constexpr = 4096
-    mass = tl.zeros((BLOCK,), tl.float32)
-    for first in tl.range(0, V, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
-        mass += tl.exp2(sharpness * (y - top))
-    return tl.sum(mass)
-
-
-@triton.jit
-def _floor_of_top_k(order, k, above_all):
-    """A lower bound of the kth largest logit: a number that k of the maxima reach, int64.
-
-    Few more than k reach it, unless many are equal. LOWEST if fewer than k are finite.
-    """
-    finite = order >= LOWEST
-    reach = tl.sum(finite.to(tl.int32))
-    if reach < k:
-        low = tl.full((), LOWEST, tl.int64)
-    else:
-        low = tl.min(tl.where(finite, order, 0x7FFFFFFF)).to(tl.int64)
-    high = above_all
-    enough = k + k // 8
-    while (reach > enough) & (high - low > 1):
-        middle = (low + high) >> 1
-        c = tl.sum((order >= middle.to(tl.int32)).to(tl.int32))
-        low = tl.where(c >= k, middle, low)
-        reach = tl.where(c >= k, c, reach)
-        high = tl.where(c >= k, high, middle)
-    return low
-
-
-@triton.jit
-def _floor_of_top_p(order, top, sharpness, mass, above_all):
-    """A lower bound of the smallest logit that top-p keeps: from it on the maxima have `mass`.
-
-    LOWEST if all of them do not.
-    """
-    low = tl.full((), LOWEST, tl.int64)
-    high = above_all
-    weight = tl.exp2(sharpness * (value_of(order) - top))
-    mass = mass * 1.0001  # no rounding may make the bound too high
-    within = tl.sum((order >= LOWEST).to(tl.int32))
-    while (within > 8) & (high - low > 1):
-        middle = (low + high) >> 1
-        reached = order >= middle.to(tl.int32)
-        enough = tl.sum(tl.where(reached, weight, 0.0)) >= mass
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
-        between = (order >= low.to(tl.int32)) & (order < high.to(tl.int32))
-        within = tl.sum(between.to(tl.int32))
-    return low
-
-
-@triton.jit
-def count_from(y, cut, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
-    """How many logits of the runs found reach a number; y are those of the first chunk."""
-    total = tl.sum(tl.sum((ordered(y) >= cut.to(tl.int32)).to(tl.int32), axis=1), axis=0)
-    for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-        more, _ = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
-        reached = (ordered(more) >= cut.to(tl.int32)).to(tl.int32)
-        total += tl.sum(tl.sum(reached, axis=1), axis=0)
-    return total
-
-
-@triton.jit
-def _count_and_mass(y, cut, top, sharpness, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
-    """(how many logits reach a number, their mass in units of exp(top / T))."""
-    reached = ordered(y) >= cut.to(tl.int32)
-    weight = tl.where(reached, tl.exp2(sharpness * (y - top)), 0.0)
-    count = tl.sum(reached.to(tl.int32), axis=1)
-    for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-        more, _ = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
-        reached = ordered(more) >= cut.to(tl.int32)
-        weight += tl.where(reached, tl.exp2(sharpness * (more - top)), 0.0)
-        count += tl.sum(reached.to(tl.int32), axis=1)
-    return tl.sum(count, axis=0), tl.sum(tl.sum(weight, axis=1), axis=0)
-
-
-@triton.jit
-def cut_top_k(y, k, low, count, above_all, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
-    """(cutoff, how many reach it, quota of those at it) such that k tokens are kept.
-
-    `count`, more than k, reach `low`. Ends with exactly k that reach the cutoff, or with equal
-    logits on both sides of the kth place.
-    """
-    high = above_all
-    above = tl.zeros((), tl.int32)  # how many reach `high`
-    while (count > k) & (high - low > 1):
-        middle = (low + high) >> 1
-        c = count_from(y, middle, logits_ptr, found_ptr, n, V, CHUNK)
-        above = tl.where(c >= k, above, c)
-        high = tl.where(c >= k, high, middle)
-        low = tl.where(c >= k, middle, low)
-        count = tl.where(c >= k, c, count)
-    return low, count, tl.where(count > k, k - above, V)
-
-
-@triton.jit
-def cut_top_p(y, p, total, low, count, quota, k, above_all, top, sharpness, logits_ptr, found_ptr,
-               n, V, CHUNK: tl.constexpr):  # fmt: skip
-    """(cutoff, how many reach it, quota of those at it) after top-p, from those before it.
-
-    total: mass that p is a part of, if it is known, else 0: that of what is kept so far.
-    """
-    _, mass = _count_and_mass(y, low, top, sharpness, logits_ptr, found_ptr, n, V, CHUNK)
-    each = tl.exp2(sharpness * (value_of(low.to(tl.int32)) - top))
-    # Of equal logits at the kth place some are cut off already.
-    kept = tl.where(quota < V, mass - (count - k).to(tl.float32) * each, mass)
-    wanted = p * tl.where(total > 0.0, total, kept)
-    start = low
-    high = above_all
-    above = tl.zeros((), tl.int32)
-    mass_above = tl.zeros((), tl.float32)
-    while (count - above > 1) & (high - low > 1):
-        middle = (low + high) >> 1
-        c, m = _count_and_mass(y, middle, top, sharpness, logits_ptr, found_ptr, n, V, CHUNK)
-        # The first token is kept, however small p is.
-        enough = (m >= wanted) & (c > 0)
-        above = tl.where(enough, above, c)
-        mass_above = tl.where(enough, mass_above, m)
-        high = tl.where(enough, high, middle)
-        low = tl.where(enough, middle, low)
-        count = tl.where(enough, c, count)
-    ties = count - above
-    each = tl.exp2(sharpness * (value_of(low.to(tl.int32)) - top))
-    needed = tl.ceil((wanted - mass_above) / each)
-    needed = tl.maximum(tl.minimum(needed, ties.to(tl.float32)), 1.0).to(tl.int32)
-    allowed = tl.where(low == start, quota, V)
-    final = tl.where(ties > 1, tl.minimum(needed, allowed), allowed)
-    trimmed = final < ties
-    return low, tl.where(trimmed, above + final, count), tl.where(trimmed, final, V)
-
-
-@triton.jit
-def last_token(y, first, cut, quota, logits_ptr, found_ptr, n, V, CHUNK: tl.constexpr):
-    """The token up to which there are `quota` with logits at the cutoff."""
-    low = tl.full((), -1, tl.int32)
-    high = tl.full((), 0, tl.int32) + V - 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        c = _ties_up_to(y, first, cut, middle)
-        for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-            more, first_of_more = load_chunk(logits_ptr, found_ptr, chunk, n, V, CHUNK)
-            c += _ties_up_to(more, first_of_more, cut, middle)
-        high = tl.where(c >= quota, middle, high)
-        low = tl.where(c >= quota, low, middle)
-    return high
-
-
-@triton.jit
-def _ties_up_to(y, first, cut, token):
-    """How many tokens up to this one have logits at the cutoff."""
-    tie = (ordered(y) == cut.to(tl.int32)) & (first + tl.arange(0, RUN)[None, :] <= token)
-    return tl.sum(tl.sum(tie.to(tl.int32), axis=1), axis=0)
-
-
-@triton.jit
-def race(y, first, cut, last, T, seed, offset, row):
-    """The best candidate of each of a chunk's Philox words, [CHUNK, 8]: kept tokens only.
-
-    Scores are those of `candidates` (kernels/_helper.py).
-    """
-    CHUNK: tl.constexpr = y.shape[0]
-    y0, y1, y2, y3 = split_words(y)
-    word = tl.arange(0, RUN // 4)[None, :]
-    counter = first // 4 + word  # four words for 16 tokens
-    # Always 0; ties the counters to the layout of the logits, as in `candidates`.
-    zero = (y0 < float("-inf")).to(tl.int32)
-    r0, r1, r2, r3 = tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, zero)
-    token = first + (word >> 2) * 16 + (word & 3) * 2
-    best = tl.full((CHUNK, RUN // 4), LOWEST_KEY, tl.int64)
-    best = tl.maximum(best, _candidate(y0, r0, token, cut, last, T))
-    best = tl.maximum(best, _candidate(y1, r1, token + 1, cut, last, T))
-    best = tl.maximum(best, _candidate(y2, r2, token + 8, cut, last, T))
-    return tl.maximum(best, _candidate(y3, r3, token + 9, cut, last, T))
-
-
-@triton.jit
-def _candidate(y, bits, token, cut, last, T):
-    """Packed candidates of tokens that are kept, LOWEST_KEY of the others."""
-    order = ordered(y)
-    at = cut.to(tl.int32)
-    kept = (order > at) | ((order == at) & (token <= last))
-    return tl.where(kept, ordered_key(y + T * gumbel(bits), token), LOWEST_KEY)

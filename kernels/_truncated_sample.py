@@ -17,7 +17,20 @@ if TYPE_CHECKING:
 MAX_V = 2**20
 """Tokens that a program can have the maxima of in registers."""
 
+SMALL_K = 112
+"""Up to this k of all rows, one launch draws from the logits of few runs."""
+
+SEARCHES = 4
+"""Times that many programs narrow down where a row's cutoff is, if they need so many."""
+
 NUM_WARPS = 8
+ROW_WARPS = 4
+
+CUTOFF = {"num_warps": 8, "maxnreg": 128}
+"""Two programs on each multiprocessor: they wait for memory and for each other."""
+
+PROGRAMS = {"sections": 1280, "cutoff": 264, "race": 900}
+"""Programs of a launch over rows, about: what fits on a large GPU at once."""
 
 
 class TruncatedSample(NamedTuple):
@@ -76,10 +89,11 @@ def truncated_sample(
     and with all filters off it is that of flash_sample(noise="token"). Top-k is exact; sums of
     probabilities are in fp32, so top-p is met within 2^-16 of the mass, always in the same way.
 
-    Two launches, one more to pack a mask of bools. [B, V] fp32 logits are allocated, and a sixth of
-    that beside them. The host does not wait; CUDA graphs may capture it, and replays read seed,
-    offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or under
-    TRITON_INTERPRET=1 the kernels (not in bf16).
+    Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
+    mask of bools. [B, V] fp32 logits are allocated, and some 15 % of that beside them. The host
+    does not wait; CUDA graphs may capture it, and replays read seed, offset, and all [B] arguments
+    again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in
+    bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
@@ -181,19 +195,16 @@ def _check_penalties(penalties: object, B: int, device: torch.device) -> None:
 def _launch(
     request: Request, filters: _Filters, penalties: Penalties | None, config: TileConfig | None
 ) -> TruncatedSample:
-    """The two launches."""
+    """The matmul, the first look at its logits, and what rows may need beyond that."""
     import torch
     import triton
 
     from fsbench.kernels._choice import default_config
     from fsbench.kernels._device import launching_on
     from fsbench.kernels._launch import load_operands, per_row, processing
+    from fsbench.kernels._row_plan import NUMBERS, PLAN
     from fsbench.kernels._stored_logits import RUN
-    from fsbench.kernels._truncated_kernels import (
-        GATHERED,
-        truncated_draw_kernel,
-        truncated_logits_kernel,
-    )
+    from fsbench.kernels._truncated_kernels import sampling_look_kernel, truncated_matmul_kernel
 
     hidden, V, device = request.hidden, request.vocab_size, request.hidden.device
     B, D = hidden.shape
@@ -203,8 +214,10 @@ def _launch(
     logits = torch.empty(B, V, dtype=torch.float32, device=device)
     largest = torch.empty(B, runs, dtype=torch.float32, device=device)
     found = torch.empty(B, runs, dtype=torch.int32, device=device)
-    values = torch.empty(B, GATHERED.value, dtype=torch.float32, device=device)
-    ids = torch.empty(B, GATHERED.value, dtype=torch.int32, device=device)
+    plan = numbers = None
+    if not is_small(filters.top_k):
+        plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
+        numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     sample = TruncatedSample(
         torch.empty(B, dtype=torch.int64, device=device),
         torch.empty(B, dtype=torch.bool, device=device),
@@ -217,7 +230,7 @@ def _launch(
     )  # fmt: skip
     amounts = _amounts(penalties)
     with launching_on(device):
-        truncated_logits_kernel[operands.grid](
+        truncated_matmul_kernel[operands.grid](
             operands.hidden,
             operands.weight,
             request.soft_cap,
@@ -233,12 +246,12 @@ def _launch(
             runs,
             **operands.tiles,
         )
-        truncated_draw_kernel[(B,)](
+        sampling_look_kernel[(B,)](
             logits,
             largest,
             found,
-            values,
-            ids,
+            plan,
+            numbers,
             request.seed,
             request.offset,
             request.temperature,
@@ -258,7 +271,57 @@ def _launch(
             CHUNK=chunk(filters.top_k),
             num_warps=NUM_WARPS,
         )
+        if plan is not None and numbers is not None:
+            _launch_rows(request, filters, logits, largest, plan, numbers, sample)
     return sample
+
+
+def _launch_rows(
+    request: Request,
+    filters: _Filters,
+    logits: Tensor,
+    largest: Tensor,
+    plan: Tensor,
+    numbers: Tensor,
+    sample: TruncatedSample,
+) -> None:
+    """Many programs for each row that the first look did not finish; the others cost nothing."""
+    import torch
+    import triton
+
+    from fsbench.kernels import _row_kernels as kernels
+    from fsbench.kernels._launch import per_row
+
+    B, V = logits.shape
+    blocks = triton.cdiv(V, kernels.BLOCK.value)
+    grid = {name: (B, min(blocks, max(1, most // B))) for name, most in PROGRAMS.items()}
+    times = searches(filters, largest.shape[1])
+    if times > 0:
+        sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
+        for _ in range(times):
+            kernels.sampling_sections_kernel[grid["sections"]](
+                logits, plan, numbers, sums, V, blocks, num_warps=ROW_WARPS
+            )
+    if times >= 0:
+        values = logits.new_empty(B, kernels.GATHERED.value)
+        ids = torch.empty_like(values, dtype=torch.int32)
+        kernels.sampling_cutoff_kernel[grid["cutoff"]](
+            logits, plan, numbers, values, ids, V, **CUTOFF
+        )
+    kernels.sampling_race_kernel[grid["race"]](
+        logits,
+        largest,
+        plan,
+        numbers,
+        request.seed,
+        request.offset,
+        *sample,
+        V,
+        largest.shape[1],
+        blocks,
+        **{name: per_row(request)[name] for name in ("SEED_PER_ROW", "OFFSET_PER_ROW")},
+        num_warps=ROW_WARPS,
+    )
 
 
 def _amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
@@ -270,9 +333,26 @@ def _amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
     return {n: float(v) if isinstance(v, int | float) else v for n, v in named.items()}
 
 
+def is_small(top_k: int | Tensor) -> bool:
+    """Whether all rows need few logits, unless many are equal: then one launch does everything."""
+    return isinstance(top_k, int) and 0 < top_k <= SMALL_K
+
+
+def searches(filters: _Filters, runs: int) -> int:
+    """How often rows may need a search before their tokens can be gathered; -1: nor is that."""
+    from fsbench.kernels._truncated_kernels import GATHERED_K
+
+    top_k, top_p = filters.top_k, filters.top_p
+    if not isinstance(top_k, int):
+        return SEARCHES
+    if top_k == 0 and isinstance(top_p, float) and top_p >= 1.0:
+        return -1
+    return 0 if 0 < top_k <= GATHERED_K.value and top_k < runs else SEARCHES
+
+
 def chunk(top_k: int | Tensor) -> int:
     """Runs whose logits the draw has in registers: for a small k of all rows those it needs."""
-    if not isinstance(top_k, int) or top_k == 0:
+    if not isinstance(top_k, int) or not is_small(top_k):
         return 128
     return min(128, max(32, 1 << (top_k + top_k // 8 - 1).bit_length()))
 

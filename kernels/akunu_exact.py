@@ -1,7 +1,9 @@
 """akunu's one-launch sampler over stored logits, its approximations repaired.
 
-cuBLAS, then one program of 1024 threads per row that scans all logits for every bisection. The
-filters act at T = 1, in akunu's order. Tokens follow the noise contract (token noise).
+cuBLAS, then one program of 1024 threads per row, as in the text; with top-k it reads the logits
+twice and searches among what it gathered, without top-k, or where more than 4096 logits are at the
+kth largest maximum, it reads the row for every step of its search. The filters act at T = 1, in
+akunu's order. Tokens follow the noise contract (token noise).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from fsbench.provider import Capabilities, Kind, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 128
+BLOCK = 4096
 NUM_WARPS = 32
 
 
@@ -40,18 +42,18 @@ def akunu_exact(
         int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one.
     """
     import torch
-    import triton
 
     from fsbench.kernels._akunu_kernels import akunu_exact_kernel
-    from fsbench.kernels._stored_logits import RUN
+    from fsbench.kernels._gathered_draw import GATHERED
 
     B, V = logits.shape
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
+    values = torch.empty(B, GATHERED.value, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(B, GATHERED.value, dtype=torch.int32, device=logits.device)
     launch_rows(
         akunu_exact_kernel, B, logits.device,
-        logits, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
-        triton.cdiv(V, RUN.value),
-        PER_ROW=isinstance(top_k, torch.Tensor), CHUNK=CHUNK, num_warps=NUM_WARPS,
+        logits, values, ids, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
+        PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=BLOCK, num_warps=NUM_WARPS,
     )  # fmt: skip
     return tokens
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.kernels._provider import noise_map
-from fsbench.kernels._stored_filters import filters_of
+from fsbench.kernels._stored_filters import filters_of, penalties_of
 from fsbench.kernels._truncated_sample import MAX_V, truncated_sample
 from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -28,11 +28,18 @@ def unsupported_reason(problem: Problem) -> str | None:
 def build(problem: Problem, weight: Tensor) -> Launch:
     """See Provider."""
     filters, temperature = filters_of(problem, weight.device), problem.temperature
+    penalties = penalties_of(problem, weight.device)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return truncated_sample(
-            hidden, weight, temperature=temperature, seed=seed, offset=offset, **filters
-        ).tokens  # type: ignore[arg-type]
+            hidden,
+            weight,
+            temperature=temperature,
+            penalties=penalties,
+            seed=seed,
+            offset=offset,
+            **filters,  # type: ignore[arg-type]
+        ).tokens
 
     return launch
 
@@ -54,6 +61,7 @@ PROVIDER = Provider(
         per_request_seed=True,
         filters=FILTERS,
         mixed_filters=True,
+        penalties=True,
     ),
     noise_map=noise_map,
     supports=unsupported_reason,

@@ -4,8 +4,9 @@ Qrita (arXiv 2602.01518, vLLM's sampler for top-k and top-p) does not sort: it g
 mean and the standard deviation of a row which logit the kth largest will be near, gathers what is
 above a somewhat smaller pivot, and searches the cutoff among these few; if they are fewer than k it
 gathers again, everything. This is an implementation of its own: the pivot from the quantile of the
-normal distribution less 15 %, the search by bisection over the ordered bits of fp32, exact, and the
-draw with noise of the contract. One program per row; without top-k or min-p it gathers all tokens.
+normal distribution less 15 %, an exact search (_cutoff.py), and the draw with noise of the
+contract. One program per row; it gathers up to 4096 tokens, and if there are more to search, reads
+the row for every step.
 """
 
 from __future__ import annotations
@@ -15,27 +16,11 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from fsbench.kernels._helper import (
-    LOG2_E,
-    _log,
-    nan_max,
-    temperatures,
-    token_of_key,
-)
+from fsbench.kernels._cutoff import LOWEST, first_key, of_row, ordered
+from fsbench.kernels._gathered_draw import GATHERED, draw_of_gathered, gather
+from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures
 from fsbench.kernels._provider import noise_map
 from fsbench.kernels._stored_filters import draw_of_stored, launch_rows
-from fsbench.kernels._stored_logits import RUN
-from fsbench.kernels._truncated_kernels import (
-    LOWEST,
-    count_from,
-    cut_top_k,
-    cut_top_p,
-    last_token,
-    load_chunk,
-    of_row,
-    ordered,
-    race_of_places,
-)
 from fsbench.problem import FILTERS
 from fsbench.provider import Capabilities, Kind, Provider
 
@@ -43,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 4096
-CHUNK = 64
 NUM_WARPS = 16
 
 
@@ -78,27 +62,11 @@ def _upper_quantile(share):
     return t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t)
 
 
-@triton.jit
-def _gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK: tl.constexpr):
-    """Put the logits from the pivot (`ordered`) on, and their tokens, in order; how many."""
-    n = tl.zeros((), tl.int32)
-    for first in tl.range(0, V, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
-        taken = ordered(y) >= pivot.to(tl.int32)
-        at = n + tl.cumsum(taken.to(tl.int32), axis=0) - 1
-        tl.store(values_ptr + at, y, mask=taken)
-        tl.store(ids_ptr + at, token, mask=taken)
-        n += tl.sum(taken.to(tl.int32))
-    tl.debug_barrier()
-    return n
-
-
 @triton.jit(do_not_specialize=["top_k", "V"])
 def _pivot_search_kernel(
     logits_ptr,  # [B, V]
-    values_ptr,  # [B, V] fp32, scratch
-    ids_ptr,  # [B, V] int32, scratch
+    values_ptr,  # [B, GATHERED] fp32, scratch
+    ids_ptr,  # [B, GATHERED] int32, scratch
     seed_ptr,  # [1] int64
     offset_ptr,  # [1] int64
     temperature,  # fp32
@@ -109,12 +77,11 @@ def _pivot_search_kernel(
     V,
     PER_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
 ):
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * V
-    values_ptr += row.to(tl.int64) * V
-    ids_ptr += row.to(tl.int64) * V
+    values_ptr += row.to(tl.int64) * GATHERED
+    ids_ptr += row.to(tl.int64) * GATHERED
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     T, inverse_temperature = temperatures(tl.full((), temperature, tl.float32))
@@ -126,45 +93,24 @@ def _pivot_search_kernel(
     top, mean, deviation = _statistics(logits_ptr, V, BLOCK)
     valid = (top < float("inf")) & (top > float("-inf"))
     top = tl.where(valid, top, 0.0)
-    above_all = ordered(top).to(tl.int64) + 1
-    floor = tl.full((), LOWEST, tl.int64)
+    floor = tl.full((), LOWEST, tl.int32)
     if (least > 0.0) & (T > 0.0):
         threshold = top + T * _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
-        floor = tl.maximum(floor, ordered(threshold).to(tl.int64))
+        floor = tl.maximum(floor, ordered(threshold))
     pivot = floor
     share = k.to(tl.float32) / V
     if valid & (share < 0.5):
         z = _upper_quantile(share)
         guess = mean + deviation * (z - 0.15 * tl.abs(z))
-        pivot = tl.maximum(pivot, ordered(tl.minimum(guess, top)).to(tl.int64))
-    n = _gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK)
+        pivot = tl.maximum(pivot, ordered(tl.minimum(guess, top)))
+    n = gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK)
     if (n < k) & (pivot > floor):
-        n = _gather(logits_ptr, floor, values_ptr, ids_ptr, V, BLOCK)
-
-    # From here on a token is its place among those gathered: they are in the order of their ids.
-    runs = tl.cdiv(n, RUN)
-    y, first = load_chunk(values_ptr, None, 0, runs, n, CHUNK)
-    cut = tl.full((), LOWEST, tl.int64)
-    quota = n
-    count = count_from(y, cut, values_ptr, None, runs, n, CHUNK)
-    if valid & (count > k):
-        cut, count, quota = cut_top_k(y, k, cut, count, above_all, values_ptr, None, runs, n, CHUNK)
-    if valid & (p < 1.0) & (count > 1) & (T > 0.0):
-        cut, count, quota = cut_top_p(
-            y, p, tl.full((), 0.0, tl.float32), cut, count, quota, k, above_all, top,
-            inverse_temperature * LOG2_E, values_ptr, None, runs, n, CHUNK,
-        )  # fmt: skip
-    last = V
-    if quota < n:
-        last = last_token(y, first, cut, quota, values_ptr, None, runs, n, CHUNK)
-
-    best = race_of_places(y, ids_ptr, first, n, cut, last, T, seed, offset, row)
-    for chunk in tl.range(1, tl.cdiv(runs, CHUNK)):
-        y, first = load_chunk(values_ptr, None, chunk, runs, n, CHUNK)
-        best = tl.maximum(
-            best, race_of_places(y, ids_ptr, first, n, cut, last, T, seed, offset, row)
-        )
-    token = tl.where(valid, token_of_key(tl.max(tl.max(best, axis=1), axis=0)), -1)
+        pivot = floor
+        n = gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK)
+    token = draw_of_gathered(
+        logits_ptr, values_ptr, ids_ptr, n, first_key(pivot), k, p, (p < 1.0) & (T > 0.0),
+        first_key(floor), valid, top, inverse_temperature * LOG2_E, T, seed, offset, row, V,
+    )  # fmt: skip
     tl.store(tokens_ptr + row, token.to(tl.int64))
 
 
@@ -191,12 +137,12 @@ def pivot_search(
 
     B, V = logits.shape
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
-    values = torch.empty(B, V, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(B, V, dtype=torch.int32, device=logits.device)
+    values = torch.empty(B, GATHERED.value, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(B, GATHERED.value, dtype=torch.int32, device=logits.device)
     launch_rows(
         _pivot_search_kernel, B, logits.device,
         logits, values, ids, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
-        PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=NUM_WARPS,
+        PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=BLOCK, num_warps=NUM_WARPS,
     )  # fmt: skip
     return tokens
 

@@ -566,20 +566,36 @@ def test_orders_of_filters_and_ties_are_those_that_the_samplers_state() -> None:
 
 def test_first_times_of_truncated_sampling_are_the_recorded_ones() -> None:
     page = section("truncated.md", "First times")
-    table = pd.read_csv(ROOT / "results" / "h200" / "truncated-20261121" / "results.csv")
+    h200 = ROOT / "results" / "h200"
+    table = pd.read_csv(h200 / "truncated-20261122" / "results.csv")
     us = table.set_index(["b", "provider"])["median_us"]
-    header, _, *rows = [line for line in page.splitlines() if line.startswith("|")]
-    names = re.findall("`(.*?)`", header)
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    names = re.findall("`(.*?)`", lines[0])
     assert set(names) == set(table.provider)
     expected = [
         f"| {B} | " + " | ".join(f"{us[B, name]:.0f}" for name in names) + " |"
-        for B in (1, 64, 256)
+        for B in (1, 16, 64, 256)
     ]
-    assert rows == expected
+    assert lines[2:6] == expected
     ours, best = us.unstack()[names[0]], us.unstack()[names[1:3]].min(axis=1)
     assert [f"{(best / ours).min():.1f}", f"{(best / ours).max():.1f}"] == ["1.3", "1.9"]
-    parts = pd.read_csv(ROOT / "results" / "h200" / "truncated-parts.csv")
-    assert parts.query("top_k == 0 and top_p < 1 and b == 1").us.min() > 1000
+    launches = pd.read_csv(h200 / "truncated-launches" / "launches.csv")
+    mine = launches[launches.logits == "normal:1"]
+    plain = mine[mine.sampler == "plain"].set_index("b").span_us
+    assert lines[8] == f"| `flash_sample`, none | {' | '.join(f'{t:.0f}' for t in plain)} |"
+    for line, (k, p, least) in zip(
+        lines[9:],
+        [(50, 0.9, 0), (1000, 0.9, 0), (0, 1, 0.05), (0, 0.9, 0), (0, 1, 0)],
+        strict=True,
+    ):
+        chosen = mine[(mine.sampler == "truncated") & (mine.top_k == k) & (mine.top_p == p)]
+        spans = chosen[chosen.min_p == least].span_us
+        assert line.split("| ", 2)[2] == " | ".join(f"{t:.0f}" for t in spans) + " |"
+    assert mine[mine.b == 1].span_us.max() - plain[1] < 45
+    for law in ("zipf-1.1", "normal-0.01", "normal-3"):
+        other = pd.read_csv(h200 / f"truncated-20261122-{law}" / "results.csv")
+        times = other[other.b == 256].set_index("provider").median_us
+        assert 1.9 < times[names[0]] / times["flashinfer_joint"] < 2.1
 
 
 def test_times_of_the_screened_head_are_the_recorded_ones() -> None:

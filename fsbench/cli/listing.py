@@ -141,7 +141,7 @@ CLAIMS = {
     "zero_temperature": ("T=0", "temperature 0 is accepted and greedy"),
     "graph_safe": ("graph", "may be captured in a CUDA graph"),
     "host_sync_free": ("nosync", "no launch makes the host wait for the GPU"),
-    "batch_invariant": ("batch", "given equal logits, a row's token does not depend on its batch"),
+    "batch_invariant": ("inv", "given equal logits, a row's token does not depend on its batch"),
     "per_row_temperature": ("rowT", "a temperature per row"),
     "greedy_rows": ("mix", "greedy rows among sampled ones, in one launch"),
     "bias": ("bias", "a bias on the logits"),
@@ -150,6 +150,7 @@ CLAIMS = {
     "logprob": ("logp", "log-probabilities of the tokens"),
     "num_samples": ("n", "n samples per row"),
     "filters": ("kpm", "top-k, top-p, min-p; in capitals: each row may have its own"),
+    "penalties": ("pen", "repetition, presence and frequency penalties"),
 }
 """Field of Capabilities -> head and meaning of its column."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fsbench.errors import InvalidArgument
-from fsbench.problem import model
+from fsbench.problem import PENALTIES, model
 
 
 def int_list(text: str, name: str, minimum: int = 1) -> list[int]:
@@ -54,6 +54,18 @@ def filters(
         for p in ps
         for m in min_ps
     ]
+
+
+def penalties_of(
+    repetition: float, presence: float, frequency: float, history: int | None
+) -> dict[str, Any]:
+    """The penalties asked for, as arguments of Problem; empty if all are off."""
+    values = dict(zip(PENALTIES, (repetition, presence, frequency), strict=True))
+    if values == PENALTIES:
+        if history is not None:
+            raise InvalidArgument("--history: expected with a penalty; got none")
+        return {}
+    return {**values, "history": 1024 if history is None else history}
 
 
 def batch_range(text: str, name: str) -> range | list[int]:

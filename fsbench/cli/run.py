@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsbench.cli.devices import device_to_use, require_gpus
-from fsbench.cli.parsing import filters, int_list, shapes
+from fsbench.cli.parsing import filters, int_list, penalties_of, shapes
 from fsbench.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -77,6 +77,20 @@ def run(
     mixed: Annotated[
         bool, typer.Option("--mixed", help="Rows take turns: all filters, some, none.")
     ] = False,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(help="Divide the logits > 0 of tokens seen, multiply the others; 1 is off."),
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Less for a token that is in the output; 0 is off.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Less for each time that it is there; 0 is off.")
+    ] = 0.0,
+    history: Annotated[
+        int | None,
+        typer.Option(help="Tokens that a row has seen, made up; with penalties. Default: 1024."),
+    ] = None,
     timer: Annotated[str, typer.Option(help="auto, cupti, events, cpu or fake.")] = "auto",
     l2: Annotated[
         str, typer.Option(help="L2 before each step: cold, cold-write or warm.")
@@ -150,12 +164,13 @@ def run(
     heads = shapes(model or [], d, v) or [("", D, V) for D, V in effort.shapes]
     batches = effort.batches if batch is None else int_list(batch, "--batch")
     iters = effort.iters if iters is None else iters
+    penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history)
     plan = Plan(
         [
             Problem(
                 *(B, D, V, effort.dtype if dtype is None else dtype),
                 *(temperature, device, logits, degree),
-                **one,
+                **{**one, **penalties},
             )
             for degree in degrees
             for _, D, V in heads

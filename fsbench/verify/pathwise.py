@@ -112,9 +112,13 @@ def check_on_problem(
     error = reference.matmul_error(hidden, weight)
     if not able.fused:
         error += float(logits.abs().max()) * torch.finfo(hidden.dtype).eps
+    if problem.penalties:
+        logits = penalised(problem, logits)
+        largest = max(problem.repetition_penalty, 1 / problem.repetition_penalty)
+        error = error * largest + float(logits.abs().max()) * torch.finfo(torch.float32).eps
     greedy = provider.kind is Kind.GREEDY or problem.temperature == 0
     kept = None
-    if problem.filters and not greedy:
+    if (problem.filters or problem.penalties) and not greedy:
         kept = truncation(problem, able, logits, error)
     if greedy or able.noise is not None:
         expected = reference.expect(
@@ -145,6 +149,22 @@ def check_on_problem(
     if p_value <= ALPHA:
         detail = f"the probabilities of {steps * B} drawn tokens are not as they should be"
     return Check("problem", p_value > ALPHA, detail, steps * B, p_value=p_value)
+
+
+def penalised(problem: Problem, logits: Tensor) -> Tensor:
+    """The problem's penalties on the logits [B, V] of its rows."""
+    prompts, outputs = (
+        reference.token_counts(tokens, problem.V).to(logits.device)
+        for tokens in zip(*problem.row_histories(), strict=True)
+    )
+    return reference.penalised(
+        logits,
+        prompts,
+        outputs,
+        repetition=problem.repetition_penalty,
+        presence=problem.presence_penalty,
+        frequency=problem.frequency_penalty,
+    )
 
 
 def truncation(

@@ -19,7 +19,7 @@ from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Provider
 from fsbench.verify.check import ALPHA, Check, Setting
 from fsbench.verify.drawing import Draws, exact_head, launched_tokens, random_logits
-from fsbench.verify.pathwise import Shapes, truncation
+from fsbench.verify.pathwise import Shapes, penalised, truncation
 from fsbench.verify.statistics import detectable_bias, goodness_of_fit
 
 Filters = dict[str, float]
@@ -47,6 +47,10 @@ CASES: Sequence[Filters] = (
     {"top_k": 1, "top_p": 0.5},
 )
 """The whole test of supports (samplers.md, T6)."""
+
+PENALISED: Filters = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1,
+                      "history": 150}  # fmt: skip
+"""Penalties of which the samplers' tokens are compared with the oracle's."""
 
 _SIZES = (64, 500)  # B, V
 
@@ -161,12 +165,16 @@ def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes)
     able = provider.capabilities
     rows = ties = 0
     for number, (B, V) in enumerate(shapes):
-        for turn in range(3):
-            case = CASES[(3 * number + turn) % len(CASES)]
+        cases = [CASES[(3 * number + turn) % len(CASES)] for turn in range(3)]
+        for turn, case in enumerate([*cases, {**cases[0], **PENALISED}]):
             problem = replace(setting.problem(B, V), **case)  # type: ignore[arg-type]
             if provider.unsupported_reason(problem):
                 continue
             hidden, weight, logits = exact_head(problem, random_logits(problem, number))
+            error = 0.0
+            if problem.penalties:
+                logits = penalised(problem, logits)
+                error = float(logits.abs().max()) * 2.0**-21  # a division and two subtractions
             launch = provider.build(problem, weight)
             seed, step = 0x0123456789ABCDEF - number, 2**32 - 1 - turn
             tokens = launched_tokens(launch, hidden, seed, step)
@@ -176,7 +184,8 @@ def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes)
                 torch.tensor([step]),
                 problem.temperature,
                 able.noise or "token",
-                truncation=truncation(problem, able, logits),
+                logits_error=error,
+                truncation=truncation(problem, able, logits, error),
             )
             wrong = ~expected.accepts(tokens)
             if wrong.any():

@@ -37,6 +37,7 @@ CELL = Cell(
 # Recorded with CUPTI on H200s, cut as fsbench cuts them; but for those of other GPUs and CUTLASS.
 NAMES = {
     Part.MATMUL: [
+        "truncated_matmul_kernel",
         "nvjet_sm90_tst_384x8_64x4_2x1_v_bz_TNT",
         "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT",
         "nvjet_sm90_tst_512x64_64x2_2x1_v_bz_coopB_TNN",
@@ -66,6 +67,7 @@ NAMES = {
         "_gumbel_argmax_kernel",
         "_local_sample_kernel",
         "_sample_group_kernel",
+        "sampling_sections_kernel",
     ],
     Part.OTHER: ["memcpy", "memset"],
     Part.UNKNOWN: ["_weight_stream_kernel", "my_kernel", "memset_of_mine", ""],

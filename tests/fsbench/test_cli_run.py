@@ -109,6 +109,26 @@ def test_filters_that_make_no_sense(fsbench, options, message):
     assert code == 2 and message in err
 
 
+def test_penalties_are_columns_of_the_results_and_applied(fsbench, tmp_path):
+    options = ["--top-k", "5", "--repetition-penalty", "1.3", "--presence-penalty", "0.5"]
+    options += ["--history", "40", "--batch", "3", "--out", "here", "--check"]
+    names = ["sort_top_k_top_p", "multinomial", "matmul_only"]
+    providers = [word for name in names for word in ("--provider", name)]
+    fsbench("run", *TINY, *providers, *options)
+    table = pd.read_csv(tmp_path / "here" / "results.csv").set_index("provider")
+    assert table.status.to_dict() == {
+        "sort_top_k_top_p": "ok",
+        "multinomial": "unsupported",
+        "matmul_only": "ok",
+    }
+    assert set(table.repetition_penalty) == {1.3} and set(table.history) == {40}
+    assert set(table.presence_penalty) == {0.5} and set(table.frequency_penalty) == {0.0}
+    code, out, _ = fsbench("run", *TINY, "--provider", "multinomial", *options[2:4], "--dry-run")
+    assert code == 0 and "history=1024" in out
+    code, _, err = fsbench("run", *TINY, "--history", "5")
+    assert code == 2 and "--history: expected with a penalty" in err
+
+
 def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     options = ["--check", "--seed", "3", "--out", "here"]
     code, out, _ = fsbench("run", "--preset", "smoke", *TINY, *options)

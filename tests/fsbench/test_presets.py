@@ -61,8 +61,9 @@ def test_every_sampler_of_the_truncated_preset_has_filters():
 
 def test_the_truncated_preset_is_a_grid_and_a_mixed_batch():
     filters = preset("truncated").filters
-    assert len(filters) == 5 * 4 * 2 + 1
-    assert {one["top_k"] for one in filters} == {1, 20, 50, 200, 1000}
+    assert len(filters) == 5 * 4 * 2 + 4 + 1
+    assert {one.get("top_k", 0) for one in filters} == {0, 1, 20, 50, 200, 1000}
+    assert {"top_p": 0.9} in filters and {"min_p": 0.05} in filters
     assert sum(one.get("mixed", False) for one in filters) == 1
 
 

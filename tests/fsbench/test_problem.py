@@ -65,6 +65,7 @@ def test_fields_are_the_columns_of_results():
         **dict(b=1, d=2, v=3, dtype="fp16", temperature=0.5),
         **dict(device="cpu", logits="zipf:1", tp=1),
         **dict(top_k=0, top_p=1.0, min_p=0.0, mixed=False),
+        **dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, history=0),
     }
 
 
@@ -77,3 +78,31 @@ def test_models():
         Problem(1, head.D, head.V)
     with pytest.raises(InvalidArgument, match=r"^model: .*did you mean 'qwen3-8b'\?$"):
         model("qwen3_8b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"repetition_penalty": 0.0, "history": 5}, r"^repetition_penalty: expected a number > 0"),
+        ({"presence_penalty": math.nan, "history": 5}, r"^presence_penalty: expected a number"),
+        ({"frequency_penalty": 0.1}, r"^history: expected tokens .*; got 0 with frequency_penalty"),
+        ({"history": 5}, r"^history: expected tokens .*; got 5 with no penalty"),
+        ({"history": -1}, r"^history: expected an integer >= 0; got -1"),
+    ],
+)
+def test_penalties_that_make_no_sense(changes, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Problem(1, 2, 3, **changes)
+
+
+def test_histories_are_made_up_but_always_the_same():
+    problem = Problem(3, 16, 1000, repetition_penalty=1.1, frequency_penalty=0.5, history=401)
+    assert problem.penalties == ("repetition_penalty", "frequency_penalty")
+    assert str(problem).endswith("repetition_penalty=1.1 frequency_penalty=0.5 history=401")
+    rows = problem.row_histories()
+    assert rows == problem.row_histories() and rows[0] != rows[1]
+    for prompt, output in rows:
+        assert (len(prompt), len(output)) == (201, 200)
+        assert min(prompt + output) >= 0 and max(prompt + output) < 1000
+        assert 100 < len({*prompt, *output}) < 250, "words occur again"
+    assert Problem(1, 2, 3).row_histories() == [([], [])]

@@ -12,7 +12,7 @@ from fsbench.errors import UnsupportedProblem
 from fsbench.inputs import make_hidden, make_weight
 from fsbench.problem import FILTER_ORDER, FILTERS, Problem
 from fsbench.provider import Capabilities, Kind, Provider
-from fsbench.verify import truncation, verify
+from fsbench.verify import pathwise, truncation, verify
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import SHAPES, check_on_problem
 
@@ -163,6 +163,20 @@ def test_the_gate_asks_about_filters_only_where_they_are_on():
     assert "truncation" not in [
         check.name for check in verify(made(noise="token"), Setting("cpu", "fp32"))
     ]
+
+
+@pytest.mark.parametrize("noise", [None, "token"])
+def test_what_is_timed_is_checked_with_its_penalties(noise):
+    problem = Problem(8, 32, 400, "fp32", 1.0, "cpu", top_k=2, repetition_penalty=9.0, history=900)
+    hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
+    honest = made(noise=noise)
+    logits = pathwise.penalised(problem, hidden @ weight.T)
+    assert (logits != hidden @ weight.T).any(1).all()
+    other_head = torch.linalg.lstsq(hidden.double(), logits.double()).solution.T.float()
+    launch = honest.build(problem, other_head)  # has the penalised logits
+    assert check_on_problem(honest, problem, launch, hidden, weight).passed
+    forgetful = honest.build(problem, weight)
+    assert not check_on_problem(honest, problem, forgetful, hidden, weight).passed
 
 
 @pytest.mark.parametrize("noise", [None, "token"])

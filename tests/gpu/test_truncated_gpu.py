@@ -98,6 +98,33 @@ def test_tokens_are_the_oracles(B, V, filters):
         assert_expected(sample, logits, scalar(5), scalar(V), **filters)
 
 
+@pytest.mark.parametrize("law", ["flat", "near-uniform", "two levels", "peaked"])
+def test_rows_that_many_programs_share_whatever_the_law(law):
+    """Also where more tokens are at the cutoff than can be gathered."""
+    B, V = 7, 151_936
+    generator = torch.Generator("cuda").manual_seed(7)
+    normal = torch.randn(B, V, generator=generator, device="cuda")
+    logits = {
+        "flat": torch.full_like(normal, 2.0),
+        "near-uniform": 3.0 + 0.01 * normal,
+        "two levels": (normal > 1).float(),
+        "peaked": normal.index_fill(1, torch.tensor([V // 2], device="cuda"), 12.0),
+    }[law]
+    hidden, weight = head_with_logits(logits, torch.float16, 64)
+    logits = weight[:, :B].T.float()
+    filters = {
+        "top_k": torch.tensor([0, 0, 1000, 0, 30_000, 30_000, 2], device="cuda"),
+        "top_p": torch.tensor([0.9, 0.3, 0.5, 1.0, 1.0, 0.7, 0.9], device="cuda"),
+        "min_p": torch.tensor([0.0, 0.4, 0.0, 0.05, 0.0, 0.0, 0.0], device="cuda"),
+    }
+    call = {"seed": scalar(5), "temperature": 0.7}
+    sample = truncated_sample(hidden, weight, **call, **filters)
+    assert_expected(sample, logits, scalar(5), scalar(0), 0.7, **filters)
+    for _ in range(5):  # in whatever order programs arrive
+        again = truncated_sample(hidden, weight, **call, **filters)
+        assert torch.equal(again.tokens, sample.tokens) and torch.equal(again.kept, sample.kept)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("D", [101, 1152, 4096])
 @pytest.mark.parametrize("B", [1, 16, 100, 256])

@@ -26,6 +26,7 @@ from fsbench.kernels import (
     _matmul_form,
     _merge_keys,
     _pack_mask,
+    _row_kernels,
     _truncated_kernels,
     _truncated_sample,
     akunu_exact,
@@ -198,7 +199,7 @@ def ablation(kernel, arguments: dict[str, str], config: TileConfig, capability: 
     return stack_bytes(kernel, signature, tile_constants(config, True), capability, **stages)
 
 
-def truncated_logits(config: TileConfig, capability: int, everything: bool = False) -> int:
+def truncated_matmul(config: TileConfig, capability: int, everything: bool = False) -> int:
     """The matmul that stores its logits, plain or with every option."""
     config = fitted(config, capability)
     options = ("soft_cap", "bias_ptr", "row_bias_ptr", "mask_ptr")
@@ -213,22 +214,22 @@ def truncated_logits(config: TileConfig, capability: int, everything: bool = Fal
         **tile_constants(config, True),
         **({} if everything else dict.fromkeys(options)),
     }
-    kernel = _truncated_kernels.truncated_logits_kernel
+    kernel = _truncated_kernels.truncated_matmul_kernel
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return stack_bytes(kernel, signature, constants, capability, **stages)
 
 
-def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False) -> int:
-    """The draw from stored logits, with one set of filters or with all options, of each row."""
+def sampling_look(V: int, top_k: int, capability: int, everything: bool = False) -> int:
+    """The first look at stored logits, with one set of filters or with all options, of each row."""
     history = ("history_ptr", "counts_ptr", "lengths_ptr")
     numbers = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
     number = "*fp32" if everything else "fp32"
+    plan = {} if _truncated_sample.is_small(top_k) else {"plan_ptr": "*i64", "numbers_ptr": "*fp32"}
     signature = {
         "logits_ptr": "*fp32",
         "largest_ptr": "*fp32",
         "found_ptr": "*i32",
-        "values_ptr": "*fp32",
-        "ids_ptr": "*i32",
+        **plan,
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": number,
@@ -244,13 +245,51 @@ def truncated_draw(V: int, top_k: int, capability: int, everything: bool = False
     runs = -(-V // 32)
     constants = {
         **({} if everything else dict.fromkeys(history)),
+        **({} if plan else dict.fromkeys(("plan_ptr", "numbers_ptr"))),
         **{f"{name.upper()}_PER_ROW": everything for name in ("seed", "offset", "top_k", *numbers)},
         "BLOCK_RUNS": 1 << (runs - 1).bit_length(),
         "CHUNK": _truncated_sample.chunk(top_k),
     }
-    kernel = _truncated_kernels.truncated_draw_kernel
+    kernel = _truncated_kernels.sampling_look_kernel
     warps = _truncated_sample.NUM_WARPS
     return stack_bytes(kernel, signature, constants, capability, num_warps=warps)
+
+
+ROWS = {
+    "logits_ptr": "*fp32",
+    "largest_ptr": "*fp32",
+    "plan_ptr": "*i64",
+    "numbers_ptr": "*fp32",
+    "sums_ptr": "*fp32",
+    "values_ptr": "*fp32",
+    "ids_ptr": "*i32",
+    "seed_ptr": "*i64",
+    "offset_ptr": "*i64",
+    "tokens_ptr": "*i64",
+    "valid_ptr": "*i1",
+    "kept_ptr": "*i32",
+    "V": "i32",
+    "runs": "i32",
+    "blocks": "i32",
+}
+"""Arguments of the kernels with many programs per row."""
+
+
+def row_kernels(capability: int) -> dict[str, int]:
+    options = {"sampling_cutoff_kernel": _truncated_sample.CUTOFF}
+    found = {}
+    for name in ("sampling_sections_kernel", "sampling_cutoff_kernel", "sampling_race_kernel"):
+        kernel = getattr(_row_kernels, name)
+        signature = {n: ROWS[n] for n in kernel.arg_names if n in ROWS}
+        constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW")}
+        found[name] = stack_bytes(
+            kernel, signature, constants, capability,
+            **options.get(name, {"num_warps": _truncated_sample.ROW_WARPS}),
+        )  # fmt: skip
+    return found
+
+
+GATHERED = {"values_ptr": "*fp32", "ids_ptr": "*i32"}
 
 
 def akunu(mode: str, capability: int, per_row: bool = False) -> int:
@@ -258,14 +297,14 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        **({"scores_ptr": "*fp16"} if mode == "faithful" else {}),
+        **({"scores_ptr": "*fp16"} if mode == "faithful" else GATHERED),
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
         "top_k": "*i32" if per_row else "i32",
         **dict.fromkeys(("top_p", "min_p"), number),
         **({"tokens_ptr": "*i64"} if mode == "exact" else {}),
-        **dict.fromkeys(("V", "runs") if mode == "exact" else ("V",), "i32"),
+        "V": "i32",
     }
     if mode == "faithful":
         kernel, constants = _akunu_kernels.akunu_faithful_kernel, {"BLOCK": akunu_faithful.BLOCK}
@@ -273,7 +312,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
             kernel, signature, constants, capability, num_warps=akunu_faithful.NUM_WARPS
         )
     kernel = _akunu_kernels.akunu_exact_kernel
-    constants = {"PER_ROW": per_row, "CHUNK": akunu_exact.CHUNK}
+    constants = {"PER_ROW": per_row, "BLOCK": akunu_exact.BLOCK}
     return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
 
 
@@ -281,8 +320,7 @@ def pivoted(capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        "values_ptr": "*fp32",
-        "ids_ptr": "*i32",
+        **GATHERED,
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
@@ -291,7 +329,7 @@ def pivoted(capability: int, per_row: bool = False) -> int:
         "tokens_ptr": "*i64",
         "V": "i32",
     }
-    constants = {"PER_ROW": per_row, "BLOCK": pivot_search.BLOCK, "CHUNK": pivot_search.CHUNK}
+    constants = {"PER_ROW": per_row, "BLOCK": pivot_search.BLOCK}
     kernel = pivot_search._pivot_search_kernel
     return stack_bytes(kernel, signature, constants, capability, num_warps=pivot_search.NUM_WARPS)
 
@@ -408,18 +446,20 @@ def main(capability: int) -> None:
             stack = ablation(kernel, STORING, config, capability)
             report("flash_sampling_store", str(config), stack)
             for everything in (False, True):
-                stack = truncated_logits(config, capability, everything)
+                stack = truncated_matmul(config, capability, everything)
                 name = f"{config} everything" if everything else str(config)
-                report("truncated_logits", name, stack)
+                report("truncated_matmul", name, stack)
             kernel = _matmul_form._matmul_form_kernel
             stack = ablation(kernel, {"largest_ptr": "*fp32"}, config, capability)
             report("matmul_form", str(config), stack)
         elif tuned:
-            report("truncated_logits", str(config), truncated_logits(config, capability))
+            report("truncated_matmul", str(config), truncated_matmul(config, capability))
     for V, top_k in ((151936, 50), (151936, 1000), (151936, 0)) if tuned else ((128256, 50),):
-        report("truncated_draw", f"V={V} k={top_k}", truncated_draw(V, top_k, capability))
-    stack = truncated_draw(151936, 0, capability, everything=True)
-    report("truncated_draw", "everything", stack)
+        report("sampling_look", f"V={V} k={top_k}", sampling_look(V, top_k, capability))
+    stack = sampling_look(151936, 0, capability, everything=True)
+    report("sampling_look", "everything", stack)
+    for name, stack in row_kernels(capability).items():
+        report(name.removesuffix("_kernel"), "", stack)
     for B in hopper_tiles.BUCKETS if tuned else ():
         config = find("hopper", B, 4096, "NVIDIA H200")
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):

@@ -8,10 +8,11 @@ from flash_sample_cases import counter, normal_logits
 
 from fsbench import reference
 from fsbench.kernels import _akunu_reference as chapter
+from fsbench.kernels._gathered_draw import GATHERED
 from fsbench.kernels._stored_filters import AKUNU_ORDER
 from fsbench.kernels.akunu_exact import akunu_exact
 from fsbench.kernels.akunu_faithful import akunu_scores
-from fsbench.kernels.pivot_search import CHUNK, pivot_search
+from fsbench.kernels.pivot_search import pivot_search
 from fsbench.problem import FILTER_ORDER
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
@@ -69,7 +70,7 @@ def test_filters_of_every_row(sampler, order):
 
 def test_a_pivot_that_is_too_high_is_given_up():
     """A few logits far above the others: the guess is above all but these, fewer than k."""
-    V = 32 * CHUNK + 100
+    V = GATHERED.value + 900
     logits = torch.full((3, V), -5.0)
     logits[0, [7, V - 1]] = 40.0
     logits[1, ::2] = -5.5

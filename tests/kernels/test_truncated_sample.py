@@ -25,6 +25,11 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
 from fsbench.kernels import _truncated_sample as module
+from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
+from fsbench.verify.check import Setting
+from fsbench.verify.drawing import exact_head, random_logits
+from fsbench.verify.pathwise import penalised, truncation
+from fsbench.verify.truncation import PENALISED
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -366,3 +371,63 @@ def test_more_tokens_than_can_be_gathered_are_read_where_they_are():
     logits = normal_logits(1, V, sigma=0.1)
     check(**stored(logits), top_k=8_700, top_p=0.99)
     check(**stored(logits), top_k=200, min_p=0.9)
+
+
+LAWS = {
+    "normal": lambda V: normal_logits(7, V),
+    "near-uniform": lambda V: normal_logits(7, V, sigma=1e-4) + 3.0,
+    "flat": lambda V: torch.zeros(7, V),
+    "two levels": lambda V: (torch.arange(7 * V).view(7, V) % 3 == 0).float(),
+    "peaked": lambda V: normal_logits(7, V).index_fill(1, torch.tensor([V // 2]), 12.0),
+    "masked": lambda V: normal_logits(7, V).masked_fill(torch.arange(V) % 7 > 0, -torch.inf),
+}
+EACH = {
+    "top_k": torch.tensor([0, 0, 140, 0, 4500, 4500, 2]),
+    "top_p": torch.tensor([0.9, 0.3, 0.5, 1.0, 1.0, 0.7, 0.9]),
+    "min_p": torch.tensor([0.0, 0.4, 0.0, 0.05, 0.0, 0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_rows_for_many_programs(law):
+    """Filters that keep thousands, each in its own way, of three blocks; also where all is tied."""
+    V = 4_900
+    logits = LAWS[law](V)
+    check(**stored(logits), **EACH)
+    check(**stored(logits), temperature=0.3, top_p=0.8)
+
+
+@pytest.mark.parametrize("programs", [1, 14, 10_000])
+def test_how_many_programs_share_a_row_does_not_matter(programs):
+    call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED}
+    whole = truncated_sample(**call)
+    with mock.patch.dict(module.PROGRAMS, dict.fromkeys(module.PROGRAMS, programs)):
+        other = truncated_sample(**call)
+    assert torch.equal(other.tokens, whole.tokens) and torch.equal(other.kept, whole.kept)
+
+
+def test_launches_that_no_row_can_need_are_left_out():
+    def times(runs=200, **filters):
+        return module.searches(
+            module._Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), runs
+        )
+
+    assert times(min_p=0.1) == -1
+    assert times(top_k=150, top_p=0.5) == 0
+    assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == module.SEARCHES
+    assert times(top_k=torch.ones(1)) == module.SEARCHES
+    assert module.is_small(112) and not module.is_small(113) and not module.is_small(0)
+
+
+def test_the_sampler_has_the_penalties_of_its_problem():
+    setting = Setting("cpu", "fp16")
+    for case in ({"top_k": 20, "top_p": 0.9}, {}, {"min_p": 0.1}):
+        problem = replace(setting.problem(5, 600), **case, **PENALISED)
+        hidden, weight, logits = exact_head(problem, random_logits(problem, 1))
+        tokens = PROVIDER.build(problem, weight)(hidden, SEED, counter(3))
+        logits = penalised(problem, logits)
+        kept = truncation(problem, PROVIDER.capabilities, logits, 1e-5)
+        expected = reference.expect(
+            logits, SEED, counter(3), truncation=kept, logits_error=1e-5
+        )  # fmt: skip
+        assert expected.accepts(tokens).all()

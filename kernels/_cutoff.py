@@ -1,0 +1,219 @@
+"""Device code: where a row of logits is cut off.
+
+A token's key is the int64 of `ordered_key`: larger logit first, of equal logits the lower token.
+All keys of a row differ, so a filter keeps the tokens from one key on, and a cutoff is that key.
+Filters differ in what they add up from the top until enough is reached: top-k tokens, top-p masses,
+exp((y - top) / T). The searches here halve twice per step the keys among which the cutoff is.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels._helper import ordered_key
+
+LOWEST = tl.constexpr(-2139095040)
+"""`ordered` of the lowest finite fp32."""
+
+COUNT_BITS = tl.constexpr(13)
+"""Low bits of a packed weight: they count tokens, of which there are at most 4096 at once."""
+
+MASS_UNITS = tl.constexpr(2.0**36)
+"""Packed weights have masses in these parts of the largest logit's: integers, so that the order of
+summation does not matter. 4096 of them fit above the count."""
+
+WAYS = tl.constexpr(4)
+"""Parts into which a step of a search divides the keys."""
+
+
+@triton.jit
+def of_row(value, row, DTYPE: tl.constexpr, PER_ROW: tl.constexpr):
+    """The number of a row: value is a pointer to [B], or the number of all rows."""
+    if PER_ROW:
+        return tl.load(value + row).to(DTYPE)
+    else:
+        return tl.full((), value, DTYPE)
+
+
+@triton.jit
+def ordered(y):
+    """fp32 -> int32 in the same order; -0 as +0. Not for NaN."""
+    bits = (y + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def value_of(order):
+    """The fp32 of `ordered`."""
+    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def first_key(order):
+    """The lowest key of a logit: order is `ordered`, int32."""
+    return order.to(tl.int64) << 32
+
+
+@triton.jit
+def is_kept(y, token, cut):
+    """Whether tokens with logits y are at or above the cutoff, without 64-bit keys of each."""
+    order = ordered(y)
+    at = (cut >> 32).to(tl.int32)
+    # A cutoff need not be a token's key: with bit 31, which none has, nothing at its logit is kept.
+    last = (0x7FFFFFFF - tl.minimum(cut & 0xFFFFFFFF, 0x80000000)).to(tl.int32)
+    return (order > at) | ((order == at) & (token <= last))
+
+
+@triton.jit
+def packed_weights(y, there, top, sharpness):
+    """int64: mass above count; 0 for what is not there. Up to 4096 of them may be added up."""
+    mass = (tl.exp2(sharpness * (y - top)) * MASS_UNITS).to(tl.int64)
+    return tl.where(there, (mass << COUNT_BITS) + 1, 0)
+
+
+@triton.jit
+def counted(weights):
+    """The number of tokens in a sum of packed weights."""
+    return weights & 0x1FFF
+
+
+@triton.jit
+def mass_of(weights):
+    """The mass in a sum of packed weights, in MASS_UNITS."""
+    return weights >> COUNT_BITS
+
+
+@triton.jit
+def cut_among(keys, weights, low, high, wanted, BY_MASS: tl.constexpr):
+    """(the largest key from which on the weights reach `wanted`, their sum), all in registers.
+
+    Args:
+        keys: int64 [N], in any order. weights: packed, int64 [N]; those from `high` on are 0.
+        low: where `wanted` is reached; if it is not, `low` is the cutoff.
+        wanted: int64, at least 1: tokens, or with BY_MASS mass.
+    """
+    from_low = tl.sum(tl.where(keys >= low, weights, 0))
+    from_high = tl.zeros((), tl.int64)
+    shift: tl.constexpr = COUNT_BITS if BY_MASS else 0
+    bits: tl.constexpr = -1 if BY_MASS else 0x1FFF
+    while _undecided(from_low, from_high, wanted, BY_MASS):
+        step = tl.maximum((high >> 2) - (low >> 2), 1)
+        start = low
+        for i in tl.static_range(1, WAYS):
+            t = tl.minimum(start + i * step, high)
+            reached = tl.sum(tl.where(keys >= t, weights, 0))
+            value = (reached >> shift) & bits
+            enough = value >= wanted
+            # Thresholds rise: what is enough is the new lower end, the first that is not the upper.
+            first = (value < wanted) & (t < high)
+            high = tl.where(first, t, high)
+            from_high = tl.where(first, reached, from_high)
+            low = tl.where(enough, t, low)
+            from_low = tl.where(enough, reached, from_low)
+    return low, from_low
+
+
+@triton.jit
+def _undecided(from_low, from_high, wanted, BY_MASS: tl.constexpr):
+    """Whether tokens between the ends are left to choose from: sums of packed weights."""
+    many = counted(from_low) - counted(from_high) > 1
+    if BY_MASS:
+        return many
+    else:
+        return many & (counted(from_low) > wanted)
+
+
+@triton.jit
+def cut_in_registers(keys, weights, low, high, k, p, by_p):
+    """The cutoff of top-k, then top-p of the mass that is left, among keys from `low` on."""
+    low, kept = cut_among(keys, weights, low, high, k.to(tl.int64), False)
+    if by_p:
+        wanted = tl.maximum((mass_of(kept).to(tl.float32) * p).to(tl.int64), 1)
+        low, kept = cut_among(keys, weights, low, high, wanted, True)
+    return low
+
+
+@triton.jit
+def sums_of_row(logits_ptr, V, t, top, sharpness, BLOCK: tl.constexpr):
+    """(how many tokens of a row have keys from t on, int32; their mass, fp32), for t int64 [WAYS].
+
+    One program reads the whole row, for what is too many for registers.
+    """
+    counts = tl.zeros((BLOCK, WAYS), tl.int32)
+    masses = tl.zeros((BLOCK, WAYS), tl.float32)
+    for first in tl.range(0, V, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        reached = ordered_key(y, token)[:, None] >= t[None, :]
+        counts = tl.where(reached, counts + 1, counts)
+        masses = tl.where(reached, masses + tl.exp2(sharpness * (y - top))[:, None], masses)
+    return tl.sum(counts, axis=0), tl.sum(masses, axis=0)
+
+
+@triton.jit
+def cut_by_scans(logits_ptr, V, low, high, wanted, top, sharpness, BY_MASS: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """As cut_among, of a whole row: (cutoff, mass from it on). Reads the row for every step.
+
+    wanted: fp32, tokens or mass; nothing of the row is at `high` or above.
+    """
+    way = tl.arange(0, WAYS)
+    from_high = tl.zeros((), tl.int32)
+    mass = tl.zeros((), tl.float32)
+    between = V + tl.zeros((), tl.int32)
+    while between > 0:
+        t = low + tl.maximum((high >> 2) - (low >> 2), 1) * way
+        counts, masses = sums_of_row(logits_ptr, V, t, top, sharpness, BLOCK)
+        enough = ((masses if BY_MASS else counts.to(tl.float32)) >= wanted) | (way == 0)
+        low = tl.max(tl.where(enough, t, low))
+        high = tl.min(tl.where(enough, high, tl.minimum(t, high)))
+        from_low = tl.min(tl.where(enough, counts, 0x7FFFFFFF))
+        mass = tl.min(tl.where(enough, masses, float("inf")))
+        from_high = tl.maximum(from_high, tl.max(tl.where(enough, 0, counts)))
+        between = tl.where(from_low - from_high > 1, 1, 0)
+        if not BY_MASS:
+            between = tl.where(from_low.to(tl.float32) > wanted, between, 0)
+    return low, mass
+
+
+@triton.jit
+def cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, BLOCK: tl.constexpr):
+    """As cut_in_registers, by scans of the row."""
+    low, mass = cut_by_scans(
+        logits_ptr, V, low, high, k.to(tl.float32), top, sharpness, False, BLOCK
+    )
+    if by_p:
+        wanted = tl.maximum(p * mass, 1e-30)
+        low, mass = cut_by_scans(
+            logits_ptr, V, low, high, wanted, top, sharpness, True, BLOCK
+        )  # fmt: skip
+    return low
+
+
+@triton.jit
+def reached_by(order, k, above_all):
+    """A number that k of these reach, and few more: int32 as `order`, [N], N < 2^20.
+
+    LOWEST if fewer than k are finite. Of the largest logits of parts of a row it is a lower bound
+    of the row's kth largest logit.
+    """
+    finite = order >= LOWEST
+    reach = tl.sum(finite.to(tl.int32))
+    low = tl.full((), LOWEST, tl.int64)
+    if reach >= k:
+        low = tl.min(tl.where(finite, order, 0x7FFFFFFF)).to(tl.int64)
+    high = above_all.to(tl.int64)
+    while (reach > k + k // 8) & (high - low > 1):
+        step = tl.maximum((high - low) >> 2, 1)
+        # Three counts in one sum.
+        one = (order >= (low + step).to(tl.int32)).to(tl.int64)
+        two = (order >= tl.minimum(low + 2 * step, high).to(tl.int32)).to(tl.int64)
+        three = (order >= tl.minimum(low + 3 * step, high).to(tl.int32)).to(tl.int64)
+        sums = tl.sum(one + (two << 20) + (three << 40))
+        c1 = (sums & 0xFFFFF).to(tl.int32)
+        c2 = ((sums >> 20) & 0xFFFFF).to(tl.int32)
+        c3 = (sums >> 40).to(tl.int32)
+        n = (c1 >= k).to(tl.int64) + (c2 >= k).to(tl.int64) + (c3 >= k).to(tl.int64)
+        reach = tl.where(n == 3, c3, tl.where(n == 2, c2, tl.where(n == 1, c1, reach)))
+        high = tl.where(n < 3, tl.minimum(low + (n + 1) * step, high), high)
+        low += n * step
+    return low.to(tl.int32)

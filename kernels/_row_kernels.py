@@ -1,0 +1,290 @@
+"""Device code of truncated sampling: rows that need many programs.
+
+A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing that they find
+depends on how many they are. Sums over a block are stored, and the last program of a row to arrive
+adds them up in the order of the blocks, and decides:
+
+    sampling_sections_kernel
+        counts or masses from each of 8 thresholds on: between two of them is the cutoff. Launched
+        several times, then with thresholds between these two, until few tokens are left
+    sampling_cutoff_kernel
+        gathers the tokens between, and finds the cutoff among them
+    sampling_race_kernel
+        the kept tokens race
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels._cutoff import (
+    MASS_UNITS,
+    WAYS,
+    cut_among,
+    cut_by_scans,
+    cut_in_registers,
+    first_key,
+    ordered,
+    packed_weights,
+    sums_of_row,
+    value_of,
+)
+from fsbench.kernels._helper import LOWEST_KEY, ordered_key, token_of_key
+from fsbench.kernels._kept_race import load_runs, race
+from fsbench.kernels._row_plan import (
+    ABOVE,
+    BEST,
+    BY_COUNT,
+    BY_MASS,
+    CUT,
+    DONE,
+    FEW,
+    GATHER,
+    HIGH,
+    LOW,
+    MODE,
+    NUMBERS,
+    PLAN,
+    RACE,
+    SHARPNESS,
+    START,
+    TAKEN,
+    TEMPERATURE,
+    TOP,
+    WANTED,
+    K,
+    P,
+    last_to_arrive,
+)
+from fsbench.kernels._stored_logits import RUN
+
+BLOCK = tl.constexpr(2048)
+"""Tokens of a block: what is added up at once."""
+
+SLICE = tl.constexpr(128)
+"""Tokens of a block that are in registers at once, with a sum for each threshold."""
+
+SECTIONS = tl.constexpr(8)
+"""Thresholds of a launch."""
+
+SOUGHT = tl.constexpr(4096)
+"""Tokens that are looked through at once for those to gather: each time it waits for a counter."""
+
+GATHERED = tl.constexpr(4096)
+"""Tokens of a row that are gathered at most."""
+
+SCANNED = tl.constexpr(512)
+"""Tokens that one program takes at once of a row that it reads alone."""
+
+LARGEST = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit(do_not_specialize=["V", "blocks"])
+def sampling_sections_kernel(
+    logits_ptr,  # [B, V] fp32
+    plan_ptr,  # [B, PLAN] int64
+    numbers_ptr,  # [B, NUMBERS] fp32
+    sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
+    V,
+    blocks,
+):
+    row = tl.program_id(0)
+    share = tl.program_id(1)
+    plan_ptr += row * PLAN
+    numbers_ptr += row * NUMBERS
+    logits_ptr += row.to(tl.int64) * V
+    sums_ptr += row.to(tl.int64) * blocks * SECTIONS
+    mode = tl.load(plan_ptr + MODE)
+    if (mode == BY_COUNT) | (mode == BY_MASS):
+        section = tl.arange(0, SECTIONS)
+        low = tl.load(plan_ptr + LOW).to(tl.int32)
+        high = tl.load(plan_ptr + HIGH).to(tl.int32)
+        top = tl.load(numbers_ptr + TOP)
+        sharpness = tl.load(numbers_ptr + SHARPNESS)
+        part = section.to(tl.float32) / SECTIONS
+        start = tl.load(numbers_ptr + START)
+        t = ordered(start * (1.0 - part) + tl.minimum(value_of(high), LARGEST) * part)
+        t = tl.where(section == 0, low, tl.minimum(tl.maximum(t, low), high - 1))
+        for block in tl.range(share, blocks, tl.num_programs(1)):
+            sums = tl.zeros((SECTIONS, SLICE), tl.float32)
+            for i in tl.static_range(BLOCK // SLICE):
+                token = block * BLOCK + i * SLICE + tl.arange(0, SLICE)
+                y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
+                weight = tl.where(mode == BY_MASS, tl.exp2(sharpness * (y - top)), 1.0)
+                reached = ordered(y)[None, :] >= t[:, None]
+                sums = tl.where(reached, sums + weight[None, :], sums)
+            tl.store(sums_ptr + block * SECTIONS + section, tl.sum(sums, axis=1))
+        if last_to_arrive(plan_ptr, tl.num_programs(1)):
+            _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks)
+
+
+@triton.jit
+def _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks):
+    """The two thresholds with the cutoff between them are the new ends."""
+    AT_ONCE: tl.constexpr = 64
+    section = tl.arange(0, SECTIONS)
+    sums = tl.zeros((AT_ONCE, SECTIONS), tl.float32)
+    for first in tl.range(0, blocks, AT_ONCE):
+        block = first + tl.arange(0, AT_ONCE)
+        at = sums_ptr + block[:, None] * SECTIONS + section[None, :]
+        sums += tl.load(at, mask=(block < blocks)[:, None], other=0.0, cache_modifier=".cg")
+    total = tl.sum(sums, axis=0)
+    wanted = tl.load(numbers_ptr + WANTED)
+    if (mode == BY_MASS) & (wanted == 0.0):
+        everything = tl.max(tl.where(section == 0, total, 0.0))
+        wanted = tl.maximum(tl.load(numbers_ptr + P) * everything, 1e-30)
+    enough = (total >= wanted) | (section == 0)
+    low = tl.max(tl.where(enough, t, -0x7FFFFFFF))
+    high = tl.min(tl.where(enough, high, t))
+    above = tl.maximum(tl.load(numbers_ptr + ABOVE), tl.max(tl.where(enough, 0.0, total)))
+    # Each of the tokens between weighs at least as much as one at `low` would.
+    from_low = tl.min(tl.where(enough, total, LARGEST))
+    least = tl.full((), 1.0, tl.float32)
+    if mode == BY_MASS:
+        distance = value_of(low) - tl.load(numbers_ptr + TOP)
+        least = tl.exp2(tl.load(numbers_ptr + SHARPNESS) * distance)
+    # Not all of the room, since sums are rounded.
+    if from_low - above < 0.9 * GATHERED * least:
+        tl.store(plan_ptr + MODE, (mode + FEW).to(tl.int64))
+    tl.store(plan_ptr + LOW, low.to(tl.int64))
+    tl.store(plan_ptr + HIGH, high.to(tl.int64))
+    tl.store(numbers_ptr + START, value_of(low))
+    tl.store(numbers_ptr + WANTED, wanted)
+    tl.store(numbers_ptr + ABOVE, above)
+
+
+@triton.jit(do_not_specialize=["V"])
+def sampling_cutoff_kernel(
+    logits_ptr,  # [B, V] fp32
+    plan_ptr,  # [B, PLAN] int64
+    numbers_ptr,  # [B, NUMBERS] fp32
+    values_ptr,  # [B, GATHERED] fp32, scratch
+    ids_ptr,  # [B, GATHERED] int32, scratch
+    V,
+):
+    row = tl.program_id(0)
+    share = tl.program_id(1)
+    plan_ptr += row * PLAN
+    numbers_ptr += row * NUMBERS
+    logits_ptr += row.to(tl.int64) * V
+    values_ptr += row.to(tl.int64) * GATHERED
+    ids_ptr += row.to(tl.int64) * GATHERED
+    mode = tl.load(plan_ptr + MODE)
+    if (mode != DONE) & (mode != RACE):
+        low = tl.load(plan_ptr + LOW).to(tl.int32)
+        high = tl.load(plan_ptr + HIGH).to(tl.int32)
+        for first in tl.range(share * SOUGHT, V, tl.num_programs(1) * SOUGHT):
+            token = first + tl.arange(0, SOUGHT)
+            y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
+            taken = (ordered(y) >= low) & (ordered(y) < high)
+            n = tl.sum(taken.to(tl.int32))
+            if n > 0:
+                # In which order blocks come does not matter: what is done with them is integer.
+                place = tl.atomic_add(plan_ptr + TAKEN, n.to(tl.int64)).to(tl.int32)
+                place += tl.cumsum(taken.to(tl.int32), axis=0) - 1
+                taken = taken & (place < GATHERED)
+                tl.store(values_ptr + place, y, mask=taken)
+                tl.store(ids_ptr + place, token, mask=taken)
+        if last_to_arrive(plan_ptr, tl.num_programs(1)):
+            kind = tl.where(mode > GATHER, mode - FEW, mode)
+            cut = _cutoff(
+                logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, kind, low, high, V
+            )
+            tl.store(plan_ptr + CUT, cut)
+            tl.store(plan_ptr + MODE, RACE)
+
+
+@triton.jit
+def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, high, V):
+    """The cutoff, among what is gathered if that is everything between low and high."""
+    k = tl.load(plan_ptr + K).to(tl.int32)
+    p = tl.load(numbers_ptr + P)
+    top = tl.load(numbers_ptr + TOP)
+    sharpness = tl.load(numbers_ptr + SHARPNESS)
+    wanted = tl.load(numbers_ptr + WANTED)
+    above = tl.load(numbers_ptr + ABOVE)
+    cut = first_key(low)
+    end = first_key(high)
+    n = tl.load(plan_ptr + TAKEN, cache_modifier=".cg")
+    place = tl.arange(0, GATHERED)
+    y = tl.load(values_ptr + place, mask=place < n, other=float("-inf"), cache_modifier=".cg")
+    token = tl.load(ids_ptr + place, mask=place < n, other=0, cache_modifier=".cg")
+    keys = ordered_key(y, token)
+    weights = packed_weights(y, place < n, top, sharpness)
+    if n > GATHERED:
+        end = first_key(ordered(top) + 1)
+        mass = wanted
+        if mode != BY_MASS:
+            cut, mass = cut_by_scans(
+                logits_ptr, V, cut, end, k.to(tl.float32), top, sharpness, False, SCANNED
+            )
+            mass = tl.maximum(p * mass, 1e-30)
+        if p < 1.0:
+            cut, mass = cut_by_scans(logits_ptr, V, cut, end, mass, top, sharpness, True, SCANNED)
+    elif mode == BY_MASS:
+        units = ((wanted - above) * MASS_UNITS).to(tl.int64)
+        cut, _units = cut_among(keys, weights, cut, end, tl.maximum(units, 1), True)
+    elif mode == GATHER:
+        cut = cut_in_registers(keys, weights, cut, end, k, p, p < 1.0)
+    else:
+        tokens = (wanted - above).to(tl.int64)
+        cut, _tokens = cut_among(keys, weights, cut, end, tl.maximum(tokens, 1), False)
+        if p < 1.0:  # beside a large k
+            end = first_key(ordered(top) + 1)
+            _counts, masses = sums_of_row(
+                logits_ptr, V, cut + tl.zeros((WAYS,), tl.int64), top, sharpness, SCANNED
+            )
+            mass = tl.maximum(p * tl.max(masses), 1e-30)
+            cut, mass = cut_by_scans(logits_ptr, V, cut, end, mass, top, sharpness, True, SCANNED)
+    return cut
+
+
+@triton.jit(do_not_specialize=["V", "runs", "blocks"])
+def sampling_race_kernel(
+    logits_ptr,  # [B, V] fp32
+    largest_ptr,  # [B, runs] fp32
+    plan_ptr,  # [B, PLAN] int64
+    numbers_ptr,  # [B, NUMBERS] fp32
+    seed_ptr,  # [1] or [B] int64
+    offset_ptr,  # [1] or [B] int64, or None: 0
+    tokens_ptr,  # [B] int64, out
+    valid_ptr,  # [B] bool, out
+    kept_ptr,  # [B] int32, out
+    V,
+    runs,
+    blocks,
+    SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
+):
+    RUNS: tl.constexpr = BLOCK // RUN
+    row = tl.program_id(0)
+    share = tl.program_id(1)
+    plan_ptr += row * PLAN
+    logits_ptr += row.to(tl.int64) * V
+    largest_ptr += row.to(tl.int64) * runs
+    if tl.load(plan_ptr + MODE) == RACE:
+        seed = tl.load(seed_ptr + row if SEED_PER_ROW else seed_ptr)
+        counted_row = row * 0 if SEED_PER_ROW else row  # see docs/noise.md
+        offset = tl.zeros((), tl.int64)
+        if offset_ptr is not None:
+            offset = tl.load(offset_ptr + row if OFFSET_PER_ROW else offset_ptr)
+        cut = tl.load(plan_ptr + CUT)
+        T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
+        best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
+        each = tl.zeros((RUNS, RUN // 4), tl.int32)
+        for block in tl.range(share, blocks, tl.num_programs(1)):
+            run = block * RUNS + tl.arange(0, RUNS)
+            largest = tl.load(largest_ptr + run, mask=run < runs, other=float("-inf"))
+            if tl.max(first_key(ordered(largest))) >= (cut >> 32) << 32:
+                y, first = load_runs(logits_ptr, None, block, runs, V, RUNS)
+                more, many = race(y, first, cut, T, seed, offset, counted_row)
+                best = tl.maximum(best, more)
+                each += many
+        kept = tl.sum(tl.sum(each, axis=1), axis=0)
+        if kept > 0:
+            tl.atomic_max(plan_ptr + BEST, tl.max(tl.max(best, axis=1), axis=0))
+            tl.atomic_add(kept_ptr + row, kept)
+        if last_to_arrive(plan_ptr, tl.num_programs(1)):
+            found = tl.load(plan_ptr + BEST, cache_modifier=".cg")
+            token = token_of_key(found)
+            tl.store(tokens_ptr + row, token.to(tl.int64))
+            tl.store(valid_ptr + row, token >= 0)

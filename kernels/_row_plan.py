@@ -1,0 +1,79 @@
+"""Device code: what the first look at a row leaves for the kernels that do it with many programs.
+
+A row has PLAN int64 and NUMBERS fp32 in memory. The modes:
+
+    DONE      the row has its token
+    RACE      the cutoff is known
+    BY_COUNT  the cutoff is where `wanted` tokens are reached, in [low, high)
+    BY_MASS   where `wanted` mass is reached
+    GATHER    top-k, then top-p, among what is gathered from low on
+
+FEW is added to BY_COUNT and BY_MASS when the tokens in [low, high) are so few that there is room to
+gather them.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels._cutoff import first_key
+from fsbench.kernels._helper import LOWEST_KEY
+
+DONE = tl.constexpr(0)
+RACE = tl.constexpr(1)
+BY_COUNT = tl.constexpr(2)
+BY_MASS = tl.constexpr(3)
+GATHER = tl.constexpr(4)
+FEW = tl.constexpr(3)
+
+# int64
+PLAN = tl.constexpr(8)
+MODE = tl.constexpr(0)
+LOW = tl.constexpr(1)  # `ordered`: from it on enough is reached
+HIGH = tl.constexpr(2)  # `ordered`: from it on it is not
+CUT = tl.constexpr(3)  # the cutoff, a key
+BEST = tl.constexpr(4)  # the best candidate so far
+ARRIVALS = tl.constexpr(5)  # programs that are done with a launch; 0 between launches
+TAKEN = tl.constexpr(6)  # places taken among what is gathered
+K = tl.constexpr(7)
+
+# fp32
+NUMBERS = tl.constexpr(8)
+TOP = tl.constexpr(0)  # the largest logit
+START = tl.constexpr(1)  # where thresholds begin: a number in [low, high)
+WANTED = tl.constexpr(2)  # tokens or mass; 0 if not known yet
+ABOVE = tl.constexpr(3)  # tokens or mass from `high` on
+SHARPNESS = tl.constexpr(4)  # log2(e) / T
+P = tl.constexpr(5)  # above 1: no top-p
+TEMPERATURE = tl.constexpr(6)
+
+
+@triton.jit
+def store_plan(plan_ptr, numbers_ptr, row, mode, low, high, k, top, start, sharpness, p, T):
+    """Begin a row's plan; low and high are `ordered`."""
+    plan_ptr += row * PLAN
+    numbers_ptr += row * NUMBERS
+    tl.store(plan_ptr + MODE, mode.to(tl.int64))
+    tl.store(plan_ptr + LOW, low.to(tl.int64))
+    tl.store(plan_ptr + HIGH, high.to(tl.int64))
+    tl.store(plan_ptr + CUT, first_key(low))
+    tl.store(plan_ptr + BEST, LOWEST_KEY)
+    tl.store(plan_ptr + ARRIVALS, 0)
+    tl.store(plan_ptr + TAKEN, 0)
+    tl.store(plan_ptr + K, k.to(tl.int64))
+    tl.store(numbers_ptr + TOP, top)
+    tl.store(numbers_ptr + START, start)
+    tl.store(numbers_ptr + WANTED, tl.where(mode == BY_COUNT, k.to(tl.float32), 0.0))
+    tl.store(numbers_ptr + ABOVE, 0.0)
+    tl.store(numbers_ptr + SHARPNESS, sharpness)
+    tl.store(numbers_ptr + P, p)
+    tl.store(numbers_ptr + TEMPERATURE, T)
+
+
+@triton.jit
+def last_to_arrive(plan_ptr, programs):
+    """Whether this program is the last of a row's; what the others stored is visible to it."""
+    tl.debug_barrier()
+    last = tl.atomic_add(plan_ptr + ARRIVALS, 1) == programs - 1
+    if last:
+        tl.atomic_xchg(plan_ptr + ARRIVALS, 0)
+    return last
