@@ -19,8 +19,9 @@ def doubts(table: pd.DataFrame) -> list[str]:
     below = samplers[samplers["roofline_pct"].astype(float) > 100]
     if len(below):
         found.append(
-            f"{_cells(below)} ran faster than the datasheet roof: the timer or the L2 state is "
-            "wrong; compare with --timer events"
+            f"{_cells(below)} ran faster than the datasheet roof for reading the whole weight: "
+            "unless that sampler reads a smaller copy of it (`fsbench list` has their memory), the "
+            "timer or the L2 state is wrong; compare with --timer events"
         )
     throttled = ok[ok["throttle"].fillna("").str.contains("slowdown|thermal")]
     if len(throttled):
