@@ -89,9 +89,9 @@ def test_every_claim_is_exercised_here_or_on_a_gpu(name):
 
 
 def test_every_capability_has_a_check():
-    """But devices, which say where the checks run, and what verify judges: deviations, filters."""
+    """But devices, where they run, and deviations, filters, penalties: verify judges these."""
     deviations = {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}
-    deviations |= {"filters", "mixed_filters", "filter_order", "ties"}
+    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties"}
     named = {field.name for field in fields(Capabilities)} - {"devices", *deviations}
     assert set(CHECKS) == named
     assert {*OPTIONS, *NEED_COMPILER} <= named

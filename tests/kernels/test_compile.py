@@ -13,7 +13,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("compile_offline.py")
 
 
-FILTERING = {"pivot_search", "sampling_cutoff", "akunu_exact", "akunu_faithful"}
+FILTERING = {"pivot_search", "sampling_look", "sampling_cutoff", "akunu_exact", "akunu_faithful"}
 """Kernels without an accumulator, in which a program has a row's candidates in registers."""
 
 
