@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TextIO
 
 from fsbench.errors import ResultsError
 
@@ -28,3 +30,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def append_line(file: TextIO, line: Mapping[str, Any]) -> None:
+    """Append a line of JSON to a file; it is on disk when this returns."""
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+    os.fsync(file.fileno())

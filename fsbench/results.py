@@ -13,14 +13,13 @@ loses at most the round in flight. docs/results-format.md describes every column
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from fsbench.disk import refusals, write_atomically
+from fsbench.disk import append_line, refusals, write_atomically
 from fsbench.errors import ResultsError
 
 SCHEMA = 1
@@ -249,9 +248,7 @@ class Store:
         if self._file is None:
             return
         with refusals("write results in", self.folder):
-            self._file.write(json.dumps({"schema": SCHEMA, **line}) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            append_line(self._file, {"schema": SCHEMA, **line})
 
     @property
     def records(self) -> list[CellRecord]:

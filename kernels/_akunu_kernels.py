@@ -18,8 +18,8 @@ and searches there. docs/truncated.md has what the approximations cost.
 import triton
 import triton.language as tl
 
-from fsbench.kernels._cutoff import LOWEST, first_key, of_row, ordered, reached_by
-from fsbench.kernels._gathered_draw import GATHERED, draw_of_gathered, gather
+from fsbench.kernels._cutoff import GATHERED, LOWEST, first_key, of_row, ordered, reached_by
+from fsbench.kernels._gathered_draw import draw_of_gathered, gather
 from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures
 
 SPAN = tl.constexpr(30.0)

@@ -21,6 +21,9 @@ MASS_UNITS = tl.constexpr(2.0**36)
 """Packed weights have masses in these parts of the largest logit's: integers, so that the order of
 summation does not matter. 4096 of them fit above the count."""
 
+GATHERED = tl.constexpr(4096)
+"""Tokens of a row that are gathered at most, so that their packed weights may be added up."""
+
 WAYS = tl.constexpr(4)
 """Parts into which a step of a search divides the keys."""
 

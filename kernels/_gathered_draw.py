@@ -3,13 +3,17 @@
 import triton
 import triton.language as tl
 
-from fsbench.kernels._cutoff import cut_in_registers, cut_of_row, first_key, ordered, packed_weights
+from fsbench.kernels._cutoff import (
+    GATHERED,
+    cut_in_registers,
+    cut_of_row,
+    first_key,
+    ordered,
+    packed_weights,
+)
 from fsbench.kernels._helper import ordered_key, token_of_key
 from fsbench.kernels._kept_race import load_runs, race, race_of_tokens
 from fsbench.kernels._stored_logits import RUN
-
-GATHERED = tl.constexpr(4096)
-"""Tokens that are gathered at most."""
 
 SCANNED = tl.constexpr(2048)
 """Tokens that are read at once of a row with more of them."""

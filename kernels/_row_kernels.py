@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels._cutoff import (
+    GATHERED,
     MASS_UNITS,
     WAYS,
     cut_among,
@@ -68,9 +69,6 @@ SECTIONS = tl.constexpr(8)
 
 SOUGHT = tl.constexpr(4096)
 """Tokens that are looked through at once for those to gather: each time it waits for a counter."""
-
-GATHERED = tl.constexpr(4096)
-"""Tokens of a row that are gathered at most."""
 
 SCANNED = tl.constexpr(512)
 """Tokens that one program takes at once of a row that it reads alone."""

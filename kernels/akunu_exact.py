@@ -44,7 +44,7 @@ def akunu_exact(
     import torch
 
     from fsbench.kernels._akunu_kernels import akunu_exact_kernel
-    from fsbench.kernels._gathered_draw import GATHERED
+    from fsbench.kernels._cutoff import GATHERED
 
     B, V = logits.shape
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)

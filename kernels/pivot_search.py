@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from fsbench.kernels._cutoff import LOWEST, first_key, of_row, ordered
-from fsbench.kernels._gathered_draw import GATHERED, draw_of_gathered, gather
+from fsbench.kernels._cutoff import GATHERED, LOWEST, first_key, of_row, ordered
+from fsbench.kernels._gathered_draw import draw_of_gathered, gather
 from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures
 from fsbench.kernels._provider import noise_map
 from fsbench.kernels._stored_filters import draw_of_stored, launch_rows

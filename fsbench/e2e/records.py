@@ -11,13 +11,12 @@ A folder holds
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsbench.disk import refusals, write_atomically
+from fsbench.disk import append_line, refusals, write_atomically
 from fsbench.errors import ResultsError
 
 SCHEMA = 1
@@ -118,11 +117,8 @@ class Store:
         self._append(case, status=status, reason=reason)
 
     def _append(self, case: Case, **what: Any) -> None:
-        line = json.dumps({"case": asdict(case), **what})
         with refusals("write results in", self.folder):
-            self._file.write(line + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            append_line(self._file, {"case": asdict(case), **what})
 
     def close(self) -> None:
         self._file.close()

@@ -26,7 +26,7 @@ from fsbench.e2e.records import Decoded, Profile
 from fsbench.environment import package_version
 from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
-from fsbench.integrations.vllm import MARKS, SWITCH, check_version
+from fsbench.integrations.vllm_interface import MARKS, SWITCH, check_version
 
 OWN = "vllm"
 """The name of vLLM's own sampler."""

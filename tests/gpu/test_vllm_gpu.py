@@ -13,7 +13,7 @@ import torch
 
 from fsbench.e2e.models import Decoder
 from fsbench.environment import package_version
-from fsbench.integrations import vllm as plugin
+from fsbench.integrations import vllm_interface as interface
 from fsbench.kernels import flash_sample
 from fsbench.verify.statistics import g_test
 
@@ -21,8 +21,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.skipif(
-        (package_version("vllm") or "").split("+")[0] != plugin.VERSION,
-        reason=f"vLLM {plugin.VERSION} is not installed",
+        (package_version("vllm") or "").split("+")[0] != interface.VERSION,
+        reason=f"vLLM {interface.VERSION} is not installed",
     ),
 ]
 

@@ -19,18 +19,21 @@ import torch
 from fsbench.environment import package_version
 from fsbench.errors import EngineMismatch
 from fsbench.integrations import vllm as plugin
+from fsbench.integrations import vllm_interface as interface
 
-if (package_version("vllm") or "").split("+")[0] != plugin.VERSION:
-    pytest.skip(f"vLLM {plugin.VERSION} is not installed", allow_module_level=True)
+if (package_version("vllm") or "").split("+")[0] != interface.VERSION:
+    pytest.skip(f"vLLM {interface.VERSION} is not installed", allow_module_level=True)
 pytest.importorskip("vllm.v1.worker.gpu.model_runner")
 
 
 def test_what_the_plug_in_calls_and_reads_is_there():
-    plugin.check_signatures()
+    interface.check_signatures()
 
 
 def test_the_hooks_go_into_the_real_classes(monkeypatch):
-    runner, old, worker = map(plugin._find, (plugin.RUNNER, plugin.RUNNER_V1, plugin.WORKER))
+    runner, old, worker = map(
+        interface.find, (interface.RUNNER, interface.RUNNER_V1, interface.WORKER)
+    )
     for cls, names in (
         (runner, ("load_model", "_dummy_sampler_run", "sample")),
         (old, ("load_model",)),
@@ -51,14 +54,14 @@ def test_the_hooks_go_into_the_real_classes(monkeypatch):
 @pytest.mark.parametrize(
     ("where", "own"),
     [
-        (f"{plugin.RUNNER}.load_model", fake_vllm.GPUModelRunner.load_model),
-        (f"{plugin.RUNNER}._dummy_sampler_run", fake_vllm.GPUModelRunner._dummy_sampler_run),
-        (f"{plugin.RUNNER}.sample", fake_vllm.GPUModelRunner.sample),
-        (f"{plugin.RUNNER_V1}.load_model", fake_vllm.GPUModelRunnerV1.load_model),
+        (f"{interface.RUNNER}.load_model", fake_vllm.GPUModelRunner.load_model),
+        (f"{interface.RUNNER}._dummy_sampler_run", fake_vllm.GPUModelRunner._dummy_sampler_run),
+        (f"{interface.RUNNER}.sample", fake_vllm.GPUModelRunner.sample),
+        (f"{interface.RUNNER_V1}.load_model", fake_vllm.GPUModelRunnerV1.load_model),
     ],
 )
 def test_the_fake_has_the_real_parameters(where, own):
-    real, fake = (inspect.signature(each).parameters for each in (plugin._find(where), own))
+    real, fake = (inspect.signature(each).parameters for each in (interface.find(where), own))
     assert [(p.name, p.kind) for p in real.values()] == [(p.name, p.kind) for p in fake.values()]
 
 
@@ -87,7 +90,7 @@ def test_constants_and_classes_that_are_compared_by_name():
     )
     from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
 
-    assert NO_LOGPROBS == plugin.NO_LOGPROBS
+    assert NO_LOGPROBS == interface.NO_LOGPROBS
     assert UnquantizedEmbeddingMethod.__name__ == "UnquantizedEmbeddingMethod"
     source = inspect.getsource(LogitsProcessor.__init__)
     for name in ("scale", "soft_cap", "org_vocab_size", "logits_as_input"):
@@ -141,7 +144,7 @@ def test_which_requests_are_served(sampler, name):
         sampler=sampler,
         req_states=types.SimpleNamespace(prefill_len=fake_vllm.Backed([2] * 8, int)),
     )
-    plugin.check_attributes("runner.sampler", sampler, plugin.ATTRIBUTES["runner.sampler"])
+    interface.check_attributes("runner.sampler", sampler, interface.ATTRIBUTES["runner.sampler"])
     plugged = plugin.Plugged(types.SimpleNamespace(declines=lambda temperature: None))
     for row in (0, 2, 5):
         sampler.add_request(row, 4, SamplingParams(**(parameters if row == 5 else {})))

@@ -8,7 +8,7 @@ from flash_sample_cases import counter, normal_logits
 
 from fsbench import reference
 from fsbench.kernels import _akunu_reference as chapter
-from fsbench.kernels._gathered_draw import GATHERED
+from fsbench.kernels._cutoff import GATHERED
 from fsbench.kernels._stored_filters import AKUNU_ORDER
 from fsbench.kernels.akunu_exact import akunu_exact
 from fsbench.kernels.akunu_faithful import akunu_scores
