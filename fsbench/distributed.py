@@ -58,6 +58,16 @@ class Team:
         control = dist.new_group(backend="gloo", timeout=patience)
         return cls(rank, ranks, device, dist.group.WORLD, control)
 
+    def leave(self) -> None:
+        """Part from the other ranks; all of them call, after their last collective.
+
+        A process that ends without this may be aborted: a thread of gloo's that lets go of a tensor
+        while Python shuts down is unwound, which C++ answers with std::terminate.
+        """
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
     def gather(self, value: T) -> list[T]:
         """The value of every rank, in their order. All ranks call."""
         import torch.distributed as dist

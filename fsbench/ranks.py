@@ -57,6 +57,10 @@ Report = Callable[[float, int, str], None]
 GRACE = 15.0
 """Seconds that the other ranks have to agree on a failure, before it is taken as it is."""
 
+SETTLE = 2.0
+"""Seconds after an error in which a rank that was killed shows as its cause: what the others see
+is a connection that closed, often before the rank itself is gone."""
+
 
 def measure_as_rank(
     job: Job,
@@ -95,6 +99,7 @@ def measure_as_rank(
         team.gather(None)
     finally:
         store.close()
+    team.leave()
 
 
 def measure(job: Job, report: Report) -> None:
@@ -188,10 +193,11 @@ class _Attempt:
                     del open_lines[rank]
                     processes[rank].join()
                     if processes[rank].exitcode != 0:
-                        return "error", f"rank {rank} {_how(processes[rank])}", self._cell
+                        return "error", _how(rank, processes[rank]), self._cell
                     continue
                 if kind == "error":
-                    return "error", f"rank {rank}: {value}", self._cell
+                    killed = _killed(processes)
+                    return "error", killed or f"rank {rank}: {value}", self._cell
                 heard = time.monotonic()
                 if kind == "trouble":
                     self._trouble = (value[0], f"rank {rank}: {value[1]}")
@@ -205,11 +211,23 @@ class _Attempt:
         return None
 
 
-def _how(process: Any) -> str:
-    """How a process ended, in words."""
+def _killed(processes: list[Any]) -> str:
+    """What ended a rank by a signal, if one was or is within SETTLE seconds, else ""."""
+    deadline = time.monotonic() + SETTLE
+    while True:
+        for rank, process in enumerate(processes):
+            if (process.exitcode or 0) < 0:
+                return _how(rank, process)
+        if time.monotonic() > deadline:
+            return ""
+        time.sleep(0.02)
+
+
+def _how(rank: int, process: Any) -> str:
+    """How a rank ended, in words."""
     if process.exitcode < 0:
-        return f"was ended by {signal.Signals(-process.exitcode).name}"
-    return f"exited with code {process.exitcode}"
+        return f"rank {rank} was ended by {signal.Signals(-process.exitcode).name}"
+    return f"rank {rank} exited with code {process.exitcode}"
 
 
 def _rank_main(job: Job, rank: int, meet: str, line: Connection) -> None:

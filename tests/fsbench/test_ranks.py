@@ -13,9 +13,14 @@ import pytest
 
 PLUGIN = """
 import os, signal, sys, time
+from contextlib import suppress
 from fsbench.provider import Capabilities, Kind, Provider
 
-ON_RANK = {on_rank}
+def close_sockets():
+    for line in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            if os.readlink("/proc/self/fd/" + line).startswith("socket:"):
+                os.close(int(line))
 
 def build(problem, weight):
     return lambda hidden, seed, offset: (hidden @ weight.T).argmax(1)
@@ -47,6 +52,8 @@ PROVIDER = Provider(
 MISBEHAVIOUR = {
     "sound": "pass",
     "dies": "if shard.rank == 1: os.kill(os.getpid(), signal.SIGSEGV)",
+    # What the other rank sees first is that the connection closed.
+    "dies_slowly": "if shard.rank == 1: close_sockets(); time.sleep(1); os.abort()",
     "hangs": "if shard.rank == 1: time.sleep(1000)",
     "raises": "if shard.rank == 0: raise RuntimeError('no luck today')",
     "disagrees": "if shard.rank == 1: return (hidden @ shard.weight.T).argmax(1) * 0",
@@ -59,7 +66,7 @@ def run(tmp_path: Path, *names: str, tp: str = "1,2", more: tuple[str, ...] = ()
     arguments += ["--dtype", "fp32", "--iters", "6", "--rounds", "2", "--warmup", "1"]
     for name in names:
         path = tmp_path / f"{name}.py"
-        path.write_text(PLUGIN.format(name=name, on_rank=1, misbehaviour=MISBEHAVIOUR[name]))
+        path.write_text(PLUGIN.format(name=name, misbehaviour=MISBEHAVIOUR[name]))
         arguments += ["--provider-path", str(path), "--provider", name]
     out = tmp_path / "out"
     done = subprocess.run(
@@ -87,19 +94,21 @@ def left_behind(tmp_path: Path) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_ranks_are_measured_and_what_they_do_wrong_ends_their_cell_alone(tmp_path):
-    table = run(tmp_path, "dies", "hangs", "raises", "disagrees", "sound", more=("--timeout", "25"))
+    table = run(tmp_path, *MISBEHAVIOUR, more=("--timeout", "25"))
     output = table.attrs["output"]
     rows = table.set_index(["provider", "tp"])
     assert (rows.xs(1, level="tp").status == "ok").all(), output
     two = rows.xs(2, level="tp")
     assert two.status.to_dict() == {
         "dies": "error",
+        "dies_slowly": "error",
         "hangs": "timeout",
         "raises": "error",
         "disagrees": "check_failed",
         "sound": "ok",
     }, output
     assert two.reason["dies"] == "rank 1 was ended by SIGSEGV"
+    assert two.reason["dies_slowly"] == "rank 1 was ended by SIGABRT"
     assert "25 s" in two.reason["hangs"]
     assert "no luck today" in two.reason["raises"]
     assert "different tokens" in two.reason["disagrees"] or "oracle" in two.reason["disagrees"]
@@ -111,7 +120,7 @@ def test_ranks_are_measured_and_what_they_do_wrong_ends_their_cell_alone(tmp_pat
 
 def test_torchrun_measures_too(tmp_path):
     path = tmp_path / "sound.py"
-    path.write_text(PLUGIN.format(name="sound", on_rank=1, misbehaviour="pass"))
+    path.write_text(PLUGIN.format(name="sound", misbehaviour="pass"))
     out = tmp_path / "out"
     done = subprocess.run(
         [
