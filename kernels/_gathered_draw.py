@@ -11,9 +11,8 @@ from fsbench.kernels._cutoff import (
     ordered,
     packed_weights,
 )
-from fsbench.kernels._helper import ordered_key, token_of_key
-from fsbench.kernels._kept_race import load_runs, race, race_of_tokens
-from fsbench.kernels._stored_logits import RUN
+from fsbench.kernels._helper import ordered_key, split_words, token_of_key
+from fsbench.kernels._kept_race import RUN, load_runs, race, race_of_tokens
 
 SCANNED = tl.constexpr(2048)
 """Tokens that are read at once of a row with more of them."""
@@ -62,11 +61,11 @@ def draw_of_gathered(logits_ptr, values_ptr, ids_ptr, n, low, k, p, by_p, least,
         if n > GATHERED:
             cut = cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, SCANNED)
             cut = tl.maximum(cut, least)
-            chunk_y, first = load_runs(logits_ptr, None, 0, tl.cdiv(V, RUN), V, CHUNK)
-            best, _kept = race(chunk_y, first, cut, T, seed, offset, row)
+            logits, word = load_runs(logits_ptr, 0, V, CHUNK)
+            best, _kept = race(split_words(logits), word, cut, T, seed, offset, row)
             for chunk in tl.range(1, tl.cdiv(V, CHUNK * RUN)):
-                chunk_y, first = load_runs(logits_ptr, None, chunk, tl.cdiv(V, RUN), V, CHUNK)
-                more, _kept = race(chunk_y, first, cut, T, seed, offset, row)
+                logits, word = load_runs(logits_ptr, chunk, V, CHUNK)
+                more, _kept = race(split_words(logits), word, cut, T, seed, offset, row)
                 best = tl.maximum(best, more)
             winner = token_of_key(tl.max(tl.max(best, axis=1), axis=0))
         else:

@@ -42,6 +42,11 @@ def check(*, temperature=1.0, seed=SEED, offset=None, penalties=None, config=Non
     call = {"temperature": temperature, "seed": seed, "offset": offset, "penalties": penalties}
     with guarded_memory():
         sample = truncated_sample(**arguments, **call, **filters, config=config)
+        counted = truncated_sample(
+            **arguments, **call, **filters, config=config, return_kept=True
+        )
+    assert sample.kept is None and torch.equal(counted.tokens, sample.tokens)
+    assert torch.equal(counted.valid, sample.valid)
     logits, error = exact_logits(**arguments), logits_error(**arguments)
     if penalties is not None:
         counts = penalties.history.dense(logits.shape[1])
@@ -51,15 +56,16 @@ def check(*, temperature=1.0, seed=SEED, offset=None, penalties=None, config=Non
         error += 1e-6 * float(logits.nan_to_num(0, 0, 0).abs().max())
     kept = reference.truncate(logits, temperature, **filters, logits_error=error)
     step = counter(0) if offset is None else offset
+    noise = "group" if penalties is None else "token"
     expected = reference.expect(
-        logits, seed, step, temperature, truncation=kept, logits_error=error
+        logits, seed, step, temperature, noise, truncation=kept, logits_error=error
     )
     accepted = expected.accepts(sample.tokens)
     assert accepted.all(), (sample.tokens.tolist(), expected.tokens.tolist())
     assert torch.equal(sample.valid, sample.tokens >= 0)
-    assert (sample.kept >= kept.surely.sum(1)).all(), (sample.kept, kept.surely.sum(1))
-    assert (sample.kept <= kept.possibly.sum(1)).all(), (sample.kept, kept.possibly.sum(1))
-    return sample
+    assert (counted.kept >= kept.surely.sum(1)).all(), (counted.kept, kept.surely.sum(1))
+    assert (counted.kept <= kept.possibly.sum(1)).all(), (counted.kept, kept.possibly.sum(1))
+    return counted
 
 
 @pytest.mark.parametrize(
@@ -132,8 +138,8 @@ def test_without_filters_tokens_are_those_of_flash_sample():
     hidden, weight = problem(6, 300, 40)
     call = {"hidden": hidden, "weight": weight, "seed": SEED, "offset": counter(3)}
     for temperature in (0.0, 1.0, torch.linspace(0, 3, 6)):
-        sample = truncated_sample(**call, temperature=temperature)
-        plain = flash_sample(**call, temperature=temperature, noise="token")
+        sample = truncated_sample(**call, temperature=temperature, return_kept=True)
+        plain = flash_sample(**call, temperature=temperature)
         assert torch.equal(sample.tokens, plain.tokens)
         greedy = torch.as_tensor(temperature).expand(6) == 0
         assert torch.equal(sample.kept, torch.where(greedy, 1, 300).int())
@@ -321,7 +327,7 @@ def test_a_history_refuses(arguments, message):
             "penalties.repetition: expected a number > 0; got 0.0",
         ),
         ({"penalties": Penalties(None)}, InvalidType, "penalties.history: expected a TokenHistory"),
-        ({"config": 5}, InvalidType, "config: expected a TileConfig; got int"),
+        ({"config": 5}, InvalidType, "config: expected a TileConfig or a HopperConfig"),
         ({"seed": torch.zeros(2).long()}, InvalidArgument, "seed: expected shape"),
     ],
 )
@@ -399,7 +405,7 @@ def test_rows_for_many_programs(law):
 
 @pytest.mark.parametrize("programs", [1, 14, 10_000])
 def test_how_many_programs_share_a_row_does_not_matter(programs):
-    call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED}
+    call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED, "return_kept": True}
     whole = truncated_sample(**call)
     with mock.patch.dict(module.PROGRAMS, dict.fromkeys(module.PROGRAMS, programs)):
         other = truncated_sample(**call)
@@ -407,9 +413,9 @@ def test_how_many_programs_share_a_row_does_not_matter(programs):
 
 
 def test_launches_that_no_row_can_need_are_left_out():
-    def times(runs=200, **filters):
+    def times(groups=200, **filters):
         return module.searches(
-            module._Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), runs
+            module._Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), groups
         )
 
     assert times(min_p=0.1) == -1
