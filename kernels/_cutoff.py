@@ -27,6 +27,8 @@ GATHERED = tl.constexpr(4096)
 WAYS = tl.constexpr(4)
 """Parts into which a step of a search divides the keys."""
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @triton.jit
 def of_row(value, row, DTYPE: tl.constexpr, PER_ROW: tl.constexpr):
@@ -86,6 +88,20 @@ def mass_of(weights):
 
 
 @triton.jit
+def _add_three(a1, a2, a3, b1, b2, b3):
+    return a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def three_sums(a, b, c):
+    """The sums of three tensors [N], in the time of one: the warps wait for each other once."""
+    if INTERPRETED:  # which would add up triples in Python, one by one
+        return tl.sum(a), tl.sum(b), tl.sum(c)
+    else:
+        return tl.reduce((a, b, c), 0, _add_three)
+
+
+@triton.jit
 def cut_among(keys, weights, low, high, wanted, BY_MASS: tl.constexpr):
     """(the largest key from which on the weights reach `wanted`, their sum), all in registers.
 
@@ -100,18 +116,24 @@ def cut_among(keys, weights, low, high, wanted, BY_MASS: tl.constexpr):
     bits: tl.constexpr = -1 if BY_MASS else 0x1FFF
     while _undecided(from_low, from_high, wanted, BY_MASS):
         step = tl.maximum((high >> 2) - (low >> 2), 1)
-        start = low
-        for i in tl.static_range(1, WAYS):
-            t = tl.minimum(start + i * step, high)
-            reached = tl.sum(tl.where(keys >= t, weights, 0))
-            value = (reached >> shift) & bits
-            enough = value >= wanted
-            # Thresholds rise: what is enough is the new lower end, the first that is not the upper.
-            first = (value < wanted) & (t < high)
-            high = tl.where(first, t, high)
-            from_high = tl.where(first, reached, from_high)
-            low = tl.where(enough, t, low)
-            from_low = tl.where(enough, reached, from_low)
+        t1 = tl.minimum(low + step, high)
+        t2 = tl.minimum(low + 2 * step, high)
+        t3 = tl.minimum(low + 3 * step, high)
+        r1, r2, r3 = three_sums(
+            tl.where(keys >= t1, weights, 0),
+            tl.where(keys >= t2, weights, 0),
+            tl.where(keys >= t3, weights, 0),
+        )
+        # They fall: what is enough is a new lower end, the first that is not the upper.
+        enough1 = ((r1 >> shift) & bits) >= wanted
+        enough2 = ((r2 >> shift) & bits) >= wanted
+        enough3 = ((r3 >> shift) & bits) >= wanted
+        high = tl.where(enough3, high, tl.where(enough2, t3, tl.where(enough1, t2, t1)))
+        from_high = tl.where(
+            enough3, from_high, tl.where(enough2, r3, tl.where(enough1, r2, r1))
+        )  # fmt: skip
+        low = tl.where(enough3, t3, tl.where(enough2, t2, tl.where(enough1, t1, low)))
+        from_low = tl.where(enough3, r3, tl.where(enough2, r2, tl.where(enough1, r1, from_low)))
     return low, from_low
 
 
@@ -194,7 +216,7 @@ def cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, BLOCK: tl.c
 
 @triton.jit
 def reached_by(order, k, above_all):
-    """A number that k of these reach, and few more: int32 as `order`, [N], N < 2^20.
+    """A number that k of these reach, and few more: int32 as `order`, [N].
 
     LOWEST if fewer than k are finite. Of the largest logits of parts of a row it is a lower bound
     of the row's kth largest logit.
@@ -207,14 +229,11 @@ def reached_by(order, k, above_all):
     high = above_all.to(tl.int64)
     while (reach > k + k // 8) & (high - low > 1):
         step = tl.maximum((high - low) >> 2, 1)
-        # Three counts in one sum.
-        one = (order >= (low + step).to(tl.int32)).to(tl.int64)
-        two = (order >= tl.minimum(low + 2 * step, high).to(tl.int32)).to(tl.int64)
-        three = (order >= tl.minimum(low + 3 * step, high).to(tl.int32)).to(tl.int64)
-        sums = tl.sum(one + (two << 20) + (three << 40))
-        c1 = (sums & 0xFFFFF).to(tl.int32)
-        c2 = ((sums >> 20) & 0xFFFFF).to(tl.int32)
-        c3 = (sums >> 40).to(tl.int32)
+        c1, c2, c3 = three_sums(
+            (order >= (low + step).to(tl.int32)).to(tl.int32),
+            (order >= tl.minimum(low + 2 * step, high).to(tl.int32)).to(tl.int32),
+            (order >= tl.minimum(low + 3 * step, high).to(tl.int32)).to(tl.int32),
+        )
         n = (c1 >= k).to(tl.int64) + (c2 >= k).to(tl.int64) + (c3 >= k).to(tl.int64)
         reach = tl.where(n == 3, c3, tl.where(n == 2, c2, tl.where(n == 1, c1, reach)))
         high = tl.where(n < 3, tl.minimum(low + (n + 1) * step, high), high)

@@ -82,7 +82,7 @@ def consume(
         SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
         m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS and not SEPARATE))
         if len(stored) > 0:
-            _store(y, m, v0, row, index, stored)
+            _store(y, m, v0, row, index, _in_layout(stored[0], LAYOUT), stored)
         if WITH_MASS:
             for part in gl.static_range(GROUPS // 4):
                 largest, mass = add_masses(
@@ -145,15 +145,16 @@ def _processed(y, v0, row, index, B, V, processing, mask_words):
 
 
 @gluon.jit
-def _store(y, m, v0, row, index, stored):
+def _store(y, m, v0, row, index, there, stored):
     """Write the logits of a tile to memory, and the largest of each group; see StoredLogits.
 
-    stored: (whether a row is to be stored, [ROWS, 1]; logits_ptr, (largest_ptr,) or (), stride).
+    there: whether a row is to be stored, [ROWS, 1].
+    stored: (the same; logits_ptr, (largest_ptr,) or (), stride).
     Two tokens that are neighbours go as one number of 64 bits.
     """
-    there, logits_ptr, largest_ptr, stride = stored
+    _, logits_ptr, largest_ptr, stride = stored
     block = v0 + index // 4 * 128
-    there = _in_layout(there, y[0].type.layout) & (block < stride)
+    there = there & (block < stride)
     first = row.to(gl.int64) * stride + (block + index % 4 * 2)
     at = logits_ptr.to(gl.pointer_type(gl.int64), bitcast=True) + first // 2
     for i in gl.static_range(16):

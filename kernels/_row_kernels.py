@@ -283,7 +283,7 @@ def sampling_race_kernel(
     share = tl.program_id(1)
     plan_ptr += row * PLAN
     logits_ptr += row.to(tl.int64) * stride
-    groups = stride // 32
+    groups = stride // 128 * 4
     largest_ptr += row.to(tl.int64) * groups
     cut = tl.load(plan_ptr + CUT)
     rejected = tl.load(plan_ptr + DRAWN) < cut
