@@ -150,7 +150,8 @@ def flash_sampling_kernel(
         best, best_logit, largest, mass = _consume(
             logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
             best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,
-            stride, B, V, N, NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None, masses_ptr is not None,
+            stride, B, V,
+            N, NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None, masses_ptr is not None,
         )  # fmt: skip
 
     sample = tl.arange(0, COLUMNS)[None, :]

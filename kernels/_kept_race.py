@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels._cutoff import LOWEST, is_kept, ordered
-from fsbench.kernels._helper import LOWEST_KEY, gumbel, ordered_key, split_words
+from fsbench.kernels._helper import LOWEST_KEY, gumbel, ordered_key
 
 RUN = tl.constexpr(32)
 """Neighbouring tokens that race together: eight Philox words."""

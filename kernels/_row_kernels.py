@@ -85,7 +85,7 @@ def sampling_sections_kernel(
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
-    before_ptr,  # [B, blocks] fp32, scratch: mass before the draw from all; None after the first time
+    before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; None after the first time
     stride,
     blocks,
     COUNT: tl.constexpr,  # the kept tokens are to be counted, so no row is done here
@@ -166,9 +166,8 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, t, high, blocks,
                               cache_modifier=".cg")  # fmt: skip
         stands = (mode == BY_MASS) & (tl.sum(before) < wanted)
         stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
-        if not COUNT:
-            if stands:
-                tl.store(plan_ptr + MODE, DONE)
+        if stands & (not COUNT):
+            tl.store(plan_ptr + MODE, DONE)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))
     tl.store(numbers_ptr + START, value_of(low))
@@ -243,7 +242,9 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, h
             )
             mass = tl.maximum(p * mass, 1e-30)
         if p < 1.0:
-            cut, mass = cut_by_scans(logits_ptr, stride, cut, end, mass, top, sharpness, True, SCANNED)
+            cut, mass = cut_by_scans(
+                logits_ptr, stride, cut, end, mass, top, sharpness, True, SCANNED
+            )
     elif mode == BY_MASS:
         units = ((wanted - above) * MASS_UNITS).to(tl.int64)
         cut, _units = cut_among(keys, weights, cut, end, tl.maximum(units, 1), True)
@@ -258,7 +259,9 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, h
                 logits_ptr, stride, cut + tl.zeros((WAYS,), tl.int64), top, sharpness, SCANNED
             )
             mass = tl.maximum(p * tl.max(masses), 1e-30)
-            cut, mass = cut_by_scans(logits_ptr, stride, cut, end, mass, top, sharpness, True, SCANNED)
+            cut, mass = cut_by_scans(
+                logits_ptr, stride, cut, end, mass, top, sharpness, True, SCANNED
+            )
     return cut
 
 

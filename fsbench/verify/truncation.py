@@ -161,7 +161,7 @@ def row_laws(problem: Problem, able: Capabilities, row: Tensor) -> Tensor:
 
 
 def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes) -> Check:
-    """The token is the one fsbench.reference draws from the kept, row by row, also in mixed batches.
+    """The token is the one fsbench.reference draws from the kept; in mixed batches, too.
 
     See noise_of and docs/noise.md.
     """

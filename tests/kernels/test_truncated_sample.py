@@ -42,9 +42,7 @@ def check(*, temperature=1.0, seed=SEED, offset=None, penalties=None, config=Non
     call = {"temperature": temperature, "seed": seed, "offset": offset, "penalties": penalties}
     with guarded_memory():
         sample = truncated_sample(**arguments, **call, **filters, config=config)
-        counted = truncated_sample(
-            **arguments, **call, **filters, config=config, return_kept=True
-        )
+        counted = truncated_sample(**arguments, **call, **filters, config=config, return_kept=True)
     assert sample.kept is None and torch.equal(counted.tokens, sample.tokens)
     assert torch.equal(counted.valid, sample.valid)
     logits, error = exact_logits(**arguments), logits_error(**arguments)
