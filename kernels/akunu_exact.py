@@ -18,8 +18,7 @@ from fsbench.provider import Capabilities, Kind, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 4096
-NUM_WARPS = 32
+NUM_WARPS = 16
 
 
 def akunu_exact(
@@ -42,18 +41,22 @@ def akunu_exact(
         int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one.
     """
     import torch
+    import triton
 
-    from fsbench.kernels._akunu_kernels import akunu_exact_kernel
+    from fsbench.kernels._akunu_kernels import PARTS, akunu_exact_kernel
     from fsbench.kernels._cutoff import GATHERED
 
     B, V = logits.shape
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
-    values = torch.empty(B, GATHERED.value, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(B, GATHERED.value, dtype=torch.int32, device=logits.device)
+    keys = torch.empty(B, GATHERED.value, dtype=torch.int64, device=logits.device)
+    parts = torch.empty(B, PARTS.value, dtype=torch.int32, device=logits.device)
+    wide = 16 // logits.element_size()
+    turns = triton.next_power_of_2(triton.cdiv(V, PARTS.value * wide))
     launch_rows(
         akunu_exact_kernel, B, logits.device,
-        logits, values, ids, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
-        PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=BLOCK, num_warps=NUM_WARPS,
+        logits, keys, parts, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
+        PER_ROW=isinstance(top_k, torch.Tensor), WIDE=wide, TURNS=turns,
+        num_warps=NUM_WARPS,
     )  # fmt: skip
     return tokens
 

@@ -289,7 +289,7 @@ def row_kernels(capability: int) -> dict[str, int]:
     return found
 
 
-GATHERED = {"values_ptr": "*fp32", "ids_ptr": "*i32"}
+SCRATCH = {"keys_ptr": "*i64", "parts_ptr": "*i32"}
 
 
 def akunu(mode: str, capability: int, per_row: bool = False) -> int:
@@ -297,7 +297,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        **({"scores_ptr": "*fp16"} if mode == "faithful" else GATHERED),
+        **({"scores_ptr": "*fp16"} if mode == "faithful" else SCRATCH),
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
@@ -312,7 +312,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
             kernel, signature, constants, capability, num_warps=akunu_faithful.NUM_WARPS
         )
     kernel = _akunu_kernels.akunu_exact_kernel
-    constants = {"PER_ROW": per_row, "BLOCK": akunu_exact.BLOCK}
+    constants = {"PER_ROW": per_row, "TURNS": 8}
     return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
 
 
@@ -320,7 +320,7 @@ def pivoted(capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        **GATHERED,
+        "keys_ptr": "*i64",
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
