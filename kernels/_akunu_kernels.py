@@ -10,9 +10,14 @@ From the chapter on sampling of the book about akunu (Apple Metal; its kernel `g
 The filters act at T = 1. `akunu_exact_kernel` does the same job, in the same order and with one
 program per row, without the approximations: exactly k are kept, and the token that crosses p, ties
 go to the lower token, and the scores stay in fp32, with noise of the contract (docs/noise.md). It
-reads the row twice, not some twenty times: with the maximum it finds 4096 maxima of parts of the
-row, of which the kth largest is a lower bound of the threshold; then it gathers what reaches that,
-and searches there. docs/truncated.md has what the approximations cost.
+reads the row once, not some twenty times, and finds the maxima of 4096 parts of it:
+
+    0 the kth largest of these is a lower bound of the threshold; about k parts reach it
+    1 of these parts alone it gathers the tokens that reach it
+    2 each of these is compared with all: its rank is for top-k, the mass above it for top-p
+
+That is with top-k; without it, or with more tokens at the threshold than there is room for, it
+reads the row for every step of a search. docs/truncated.md has what the approximations cost.
 """
 
 import triton
@@ -133,6 +138,7 @@ def _part_tokens(part, turn, WIDE: tl.constexpr):
 @triton.jit
 def _largest_of_lines(y):
     """[N, W] -> [N]: the largest of each line, NaN if it has one."""
+    # As tl.reduce, of which the interpreter makes a call for every element.
     if y.shape[1] > 1:
         left, right = halves(y)
         return _largest_of_lines(nan_max(left, right))
@@ -142,7 +148,10 @@ def _largest_of_lines(y):
 
 @triton.jit
 def _part_maxima(logits_ptr, V, WIDE: tl.constexpr):
-    """The largest logit of each part of a row, fp32 [PARTS]: +inf for NaN, -inf if it is empty."""
+    """The largest logit of each part of a row, fp32 [PARTS]: +inf for NaN, -inf if it is empty.
+
+    A row with +inf is as invalid as one with NaN.
+    """
     largest = tl.full((PARTS,), float("-inf"), tl.float32)
     for turn in tl.range(0, tl.cdiv(V, PARTS * WIDE)):
         token = _part_tokens(tl.arange(0, PARTS), turn, WIDE)
@@ -222,6 +231,8 @@ def akunu_exact_kernel(
     floor = tl.full((), LOWEST, tl.int32)
     if (least > 0.0) & (T > 0.0):
         floor = ordered(top + _log(tl.minimum(tl.maximum(least, 1e-37), 1.0)))
+        if not by_p:  # which weighs also what min-p cuts off
+            low = tl.maximum(low, floor)
     n = _gather_parts(logits_ptr, order >= low, low, keys_ptr, parts_ptr, V, WIDE, TURNS)
     token = draw_of_gathered(
         logits_ptr, keys_ptr, n, first_key(low), k, p, by_p, first_key(floor), valid, top,

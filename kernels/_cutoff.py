@@ -3,7 +3,8 @@
 A token's key is the int64 of `ordered_key`: larger logit first, of equal logits the lower token.
 All keys of a row differ, so a filter keeps the tokens from one key on, and a cutoff is that key.
 Filters differ in what they add up from the top until enough is reached: top-k tokens, top-p masses,
-exp((y - top) / T). The searches here halve twice per step the keys among which the cutoff is.
+exp((y - top) / T). The searches here halve twice per step the keys among which the cutoff is; of
+few keys each is compared with all instead.
 """
 
 import triton

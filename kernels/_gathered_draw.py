@@ -1,4 +1,7 @@
-"""Device code: one program draws from a row of stored logits, among those it has gathered."""
+"""Device code: one program gathers logits of a row, as keys (_cutoff.py), and draws from them.
+
+Up to FEW are ranked, up to GATHERED searched in registers; with more it reads the row again.
+"""
 
 import triton
 import triton.language as tl

@@ -1,9 +1,10 @@
 """akunu's one-launch sampler over stored logits, its approximations repaired.
 
-cuBLAS, then one program of 1024 threads per row, as in the text; with top-k it reads the logits
-twice and searches among what it gathered, without top-k, or where more than 4096 logits are at the
-kth largest maximum, it reads the row for every step of its search. The filters act at T = 1, in
-akunu's order. Tokens follow the noise contract (token noise).
+cuBLAS, then one program per row, of 512 threads, not the 1024 of the text: so each has the
+registers for eight loads of 16 bytes at once, and fewer of them share in a sum. With top-k it reads
+the logits once, and then those that can be kept; without top-k, or where more than 4096 logits
+reach the bound of the kth largest, it reads the row for every step of its search. The filters act
+at T = 1, in akunu's order. Tokens follow the noise contract (token noise).
 """
 
 from __future__ import annotations

@@ -81,16 +81,16 @@ def assert_expected(logits: torch.Tensor, temperature: float = 1.0, **filters: f
 
 @DTYPES
 @pytest.mark.parametrize("turns", [0, 1, 2])
-@pytest.mark.parametrize("more", [-1, 0, 1, 8])
+@pytest.mark.parametrize("more", [-1, 0, 9])
 def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, turns, more):
     wide = 16 // dtype.itemsize
     V = max(turns * PARTS.value * wide + more, 3)
-    logits = normal_logits(2, V).clamp(max=2.0)
+    logits = normal_logits(2, V)
     ends = [at for at in (0, wide, V // wide * wide, V - 1) if at < V]
     for turn in range(turns):
         ends += [at for at in (turn * PARTS.value * wide + end for end in (-1, 0)) if 0 <= at < V]
-    logits[0, ends] = 9.0
-    logits[1, ends] = torch.linspace(5.0, 6.0, len(ends))
+    logits[0, ends] = 40.0
+    logits[1, ends] = torch.linspace(30.0, 32.0, len(ends))
     logits = logits.to(dtype)
     for k in (1, 2, len(set(ends)), 40):
         assert_expected(logits, top_k=k, top_p=0.9)
@@ -100,21 +100,21 @@ def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, tur
 @pytest.mark.parametrize("limit", [FEW.value, GATHERED.value])
 def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step):
     """The cutoff is among them, so all of them are gathered."""
-    logits = normal_logits(3, 25_000).clamp(max=4.0)
+    logits = normal_logits(3, 21_000) / 4
     logits[:, 20_000] = 9.0
     for row, equal in enumerate((limit - 2, limit - 1, limit)):
         logits[row, 100 : 100 + step * equal : step] = 6.0
-    for k in (1, 2, 50, limit - 5):
+    for k in (2, limit - 5):
         assert_expected(logits, 5.0, top_k=k, top_p=0.7)
     assert_expected(logits, top_k=limit - 5)
 
 
-@DTYPES
 @pytest.mark.parametrize("k", [FEW.value - 40, FEW.value, PARTS.value - 1, PARTS.value])
-def test_akunu_with_many_kept(dtype, k):
-    logits = normal_logits(2, 20_011).to(dtype)
+def test_akunu_with_many_kept(k):
+    logits = normal_logits(2, 20_011).bfloat16()
     assert_expected(logits, 3.0, top_k=k)
     assert_expected(logits, 3.0, top_k=k, top_p=0.6, min_p=0.1)
+    assert_expected(logits, 3.0, top_k=k, min_p=0.02)
 
 
 @pytest.mark.parametrize("T", [0.0, 1.0])
