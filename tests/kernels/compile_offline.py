@@ -59,7 +59,7 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
         (names.index(name),): [["tt.divisibility", 16]]
         for name in names
         if signature[name].startswith("*")
-        or (name in ("D", "first_token") and name not in fn.do_not_specialize)
+        or (name in ("D", "V", "first_token") and name not in fn.do_not_specialize)
     }
     source = (GluonASTSource if fn.is_gluon() else ASTSource)(
         fn, signature, constexprs=constants, attrs=attributes
@@ -312,7 +312,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
             kernel, signature, constants, capability, num_warps=akunu_faithful.NUM_WARPS
         )
     kernel = _akunu_kernels.akunu_exact_kernel
-    constants = {"PER_ROW": per_row, "TURNS": 8}
+    constants = {"PER_ROW": per_row, "WIDE": 8, "TURNS": 8}
     return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
 
 
