@@ -3,7 +3,8 @@
 A token's key is the int64 of `ordered_key`: larger logit first, of equal logits the lower token.
 All keys of a row differ, so a filter keeps the tokens from one key on, and a cutoff is that key.
 Filters differ in what they add up from the top until enough is reached: top-k tokens, top-p masses,
-exp((y - top) / T). The searches here halve twice per step the keys among which the cutoff is.
+exp((y - top) / T). The searches here halve twice per step the keys among which the cutoff is; of
+few keys each is compared with all instead.
 """
 
 import triton
@@ -14,6 +15,9 @@ from fsbench.kernels._helper import ordered_key
 LOWEST = tl.constexpr(-2139095040)
 """`ordered` of the lowest finite fp32."""
 
+NOTHING = tl.constexpr((LOWEST.value - 1) << 32)
+"""Below the keys of all finite logits: stands for the key of none."""
+
 COUNT_BITS = tl.constexpr(13)
 """Low bits of a packed weight: they count tokens, of which there are at most 4096 at once."""
 
@@ -23,6 +27,9 @@ summation does not matter. 4096 of them fit above the count."""
 
 GATHERED = tl.constexpr(4096)
 """Tokens of a row that are gathered at most, so that their packed weights may be added up."""
+
+FEW = tl.constexpr(512)
+"""Up to this number of gathered tokens each is compared with all, which needs no search."""
 
 WAYS = tl.constexpr(4)
 """Parts into which a step of a search divides the keys."""
@@ -66,6 +73,20 @@ def is_kept(y, token, cut):
     # A cutoff need not be a token's key: with bit 31, which none has, nothing at its logit is kept.
     last = (0x7FFFFFFF - tl.minimum(cut & 0xFFFFFFFF, 0x80000000)).to(tl.int32)
     return (order > at) | ((order == at) & (token <= last))
+
+
+@triton.jit
+def load_keys(keys_ptr, first, n, N: tl.constexpr):
+    """Keys first .. first + N - 1 of n, int64 [N]; NOTHING behind the last."""
+    place = first + tl.arange(0, N)
+    return tl.load(keys_ptr + place, mask=place < n, other=NOTHING)
+
+
+@triton.jit
+def unpacked(keys):
+    """(logits fp32, tokens int32) of keys; -inf of NOTHING."""
+    token = 0x7FFFFFFF - (keys & 0x7FFFFFFF).to(tl.int32)
+    return value_of((keys >> 32).to(tl.int32)), token
 
 
 @triton.jit
@@ -155,6 +176,30 @@ def cut_in_registers(keys, weights, low, high, k, p, by_p):
         wanted = tl.maximum((mass_of(kept).to(tl.float32) * p).to(tl.int64), 1)
         low, kept = cut_among(keys, weights, low, high, wanted, True)
     return low
+
+
+@triton.jit
+def cut_by_ranks(keys, keys_ptr, n, k, p, by_p, top, sharpness):
+    """As cut_in_registers, of few keys, int64 [N]: each is compared with all, there is no search.
+
+    keys: of load_keys, the n at keys_ptr; N is at least n.
+    """
+    AT_ONCE: tl.constexpr = 16
+    above = tl.zeros((keys.shape[0], AT_ONCE), tl.int64)
+    for first in tl.range(0, n, AT_ONCE):
+        other = load_keys(keys_ptr, first, n, AT_ONCE)
+        y, _token = unpacked(other)
+        weights = packed_weights(y, other > NOTHING, top, sharpness)
+        above += tl.where(other[None, :] > keys[:, None], weights[None, :], 0)
+    above = tl.sum(above, axis=1)
+    kept = (keys > NOTHING) & (counted(above) < k)
+    if by_p:
+        y, _token = unpacked(keys)
+        mass = mass_of(tl.sum(packed_weights(y, kept, top, sharpness)))
+        wanted = tl.maximum((mass.to(tl.float32) * p).to(tl.int64), 1)
+        # The token that crosses p has less than p above it.
+        kept = kept & (mass_of(above) < wanted)
+    return tl.min(tl.where(kept, keys, 0x7FFFFFFF << 32))
 
 
 @triton.jit

@@ -58,7 +58,7 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
         (names.index(name),): [["tt.divisibility", 16]]
         for name in names
         if signature[name].startswith("*")
-        or (name in ("D", "first_token", "stride") and name not in fn.do_not_specialize)
+        or (name in ("D", "V", "first_token", "stride") and name not in fn.do_not_specialize)
     }
     source = (GluonASTSource if fn.is_gluon() else ASTSource)(
         fn, signature, constexprs=constants, attrs=attributes
@@ -262,7 +262,7 @@ def row_kernels(capability: int) -> dict[str, int]:
     return found
 
 
-GATHERED = {"values_ptr": "*fp32", "ids_ptr": "*i32"}
+SCRATCH = {"keys_ptr": "*i64", "parts_ptr": "*i32"}
 
 
 def akunu(mode: str, capability: int, per_row: bool = False) -> int:
@@ -270,7 +270,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        **({"scores_ptr": "*fp16"} if mode == "faithful" else GATHERED),
+        **({"scores_ptr": "*fp16"} if mode == "faithful" else SCRATCH),
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
@@ -285,7 +285,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
             kernel, signature, constants, capability, num_warps=akunu_faithful.NUM_WARPS
         )
     kernel = _akunu_kernels.akunu_exact_kernel
-    constants = {"PER_ROW": per_row, "BLOCK": akunu_exact.BLOCK}
+    constants = {"PER_ROW": per_row, "WIDE": 8, "TURNS": 8}
     return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
 
 
@@ -293,7 +293,7 @@ def pivoted(capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        **GATHERED,
+        "keys_ptr": "*i64",
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
