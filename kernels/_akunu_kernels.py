@@ -10,20 +10,29 @@ From the chapter on sampling of the book about akunu (Apple Metal; its kernel `g
 The filters act at T = 1. `akunu_exact_kernel` does the same job, in the same order and with one
 program per row, without the approximations: exactly k are kept, and the token that crosses p, ties
 go to the lower token, and the scores stay in fp32, with noise of the contract (docs/noise.md). It
-reads the row twice, not some twenty times: with the maximum it finds 4096 maxima of parts of the
-row, of which the kth largest is a lower bound of the threshold; then it gathers what reaches that,
-and searches there. docs/truncated.md has what the approximations cost.
+reads the row once, not some twenty times, and finds the maxima of 4096 parts of it:
+
+    0 the kth largest of these is a lower bound of the threshold; about k parts reach it
+    1 of these parts alone it gathers the tokens that reach it
+    2 each of these is compared with all: its rank is for top-k, the mass above it for top-p
+
+That is with top-k; without it, or with more tokens at the threshold than there is room for, it
+reads the row for every step of a search. docs/truncated.md has what the approximations cost.
 """
 
 import triton
 import triton.language as tl
 
 from fsbench.kernels._cutoff import GATHERED, LOWEST, first_key, of_row, ordered, reached_by
-from fsbench.kernels._gathered_draw import draw_of_gathered, gather
-from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures
+from fsbench.kernels._gathered_draw import append, draw_of_gathered
+from fsbench.kernels._helper import LOG2_E, _log, halves, nan_max, temperatures
 
 SPAN = tl.constexpr(30.0)
 """Logits this far below the largest are given up at once."""
+
+PARTS = tl.constexpr(4096)
+"""Parts of a row in the exact mode. A turn is the PARTS * WIDE next tokens of the row, and every
+part has WIDE of them side by side: the 16 bytes that a thread reads at once."""
 
 
 @triton.jit
@@ -120,11 +129,71 @@ def akunu_faithful_kernel(
         tl.store(scores_ptr + token, score.to(tl.float16), mask=token < V)
 
 
-@triton.jit(do_not_specialize=["top_k", "V"])
+@triton.jit
+def _part_tokens(part, turn, WIDE: tl.constexpr):
+    """The tokens of parts of a row in a turn, int32 [N] -> [N, WIDE]."""
+    return (part * WIDE + turn * (PARTS * WIDE))[:, None] + tl.arange(0, WIDE)[None, :]
+
+
+@triton.jit
+def _largest_of_lines(y):
+    """[N, W] -> [N]: the largest of each line, NaN if it has one."""
+    # As tl.reduce, of which the interpreter makes a call for every element.
+    if y.shape[1] > 1:
+        left, right = halves(y)
+        return _largest_of_lines(nan_max(left, right))
+    else:
+        return y.reshape(y.shape[0])
+
+
+@triton.jit
+def _part_maxima(logits_ptr, V, WIDE: tl.constexpr):
+    """The largest logit of each part of a row, fp32 [PARTS]: +inf for NaN, -inf if it is empty.
+
+    A row with +inf is as invalid as one with NaN.
+    """
+    largest = tl.full((PARTS,), float("-inf"), tl.float32)
+    for turn in tl.range(0, tl.cdiv(V, PARTS * WIDE)):
+        token = _part_tokens(tl.arange(0, PARTS), turn, WIDE)
+        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        new = _largest_of_lines(y)
+        largest = tl.maximum(largest, tl.where(new == new, new, float("inf")))
+    return largest
+
+
+@triton.jit
+def _gather_parts(logits_ptr, among, low, keys_ptr, parts_ptr, V, WIDE: tl.constexpr,
+                  TURNS: tl.constexpr):  # fmt: skip
+    """Put the keys from `low` on of the parts in `among` at keys_ptr; how many there are.
+
+    If they are more than GATHERED, at least GATHERED + 1.
+    """
+    AT_ONCE: tl.constexpr = GATHERED // (TURNS * WIDE)
+    tl.static_assert(AT_ONCE > 0, "a row of more tokens than PARTS * GATHERED")
+    place = tl.cumsum(among.to(tl.int32), axis=0) - 1
+    tl.store(parts_ptr + place, tl.arange(0, PARTS), mask=among)
+    parts = tl.sum(among.to(tl.int32))
+    tl.debug_barrier()
+    n = tl.zeros((), tl.int32)
+    first = tl.zeros((), tl.int32)
+    while (first < parts) & (n <= GATHERED):
+        slot = first * TURNS + tl.arange(0, AT_ONCE * TURNS)
+        at = slot // TURNS
+        part = tl.load(parts_ptr + at, mask=at < parts, other=0)
+        token = _part_tokens(part, slot % TURNS, WIDE)
+        there = (at < parts)[:, None] & (token < V)
+        y = tl.load(logits_ptr + token, mask=there, other=float("-inf")).to(tl.float32)
+        n = append(keys_ptr, n, y.reshape(GATHERED), token.reshape(GATHERED), low)
+        first += AT_ONCE
+    tl.debug_barrier()
+    return n
+
+
+@triton.jit(do_not_specialize=["top_k"])
 def akunu_exact_kernel(
     logits_ptr,  # [B, V]
-    values_ptr,  # [B, GATHERED] fp32, scratch
-    ids_ptr,  # [B, GATHERED] int32, scratch
+    keys_ptr,  # [B, GATHERED] int64, scratch
+    parts_ptr,  # [B, PARTS] int32, scratch
     seed_ptr,  # [1] int64
     offset_ptr,  # [1] int64
     temperature,  # fp32
@@ -132,14 +201,15 @@ def akunu_exact_kernel(
     top_p,
     min_p,
     tokens_ptr,  # [B] int64, out
-    V,
+    V,  # specialised: rows of a multiple of 16 logits are read 16 bytes at a time
     PER_ROW: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,  # logits in 16 bytes
+    TURNS: tl.constexpr,  # a power of two, at least V / (PARTS * WIDE)
 ):
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * V
-    values_ptr += row.to(tl.int64) * GATHERED
-    ids_ptr += row.to(tl.int64) * GATHERED
+    keys_ptr += row.to(tl.int64) * GATHERED
+    parts_ptr += row.to(tl.int64) * PARTS
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     T, _inverse = temperatures(tl.full((), temperature, tl.float32))
@@ -147,25 +217,25 @@ def akunu_exact_kernel(
     p = of_row(top_p, row, tl.float32, PER_ROW)
     least = of_row(min_p, row, tl.float32, PER_ROW)
     k = tl.where(T > 0.0, tl.where(k > 0, tl.minimum(k, V), V), 1)
+    by_p = (p < 1.0) & (T > 0.0)
 
-    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for first in tl.range(0, V, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
-        largest = nan_max(largest, y)
-    top = tl.reduce(largest, 0, nan_max)
+    largest = _part_maxima(logits_ptr, V, WIDE)
+    top = tl.max(largest)
     valid = (top < float("inf")) & (top > float("-inf"))
     top = tl.where(valid, top, 0.0)
+    order = tl.where(valid, ordered(largest), LOWEST - 1)
     low = tl.full((), LOWEST, tl.int32)
-    if valid & (k < BLOCK):
+    if valid & (k < PARTS):
         # Each of these is the largest of some logits, and none of two.
-        low = reached_by(ordered(largest), k, ordered(top) + 1)
+        low = reached_by(order, k, ordered(top) + 1)
     floor = tl.full((), LOWEST, tl.int32)
     if (least > 0.0) & (T > 0.0):
         floor = ordered(top + _log(tl.minimum(tl.maximum(least, 1e-37), 1.0)))
-    n = gather(logits_ptr, low, values_ptr, ids_ptr, V, BLOCK)
+        if not by_p:  # which weighs also what min-p cuts off
+            low = tl.maximum(low, floor)
+    n = _gather_parts(logits_ptr, order >= low, low, keys_ptr, parts_ptr, V, WIDE, TURNS)
     token = draw_of_gathered(
-        logits_ptr, values_ptr, ids_ptr, n, first_key(low), k, p, (p < 1.0) & (T > 0.0),
-        first_key(floor), valid, top, tl.full((), LOG2_E, tl.float32), T, seed, offset, row, V,
+        logits_ptr, keys_ptr, n, first_key(low), k, p, by_p, first_key(floor), valid, top,
+        tl.full((), LOG2_E, tl.float32), T, seed, offset, row, V,
     )  # fmt: skip
     tl.store(tokens_ptr + row, token.to(tl.int64))

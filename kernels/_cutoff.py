@@ -3,7 +3,8 @@
 A token's key is the int64 of `ordered_key`: larger logit first, of equal logits the lower token.
 All keys of a row differ, so a filter keeps the tokens from one key on, and a cutoff is that key.
 Filters differ in what they add up from the top until enough is reached: top-k tokens, top-p masses,
-exp((y - top) / T). The searches here halve twice per step the keys among which the cutoff is.
+exp((y - top) / T). The searches here halve twice per step the keys among which the cutoff is; of
+few keys each is compared with all instead.
 """
 
 import triton
@@ -13,6 +14,9 @@ from fsbench.kernels._helper import ordered_key
 
 LOWEST = tl.constexpr(-2139095040)
 """`ordered` of the lowest finite fp32."""
+
+NOTHING = tl.constexpr((LOWEST.value - 1) << 32)
+"""Below the keys of all finite logits: stands for the key of none."""
 
 COUNT_BITS = tl.constexpr(13)
 """Low bits of a packed weight: they count tokens, of which there are at most 4096 at once."""
@@ -24,8 +28,13 @@ summation does not matter. 4096 of them fit above the count."""
 GATHERED = tl.constexpr(4096)
 """Tokens of a row that are gathered at most, so that their packed weights may be added up."""
 
+FEW = tl.constexpr(512)
+"""Up to this number of gathered tokens each is compared with all, which needs no search."""
+
 WAYS = tl.constexpr(4)
 """Parts into which a step of a search divides the keys."""
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -67,6 +76,20 @@ def is_kept(y, token, cut):
 
 
 @triton.jit
+def load_keys(keys_ptr, first, n, N: tl.constexpr):
+    """Keys first .. first + N - 1 of n, int64 [N]; NOTHING behind the last."""
+    place = first + tl.arange(0, N)
+    return tl.load(keys_ptr + place, mask=place < n, other=NOTHING)
+
+
+@triton.jit
+def unpacked(keys):
+    """(logits fp32, tokens int32) of keys; -inf of NOTHING."""
+    token = 0x7FFFFFFF - (keys & 0x7FFFFFFF).to(tl.int32)
+    return value_of((keys >> 32).to(tl.int32)), token
+
+
+@triton.jit
 def packed_weights(y, there, top, sharpness):
     """int64: mass above count; 0 for what is not there. Up to 4096 of them may be added up."""
     mass = (tl.exp2(sharpness * (y - top)) * MASS_UNITS).to(tl.int64)
@@ -86,6 +109,20 @@ def mass_of(weights):
 
 
 @triton.jit
+def _add_three(a1, a2, a3, b1, b2, b3):
+    return a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def three_sums(a, b, c):
+    """The sums of three tensors [N], in the time of one: the warps wait for each other once."""
+    if INTERPRETED:  # which would add up triples in Python, one by one
+        return tl.sum(a), tl.sum(b), tl.sum(c)
+    else:
+        return tl.reduce((a, b, c), 0, _add_three)
+
+
+@triton.jit
 def cut_among(keys, weights, low, high, wanted, BY_MASS: tl.constexpr):
     """(the largest key from which on the weights reach `wanted`, their sum), all in registers.
 
@@ -100,18 +137,24 @@ def cut_among(keys, weights, low, high, wanted, BY_MASS: tl.constexpr):
     bits: tl.constexpr = -1 if BY_MASS else 0x1FFF
     while _undecided(from_low, from_high, wanted, BY_MASS):
         step = tl.maximum((high >> 2) - (low >> 2), 1)
-        start = low
-        for i in tl.static_range(1, WAYS):
-            t = tl.minimum(start + i * step, high)
-            reached = tl.sum(tl.where(keys >= t, weights, 0))
-            value = (reached >> shift) & bits
-            enough = value >= wanted
-            # Thresholds rise: what is enough is the new lower end, the first that is not the upper.
-            first = (value < wanted) & (t < high)
-            high = tl.where(first, t, high)
-            from_high = tl.where(first, reached, from_high)
-            low = tl.where(enough, t, low)
-            from_low = tl.where(enough, reached, from_low)
+        t1 = tl.minimum(low + step, high)
+        t2 = tl.minimum(low + 2 * step, high)
+        t3 = tl.minimum(low + 3 * step, high)
+        r1, r2, r3 = three_sums(
+            tl.where(keys >= t1, weights, 0),
+            tl.where(keys >= t2, weights, 0),
+            tl.where(keys >= t3, weights, 0),
+        )
+        # They fall: what is enough is a new lower end, the first that is not the upper.
+        enough1 = ((r1 >> shift) & bits) >= wanted
+        enough2 = ((r2 >> shift) & bits) >= wanted
+        enough3 = ((r3 >> shift) & bits) >= wanted
+        high = tl.where(enough3, high, tl.where(enough2, t3, tl.where(enough1, t2, t1)))
+        from_high = tl.where(
+            enough3, from_high, tl.where(enough2, r3, tl.where(enough1, r2, r1))
+        )  # fmt: skip
+        low = tl.where(enough3, t3, tl.where(enough2, t2, tl.where(enough1, t1, low)))
+        from_low = tl.where(enough3, r3, tl.where(enough2, r2, tl.where(enough1, r1, from_low)))
     return low, from_low
 
 
@@ -133,6 +176,30 @@ def cut_in_registers(keys, weights, low, high, k, p, by_p):
         wanted = tl.maximum((mass_of(kept).to(tl.float32) * p).to(tl.int64), 1)
         low, kept = cut_among(keys, weights, low, high, wanted, True)
     return low
+
+
+@triton.jit
+def cut_by_ranks(keys, keys_ptr, n, k, p, by_p, top, sharpness):
+    """As cut_in_registers, of few keys, int64 [N]: each is compared with all, there is no search.
+
+    keys: of load_keys, the n at keys_ptr; N is at least n.
+    """
+    AT_ONCE: tl.constexpr = 16
+    above = tl.zeros((keys.shape[0], AT_ONCE), tl.int64)
+    for first in tl.range(0, n, AT_ONCE):
+        other = load_keys(keys_ptr, first, n, AT_ONCE)
+        y, _token = unpacked(other)
+        weights = packed_weights(y, other > NOTHING, top, sharpness)
+        above += tl.where(other[None, :] > keys[:, None], weights[None, :], 0)
+    above = tl.sum(above, axis=1)
+    kept = (keys > NOTHING) & (counted(above) < k)
+    if by_p:
+        y, _token = unpacked(keys)
+        mass = mass_of(tl.sum(packed_weights(y, kept, top, sharpness)))
+        wanted = tl.maximum((mass.to(tl.float32) * p).to(tl.int64), 1)
+        # The token that crosses p has less than p above it.
+        kept = kept & (mass_of(above) < wanted)
+    return tl.min(tl.where(kept, keys, 0x7FFFFFFF << 32))
 
 
 @triton.jit
@@ -194,7 +261,7 @@ def cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, BLOCK: tl.c
 
 @triton.jit
 def reached_by(order, k, above_all):
-    """A number that k of these reach, and few more: int32 as `order`, [N], N < 2^20.
+    """A number that k of these reach, and few more: int32 as `order`, [N].
 
     LOWEST if fewer than k are finite. Of the largest logits of parts of a row it is a lower bound
     of the row's kth largest logit.
@@ -207,14 +274,11 @@ def reached_by(order, k, above_all):
     high = above_all.to(tl.int64)
     while (reach > k + k // 8) & (high - low > 1):
         step = tl.maximum((high - low) >> 2, 1)
-        # Three counts in one sum.
-        one = (order >= (low + step).to(tl.int32)).to(tl.int64)
-        two = (order >= tl.minimum(low + 2 * step, high).to(tl.int32)).to(tl.int64)
-        three = (order >= tl.minimum(low + 3 * step, high).to(tl.int32)).to(tl.int64)
-        sums = tl.sum(one + (two << 20) + (three << 40))
-        c1 = (sums & 0xFFFFF).to(tl.int32)
-        c2 = ((sums >> 20) & 0xFFFFF).to(tl.int32)
-        c3 = (sums >> 40).to(tl.int32)
+        c1, c2, c3 = three_sums(
+            (order >= (low + step).to(tl.int32)).to(tl.int32),
+            (order >= tl.minimum(low + 2 * step, high).to(tl.int32)).to(tl.int32),
+            (order >= tl.minimum(low + 3 * step, high).to(tl.int32)).to(tl.int32),
+        )
         n = (c1 >= k).to(tl.int64) + (c2 >= k).to(tl.int64) + (c3 >= k).to(tl.int64)
         reach = tl.where(n == 3, c3, tl.where(n == 2, c2, tl.where(n == 1, c1, reach)))
         high = tl.where(n < 3, tl.minimum(low + (n + 1) * step, high), high)

@@ -28,6 +28,7 @@ from fsbench.kernels._helper import (
     token_of_key,
 )
 from fsbench.kernels._mainloop import program_share, tile_logits
+from fsbench.kernels._stored_logits import store_largest, store_logits
 
 SUBTILE = tl.constexpr(128)
 """Columns of logits that enter the candidates at once."""
@@ -79,6 +80,9 @@ def flash_sampling_kernel(
     valid_ptr,  # [B] bool, out
     logprob_ptr,  # [B, samples] fp32, out; or None
     logz_ptr,  # [B] fp32, out; or None
+    logits_ptr,  # [B, stride] fp32, out; or None: they are not written
+    largest_ptr,  # [B, stride // 32] fp32, out: of each group; or None
+    stride,
     B,
     V,
     D,
@@ -145,7 +149,8 @@ def flash_sampling_kernel(
         )  # fmt: skip
         best, best_logit, largest, mass = _consume(
             logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
-            best, best_logit, largest, mass, soft_cap, row_bias_ptr, B, V,
+            best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,
+            stride, B, V,
             N, NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None, masses_ptr is not None,
         )  # fmt: skip
 
@@ -210,7 +215,7 @@ def flash_sampling_kernel(
 @triton.jit
 def _consume(
     logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
-    best, best_logit, largest, mass, soft_cap, row_bias_ptr, B, V,
+    best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
     N: tl.constexpr, NOISE: tl.constexpr, GREEDY_ROWS: tl.constexpr, KEEP_LOGIT: tl.constexpr,
     WITH_MASS: tl.constexpr,
 ):  # fmt: skip
@@ -231,16 +236,21 @@ def _consume(
             bias_low, bias_high = bias.reshape(2, WIDTH // 2).permute(1, 0).split()
         best, best_logit, largest, mass = _consume(
             low, words_low, bias_low, v0, rows, row, seed, offset, T, inverse_temperature,
-            first_sample, best, best_logit, largest, mass, soft_cap, row_bias_ptr, B, V,
-            N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+            first_sample, best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr,
+            largest_ptr, stride, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
         )  # fmt: skip
         return _consume(
             high, words_high, bias_high, v0 + WIDTH // 2, rows, row, seed, offset, T,
             inverse_temperature, first_sample, best, best_logit, largest, mass, soft_cap,
-            row_bias_ptr, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+            row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
+            N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
         )  # fmt: skip
     else:
         logits = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
+        if logits_ptr is not None:
+            store_logits(logits_ptr, logits, rows, v0, B, stride)
+        if largest_ptr is not None:
+            store_largest(largest_ptr, logits, rows, v0, B, stride)
         if WITH_MASS:
             largest, mass = add_mass(logits, inverse_temperature, largest, mass, NOISE)
         best, best_logit = best_of_tile(

@@ -45,15 +45,22 @@ def _split(x):
 
 
 @triton.jit
+def largest_member(y):
+    """Members (32 tensors [R, G]) -> the largest of each group, NaN if one is."""
+    m = y[0]
+    for i in tl.static_range(1, 32):
+        m = nan_max(m, y[i])
+    return m
+
+
+@triton.jit
 def group_sums(y, inverse_temperature):
     """Members (32 tensors [R, G]) -> (m, sums): the largest, and the running sums of exp((y-m)/T).
 
     sums is a tuple of 32; the last is the mass of the group in units of exp(m / T). A group
     without a finite member has m = -inf and mass 0.
     """
-    m = y[0]
-    for i in tl.static_range(1, 32):
-        m = nan_max(m, y[i])
+    m = largest_member(y)
     c = inverse_temperature * LOG2_E
     # Subtracted before scaling: c m would be rounded, and its error grows with m / T.
     finite = tl.where(m == float("-inf"), 0.0, m)

@@ -37,13 +37,14 @@ def group_layout(GROUPS):
 
 @gluon.jit
 def consume(
-    logits, v0, rows, sizes, processing, best, largest, mass,
+    logits, v0, rows, sizes, processing, stored, best, largest, mass,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
 ):  # fmt: skip
     """Let matmul results [ROWS, WIDTH] of tokens from v0 on enter the candidates and masses.
 
     rows: of each row, [ROWS, 1] in group_layout(4), or scalar where it is one for all:
         (number, number in the noise, seed, offset, T, 1 / T).
+    stored: where the logits are written, too, and of which rows: see _store; or empty.
     best: of each sample (score, token, logit), [ROWS, 4] each. largest, mass: [ROWS, 4].
     """
     GROUPS: gl.constexpr = logits.shape[1] // 32
@@ -55,10 +56,11 @@ def consume(
     if GROUPS > 4 and MANY:
         low, high = halves(logits)
         best, largest, mass = consume(
-            low, v0, rows, sizes, processing, best, largest, mass, N, NOISE, GREEDY_ROWS, WITH_MASS
-        )
+            low, v0, rows, sizes, processing, stored, best, largest, mass,
+            N, NOISE, GREEDY_ROWS, WITH_MASS,
+        )  # fmt: skip
         return consume(
-            high, v0 + GROUPS * 16, rows, sizes, processing, best, largest, mass,
+            high, v0 + GROUPS * 16, rows, sizes, processing, stored, best, largest, mass,
             N, NOISE, GREEDY_ROWS, WITH_MASS,
         )  # fmt: skip
     else:
@@ -79,6 +81,8 @@ def consume(
         # Greedy rows have masses of their own, at T = 1, which cannot draw for them.
         SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
         m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS and not SEPARATE))
+        if len(stored) > 0:
+            _store(y, m, v0, row, index, _in_layout(stored[0], LAYOUT), stored)
         if WITH_MASS:
             for part in gl.static_range(GROUPS // 4):
                 largest, mass = add_masses(
@@ -138,6 +142,28 @@ def _processed(y, v0, row, index, B, V, processing, mask_words):
             x = gl.where((bit & 1) != 0, x, float("-inf"))
         out += (x,)
     return out
+
+
+@gluon.jit
+def _store(y, m, v0, row, index, there, stored):
+    """Write the logits of a tile to memory, and the largest of each group; see StoredLogits.
+
+    there: whether a row is to be stored, [ROWS, 1].
+    stored: (the same; logits_ptr, (largest_ptr,) or (), stride).
+    Two tokens that are neighbours go as one number of 64 bits.
+    """
+    _, logits_ptr, largest_ptr, stride = stored
+    block = v0 + index // 4 * 128
+    there = there & (block < stride)
+    first = row.to(gl.int64) * stride + (block + index % 4 * 2)
+    at = logits_ptr.to(gl.pointer_type(gl.int64), bitcast=True) + first // 2
+    for i in gl.static_range(16):
+        even = y[2 * i].to(gl.uint32, bitcast=True).to(gl.int64)
+        odd = y[2 * i + 1].to(gl.uint32, bitcast=True).to(gl.int64)
+        gl.store(at + i * 4, even | (odd << 32), mask=there)
+    if len(largest_ptr) > 0:
+        group = row.to(gl.int64) * (stride // 32) + v0 // 32 + index
+        gl.store(largest_ptr[0] + group, m, mask=there)
 
 
 @gluon.jit

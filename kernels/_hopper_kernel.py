@@ -206,7 +206,7 @@ def _tile_logits(
 
 @gluon.jit
 def _tile(
-    ring, stage, phase, v0, rows, sizes, processing, best, largest, mass,
+    ring, stage, phase, v0, rows, sizes, processing, stored, best, largest, mass,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
     WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
@@ -220,8 +220,9 @@ def _tile(
         offs_v = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, logits.type.layout))
         logits = gl.where((offs_v < V)[None, :], logits, float("-inf"))
     best, largest, mass = consume(
-        logits, v0, rows, sizes, processing, best, largest, mass, N, NOISE, GREEDY_ROWS, WITH_MASS
-    )
+        logits, v0, rows, sizes, processing, stored, best, largest, mass,
+        N, NOISE, GREEDY_ROWS, WITH_MASS,
+    )  # fmt: skip
     return stage, phase, best, largest, mass
 
 
@@ -253,10 +254,13 @@ def _compute(
     b0, pid_v, programs_v, first_token, num_tokens = share
     B, _, _, _, _ = sizes
     seed_ptr, offset_ptr, temperature = noise
-    keys_ptr, winners_ptr, masses_ptr = scratch
+    keys_ptr, winners_ptr, masses_ptr, logits_ptr, largest_ptr, stride = scratch
     LAYOUT: gl.constexpr = group_layout(4)
     row = _first_row(b0, B, WARPGROUP) + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     there = (row < B) & (row >= b0 + WARPGROUP * ROWS)
+    stored = ()
+    if len(logits_ptr) > 0:
+        stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
     offset = gl.to_tensor(0).to(gl.int64)
     if len(offset_ptr) > 0:
         offset = _per_row(offset_ptr[0], row[:, None], B, OFFSET_PER_ROW)
@@ -287,7 +291,7 @@ def _compute(
         if row0 < num_tokens:
             stage, phase, best, largest, mass = _tile(
                 ring, stage, phase, first_token + row0, rows, sizes, processing,
-                best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                stored, best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
@@ -295,7 +299,7 @@ def _compute(
         if row0 < num_tokens:
             stage, phase, best, largest, mass = _tile(
                 ring, stage, phase, first_token + row0, rows, sizes, processing,
-                best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                stored, best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
@@ -407,6 +411,9 @@ def hopper_kernel(
     valid_ptr,
     logprob_ptr,
     logz_ptr,
+    logits_ptr,
+    largest_ptr,
+    stride,
     B,
     V,
     D,
@@ -467,6 +474,9 @@ def hopper_kernel(
         keys_ptr,
         () if winners_ptr is None else (winners_ptr,),
         () if masses_ptr is None else (masses_ptr,),
+        () if logits_ptr is None else (logits_ptr,),
+        () if largest_ptr is None else (largest_ptr,),
+        stride,
     )
     if WARPGROUPS == 3:
         gl.warp_specialize(

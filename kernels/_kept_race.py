@@ -4,53 +4,68 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels._cutoff import LOWEST, is_kept, ordered
-from fsbench.kernels._helper import LOWEST_KEY, gumbel, ordered_key, split_words
-from fsbench.kernels._stored_logits import RUN
+from fsbench.kernels._helper import LOWEST_KEY, gumbel, ordered_key
+
+RUN = tl.constexpr(32)
+"""Neighbouring tokens that race together: eight Philox words."""
 
 
 @triton.jit
-def load_runs(logits_ptr, found_ptr, chunk, n, V, CHUNK: tl.constexpr):
-    """(logits fp32 [CHUNK, 32] of a chunk of n runs, first token of each run [CHUNK, 1]).
-
-    found_ptr: the numbers of the runs, or None if they are 0, 1, ...
-    """
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    run = at
-    if found_ptr is not None:
-        run = tl.load(found_ptr + at, mask=at < n, other=0)
-    first = (run * RUN)[:, None]
+def load_runs(logits_ptr, chunk, V, CHUNK: tl.constexpr):
+    """(logits fp32 [CHUNK, 32] of CHUNK runs, from run chunk * CHUNK on; words [CHUNK, 8])."""
+    first = (tl.arange(0, CHUNK) + chunk * CHUNK)[:, None] * RUN
     token = first + tl.arange(0, RUN)[None, :]
-    there = (at < n)[:, None] & (token < V)
-    y = tl.load(logits_ptr + token, mask=there, other=float("-inf"))
-    return y.to(tl.float32), first
+    y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
+    return y, first // 4 + tl.arange(0, RUN // 4)[None, :]
 
 
 @triton.jit
-def race(y, first, cut, T, seed, offset, row):
-    """The best candidate of each Philox word of a chunk, int64 [CHUNK, 8], and its kept tokens.
+def split_groups(y):
+    """As split_words, of groups of the group noise: logits [CHUNK, 32] by member.
 
-    These are counted in int32 [CHUNK, 8].
-
-    y, first: of load_runs. Only tokens from the cutoff on race; their scores are those of
-    `candidates` (kernels/_helper.py).
+    Four members one after the other are a word's.
     """
-    CHUNK: tl.constexpr = y.shape[0]
-    token = first + tl.arange(0, RUN)[None, :]
-    kept = is_kept(y, token, cut) & (ordered(y) >= LOWEST)
-    y0, y1, y2, y3 = split_words(tl.where(kept, y, float("-inf")))
+    even, odd = y.reshape(y.shape[0], 8, 2, 2).split()  # token bit 0
+    y0, y2 = even.split()  # token bit 3
+    y1, y3 = odd.split()
+    return y0, y1, y2, y3
+
+
+@triton.jit
+def words_of_groups(group):
+    """The words of groups [CHUNK], int32 [CHUNK, 8]."""
+    return ((group[:, None] >> 2) * 8 + tl.arange(0, 8)[None, :]) * 4 + (group[:, None] & 3)
+
+
+@triton.jit
+def race(y, word, cut, T, seed, offset, row):
+    """The best candidate of each Philox word, int64 [CHUNK, 8], and how many of its tokens race.
+
+    Args:
+        y: four tensors [CHUNK, 8], the logits of a word's tokens, by lane. word: its number,
+            int32 [CHUNK, 8].
+        cut: tokens from this key on race; their scores are those of `candidates`.
+    """
+    token = (word >> 2) * 16 + (word & 3) * 2
+    y0 = _racing(y[0], token, cut)
+    y1 = _racing(y[1], token + 1, cut)
+    y2 = _racing(y[2], token + 8, cut)
+    y3 = _racing(y[3], token + 9, cut)
     many = (y0 > float("-inf")).to(tl.int32) + (y1 > float("-inf")).to(tl.int32)
     many += (y2 > float("-inf")).to(tl.int32) + (y3 > float("-inf")).to(tl.int32)
-    word = tl.arange(0, RUN // 4)[None, :]
-    counter = first // 4 + word  # four words for 16 tokens
     # Always 0; ties the counters to the layout of the logits, as in `candidates`.
     zero = (y0 < float("-inf")).to(tl.int32)
-    r0, r1, r2, r3 = tl.philox(seed, counter + zero, row + zero, offset.to(tl.int32) + zero, zero)
-    token = first + (word >> 2) * 16 + (word & 3) * 2
-    best = tl.full((CHUNK, RUN // 4), LOWEST_KEY, tl.int64)
-    best = tl.maximum(best, _candidate(y0, r0, token, T))
+    r0, r1, r2, r3 = tl.philox(seed, word + zero, row + zero, offset.to(tl.int32) + zero, zero)
+    best = _candidate(y0, r0, token, T)
     best = tl.maximum(best, _candidate(y1, r1, token + 1, T))
     best = tl.maximum(best, _candidate(y2, r2, token + 8, T))
     return tl.maximum(best, _candidate(y3, r3, token + 9, T)), many
+
+
+@triton.jit
+def _racing(y, token, cut):
+    """The logits, -inf of what is not kept."""
+    return tl.where(is_kept(y, token, cut) & (ordered(y) >= LOWEST), y, float("-inf"))
 
 
 @triton.jit

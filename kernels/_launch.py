@@ -18,6 +18,7 @@ from fsbench.kernels._flash_sampling_kernel import flash_sampling_kernel
 from fsbench.kernels._helper import SMALLEST_TEMPERATURE
 from fsbench.kernels._hopper_config import CHUNK, HopperConfig
 from fsbench.kernels._pack_mask import pack_mask
+from fsbench.kernels._stored_logits import StoredLogits
 from fsbench.kernels._workspace import workspace
 
 SAMPLES_AT_ONCE = 4
@@ -175,10 +176,16 @@ def _part(request: Request) -> tuple[int, _Part]:
     return ranks, _Part(first, tokens, shard.line.buffers, shard.line.counts, rank, shard.slots)
 
 
-def launch(request: Request, config: TileConfig | HopperConfig, out: Sample) -> None:
+def launch(
+    request: Request,
+    config: TileConfig | HopperConfig,
+    out: Sample,
+    stored: StoredLogits | None = None,
+) -> None:
     """Run the kernel of a config on a request.
 
     One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
+    stored: where the logits are written, too.
     """
     hidden, temperature, samples = request.hidden, request.temperature, request.num_samples
     B, D = hidden.shape
@@ -210,6 +217,8 @@ def launch(request: Request, config: TileConfig | HopperConfig, out: Sample) -> 
                 winners,
                 masses,
                 *out,
+                *(stored or (None, None)),
+                0 if stored is None else stored.logits.shape[1],
                 B,
                 request.vocab_size,
                 D,

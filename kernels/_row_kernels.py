@@ -6,11 +6,13 @@ adds them up in the order of the blocks, and decides:
 
     sampling_sections_kernel
         counts or masses from each of 8 thresholds on: between two of them is the cutoff. Launched
-        several times, then with thresholds between these two, until few tokens are left
+        several times, then with thresholds between these two, until few tokens are left. The first
+        time also the mass of the tokens before the draw from all: with top-p alone this decides
+        whether it is kept, and then the row is done
     sampling_cutoff_kernel
         gathers the tokens between, and finds the cutoff among them
     sampling_race_kernel
-        the kept tokens race
+        the kept tokens race, unless the draw from all is one of them
 """
 
 import triton
@@ -24,13 +26,14 @@ from fsbench.kernels._cutoff import (
     cut_by_scans,
     cut_in_registers,
     first_key,
+    is_kept,
     ordered,
     packed_weights,
     sums_of_row,
     value_of,
 )
-from fsbench.kernels._helper import LOWEST_KEY, ordered_key, token_of_key
-from fsbench.kernels._kept_race import load_runs, race
+from fsbench.kernels._helper import LOWEST_KEY, ordered_key, split_words, token_of_key
+from fsbench.kernels._kept_race import RUN, load_runs, race
 from fsbench.kernels._row_plan import (
     ABOVE,
     BEST,
@@ -38,6 +41,7 @@ from fsbench.kernels._row_plan import (
     BY_MASS,
     CUT,
     DONE,
+    DRAWN,
     FEW,
     GATHER,
     HIGH,
@@ -56,7 +60,6 @@ from fsbench.kernels._row_plan import (
     P,
     last_to_arrive,
 )
-from fsbench.kernels._stored_logits import RUN
 
 BLOCK = tl.constexpr(2048)
 """Tokens of a block: what is added up at once."""
@@ -76,21 +79,25 @@ SCANNED = tl.constexpr(512)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
-@triton.jit(do_not_specialize=["V", "blocks"])
+@triton.jit(do_not_specialize=["blocks"])
 def sampling_sections_kernel(
-    logits_ptr,  # [B, V] fp32
+    logits_ptr,  # [B, stride] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
-    V,
+    before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; None after the first time
+    stride,
     blocks,
+    COUNT: tl.constexpr,  # the kept tokens are to be counted, so no row is done here
 ):
     row = tl.program_id(0)
     share = tl.program_id(1)
     plan_ptr += row * PLAN
     numbers_ptr += row * NUMBERS
-    logits_ptr += row.to(tl.int64) * V
+    logits_ptr += row.to(tl.int64) * stride
     sums_ptr += row.to(tl.int64) * blocks * SECTIONS
+    if before_ptr is not None:
+        before_ptr += row.to(tl.int64) * blocks
     mode = tl.load(plan_ptr + MODE)
     if (mode == BY_COUNT) | (mode == BY_MASS):
         section = tl.arange(0, SECTIONS)
@@ -102,21 +109,29 @@ def sampling_sections_kernel(
         start = tl.load(numbers_ptr + START)
         t = ordered(start * (1.0 - part) + tl.minimum(value_of(high), LARGEST) * part)
         t = tl.where(section == 0, low, tl.minimum(tl.maximum(t, low), high - 1))
+        # The first key above the draw's.
+        after = tl.load(plan_ptr + DRAWN) + 1
         for block in tl.range(share, blocks, tl.num_programs(1)):
             sums = tl.zeros((SECTIONS, SLICE), tl.float32)
+            before = tl.zeros((SLICE,), tl.float32)
             for i in tl.static_range(BLOCK // SLICE):
                 token = block * BLOCK + i * SLICE + tl.arange(0, SLICE)
-                y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
+                y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
                 weight = tl.where(mode == BY_MASS, tl.exp2(sharpness * (y - top)), 1.0)
                 reached = ordered(y)[None, :] >= t[:, None]
                 sums = tl.where(reached, sums + weight[None, :], sums)
+                if before_ptr is not None:
+                    before = tl.where(is_kept(y, token, after), before + weight, before)
             tl.store(sums_ptr + block * SECTIONS + section, tl.sum(sums, axis=1))
+            if before_ptr is not None:
+                tl.store(before_ptr + block, tl.sum(before))
         if last_to_arrive(plan_ptr, tl.num_programs(1)):
-            _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks)
+            _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, t, high, blocks, COUNT)
 
 
 @triton.jit
-def _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks):
+def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, t, high, blocks,
+            COUNT: tl.constexpr):  # fmt: skip
     """The two thresholds with the cutoff between them are the new ends."""
     AT_ONCE: tl.constexpr = 64
     section = tl.arange(0, SECTIONS)
@@ -143,6 +158,16 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks):
     # Not all of the room, since sums are rounded.
     if from_low - above < 0.9 * GATHERED * least:
         tl.store(plan_ptr + MODE, (mode + FEW).to(tl.int64))
+    if before_ptr is not None:
+        before = tl.zeros((AT_ONCE,), tl.float32)
+        for first in tl.range(0, blocks, AT_ONCE):
+            block = first + tl.arange(0, AT_ONCE)
+            before += tl.load(before_ptr + block, mask=block < blocks, other=0.0,
+                              cache_modifier=".cg")  # fmt: skip
+        stands = (mode == BY_MASS) & (tl.sum(before) < wanted)
+        stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
+        if stands & (not COUNT):
+            tl.store(plan_ptr + MODE, DONE)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))
     tl.store(numbers_ptr + START, value_of(low))
@@ -150,29 +175,29 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, mode, t, high, blocks):
     tl.store(numbers_ptr + ABOVE, above)
 
 
-@triton.jit(do_not_specialize=["V"])
+@triton.jit
 def sampling_cutoff_kernel(
-    logits_ptr,  # [B, V] fp32
+    logits_ptr,  # [B, stride] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     values_ptr,  # [B, GATHERED] fp32, scratch
     ids_ptr,  # [B, GATHERED] int32, scratch
-    V,
+    stride,
 ):
     row = tl.program_id(0)
     share = tl.program_id(1)
     plan_ptr += row * PLAN
     numbers_ptr += row * NUMBERS
-    logits_ptr += row.to(tl.int64) * V
+    logits_ptr += row.to(tl.int64) * stride
     values_ptr += row.to(tl.int64) * GATHERED
     ids_ptr += row.to(tl.int64) * GATHERED
     mode = tl.load(plan_ptr + MODE)
     if (mode != DONE) & (mode != RACE):
         low = tl.load(plan_ptr + LOW).to(tl.int32)
         high = tl.load(plan_ptr + HIGH).to(tl.int32)
-        for first in tl.range(share * SOUGHT, V, tl.num_programs(1) * SOUGHT):
+        for first in tl.range(share * SOUGHT, stride, tl.num_programs(1) * SOUGHT):
             token = first + tl.arange(0, SOUGHT)
-            y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf"))
+            y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
             taken = (ordered(y) >= low) & (ordered(y) < high)
             n = tl.sum(taken.to(tl.int32))
             if n > 0:
@@ -185,14 +210,14 @@ def sampling_cutoff_kernel(
         if last_to_arrive(plan_ptr, tl.num_programs(1)):
             kind = tl.where(mode > GATHER, mode - FEW, mode)
             cut = _cutoff(
-                logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, kind, low, high, V
+                logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, kind, low, high, stride
             )
             tl.store(plan_ptr + CUT, cut)
             tl.store(plan_ptr + MODE, RACE)
 
 
 @triton.jit
-def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, high, V):
+def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, high, stride):
     """The cutoff, among what is gathered if that is everything between low and high."""
     k = tl.load(plan_ptr + K).to(tl.int32)
     p = tl.load(numbers_ptr + P)
@@ -213,11 +238,13 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, h
         mass = wanted
         if mode != BY_MASS:
             cut, mass = cut_by_scans(
-                logits_ptr, V, cut, end, k.to(tl.float32), top, sharpness, False, SCANNED
+                logits_ptr, stride, cut, end, k.to(tl.float32), top, sharpness, False, SCANNED
             )
             mass = tl.maximum(p * mass, 1e-30)
         if p < 1.0:
-            cut, mass = cut_by_scans(logits_ptr, V, cut, end, mass, top, sharpness, True, SCANNED)
+            cut, mass = cut_by_scans(
+                logits_ptr, stride, cut, end, mass, top, sharpness, True, SCANNED
+            )
     elif mode == BY_MASS:
         units = ((wanted - above) * MASS_UNITS).to(tl.int64)
         cut, _units = cut_among(keys, weights, cut, end, tl.maximum(units, 1), True)
@@ -229,26 +256,27 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, h
         if p < 1.0:  # beside a large k
             end = first_key(ordered(top) + 1)
             _counts, masses = sums_of_row(
-                logits_ptr, V, cut + tl.zeros((WAYS,), tl.int64), top, sharpness, SCANNED
+                logits_ptr, stride, cut + tl.zeros((WAYS,), tl.int64), top, sharpness, SCANNED
             )
             mass = tl.maximum(p * tl.max(masses), 1e-30)
-            cut, mass = cut_by_scans(logits_ptr, V, cut, end, mass, top, sharpness, True, SCANNED)
+            cut, mass = cut_by_scans(
+                logits_ptr, stride, cut, end, mass, top, sharpness, True, SCANNED
+            )
     return cut
 
 
-@triton.jit(do_not_specialize=["V", "runs", "blocks"])
+@triton.jit(do_not_specialize=["blocks"])
 def sampling_race_kernel(
-    logits_ptr,  # [B, V] fp32
-    largest_ptr,  # [B, runs] fp32
+    logits_ptr,  # [B, stride] fp32
+    largest_ptr,  # [B, stride // 32] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
-    kept_ptr,  # [B] int32, out
-    V,
-    runs,
+    kept_ptr,  # [B] int32, out; or None
+    stride,
     blocks,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
@@ -257,32 +285,34 @@ def sampling_race_kernel(
     row = tl.program_id(0)
     share = tl.program_id(1)
     plan_ptr += row * PLAN
-    logits_ptr += row.to(tl.int64) * V
-    largest_ptr += row.to(tl.int64) * runs
-    if tl.load(plan_ptr + MODE) == RACE:
+    logits_ptr += row.to(tl.int64) * stride
+    groups = stride // 128 * 4
+    largest_ptr += row.to(tl.int64) * groups
+    cut = tl.load(plan_ptr + CUT)
+    rejected = tl.load(plan_ptr + DRAWN) < cut
+    if (tl.load(plan_ptr + MODE) == RACE) & (rejected | (kept_ptr is not None)):
         seed = tl.load(seed_ptr + row if SEED_PER_ROW else seed_ptr)
         counted_row = row * 0 if SEED_PER_ROW else row  # see docs/noise.md
         offset = tl.zeros((), tl.int64)
         if offset_ptr is not None:
             offset = tl.load(offset_ptr + row if OFFSET_PER_ROW else offset_ptr)
-        cut = tl.load(plan_ptr + CUT)
         T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
         best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
         each = tl.zeros((RUNS, RUN // 4), tl.int32)
         for block in tl.range(share, blocks, tl.num_programs(1)):
-            run = block * RUNS + tl.arange(0, RUNS)
-            largest = tl.load(largest_ptr + run, mask=run < runs, other=float("-inf"))
+            group = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
+            largest = tl.load(largest_ptr + group, mask=group < groups, other=float("-inf"))
             if tl.max(first_key(ordered(largest))) >= (cut >> 32) << 32:
-                y, first = load_runs(logits_ptr, None, block, runs, V, RUNS)
-                more, many = race(y, first, cut, T, seed, offset, counted_row)
+                y, word = load_runs(logits_ptr, block, stride, RUNS)
+                more, many = race(split_words(y), word, cut, T, seed, offset, counted_row)
                 best = tl.maximum(best, more)
                 each += many
         kept = tl.sum(tl.sum(each, axis=1), axis=0)
         if kept > 0:
             tl.atomic_max(plan_ptr + BEST, tl.max(tl.max(best, axis=1), axis=0))
-            tl.atomic_add(kept_ptr + row, kept)
-        if last_to_arrive(plan_ptr, tl.num_programs(1)):
-            found = tl.load(plan_ptr + BEST, cache_modifier=".cg")
-            token = token_of_key(found)
+            if kept_ptr is not None:
+                tl.atomic_add(kept_ptr + row, kept)
+        if last_to_arrive(plan_ptr, tl.num_programs(1)) & rejected:
+            token = token_of_key(tl.load(plan_ptr + BEST, cache_modifier=".cg"))
             tl.store(tokens_ptr + row, token.to(tl.int64))
             tl.store(valid_ptr + row, token >= 0)

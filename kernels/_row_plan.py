@@ -8,6 +8,8 @@ A row has PLAN int64 and NUMBERS fp32 in memory. The modes:
     BY_MASS   where `wanted` mass is reached
     GATHER    top-k, then top-p, among what is gathered from low on
 
+Until its mode is DONE a row's token is the draw from all tokens, which stands if it is kept.
+
 FEW is added to BY_COUNT and BY_MASS when the tokens in [low, high) are so few that there is room to
 gather them.
 """
@@ -26,7 +28,7 @@ GATHER = tl.constexpr(4)
 FEW = tl.constexpr(3)
 
 # int64
-PLAN = tl.constexpr(8)
+PLAN = tl.constexpr(9)
 MODE = tl.constexpr(0)
 LOW = tl.constexpr(1)  # `ordered`: from it on enough is reached
 HIGH = tl.constexpr(2)  # `ordered`: from it on it is not
@@ -35,6 +37,7 @@ BEST = tl.constexpr(4)  # the best candidate so far
 ARRIVALS = tl.constexpr(5)  # programs that are done with a launch; 0 between launches
 TAKEN = tl.constexpr(6)  # places taken among what is gathered
 K = tl.constexpr(7)
+DRAWN = tl.constexpr(8)  # key of the draw from all tokens; LOWEST_KEY if there is none
 
 # fp32
 NUMBERS = tl.constexpr(8)
@@ -48,7 +51,9 @@ TEMPERATURE = tl.constexpr(6)
 
 
 @triton.jit
-def store_plan(plan_ptr, numbers_ptr, row, mode, low, high, k, top, start, sharpness, p, T):
+def store_plan(
+    plan_ptr, numbers_ptr, row, mode, low, high, k, drawn, top, start, sharpness, p, T
+):  # fmt: skip
     """Begin a row's plan; low and high are `ordered`."""
     plan_ptr += row * PLAN
     numbers_ptr += row * NUMBERS
@@ -60,6 +65,7 @@ def store_plan(plan_ptr, numbers_ptr, row, mode, low, high, k, top, start, sharp
     tl.store(plan_ptr + ARRIVALS, 0)
     tl.store(plan_ptr + TAKEN, 0)
     tl.store(plan_ptr + K, k.to(tl.int64))
+    tl.store(plan_ptr + DRAWN, drawn)
     tl.store(numbers_ptr + TOP, top)
     tl.store(numbers_ptr + START, start)
     tl.store(numbers_ptr + WANTED, tl.where(mode == BY_COUNT, k.to(tl.float32), 0.0))

@@ -1,63 +1,66 @@
-"""Device code of kernels that write their logits to memory: the store, and what goes with it."""
+"""Logits that a fused kernel also writes to memory: where to, and the store.
 
+Beside them, for whom filters them, the largest of each group of 32 tokens. Groups are those of the
+group noise (docs/noise.md), so the kernel has it anyway.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from fsbench.kernels._epilogue import processed
-from fsbench.kernels._helper import halves, nan_max
+from fsbench.kernels._group_noise import largest_member, members
+from fsbench.kernels._helper import halves
 
-RUN = tl.constexpr(32)
-"""Tokens in a row, from a multiple of it on, whose largest logit is kept beside the logits."""
+STRIDE_UNIT = 128
 
-SUBTILE = tl.constexpr(32)
-"""Columns that are processed at once; of at least 32, since a mask comes by words of 32."""
+
+class StoredLogits(NamedTuple):
+    """What a launch writes beside its tokens.
+
+    logits: fp32 [B, stride]: what is drawn from, before the temperature; -inf from token V on. The
+        stride is a multiple of 128, so that rows are aligned.
+    largest: fp32 [B, stride / 32]: the largest logit of each group, NaN if it has one; or None.
+    """
+
+    logits: Tensor
+    largest: Tensor | None
+
+
+def allocate(B: int, V: int, device: torch.device, largest: bool) -> StoredLogits:
+    """Room for the logits of B rows."""
+    stride = triton.cdiv(V, STRIDE_UNIT) * STRIDE_UNIT
+    return StoredLogits(
+        torch.empty(B, stride, dtype=torch.float32, device=device),
+        torch.empty(B, stride // 32, dtype=torch.float32, device=device) if largest else None,
+    )
 
 
 @triton.jit
-def store_logits(logits_ptr, logits, rows, v0, B, V):
-    """Store a tile, 32 columns at a time: the shared memory that a store needs is as wide."""
+def store_logits(logits_ptr, logits, rows, v0, B, stride):
+    """Store [R, WIDTH] logits from token v0 on, 32 columns at a time.
+
+    The shared memory that a store needs is as wide.
+    """
     WIDTH: tl.constexpr = logits.shape[1]
     if WIDTH > 32:
         low, high = halves(logits)
-        store_logits(logits_ptr, low, rows, v0, B, V)
-        store_logits(logits_ptr, high, rows, v0 + WIDTH // 2, B, V)
+        store_logits(logits_ptr, low, rows, v0, B, stride)
+        store_logits(logits_ptr, high, rows, v0 + WIDTH // 2, B, stride)
     else:
-        offs_v = v0 + tl.arange(0, WIDTH)
-        at = logits_ptr + rows.to(tl.int64)[:, None] * V + offs_v[None, :]
-        tl.store(at, logits, mask=(rows < B)[:, None] & (offs_v < V)[None, :])
+        column = v0 + tl.arange(0, WIDTH)
+        at = logits_ptr + rows.to(tl.int64)[:, None] * stride + column[None, :]
+        tl.store(at, logits, mask=(rows < B)[:, None] & (v0 < stride))
 
 
 @triton.jit
-def store_with_largest(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words, logits_ptr,
-                       largest_ptr, runs):  # fmt: skip
-    """Make a tile [R, WIDTH] the logits that are sampled, store them, and the largest of each run.
-
-    SUBTILE columns at a time: more would need too many registers. WIDTH is a multiple of it.
-
-    Args:
-        logits: matmul results, fp32; what is done to them, and the arguments: `processed`.
-        logits_ptr: [B, V] fp32, out. largest_ptr: [B, runs] fp32, out; NaN if the run has one.
-    """
-    R: tl.constexpr = logits.shape[0]
-    WIDTH: tl.constexpr = logits.shape[1]
-    if WIDTH > SUBTILE:
-        low, high = halves(logits)
-        words_low = None
-        words_high = None
-        if words is not None:
-            words_low, words_high = halves(words)
-        bias_low = None
-        bias_high = None
-        if bias is not None:
-            bias_low, bias_high = bias.reshape(2, WIDTH // 2).permute(1, 0).split()
-        store_with_largest(low, rows, v0, B, V, soft_cap, bias_low, row_bias_ptr, words_low,
-                           logits_ptr, largest_ptr, runs)  # fmt: skip
-        store_with_largest(high, rows, v0 + WIDTH // 2, B, V, soft_cap, bias_high, row_bias_ptr,
-                           words_high, logits_ptr, largest_ptr, runs)  # fmt: skip
-    else:
-        y = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
-        store_logits(logits_ptr, y, rows, v0, B, V)
-        largest = tl.reduce(y.reshape(R, WIDTH // RUN, RUN), 2, nan_max)
-        run = v0 // RUN + tl.arange(0, WIDTH // RUN)
-        at = largest_ptr + rows.to(tl.int64)[:, None] * runs + run[None, :]
-        tl.store(at, largest, mask=(rows < B)[:, None] & (run < runs)[None, :])
+def store_largest(largest_ptr, logits, rows, v0, B, stride):
+    """Store the largest of each group of [R, WIDTH] logits, WIDTH a multiple of 128."""
+    group = v0 // 32 + tl.arange(0, logits.shape[1] // 32)
+    at = largest_ptr + rows.to(tl.int64)[:, None] * (stride // 32) + group[None, :]
+    there = (rows < B)[:, None] & (group < stride // 32)[None, :]
+    tl.store(at, largest_member(members(logits)), mask=there)

@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels._flash_sampling_config import TileConfig
+from fsbench.kernels._hopper_config import HopperConfig
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from fsbench.kernels._arguments import Request
+    from fsbench.kernels._stored_logits import StoredLogits
     from fsbench.kernels._token_history import Penalties
 
 MAX_V = 2**20
 """Tokens that a program can have the maxima of in registers."""
 
 SMALL_K = 112
-"""Up to this k of all rows, one launch draws from the logits of few runs."""
+"""Up to this k of all rows, one launch draws from the logits of few groups."""
 
 SEARCHES = 4
 """Times that many programs narrow down where a row's cutoff is, if they need so many."""
@@ -38,12 +40,12 @@ class TruncatedSample(NamedTuple):
 
     tokens: int64 [B]; -1 in a row that has no draw.
     valid: bool [B]; False for a row that has no draw.
-    kept: int32 [B]: how many tokens the filters kept; 0 in a row without a draw.
+    kept: int32 [B]: how many tokens the filters kept, 0 in a row without a draw; or None.
     """
 
     tokens: Tensor
     valid: Tensor
-    kept: Tensor
+    kept: Tensor | None
 
 
 def truncated_sample(
@@ -61,7 +63,8 @@ def truncated_sample(
     offset: Tensor | None = None,
     soft_cap: float | None = None,
     vocab_size: int | None = None,
-    config: TileConfig | None = None,
+    return_kept: bool = False,
+    config: TileConfig | HopperConfig | None = None,
 ) -> TruncatedSample:
     """Draw from softmax(logits / temperature) over the tokens that the filters keep.
 
@@ -79,18 +82,22 @@ def truncated_sample(
         min_p: keep what has at least this part of the largest probability; 0 or below is off. A
             number, or fp32 [B]; a row with NaN has no draw.
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
-        config: tile shapes; by default those of flash_sample's portable kernel.
+        return_kept: also count what the filters keep. It costs time: without it the search for
+            where a row is cut off ends when its token is known.
+        config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:
         TruncatedSample. A row with a NaN or +inf logit, or without a finite one, has no draw.
 
-    Noise is token noise, keyed by seed, offset, row and token (docs/noise.md): the token is the
-    kept one of the largest logit + temperature Gumbel. It depends on neither tile nor batch size,
-    and with all filters off it is that of flash_sample(noise="token"). Top-k is exact; sums of
-    probabilities are in fp32, so top-p is met within 2^-16 of the mass, always in the same way.
+    The first draw is flash_sample's, from all tokens with group noise; if the filters keep it, it
+    is the row's token. If not, or with penalties, it is the kept token of the largest logit +
+    temperature Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and
+    token, so the token depends on neither tile nor batch size, and with all filters off it is
+    flash_sample's. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
+    of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
-    mask of bools. [B, V] fp32 logits are allocated, and some 15 % of that beside them. The host
+    mask of bools. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
     does not wait; CUDA graphs may capture it, and replays read seed, offset, and all [B] arguments
     again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in
     bf16).
@@ -99,6 +106,8 @@ def truncated_sample(
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
             range; nothing has been launched.
     """
+    import torch
+
     from fsbench.kernels import _arguments as check
     from fsbench.kernels._flash_sample_op import interpretable
 
@@ -124,16 +133,26 @@ def truncated_sample(
         check.check_counter("offset", offset, B, device)
     if soft_cap is not None:
         soft_cap = check.check_number("soft_cap", soft_cap, positive=True)
-    if config is not None and not isinstance(config, TileConfig):
-        raise InvalidType(f"config: expected a TileConfig; got {type(config).__name__}")
+    if config is not None and not isinstance(config, TileConfig | HopperConfig):
+        raise InvalidType(
+            f"config: expected a TileConfig or a HopperConfig; got {type(config).__name__}"
+        )
     if penalties is not None:
         _check_penalties(penalties, B, device)
     request = check.Request(
-        hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, 1, "token"
+        hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, 1,
+        "group" if penalties is None else "none",
+    )  # fmt: skip
+    sample = TruncatedSample(
+        torch.empty(B, dtype=torch.int64, device=device),
+        torch.empty(B, dtype=torch.bool, device=device),
+        torch.empty(B, dtype=torch.int32, device=device) if return_kept else None,
     )
     if device.type == "cuda" or interpretable(request):
-        return _launch(request, filters, penalties, config)
-    return _compute(request, filters, penalties)
+        _launch(request, filters, penalties, config, sample)
+    else:
+        _compute(request, filters, penalties, sample)
+    return sample
 
 
 class _Filters(NamedTuple):
@@ -193,62 +212,43 @@ def _check_penalties(penalties: object, B: int, device: torch.device) -> None:
 
 
 def _launch(
-    request: Request, filters: _Filters, penalties: Penalties | None, config: TileConfig | None
-) -> TruncatedSample:
-    """The matmul, the first look at its logits, and what rows may need beyond that."""
+    request: Request,
+    filters: _Filters,
+    penalties: Penalties | None,
+    config: TileConfig | HopperConfig | None,
+    sample: TruncatedSample,
+) -> None:
+    """The fused kernel, the first look at the logits it leaves, and what rows need beyond that."""
     import torch
     import triton
 
-    from fsbench.kernels._choice import default_config
+    from fsbench.kernels._choice import choose
     from fsbench.kernels._device import launching_on
-    from fsbench.kernels._launch import load_operands, per_row, processing
+    from fsbench.kernels._flash_sample import Sample
+    from fsbench.kernels._launch import launch, per_row
     from fsbench.kernels._row_plan import NUMBERS, PLAN
-    from fsbench.kernels._stored_logits import RUN
-    from fsbench.kernels._truncated_kernels import sampling_look_kernel, truncated_matmul_kernel
+    from fsbench.kernels._stored_logits import allocate
+    from fsbench.kernels._truncated_kernels import GROUP, sampling_look_kernel
 
-    hidden, V, device = request.hidden, request.vocab_size, request.hidden.device
-    B, D = hidden.shape
-    config = config or default_config(B, D, device, hidden.element_size())
-    operands = load_operands(hidden, request.weight, V, config)
-    runs = triton.cdiv(V, RUN.value)
-    logits = torch.empty(B, V, dtype=torch.float32, device=device)
-    largest = torch.empty(B, runs, dtype=torch.float32, device=device)
-    found = torch.empty(B, runs, dtype=torch.int32, device=device)
+    B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
+    stored = allocate(B, V, device, largest=True)
+    config = choose(request.hidden, request.weight, request.noise, config=config)
+    launch(request, config, Sample(sample.tokens, sample.valid, None, None), stored)
+    stride = stored.logits.shape[1]
+    groups = stride // GROUP.value
+    found = torch.empty(B, groups, dtype=torch.int32, device=device)
     plan = numbers = None
     if not is_small(filters.top_k):
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
-    sample = TruncatedSample(
-        torch.empty(B, dtype=torch.int64, device=device),
-        torch.empty(B, dtype=torch.bool, device=device),
-        torch.empty(B, dtype=torch.int32, device=device),
-    )
-    bias, row_bias, mask, mask_words = processing(request)
     history = None if penalties is None else penalties.history
     of_history = (None, None, None) if history is None else (
         history.tokens, history.counts, history.lengths
     )  # fmt: skip
     amounts = _amounts(penalties)
     with launching_on(device):
-        truncated_matmul_kernel[operands.grid](
-            operands.hidden,
-            operands.weight,
-            request.soft_cap,
-            bias,
-            row_bias,
-            mask,
-            logits,
-            largest,
-            B,
-            V,
-            D,
-            mask_words,
-            runs,
-            **operands.tiles,
-        )
         sampling_look_kernel[(B,)](
-            logits,
-            largest,
+            *stored,
             found,
             plan,
             numbers,
@@ -260,27 +260,25 @@ def _launch(
             *amounts.values(),
             *sample,
             V,
-            runs,
+            stride,
             1 if history is None else history.tokens.shape[1],
             **per_row(request),
             **{
                 f"{name.upper()}_PER_ROW": isinstance(value, torch.Tensor)
                 for name, value in {**filters._asdict(), **amounts}.items()
             },
-            BLOCK_RUNS=max(32, triton.next_power_of_2(runs)),
+            GROUPS=max(32, triton.next_power_of_2(groups)),
             CHUNK=chunk(filters.top_k),
             num_warps=NUM_WARPS,
         )
         if plan is not None and numbers is not None:
-            _launch_rows(request, filters, logits, largest, plan, numbers, sample)
-    return sample
+            _launch_rows(request, filters, stored, plan, numbers, sample)
 
 
 def _launch_rows(
     request: Request,
     filters: _Filters,
-    logits: Tensor,
-    largest: Tensor,
+    stored: StoredLogits,
     plan: Tensor,
     numbers: Tensor,
     sample: TruncatedSample,
@@ -292,32 +290,40 @@ def _launch_rows(
     from fsbench.kernels import _row_kernels as kernels
     from fsbench.kernels._launch import per_row
 
-    B, V = logits.shape
-    blocks = triton.cdiv(V, kernels.BLOCK.value)
+    logits = stored.logits
+    B, stride = logits.shape
+    blocks = triton.cdiv(stride, kernels.BLOCK.value)
     grid = {name: (B, min(blocks, max(1, most // B))) for name, most in PROGRAMS.items()}
-    times = searches(filters, largest.shape[1])
+    times = searches(filters, stride // 32)
     if times > 0:
         sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
-        for _ in range(times):
+        before = logits.new_empty(B, blocks)
+        for first in (True, *(False,) * (times - 1)):
             kernels.sampling_sections_kernel[grid["sections"]](
-                logits, plan, numbers, sums, V, blocks, num_warps=ROW_WARPS
+                logits,
+                plan,
+                numbers,
+                sums,
+                before if first else None,
+                stride,
+                blocks,
+                COUNT=sample.kept is not None,
+                num_warps=ROW_WARPS,
             )
     if times >= 0:
         values = logits.new_empty(B, kernels.GATHERED.value)
         ids = torch.empty_like(values, dtype=torch.int32)
         kernels.sampling_cutoff_kernel[grid["cutoff"]](
-            logits, plan, numbers, values, ids, V, **CUTOFF
+            logits, plan, numbers, values, ids, stride, **CUTOFF
         )
     kernels.sampling_race_kernel[grid["race"]](
-        logits,
-        largest,
+        *stored,
         plan,
         numbers,
         request.seed,
         request.offset,
         *sample,
-        V,
-        largest.shape[1],
+        stride,
         blocks,
         **{name: per_row(request)[name] for name in ("SEED_PER_ROW", "OFFSET_PER_ROW")},
         num_warps=ROW_WARPS,
@@ -338,7 +344,7 @@ def is_small(top_k: int | Tensor) -> bool:
     return isinstance(top_k, int) and 0 < top_k <= SMALL_K
 
 
-def searches(filters: _Filters, runs: int) -> int:
+def searches(filters: _Filters, groups: int) -> int:
     """How often rows may need a search before their tokens can be gathered; -1: nor is that."""
     from fsbench.kernels._truncated_kernels import GATHERED_K
 
@@ -347,17 +353,19 @@ def searches(filters: _Filters, runs: int) -> int:
         return SEARCHES
     if top_k == 0 and isinstance(top_p, float) and top_p >= 1.0:
         return -1
-    return 0 if 0 < top_k <= GATHERED_K.value and top_k < runs else SEARCHES
+    return 0 if 0 < top_k <= GATHERED_K.value and top_k < groups else SEARCHES
 
 
 def chunk(top_k: int | Tensor) -> int:
-    """Runs whose logits the draw has in registers: for a small k of all rows those it needs."""
+    """Groups whose logits the draw has in registers: for a small k of all rows those it needs."""
     if not isinstance(top_k, int) or not is_small(top_k):
         return 128
     return min(128, max(32, 1 << (top_k + top_k // 8 - 1).bit_length()))
 
 
-def _compute(request: Request, filters: _Filters, penalties: Penalties | None) -> TruncatedSample:
+def _compute(
+    request: Request, filters: _Filters, penalties: Penalties | None, sample: TruncatedSample
+) -> None:
     """The same by fsbench.reference, on logits accumulated in fp32."""
     import torch
 
@@ -372,7 +380,11 @@ def _compute(request: Request, filters: _Filters, penalties: Penalties | None) -
         logits = reference.penalised(logits, seen, counts, **_amounts(penalties))
     kept = reference.truncate(logits, request.temperature, **filters._asdict())
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    noise = "group" if penalties is None else "token"
     tokens = reference.expect(
-        logits, request.seed, step, request.temperature, truncation=kept
+        logits, request.seed, step, request.temperature, noise, truncation=kept
     ).tokens
-    return TruncatedSample(tokens, tokens >= 0, kept.kept.sum(1, dtype=torch.int32))
+    sample.tokens.copy_(tokens)
+    sample.valid.copy_(tokens >= 0)
+    if sample.kept is not None:
+        sample.kept.copy_(kept.kept.sum(1))

@@ -1,9 +1,10 @@
-"""FlashSampling with top-k, top-p and min-p: the matmul stores its logits, the draw reads few.
+"""FlashSampling with top-k, top-p and min-p: it draws from all tokens, and again what is cut off.
 
 Section D.6 of the FlashSampling paper shows that filters can be applied to the candidates of tiles;
-for k = 50 that would keep more bytes of candidates than of logits. Here the matmul's epilogue
-writes each logit once, with the largest of every 32; one program per row then reads only what can
-be kept (kernels/_truncated_kernels.py), and draws the kept token of the best score.
+for k = 50 that would keep more bytes of candidates than of logits. Here the fused kernel draws its
+token and writes each logit once, with the largest of every 32. What then looks at the logits reads
+only what can be kept (kernels/_truncated_kernels.py): the draw stands if the filters keep it, else
+the kept tokens race.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PROVIDER = Provider(
     kind=Kind.TRUNCATED,
     requires=("triton",),
     capabilities=Capabilities(
-        noise="token",
+        noise="group",
         zero_temperature=True,
         host_sync_free=True,
         batch_invariant=True,

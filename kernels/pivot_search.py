@@ -4,7 +4,7 @@ Qrita (arXiv 2602.01518, vLLM's sampler for top-k and top-p) does not sort: it g
 mean and the standard deviation of a row which logit the kth largest will be near, gathers what is
 above a somewhat smaller pivot, and searches the cutoff among these few; if they are fewer than k it
 gathers again, everything. This is an implementation of its own: the pivot from the quantile of the
-normal distribution less 15 %, an exact search (_cutoff.py), and the draw with noise of the
+normal distribution less 15 %, an exact cutoff (_cutoff.py), and the draw with noise of the
 contract. One program per row; it gathers up to 4096 tokens, and if there are more to search, reads
 the row for every step.
 """
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels._cutoff import GATHERED, LOWEST, first_key, of_row, ordered
-from fsbench.kernels._gathered_draw import draw_of_gathered, gather
+from fsbench.kernels._gathered_draw import append, draw_of_gathered
 from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures
 from fsbench.kernels._provider import noise_map
 from fsbench.kernels._stored_filters import draw_of_stored, launch_rows
@@ -62,11 +62,22 @@ def _upper_quantile(share):
     return t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t)
 
 
+@triton.jit
+def _gather(logits_ptr, low, keys_ptr, V, BLOCK: tl.constexpr):
+    """Put the keys of a row's logits from `low` on at keys_ptr; how many there are (`append`)."""
+    n = tl.zeros((), tl.int32)
+    for first in tl.range(0, V, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        n = append(keys_ptr, n, y, token, low)
+    tl.debug_barrier()
+    return n
+
+
 @triton.jit(do_not_specialize=["top_k", "V"])
 def _pivot_search_kernel(
     logits_ptr,  # [B, V]
-    values_ptr,  # [B, GATHERED] fp32, scratch
-    ids_ptr,  # [B, GATHERED] int32, scratch
+    keys_ptr,  # [B, GATHERED] int64, scratch
     seed_ptr,  # [1] int64
     offset_ptr,  # [1] int64
     temperature,  # fp32
@@ -80,8 +91,7 @@ def _pivot_search_kernel(
 ):
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * V
-    values_ptr += row.to(tl.int64) * GATHERED
-    ids_ptr += row.to(tl.int64) * GATHERED
+    keys_ptr += row.to(tl.int64) * GATHERED
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     T, inverse_temperature = temperatures(tl.full((), temperature, tl.float32))
@@ -103,12 +113,12 @@ def _pivot_search_kernel(
         z = _upper_quantile(share)
         guess = mean + deviation * (z - 0.15 * tl.abs(z))
         pivot = tl.maximum(pivot, ordered(tl.minimum(guess, top)))
-    n = gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK)
+    n = _gather(logits_ptr, pivot, keys_ptr, V, BLOCK)
     if (n < k) & (pivot > floor):
         pivot = floor
-        n = gather(logits_ptr, pivot, values_ptr, ids_ptr, V, BLOCK)
+        n = _gather(logits_ptr, pivot, keys_ptr, V, BLOCK)
     token = draw_of_gathered(
-        logits_ptr, values_ptr, ids_ptr, n, first_key(pivot), k, p, (p < 1.0) & (T > 0.0),
+        logits_ptr, keys_ptr, n, first_key(pivot), k, p, (p < 1.0) & (T > 0.0),
         first_key(floor), valid, top, inverse_temperature * LOG2_E, T, seed, offset, row, V,
     )  # fmt: skip
     tl.store(tokens_ptr + row, token.to(tl.int64))
@@ -137,11 +147,10 @@ def pivot_search(
 
     B, V = logits.shape
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
-    values = torch.empty(B, GATHERED.value, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(B, GATHERED.value, dtype=torch.int32, device=logits.device)
+    keys = torch.empty(B, GATHERED.value, dtype=torch.int64, device=logits.device)
     launch_rows(
         _pivot_search_kernel, B, logits.device,
-        logits, values, ids, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
+        logits, keys, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
         PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=BLOCK, num_warps=NUM_WARPS,
     )  # fmt: skip
     return tokens

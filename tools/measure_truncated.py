@@ -45,13 +45,14 @@ FILTERS: tuple[dict[str, Any], ...] = (
 )
 ROUNDS = 3
 ITERATIONS = 8
-LAUNCHES = (
-    "truncated_matmul_kernel",
-    "sampling_look_kernel",
-    "sampling_sections_kernel",
-    "sampling_cutoff_kernel",
-    "sampling_race_kernel",
-)
+LAUNCHES = {
+    "fused": ("flash_sampling_kernel", "hopper_kernel"),
+    "look": ("sampling_look_kernel",),
+    "sections": ("sampling_sections_kernel",),
+    "cutoff": ("sampling_cutoff_kernel",),
+    "race": ("sampling_race_kernel",),
+}
+"""Columns, and with what the names of their kernels begin."""
 
 
 def measure(law: str, B: int, weight: Tensor) -> list[list[object]]:
@@ -85,10 +86,10 @@ def measure(law: str, B: int, weight: Tensor) -> list[list[object]]:
         filters = {} if name == "plain" else json.loads(name)
         of_launch = [
             statistics.mean(
-                sum(us for kernel, us in each.items() if kernel.startswith(launch))
+                sum(us for kernel, us in each.items() if kernel.startswith(names))
                 for each in parts[name]
             )
-            for launch in LAUNCHES
+            for names in LAUNCHES.values()
         ]
         rows.append(
             [
@@ -111,7 +112,7 @@ def main(path: Path) -> None:
     header = ["logits", "b", "sampler", "top_k", "top_p", "min_p", "span_us"]
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(header + [f"{launch.removesuffix('_kernel')}_us" for launch in LAUNCHES])
+        writer.writerow(header + [f"{launch}_us" for launch in LAUNCHES])
         for law in LAWS:
             weight = inputs.make_weight(Problem(1, D, V, logits=law), 0)
             for B in BATCHES:

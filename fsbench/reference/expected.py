@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsbench.errors import InvalidArgument
 from fsbench.reference.logits import SMALLEST_TEMPERATURE
 from fsbench.reference.noise import (
     GROUP,
@@ -69,10 +68,9 @@ def expect(
         sample: number of the sample from the same row and step.
         logits_error: how far the sampler's own logits may be from these (0: the very same).
         truncation: of these logits, with the same temperature and logits_error: only what it keeps
-            is drawn, the best score among them; it needs token noise.
+            is drawn. With token noise, the best score among the kept; with group noise, the draw
+            from all tokens if it is kept, else what token noise draws.
     """
-    if truncation is not None and noise != "token":
-        raise InvalidArgument(f"noise: expected token with a truncation; got {noise!r}")
     B = logits.shape[0]
     exact = logits.double()
     rows = torch.arange(B, device=logits.device) * (seed.numel() == 1)
@@ -88,8 +86,10 @@ def expect(
     stream = (seed, offset, rows, sample)
     if noise == "token":
         tokens, acceptable, scores = _token_draw(exact, T, *stream, logits_error, truncation)
-    else:
+    elif truncation is None:
         tokens, acceptable, scores = _group_draw(exact, T, *stream, logits_error)
+    else:
+        tokens, acceptable, scores = _two_draws(exact, T, *stream, logits_error, truncation)
     empty = ~(undefined.any(1) | torch.isfinite(exact).any(1)) & valid_temperature
     scores = torch.where(empty, -torch.inf, torch.where(invalid, torch.inf, scores))
     return Expected(torch.where(invalid, -1, tokens), acceptable, scores)
@@ -160,6 +160,30 @@ def _group_draw(
     token = (group >> 2) * GROUP_BLOCK + (group & 3) * 2 + (member >> 1) * 8 + (member & 1)
     token = torch.where(T[:, 0, 0] == 0, logits.argmax(1), token)
     return token, _by_token(acceptable, V), best[:, 0, 0]
+
+
+def _two_draws(
+    logits: Tensor,
+    T: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    rows: Tensor,
+    sample: int,
+    error: float,
+    truncation: Truncation,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Group noise draws from all tokens; where that is cut off, token noise from the kept.
+
+    The law is that of the kept: with mass Z, p_v + (1 - Z) p_v / Z = p_v / Z.
+    """
+    stream = (seed, offset, rows, sample, error)
+    first, near, first_score = _group_draw(logits, T, *stream)
+    second, near_second, second_score = _token_draw(logits, T, *stream, truncation)
+    stands = truncation.kept.gather(1, first[:, None])[:, 0]
+    may_be_cut = (near & ~truncation.surely).any(1, keepdim=True)
+    acceptable = (near & truncation.possibly) | (near_second & may_be_cut)
+    tokens = torch.where(stands, first, second)
+    return tokens, acceptable, torch.where(stands, first_score, second_score)
 
 
 def _by_group(values: Tensor, fill: float) -> Tensor:

@@ -254,7 +254,7 @@ def _truncated(
 ) -> Todo:
     """The checks of a sampler that has filters."""
     todo: Todo = []
-    if provider.capabilities.noise == "token":
+    if provider.capabilities.noise is not None:
         todo.append(
             (
                 "truncated oracle",

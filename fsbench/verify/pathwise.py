@@ -126,7 +126,7 @@ def check_on_problem(
             torch.tensor([5]),
             torch.tensor([9]),
             0.0 if greedy else problem.temperature,
-            able.noise or "token",
+            noise_of(problem, able),
             logits_error=error,
             truncation=kept,
         )
@@ -149,6 +149,12 @@ def check_on_problem(
     if p_value <= ALPHA:
         detail = f"the probabilities of {steps * B} drawn tokens are not as they should be"
     return Check("problem", p_value > ALPHA, detail, steps * B, p_value=p_value)
+
+
+def noise_of(problem: Problem, able: Capabilities) -> str:
+    """The form of noise by which a sampler draws for a problem; greedy decoding needs none."""
+    # Penalties change the law after the first of the two draws (docs/noise.md).
+    return "token" if problem.penalties else able.noise or "token"
 
 
 def penalised(problem: Problem, logits: Tensor) -> Tensor:

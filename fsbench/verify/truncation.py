@@ -19,7 +19,7 @@ from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Provider
 from fsbench.verify.check import ALPHA, Check, Setting
 from fsbench.verify.drawing import Draws, exact_head, launched_tokens, random_logits
-from fsbench.verify.pathwise import Shapes, penalised, truncation
+from fsbench.verify.pathwise import Shapes, noise_of, penalised, truncation
 from fsbench.verify.statistics import detectable_bias, goodness_of_fit
 
 Filters = dict[str, float]
@@ -161,7 +161,10 @@ def row_laws(problem: Problem, able: Capabilities, row: Tensor) -> Tensor:
 
 
 def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes) -> Check:
-    """The token is the one of the best score among the kept, row by row, in mixed batches, too."""
+    """The token is the one fsbench.reference draws from the kept; in mixed batches, too.
+
+    See noise_of and docs/noise.md.
+    """
     able = provider.capabilities
     rows = ties = 0
     for number, (B, V) in enumerate(shapes):
@@ -183,7 +186,7 @@ def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes)
                 torch.tensor([seed]),
                 torch.tensor([step]),
                 problem.temperature,
-                able.noise or "token",
+                noise_of(problem, able),
                 logits_error=error,
                 truncation=truncation(problem, able, logits, error),
             )

@@ -152,8 +152,41 @@ def test_the_expected_token_is_the_best_of_the_kept():
     assert torch.equal(expected.tokens, reference.expect(masked, seed, step, 2.0).tokens)
     assert not (expected.acceptable & ~found.kept).any()
     assert expected.accepts(expected.tokens).all()
-    with pytest.raises(InvalidArgument, match="noise: expected token with a truncation"):
-        reference.expect(rows, seed, step, 2.0, "group", truncation=found)
+
+
+def test_under_group_noise_the_draw_from_all_stands_if_it_is_kept():
+    rows = torch.randn(512, 50, generator=torch.Generator().manual_seed(2))
+    seed, step = torch.tensor([5]), torch.tensor([9])
+    found = reference.truncate(rows, top_k=10)
+    first = reference.expect(rows, seed, step, noise="group")
+    second = reference.expect(rows, seed, step, truncation=found)
+    both = reference.expect(rows, seed, step, noise="group", truncation=found)
+    stands = found.kept.gather(1, first.tokens[:, None])[:, 0]
+    assert 0.3 < stands.float().mean() < 0.9
+    assert torch.equal(both.tokens, torch.where(stands, first.tokens, second.tokens))
+    assert torch.equal(both.scores, torch.where(stands, first.scores, second.scores))
+    assert not (both.acceptable & ~found.kept).any() and both.accepts(both.tokens).all()
+    assert not both.accepts(torch.where(stands, second.tokens, first.tokens)).all()
+    # Where rounding may have cut the first draw off, either is right.
+    doubtful = reference.truncate(rows, top_k=10, logits_error=0.05)
+    both = reference.expect(rows, seed, step, noise="group", truncation=doubtful)
+    unsure = ~doubtful.surely.gather(1, first.tokens[:, None])[:, 0]
+    unsure &= doubtful.possibly.gather(1, first.tokens[:, None])[:, 0]
+    assert unsure.any()
+    assert both.acceptable.gather(1, first.tokens[:, None])[:, 0][unsure].all()
+    assert both.acceptable.gather(1, second.tokens[:, None])[:, 0][unsure].all()
+
+
+def test_two_draws_have_the_law_of_one_from_the_kept():
+    row = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5]]).expand(20_000, -1)
+    found = reference.truncate(row, top_p=0.7)
+    tokens = reference.expect(
+        row, torch.tensor([1]), torch.tensor([2]), noise="group", truncation=found
+    ).tokens
+    law = reference.filtered_probabilities(row[:1], reference.truncate(row[:1], top_p=0.7))[0]
+    counts = torch.bincount(tokens, minlength=6).double()
+    assert (counts[law == 0] == 0).all()
+    assert ((counts / 20_000 - law).abs() < 5 * (law * (1 - law) / 20_000).sqrt() + 1e-12).all()
 
 
 def test_filtered_probabilities_are_the_softmax_of_what_is_kept():

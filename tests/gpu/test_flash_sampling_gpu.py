@@ -146,8 +146,10 @@ def test_logits_and_tokens_are_bitwise_the_same_for_every_config_and_batch(D):
     whole, first = flash_sampling_store(hidden, weight, temperature=1.0, seed=seed, offset=offset)
     for B in BUCKETS:
         part = hidden[:B].contiguous()
-        for gpu_name in ("NVIDIA H200", "untuned"):
-            config = find("portable", B, D, gpu_name)
+        configs = [find("portable", B, D, gpu_name) for gpu_name in ("NVIDIA H200", "untuned")]
+        if torch.cuda.get_device_capability() == (9, 0):
+            configs.append(find("hopper", B, D, "NVIDIA H200"))
+        for config in configs:
             tokens, logits = flash_sampling_store(
                 part, weight, temperature=1.0, seed=seed, offset=offset, config=config
             )

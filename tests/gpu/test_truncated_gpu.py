@@ -10,6 +10,7 @@ from fsbench.discover import discover
 from fsbench.graphs import capture
 from fsbench.inputs import TORCH_DTYPES, head_with_logits
 from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
+from fsbench.kernels import _hopper_config as hopper_tiles
 from fsbench.kernels._flash_sampling_config import BUCKETS, space
 from fsbench.kernels._stored_filters import AKUNU_ORDER
 from fsbench.kernels.akunu_exact import akunu_exact
@@ -29,9 +30,7 @@ WITH_FILTERS = [
     for name, entry in discover().items()
     if entry.provider and entry.provider.capabilities.filters
 ]
-CONTRACT = [
-    name for name in WITH_FILTERS if discover()[name].provider.capabilities.noise == "token"
-]
+CONTRACT = [name for name in WITH_FILTERS if discover()[name].provider.capabilities.noise]
 
 
 def scalar(value: int) -> torch.Tensor:
@@ -65,10 +64,21 @@ def row_filters(B: int) -> dict[str, torch.Tensor]:
     }
 
 
-def assert_expected(sample, logits, seed, offset, temperature=1.0, error=0.0, **filters):
+def drawn(hidden, weight, **arguments):
+    """A draw with kept tokens counted, which must not change its tokens."""
+    sample = truncated_sample(hidden, weight, **arguments)
+    counted = truncated_sample(hidden, weight, **arguments, return_kept=True)
+    assert sample.kept is None and torch.equal(counted.tokens, sample.tokens)
+    assert torch.equal(counted.valid, sample.valid)
+    return counted
+
+
+def assert_expected(
+    sample, logits, seed, offset, temperature=1.0, error=0.0, noise="group", **filters
+):
     kept = reference.truncate(logits, temperature, **filters, logits_error=error)
     expected = reference.expect(
-        logits, seed, offset, temperature, truncation=kept, logits_error=error
+        logits, seed, offset, temperature, noise, truncation=kept, logits_error=error
     )
     accepted = expected.accepts(sample.tokens)
     assert accepted.all(), (~accepted).nonzero()[:5].tolist()
@@ -94,7 +104,7 @@ FILTERS = [
 def test_tokens_are_the_oracles(B, V, filters):
     for tied in (False, True):
         hidden, weight, logits = exact(B, V, tied)
-        sample = truncated_sample(hidden, weight, seed=scalar(5), offset=scalar(V), **filters)
+        sample = drawn(hidden, weight, seed=scalar(5), offset=scalar(V), **filters)
         assert_expected(sample, logits, scalar(5), scalar(V), **filters)
 
 
@@ -118,10 +128,10 @@ def test_rows_that_many_programs_share_whatever_the_law(law):
         "min_p": torch.tensor([0.0, 0.4, 0.0, 0.05, 0.0, 0.0, 0.0], device="cuda"),
     }
     call = {"seed": scalar(5), "temperature": 0.7}
-    sample = truncated_sample(hidden, weight, **call, **filters)
+    sample = drawn(hidden, weight, **call, **filters)
     assert_expected(sample, logits, scalar(5), scalar(0), 0.7, **filters)
     for _ in range(5):  # in whatever order programs arrive
-        again = truncated_sample(hidden, weight, **call, **filters)
+        again = drawn(hidden, weight, **call, **filters)
         assert torch.equal(again.tokens, sample.tokens) and torch.equal(again.kept, sample.kept)
 
 
@@ -132,7 +142,7 @@ def test_real_matmuls_and_filters_of_every_row(B, D, dtype):
     hidden, weight = matrices(B, 20_011, D, dtype)
     filters = row_filters(B)
     temperature = torch.linspace(0, 2, B, device="cuda")
-    sample = truncated_sample(hidden, weight, seed=scalar(1), temperature=temperature, **filters)
+    sample = drawn(hidden, weight, seed=scalar(1), temperature=temperature, **filters)
     logits = hidden.double() @ weight.double().T
     error = reference.matmul_error(hidden, weight)
     assert_expected(sample, logits, scalar(1), scalar(0), temperature, error, **filters)
@@ -143,17 +153,21 @@ def test_without_filters_tokens_are_those_of_flash_sample(B):
     hidden, weight = matrices(B, 151_936, 1024)
     call = {"seed": scalar(3), "offset": scalar(4), "temperature": 0.8}
     sample = truncated_sample(hidden, weight, **call)
-    plain = flash_sample(hidden, weight, **call, noise="token", kernel="portable")
+    plain = flash_sample(hidden, weight, **call)
     assert torch.equal(sample.tokens, plain.tokens)
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
-def test_tiles_do_not_matter(bucket):
+def test_tiles_and_kernels_do_not_matter(bucket):
     hidden, weight = matrices(bucket, 20_011, 512)
     filters = row_filters(bucket)
-    first = truncated_sample(hidden, weight, seed=scalar(3), **filters)
-    for config in space(bucket)[::40]:
-        other = truncated_sample(hidden, weight, seed=scalar(3), **filters, config=config)
+    first = drawn(hidden, weight, seed=scalar(3), **filters)
+    logits = hidden.double() @ weight.double().T
+    error = reference.matmul_error(hidden, weight)
+    assert_expected(first, logits, scalar(3), scalar(0), error=error, **filters)
+    hopper = hopper_tiles.space(bucket) if torch.cuda.get_device_capability() == (9, 0) else []
+    for config in (*space(bucket)[::40], *hopper[::3]):
+        other = drawn(hidden, weight, seed=scalar(3), **filters, config=config)
         assert torch.equal(other.tokens, first.tokens), config
         assert torch.equal(other.kept, first.kept), config
 
@@ -162,10 +176,10 @@ def test_batch_and_place_do_not_matter():
     hidden, weight = matrices(256, 20_011, 512)
     seeds = torch.arange(256, device="cuda")
     filters = row_filters(256)
-    whole = truncated_sample(hidden, weight, seed=seeds, **filters)
+    whole = drawn(hidden, weight, seed=seeds, **filters)
     for B in (1, 15, 64, 129):
         rows = torch.randperm(256, device="cuda")[:B]
-        part = truncated_sample(
+        part = drawn(
             hidden[rows].contiguous(),
             weight,
             seed=seeds[rows],
@@ -189,17 +203,17 @@ def test_penalties(amounts):
     history.append(torch.arange(B, device="cuda"))
     penalties = Penalties(history, *amounts)
     filters = {"top_k": 50, "top_p": 0.9}
-    sample = truncated_sample(hidden, weight, seed=scalar(2), penalties=penalties, **filters)
+    sample = drawn(hidden, weight, seed=scalar(2), penalties=penalties, **filters)
     names = ("repetition", "presence", "frequency")
     seen, counts = history.dense(V)
     changed = reference.penalised(logits, seen, counts, **dict(zip(names, amounts, strict=True)))
-    assert_expected(sample, changed, scalar(2), scalar(0), error=1e-5, **filters)
+    assert_expected(sample, changed, scalar(2), scalar(0), error=1e-5, noise="token", **filters)
 
 
 def test_rows_without_a_draw():
     hidden, weight, _ = exact(8, 20_011)
     hidden[2] = torch.nan
-    sample = truncated_sample(hidden, weight, seed=scalar(2), top_k=50, top_p=0.9)
+    sample = drawn(hidden, weight, seed=scalar(2), top_k=50, top_p=0.9)
     assert sample.tokens[2] == -1 and sample.kept[2] == 0
     assert sample.valid.sum() == 7
 

@@ -32,7 +32,6 @@ from fsbench.kernels import (
     akunu_exact,
     akunu_faithful,
     flash_sampling_gather,
-    flash_sampling_store,
     flash_sampling_two_step,
     group_gumbel_parallel,
     gumbel_argmax,
@@ -59,7 +58,7 @@ def stack_bytes(fn, signature, constants, capability, **options) -> int:
         (names.index(name),): [["tt.divisibility", 16]]
         for name in names
         if signature[name].startswith("*")
-        or (name in ("D", "first_token") and name not in fn.do_not_specialize)
+        or (name in ("D", "V", "first_token", "stride") and name not in fn.do_not_specialize)
     }
     source = (GluonASTSource if fn.is_gluon() else ASTSource)(
         fn, signature, constexprs=constants, attrs=attributes
@@ -97,6 +96,8 @@ OPTIONS = {
     "logz_ptr": "*fp32",
 }
 """Arguments of the fused kernels that may be None, and add work."""
+STORED = {"logits_ptr": "*fp32", "largest_ptr": "*fp32"}
+"""Where the logits are written, too."""
 LINE = {"buffers_ptr": "*i64", "counts_ptr": "*i32"}
 """Those of several ranks."""
 
@@ -110,6 +111,7 @@ def fused(
     samples: int = 1,
     everything: bool = False,
     ranks: int = 1,
+    stores: bool = False,
     **launch: int,
 ) -> int:
     """A kernel of flash_sample, plain or with every option, on one GPU or several."""
@@ -123,8 +125,10 @@ def fused(
         "tokens_ptr": "*i64",
         "valid_ptr": "*i1",
         **dict.fromkeys(("B", "V", "D", "mask_words", "samples", "first_sample"), "i32"),
+        "stride": "i32",
         **dict.fromkeys(("first_token", "num_tokens", "rank", "area"), "i32"),
         **(OPTIONS if everything else {}),
+        **(STORED if stores else {}),
         **(LINE if ranks > 1 else {}),
     }
     signature = {name: signature[name] for name in fn.arg_names if name in signature}
@@ -138,6 +142,7 @@ def fused(
         "WATCH": ranks > 1,
         **tiles,
         **({} if everything else dict.fromkeys(OPTIONS)),
+        **({} if stores else dict.fromkeys(STORED)),
         **({} if ranks > 1 else dict.fromkeys(LINE)),
     }
     return stack_bytes(fn, signature, constants, capability, **launch)
@@ -176,47 +181,16 @@ def hopper(config: HopperConfig, B: int, dtype: str, **what) -> int:
     return fused(hopper_kernel, matrices, tiles, 90, **what, num_warps=4)
 
 
-STORING = {
-    "seed_ptr": "*i64",
-    "offset_ptr": "*i64",
-    "temperature": "fp32",
-    "keys_ptr": "*i64",
-    "arrivals_ptr": "*i32",
-    "tokens_ptr": "*i64",
-    "logits_ptr": "*fp32",
-}
-
-
-def ablation(kernel, arguments: dict[str, str], config: TileConfig, capability: int) -> int:
-    """A kernel with the portable one's matmul; `arguments` stand between matrices and sizes."""
+def matmul_form(config: TileConfig, capability: int) -> int:
     config = fitted(config, capability)
     signature = {
         **operands(config, "bf16", True),
-        **arguments,
+        "largest_ptr": "*fp32",
         **dict.fromkeys(("B", "V", "D"), "i32"),
     }
     stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return stack_bytes(kernel, signature, tile_constants(config, True), capability, **stages)
-
-
-def truncated_matmul(config: TileConfig, capability: int, everything: bool = False) -> int:
-    """The matmul that stores its logits, plain or with every option."""
-    config = fitted(config, capability)
-    options = ("soft_cap", "bias_ptr", "row_bias_ptr", "mask_ptr")
-    signature = {
-        **operands(config, "bf16", True),
-        **{name: OPTIONS[name] for name in options if everything},
-        "logits_ptr": "*fp32",
-        "largest_ptr": "*fp32",
-        **dict.fromkeys(("B", "V", "D", "mask_words", "runs"), "i32"),
-    }
-    constants = {
-        **tile_constants(config, True),
-        **({} if everything else dict.fromkeys(options)),
-    }
-    kernel = _truncated_kernels.truncated_matmul_kernel
-    stages = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return stack_bytes(kernel, signature, constants, capability, **stages)
+    constants = tile_constants(config, True)
+    return stack_bytes(_matmul_form._matmul_form_kernel, signature, constants, capability, **stages)
 
 
 def sampling_look(V: int, top_k: int, capability: int, everything: bool = False) -> int:
@@ -239,15 +213,14 @@ def sampling_look(V: int, top_k: int, capability: int, everything: bool = False)
         **dict.fromkeys(("repetition", "presence", "frequency"), number),
         "tokens_ptr": "*i64",
         "valid_ptr": "*i1",
-        "kept_ptr": "*i32",
-        **dict.fromkeys(("V", "runs", "capacity"), "i32"),
+        **({"kept_ptr": "*i32"} if everything else {}),
+        **dict.fromkeys(("V", "stride", "capacity"), "i32"),
     }
-    runs = -(-V // 32)
     constants = {
-        **({} if everything else dict.fromkeys(history)),
+        **({} if everything else dict.fromkeys((*history, "kept_ptr"))),
         **({} if plan else dict.fromkeys(("plan_ptr", "numbers_ptr"))),
         **{f"{name.upper()}_PER_ROW": everything for name in ("seed", "offset", "top_k", *numbers)},
-        "BLOCK_RUNS": 1 << (runs - 1).bit_length(),
+        "GROUPS": 1 << (-(-V // 128) * 4 - 1).bit_length(),
         "CHUNK": _truncated_sample.chunk(top_k),
     }
     kernel = _truncated_kernels.sampling_look_kernel
@@ -261,6 +234,7 @@ ROWS = {
     "plan_ptr": "*i64",
     "numbers_ptr": "*fp32",
     "sums_ptr": "*fp32",
+    "before_ptr": "*fp32",
     "values_ptr": "*fp32",
     "ids_ptr": "*i32",
     "seed_ptr": "*i64",
@@ -268,8 +242,7 @@ ROWS = {
     "tokens_ptr": "*i64",
     "valid_ptr": "*i1",
     "kept_ptr": "*i32",
-    "V": "i32",
-    "runs": "i32",
+    "stride": "i32",
     "blocks": "i32",
 }
 """Arguments of the kernels with many programs per row."""
@@ -281,7 +254,7 @@ def row_kernels(capability: int) -> dict[str, int]:
     for name in ("sampling_sections_kernel", "sampling_cutoff_kernel", "sampling_race_kernel"):
         kernel = getattr(_row_kernels, name)
         signature = {n: ROWS[n] for n in kernel.arg_names if n in ROWS}
-        constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW")}
+        constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW") or n == "COUNT"}
         found[name] = stack_bytes(
             kernel, signature, constants, capability,
             **options.get(name, {"num_warps": _truncated_sample.ROW_WARPS}),
@@ -289,7 +262,7 @@ def row_kernels(capability: int) -> dict[str, int]:
     return found
 
 
-GATHERED = {"values_ptr": "*fp32", "ids_ptr": "*i32"}
+SCRATCH = {"keys_ptr": "*i64", "parts_ptr": "*i32"}
 
 
 def akunu(mode: str, capability: int, per_row: bool = False) -> int:
@@ -297,7 +270,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        **({"scores_ptr": "*fp16"} if mode == "faithful" else GATHERED),
+        **({"scores_ptr": "*fp16"} if mode == "faithful" else SCRATCH),
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
@@ -312,7 +285,7 @@ def akunu(mode: str, capability: int, per_row: bool = False) -> int:
             kernel, signature, constants, capability, num_warps=akunu_faithful.NUM_WARPS
         )
     kernel = _akunu_kernels.akunu_exact_kernel
-    constants = {"PER_ROW": per_row, "BLOCK": akunu_exact.BLOCK}
+    constants = {"PER_ROW": per_row, "WIDE": 8, "TURNS": 8}
     return stack_bytes(kernel, signature, constants, capability, num_warps=akunu_exact.NUM_WARPS)
 
 
@@ -320,7 +293,7 @@ def pivoted(capability: int, per_row: bool = False) -> int:
     number = "*fp32" if per_row else "fp32"
     signature = {
         "logits_ptr": "*bf16",
-        **GATHERED,
+        "keys_ptr": "*i64",
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
         "temperature": "fp32",
@@ -442,18 +415,10 @@ def main(capability: int) -> None:
                 what = {"samples": samples, "everything": True}
                 stack = portable(config, "bf16", True, capability, **what)
                 report("flash_sampling", f"{config} everything, n = {samples}", stack)
-            kernel = flash_sampling_store._flash_sampling_store_kernel
-            stack = ablation(kernel, STORING, config, capability)
-            report("flash_sampling_store", str(config), stack)
-            for everything in (False, True):
-                stack = truncated_matmul(config, capability, everything)
-                name = f"{config} everything" if everything else str(config)
-                report("truncated_matmul", name, stack)
-            kernel = _matmul_form._matmul_form_kernel
-            stack = ablation(kernel, {"largest_ptr": "*fp32"}, config, capability)
-            report("matmul_form", str(config), stack)
-        elif tuned:
-            report("truncated_matmul", str(config), truncated_matmul(config, capability))
+            report("matmul_form", str(config), matmul_form(config, capability))
+        if tuned or B == 64:
+            stack = portable(config, "bf16", True, capability, stores=True)
+            report("flash_sampling", f"{config} stores", stack)
     for V, top_k in ((151936, 50), (151936, 1000), (151936, 0)) if tuned else ((128256, 50),):
         report("sampling_look", f"V={V} k={top_k}", sampling_look(V, top_k, capability))
     stack = sampling_look(151936, 0, capability, everything=True)
@@ -465,6 +430,8 @@ def main(capability: int) -> None:
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):
             stack = hopper(config, B, dtype, noise=noise)
             report("flash_sampling_hopper", f"{config} {dtype} {noise}", stack)
+        stack = hopper(config, B, "bf16", stores=True)
+        report("flash_sampling_hopper", f"{config} stores", stack)
     if tuned:
         for samples in (1, 2):
             stack = hopper(config, B, "bf16", samples=samples, everything=True)

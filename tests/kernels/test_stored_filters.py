@@ -8,7 +8,8 @@ from flash_sample_cases import counter, normal_logits
 
 from fsbench import reference
 from fsbench.kernels import _akunu_reference as chapter
-from fsbench.kernels._cutoff import GATHERED
+from fsbench.kernels._akunu_kernels import PARTS
+from fsbench.kernels._cutoff import FEW, GATHERED
 from fsbench.kernels._stored_filters import AKUNU_ORDER
 from fsbench.kernels.akunu_exact import akunu_exact
 from fsbench.kernels.akunu_faithful import akunu_scores
@@ -66,6 +67,74 @@ def test_filters_of_every_row(sampler, order):
     kept = reference.truncate(logits, 2.0, **filters, order=order)
     expected = reference.expect(logits, SEED, STEP, 2.0, truncation=kept)
     assert expected.accepts(sampler(logits, SEED, STEP, 2.0, **filters)).all()
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+
+
+def assert_expected(logits: torch.Tensor, temperature: float = 1.0, **filters: float) -> None:
+    """akunu_exact draws what the reference says."""
+    kept = reference.truncate(logits, temperature, **filters, order=AKUNU_ORDER)
+    expected = reference.expect(logits, SEED, STEP, temperature, truncation=kept)
+    assert expected.accepts(akunu_exact(logits, SEED, STEP, temperature, **filters)).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize("more", [-1, 0, 9])
+def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, turns, more):
+    wide = 16 // dtype.itemsize
+    V = max(turns * PARTS.value * wide + more, 3)
+    logits = normal_logits(2, V)
+    ends = [at for at in (0, wide, V // wide * wide, V - 1) if at < V]
+    for turn in range(turns):
+        ends += [at for at in (turn * PARTS.value * wide + end for end in (-1, 0)) if 0 <= at < V]
+    logits[0, ends] = 40.0
+    logits[1, ends] = torch.linspace(30.0, 32.0, len(ends))
+    logits = logits.to(dtype)
+    for k in (1, 2, len(set(ends)), 40):
+        assert_expected(logits, top_k=k, top_p=0.9)
+
+
+@pytest.mark.parametrize("step", [1, 5], ids=["side by side", "in parts of their own"])
+@pytest.mark.parametrize("limit", [FEW.value, GATHERED.value])
+def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step):
+    """The cutoff is among them, so all of them are gathered."""
+    logits = normal_logits(3, 21_000) / 4
+    logits[:, 20_000] = 9.0
+    for row, equal in enumerate((limit - 2, limit - 1, limit)):
+        logits[row, 100 : 100 + step * equal : step] = 6.0
+    for k in (2, limit - 5):
+        assert_expected(logits, 5.0, top_k=k, top_p=0.7)
+    assert_expected(logits, top_k=limit - 5)
+
+
+@pytest.mark.parametrize("k", [FEW.value - 40, FEW.value, PARTS.value - 1, PARTS.value])
+def test_akunu_with_many_kept(k):
+    logits = normal_logits(2, 20_011).bfloat16()
+    assert_expected(logits, 3.0, top_k=k)
+    assert_expected(logits, 3.0, top_k=k, top_p=0.6, min_p=0.1)
+    assert_expected(logits, 3.0, top_k=k, min_p=0.02)
+
+
+@pytest.mark.parametrize("T", [0.0, 1.0])
+def test_akunu_with_few_finite_logits(T):
+    logits = torch.full((4, 40_000), -torch.inf)
+    logits[0, [3, 17_000, 39_999]] = torch.tensor([1.0, 2.0, 2.0])
+    logits[1, 39_999] = -1e38
+    logits[2, 16_384:16_400] = torch.linspace(-3.4e38, 0, 16)
+    logits[3, ::4096] = -2.0
+    for filters in ({"top_k": 2}, {"top_k": 3, "top_p": 0.6}, {"top_k": 50}, {"top_p": 0.5}):
+        assert_expected(logits, T, **filters)
+
+
+@DTYPES
+def test_akunu_draws_nothing_from_a_row_with_one_bad_logit(dtype):
+    logits = normal_logits(6, 33_001)
+    logits[0, 0], logits[1, 33_000], logits[2, 32_768] = torch.nan, -torch.nan, torch.inf
+    logits[3, 5::8] = torch.nan
+    tokens = akunu_exact(logits.to(dtype), SEED, STEP, 1.0, top_k=50, top_p=0.9)
+    assert (tokens[:4] == -1).all() and (tokens[4:] >= 0).all()
 
 
 def test_a_pivot_that_is_too_high_is_given_up():

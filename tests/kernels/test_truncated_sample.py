@@ -36,12 +36,28 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 FILTERS = ("top_k", "top_p", "min_p")
 
 
-def check(*, temperature=1.0, seed=SEED, offset=None, penalties=None, config=None, **arguments):
-    """Call truncated_sample; its tokens must be the oracle's, its counts those of the reference."""
+def check(
+    *,
+    temperature=1.0,
+    seed=SEED,
+    offset=None,
+    penalties=None,
+    config=None,
+    counting_only=False,
+    **arguments,
+):
+    """Call truncated_sample; its tokens must be the oracle's, its counts those of the reference.
+
+    Without counting it ends earlier, and must draw the same; counting_only leaves that out.
+    """
     filters = {name: arguments.pop(name) for name in FILTERS if name in arguments}
     call = {"temperature": temperature, "seed": seed, "offset": offset, "penalties": penalties}
     with guarded_memory():
-        sample = truncated_sample(**arguments, **call, **filters, config=config)
+        sample = truncated_sample(**arguments, **call, **filters, config=config, return_kept=True)
+        if not counting_only:
+            plain = truncated_sample(**arguments, **call, **filters, config=config)
+            assert plain.kept is None and torch.equal(plain.tokens, sample.tokens)
+            assert torch.equal(plain.valid, sample.valid)
     logits, error = exact_logits(**arguments), logits_error(**arguments)
     if penalties is not None:
         counts = penalties.history.dense(logits.shape[1])
@@ -51,8 +67,9 @@ def check(*, temperature=1.0, seed=SEED, offset=None, penalties=None, config=Non
         error += 1e-6 * float(logits.nan_to_num(0, 0, 0).abs().max())
     kept = reference.truncate(logits, temperature, **filters, logits_error=error)
     step = counter(0) if offset is None else offset
+    noise = "group" if penalties is None else "token"
     expected = reference.expect(
-        logits, seed, step, temperature, truncation=kept, logits_error=error
+        logits, seed, step, temperature, noise, truncation=kept, logits_error=error
     )
     accepted = expected.accepts(sample.tokens)
     assert accepted.all(), (sample.tokens.tolist(), expected.tokens.tolist())
@@ -119,8 +136,8 @@ def test_zeros_of_both_signs_are_equal():
 
 
 @pytest.mark.parametrize("top_k", [1, 20, 40])
-def test_more_runs_than_are_in_registers_at_once(top_k):
-    """Equal maxima everywhere: every run must be read, a chunk of them at a time."""
+def test_more_groups_than_are_in_registers_at_once(top_k):
+    """Equal maxima everywhere: every group must be read, a chunk of them at a time."""
     V = 32 * 80 + 5
     rows = normal_logits(2, V).clamp_max(1.0)
     assert (rows == 1.0).sum() > 400 and module.chunk(top_k) < 80
@@ -132,8 +149,8 @@ def test_without_filters_tokens_are_those_of_flash_sample():
     hidden, weight = problem(6, 300, 40)
     call = {"hidden": hidden, "weight": weight, "seed": SEED, "offset": counter(3)}
     for temperature in (0.0, 1.0, torch.linspace(0, 3, 6)):
-        sample = truncated_sample(**call, temperature=temperature)
-        plain = flash_sample(**call, temperature=temperature, noise="token")
+        sample = truncated_sample(**call, temperature=temperature, return_kept=True)
+        plain = flash_sample(**call, temperature=temperature)
         assert torch.equal(sample.tokens, plain.tokens)
         greedy = torch.as_tensor(temperature).expand(6) == 0
         assert torch.equal(sample.kept, torch.where(greedy, 1, 300).int())
@@ -143,18 +160,19 @@ def test_neither_tiles_nor_neighbours_matter():
     hidden, weight = problem(18, 300, 32, torch.float16)
     rows = {name: value.repeat(3)[:18] for name, value in ROWS.items()}
     call = {"weight": weight, "temperature": torch.linspace(0, 2, 18)}
-    whole = check(hidden=hidden, config=TILES, **call, **rows)
+    whole = check(hidden=hidden, config=TILES, **call, **rows, counting_only=True)
     for config in (
         replace(TILES, block_b=32, block_v=256, block_d=32, flatten=True),
         replace(TILES, v_on_m=True, block_d=16, ctas_per_sm=3),
     ):
-        other = check(hidden=hidden, config=config, **call, **rows)
+        other = check(hidden=hidden, config=config, **call, **rows, counting_only=True)
         assert torch.equal(other.tokens, whole.tokens) and torch.equal(other.kept, whole.kept)
     part = check(
         hidden=hidden[:5],
         weight=weight,
         temperature=call["temperature"][:5],
         **{name: value[:5] for name, value in rows.items()},
+        counting_only=True,
     )
     assert torch.equal(part.tokens, whole.tokens[:5]) and torch.equal(part.kept, whole.kept[:5])
 
@@ -321,7 +339,7 @@ def test_a_history_refuses(arguments, message):
             "penalties.repetition: expected a number > 0; got 0.0",
         ),
         ({"penalties": Penalties(None)}, InvalidType, "penalties.history: expected a TokenHistory"),
-        ({"config": 5}, InvalidType, "config: expected a TileConfig; got int"),
+        ({"config": 5}, InvalidType, "config: expected a TileConfig or a HopperConfig"),
         ({"seed": torch.zeros(2).long()}, InvalidArgument, "seed: expected shape"),
     ],
 )
@@ -358,18 +376,19 @@ def test_on_cpu_tensors_without_the_interpreter_the_reference_draws():
     ],
     ids=str,
 )
-def test_tokens_of_many_runs_are_gathered(filters):
-    """Some 160 runs have one logit each that may be kept: more than a chunk, but few tokens."""
-    V = 32 * 170
-    logits = normal_logits(3, V, sigma=0.3) - 6.0
-    logits[:, ::34] = 1.0 + normal_logits(3, 160, sigma=0.2).round(decimals=1)  # with ties
+def test_tokens_of_many_groups_are_gathered(filters):
+    """168 groups have one logit each that may be kept: more than a chunk, but few tokens."""
+    blocks = 42
+    logits = normal_logits(3, blocks * 128, sigma=0.3) - 6.0
+    first = torch.arange(blocks)[:, None] * 128 + 2 * torch.arange(4)  # of each group
+    logits[:, first.flatten()] = 1.0 + normal_logits(3, 168, sigma=0.2).round(decimals=1)  # ties
     check(**stored(logits), **filters)
 
 
 def test_more_tokens_than_can_be_gathered_are_read_where_they_are():
     V = 9_000
     logits = normal_logits(1, V, sigma=0.1)
-    check(**stored(logits), top_k=8_700, top_p=0.99)
+    check(**stored(logits), top_k=8_700, top_p=0.99, counting_only=True)
     check(**stored(logits), top_k=200, min_p=0.9)
 
 
@@ -394,12 +413,12 @@ def test_rows_for_many_programs(law):
     V = 4_900
     logits = LAWS[law](V)
     check(**stored(logits), **EACH)
-    check(**stored(logits), temperature=0.3, top_p=0.8)
+    check(**stored(logits[:3]), temperature=0.3, top_p=0.8, counting_only=True)
 
 
 @pytest.mark.parametrize("programs", [1, 14, 10_000])
 def test_how_many_programs_share_a_row_does_not_matter(programs):
-    call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED}
+    call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED, "return_kept": True}
     whole = truncated_sample(**call)
     with mock.patch.dict(module.PROGRAMS, dict.fromkeys(module.PROGRAMS, programs)):
         other = truncated_sample(**call)
@@ -407,9 +426,9 @@ def test_how_many_programs_share_a_row_does_not_matter(programs):
 
 
 def test_launches_that_no_row_can_need_are_left_out():
-    def times(runs=200, **filters):
+    def times(groups=200, **filters):
         return module.searches(
-            module._Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), runs
+            module._Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), groups
         )
 
     assert times(min_p=0.1) == -1
