@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels._flash_sampling_config import TileConfig
-from fsbench.kernels._hopper_config import HopperConfig
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from fsbench.kernels._arguments import Request
+    from fsbench.kernels._flash_sampling_config import TileConfig
+    from fsbench.kernels._hopper_config import HopperConfig
     from fsbench.kernels._stored_logits import StoredLogits
     from fsbench.kernels._token_history import Penalties
 
@@ -98,17 +98,19 @@ def truncated_sample(
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
     mask of bools. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
-    does not wait; CUDA graphs may capture it, and replays read seed, offset, and all [B] arguments
-    again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in
-    bf16).
+    waits as little as for flash_sample; CUDA graphs may capture it, after one launch outside, and
+    replays read seed, offset, and all [B] arguments again. On CPU tensors it runs
+    fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
-            range; nothing has been launched.
+            range, or a config that cannot run here; nothing has been launched.
+        CaptureError: the workspaces for captures are used up.
     """
     import torch
 
     from fsbench.kernels import _arguments as check
+    from fsbench.kernels._choice import choose
     from fsbench.kernels._flash_sample_op import interpretable
 
     hidden, weight = check.check_matrices(hidden, weight)
@@ -133,23 +135,21 @@ def truncated_sample(
         check.check_counter("offset", offset, B, device)
     if soft_cap is not None:
         soft_cap = check.check_number("soft_cap", soft_cap, positive=True)
-    if config is not None and not isinstance(config, TileConfig | HopperConfig):
-        raise InvalidType(
-            f"config: expected a TileConfig or a HopperConfig; got {type(config).__name__}"
-        )
+    kernel = check.check_kernel("auto", config)
     if penalties is not None:
         _check_penalties(penalties, B, device)
     request = check.Request(
         hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, 1,
         "group" if penalties is None else "none",
     )  # fmt: skip
+    choice = choose(hidden, weight, request.noise, kernel, config)
     sample = TruncatedSample(
         torch.empty(B, dtype=torch.int64, device=device),
         torch.empty(B, dtype=torch.bool, device=device),
         torch.empty(B, dtype=torch.int32, device=device) if return_kept else None,
     )
     if device.type == "cuda" or interpretable(request):
-        _launch(request, filters, penalties, config, sample)
+        _launch(request, choice, filters, penalties, sample)
     else:
         _compute(request, filters, penalties, sample)
     return sample
@@ -213,16 +213,15 @@ def _check_penalties(penalties: object, B: int, device: torch.device) -> None:
 
 def _launch(
     request: Request,
+    choice: TileConfig | HopperConfig,
     filters: _Filters,
     penalties: Penalties | None,
-    config: TileConfig | HopperConfig | None,
     sample: TruncatedSample,
 ) -> None:
     """The fused kernel, the first look at the logits it leaves, and what rows need beyond that."""
     import torch
     import triton
 
-    from fsbench.kernels._choice import choose
     from fsbench.kernels._device import launching_on
     from fsbench.kernels._flash_sample import Sample
     from fsbench.kernels._launch import launch, per_row
@@ -232,8 +231,7 @@ def _launch(
 
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stored = allocate(B, V, device, largest=True)
-    config = choose(request.hidden, request.weight, request.noise, config=config)
-    launch(request, config, Sample(sample.tokens, sample.valid, None, None), stored)
+    launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
     stride = stored.logits.shape[1]
     groups = stride // GROUP.value
     found = torch.empty(B, groups, dtype=torch.int32, device=device)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._flash_sampling_config import TileConfig
-from fsbench.kernels._hopper_config import HopperConfig
 from fsbench.kernels._provider import WorkspaceLaunch, noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fsbench.kernels._flash_sampling_config import TileConfig
+    from fsbench.kernels._hopper_config import HopperConfig
 
 
 def flash_sampling_store(

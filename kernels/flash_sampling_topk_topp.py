@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._provider import noise_map
+from fsbench.kernels._provider import WorkspaceLaunch, noise_map
 from fsbench.kernels._stored_filters import filters_of, penalties_of
 from fsbench.kernels._truncated_sample import MAX_V, truncated_sample
 from fsbench.problem import FILTERS, Problem
@@ -28,21 +28,25 @@ def unsupported_reason(problem: Problem) -> str | None:
 
 def build(problem: Problem, weight: Tensor) -> Launch:
     """See Provider."""
-    filters, temperature = filters_of(problem, weight.device), problem.temperature
-    penalties = penalties_of(problem, weight.device)
+    return _TopkTopp(problem, weight)
 
-    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+
+class _TopkTopp(WorkspaceLaunch):
+    def __init__(self, problem: Problem, weight: Tensor):
+        super().__init__(problem, weight)
+        self._filters = filters_of(problem, weight.device)
+        self._penalties = penalties_of(problem, weight.device)
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return truncated_sample(
             hidden,
-            weight,
-            temperature=temperature,
-            penalties=penalties,
+            self._weight,
+            temperature=self._temperature,
+            penalties=self._penalties,
             seed=seed,
             offset=offset,
-            **filters,  # type: ignore[arg-type]
+            **self._filters,  # type: ignore[arg-type]
         ).tokens
-
-    return launch
 
 
 PROVIDER = Provider(

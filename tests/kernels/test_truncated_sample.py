@@ -25,6 +25,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
 from fsbench.kernels import _truncated_sample as module
+from fsbench.kernels._hopper_config import HopperConfig
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
 from fsbench.verify.check import Setting
 from fsbench.verify.drawing import exact_head, random_logits
@@ -339,7 +340,12 @@ def test_a_history_refuses(arguments, message):
             "penalties.repetition: expected a number > 0; got 0.0",
         ),
         ({"penalties": Penalties(None)}, InvalidType, "penalties.history: expected a TokenHistory"),
-        ({"config": 5}, InvalidType, "config: expected a TileConfig or a HopperConfig"),
+        ({"config": 5}, InvalidType, "config: expected a TileConfig or HopperConfig; got int"),
+        (
+            {"config": HopperConfig(1, 128, 128, 4, False)},
+            InvalidArgument,
+            "got hopper, but it needs a GPU of compute capability 9.0",
+        ),
         ({"seed": torch.zeros(2).long()}, InvalidArgument, "seed: expected shape"),
     ],
 )
