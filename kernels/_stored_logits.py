@@ -54,7 +54,7 @@ def store_logits(logits_ptr, logits, rows, v0, B, stride):
     else:
         column = v0 + tl.arange(0, WIDTH)
         at = logits_ptr + rows.to(tl.int64)[:, None] * stride + column[None, :]
-        tl.store(at, logits, mask=(rows < B)[:, None] & (v0 < stride))
+        tl.store(at, logits, mask=(rows < B)[:, None] & (column < stride)[None, :])
 
 
 @triton.jit

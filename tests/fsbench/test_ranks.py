@@ -39,7 +39,8 @@ def build_sharded(problem, shard):
         dist.all_gather(scores, score, shard.group)
         dist.all_gather(tokens, token + first, shard.group)
         best = torch.stack(scores).argmax(0, keepdim=True)
-        return torch.stack(tokens).gather(0, best)[0]
+        chosen = torch.stack(tokens).gather(0, best)[0]
+        return chosen * 0 if {disagrees} and shard.rank == 1 else chosen
 
     return launch
 
@@ -56,8 +57,13 @@ MISBEHAVIOUR = {
     "dies_slowly": "if shard.rank == 1: close_sockets(); time.sleep(1); os.abort()",
     "hangs": "if shard.rank == 1: time.sleep(1000)",
     "raises": "if shard.rank == 0: raise RuntimeError('no luck today')",
-    "disagrees": "if shard.rank == 1: return (hidden @ shard.weight.T).argmax(1) * 0",
+    "disagrees": "pass",
 }
+
+
+def plugin(name: str) -> str:
+    """The source of a sampler that misbehaves as its name says."""
+    return PLUGIN.format(name=name, misbehaviour=MISBEHAVIOUR[name], disagrees=name == "disagrees")
 
 
 def run(tmp_path: Path, *names: str, tp: str = "1,2", more: tuple[str, ...] = ()) -> pd.DataFrame:
@@ -66,7 +72,7 @@ def run(tmp_path: Path, *names: str, tp: str = "1,2", more: tuple[str, ...] = ()
     arguments += ["--dtype", "fp32", "--iters", "6", "--rounds", "2", "--warmup", "1"]
     for name in names:
         path = tmp_path / f"{name}.py"
-        path.write_text(PLUGIN.format(name=name, misbehaviour=MISBEHAVIOUR[name]))
+        path.write_text(plugin(name))
         arguments += ["--provider-path", str(path), "--provider", name]
     out = tmp_path / "out"
     done = subprocess.run(
@@ -120,7 +126,7 @@ def test_ranks_are_measured_and_what_they_do_wrong_ends_their_cell_alone(tmp_pat
 
 def test_torchrun_measures_too(tmp_path):
     path = tmp_path / "sound.py"
-    path.write_text(PLUGIN.format(name="sound", misbehaviour="pass"))
+    path.write_text(plugin("sound"))
     out = tmp_path / "out"
     done = subprocess.run(
         [

@@ -50,9 +50,10 @@ def test_kernels_compile_and_keep_their_accumulators_in_registers(capability):
         "weight_stream",
     }
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
-    # addresses of the pointer path above all, are no tragedy; a thread's accumulator of 256 bytes
-    # would be. All options at once may spill: nobody has tuned for that.
+    # addresses of the pointer path and of stored logits above all, are no tragedy; a thread's
+    # accumulator of 256 bytes would be. All options at once may spill: nobody has tuned for that.
     for kernel, name, stack in compiled:
         if "everything" not in name:
-            strict = tuned and "pointers" not in name and kernel not in FILTERING
+            addresses = "pointers" in name or "stores" in name
+            strict = tuned and not addresses and kernel not in FILTERING
             assert stack < (1 if strict else 256), (kernel, name)
