@@ -28,7 +28,7 @@ summation does not matter. 4096 of them fit above the count."""
 GATHERED = tl.constexpr(4096)
 """Tokens of a row that are gathered at most, so that their packed weights may be added up."""
 
-FEW = tl.constexpr(512)
+RANKED = tl.constexpr(512)
 """Up to this number of gathered tokens each is compared with all, which needs no search."""
 
 WAYS = tl.constexpr(4)

@@ -1,15 +1,15 @@
 """Device code: one program gathers logits of a row, as keys (_cutoff.py), and draws from them.
 
-Up to FEW are ranked, up to GATHERED searched in registers; with more it reads the row again.
+Up to RANKED are ranked, up to GATHERED searched in registers; with more it reads the row again.
 """
 
 import triton
 import triton.language as tl
 
 from fsbench.kernels._cutoff import (
-    FEW,
     GATHERED,
     NOTHING,
+    RANKED,
     cut_by_ranks,
     cut_in_registers,
     cut_of_row,
@@ -55,10 +55,11 @@ def draw_of_gathered(logits_ptr, keys_ptr, n, low, k, p, by_p, least, valid, top
     high = first_key(ordered(top) + 1)
     winner = tl.full((), -1, tl.int32)
     if valid:
-        if n <= FEW:
+        if n <= RANKED:
             winner = _draw_in_registers(
-                keys_ptr, n, low, high, k, p, by_p, least, top, sharpness, T, seed, offset, row, FEW
-            )
+                keys_ptr, n, low, high, k, p, by_p, least, top, sharpness, T, seed, offset, row,
+                RANKED,
+            )  # fmt: skip
         elif n <= GATHERED:
             winner = _draw_in_registers(
                 keys_ptr, n, low, high, k, p, by_p, least, top, sharpness, T, seed, offset, row,
@@ -83,7 +84,7 @@ def _draw_in_registers(keys_ptr, n, low, high, k, p, by_p, least, top, sharpness
     """The token of a row from n keys, at most N."""
     keys = load_keys(keys_ptr, 0, n, N)
     y, token = unpacked(keys)
-    if N <= FEW:
+    if N <= RANKED:
         cut = cut_by_ranks(keys, keys_ptr, n, k, p, by_p, top, sharpness)
     else:
         weights = packed_weights(y, keys > NOTHING, top, sharpness)

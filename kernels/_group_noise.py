@@ -146,6 +146,12 @@ def token_of_member(v0, index, member):
 
 
 @triton.jit
+def group_of_token(token):
+    """The number of the group that a token is in."""
+    return (token >> 7) * 4 + ((token >> 1) & 3)
+
+
+@triton.jit
 def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
                      GREEDY_ROWS: tl.constexpr):  # fmt: skip
     """The packed candidate of every group, [R, G] int64, and its logit; see group_draws."""

@@ -44,7 +44,8 @@ def consume(
 
     rows: of each row, [ROWS, 1] in group_layout(4), or scalar where it is one for all:
         (number, number in the noise, seed, offset, T, 1 / T).
-    stored: where the logits are written, too, and of which rows: see _store; or empty.
+    stored: which rows' logits are written, too, [ROWS, 1] like rows, and where:
+        (there, logits_ptr, (largest_ptr,) or (), stride), see StoredLogits; or empty.
     best: of each sample (score, token, logit), [ROWS, 4] each. largest, mass: [ROWS, 4].
     """
     GROUPS: gl.constexpr = logits.shape[1] // 32
@@ -82,7 +83,9 @@ def consume(
         SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
         m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS and not SEPARATE))
         if len(stored) > 0:
-            _store(y, m, v0, row, index, _in_layout(stored[0], LAYOUT), stored)
+            there, logits_ptr, largest_ptr, stride = stored
+            there = _in_layout(there, LAYOUT)
+            _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride)
         if WITH_MASS:
             for part in gl.static_range(GROUPS // 4):
                 largest, mass = add_masses(
@@ -145,14 +148,11 @@ def _processed(y, v0, row, index, B, V, processing, mask_words):
 
 
 @gluon.jit
-def _store(y, m, v0, row, index, there, stored):
-    """Write the logits of a tile to memory, and the largest of each group; see StoredLogits.
+def _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride):
+    """Write the logits of a tile to memory, and the largest of each group: m.
 
-    there: whether a row is to be stored, [ROWS, 1].
-    stored: (the same; logits_ptr, (largest_ptr,) or (), stride).
     Two tokens that are neighbours go as one number of 64 bits.
     """
-    _, logits_ptr, largest_ptr, stride = stored
     block = v0 + index // 4 * 128
     there = there & (block < stride)
     first = row.to(gl.int64) * stride + (block + index % 4 * 2)

@@ -307,11 +307,11 @@ def sampling_race_kernel(
                 more, many = race(split_words(y), word, cut, T, seed, offset, counted_row)
                 best = tl.maximum(best, more)
                 each += many
-        kept = tl.sum(tl.sum(each, axis=1), axis=0)
-        if kept > 0:
-            tl.atomic_max(plan_ptr + BEST, tl.max(tl.max(best, axis=1), axis=0))
+        found = tl.max(tl.max(best, axis=1), axis=0)
+        if found > LOWEST_KEY:
+            tl.atomic_max(plan_ptr + BEST, found)
             if kept_ptr is not None:
-                tl.atomic_add(kept_ptr + row, kept)
+                tl.atomic_add(kept_ptr + row, tl.sum(tl.sum(each, axis=1), axis=0))
         if last_to_arrive(plan_ptr, tl.num_programs(1)) & rejected:
             token = token_of_key(tl.load(plan_ptr + BEST, cache_modifier=".cg"))
             tl.store(tokens_ptr + row, token.to(tl.int64))

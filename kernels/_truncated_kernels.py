@@ -26,7 +26,7 @@ from fsbench.kernels._cutoff import (
     reached_by,
     value_of,
 )
-from fsbench.kernels._group_noise import token_of_member
+from fsbench.kernels._group_noise import group_of_token, token_of_member
 from fsbench.kernels._helper import (
     LOG2_E,
     LOWEST_KEY,
@@ -270,7 +270,7 @@ def _penalise(logits_ptr, largest_ptr, history_ptr, counts_ptr, length, repetiti
         at = first + tl.arange(0, BLOCK)
         token = tl.load(history_ptr + at, mask=at < length, other=-1)
         there = (token >= 0) & (token < V)
-        group = (token >> 7) * 4 + ((token >> 1) & 3)
+        group = group_of_token(token)
         members = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
         y = tl.load(logits_ptr + members, mask=there[:, None], other=float("-inf"))
         # Tokens of one group write the same number.

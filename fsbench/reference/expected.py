@@ -25,6 +25,10 @@ _SUM_ERROR = 2.0**-18  # of a running sum of 32 exponentials, relative to the wh
 _EXPONENT_ULP = 2.0**-22  # of y / T, which moves an exponential by as much
 
 
+_Drawn = tuple[Tensor, Tensor, Tensor]
+"""The fields of Expected."""
+
+
 class Expected(NamedTuple):
     """What a sampler with noise of the contract must return for each of B rows.
 
@@ -83,13 +87,14 @@ def expect(
     T = torch.where(T < SMALLEST_TEMPERATURE, 0.0, T)
     exact = torch.where(undefined | invalid[:, None], -torch.inf, exact)
     T = torch.where(invalid, 1.0, T)[:, None]
-    stream = (seed, offset, rows, sample)
+    arguments = (exact, T, seed, offset, rows, sample, logits_error)
     if noise == "token":
-        tokens, acceptable, scores = _token_draw(exact, T, *stream, logits_error, truncation)
-    elif truncation is None:
-        tokens, acceptable, scores = _group_draw(exact, T, *stream, logits_error)
+        drawn = _token_draw(*arguments, truncation)
     else:
-        tokens, acceptable, scores = _two_draws(exact, T, *stream, logits_error, truncation)
+        drawn = _group_draw(*arguments)
+        if truncation is not None:
+            drawn = _either(drawn, _token_draw(*arguments, truncation), truncation)
+    tokens, acceptable, scores = drawn
     empty = ~(undefined.any(1) | torch.isfinite(exact).any(1)) & valid_temperature
     scores = torch.where(empty, -torch.inf, torch.where(invalid, torch.inf, scores))
     return Expected(torch.where(invalid, -1, tokens), acceptable, scores)
@@ -104,7 +109,7 @@ def _token_draw(
     sample: int,
     error: float,
     truncation: Truncation | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> _Drawn:
     """argmax(logits + T g), the lowest id if several are equal (Gumbel-max, section 3.1)."""
     scores = logits + T * token_noise(logits.shape[1], seed, offset, rows, sample)
     surely = possibly = scores
@@ -121,7 +126,7 @@ def _token_draw(
 
 def _group_draw(
     logits: Tensor, T: Tensor, seed: Tensor, offset: Tensor, rows: Tensor, sample: int, error: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> _Drawn:
     """The group of largest T (L + g), L its log-mass at T, then the member that u falls on.
 
     Group-Gumbel-Max (Lemmas D.1, D.2). u falls on the first member whose running sum of
@@ -162,28 +167,20 @@ def _group_draw(
     return token, _by_token(acceptable, V), best[:, 0, 0]
 
 
-def _two_draws(
-    logits: Tensor,
-    T: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    rows: Tensor,
-    sample: int,
-    error: float,
-    truncation: Truncation,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Group noise draws from all tokens; where that is cut off, token noise from the kept.
+def _either(first: _Drawn, second: _Drawn, truncation: Truncation) -> _Drawn:
+    """The draw from all tokens where it is kept, else the draw from the kept.
 
     The law is that of the kept: with mass Z, p_v + (1 - Z) p_v / Z = p_v / Z.
     """
-    stream = (seed, offset, rows, sample, error)
-    first, near, first_score = _group_draw(logits, T, *stream)
-    second, near_second, second_score = _token_draw(logits, T, *stream, truncation)
-    stands = truncation.kept.gather(1, first[:, None])[:, 0]
+    tokens, near, scores = first
+    other_tokens, other_near, other_scores = second
+    stands = truncation.kept.gather(1, tokens[:, None])[:, 0]
     may_be_cut = (near & ~truncation.surely).any(1, keepdim=True)
-    acceptable = (near & truncation.possibly) | (near_second & may_be_cut)
-    tokens = torch.where(stands, first, second)
-    return tokens, acceptable, torch.where(stands, first_score, second_score)
+    return (
+        torch.where(stands, tokens, other_tokens),
+        (near & truncation.possibly) | (other_near & may_be_cut),
+        torch.where(stands, scores, other_scores),
+    )
 
 
 def _by_group(values: Tensor, fill: float) -> Tensor:

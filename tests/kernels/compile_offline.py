@@ -248,13 +248,19 @@ ROWS = {
 """Arguments of the kernels with many programs per row."""
 
 
-def row_kernels(capability: int) -> dict[str, int]:
+def row_kernels(capability: int, everything: bool = False) -> dict[str, int]:
+    """Stack bytes by kernel; with what is absent unless kept tokens are counted, or without."""
+    optional = ("kept_ptr", "before_ptr")
     options = {"sampling_cutoff_kernel": _truncated_sample.CUTOFF}
     found = {}
     for name in ("sampling_sections_kernel", "sampling_cutoff_kernel", "sampling_race_kernel"):
         kernel = getattr(_row_kernels, name)
-        signature = {n: ROWS[n] for n in kernel.arg_names if n in ROWS}
-        constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW") or n == "COUNT"}
+        absent = [n for n in optional if n in kernel.arg_names and not everything]
+        signature = {n: ROWS[n] for n in kernel.arg_names if n in ROWS and n not in absent}
+        constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW")}
+        constants |= dict.fromkeys(absent)
+        if "COUNT" in kernel.arg_names:
+            constants["COUNT"] = everything
         found[name] = stack_bytes(
             kernel, signature, constants, capability,
             **options.get(name, {"num_warps": _truncated_sample.ROW_WARPS}),
@@ -423,8 +429,9 @@ def main(capability: int) -> None:
         report("sampling_look", f"V={V} k={top_k}", sampling_look(V, top_k, capability))
     stack = sampling_look(151936, 0, capability, everything=True)
     report("sampling_look", "everything", stack)
-    for name, stack in row_kernels(capability).items():
-        report(name.removesuffix("_kernel"), "", stack)
+    for everything in (False, True):
+        for name, stack in row_kernels(capability, everything).items():
+            report(name.removesuffix("_kernel"), "counting" if everything else "", stack)
     for B in hopper_tiles.BUCKETS if tuned else ():
         config = find("hopper", B, 4096, "NVIDIA H200")
         for dtype, noise in (("bf16", "group"), ("fp16", "none")):

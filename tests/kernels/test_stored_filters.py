@@ -9,7 +9,7 @@ from flash_sample_cases import counter, normal_logits
 from fsbench import reference
 from fsbench.kernels import _akunu_reference as chapter
 from fsbench.kernels._akunu_kernels import PARTS
-from fsbench.kernels._cutoff import FEW, GATHERED
+from fsbench.kernels._cutoff import GATHERED, RANKED
 from fsbench.kernels._stored_filters import AKUNU_ORDER
 from fsbench.kernels.akunu_exact import akunu_exact
 from fsbench.kernels.akunu_faithful import akunu_scores
@@ -97,7 +97,7 @@ def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, tur
 
 
 @pytest.mark.parametrize("step", [1, 5], ids=["side by side", "in parts of their own"])
-@pytest.mark.parametrize("limit", [FEW.value, GATHERED.value])
+@pytest.mark.parametrize("limit", [RANKED.value, GATHERED.value])
 def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step):
     """The cutoff is among them, so all of them are gathered."""
     logits = normal_logits(3, 21_000) / 4
@@ -109,7 +109,7 @@ def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step
     assert_expected(logits, top_k=limit - 5)
 
 
-@pytest.mark.parametrize("k", [FEW.value - 40, FEW.value, PARTS.value - 1, PARTS.value])
+@pytest.mark.parametrize("k", [RANKED.value - 40, RANKED.value, PARTS.value - 1, PARTS.value])
 def test_akunu_with_many_kept(k):
     logits = normal_logits(2, 20_011).bfloat16()
     assert_expected(logits, 3.0, top_k=k)
