@@ -422,6 +422,21 @@ def test_rows_for_many_programs(law):
     check(**stored(logits[:3]), temperature=0.3, top_p=0.8, counting_only=True)
 
 
+def test_top_p_alone_asks_for_the_mass_before_the_draw():
+    """Rows of three blocks whose draw from all tokens stands or falls without a cutoff."""
+    V = 4_900
+    logits = normal_logits(24, V)
+    # Two tokens of probability 0.45 and 0.4: the second one crosses p = 0.6 and so is kept.
+    logits[12:] = 0.0
+    logits[12:, 7] = math.log(3.0 * (V - 2))
+    logits[12:, 4_000] = math.log(0.4 / 0.15 * (V - 2))
+    call = stored(logits)
+    sample = check(**call, top_p=torch.tensor([0.5, 0.6]).repeat_interleave(12))
+    first = flash_sample(**call, seed=SEED).tokens
+    assert 2 < (first == sample.tokens)[:12].sum() < 10
+    assert (first[12:] == 4_000).sum() > 2
+
+
 @pytest.mark.parametrize("programs", [1, 14, 10_000])
 def test_how_many_programs_share_a_row_does_not_matter(programs):
     call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED, "return_kept": True}
