@@ -25,7 +25,7 @@ import triton.language as tl
 
 from fsbench.kernels._cutoff import GATHERED, LOWEST, first_key, of_row, ordered, reached_by
 from fsbench.kernels._gathered_draw import append, draw_of_gathered
-from fsbench.kernels._helper import LOG2_E, _log, halves, nan_max, temperatures
+from fsbench.kernels._helper import LOG2_E, LOWEST_KEY, _log, halves, nan_max, temperatures
 
 SPAN = tl.constexpr(30.0)
 """Logits this far below the largest are given up at once."""
@@ -234,8 +234,10 @@ def akunu_exact_kernel(
         if not by_p:  # which weighs also what min-p cuts off
             low = tl.maximum(low, floor)
     n = _gather_parts(logits_ptr, order >= low, low, keys_ptr, parts_ptr, V, WIDE, TURNS)
-    token = draw_of_gathered(
-        logits_ptr, keys_ptr, n, first_key(low), k, p, by_p, first_key(floor), valid, top,
-        tl.full((), LOG2_E, tl.float32), T, seed, offset, row, V,
+    drawn = tl.full((), LOWEST_KEY, tl.int64)
+    sharpness = tl.full((), LOG2_E, tl.float32)
+    token, _kept = draw_of_gathered(
+        logits_ptr, keys_ptr, n, first_key(low), drawn, k, p, by_p, first_key(floor), valid, top,
+        sharpness, T, seed, offset, row, V, False,
     )  # fmt: skip
     tl.store(tokens_ptr + row, token.to(tl.int64))

@@ -31,6 +31,9 @@ GATHERED = tl.constexpr(4096)
 RANKED = tl.constexpr(512)
 """Up to this number of gathered tokens each is compared with all, which needs no search."""
 
+FEW_RANKED = tl.constexpr(128)
+"""Up to this number that takes one turn or two."""
+
 WAYS = tl.constexpr(4)
 """Parts into which a step of a search divides the keys."""
 
@@ -184,7 +187,7 @@ def cut_by_ranks(keys, keys_ptr, n, k, p, by_p, top, sharpness):
 
     keys: of load_keys, the n at keys_ptr; N is at least n.
     """
-    AT_ONCE: tl.constexpr = 16
+    AT_ONCE: tl.constexpr = 4096 // keys.shape[0]
     above = tl.zeros((keys.shape[0], AT_ONCE), tl.int64)
     for first in tl.range(0, n, AT_ONCE):
         other = load_keys(keys_ptr, first, n, AT_ONCE)

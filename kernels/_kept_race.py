@@ -11,30 +11,24 @@ RUN = tl.constexpr(32)
 
 
 @triton.jit
+def noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW: tl.constexpr,
+                 OFFSET_PER_ROW: tl.constexpr):  # fmt: skip
+    """(seed, offset, number in the noise) of a row."""
+    seed = tl.load(seed_ptr + row if SEED_PER_ROW else seed_ptr)
+    offset = tl.zeros((), tl.int64)
+    if offset_ptr is not None:
+        offset = tl.load(offset_ptr + row if OFFSET_PER_ROW else offset_ptr)
+    # A seed of its own identifies a request; else its row in the batch does.
+    return seed, offset, row * 0 if SEED_PER_ROW else row
+
+
+@triton.jit
 def load_runs(logits_ptr, chunk, V, CHUNK: tl.constexpr):
     """(logits fp32 [CHUNK, 32] of CHUNK runs, from run chunk * CHUNK on; words [CHUNK, 8])."""
     first = (tl.arange(0, CHUNK) + chunk * CHUNK)[:, None] * RUN
     token = first + tl.arange(0, RUN)[None, :]
     y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
     return y, first // 4 + tl.arange(0, RUN // 4)[None, :]
-
-
-@triton.jit
-def split_groups(y):
-    """As split_words, of groups of the group noise: logits [CHUNK, 32] by member.
-
-    Four members one after the other are a word's.
-    """
-    even, odd = y.reshape(y.shape[0], 8, 2, 2).split()  # token bit 0
-    y0, y2 = even.split()  # token bit 3
-    y1, y3 = odd.split()
-    return y0, y1, y2, y3
-
-
-@triton.jit
-def words_of_groups(group):
-    """The words of groups [CHUNK], int32 [CHUNK, 8]."""
-    return ((group[:, None] >> 2) * 8 + tl.arange(0, 8)[None, :]) * 4 + (group[:, None] & 3)
 
 
 @triton.jit

@@ -1,8 +1,9 @@
 """Device code of truncated sampling: rows that need many programs.
 
 A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing that they find
-depends on how many they are. Sums over a block are stored, and the last program of a row to arrive
-adds them up in the order of the blocks, and decides:
+depends on how many they are. All programs of a launch are for the rows that need it. Sums over a
+block are stored, and the last program of a row to arrive adds them up in the order of the blocks,
+and decides:
 
     sampling_sections_kernel
         counts or masses from each of 8 thresholds on: between two of them is the cutoff. Launched
@@ -10,7 +11,8 @@ adds them up in the order of the blocks, and decides:
         time also the mass of the tokens before the draw from all: with top-p alone this decides
         whether it is kept, and then the row is done
     sampling_cutoff_kernel
-        gathers the tokens between, and finds the cutoff among them
+        gathers the tokens between, and finds the cutoff among them. Where these are all that can be
+        kept it draws, too, and the row is done
     sampling_race_kernel
         the kept tokens race, unless the draw from all is one of them
 """
@@ -21,19 +23,22 @@ import triton.language as tl
 from fsbench.kernels._cutoff import (
     GATHERED,
     MASS_UNITS,
+    NOTHING,
     WAYS,
     cut_among,
     cut_by_scans,
-    cut_in_registers,
     first_key,
     is_kept,
+    load_keys,
     ordered,
     packed_weights,
     sums_of_row,
+    unpacked,
     value_of,
 )
+from fsbench.kernels._gathered_draw import draw_of_few
 from fsbench.kernels._helper import LOWEST_KEY, ordered_key, split_words, token_of_key
-from fsbench.kernels._kept_race import RUN, load_runs, race
+from fsbench.kernels._kept_race import RUN, load_runs, noise_of_row, race
 from fsbench.kernels._row_plan import (
     ABOVE,
     BEST,
@@ -58,7 +63,10 @@ from fsbench.kernels._row_plan import (
     WANTED,
     K,
     P,
+    assigned,
     last_to_arrive,
+    modes_of_rows,
+    set_mode,
 )
 
 BLOCK = tl.constexpr(2048)
@@ -79,27 +87,30 @@ SCANNED = tl.constexpr(512)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=["launch", "B", "blocks"])
 def sampling_sections_kernel(
     logits_ptr,  # [B, stride] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
     before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; None after the first time
+    launch,
+    B,
     stride,
     blocks,
+    ROWS: tl.constexpr,  # a power of two, at least B
     COUNT: tl.constexpr,  # the kept tokens are to be counted, so no row is done here
 ):
-    row = tl.program_id(0)
-    share = tl.program_id(1)
-    plan_ptr += row * PLAN
-    numbers_ptr += row * NUMBERS
-    logits_ptr += row.to(tl.int64) * stride
-    sums_ptr += row.to(tl.int64) * blocks * SECTIONS
-    if before_ptr is not None:
-        before_ptr += row.to(tl.int64) * blocks
-    mode = tl.load(plan_ptr + MODE)
-    if (mode == BY_COUNT) | (mode == BY_MASS):
+    modes = modes_of_rows(plan_ptr, launch, B, ROWS)
+    row, share, programs = assigned((modes == BY_COUNT) | (modes == BY_MASS))
+    if programs > 0:
+        plan_ptr += row * PLAN
+        numbers_ptr += row * NUMBERS
+        logits_ptr += row.to(tl.int64) * stride
+        sums_ptr += row.to(tl.int64) * blocks * SECTIONS
+        if before_ptr is not None:
+            before_ptr += row.to(tl.int64) * blocks
+        mode = tl.load(plan_ptr + MODE + launch)
         section = tl.arange(0, SECTIONS)
         low = tl.load(plan_ptr + LOW).to(tl.int32)
         high = tl.load(plan_ptr + HIGH).to(tl.int32)
@@ -111,7 +122,7 @@ def sampling_sections_kernel(
         t = tl.where(section == 0, low, tl.minimum(tl.maximum(t, low), high - 1))
         # The first key above the draw's.
         after = tl.load(plan_ptr + DRAWN) + 1
-        for block in tl.range(share, blocks, tl.num_programs(1)):
+        for block in tl.range(share, blocks, programs):
             sums = tl.zeros((SECTIONS, SLICE), tl.float32)
             before = tl.zeros((SLICE,), tl.float32)
             for i in tl.static_range(BLOCK // SLICE):
@@ -125,12 +136,14 @@ def sampling_sections_kernel(
             tl.store(sums_ptr + block * SECTIONS + section, tl.sum(sums, axis=1))
             if before_ptr is not None:
                 tl.store(before_ptr + block, tl.sum(before))
-        if last_to_arrive(plan_ptr, tl.num_programs(1)):
-            _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, t, high, blocks, COUNT)
+        if last_to_arrive(plan_ptr, programs):
+            _narrow(
+                plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks, COUNT
+            )  # fmt: skip
 
 
 @triton.jit
-def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, t, high, blocks,
+def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks,
             COUNT: tl.constexpr):  # fmt: skip
     """The two thresholds with the cutoff between them are the new ends."""
     AT_ONCE: tl.constexpr = 64
@@ -157,17 +170,18 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, t, high, blocks,
         least = tl.exp2(tl.load(numbers_ptr + SHARPNESS) * distance)
     # Not all of the room, since sums are rounded.
     if from_low - above < 0.9 * GATHERED * least:
-        tl.store(plan_ptr + MODE, (mode + FEW).to(tl.int64))
+        mode += FEW
     if before_ptr is not None:
         before = tl.zeros((AT_ONCE,), tl.float32)
         for first in tl.range(0, blocks, AT_ONCE):
             block = first + tl.arange(0, AT_ONCE)
             before += tl.load(before_ptr + block, mask=block < blocks, other=0.0,
                               cache_modifier=".cg")  # fmt: skip
-        stands = (mode == BY_MASS) & (tl.sum(before) < wanted)
+        stands = ((mode == BY_MASS) | (mode == BY_MASS + FEW)) & (tl.sum(before) < wanted)
         stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
         if stands & (not COUNT):
-            tl.store(plan_ptr + MODE, DONE)
+            mode = mode * 0 + DONE
+    set_mode(plan_ptr, mode, launch + 1)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))
     tl.store(numbers_ptr + START, value_of(low))
@@ -175,50 +189,91 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, t, high, blocks,
     tl.store(numbers_ptr + ABOVE, above)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["launch", "B"])
 def sampling_cutoff_kernel(
     logits_ptr,  # [B, stride] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
-    values_ptr,  # [B, GATHERED] fp32, scratch
-    ids_ptr,  # [B, GATHERED] int32, scratch
+    gathered_ptr,  # [B, GATHERED] int64, scratch: keys
+    seed_ptr,  # [1] or [B] int64
+    offset_ptr,  # [1] or [B] int64, or None: 0
+    tokens_ptr,  # [B] int64, out
+    valid_ptr,  # [B] bool, out
+    kept_ptr,  # [B] int32, out; or None
+    launch,
+    B,
     stride,
+    ROWS: tl.constexpr,
+    SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    share = tl.program_id(1)
-    plan_ptr += row * PLAN
-    numbers_ptr += row * NUMBERS
-    logits_ptr += row.to(tl.int64) * stride
-    values_ptr += row.to(tl.int64) * GATHERED
-    ids_ptr += row.to(tl.int64) * GATHERED
-    mode = tl.load(plan_ptr + MODE)
-    if (mode != DONE) & (mode != RACE):
+    modes = modes_of_rows(plan_ptr, launch, B, ROWS)
+    row, share, programs = assigned((modes != DONE) & (modes != RACE))
+    if programs > 0:
+        plan_ptr += row * PLAN
+        numbers_ptr += row * NUMBERS
+        logits_ptr += row.to(tl.int64) * stride
+        gathered_ptr += row.to(tl.int64) * GATHERED
+        mode = tl.load(plan_ptr + MODE + launch)
         low = tl.load(plan_ptr + LOW).to(tl.int32)
         high = tl.load(plan_ptr + HIGH).to(tl.int32)
-        for first in tl.range(share * SOUGHT, stride, tl.num_programs(1) * SOUGHT):
-            token = first + tl.arange(0, SOUGHT)
-            y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
-            taken = (ordered(y) >= low) & (ordered(y) < high)
-            n = tl.sum(taken.to(tl.int32))
-            if n > 0:
-                # In which order blocks come does not matter: what is done with them is integer.
-                place = tl.atomic_add(plan_ptr + TAKEN, n.to(tl.int64)).to(tl.int32)
-                place += tl.cumsum(taken.to(tl.int32), axis=0) - 1
-                taken = taken & (place < GATHERED)
-                tl.store(values_ptr + place, y, mask=taken)
-                tl.store(ids_ptr + place, token, mask=taken)
-        if last_to_arrive(plan_ptr, tl.num_programs(1)):
-            kind = tl.where(mode > GATHER, mode - FEW, mode)
-            cut = _cutoff(
-                logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, kind, low, high, stride
-            )
-            tl.store(plan_ptr + CUT, cut)
-            tl.store(plan_ptr + MODE, RACE)
+        _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stride)
+        if last_to_arrive(plan_ptr, programs):
+            n = tl.load(plan_ptr + TAKEN, cache_modifier=".cg").to(tl.int32)
+            drawn = tl.load(plan_ptr + DRAWN)
+            if (mode == GATHER) & (n <= GATHERED):
+                seed, offset, number = noise_of_row(
+                    seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW
+                )
+                p = tl.load(numbers_ptr + P)
+                token, kept = draw_of_few(
+                    gathered_ptr, n, first_key(low), drawn, tl.load(plan_ptr + K).to(tl.int32), p,
+                    p < 1.0, first_key(low), tl.load(numbers_ptr + TOP),
+                    tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed,
+                    offset, number, kept_ptr is not None,
+                )  # fmt: skip
+                tl.store(tokens_ptr + row, token.to(tl.int64))
+                tl.store(valid_ptr + row, token >= 0)
+                if kept_ptr is not None:
+                    tl.store(kept_ptr + row, kept)
+                set_mode(plan_ptr, mode * 0 + DONE, launch + 1)
+            else:
+                kind = tl.where(mode > GATHER, mode - FEW, mode)
+                cut = _cutoff(
+                    logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, kind, low, high, stride
+                )
+                tl.store(plan_ptr + CUT, cut)
+                stands = (drawn >= cut) & (kept_ptr is None)
+                set_mode(plan_ptr, tl.where(stands, DONE, RACE), launch + 1)
 
 
 @triton.jit
-def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, high, stride):
-    """The cutoff, among what is gathered if that is everything between low and high."""
+def _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stride):
+    """Append the keys of a program's tokens in [low, high) to those of its row.
+
+    In which order does not matter: what is done with them is integer. It reads twice, to count and
+    to store, so that it need not wait for anything while it reads.
+    """
+    many = tl.zeros((SOUGHT,), tl.int32)
+    for first in tl.range(share * SOUGHT, stride, programs * SOUGHT):
+        token = first + tl.arange(0, SOUGHT)
+        y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
+        many += ((ordered(y) >= low) & (ordered(y) < high)).to(tl.int32)
+    n = tl.sum(many)
+    if n > 0:
+        place = tl.atomic_add(plan_ptr + TAKEN, n.to(tl.int64)).to(tl.int32)
+        place += tl.cumsum(many, axis=0) - many
+        for first in tl.range(share * SOUGHT, stride, programs * SOUGHT):
+            token = first + tl.arange(0, SOUGHT)
+            y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
+            taken = (ordered(y) >= low) & (ordered(y) < high)
+            tl.store(gathered_ptr + place, ordered_key(y, token), mask=taken & (place < GATHERED))
+            place += taken.to(tl.int32)
+
+
+@triton.jit
+def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high, stride):
+    """The cutoff, among the n gathered if that is everything between low and high."""
     k = tl.load(plan_ptr + K).to(tl.int32)
     p = tl.load(numbers_ptr + P)
     top = tl.load(numbers_ptr + TOP)
@@ -227,12 +282,9 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, h
     above = tl.load(numbers_ptr + ABOVE)
     cut = first_key(low)
     end = first_key(high)
-    n = tl.load(plan_ptr + TAKEN, cache_modifier=".cg")
-    place = tl.arange(0, GATHERED)
-    y = tl.load(values_ptr + place, mask=place < n, other=float("-inf"), cache_modifier=".cg")
-    token = tl.load(ids_ptr + place, mask=place < n, other=0, cache_modifier=".cg")
-    keys = ordered_key(y, token)
-    weights = packed_weights(y, place < n, top, sharpness)
+    keys = load_keys(gathered_ptr, 0, n, GATHERED)
+    y, _token = unpacked(keys)
+    weights = packed_weights(y, keys > NOTHING, top, sharpness)
     if n > GATHERED:
         end = first_key(ordered(top) + 1)
         mass = wanted
@@ -248,8 +300,6 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, h
     elif mode == BY_MASS:
         units = ((wanted - above) * MASS_UNITS).to(tl.int64)
         cut, _units = cut_among(keys, weights, cut, end, tl.maximum(units, 1), True)
-    elif mode == GATHER:
-        cut = cut_in_registers(keys, weights, cut, end, k, p, p < 1.0)
     else:
         tokens = (wanted - above).to(tl.int64)
         cut, _tokens = cut_among(keys, weights, cut, end, tl.maximum(tokens, 1), False)
@@ -265,7 +315,7 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, values_ptr, ids_ptr, mode, low, h
     return cut
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=["launch", "B", "blocks"])
 def sampling_race_kernel(
     logits_ptr,  # [B, stride] fp32
     largest_ptr,  # [B, stride // 32] fp32
@@ -276,35 +326,32 @@ def sampling_race_kernel(
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
     kept_ptr,  # [B] int32, out; or None
+    launch,
+    B,
     stride,
     blocks,
+    ROWS: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
 ):
     RUNS: tl.constexpr = BLOCK // RUN
-    row = tl.program_id(0)
-    share = tl.program_id(1)
-    plan_ptr += row * PLAN
-    logits_ptr += row.to(tl.int64) * stride
-    groups = stride // 128 * 4
-    largest_ptr += row.to(tl.int64) * groups
-    cut = tl.load(plan_ptr + CUT)
-    rejected = tl.load(plan_ptr + DRAWN) < cut
-    if (tl.load(plan_ptr + MODE) == RACE) & (rejected | (kept_ptr is not None)):
-        seed = tl.load(seed_ptr + row if SEED_PER_ROW else seed_ptr)
-        counted_row = row * 0 if SEED_PER_ROW else row  # see docs/noise.md
-        offset = tl.zeros((), tl.int64)
-        if offset_ptr is not None:
-            offset = tl.load(offset_ptr + row if OFFSET_PER_ROW else offset_ptr)
+    row, share, programs = assigned(modes_of_rows(plan_ptr, launch, B, ROWS) == RACE)
+    if programs > 0:
+        plan_ptr += row * PLAN
+        logits_ptr += row.to(tl.int64) * stride
+        groups = stride // 128 * 4
+        largest_ptr += row.to(tl.int64) * groups
+        cut = tl.load(plan_ptr + CUT)
+        seed, offset, number = noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW)
         T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
         best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
         each = tl.zeros((RUNS, RUN // 4), tl.int32)
-        for block in tl.range(share, blocks, tl.num_programs(1)):
+        for block in tl.range(share, blocks, programs):
             group = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
             largest = tl.load(largest_ptr + group, mask=group < groups, other=float("-inf"))
             if tl.max(first_key(ordered(largest))) >= (cut >> 32) << 32:
                 y, word = load_runs(logits_ptr, block, stride, RUNS)
-                more, many = race(split_words(y), word, cut, T, seed, offset, counted_row)
+                more, many = race(split_words(y), word, cut, T, seed, offset, number)
                 best = tl.maximum(best, more)
                 each += many
         found = tl.max(tl.max(best, axis=1), axis=0)
@@ -312,7 +359,7 @@ def sampling_race_kernel(
             tl.atomic_max(plan_ptr + BEST, found)
             if kept_ptr is not None:
                 tl.atomic_add(kept_ptr + row, tl.sum(tl.sum(each, axis=1), axis=0))
-        if last_to_arrive(plan_ptr, tl.num_programs(1)) & rejected:
+        if last_to_arrive(plan_ptr, programs) & (tl.load(plan_ptr + DRAWN) < cut):
             token = token_of_key(tl.load(plan_ptr + BEST, cache_modifier=".cg"))
             tl.store(tokens_ptr + row, token.to(tl.int64))
             tl.store(valid_ptr + row, token >= 0)

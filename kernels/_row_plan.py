@@ -12,6 +12,10 @@ Until its mode is DONE a row's token is the draw from all tokens, which stands i
 
 FEW is added to BY_COUNT and BY_MASS when the tokens in [low, high) are so few that there is room to
 gather them.
+
+The launches are numbered, and a row has a mode for each: `assigned` shares out the programs of a
+launch among the rows that it is for, however few these are, and for that all of them must see the
+same. So a launch decides about the modes of later ones.
 """
 
 import triton
@@ -28,16 +32,17 @@ GATHER = tl.constexpr(4)
 FEW = tl.constexpr(3)
 
 # int64
-PLAN = tl.constexpr(9)
-MODE = tl.constexpr(0)
-LOW = tl.constexpr(1)  # `ordered`: from it on enough is reached
-HIGH = tl.constexpr(2)  # `ordered`: from it on it is not
-CUT = tl.constexpr(3)  # the cutoff, a key
-BEST = tl.constexpr(4)  # the best candidate so far
-ARRIVALS = tl.constexpr(5)  # programs that are done with a launch; 0 between launches
-TAKEN = tl.constexpr(6)  # places taken among what is gathered
-K = tl.constexpr(7)
-DRAWN = tl.constexpr(8)  # key of the draw from all tokens; LOWEST_KEY if there is none
+PLAN = tl.constexpr(16)
+MODE = tl.constexpr(0)  # of launch 0; those of the others follow
+MODES = tl.constexpr(8)
+LOW = tl.constexpr(8)  # `ordered`: from it on enough is reached
+HIGH = tl.constexpr(9)  # `ordered`: from it on it is not
+CUT = tl.constexpr(10)  # the cutoff, a key
+BEST = tl.constexpr(11)  # the best candidate so far
+ARRIVALS = tl.constexpr(12)  # programs that are done with a launch; 0 between launches
+TAKEN = tl.constexpr(13)  # places taken among what is gathered
+K = tl.constexpr(14)
+DRAWN = tl.constexpr(15)  # key of the draw from all tokens; LOWEST_KEY if there is none
 
 # fp32
 NUMBERS = tl.constexpr(8)
@@ -51,13 +56,43 @@ TEMPERATURE = tl.constexpr(6)
 
 
 @triton.jit
+def set_mode(plan_ptr, mode, launch):
+    """Set a row's mode for this launch and all later ones."""
+    place = tl.arange(0, MODES)
+    tl.store(plan_ptr + MODE + place, mode.to(tl.int64), mask=place >= launch)
+
+
+@triton.jit
+def modes_of_rows(plan_ptr, launch, B, ROWS: tl.constexpr):
+    """The modes of all rows for a launch, int64 [ROWS]; DONE beyond B."""
+    row = tl.arange(0, ROWS)
+    return tl.load(plan_ptr + row * PLAN + MODE + launch, mask=row < B, other=DONE)
+
+
+@triton.jit
+def assigned(active):
+    """(this program's row, its number among the row's programs, how many these are: 0 if none).
+
+    active: int1 [ROWS], which rows the launch is for; there are at least as many programs.
+    """
+    number = tl.cumsum(active.to(tl.int32), axis=0)
+    rows = tl.max(number)
+    program = tl.program_id(0)
+    place = program % tl.maximum(rows, 1)
+    mine = active & (number == place + 1)
+    row = tl.sum(tl.where(mine, tl.arange(0, active.shape[0]), 0))
+    programs = tl.cdiv(tl.num_programs(0) - place, tl.maximum(rows, 1))
+    return row, program // tl.maximum(rows, 1), tl.where(rows > 0, programs, 0)
+
+
+@triton.jit
 def store_plan(
     plan_ptr, numbers_ptr, row, mode, low, high, k, drawn, top, start, sharpness, p, T
 ):  # fmt: skip
     """Begin a row's plan; low and high are `ordered`."""
     plan_ptr += row * PLAN
     numbers_ptr += row * NUMBERS
-    tl.store(plan_ptr + MODE, mode.to(tl.int64))
+    set_mode(plan_ptr, mode, 0)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))
     tl.store(plan_ptr + CUT, first_key(low))

@@ -8,24 +8,23 @@ row, finds out with the maxima which groups can hold a token that is kept:
     top-k   the kth largest of all maxima is at most the kth largest logit
     min-p   the threshold is known from the largest logit alone
 
-If their logits fit into registers, it searches the cutoff among them, and the row is done. If not,
-it leaves a plan, and the kernels of _row_kernels.py do the row with many programs.
+If these groups are few, it gathers the tokens and draws from them, and the row is done. If not, it
+leaves a plan, and the kernels of _row_kernels.py do the row with many programs.
 """
 
 import triton
 import triton.language as tl
 
 from fsbench.kernels._cutoff import (
+    GATHERED,
     LOWEST,
-    cut_in_registers,
-    cut_of_row,
     first_key,
     of_row,
     ordered,
-    packed_weights,
     reached_by,
     value_of,
 )
+from fsbench.kernels._gathered_draw import append, draw_of_gathered
 from fsbench.kernels._group_noise import group_of_token, token_of_member
 from fsbench.kernels._helper import (
     LOG2_E,
@@ -34,9 +33,8 @@ from fsbench.kernels._helper import (
     nan_max,
     ordered_key,
     temperatures,
-    token_of_key,
 )
-from fsbench.kernels._kept_race import race, split_groups, words_of_groups
+from fsbench.kernels._kept_race import noise_of_row
 from fsbench.kernels._row_plan import (
     BY_COUNT,
     BY_MASS,
@@ -44,6 +42,7 @@ from fsbench.kernels._row_plan import (
     GATHER,
     PLAN,
     RACE,
+    set_mode,
     store_plan,
 )
 
@@ -56,15 +55,13 @@ GATHERED_K = tl.constexpr(2048)
 SAMPLES = tl.constexpr(64)
 """Stretches of 32 tokens whose smallest logit says how far down the first search should look."""
 
-SCANNED = tl.constexpr(1024)
-"""Tokens that one program takes at once of a row that it reads alone."""
-
 
 @triton.jit(do_not_specialize=["top_k", "V", "capacity"])
 def sampling_look_kernel(
     logits_ptr,  # [B, stride] fp32; penalties are written back
     largest_ptr,  # [B, stride // 32] fp32; likewise
-    found_ptr,  # [B, stride // 32] int32, scratch
+    found_ptr,  # [B, CHUNK] int32, scratch: groups
+    keys_ptr,  # [B, CHUNK * 32] int64, scratch: tokens in them
     plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
     seed_ptr,  # [1] or [B] int64
@@ -95,13 +92,14 @@ def sampling_look_kernel(
     PRESENCE_PER_ROW: tl.constexpr,
     FREQUENCY_PER_ROW: tl.constexpr,
     GROUPS: tl.constexpr,  # a power of two, at least stride // 32
-    CHUNK: tl.constexpr,  # groups whose logits are in registers at once, up to 128
+    CHUNK: tl.constexpr,  # groups of which tokens are gathered, a power of two up to 128
 ):
     row = tl.program_id(0)
     groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
     logits_ptr += row.to(tl.int64) * stride
     largest_ptr += row.to(tl.int64) * groups
-    found_ptr += row.to(tl.int64) * groups
+    found_ptr += row * CHUNK
+    keys_ptr += row.to(tl.int64) * (CHUNK * GROUP)
     if history_ptr is not None:
         _penalise(
             logits_ptr, largest_ptr, history_ptr + row.to(tl.int64) * capacity,
@@ -111,17 +109,18 @@ def sampling_look_kernel(
             of_row(frequency, row, tl.float32, FREQUENCY_PER_ROW), V,
         )  # fmt: skip
 
-    seed = tl.load(seed_ptr + row if SEED_PER_ROW else seed_ptr)
-    counted_row = row * 0 if SEED_PER_ROW else row  # see docs/noise.md
-    offset = tl.zeros((), tl.int64)
-    if offset_ptr is not None:
-        offset = tl.load(offset_ptr + row if OFFSET_PER_ROW else offset_ptr)
+    seed, offset, number = noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW)
     T = of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW)
     T, inverse_temperature = temperatures(T)
     sharpness = inverse_temperature * LOG2_E
     k = of_row(top_k, row, tl.int32, TOP_K_PER_ROW)
     p = of_row(top_p, row, tl.float32, TOP_P_PER_ROW)
     least = of_row(min_p, row, tl.float32, MIN_P_PER_ROW)
+    drawn = tl.full((), LOWEST_KEY, tl.int64)
+    if history_ptr is None:  # penalties change the law after the draw
+        token = tl.load(tokens_ptr + row).to(tl.int32)
+        y = tl.load(logits_ptr + token, mask=token >= 0, other=float("-inf"))
+        drawn = tl.where(token >= 0, ordered_key(y, token), drawn)
 
     group = tl.arange(0, GROUPS)
     maxima = tl.load(largest_ptr + group, mask=group < groups, other=float("-inf"))
@@ -144,25 +143,14 @@ def sampling_look_kernel(
     if k < groups:
         low = tl.maximum(low, reached_by(order, k, above_all))
     among = order >= low
-    n = tl.sum(among.to(tl.int32))
-    drawn = tl.full((), LOWEST_KEY, tl.int64)
-    if history_ptr is None:  # penalties change the law after the draw
-        token = tl.load(tokens_ptr + row).to(tl.int32)
-        y = tl.load(logits_ptr + token, mask=token >= 0, other=float("-inf"))
-        drawn = tl.where(token >= 0, ordered_key(y, token), drawn)
-    if plan_ptr is None:
-        _draw_here(
-            logits_ptr, found_ptr, tokens_ptr + row, valid_ptr + row, kept_ptr, row, among, low,
-            above_all, k, p, by_p, valid, top, sharpness, T, seed, offset, counted_row, drawn,
-            stride, CHUNK, True,
-        )  # fmt: skip
-    else:
+    here = True
+    if plan_ptr is not None:
         # Neither needs a search: greedy decoding, and min-p or nothing.
         stands = valid & (kept_ptr is None) & (drawn >= first_key(low))
         stands = stands & ((sampled == 0) | ((k == V) & (by_p == 0)))
-        if stands:
-            tl.store(plan_ptr + row * PLAN, DONE)
-        elif n > CHUNK:
+        many = (stands == 0) & (tl.sum(among.to(tl.int32)) > CHUNK)
+        here = (stands | many) == 0
+        if many:
             mode = tl.where(by_p, BY_MASS, RACE)
             few = (k < groups) & (k <= GATHERED_K)
             mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), mode)
@@ -176,67 +164,38 @@ def sampling_look_kernel(
             if kept_ptr is not None:
                 tl.store(kept_ptr + row, 0)
         else:
-            _draw_here(
-                logits_ptr, found_ptr, tokens_ptr + row, valid_ptr + row, kept_ptr, row, among,
-                low, above_all, k, p, by_p, valid, top, sharpness, T, seed, offset, counted_row,
-                drawn, stride, CHUNK, False,
-            )  # fmt: skip
-            tl.store(plan_ptr + row * PLAN, DONE)
+            set_mode(plan_ptr + row * PLAN, tl.full((), DONE, tl.int64), 0)
+    if here:
+        n = _gather_groups(logits_ptr, among, low, found_ptr, keys_ptr, CHUNK)
+        cut = first_key(low)
+        winner, kept = draw_of_gathered(
+            logits_ptr, keys_ptr, n, cut, drawn, k, p, by_p, cut, valid, top, sharpness, T, seed,
+            offset, number, stride, kept_ptr is not None,
+        )  # fmt: skip
+        tl.store(tokens_ptr + row, winner.to(tl.int64))
+        tl.store(valid_ptr + row, winner >= 0)
+        if kept_ptr is not None:
+            tl.store(kept_ptr + row, tl.where(winner >= 0, kept, 0))
 
 
 @triton.jit
-def _draw_here(logits_ptr, found_ptr, token_ptr, valid_ptr, kept_ptr, row, among, low, above_all,
-               k, p, by_p, valid, top, sharpness, T, seed, offset, counted_row, drawn, stride,
-               CHUNK: tl.constexpr, ALONE: tl.constexpr):  # fmt: skip
-    """Draw a row's token from the groups in `among`; with ALONE they may be more than a chunk."""
+def _gather_groups(logits_ptr, among, low, found_ptr, keys_ptr, CHUNK: tl.constexpr):
+    """Put the keys from `low` on of the groups in `among` at keys_ptr; how many there are.
+
+    If there are more than CHUNK groups, which is more than there is room for: GATHERED + 1.
+    """
     GROUPS: tl.constexpr = among.shape[0]
-    number = tl.cumsum(among.to(tl.int32), axis=0)
-    n = tl.sum(among.to(tl.int32))
-    tl.store(found_ptr + number - 1, tl.arange(0, GROUPS), mask=among)
+    place = tl.cumsum(among.to(tl.int32), axis=0) - 1
+    tl.store(found_ptr + place, tl.arange(0, GROUPS), mask=among & (place < CHUNK))
+    groups = tl.sum(among.to(tl.int32))
     tl.debug_barrier()
-    y, token, group = _load_groups(logits_ptr, found_ptr, 0, n, CHUNK)
-    flat = y.reshape(CHUNK * GROUP)
-    keys = ordered_key(flat, token.reshape(CHUNK * GROUP))
-    weights = packed_weights(flat, ordered(flat) >= low, top, sharpness)
-    cut = first_key(low)
-    high = first_key(above_all)
-    if ALONE:
-        if n > CHUNK:
-            cut = cut_of_row(logits_ptr, stride, cut, high, k, p, by_p, top, sharpness, SCANNED)
-        else:
-            cut = cut_in_registers(keys, weights, cut, high, k, p, by_p)
-    else:
-        cut = cut_in_registers(keys, weights, cut, high, k, p, by_p)
-    winner = token_of_key(drawn)
-    kept = tl.zeros((), tl.int32)
-    if (drawn < cut) | (kept_ptr is not None):
-        word = words_of_groups(group)
-        best, many = race(split_groups(y), word, cut, T, seed, offset, counted_row)
-        if ALONE:
-            for chunk in tl.range(1, tl.cdiv(n, CHUNK)):
-                y, token, group = _load_groups(logits_ptr, found_ptr, chunk, n, CHUNK)
-                word = words_of_groups(group)
-                more, each = race(split_groups(y), word, cut, T, seed, offset, counted_row)
-                best = tl.maximum(best, more)
-                many += each
-        kept = tl.sum(tl.sum(many, axis=1), axis=0)
-        raced = token_of_key(tl.max(tl.max(best, axis=1), axis=0))
-        winner = tl.where(drawn < cut, raced, winner)
-    winner = tl.where(valid, winner, -1)
-    tl.store(token_ptr, winner.to(tl.int64))
-    tl.store(valid_ptr, winner >= 0)
-    if kept_ptr is not None:
-        tl.store(kept_ptr + row, tl.where(winner >= 0, kept, 0))
-
-
-@triton.jit
-def _load_groups(logits_ptr, found_ptr, chunk, n, CHUNK: tl.constexpr):
-    """(logits [CHUNK, 32] of a chunk of the n groups found, their tokens, the groups [CHUNK])."""
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    group = tl.load(found_ptr + at, mask=at < n, other=0)
+    at = tl.arange(0, CHUNK)
+    group = tl.load(found_ptr + at, mask=at < groups, other=0)
     token = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
-    y = tl.load(logits_ptr + token, mask=(at < n)[:, None], other=float("-inf"))
-    return y, token, group
+    y = tl.load(logits_ptr + token, mask=(at < groups)[:, None], other=float("-inf"))
+    n = append(keys_ptr, 0, y.reshape(CHUNK * GROUP), token.reshape(CHUNK * GROUP), low)
+    tl.debug_barrier()
+    return tl.where(groups > CHUNK, GATHERED + 1, n)
 
 
 @triton.jit

@@ -25,14 +25,14 @@ SMALL_K = 112
 SEARCHES = 4
 """Times that many programs narrow down where a row's cutoff is, if they need so many."""
 
-NUM_WARPS = 8
+LOOK = {"num_warps": 8}
 ROW_WARPS = 4
 
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
 """Two programs on each multiprocessor: they wait for memory and for each other."""
 
 PROGRAMS = {"sections": 1280, "cutoff": 264, "race": 900}
-"""Programs of a launch over rows, about: what fits on a large GPU at once."""
+"""Programs of a launch over rows: about what fits on a large GPU at once."""
 
 
 class TruncatedSample(NamedTuple):
@@ -233,8 +233,9 @@ def _launch(
     stored = allocate(B, V, device, largest=True)
     launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
     stride = stored.logits.shape[1]
-    groups = stride // GROUP.value
-    found = torch.empty(B, groups, dtype=torch.int32, device=device)
+    few = chunk(filters.top_k)
+    found = torch.empty(B, few, dtype=torch.int32, device=device)
+    keys = torch.empty(B, few * GROUP.value, dtype=torch.int64, device=device)
     plan = numbers = None
     if not is_small(filters.top_k):
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
@@ -248,6 +249,7 @@ def _launch(
         sampling_look_kernel[(B,)](
             *stored,
             found,
+            keys,
             plan,
             numbers,
             request.seed,
@@ -265,9 +267,9 @@ def _launch(
                 f"{name.upper()}_PER_ROW": isinstance(value, torch.Tensor)
                 for name, value in {**filters._asdict(), **amounts}.items()
             },
-            GROUPS=max(32, triton.next_power_of_2(groups)),
-            CHUNK=chunk(filters.top_k),
-            num_warps=NUM_WARPS,
+            GROUPS=max(32, triton.next_power_of_2(stride // GROUP.value)),
+            CHUNK=few,
+            **LOOK,
         )
         if plan is not None and numbers is not None:
             _launch_rows(request, filters, stored, plan, numbers, sample)
@@ -282,7 +284,6 @@ def _launch_rows(
     sample: TruncatedSample,
 ) -> None:
     """Many programs for each row that the first look did not finish; the others cost nothing."""
-    import torch
     import triton
 
     from fsbench.kernels import _row_kernels as kernels
@@ -291,41 +292,40 @@ def _launch_rows(
     logits = stored.logits
     B, stride = logits.shape
     blocks = triton.cdiv(stride, kernels.BLOCK.value)
-    grid = {name: (B, min(blocks, max(1, most // B))) for name, most in PROGRAMS.items()}
+    # At least one program for each row; programs for one row share its blocks.
+    grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
+    rows = max(32, triton.next_power_of_2(B))
+    per = {name: per_row(request)[name] for name in ("SEED_PER_ROW", "OFFSET_PER_ROW")}
+    noise = request.seed, request.offset
     times = searches(filters, stride // 32)
     if times > 0:
         sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
         before = logits.new_empty(B, blocks)
-        for first in (True, *(False,) * (times - 1)):
+        for turn in range(times):
             kernels.sampling_sections_kernel[grid["sections"]](
                 logits,
                 plan,
                 numbers,
                 sums,
-                before if first else None,
+                None if turn else before,
+                turn,
+                B,
                 stride,
                 blocks,
+                ROWS=rows,
                 COUNT=sample.kept is not None,
                 num_warps=ROW_WARPS,
             )
     if times >= 0:
-        values = logits.new_empty(B, kernels.GATHERED.value)
-        ids = torch.empty_like(values, dtype=torch.int32)
+        gathered = plan.new_empty(B, kernels.GATHERED.value)
         kernels.sampling_cutoff_kernel[grid["cutoff"]](
-            logits, plan, numbers, values, ids, stride, **CUTOFF
-        )
+            logits, plan, numbers, gathered, *noise, *sample, times, B, stride,
+            ROWS=rows, **per, **CUTOFF,
+        )  # fmt: skip
     kernels.sampling_race_kernel[grid["race"]](
-        *stored,
-        plan,
-        numbers,
-        request.seed,
-        request.offset,
-        *sample,
-        stride,
-        blocks,
-        **{name: per_row(request)[name] for name in ("SEED_PER_ROW", "OFFSET_PER_ROW")},
-        num_warps=ROW_WARPS,
-    )
+        *stored, plan, numbers, *noise, *sample, max(0, times + 1), B, stride, blocks,
+        ROWS=rows, **per, num_warps=ROW_WARPS,
+    )  # fmt: skip
 
 
 def _amounts(penalties: Penalties | None) -> dict[str, float | Tensor]:
@@ -355,7 +355,7 @@ def searches(filters: _Filters, groups: int) -> int:
 
 
 def chunk(top_k: int | Tensor) -> int:
-    """Groups whose logits the draw has in registers: for a small k of all rows those it needs."""
+    """Groups that one program draws from: for a small k of all rows those it needs."""
     if not isinstance(top_k, int) or not is_small(top_k):
         return 128
     return min(128, max(32, 1 << (top_k + top_k // 8 - 1).bit_length()))

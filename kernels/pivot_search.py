@@ -18,7 +18,7 @@ import triton.language as tl
 
 from fsbench.kernels._cutoff import GATHERED, LOWEST, first_key, of_row, ordered
 from fsbench.kernels._gathered_draw import append, draw_of_gathered
-from fsbench.kernels._helper import LOG2_E, _log, nan_max, temperatures
+from fsbench.kernels._helper import LOG2_E, LOWEST_KEY, _log, nan_max, temperatures
 from fsbench.kernels._provider import noise_map
 from fsbench.kernels._stored_filters import draw_of_stored, launch_rows
 from fsbench.problem import FILTERS
@@ -117,9 +117,10 @@ def _pivot_search_kernel(
     if (n < k) & (pivot > floor):
         pivot = floor
         n = _gather(logits_ptr, pivot, keys_ptr, V, BLOCK)
-    token = draw_of_gathered(
-        logits_ptr, keys_ptr, n, first_key(pivot), k, p, (p < 1.0) & (T > 0.0),
-        first_key(floor), valid, top, inverse_temperature * LOG2_E, T, seed, offset, row, V,
+    drawn = tl.full((), LOWEST_KEY, tl.int64)
+    token, _kept = draw_of_gathered(
+        logits_ptr, keys_ptr, n, first_key(pivot), drawn, k, p, (p < 1.0) & (T > 0.0),
+        first_key(floor), valid, top, inverse_temperature * LOG2_E, T, seed, offset, row, V, False,
     )  # fmt: skip
     tl.store(tokens_ptr + row, token.to(tl.int64))
 

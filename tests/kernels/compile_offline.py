@@ -203,6 +203,7 @@ def sampling_look(V: int, top_k: int, capability: int, everything: bool = False)
         "logits_ptr": "*fp32",
         "largest_ptr": "*fp32",
         "found_ptr": "*i32",
+        "keys_ptr": "*i64",
         **plan,
         "seed_ptr": "*i64",
         "offset_ptr": "*i64",
@@ -224,8 +225,7 @@ def sampling_look(V: int, top_k: int, capability: int, everything: bool = False)
         "CHUNK": _truncated_sample.chunk(top_k),
     }
     kernel = _truncated_kernels.sampling_look_kernel
-    warps = _truncated_sample.NUM_WARPS
-    return stack_bytes(kernel, signature, constants, capability, num_warps=warps)
+    return stack_bytes(kernel, signature, constants, capability, **_truncated_sample.LOOK)
 
 
 ROWS = {
@@ -235,15 +235,13 @@ ROWS = {
     "numbers_ptr": "*fp32",
     "sums_ptr": "*fp32",
     "before_ptr": "*fp32",
-    "values_ptr": "*fp32",
-    "ids_ptr": "*i32",
+    "gathered_ptr": "*i64",
     "seed_ptr": "*i64",
     "offset_ptr": "*i64",
     "tokens_ptr": "*i64",
     "valid_ptr": "*i1",
     "kept_ptr": "*i32",
-    "stride": "i32",
-    "blocks": "i32",
+    **dict.fromkeys(("launch", "B", "stride", "blocks"), "i32"),
 }
 """Arguments of the kernels with many programs per row."""
 
@@ -259,6 +257,7 @@ def row_kernels(capability: int, everything: bool = False) -> dict[str, int]:
         signature = {n: ROWS[n] for n in kernel.arg_names if n in ROWS and n not in absent}
         constants = {n: False for n in kernel.arg_names if n.endswith("_PER_ROW")}
         constants |= dict.fromkeys(absent)
+        constants["ROWS"] = 256
         if "COUNT" in kernel.arg_names:
             constants["COUNT"] = everything
         found[name] = stack_bytes(
