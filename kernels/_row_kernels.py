@@ -184,7 +184,8 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, 
     set_mode(plan_ptr, mode, launch + 1)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))
-    tl.store(numbers_ptr + START, value_of(low))
+    # Not below where it began: if the cutoff is in the first section, that has no end of its own.
+    tl.store(numbers_ptr + START, tl.maximum(value_of(low), tl.load(numbers_ptr + START)))
     tl.store(numbers_ptr + WANTED, wanted)
     tl.store(numbers_ptr + ABOVE, above)
 

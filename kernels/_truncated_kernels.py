@@ -24,7 +24,7 @@ from fsbench.kernels._cutoff import (
     reached_by,
     value_of,
 )
-from fsbench.kernels._gathered_draw import append, draw_of_gathered
+from fsbench.kernels._gathered_draw import draw_of_gathered
 from fsbench.kernels._group_noise import group_of_token, token_of_member
 from fsbench.kernels._helper import (
     LOG2_E,
@@ -52,6 +52,9 @@ GROUP = tl.constexpr(32)
 GATHERED_K = tl.constexpr(2048)
 """Up to this k what reaches the kth largest maximum is gathered at once."""
 
+COUNTERS = tl.constexpr(32)
+"""Numbers before the groups that are found: two, and the rest of their line of 128 bytes."""
+
 SAMPLES = tl.constexpr(64)
 """Stretches of 32 tokens whose smallest logit says how far down the first search should look."""
 
@@ -60,7 +63,7 @@ SAMPLES = tl.constexpr(64)
 def sampling_look_kernel(
     logits_ptr,  # [B, stride] fp32; penalties are written back
     largest_ptr,  # [B, stride // 32] fp32; likewise
-    found_ptr,  # [B, CHUNK] int32, scratch: groups
+    found_ptr,  # [B, COUNTERS + CHUNK] int32, scratch: how many groups and tokens; the groups
     keys_ptr,  # [B, CHUNK * 32] int64, scratch: tokens in them
     plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
@@ -98,8 +101,10 @@ def sampling_look_kernel(
     groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
     logits_ptr += row.to(tl.int64) * stride
     largest_ptr += row.to(tl.int64) * groups
-    found_ptr += row * CHUNK
+    found_ptr += row * (COUNTERS + CHUNK)
     keys_ptr += row.to(tl.int64) * (CHUNK * GROUP)
+    counter = tl.arange(0, 2)
+    tl.store(found_ptr + counter, counter * 0)
     if history_ptr is not None:
         _penalise(
             logits_ptr, largest_ptr, history_ptr + row.to(tl.int64) * capacity,
@@ -142,13 +147,12 @@ def sampling_look_kernel(
         low = tl.maximum(low, ordered(threshold))
     if k < groups:
         low = tl.maximum(low, reached_by(order, k, above_all))
-    among = order >= low
     here = True
     if plan_ptr is not None:
         # Neither needs a search: greedy decoding, and min-p or nothing.
         stands = valid & (kept_ptr is None) & (drawn >= first_key(low))
         stands = stands & ((sampled == 0) | ((k == V) & (by_p == 0)))
-        many = (stands == 0) & (tl.sum(among.to(tl.int32)) > CHUNK)
+        many = (stands == 0) & (tl.sum((order >= low).to(tl.int32)) > CHUNK)
         here = (stands | many) == 0
         if many:
             mode = tl.where(by_p, BY_MASS, RACE)
@@ -166,7 +170,7 @@ def sampling_look_kernel(
         else:
             set_mode(plan_ptr + row * PLAN, tl.full((), DONE, tl.int64), 0)
     if here:
-        n = _gather_groups(logits_ptr, among, low, found_ptr, keys_ptr, CHUNK)
+        n = _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK)
         cut = first_key(low)
         winner, kept = draw_of_gathered(
             logits_ptr, keys_ptr, n, cut, drawn, k, p, by_p, cut, valid, top, sharpness, T, seed,
@@ -179,23 +183,40 @@ def sampling_look_kernel(
 
 
 @triton.jit
-def _gather_groups(logits_ptr, among, low, found_ptr, keys_ptr, CHUNK: tl.constexpr):
-    """Put the keys from `low` on of the groups in `among` at keys_ptr; how many there are.
+def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.constexpr):
+    """Put the keys from `low` on of the groups that reach it at keys_ptr; how many there are.
 
-    If there are more than CHUNK groups, which is more than there is room for: GATHERED + 1.
+    If there are more than CHUNK groups, which is more than there is room for: GATHERED + 1. The
+    order is none: what is done with the keys is integer.
     """
-    GROUPS: tl.constexpr = among.shape[0]
-    place = tl.cumsum(among.to(tl.int32), axis=0) - 1
-    tl.store(found_ptr + place, tl.arange(0, GROUPS), mask=among & (place < CHUNK))
-    groups = tl.sum(among.to(tl.int32))
+    GROUPS: tl.constexpr = order.shape[0]
+    place = _places(found_ptr, order, low)
+    tl.store(
+        found_ptr + COUNTERS + place, tl.arange(0, GROUPS), mask=(order >= low) & (place < CHUNK)
+    )
     tl.debug_barrier()
+    groups = tl.load(found_ptr, cache_modifier=".cg")
     at = tl.arange(0, CHUNK)
-    group = tl.load(found_ptr + at, mask=at < groups, other=0)
+    there = at < groups
+    group = tl.where(there, tl.load(found_ptr + COUNTERS + at, cache_modifier=".cg"), 0)
     token = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
-    y = tl.load(logits_ptr + token, mask=(at < groups)[:, None], other=float("-inf"))
-    n = append(keys_ptr, 0, y.reshape(CHUNK * GROUP), token.reshape(CHUNK * GROUP), low)
+    y = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
+    place = _places(found_ptr + 1, ordered(y), low)
+    tl.store(keys_ptr + place, ordered_key(y, token), mask=ordered(y) >= low)
     tl.debug_barrier()
+    n = tl.load(found_ptr + 1, cache_modifier=".cg")
     return tl.where(groups > CHUNK, GATHERED + 1, n)
+
+
+@triton.jit
+def _places(counter_ptr, order, low):
+    """A place for each of what is at least `low`, from a counter in memory on; in no order.
+
+    For few it is faster than a prefix sum, which is much code to fetch.
+    """
+    # Always 0, which the compiler does not know: it would add up a warp's, and wait each time.
+    zero = (order == 0x7FFFFFFF).to(tl.int32)
+    return tl.atomic_add(counter_ptr + zero, 1, mask=order >= low, sem="relaxed", scope="cta")
 
 
 @triton.jit

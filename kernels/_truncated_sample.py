@@ -227,14 +227,14 @@ def _launch(
     from fsbench.kernels._launch import launch, per_row
     from fsbench.kernels._row_plan import NUMBERS, PLAN
     from fsbench.kernels._stored_logits import allocate
-    from fsbench.kernels._truncated_kernels import GROUP, sampling_look_kernel
+    from fsbench.kernels._truncated_kernels import COUNTERS, GROUP, sampling_look_kernel
 
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stored = allocate(B, V, device, largest=True)
     launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
     stride = stored.logits.shape[1]
     few = chunk(filters.top_k)
-    found = torch.empty(B, few, dtype=torch.int32, device=device)
+    found = torch.empty(B, COUNTERS.value + few, dtype=torch.int32, device=device)
     keys = torch.empty(B, few * GROUP.value, dtype=torch.int64, device=device)
     plan = numbers = None
     if not is_small(filters.top_k):

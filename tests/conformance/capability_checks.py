@@ -139,8 +139,11 @@ def check_zero_temperature(provider: Provider, device: str, dtype: str) -> None:
 
 
 def check_fused(provider: Provider, device: str, dtype: str) -> None:
-    """A launch allocates nothing as large as the logits."""
-    logits = logits_of(device, rows=16, vocabulary=2**16)
+    """A launch allocates nothing as large as the logits.
+
+    Their vocabulary is large: scratch memory for every program does not grow with it.
+    """
+    logits = logits_of(device, rows=16, vocabulary=2**16 if device == "cpu" else 2**19)
     launch, hidden = launched(provider, logits, dtype)
     step(launch, hidden)  # what is allocated once and kept is no part of a step
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory:
@@ -161,10 +164,11 @@ def check_graph_safe(provider: Provider, device: str, dtype: str) -> None:
     for number in (1, 2):
         offset.fill_(number)
         replayed.append(replay().clone())
-    if provider.capabilities.noise is not None or provider.kind is not Kind.EXACT:
+    draws = provider.kind in (Kind.EXACT, Kind.TRUNCATED)
+    if provider.capabilities.noise is not None or not draws:
         for number, out in enumerate(replayed, start=1):
             assert_same(f"replay {number}", out, step(launch, hidden, offset=number))
-    if provider.kind is Kind.EXACT:
+    if draws:
         assert not torch.equal(*replayed), f"both replays gave {replayed[0].tolist()}"
 
 

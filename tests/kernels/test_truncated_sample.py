@@ -24,6 +24,7 @@ from flash_sample_cases import (
 from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
+from fsbench.kernels import _row_kernels
 from fsbench.kernels import _truncated_sample as module
 from fsbench.kernels._hopper_config import HopperConfig
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
@@ -435,6 +436,17 @@ def test_top_p_alone_asks_for_the_mass_before_the_draw():
     first = flash_sample(**call, seed=SEED).tokens
     assert 2 < (first == sample.tokens)[:12].sum() < 10
     assert (first[12:] == 4_000).sum() > 2
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 2_300}, {"top_p": 0.5}], ids=str)
+def test_a_token_far_above_the_others_does_not_keep_the_search_from_narrowing(filters):
+    """All others are in the first section. If it ended there, each step would read the row."""
+    logits = normal_logits(2, 4_900) / 10
+    logits[:, 4_000] = 12.0
+    logits[1] /= 4
+    search = mock.Mock(side_effect=AssertionError("a program reads the whole row"))
+    with mock.patch.object(_row_kernels, "cut_by_scans", search):
+        check(**stored(logits), **filters)
 
 
 @pytest.mark.parametrize("programs", [1, 14, 10_000])
