@@ -26,8 +26,9 @@ bench: setup
 	$(FSBENCH) run
 	$(if $(shell command -v nvidia-smi),,$(FSBENCH) hotvocab bench)
 
+# One thread per process: there is a worker for every core already.
 test: setup
-	TRITON_INTERPRET=1 $(PYTEST) -m "not gpu" -n auto
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -m "not gpu" -n auto
 
 test-gpu: setup
 	$(PYTEST) -m gpu

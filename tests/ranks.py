@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -65,6 +66,10 @@ def _rank(
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         torch.set_num_threads(1)
+        if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+            import faster_interpreter
+
+            faster_interpreter.make_faster()
         if backend == "nccl":
             torch.cuda.set_device(rank)
         dist.init_process_group(

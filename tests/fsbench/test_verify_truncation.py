@@ -39,9 +39,13 @@ def made(keep=kept_of, noise=None, **able) -> Provider:
     """A sampler of the softmax over keep(logits, problem); with token noise if it is said so."""
 
     def build(problem: Problem, weight):
+        asked = masked = torch.empty(0)  # the logits of the last launch, which most launches repeat
+
         def launch(hidden, seed, offset):
+            nonlocal asked, masked
             logits = (hidden @ weight.T).double()
-            masked = logits.masked_fill(~keep(logits, problem), -torch.inf)
+            if not torch.equal(logits, asked):
+                asked, masked = logits, logits.masked_fill(~keep(logits, problem), -torch.inf)
             if noise:
                 return reference.expect(masked, seed, offset, problem.temperature).tokens
             p = torch.softmax(masked / problem.temperature, 1)
