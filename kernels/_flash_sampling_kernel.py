@@ -81,7 +81,7 @@ def flash_sampling_kernel(
     logprob_ptr,  # [B, samples] fp32, out; or None
     logz_ptr,  # [B] fp32, out; or None
     logits_ptr,  # [B, stride] fp32, out; or None: they are not written
-    largest_ptr,  # [B, stride // 32] fp32, out: of each group; or None
+    largest_ptr,  # [stride // 128, B, 4] fp32, out: of each group; or None
     stride,
     B,
     V,

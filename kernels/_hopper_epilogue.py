@@ -18,6 +18,7 @@ from fsbench.kernels._group_noise import (
     token_of_member,
 )
 from fsbench.kernels._helper import halves, nan_max
+from fsbench.kernels._stored_logits import place_of_largest
 
 ROWS = gl.constexpr(64)
 """Batch rows of a warpgroup: the M of its instruction."""
@@ -85,7 +86,7 @@ def consume(
         if len(stored) > 0:
             there, logits_ptr, largest_ptr, stride = stored
             there = _in_layout(there, LAYOUT)
-            _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride)
+            _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride, B)
         if WITH_MASS:
             for part in gl.static_range(GROUPS // 4):
                 largest, mass = add_masses(
@@ -148,7 +149,7 @@ def _processed(y, v0, row, index, B, V, processing, mask_words):
 
 
 @gluon.jit
-def _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride):
+def _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride, B):
     """Write the logits of a tile to memory, and the largest of each group: m.
 
     Two tokens that are neighbours go as one number of 64 bits.
@@ -162,8 +163,8 @@ def _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride):
         odd = y[2 * i + 1].to(gl.uint32, bitcast=True).to(gl.int64)
         gl.store(at + i * 4, even | (odd << 32), mask=there)
     if len(largest_ptr) > 0:
-        group = row.to(gl.int64) * (stride // 32) + v0 // 32 + index
-        gl.store(largest_ptr[0] + group, m, mask=there)
+        at = largest_ptr[0] + place_of_largest(v0 // 32 + index, row, B)
+        gl.store(at, m, mask=there)
 
 
 @gluon.jit

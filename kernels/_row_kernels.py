@@ -68,6 +68,7 @@ from fsbench.kernels._row_plan import (
     modes_of_rows,
     set_mode,
 )
+from fsbench.kernels._stored_logits import place_of_largest
 
 BLOCK = tl.constexpr(2048)
 """Tokens of a block: what is added up at once."""
@@ -319,7 +320,7 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high,
 @triton.jit(do_not_specialize=["launch", "B", "blocks"])
 def sampling_race_kernel(
     logits_ptr,  # [B, stride] fp32
-    largest_ptr,  # [B, stride // 32] fp32
+    largest_ptr,  # [stride // 128, B, 4] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     seed_ptr,  # [1] or [B] int64
@@ -341,7 +342,6 @@ def sampling_race_kernel(
         plan_ptr += row * PLAN
         logits_ptr += row.to(tl.int64) * stride
         groups = stride // 128 * 4
-        largest_ptr += row.to(tl.int64) * groups
         cut = tl.load(plan_ptr + CUT)
         seed, offset, number = noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW)
         T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
@@ -349,7 +349,8 @@ def sampling_race_kernel(
         each = tl.zeros((RUNS, RUN // 4), tl.int32)
         for block in tl.range(share, blocks, programs):
             group = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
-            largest = tl.load(largest_ptr + group, mask=group < groups, other=float("-inf"))
+            at = largest_ptr + place_of_largest(group, row, B)
+            largest = tl.load(at, mask=group < groups, other=float("-inf"))
             if tl.max(first_key(ordered(largest))) >= (cut >> 32) << 32:
                 y, word = load_runs(logits_ptr, block, stride, RUNS)
                 more, many = race(split_words(y), word, cut, T, seed, offset, number)

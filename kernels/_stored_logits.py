@@ -24,7 +24,8 @@ class StoredLogits(NamedTuple):
 
     logits: fp32 [B, stride]: what is drawn from, before the temperature; -inf from token V on. The
         stride is a multiple of 128, so that rows are aligned.
-    largest: fp32 [B, stride / 32]: the largest logit of each group, NaN if it has one; or None.
+    largest: fp32 [stride / 128, B, 4]: the largest logit of each group, NaN if it has one; or None.
+        In this order a tile writes whole lines of memory, not 16 bytes of each row.
     """
 
     logits: Tensor
@@ -34,9 +35,10 @@ class StoredLogits(NamedTuple):
 def allocate(B: int, V: int, device: torch.device, largest: bool) -> StoredLogits:
     """Room for the logits of B rows."""
     stride = triton.cdiv(V, STRIDE_UNIT) * STRIDE_UNIT
+    dtype = torch.float32
     return StoredLogits(
-        torch.empty(B, stride, dtype=torch.float32, device=device),
-        torch.empty(B, stride // 32, dtype=torch.float32, device=device) if largest else None,
+        torch.empty(B, stride, dtype=dtype, device=device),
+        torch.empty(stride // 128, B, 4, dtype=dtype, device=device) if largest else None,
     )
 
 
@@ -58,9 +60,15 @@ def store_logits(logits_ptr, logits, rows, v0, B, stride):
 
 
 @triton.jit
+def place_of_largest(group, row, B):
+    """Where the largest logit of a group of a row is, int64."""
+    return ((group // 4).to(tl.int64) * B + row) * 4 + group % 4
+
+
+@triton.jit
 def store_largest(largest_ptr, logits, rows, v0, B, stride):
     """Store the largest of each group of [R, WIDTH] logits, WIDTH a multiple of 128."""
     group = v0 // 32 + tl.arange(0, logits.shape[1] // 32)
-    at = largest_ptr + rows.to(tl.int64)[:, None] * (stride // 32) + group[None, :]
+    at = largest_ptr + place_of_largest(group[None, :], rows[:, None], B)
     there = (rows < B)[:, None] & (group < stride // 32)[None, :]
     tl.store(at, largest_member(members(logits)), mask=there)

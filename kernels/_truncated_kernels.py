@@ -45,6 +45,7 @@ from fsbench.kernels._row_plan import (
     set_mode,
     store_plan,
 )
+from fsbench.kernels._stored_logits import place_of_largest
 
 GROUP = tl.constexpr(32)
 """Tokens of which the largest logit is known: a group of the group noise."""
@@ -62,7 +63,7 @@ SAMPLES = tl.constexpr(64)
 @triton.jit(do_not_specialize=["top_k", "V", "capacity"])
 def sampling_look_kernel(
     logits_ptr,  # [B, stride] fp32; penalties are written back
-    largest_ptr,  # [B, stride // 32] fp32; likewise
+    largest_ptr,  # [stride // 128, B, 4] fp32; likewise
     found_ptr,  # [B, COUNTERS + CHUNK] int32, scratch: how many groups and tokens; the groups
     keys_ptr,  # [B, CHUNK * 32] int64, scratch: tokens in them
     plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: every row is done here
@@ -98,16 +99,16 @@ def sampling_look_kernel(
     CHUNK: tl.constexpr,  # groups of which tokens are gathered, a power of two up to 128
 ):
     row = tl.program_id(0)
+    B = tl.num_programs(0)
     groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
     logits_ptr += row.to(tl.int64) * stride
-    largest_ptr += row.to(tl.int64) * groups
     found_ptr += row * (COUNTERS + CHUNK)
     keys_ptr += row.to(tl.int64) * (CHUNK * GROUP)
     counter = tl.arange(0, 2)
     tl.store(found_ptr + counter, counter * 0)
     if history_ptr is not None:
         _penalise(
-            logits_ptr, largest_ptr, history_ptr + row.to(tl.int64) * capacity,
+            logits_ptr, largest_ptr, row, B, history_ptr + row.to(tl.int64) * capacity,
             counts_ptr + row.to(tl.int64) * capacity, tl.load(lengths_ptr + row),
             of_row(repetition, row, tl.float32, REPETITION_PER_ROW),
             of_row(presence, row, tl.float32, PRESENCE_PER_ROW),
@@ -128,7 +129,8 @@ def sampling_look_kernel(
         drawn = tl.where(token >= 0, ordered_key(y, token), drawn)
 
     group = tl.arange(0, GROUPS)
-    maxima = tl.load(largest_ptr + group, mask=group < groups, other=float("-inf"))
+    at = largest_ptr + place_of_largest(group, row, B)
+    maxima = tl.load(at, mask=group < groups, other=float("-inf"))
     top = tl.reduce(maxima, 0, nan_max)
     # T, p and least are NaN or not: NaN is not equal to itself.
     valid = (top < float("inf")) & (top > float("-inf")) & (T == T) & (p == p) & (least == least)
@@ -145,7 +147,11 @@ def sampling_look_kernel(
     if sampled & (least > 0.0):
         threshold = top + T * _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
         low = tl.maximum(low, ordered(threshold))
-    if k < groups:
+    if k < groups // 64:
+        # So few are hardly ever two in a block of 128 tokens, and blocks are fewer than groups.
+        blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
+        low = tl.maximum(low, reached_by(blocks, k, above_all))
+    elif k < groups:
         low = tl.maximum(low, reached_by(order, k, above_all))
     here = True
     if plan_ptr is not None:
@@ -229,8 +235,8 @@ def _smallest_of_sample(logits_ptr, top, stride):
 
 
 @triton.jit
-def _penalise(logits_ptr, largest_ptr, history_ptr, counts_ptr, length, repetition, presence,
-              frequency, V):  # fmt: skip
+def _penalise(logits_ptr, largest_ptr, row, B, history_ptr, counts_ptr, length, repetition,
+              presence, frequency, V):  # fmt: skip
     """Change the logits of the tokens in a row's history, and the largest of their groups.
 
     The tokens are distinct, so no logit is changed twice.
@@ -254,5 +260,6 @@ def _penalise(logits_ptr, largest_ptr, history_ptr, counts_ptr, length, repetiti
         members = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
         y = tl.load(logits_ptr + members, mask=there[:, None], other=float("-inf"))
         # Tokens of one group write the same number.
-        tl.store(largest_ptr + group, tl.reduce(y, 1, nan_max), mask=there)
+        at = largest_ptr + place_of_largest(group, row, B)
+        tl.store(at, tl.reduce(y, 1, nan_max), mask=there)
     tl.debug_barrier()

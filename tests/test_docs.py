@@ -656,9 +656,14 @@ def test_cases_of_the_screened_head_are_the_recorded_ones() -> None:
     (many,) = json.loads((folder / "equality.json").read_text())["equality"]
     assert many["unequal"] == many["in_full"] == 0
     assert f"In these cases {table.draws.sum():,} draws" in page and f"{many['draws']:,}" in page
-    checks = [json.loads(line) for line in (folder / "verify.jsonl").read_text().splitlines()[1:]]
-    assert all(check["passed"] for check in checks)
-    assert f"passed {len(checks)} of its checks" in page
+    numbers = []
+    for name in ("verify.jsonl", "verify-greedy.jsonl"):
+        checks = [json.loads(line) for line in (folder / name).read_text().splitlines()[1:]]
+        assert all(check["passed"] for check in checks)
+        numbers.append(len(checks))
+    assert (
+        "all {} checks".format(*numbers) in page and "the {1} that greedy".format(*numbers) in page
+    )
     advice = section("screened-head.md", "When to switch it on")
     few = table[table.b <= 16].groupby("d").ratio_to_matmul
     for D in (4096, 8192):
