@@ -127,7 +127,11 @@ class Draws:
         """
         self._seed.copy_(scalar(seed, "cpu"))
         self._offset.zero_()
-        torch.manual_seed(hash_of(seed))
+        if self.problem.device == "cpu":
+            # torch.manual_seed notes a stack trace for a GPU not in use, and keeps it.
+            torch.default_generator.manual_seed(hash_of(seed))
+        else:
+            torch.manual_seed(hash_of(seed))
 
     def steps(self, row: str, steps: int) -> Iterator[Tensor]:
         """Tokens of the next steps, int64 [n, B] at a time; raises VerificationFailed."""
