@@ -212,11 +212,12 @@ def test_equal_scores_go_to_the_lowest_id(dtype):
 
 @pytest.mark.interpreter
 def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
-    # Flat logits of a hidden state that is known badly: everything is a candidate at T = 0.
+    # Flat logits of a hidden state that is known badly: everything is a candidate at T = 0. Sums
+    # are exact: how a CPU's matmul rounds equal rows depends on its shape.
     hidden, weight = matrices(20, 64, 1500, torch.float16)
-    weight[:] = weight[0]
+    hidden, weight[:] = (8 * hidden).round() / 8, (2048 * weight[0]).round() / 2048
     weight[:, 0] = torch.linspace(0.9, 0.901, 1500).half()
-    hidden[3], hidden[18] = hidden[3] * 1e-3, hidden[18] * 50
+    hidden[3], hidden[18] = hidden[3] / 1024, hidden[18] * 64
     seed = torch.tensor([3])
     T = torch.ones(20)
     T[3] = T[18] = 0.0
