@@ -227,7 +227,7 @@ def akunu_exact_kernel(
     low = tl.full((), LOWEST, tl.int32)
     if valid & (k < PARTS):
         # Each of these is the largest of some logits, and none of two.
-        low = reached_by(order, k, ordered(top) + 1)
+        low = reached_by(order, k, low, ordered(top) + 1)
     floor = tl.full((), LOWEST, tl.int32)
     if (least > 0.0) & (T > 0.0):
         floor = ordered(top + _log(tl.minimum(tl.maximum(least, 1e-37), 1.0)))

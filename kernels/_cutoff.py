@@ -263,17 +263,17 @@ def cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, BLOCK: tl.c
 
 
 @triton.jit
-def reached_by(order, k, above_all):
-    """A number that k of these reach, and few more: int32 as `order`, [N].
+def reached_by(order, k, low, above_all):
+    """A number from `low` on that k of these reach, and few more: int32 as `order`, [N].
 
-    LOWEST if fewer than k are finite. Of the largest logits of parts of a row it is a lower bound
-    of the row's kth largest logit.
+    `low` itself if few more than k reach it, or fewer. Of the largest logits of parts of a row it
+    is a lower bound of the row's kth largest logit.
     """
-    finite = order >= LOWEST
-    reach = tl.sum(finite.to(tl.int32))
-    low = tl.full((), LOWEST, tl.int64)
-    if reach >= k:
-        low = tl.min(tl.where(finite, order, 0x7FFFFFFF)).to(tl.int64)
+    there = order >= low
+    reach = tl.sum(there.to(tl.int32))
+    low = low.to(tl.int64)
+    if reach > k + k // 8:
+        low = tl.min(tl.where(there, order, 0x7FFFFFFF)).to(tl.int64)
     high = above_all.to(tl.int64)
     while (reach > k + k // 8) & (high - low > 1):
         step = tl.maximum((high - low) >> 2, 1)

@@ -147,12 +147,12 @@ def sampling_look_kernel(
     if sampled & (least > 0.0):
         threshold = top + T * _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
         low = tl.maximum(low, ordered(threshold))
-    if k < groups // 64:
-        # So few are hardly ever two in a block of 128 tokens, and blocks are fewer than groups.
-        blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
-        low = tl.maximum(low, reached_by(blocks, k, above_all))
-    elif k < groups:
-        low = tl.maximum(low, reached_by(order, k, above_all))
+    if k < groups:
+        if k < groups // 64:
+            # So few are seldom two in a block of 128 tokens, and blocks are fewer than groups.
+            blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
+            low = reached_by(blocks, k, low, above_all)
+        low = reached_by(order, k, low, above_all)
     here = True
     if plan_ptr is not None:
         # Neither needs a search: greedy decoding, and min-p or nothing.

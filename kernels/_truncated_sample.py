@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_V = 2**20
 """Tokens that a program can have the maxima of in registers."""
 
-SMALL_K = 102
+SMALL_K = 112
 """Up to this k of all rows, one launch draws from the logits of few groups."""
 
 SEARCHES = 4
@@ -358,7 +358,7 @@ def chunk(top_k: int | Tensor) -> int:
     """Groups that one program draws from: for a small k of all rows those it needs."""
     if not isinstance(top_k, int) or not is_small(top_k):
         return 128
-    return max(32, 1 << (top_k + top_k // 4 - 1).bit_length())
+    return max(32, 1 << (top_k + top_k // 8 - 1).bit_length())
 
 
 def _compute(

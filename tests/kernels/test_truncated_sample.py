@@ -23,7 +23,14 @@ from flash_sample_cases import (
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels import Penalties, TokenHistory, _row_kernels, flash_sample, truncated_sample
+from fsbench.kernels import (
+    Penalties,
+    TokenHistory,
+    _gathered_draw,
+    _row_kernels,
+    flash_sample,
+    truncated_sample,
+)
 from fsbench.kernels import _truncated_sample as module
 from fsbench.kernels._hopper_config import HopperConfig
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
@@ -448,6 +455,17 @@ def test_a_token_far_above_the_others_does_not_keep_the_search_from_narrowing(fi
         check(**stored(logits), **filters)
 
 
+def test_the_largest_tokens_may_be_neighbours():
+    """Few blocks of 128 tokens have them, in each of their groups: these must not be too many."""
+    V, k = 26_700, 12
+    logits = normal_logits(1, V)
+    token = torch.arange(13)[:, None] * 128 + torch.arange(0, 8, 2)
+    logits[0, token.flatten()] = (30.0 + torch.arange(13)).repeat_interleave(4)
+    search = mock.Mock(side_effect=AssertionError("a program reads the whole row"))
+    with mock.patch.object(_gathered_draw, "cut_of_row", search):
+        check(**stored(logits), temperature=5.0, top_k=k)
+
+
 @pytest.mark.parametrize("programs", [1, 14, 10_000])
 def test_how_many_programs_share_a_row_does_not_matter(programs):
     call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED, "return_kept": True}
@@ -467,7 +485,7 @@ def test_launches_that_no_row_can_need_are_left_out():
     assert times(top_k=150, top_p=0.5) == 0
     assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == module.SEARCHES
     assert times(top_k=torch.ones(1)) == module.SEARCHES
-    assert module.is_small(102) and not module.is_small(103) and not module.is_small(0)
+    assert module.is_small(112) and not module.is_small(113) and not module.is_small(0)
 
 
 def test_the_sampler_has_the_penalties_of_its_problem():
