@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that results/ holds of a machine, measured anew: tools/record.sh FOLDER
+# What results/ holds of a machine, measured anew: tools/record.sh FOLDER. Not what a whole model
+# takes (fsbench e2e).
 #
 # One job at a time on each GPU, so that no timing shares one; the long ones first. A job's output
 # is in FOLDER/log/, its exit code in FOLDER/log/jobs.txt. Exit codes of single jobs do not stop
@@ -27,6 +28,9 @@ profiled="flash_sampling flash_sampling_hopper flash_sampling_token gumbel_argma
     flashinfer_top_k_top_p flashinfer_top_k_top_p_lean multinomial_compiled exponential_race
     matmul_only"
 
+# The screened samplers and what they are compared with.
+screened="flash_sampling_screened flash_sampling greedy_screened greedy matmul_only"
+
 jobs() {
     echo "paper fsbench run --preset paper --breakdown --out $FOLDER/paper"
     echo "lean fsbench run --preset lean --breakdown --out $FOLDER/lean"
@@ -46,6 +50,14 @@ jobs() {
     echo "odd fsbench run --model qwen3-8b --batch 3,24,77,96,200,512,1024 --no-check" \
         "--provider flash_sampling_hopper --provider gumbel_argmax --provider matmul_only" \
         "--out $FOLDER/odd"
+    echo "truncated fsbench run --preset truncated --no-check --out $FOLDER/truncated"
+    echo "launches python3 tools/measure_truncated.py $FOLDER/truncated-launches/launches.csv"
+    for shape in "4096 --v 151936" "8192 --v 128256"; do
+        echo "screened-${shape%% *} fsbench run --d $shape --logits normal:3 --no-check" \
+            "--batch 1,2,4,8,16,32,64,128 --rounds 4 --breakdown" \
+            "$(printf -- '--provider %s ' $screened) --out $FOLDER/screened-d${shape%% *}"
+    done
+    echo "screened-cases python3 tools/measure_screened.py $FOLDER/screened-cases/cases.csv"
     for name in $samplers; do
         echo "verify-$name fsbench verify --tier full --device cuda --provider $name" \
             "--output $FOLDER/verify/$name.jsonl"
@@ -62,4 +74,10 @@ run() {
 export -f run
 
 jobs | xargs -d '\n' -P "$gpus" --process-slot-var=SLOT -I{} bash -c 'run "$1"' _ {}
+if [ "$gpus" -gt 1 ]; then
+    degrees=1
+    for n in 2 4 8; do if [ "$n" -le "$gpus" ]; then degrees+=,$n; fi; done
+    SLOT=$(seq -s, 0 $((gpus - 1))) run "tp fsbench run --preset tp --tp $degrees --no-check
+        --model llama3-70b,qwen3-8b --batch 1,16,64,256 --out $FOLDER/tp"
+fi
 python3 tools/exactness_tables.py "$FOLDER"/verify/*.jsonl > "$FOLDER/verify/tables.md"
