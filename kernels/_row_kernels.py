@@ -80,7 +80,7 @@ SECTIONS = tl.constexpr(8)
 """Thresholds of a launch."""
 
 SOUGHT = tl.constexpr(4096)
-"""Tokens that are looked through at once for those to gather: each time it waits for a counter."""
+"""Tokens that are looked through at once for those to gather."""
 
 SCANNED = tl.constexpr(512)
 """Tokens that one program takes at once of a row that it reads alone."""
@@ -95,7 +95,7 @@ def sampling_sections_kernel(
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
     before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; None after the first time
-    launch,
+    launch,  # its number among those over rows (_row_plan.py)
     B,
     stride,
     blocks,
@@ -202,7 +202,7 @@ def sampling_cutoff_kernel(
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
     kept_ptr,  # [B] int32, out; or None
-    launch,
+    launch,  # its number among those over rows (_row_plan.py)
     B,
     stride,
     ROWS: tl.constexpr,
@@ -328,7 +328,7 @@ def sampling_race_kernel(
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
     kept_ptr,  # [B] int32, out; or None
-    launch,
+    launch,  # its number among those over rows (_row_plan.py)
     B,
     stride,
     blocks,
