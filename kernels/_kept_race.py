@@ -11,18 +11,6 @@ RUN = tl.constexpr(32)
 
 
 @triton.jit
-def noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW: tl.constexpr,
-                 OFFSET_PER_ROW: tl.constexpr):  # fmt: skip
-    """(seed, offset, number in the noise) of a row."""
-    seed = tl.load(seed_ptr + row if SEED_PER_ROW else seed_ptr)
-    offset = tl.zeros((), tl.int64)
-    if offset_ptr is not None:
-        offset = tl.load(offset_ptr + row if OFFSET_PER_ROW else offset_ptr)
-    # A seed of its own identifies a request; else its row in the batch does.
-    return seed, offset, row * 0 if SEED_PER_ROW else row
-
-
-@triton.jit
 def load_runs(logits_ptr, chunk, V, CHUNK: tl.constexpr):
     """(logits fp32 [CHUNK, 32] of CHUNK runs, from run chunk * CHUNK on; words [CHUNK, 8])."""
     first = (tl.arange(0, CHUNK) + chunk * CHUNK)[:, None] * RUN

@@ -15,6 +15,7 @@ from fsbench.kernels._flash_sampling_kernel import settings
 from fsbench.kernels._helper import (
     LOWEST_KEY,
     gumbel,
+    noise_of_row,
     ordered_key,
     take_keys,
     temperatures,
@@ -143,11 +144,7 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
     if row_bias_ptr is not None:
         y += tl.load(row_bias_ptr + b.to(tl.int64) * V + token).to(tl.float32)
     if NOISE == "token":
-        seed = tl.load(seed_ptr + (b if SEED_PER_ROW else 0))
-        row = b * 0 if SEED_PER_ROW else b
-        offset = tl.zeros((), tl.int64)
-        if offset_ptr is not None:
-            offset = tl.load(offset_ptr + (b if OFFSET_PER_ROW else 0))
+        seed, offset, row = noise_of_row(seed_ptr, offset_ptr, b, SEED_PER_ROW, OFFSET_PER_ROW)
         if TEMPERATURE_PER_ROW:
             T = tl.load(temperature + b)
         else:

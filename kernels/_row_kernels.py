@@ -37,8 +37,8 @@ from fsbench.kernels._cutoff import (
     value_of,
 )
 from fsbench.kernels._gathered_draw import draw_of_few
-from fsbench.kernels._helper import LOWEST_KEY, ordered_key, split_words, token_of_key
-from fsbench.kernels._kept_race import RUN, load_runs, noise_of_row, race
+from fsbench.kernels._helper import LOWEST_KEY, noise_of_row, ordered_key, split_words, token_of_key
+from fsbench.kernels._kept_race import RUN, load_runs, race
 from fsbench.kernels._row_plan import (
     ABOVE,
     BEST,
@@ -170,19 +170,17 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, 
         distance = value_of(low) - tl.load(numbers_ptr + TOP)
         least = tl.exp2(tl.load(numbers_ptr + SHARPNESS) * distance)
     # Not all of the room, since sums are rounded.
-    if from_low - above < 0.9 * GATHERED * least:
-        mode += FEW
+    then = tl.where(from_low - above < 0.9 * GATHERED * least, mode + FEW, mode)
     if before_ptr is not None:
         before = tl.zeros((AT_ONCE,), tl.float32)
         for first in tl.range(0, blocks, AT_ONCE):
             block = first + tl.arange(0, AT_ONCE)
             before += tl.load(before_ptr + block, mask=block < blocks, other=0.0,
                               cache_modifier=".cg")  # fmt: skip
-        stands = ((mode == BY_MASS) | (mode == BY_MASS + FEW)) & (tl.sum(before) < wanted)
+        stands = (mode == BY_MASS) & (tl.sum(before) < wanted)
         stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
-        if stands & (not COUNT):
-            mode = mode * 0 + DONE
-    set_mode(plan_ptr, mode, launch + 1)
+        then = tl.where(stands & (not COUNT), DONE, then)
+    set_mode(plan_ptr, then, launch + 1)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))
     # Not below where it began: if the cutoff is in the first section, that has no end of its own.
@@ -238,7 +236,7 @@ def sampling_cutoff_kernel(
                 tl.store(valid_ptr + row, token >= 0)
                 if kept_ptr is not None:
                     tl.store(kept_ptr + row, kept)
-                set_mode(plan_ptr, mode * 0 + DONE, launch + 1)
+                set_mode(plan_ptr, DONE, launch + 1)
             else:
                 kind = tl.where(mode > GATHER, mode - FEW, mode)
                 cut = _cutoff(

@@ -59,7 +59,7 @@ TEMPERATURE = tl.constexpr(6)
 def set_mode(plan_ptr, mode, launch):
     """Set a row's mode for this launch and all later ones."""
     place = tl.arange(0, MODES)
-    tl.store(plan_ptr + MODE + place, mode.to(tl.int64), mask=place >= launch)
+    tl.store(plan_ptr + MODE + place, tl.zeros((MODES,), tl.int64) + mode, mask=place >= launch)
 
 
 @triton.jit

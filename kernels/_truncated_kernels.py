@@ -31,10 +31,10 @@ from fsbench.kernels._helper import (
     LOWEST_KEY,
     _log,
     nan_max,
+    noise_of_row,
     ordered_key,
     temperatures,
 )
-from fsbench.kernels._kept_race import noise_of_row
 from fsbench.kernels._row_plan import (
     BY_COUNT,
     BY_MASS,
@@ -174,7 +174,7 @@ def sampling_look_kernel(
             if kept_ptr is not None:
                 tl.store(kept_ptr + row, 0)
         else:
-            set_mode(plan_ptr + row * PLAN, tl.full((), DONE, tl.int64), 0)
+            set_mode(plan_ptr + row * PLAN, DONE, 0)
     if here:
         n = _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK)
         cut = first_key(low)
@@ -260,6 +260,6 @@ def _penalise(logits_ptr, largest_ptr, row, B, history_ptr, counts_ptr, length, 
         members = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
         y = tl.load(logits_ptr + members, mask=there[:, None], other=float("-inf"))
         # Tokens of one group write the same number.
-        at = largest_ptr + place_of_largest(group, row, B)
-        tl.store(at, tl.reduce(y, 1, nan_max), mask=there)
+        place = place_of_largest(group, row, B)
+        tl.store(largest_ptr + place, tl.reduce(y, 1, nan_max), mask=there)
     tl.debug_barrier()

@@ -323,7 +323,7 @@ def _launch_rows(
             ROWS=rows, **per, **CUTOFF,
         )  # fmt: skip
     kernels.sampling_race_kernel[grid["race"]](
-        *stored, plan, numbers, *noise, *sample, max(0, times + 1), B, stride, blocks,
+        *stored, plan, numbers, *noise, *sample, times + 1, B, stride, blocks,
         ROWS=rows, **per, num_warps=ROW_WARPS,
     )  # fmt: skip
 

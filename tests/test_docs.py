@@ -574,6 +574,28 @@ def test_eight_gpus_are_predicted_from_the_records() -> None:
     off = found.tp4_predicted_us / found.tp4_us - 1
     assert off.max().round(2) == 0.16 and off[fused.index].round(2).max() == 0.06
     assert off[fused.index].min() > 0
+    large = fused[fused.d == 8192].round({"x1_us": 0, "x2_us": 0, "x4_us": 0, "shard8_us": 0})
+    few, many = large[large.b <= 64], large[large.b == 256]
+    assert (few.shard8_us.min(), few.shard8_us.max()) == (68, 70)
+    assert set(many.shard8_us) <= {107, 108}
+
+    def ends(rows: pd.DataFrame, *names: str) -> tuple[float, float]:
+        return rows[list(names)].min().min(), rows[list(names)].max().max()
+
+    assert ends(few, "x2_us", "x4_us") == (5, 10)
+    assert ends(many, "x2_us", "x4_us") == (15, 27) and ends(many, "x1_us") == (25, 26)
+    small = fused[(fused.d == 4096) & (fused.b <= 64)]
+    assert [round(f(small.shard8_us)) for f in (min, max)] == [50, 57]
+    # Four ranks with an eighth of the vocabulary each.
+    measured: dict[tuple[str, int], list[float]] = {}
+    points = (h200 / "shards-20261122" / "d8192_v64512_tp4" / "points.jsonl").read_text()
+    for point in map(json.loads, points.splitlines()):
+        key = point["cell"]["provider"], point["cell"]["b"]
+        measured.setdefault(key, []).extend(point["measured"]["span_us"])
+    medians = {key: float(np.median(spans)) for key, spans in measured.items()}
+    for row in few[few.b <= 16].itertuples():
+        assert round(medians[row.provider, row.b]) == 74
+        assert -0.5 < row.tp8_predicted_us - medians[row.provider, row.b] < 3.5
 
 
 def test_what_akunus_approximations_cost_is_the_recorded_table() -> None:

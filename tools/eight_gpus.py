@@ -39,9 +39,9 @@ def predicted(whole: dict[int, float], shard: dict[int, float], ranks: int) -> f
 
 
 def table(over_ranks: Path, shards: Path) -> pd.DataFrame:
-    """By D, provider and B: medians of T(1), T(2), T(4), S(8), and T(8) and T(4) as predicted, us.
+    """By D, provider and B, in us: T(n) and x(n) of 1, 2 and 4, S(8), T(8) and T(4) as predicted.
 
-    tp8_ideal: T(1) / (8 T(8)).
+    Of medians. tp8_ideal: T(1) / (8 T(8)).
     """
     rows = []
     times = pd.read_csv(over_ranks / "results.csv").set_index(["d", "provider", "b", "tp"])
@@ -60,6 +60,7 @@ def table(over_ranks: Path, shards: Path) -> pd.DataFrame:
                 {
                     **{"d": D, "provider": name, "b": B},
                     **{f"tp{n}_us": T[n] for n in T},
+                    **{f"x{n}_us": T[n] - S[n] for n in T},
                     "tp4_predicted_us": predicted(T, S, 4),
                     "shard8_us": S[8],
                     "tp8_predicted_us": tp8,
