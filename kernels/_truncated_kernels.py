@@ -152,7 +152,8 @@ def sampling_look_kernel(
             # So few are seldom two in a block of 128 tokens, and blocks are fewer than groups.
             blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
             low = reached_by(blocks, k, low, above_all)
-        low = reached_by(order, k, low, above_all)
+        if tl.sum((order >= low).to(tl.int32)) > tl.minimum(2 * k, CHUNK):
+            low = reached_by(order, k, low, above_all)
     here = True
     if plan_ptr is not None:
         # Neither needs a search: greedy decoding, and min-p or nothing.

@@ -30,7 +30,7 @@ from fsbench.timers import make_timer
 
 D, V = 4096, 151936
 LAWS = ("normal:1", "normal:0.01", "normal:3", "zipf:1.1", "peaked:12")
-BATCHES = (1, 64, 256)
+BATCHES = (1, 16, 64, 256)
 FILTERS: tuple[dict[str, Any], ...] = (
     {"top_k": 50, "top_p": 0.9},
     {"top_k": 50},
