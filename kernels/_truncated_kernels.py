@@ -65,7 +65,7 @@ def sampling_look_kernel(
     logits_ptr,  # [B, stride] fp32; penalties are written back
     largest_ptr,  # [stride // 128, B, 4] fp32; likewise
     found_ptr,  # [B, COUNTERS + CHUNK] int32, scratch: how many groups and tokens; the groups
-    keys_ptr,  # [B, CHUNK * 32] int64, scratch: tokens in them
+    keys_ptr,  # [B, least of CHUNK * 32 and GATHERED] int64, scratch: tokens in them
     plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
     seed_ptr,  # [1] or [B] int64
@@ -96,14 +96,14 @@ def sampling_look_kernel(
     PRESENCE_PER_ROW: tl.constexpr,
     FREQUENCY_PER_ROW: tl.constexpr,
     GROUPS: tl.constexpr,  # a power of two, at least stride // 32
-    CHUNK: tl.constexpr,  # groups of which tokens are gathered, a power of two up to 128
+    CHUNK: tl.constexpr,  # groups of which tokens are gathered, a power of two
 ):
     row = tl.program_id(0)
     B = tl.num_programs(0)
     groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
     logits_ptr += row.to(tl.int64) * stride
     found_ptr += row * (COUNTERS + CHUNK)
-    keys_ptr += row.to(tl.int64) * (CHUNK * GROUP)
+    keys_ptr += row.to(tl.int64) * min(CHUNK * GROUP, GATHERED)
     counter = tl.arange(0, 2)
     tl.store(found_ptr + counter, counter * 0)
     if history_ptr is not None:
@@ -148,8 +148,8 @@ def sampling_look_kernel(
         threshold = top + T * _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
         low = tl.maximum(low, ordered(threshold))
     if k < groups:
-        if k < groups // 64:
-            # So few are seldom two in a block of 128 tokens, and blocks are fewer than groups.
+        if k < groups // 16:
+            # Few of so few are two in a block of 128 tokens, and blocks are fewer than groups.
             blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
             low = reached_by(blocks, k, low, above_all)
         if tl.sum((order >= low).to(tl.int32)) > tl.minimum(2 * k, CHUNK):
@@ -197,19 +197,22 @@ def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.conste
     order is none: what is done with the keys is integer.
     """
     GROUPS: tl.constexpr = order.shape[0]
+    AT_ONCE: tl.constexpr = min(CHUNK, 128)
     place = _places(found_ptr, order, low)
     tl.store(
         found_ptr + COUNTERS + place, tl.arange(0, GROUPS), mask=(order >= low) & (place < CHUNK)
     )
     tl.debug_barrier()
     groups = tl.load(found_ptr, cache_modifier=".cg")
-    at = tl.arange(0, CHUNK)
-    there = at < groups
-    group = tl.where(there, tl.load(found_ptr + COUNTERS + at, cache_modifier=".cg"), 0)
-    token = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
-    y = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
-    place = _places(found_ptr + 1, ordered(y), low)
-    tl.store(keys_ptr + place, ordered_key(y, token), mask=ordered(y) >= low)
+    for first in tl.range(0, tl.minimum(groups, CHUNK), AT_ONCE):
+        at = first + tl.arange(0, AT_ONCE)
+        there = at < groups
+        found = tl.load(found_ptr + COUNTERS + at, mask=there, other=0, cache_modifier=".cg")
+        token = token_of_member(0, found[:, None], tl.arange(0, GROUP)[None, :])
+        y = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
+        behind = _places(found_ptr + 1, ordered(y), low)
+        taken = (ordered(y) >= low) & (behind < GATHERED)
+        tl.store(keys_ptr + behind, ordered_key(y, token), mask=taken)
     tl.debug_barrier()
     n = tl.load(found_ptr + 1, cache_modifier=".cg")
     return tl.where(groups > CHUNK, GATHERED + 1, n)

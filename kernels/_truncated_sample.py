@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_V = 2**20
 """Tokens that a program can have the maxima of in registers."""
 
-SMALL_K = 112
+SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
 
 SEARCHES = 4
@@ -227,6 +227,7 @@ def _launch(
     from fsbench.kernels._launch import launch, per_row
     from fsbench.kernels._row_plan import NUMBERS, PLAN
     from fsbench.kernels._stored_logits import allocate
+    from fsbench.kernels._cutoff import GATHERED
     from fsbench.kernels._truncated_kernels import COUNTERS, GROUP, sampling_look_kernel
 
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
@@ -235,7 +236,8 @@ def _launch(
     stride = stored.logits.shape[1]
     few = chunk(filters.top_k)
     found = torch.empty(B, COUNTERS.value + few, dtype=torch.int32, device=device)
-    keys = torch.empty(B, few * GROUP.value, dtype=torch.int64, device=device)
+    most = min(few * GROUP.value, GATHERED.value)
+    keys = torch.empty(B, most, dtype=torch.int64, device=device)
     plan = numbers = None
     if not is_small(filters.top_k):
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)

@@ -35,6 +35,7 @@ FILTERS: tuple[dict[str, Any], ...] = (
     {"top_k": 50, "top_p": 0.9},
     {"top_k": 50},
     {"top_k": 1},
+    {"top_k": 200, "top_p": 0.9},
     {"top_k": 1000, "top_p": 0.9},
     {"top_k": 20_000},
     {"min_p": 0.05},

@@ -91,6 +91,7 @@ def assert_expected(
 FILTERS = [
     {"top_k": 50, "top_p": 0.9},
     {"top_k": 1},
+    {"top_k": 300, "top_p": 0.9},
     {"top_k": 1000, "top_p": 0.95, "min_p": 0.05},
     {"top_p": 0.9},
     {"min_p": 0.05},

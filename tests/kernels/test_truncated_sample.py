@@ -398,6 +398,23 @@ def test_tokens_of_many_groups_are_gathered(filters):
     check(**stored(logits), **filters)
 
 
+@pytest.mark.parametrize("top_k", [113, 448])
+def test_hundreds_of_tokens_are_drawn_from_in_one_launch(top_k):
+    """Their groups are up to four chunks."""
+    logits = normal_logits(2, 32 * 560)
+    reads = mock.Mock(side_effect=AssertionError("a program reads the whole row"))
+    more = mock.Mock(side_effect=AssertionError("more launches"))
+    with (
+        mock.patch.object(_gathered_draw, "cut_of_row", reads),
+        mock.patch.object(module, "_launch_rows", more),
+    ):
+        check(**stored(logits), top_k=top_k, top_p=0.9)
+
+
+def test_few_groups_may_have_more_tokens_than_there_is_room_for():
+    check(**stored(torch.zeros(1, 4_300)), top_k=448)
+
+
 def test_more_tokens_than_can_be_gathered_are_read_where_they_are():
     V = 9_000
     logits = normal_logits(1, V, sigma=0.1)
@@ -485,7 +502,7 @@ def test_launches_that_no_row_can_need_are_left_out():
     assert times(top_k=150, top_p=0.5) == 0
     assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == module.SEARCHES
     assert times(top_k=torch.ones(1)) == module.SEARCHES
-    assert module.is_small(112) and not module.is_small(113) and not module.is_small(0)
+    assert module.is_small(448) and not module.is_small(449) and not module.is_small(0)
 
 
 def test_the_sampler_has_the_penalties_of_its_problem():
