@@ -53,6 +53,7 @@ plots: setup
 	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots
 	$(FSBENCH) plot $(call RUNS,tp) --figure scaling --out plots
 	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
+	$(FSBENCH) plot $(call RUNS,truncated-grid) --figure filters --out plots
 	$(FSBENCH) plot $(call RUNS,e2e-vllm-1.7b e2e-vllm-8b e2e-vllm-32b) --out plots
 	# Exposed time from a machine with a GPU; the other figures are drawn again, from a CPU's.
 	$(FSBENCH) hotvocab plot $(call RUNS,simple) --out plots

@@ -222,12 +222,12 @@ def _launch(
     import torch
     import triton
 
+    from fsbench.kernels._cutoff import GATHERED
     from fsbench.kernels._device import launching_on
     from fsbench.kernels._flash_sample import Sample
     from fsbench.kernels._launch import launch, per_row
     from fsbench.kernels._row_plan import NUMBERS, PLAN
     from fsbench.kernels._stored_logits import allocate
-    from fsbench.kernels._cutoff import GATHERED
     from fsbench.kernels._truncated_kernels import COUNTERS, GROUP, sampling_look_kernel
 
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
