@@ -24,7 +24,7 @@ from fsbench.problem import Problem
 from fsbench.results import Cell, Store
 
 if TYPE_CHECKING:
-    from fsbench.runner import Plan
+    from fsbench.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,17 @@ before the next starts; a resumed run measures only the rounds that are missing.
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fsbench import caches, energy, hardware
+from fsbench import energy, hardware
+from fsbench.device_state import free_memory, require_live_device, synchronize
 from fsbench.discover import Found
 from fsbench.distributed import Team
 from fsbench.errors import (
     DeviceUnavailable,
-    InvalidArgument,
     ProviderUnavailable,
     TimerUnavailable,
     UnsupportedProblem,
@@ -28,83 +26,15 @@ from fsbench.errors import (
     is_out_of_memory,
     one_line,
 )
+from fsbench.plan import Plan
+from fsbench.preparing import Contender, Inputs, Preparation
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Provider
 from fsbench.results import Cell, Round, Store
 from fsbench.timers import Timer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure and how. Problems that share a weight should stand together.
-
-    warmup: untimed steps per cell; iters: timed ones, in `rounds` interleaved rounds.
-    graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
-    seed: of inputs and noise, an int64. forms: time results.FORMS of fused samplers, too.
-    energy_s: seconds of a loop that measures each cell's energy, once it is timed; None: no loop.
-    given_up: (name of a provider, problem) to leave out.
-    """
-
-    problems: list[Problem]
-    providers: list[Found]
-    graph: bool = True
-    warmup: int = 25
-    iters: int = 100
-    rounds: int = 5
-    seed: int = 0
-    check: bool = True
-    forms: bool = False
-    energy_s: float | None = None
-    given_up: frozenset[tuple[str, Problem]] = frozenset()
-
-    def __post_init__(self) -> None:
-        for name, least in (("warmup", 0), ("iters", 1), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise InvalidArgument(
-                    f"--{name}: expected an integer >= {least}; got {getattr(self, name)}"
-                )
-        if self.iters < self.rounds:
-            raise InvalidArgument(
-                f"--iters: expected at least one step for each of --rounds {self.rounds}; "
-                f"got {self.iters}"
-            )
-        if self.energy_s is not None and not self.energy_s >= energy.SHORTEST_S:
-            raise InvalidArgument(
-                f"--energy: expected at least {energy.SHORTEST_S:g} seconds; got {self.energy_s:g}"
-            )
-        if not -(2**63) <= self.seed < 2**63:
-            raise InvalidArgument(f"--seed: expected an integer of 64 bits; got {self.seed}")
-
-    def iterations(self, number: int) -> int:
-        """Timed iterations of one round; the first rounds take the remainder."""
-        return self.iters // self.rounds + (number < self.iters % self.rounds)
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What every launch of one problem reads."""
-
-    problem: Problem
-    weight: Tensor
-    hidden: Tensor
-    seed: Tensor
-    offset: Tensor
-
-
-@dataclass
-class _Contender:
-    """A sampler that is built and ready to be timed on the problem at hand.
-
-    facts: of its preparation, fields of Round. forms: steps of its FORMS by name.
-    """
-
-    cell: Cell
-    step: Callable[[], object]
-    facts: dict[str, Any]
-    forms: dict[str, Callable[[], object]]
 
 
 @dataclass
@@ -129,13 +59,10 @@ class Runner:
     begin: Callable[[Cell], None] = lambda cell: None
     troubled: Callable[[str, str], None] = lambda status, reason: None
     team: Team | None = None
-    _gate: dict[tuple[object, ...], str] = field(default_factory=dict)
-    _weight: tuple[tuple[object, ...], Tensor] | None = None
-    _called: set[str] = field(default_factory=set)
     _idle_w: float | None = None
 
     def __post_init__(self) -> None:
-        self._warm = caches.filled()
+        self._preparation = Preparation(self.plan, self.team)
 
     def run(self) -> None:
         """Measure every cell of the plan that the store lacks.
@@ -185,7 +112,7 @@ class Runner:
         where = f"B={problem.B} D={problem.D} V={problem.V}"
         yield len(self.plan.providers) - len(pending), f"{where}: inputs"
         try:
-            inputs = self._inputs_of(problem)
+            inputs = self._preparation.inputs_of(problem)
         except Exception as error:
             if self.team:
                 raise  # the others are waiting; whoever started this rank ends them too
@@ -227,153 +154,29 @@ class Runner:
         """Whether the store has all that the plan asks of a cell."""
         record = self.store.record(cell)
         numbers = set(range(self.plan.rounds))
-        forms = self._form_builds(provider, problem)
+        forms = self._preparation.form_builds(provider, problem)
         return (
             record.rounds.keys() >= numbers
             and all(record.forms.get(form, {}).keys() >= numbers for form in forms)
             and (self.plan.energy_s is None or record.energy is not None)
         )
 
-    def _form_builds(
-        self, provider: Provider, problem: Problem
-    ) -> dict[str, Callable[[Tensor], Launch]]:
-        """How to build the forms that the plan asks for, by name: weight -> launch."""
-        able = provider.capabilities
-        if not self.plan.forms or provider.kind is not Kind.EXACT or not able.fused:
-            return {}
-        found: dict[str, Callable[[Tensor], Launch]] = {}
-        if provider.matmul_form:
-            found["matmul"] = partial(provider.matmul_form, problem)
-        if able.zero_temperature and problem.temperature > 0:
-            found["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
-        return found
-
-    def _inputs_of(self, problem: Problem) -> _Inputs:
-        """The weight, kept for the next problem that shares it, and this problem's own inputs."""
-        import torch
-
-        from fsbench import inputs
-
-        key = (problem.D, problem.V, problem.dtype, problem.logits, problem.device)
-        if self._weight is None or self._weight[0] != key:
-            self._weight = None  # free the old one before making the new
-            self._weight = (key, inputs.make_weight(problem, self.plan.seed))
-        torch.manual_seed(self.plan.seed)
-        device = torch.device(problem.device)
-        return _Inputs(
-            problem,
-            self._weight[1],
-            inputs.make_hidden(problem, self.plan.seed),
-            seed=torch.tensor([spread_seed(self.plan.seed)], dtype=torch.int64, device=device),
-            offset=torch.zeros(1, dtype=torch.int64, device=device),
-        )
-
-    def _prepare(self, provider: Provider, cell: Cell, inputs: _Inputs) -> _Contender | None:
+    def _prepare(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender | None:
         """A contender, or None with the reason in the store."""
         self.begin(cell)
         contender, failure = None, None
         try:
-            contender = self._contender(provider, cell, inputs)
+            contender = self._preparation.contender(provider, cell, inputs)
         except Exception as error:
             failure = error
         if self._failed(cell, failure):
             contender = None
-            _free_memory(cell.device)
+            free_memory(cell.device)
+        for form, why in contender.lacks.items() if contender else ():
+            self.store.append_lack(cell, form, why)
         return contender
 
-    def _contender(self, provider: Provider, cell: Cell, inputs: _Inputs) -> _Contender:
-        """Verify, build, check on the problem, capture and warm up."""
-        self._gate_check(provider, inputs.problem)
-        launch, facts = self._build(provider, inputs)
-        if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
-            from fsbench.verify.pathwise import check_on_problem
-
-            check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
-            if not check.passed:
-                raise VerificationFailed(f"{check.name}: {check.detail}")
-            if self.team:
-                tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
-                if any(theirs != tokens for theirs in self.team.gather(tokens)):
-                    raise VerificationFailed("ranks: they return different tokens")
-        facts["config"] = getattr(launch, "config", "")
-        forms = {}
-        for form, build in self._form_builds(provider, inputs.problem).items():
-            try:
-                forms[form] = self._ready(cell, build(inputs.weight), inputs)
-            except Exception as error:
-                self._record_lack(cell, form, error)
-        return _Contender(cell, self._ready(cell, launch, inputs), facts, forms)
-
-    def _ready(self, cell: Cell, launch: Launch, inputs: _Inputs) -> Callable[[], object]:
-        """The step to be timed, captured if the cell says so, and warmed up."""
-        step: Callable[[], object]
-        if cell.graph:
-            from fsbench.graphs import capture
-
-            step = capture(launch, inputs.hidden, inputs.seed, inputs.offset)
-        else:
-
-            def step() -> object:
-                return launch(inputs.hidden, inputs.seed, inputs.offset)
-
-        for _ in range(self.plan.warmup):
-            step()
-        _synchronize(cell.device)
-        return step
-
-    def _gate_check(self, provider: Provider, problem: Problem) -> None:
-        """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
-        if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
-            return
-        # Verified with the same filters, whatever they are here.
-        truncated = bool(problem.filters or problem.penalties)
-        key = (provider.name, problem.device, problem.dtype, problem.temperature, truncated)
-        if key not in self._gate:
-            self._called.add(provider.name)
-            from fsbench.verify import verify
-            from fsbench.verify.check import Setting
-
-            setting = Setting(problem.device, problem.dtype, problem.temperature, truncated)
-            failed = [check for check in verify(provider, setting) if not check.passed]
-            self._gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
-        if self._gate[key]:
-            raise VerificationFailed(self._gate[key])
-
-    def _build(self, provider: Provider, inputs: _Inputs) -> tuple[Launch, dict[str, Any]]:
-        """The launch, and the facts of Round that only building shows.
-
-        first_call_s, warm: of `build` and one step. peak_extra_bytes: on a GPU the peak of memory
-        that building left and a step takes. Memory that several launches share was there before
-        this build; a launch that has such memory says so in its attribute `shared_bytes`.
-        """
-        import torch
-
-        problem = inputs.problem
-        on_gpu = problem.device == "cuda"
-        if on_gpu:
-            _free_memory(problem.device)
-            before = torch.cuda.memory_allocated()
-        warm = [*self._warm, *(["process"] if provider.name in self._called else [])]
-        self._called.add(provider.name)
-        begin = time.perf_counter()
-        if self.team is None or problem.tp == 1 or provider.build_sharded is None:
-            launch = provider.build(problem, inputs.weight)
-        else:
-            torch.manual_seed(self.plan.seed)  # the verifying may have left it anywhere
-            launch = provider.build_sharded(problem, self.team.shard(inputs.weight))
-        launch(inputs.hidden, inputs.seed, inputs.offset)
-        _synchronize(problem.device)
-        facts: dict[str, Any] = {"first_call_s": time.perf_counter() - begin, "warm": warm}
-        if on_gpu:
-            _free_memory(problem.device)
-            torch.cuda.reset_peak_memory_stats()
-            launch(inputs.hidden, inputs.seed, inputs.offset)
-            _synchronize(problem.device)
-            peak = torch.cuda.max_memory_allocated() - before
-            facts["peak_extra_bytes"] = max(peak, 0) + getattr(launch, "shared_bytes", 0)
-        return launch, facts
-
-    def _time(self, contenders: list[_Contender], offset: Tensor) -> Iterator[tuple[Cell, int]]:
+    def _time(self, contenders: list[Contender], offset: Tensor) -> Iterator[tuple[Cell, int]]:
         """The interleaved rounds; yields each cell and round just before it is measured.
 
         `offset` advances before every step: fresh noise each time. A contender that fails leaves
@@ -426,7 +229,7 @@ class Runner:
         clocks = _combined(before, hardware.clocks(self.nvml_index))
         return Round(**asdict(measured), clocks=clocks, **facts)
 
-    def _energies(self, contenders: list[_Contender], offset: Tensor) -> Iterator[Cell]:
+    def _energies(self, contenders: list[Contender], offset: Tensor) -> Iterator[Cell]:
         """The energy of every cell, after all timing of the problem; yields it just before."""
         if self.plan.energy_s is None:
             return
@@ -437,7 +240,7 @@ class Runner:
             yield contender.cell
             try:
                 if self._idle_w is None:
-                    _synchronize(contender.cell.device)
+                    synchronize(contender.cell.device)
                     self._idle_w = energy.idle_watts(counter)
                 queue = partial(_queue, contender.step, offset)
                 found = energy.energy(queue, counter, self.plan.energy_s, self._idle_w)
@@ -449,7 +252,7 @@ class Runner:
     def _record_lack(self, cell: Cell, what: str, error: Exception) -> None:
         """Note what could not be measured of a cell beside its time; as `_failed`."""
         self.store.append_lack(cell, what, describe(error))
-        _require_live_device(cell.device, error)
+        require_live_device(cell.device, error)
 
     def _failed(self, cell: Cell, error: Exception | None) -> bool:
         """Whether this or another rank failed at a cell, which then gets a status."""
@@ -465,7 +268,7 @@ class Runner:
                 self.store.append_status(cell, status, where + reason)
                 break
         if error:
-            _require_live_device(cell.device, error)
+            require_live_device(cell.device, error)
         return any(failures)
 
     def _slowest(self, measured: Round) -> Round:
@@ -492,19 +295,6 @@ _STATUS_OF: dict[type[Exception], str] = {
 }
 
 
-def spread_seed(seed: int) -> int:
-    """An int64 far from those of neighbouring seeds (the finaliser of splitmix64).
-
-    Some samplers use neighbouring seeds as neighbouring positions of one stream.
-    """
-    mask = 2**64 - 1
-    z = (seed + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    z ^= z >> 31
-    return z - 2**64 if z >= 2**63 else z
-
-
 def _queue(step: Callable[[], object], offset: Tensor, steps: int) -> energy.Queued:
     """Give the GPU some steps; the event that follows them."""
     import torch
@@ -521,30 +311,3 @@ def _combined(before: dict[str, object], after: dict[str, object]) -> dict[str, 
     """Clocks after the round (the GPU is warm then), throttle reasons of either end."""
     throttle = {*before.get("throttle", []), *after.get("throttle", [])}  # type: ignore[misc]
     return {**after, "throttle": sorted(throttle)} if after else {}
-
-
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
-
-
-def _free_memory(device: str) -> None:
-    gc.collect()
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
-def _require_live_device(device: str, cause: Exception) -> None:
-    """A kernel that faulted leaves the CUDA context unusable: stop, or every cell would fail."""
-    try:
-        _synchronize(device)
-    except Exception as error:
-        raise DeviceUnavailable(
-            f"the GPU cannot be used any more in this process after {describe(cause)}; "
-            "what was measured is kept: continue with --resume, without that sampler"
-        ) from error

@@ -133,7 +133,7 @@ def test_the_contract_is_a_leaf():
 
 LAYERS = (
     {"cli", "__main__"},
-    {"runner", "tuning", "ranks", "e2e"},
+    {"runner", "preparing", "plan", "tuning", "ranks", "e2e"},
     {"integrations"},
     {
         *("discover", "verify", "inputs", "graphs", "timers", "reference", "simple"),

@@ -17,9 +17,9 @@ from fsbench.errors import InvalidArgument
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fsbench.plan import Plan
     from fsbench.ranks import Job, Report
     from fsbench.results import Store
-    from fsbench.runner import Plan
 
 
 def measure_on(

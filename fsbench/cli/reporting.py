@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from fsbench.plan import Plan
     from fsbench.results import CellRecord
-    from fsbench.runner import Plan
     from fsbench.tables import Configuration
 
 

@@ -144,10 +144,10 @@ def run(
     """
     from fsbench.cli.measuring import measure_on, measure_over_ranks
     from fsbench.discover import discover
+    from fsbench.plan import Plan
     from fsbench.presets import preset as named_preset
     from fsbench.problem import Problem
     from fsbench.ranks import Job
-    from fsbench.runner import Plan
     from fsbench.timers import timer_name
 
     if out and resume:

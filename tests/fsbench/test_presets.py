@@ -6,10 +6,10 @@ import pytest
 
 from fsbench.discover import discover
 from fsbench.errors import InvalidArgument
+from fsbench.plan import Plan
 from fsbench.presets import PRESETS, preset
 from fsbench.problem import Problem, models
 from fsbench.provider import Kind
-from fsbench.runner import Plan
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsbench import inputs, runner, verify
+from fsbench import caches, device_state, inputs, preparing, runner, verify
 from fsbench.discover import Found
 from fsbench.errors import (
     DeviceUnavailable,
@@ -23,10 +23,12 @@ from fsbench.errors import (
     TimerUnavailable,
     UnsupportedProblem,
 )
+from fsbench.plan import Plan
+from fsbench.preparing import spread_seed
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.results import CellRecord, Energy, Store, read_records
-from fsbench.runner import Plan, Runner, spread_seed
+from fsbench.runner import Runner
 from fsbench.timers.fake import FakeTimer
 
 SMALL = Problem(2, 16, 40, "fp32", device="cpu")
@@ -352,7 +354,7 @@ def test_a_dead_gpu_ends_the_run(run, sampler, monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def build(problem, weight):
-        monkeypatch.setattr(runner, "_synchronize", synchronize)
+        monkeypatch.setattr(device_state, "synchronize", synchronize)
         raise RuntimeError("illegal access")
 
     able = Capabilities(devices=("cpu",), dtypes=("fp32",))
@@ -586,9 +588,9 @@ def test_resume_measures_the_forms_that_are_missing_and_nothing_else(run, fused,
 
 
 def test_the_first_call_and_what_was_warm(run, sampler, monkeypatch, tmp_path):
-    monkeypatch.setattr(runner.caches, "filled", lambda: ["triton"])
+    monkeypatch.setattr(caches, "filled", lambda: ["triton"])
     ticks = iter(range(0, 1000, 7))
-    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(preparing.time, "perf_counter", lambda: next(ticks))
     problems = [SMALL, replace(SMALL, B=3)]
     run(sampler("a"), problems=problems, check=False)
     measured = [line["measured"] for line in _lines(tmp_path)]
