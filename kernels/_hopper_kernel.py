@@ -11,13 +11,7 @@ _flash_sampling_kernel, bit for bit.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from fsbench.kernels._epilogue import add_masses
 from fsbench.kernels._exchange import best_of_ranks, mass_of_ranks
@@ -30,13 +24,16 @@ from fsbench.kernels._helper import (
     token_of_key,
 )
 from fsbench.kernels._hopper_epilogue import ROWS, consume, group_layout
-from fsbench.kernels._mainloop import first_column
+from fsbench.kernels._hopper_mainloop import (
+    CHUNK,
+    first_of_tile,
+    first_row,
+    load_tiles,
+    program_of,
+    schedule,
+    tile_logits,
+)
 
-# Triton 3.6 knows one of its names, 3.9 the other.
-copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-
-CHUNK = gl.constexpr(64)
-"""Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
 LOADER_REGISTERS = gl.constexpr(24)
 SECOND_REGISTERS = gl.constexpr(232)
 THIRD_REGISTERS = gl.constexpr(160)
@@ -47,161 +44,8 @@ AT_ONCE = gl.constexpr(16)
 
 
 @gluon.constexpr_function
-def _accumulator_layout(WIDTH):
-    return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16]
-    )
-
-
-@gluon.constexpr_function
 def _power_of_2(least):
     return 1 << (least - 1).bit_length()
-
-
-@gluon.jit
-def _next_stage(stage, phase, STAGES: gl.constexpr):
-    stage += 1
-    wrap = stage == STAGES
-    return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
-
-
-@gluon.jit
-def _first_row(b0, B, WARPGROUP: gl.constexpr):
-    """Of a warpgroup. It repeats rows of others where its own would end beyond the batch.
-
-    TMA takes longer for rows that are not there than for those that are.
-    """
-    return gl.minimum(b0 + WARPGROUP * ROWS, gl.maximum(B - ROWS, 0))
-
-
-@gluon.jit
-def _schedule(num_tokens, programs_v, BLOCK_V: gl.constexpr):
-    """(rounds, first tail block): the rank's tokens as rounds of a tile per program, and a tail.
-
-    With tiles of two blocks of 128 tokens, the blocks of a last round may be few enough for one
-    each: then they are the tail, and program p has the block first + p of it.
-    """
-    blocks = gl.cdiv(num_tokens, 128)
-    if BLOCK_V == 128:
-        return gl.cdiv(blocks, programs_v), blocks
-    else:
-        rounds = blocks // (2 * programs_v)
-        rest = blocks - rounds * 2 * programs_v
-        rounds = gl.where(rest > programs_v, rounds + 1, rounds)
-        return rounds, rounds * 2 * programs_v
-
-
-@gluon.jit
-def _first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
-    """The row of weight where a program's tile of round r begins."""
-    if CONTIGUOUS:
-        return (pid_v * rounds + r) * BLOCK_V
-    else:
-        return (r * programs_v + pid_v) * BLOCK_V
-
-
-@gluon.jit
-def _program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
-    """The program that meets the token of a row of weight."""
-    rounds, tail = _schedule(num_tokens, programs_v, BLOCK_V)
-    tile = row // BLOCK_V
-    program = tile // gl.maximum(rounds, 1) if CONTIGUOUS else tile % programs_v
-    return gl.where(row < tail * 128, program, row // 128 - tail)
-
-
-@gluon.jit
-def _load_tile(
-    weight, hidden, ring, stage, phase, row0, v0, b0, B, D,
-    WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free.
-
-    Its first row of weight, row0, is token v0.
-    """
-    weight_ring, hidden_ring, loaded, free = ring
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
-    BOX: gl.constexpr = hidden.block_type.shape[0]
-    BYTES: gl.constexpr = (
-        WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * hidden.block_type.nbytes
-    )
-    d0 = first_column(v0, D)
-    for _ in range(0, D, BLOCK_D):
-        mbarrier.wait(free.index(stage), phase)
-        bar = loaded.index(stage)
-        # Boxes over the edge of a matrix are filled up with zeros, and count in full.
-        mbarrier.expect(bar, CHUNKS * BYTES)
-        for i in gl.static_range(CHUNKS):
-            tile = weight_ring.index(stage * CHUNKS + i)
-            for block in gl.static_range(WIDTH // 128):
-                copy_to_shared(
-                    weight, [row0 + block * 128, d0 + i * CHUNK], bar,
-                    tile.slice(block * 128, 128, dim=0),
-                )  # fmt: skip
-        for i in gl.static_range(CHUNKS):
-            for group in gl.static_range(WARPGROUPS):
-                rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
-                copy_to_shared(
-                    hidden, [_first_row(b0, B, group), d0 + i * CHUNK], bar,
-                    rows.slice(0, BOX, dim=0),
-                )  # fmt: skip
-        d0 += BLOCK_D
-        d0 = gl.where(d0 >= D, 0, d0)
-        stage, phase = _next_stage(stage, phase, STAGES)
-    return stage, phase
-
-
-@gluon.jit
-def _load_tiles(
-    weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
-    CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """The loading warp."""
-    b0, pid_v, programs_v, first_token, num_tokens = share
-    rounds, tail = _schedule(num_tokens, programs_v, BLOCK_V)
-    stage = 0
-    phase = 1
-    for r in range(rounds):
-        row0 = _first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
-        if row0 < num_tokens:
-            stage, phase = _load_tile(
-                weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
-                WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
-            )  # fmt: skip
-    if BLOCK_V > 128:
-        row0 = (tail + pid_v) * 128
-        if row0 < num_tokens:
-            _load_tile(
-                weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
-                WARPGROUPS, 128, BLOCK_D, STAGES,
-            )  # fmt: skip
-
-
-@gluon.jit
-def _tile_logits(
-    ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """This warpgroup's [ROWS, WIDTH] logits of the next tile in the ring, and where that ends."""
-    weight_ring, hidden_ring, loaded, free = ring
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
-    acc = gl.zeros([ROWS, WIDTH], gl.float32, _accumulator_layout(WIDTH))
-    use_acc = False
-    for _ in range(0, D, BLOCK_D):
-        mbarrier.wait(loaded.index(stage), phase)
-        for i in gl.static_range(CHUNKS):
-            at = stage * CHUNKS + i
-            acc = warpgroup_mma(
-                hidden_ring.index(at * WARPGROUPS + WARPGROUP),
-                weight_ring.index(at).slice(0, WIDTH, dim=0).permute((1, 0)),
-                acc,
-                use_acc=use_acc,
-                is_async=True,
-            )
-            use_acc = True
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(free.index(stage), count=1)
-        stage, phase = _next_stage(stage, phase, STAGES)
-    return acc, stage, phase
 
 
 @gluon.jit
@@ -213,7 +57,7 @@ def _tile(
 ):  # fmt: skip
     """Let the next tile in the ring enter the running candidates and masses; see consume."""
     _, V, D, _, _ = sizes
-    logits, stage, phase = _tile_logits(
+    logits, stage, phase = tile_logits(
         ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
     )
     if v0 + WIDTH > V:
@@ -227,7 +71,7 @@ def _tile(
 
 
 @gluon.jit
-def _per_row(pointer, row, B, PER_ROW: gl.constexpr):
+def per_row(pointer, row, B, PER_ROW: gl.constexpr):
     """The value of each row, of row's shape; or the one for all of them, a scalar."""
     if PER_ROW:
         return gl.load(pointer + row, mask=row < B, other=0)
@@ -256,20 +100,20 @@ def _compute(
     seed_ptr, offset_ptr, temperature = noise
     keys_ptr, winners_ptr, masses_ptr, logits_ptr, largest_ptr, stride = scratch
     LAYOUT: gl.constexpr = group_layout(4)
-    row = _first_row(b0, B, WARPGROUP) + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    row = first_row(b0, B, WARPGROUP) + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     there = (row < B) & (row >= b0 + WARPGROUP * ROWS)
     stored = ()
     if len(logits_ptr) > 0:
         stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
     offset = gl.to_tensor(0).to(gl.int64)
     if len(offset_ptr) > 0:
-        offset = _per_row(offset_ptr[0], row[:, None], B, OFFSET_PER_ROW)
+        offset = per_row(offset_ptr[0], row[:, None], B, OFFSET_PER_ROW)
     T, inverse_temperature = _temperatures(temperature, row[:, None], B, TEMPERATURE_PER_ROW)
     rows = (
         row[:, None],
         # A seed of its own identifies a request; else its row in the batch does.
         row[:, None] * 0 if SEED_PER_ROW else row[:, None],
-        _per_row(seed_ptr, row[:, None], B, SEED_PER_ROW),
+        per_row(seed_ptr, row[:, None], B, SEED_PER_ROW),
         offset,
         T,
         inverse_temperature,
@@ -283,11 +127,11 @@ def _compute(
         ),)  # fmt: skip
     largest = gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT)
     mass = gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
-    rounds, tail = _schedule(num_tokens, programs_v, BLOCK_V)
+    rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
     stage = 0
     phase = 0
     for r in range(rounds):
-        row0 = _first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
         if row0 < num_tokens:
             stage, phase, best, largest, mass = _tile(
                 ring, stage, phase, first_token + row0, rows, sizes, processing,
@@ -371,7 +215,7 @@ def _finish(
         chosen = ()
         if winners_ptr is not None:
             token = token_of_key(key)
-            source = _program_of(token - first_token, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
+            source = program_of(token - first_token, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
             winner = winners_ptr + (source * B + row) * N + i
             drawn = there & (token >= 0)
             logit = gl.load(winner, mask=drawn, other=float("nan"), cache_modifier=".cg")
@@ -490,8 +334,8 @@ def hopper_kernel(
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
                             OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 2)),
-                (_load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
-                               CONTIGUOUS, BLOCK_D, STAGES)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                              CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 4, 1],
             [THIRD_REGISTERS, THIRD_REGISTERS, LOADER_REGISTERS],
@@ -505,8 +349,8 @@ def hopper_kernel(
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
                             OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 1)),
-                (_load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
-                               CONTIGUOUS, BLOCK_D, STAGES)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                              CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
             [SECOND_REGISTERS, LOADER_REGISTERS],
@@ -517,8 +361,8 @@ def hopper_kernel(
                 (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
                             OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 0)),
-                (_load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
-                               CONTIGUOUS, BLOCK_D, STAGES)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                              CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [1],
             [LOADER_REGISTERS],

@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fsbench.kernels._helper import temperatures
-from fsbench.kernels._hopper_kernel import _next_stage, _per_row, _schedule, copy_to_shared
+from fsbench.kernels._hopper_kernel import per_row
+from fsbench.kernels._hopper_mainloop import copy_to_shared, next_stage, schedule
 from fsbench.kernels._hopper_screen_records import (
     SLOTS,
     leave_records,
@@ -62,7 +63,7 @@ def _tiles(share, V, BLOCK_V: gl.constexpr):
     It has none in the tail if that is at V or beyond.
     """
     _, pid_v, programs_v = share
-    rounds, tail = _schedule(V, programs_v, BLOCK_V)
+    rounds, tail = schedule(V, programs_v, BLOCK_V)
     mine = gl.cdiv(gl.maximum(gl.cdiv(V, BLOCK_V) - pid_v, 0), programs_v)
     return gl.minimum(rounds, mine), (tail + pid_v) * 128
 
@@ -156,7 +157,7 @@ def _load(copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD: gl.c
         mbarrier.wait(free.index(stage), phase)
         _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
         _copy_codes(codes, ring, stage, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
-        stage, phase = _next_stage(stage, phase, STAGES)
+        stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -181,7 +182,7 @@ def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.co
             use_acc = True
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(free.index(stage), count=1)
-        stage, phase = _next_stage(stage, phase, STAGES)
+        stage, phase = next_stage(stage, phase, STAGES)
     return acc, stage, phase
 
 
@@ -210,8 +211,8 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     there = rows < B
     offset = gl.to_tensor(0).to(gl.int64)
     if len(offset_ptr) > 0:
-        offset = _per_row(offset_ptr[0], rows[:, None], B, OFFSET_PER_ROW)
-    seed = _per_row(seed_ptr, rows[:, None], B, SEED_PER_ROW)
+        offset = per_row(offset_ptr[0], rows[:, None], B, OFFSET_PER_ROW)
+    seed = per_row(seed_ptr, rows[:, None], B, SEED_PER_ROW)
     if TEMPERATURE_PER_ROW:
         T, _ = temperatures(gl.load(temperature + rows[:, None], mask=there[:, None], other=0.0))
     else:
