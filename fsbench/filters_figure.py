@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from fsbench.plotting import laid_out
+from fsbench.figure_parts import laid_out
 from fsbench.provider import Kind
 from fsbench.tables import FILTERS, Configuration, conditions_in_words, filters_in_words, stems
 

@@ -1,62 +1,38 @@
 """The figures of one configuration against B: times, speedups, roofs, kernels, other costs.
 
 Input is a `tables.Configuration` (rows of results.csv), so a figure needs no GPU and no torch.
-Figures are matplotlib Figure objects without pyplot: no global state, no display.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from io import BytesIO
-from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
-from matplotlib import ticker
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fsbench import iomodel, logits_store
-from fsbench.disk import refusals, write_atomically
-from fsbench.errors import unknown_name
-from fsbench.plotstyle import ROOFS, SETTINGS, Style
+from fsbench.figure_parts import (
+    PLAIN,
+    Styles,
+    batch_axis,
+    draw_all,
+    each_once,
+    laid_out,
+    legend,
+    panel_row,
+    percent_axis,
+    plain_log_ticks,
+)
+from fsbench.plotstyle import ROOFS
 from fsbench.provider import Kind
 from fsbench.stats import LEVEL
 from fsbench.tables import Configuration
 
-# Without these entries a file would carry its date or a version, and differ at every run.
-_METADATA: dict[str, dict[str, None]] = {
-    "png": {"Software": None},
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    "svg": {"Date": None, "Creator": None},
-}
-
-Styles = dict[str, Style]
-
-_PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
-
 
 def check_figures(names: Iterable[str]) -> list[str]:
     """The figures asked for, each once; an unknown one raises InvalidArgument."""
-    return _each_once("--figure", names, ALL)
-
-
-def check_formats(names: Iterable[str]) -> list[str]:
-    """The file formats asked for, each once; an unknown one raises InvalidArgument."""
-    return _each_once("--format", names, _METADATA)
-
-
-def _each_once(option: str, names: Iterable[str], known: Collection[str]) -> list[str]:
-    chosen = list(dict.fromkeys(names))
-    for name in chosen:
-        if name not in known:
-            raise unknown_name(option, name, known)
-    return chosen
+    return each_once("--figure", names, ALL)
 
 
 def draw(name: str, configuration: Configuration, styles: Styles) -> Figure | None:
@@ -64,44 +40,13 @@ def draw(name: str, configuration: Configuration, styles: Styles) -> Figure | No
     return laid_out(lambda: FIGURES[name](configuration, styles))
 
 
-def laid_out(drawing: Callable[[], Figure | None]) -> Figure | None:
-    """The figure that `drawing` makes under our settings, laid out for good."""
-    with mpl.rc_context(SETTINGS):
-        figure = drawing()
-        if figure is not None:
-            # Lay out once: constrained layout moves a little at every drawing, so a file would
-            # depend on the formats saved before it.
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")
-    return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's suffix, whole or not at all.
-
-    The same figure gives the same bytes. Raises ResultsError where the path cannot be written.
-    """
-    drawn = encoded(figure, path.suffix.removeprefix("."))
-    with refusals("write figure", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, drawn)
-
-
-def encoded(figure: Figure, file_format: str) -> bytes:
-    """A figure as the content of a file; the same figure gives the same bytes."""
-    drawn = BytesIO()
-    with mpl.rc_context(SETTINGS):
-        figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
-    return drawn.getvalue()
-
-
 def _runtime(configuration: Configuration, styles: Styles) -> Figure:
-    figure, (axes,) = _figure(configuration, ["Time per decode step"])
-    _draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.median_us))
+    figure, (axes,) = panel_row(configuration, ["Time per decode step"])
+    draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.median_us))
     axes.set_yscale("log")
     plain_log_ticks(axes.yaxis)
     axes.set_ylabel("Median time (µs)")
-    _batch_axis(axes, configuration)
+    batch_axis(axes, configuration)
     legend(figure, axes)
     return figure
 
@@ -119,7 +64,7 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
     panels = {fused: ratios for fused, ratios in panels.items() if ratios}
     if not panels:
         return None
-    figure, all_axes = _figure(
+    figure, all_axes = panel_row(
         configuration, [f"Speedup of {configuration.label(fused)}" for fused in panels]
     )
     for axes, ratios in zip(all_axes, panels.values(), strict=True):
@@ -134,7 +79,7 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
                 **styles[other].line,
             )
         axes.axhline(1, color="#444444", linewidth=1.2, zorder=2.5)
-        _batch_axis(axes, configuration)
+        batch_axis(axes, configuration)
     all_axes[0].set_ylabel(f"Ratio of median times, {LEVEL:.0%} interval\n(> 1: fused is faster)")
     legend(figure, *all_axes)
     return figure
@@ -142,7 +87,7 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
 
 def _roofline(configuration: Configuration, styles: Styles) -> Figure:
     """Paper Figure 6, left: FLOP/s of the matmul against the intensity of the fused step."""
-    figure, (axes,) = _figure(configuration, ["Roofline"])
+    figure, (axes,) = panel_row(configuration, ["Roofline"])
     intensity = {
         B: iomodel.arithmetic_intensity(configuration.problem(B)).fused
         for B in sorted(configuration.measured.b.unique())
@@ -156,7 +101,7 @@ def _roofline(configuration: Configuration, styles: Styles) -> Figure:
             y = y.where(y <= x.map(roofs[0].tflops_at))
         return x, y
 
-    _draw_all(axes, configuration, styles, points)
+    draw_all(axes, configuration, styles, points)
     span = [min(intensity.values()) / 1.5, max(intensity.values()) * 1.5]
     for roof, style in zip(roofs, ROOFS, strict=False):
         ridge = min(max(roof.tflops / roof.tb_per_s, span[0]), span[1])
@@ -174,18 +119,18 @@ def _roofline(configuration: Configuration, styles: Styles) -> Figure:
 
 def _bandwidth(configuration: Configuration, styles: Styles) -> Figure:
     """Paper Figure 6, right: bytes no exact sampler can avoid, per second, against B."""
-    figure, (axes,) = _figure(configuration, ["Bandwidth utilisation"])
-    _draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.gb_per_s))
+    figure, (axes,) = panel_row(configuration, ["Bandwidth utilisation"])
+    draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.gb_per_s))
     roofs = _roofs(configuration)
     for roof, style in zip(roofs, ROOFS, strict=False):
         label = f"peak, {roof.source}:\n{roof.tb_per_s:g} TB/s"
         axes.axhline(1e3 * roof.tb_per_s, label=label, **style)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(_PLAIN)
+    axes.yaxis.set_major_formatter(PLAIN)
     axes.set_ylabel("Bytes of the fused step / median time (GB/s)")
     if roofs:
-        _percent_axis(axes, 1e3 * roofs[0].tb_per_s, f"% of {roofs[0].source} bandwidth")
-    _batch_axis(axes, configuration)
+        percent_axis(axes, 1e3 * roofs[0].tb_per_s, f"% of {roofs[0].source} bandwidth")
+    batch_axis(axes, configuration)
     legend(figure, axes, offset=1.16 if roofs else 1.03)
     return figure
 
@@ -199,18 +144,18 @@ def _breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
     if not (split.measured.kind != Kind.LOWER_BOUND).any():
         return None
     titles = ["Sampling", "Matmul", "Share of sampling"]
-    figure, (sampling, matmul, share) = _figure(split, titles, sharey=False)
+    figure, (sampling, matmul, share) = panel_row(split, titles, sharey=False)
     # A difference of two times of kernels may be 0 or less, which has no place on this axis.
-    _draw_all(sampling, split, styles, lambda r: (r.b, r.sampling_us.where(r.sampling_us > 0)))
-    _draw_all(matmul, split, styles, lambda r: (r.b, r.matmul_us))
-    _draw_all(share, split, styles, lambda r: (r.b, 100 * _sampling_share(r)))
+    draw_all(sampling, split, styles, lambda r: (r.b, r.sampling_us.where(r.sampling_us > 0)))
+    draw_all(matmul, split, styles, lambda r: (r.b, r.matmul_us))
+    draw_all(share, split, styles, lambda r: (r.b, 100 * _sampling_share(r)))
     for axes in (sampling, matmul):
         axes.set_yscale("log")
         plain_log_ticks(axes.yaxis)
         axes.set_ylabel("Time in kernels (µs)")
     share.set_ylabel("Sampling / time in all kernels (%)")
     for axes in (sampling, matmul, share):
-        _batch_axis(axes, split)
+        batch_axis(axes, split)
     for form, rows in split.measured.groupby("split_by"):
         if form != "names":
             labels = ",\n".join(map(split.label, rows.provider.unique()))
@@ -233,16 +178,16 @@ def _costs(configuration: Configuration, styles: Styles) -> Figure | None:
     known = {title: _known(configuration, column) for title, (column, _) in panels.items()}
     if not any(known.values()):
         return None
-    figure, all_axes = _figure(configuration, list(panels), sharey=False)
+    figure, all_axes = panel_row(configuration, list(panels), sharey=False)
     for axes, (title, (column, label)) in zip(all_axes, panels.items(), strict=True):
         axes.set_ylabel(label)
-        _batch_axis(axes, configuration)
+        batch_axis(axes, configuration)
         part = known[title]
         if part is None:
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
             axes.set_yticks([])
             continue
-        _draw_all(axes, part, styles, partial(_cost, column))
+        draw_all(axes, part, styles, partial(_cost, column))
         axes.set_yscale("log")
         plain_log_ticks(axes.yaxis)
     legend(figure, *all_axes)
@@ -277,7 +222,7 @@ def _logits_store(configuration: Configuration, styles: Styles) -> Figure | None
     table = logits_store.overhead(configuration)
     if table.empty:
         return None
-    figure, (axes,) = _figure(configuration, ["Storing the logits from the fused kernel"])
+    figure, (axes,) = panel_row(configuration, ["Storing the logits from the fused kernel"])
     fused, stored = logits_store.pair()
     axes.plot(table.index, table.predicted_pct, label="predicted: 2B/D", **ROOFS[0])
     axes.errorbar(
@@ -294,112 +239,9 @@ def _logits_store(configuration: Configuration, styles: Styles) -> Figure | None
         (points,) = axes.plot(published.index, published, "s", label="paper, on a B200")
         points.set(color=ROOFS[0]["color"], markerfacecolor="white")
     axes.set_ylabel(f"Time added, {LEVEL:.0%} interval (%)")
-    _batch_axis(axes, configuration)
+    batch_axis(axes, configuration)
     legend(figure, axes)
     return figure
-
-
-def _percent_axis(axes: Axes, whole: float, label: str) -> None:
-    """A second y axis, on the right, in percent of `whole`."""
-
-    def to_percent(value: Any) -> Any:
-        return 100 * value / whole
-
-    def from_percent(percent: Any) -> Any:
-        return percent * whole / 100
-
-    axes.secondary_yaxis("right", functions=(to_percent, from_percent)).set_ylabel(label)
-
-
-def _figure(
-    configuration: Configuration, titles: list[str], sharey: bool = True
-) -> tuple[Figure, list[Axes]]:
-    """A row of panels, one per title, with the configuration in words below the first title."""
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(figsize=(3.9 + 4.2 * len(titles), 4.2), layout=layout)
-    panels = list(figure.subplots(1, len(titles), sharey=sharey, squeeze=False)[0])
-    for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title, fontweight="bold", pad=30)
-    words = panels[0].annotate(
-        f"{configuration.title}\n{configuration.conditions}",
-        xy=(0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 5),
-        textcoords="offset points",
-        fontsize=8.5,
-        color="#444444",
-    )
-    words.set_in_layout(False)  # the pad of the title has made room for it
-    return figure, panels
-
-
-def _draw_all(
-    axes: Axes,
-    configuration: Configuration,
-    styles: Styles,
-    points: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]],
-) -> None:
-    """One line per provider: fused samplers first in the legend, lower bounds last."""
-    measured = configuration.measured.sort_values("b")
-    order = {Kind.EXACT: 1, Kind.LOWER_BOUND: 3}
-    fused = configuration.providers(Kind.EXACT, fused=True)
-    for provider in sorted(
-        configuration.providers(),
-        key=lambda name: 0 if name in fused else order.get(styles[name].kind, 2),
-    ):
-        style = styles[provider]
-        note = "" if style.kind is Kind.EXACT else f"{style.kind.replace('_', ' ')}: "
-        label = note + configuration.label(provider)
-        x, y = points(measured[measured.provider == provider])
-        if style.kind is Kind.LOWER_BOUND and len(x) == 1:
-            axes.axhline(y.iloc[0], label=label, **style.line)  # one point is no line
-        else:
-            axes.plot(x, y, label=label, **style.line)
-
-
-def _batch_axis(axes: Axes, configuration: Configuration) -> None:
-    """B in powers of two, marked as plain numbers."""
-    batches = sorted(configuration.measured.b.unique())
-    powers = [B for B in batches if B & (B - 1) == 0]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(powers or batches, [str(B) for B in powers or batches])
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.set_xlabel("Batch size B (rows)")
-
-
-def plain_log_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis as plain numbers, at least three whatever its range."""
-    low, high = axis.get_view_interval()
-    decades = math.log10(high / low)
-    if decades < 0.3:
-        axis.set_major_locator(ticker.AutoLocator())
-    else:
-        steps = (
-            (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2 else (1,)
-        )
-        axis.set_major_locator(ticker.LogLocator(base=10, subs=steps))
-    if decades < 2:
-        axis.set_minor_locator(ticker.NullLocator())
-    axis.set_minor_formatter(ticker.NullFormatter())
-    axis.set_major_formatter(_PLAIN)
-
-
-def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
-    """One legend for all panels, right of the last one, in a figure high enough for it."""
-    entries = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    lines = sum(1 + label.count("\n") for label in entries)
-    figure.set_figheight(max(figure.get_figheight(), 1.3 + 0.2 * lines))
-    panels[-1].legend(
-        list(entries.values()),
-        list(entries),
-        loc="upper left",
-        bbox_to_anchor=(offset, 1),
-        borderaxespad=0,
-    )
 
 
 def _roofs(configuration: Configuration) -> list[iomodel.Roof]:

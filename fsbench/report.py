@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from fsbench import plotting, winners
 from fsbench.doubts import doubts
+from fsbench.figure_parts import encoded
 from fsbench.plotstyle import styles
 from fsbench.provider import Kind
 from fsbench.stats import LEVEL
@@ -82,7 +83,7 @@ def _short(name: str, value: Any) -> str:
 def _inline(name: str, figure: Figure | None) -> dict[str, str] | None:
     if figure is None:
         return None
-    data = base64.b64encode(plotting.encoded(figure, "svg")).decode()
+    data = base64.b64encode(encoded(figure, "svg")).decode()
     return {"name": name, "source": f"data:image/svg+xml;base64,{data}"}
 
 

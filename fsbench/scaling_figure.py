@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
+from fsbench.figure_parts import laid_out, legend, plain_log_ticks
 from fsbench.plotstyle import Style
-from fsbench.plotting import laid_out, legend, plain_log_ticks
 from fsbench.provider import Kind
 from fsbench.scaling import scaling_table
 from fsbench.tables import Configuration, conditions_in_words

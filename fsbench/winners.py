@@ -7,8 +7,8 @@ from collections import Counter
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from fsbench.figure_parts import laid_out
 from fsbench.plotstyle import Style
-from fsbench.plotting import laid_out
 from fsbench.provider import Kind
 from fsbench.recommend import Advice, recommend
 from fsbench.tables import Configuration, conditions_in_words

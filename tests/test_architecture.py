@@ -155,7 +155,13 @@ def test_imports_point_downwards(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("fsbench.plotting", "fsbench.plotstyle", "fsbench.tables", "fsbench.summary"),
+        *(
+            "fsbench.plotting",
+            "fsbench.figure_parts",
+            "fsbench.plotstyle",
+            "fsbench.tables",
+            "fsbench.summary",
+        ),
         *("fsbench.results", "fsbench.iomodel", "fsbench.doubts", "fsbench.stats"),
         *("fsbench.attribution", "fsbench.recommend", "fsbench.cli.attribution"),
         *("fsbench.report", "fsbench.winners", "fsbench.cli.report"),

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsbench import hardware
+from fsbench.cli.hotvocab_tables import print_bench, print_size, read_fit
 from fsbench.cli.parsing import int_list
-from fsbench.cli.tables import plain_table
-from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fsbench.simple.bench import Setup
-    from fsbench.simple.hot import Coverage
-    from fsbench.simple.sizing import Cost
 
 app = typer.Typer(
     no_args_is_help=True, help="Sampling on CPUs (SIMPLE): measure it, size its hot set, plot."
@@ -52,7 +48,7 @@ def fit(
     """Fit the cost of a scan, T(H) = c H + c0, and count the hot tokens' coverage on a trace."""
     folder, _ = _folder(out, "cpu")
     _fit(folder, v, rows, repeats, trace)
-    _print_size(folder)
+    print_size(folder)
 
 
 @app.command()
@@ -66,7 +62,7 @@ def size(
     """Choose the number of hot tokens by SIMPLE's model (equations 10 to 12)."""
     if (c_us is None) != (c0_us is None):
         raise InvalidArgument("--c-us: expected together with --c0-us")
-    _print_size(folder, c_us, c0_us)
+    print_size(folder, c_us, c0_us)
 
 
 @app.command()
@@ -103,8 +99,8 @@ def bench(
         _measure_gpu(folder, setup, d, body, int_list(batch, "--batch"), max(1, max(counts) - 1))
     facts["others_cores"] = _others_cores(*begin)
     _write_facts(folder, facts)
-    _print_size(folder)
-    _print_bench(folder)
+    print_size(folder)
+    print_bench(folder)
     _warn_of_others(facts["others_cores"])
     _draw(folder, folder, ["png"], facts)
 
@@ -138,7 +134,7 @@ def plot(
     formats: Annotated[str, typer.Option("--format", help="Comma list of png, pdf, svg.")] = "png",
 ) -> None:
     """Draw what `fit` and `bench` measured. Needs no GPU."""
-    from fsbench.plotting import check_formats
+    from fsbench.figure_parts import check_formats
     from fsbench.results import read_environment
 
     suffixes = check_formats(name.strip() for name in formats.split(","))
@@ -246,128 +242,6 @@ def _fit(
     return bench.Setup(v, best, places, logits, bench.histories(text), rounds)
 
 
-def _read(folder: Path) -> tuple[Coverage, Cost, pd.DataFrame]:
-    """What `fit` wrote. Raises ResultsError."""
-    import numpy as np
-    import pandas as pd
-
-    from fsbench.simple.hot import Coverage
-    from fsbench.simple.sizing import Cost
-
-    try:
-        facts = json.loads((folder / "fit.json").read_text())
-        scans = pd.read_csv(folder / "scans.csv")
-        cover = Coverage(facts["v"], *(np.array(facts[name]) for name in ("sizes", "mean", "low")))
-        return cover, Cost(**facts["cost"]), scans
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResultsError(f"{folder}: expected a folder of `fsbench hotvocab`; {error}") from error
-
-
-def _print_size(folder: Path, c_us: float | None = None, c0_us: float | None = None) -> None:
-    from fsbench.simple import sizing
-
-    cover, cost, scans = _read(folder)
-    if c_us is not None and c0_us is not None:
-        cost = sizing.Cost(c_us, c0_us, (c_us, c_us), (c0_us, c0_us))
-    table = plain_table("Hot tokens: how many, and what a row then costs")
-    for heading in ("", "H*, eq. 12", "H*, least", "covered", "us", "rows/s"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for both, name in ((False, "F, eq. 10"), (True, "F2, hot always scanned")):
-        best = sizing.best(cover, cost, both)
-        table.add_row(
-            name,
-            "-" if best.root is None else f"{best.root:,.0f}",
-            f"{best.H:,}",
-            f"{float(cover.at(best.H)):.3f}",
-            f"{best.cost_us:.2f}",
-            f"{1e6 / best.cost_us:,.0f}",
-        )
-    if c_us is None and scans.row_us.notna().all():
-        at = scans.loc[scans.row_us.idxmin()]
-        table.add_row(
-            "measured", "", f"{at.h:,.0f}", f"{at.hits:.3f}", f"{at.row_us:.2f}",
-            f"{1e6 / at.row_us:,.0f}",
-        )  # fmt: skip
-    _show(table)
-    low, high = cost.c_interval_us
-    low0, high0 = cost.c0_interval_us
-    print(
-        f"c = {1e3 * cost.c_us:.4f} ns per token [{1e3 * low:.4f}, {1e3 * high:.4f}], "
-        f"c0 = {cost.c0_us:.2f} us [{low0:.2f}, {high0:.2f}]"
-    )
-
-
-def _print_bench(folder: Path) -> None:
-    import pandas as pd
-
-    for name, title, columns in _SHOWN:
-        path = folder / f"{name}.csv"
-        if path.exists():
-            frame = pd.read_csv(path)[list(columns)]
-            table = plain_table(title)
-            for column in frame:
-                table.add_column(columns[column], justify="right")
-            for row in frame.itertuples(index=False):
-                table.add_row(*map(_cell, row))
-            _show(table)
-
-
-_SHOWN: tuple[tuple[str, str, dict[str, str]], ...] = (
-    (
-        "steps",
-        "One sampler in the four designs of SIMPLE's ablation",
-        {
-            "controls": "controls",
-            "design": "design",
-            "row_us": "us per row",
-            "rows_per_s": "rows/s",
-            "times_first": "x the port",
-        },
-    ),
-    (
-        "scaling",
-        "More samplers",
-        {
-            "design": "design",
-            "samplers": "samplers",
-            "rows_per_s": "rows/s",
-            "efficiency": "efficiency",
-        },
-    ),
-    ("penalties", "Penalties", {"seen": "tokens seen", "row_us": "us per row", "ratio": "x none"}),
-    ("ring", "The ring", {"b": "B", "ring_us": "us per step", "overhead_us": "of it ring"}),
-    (
-        "copies",
-        "Copies over the bus",
-        {"b": "B", "what": "what", "time_us": "us", "gb_per_s": "GB/s"},
-    ),
-    (
-        "overlap",
-        "Time per step that a GPU waits",
-        {
-            "b": "B",
-            "design": "design",
-            "nothing_us": "forward us",
-            "exposed_serial_us": "exposed, serial",
-            "exposed_overlapped_us": "exposed, overlapped",
-            "hidden_us": "hidden",
-        },
-    ),
-)
-
-
-def _cell(value: Any) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _show(table: Any) -> None:
-    from rich.console import Console
-
-    Console(highlight=False, soft_wrap=True).print(table)
-
-
 def _measure_gpu(
     folder: Path, setup: Setup, d: int, body: int, batches: list[int], samplers: int
 ) -> None:
@@ -389,10 +263,10 @@ def _measure_gpu(
 def _draw(folder: Path, out: Path, suffixes: Iterable[str], facts: dict[str, Any]) -> None:
     import pandas as pd
 
-    from fsbench.plotting import save
+    from fsbench.figure_parts import save
     from fsbench.simple import figures
 
-    cover, cost, scans = _read(folder)
+    cover, cost, scans = read_fit(folder)
     where = f"{facts['cpu']}, {facts.get('isa', '')}, V = {cover.V:,}"
     drawn = (
         {"simple_sizing": figures.sized(scans, cover, cost, where)}

@@ -34,7 +34,7 @@ def plot(
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
-    from fsbench import filters_figure, plotting, scaling, scaling_figure, winners
+    from fsbench import figure_parts, filters_figure, plotting, scaling, scaling_figure, winners
     from fsbench.cli.reading import measured_results
     from fsbench.e2e.figure import write_figures
     from fsbench.e2e.records import STEPS, read
@@ -46,7 +46,7 @@ def plot(
     chosen = plotting.check_figures(
         (name.strip() for name in figures.split(",")) if figures else plotting.ALL
     )
-    suffixes = plotting.check_formats(name.strip() for name in formats.split(","))
+    suffixes = figure_parts.check_formats(name.strip() for name in formats.split(","))
     end_to_end = [folder for folder in results if (folder / STEPS).is_file()]
     if end_to_end and "tpot" in chosen:
         lines = (line for folder in end_to_end for line in read(folder))
@@ -82,7 +82,7 @@ def plot(
 
 
 def _save(figure: Figure, stem: Path, suffixes: list[str]) -> None:
-    from fsbench.plotting import save
+    from fsbench.figure_parts import save
 
     for suffix in suffixes:
         path = stem.with_name(f"{stem.name}.{suffix}")

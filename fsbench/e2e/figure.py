@@ -17,8 +17,8 @@ def write_figures(
     """Write a figure for each engine of a summary (fsbench.e2e.summary); returns their paths."""
     import matplotlib
 
+    from fsbench.figure_parts import save
     from fsbench.plotstyle import SETTINGS
-    from fsbench.plotting import save
 
     written = []
     measured = frame[frame.runs > 0]
@@ -39,8 +39,8 @@ def draw(rows: pd.DataFrame) -> Figure:
     """
     from matplotlib.figure import Figure
 
+    from fsbench.figure_parts import legend
     from fsbench.plotstyle import styles
-    from fsbench.plotting import legend
     from fsbench.provider import Kind
 
     look = styles(rows.assign(provider=rows.sampler, kind=str(Kind.EXACT)))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fsbench.plotting import laid_out
+from fsbench.figure_parts import laid_out
 from fsbench.simple import sizing
 from fsbench.simple.hot import Coverage
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fsbench import iomodel, logits_store, plotting
+from fsbench import figure_parts, iomodel, logits_store, plotting
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.plotstyle import styles
 from fsbench.problem import Problem
@@ -275,9 +275,9 @@ def test_a_long_name_in_the_title_takes_no_room_from_the_panels(figures):
 def test_the_same_results_give_the_same_bytes_whatever_was_saved_before(tmp_path, figures):
     again = _draw("speedup", _rows())
     for suffix in ("png", "pdf", "svg"):
-        plotting.save(figures["speedup"], tmp_path / f"one.{suffix}")
+        figure_parts.save(figures["speedup"], tmp_path / f"one.{suffix}")
     for suffix in ("svg", "pdf", "png"):
-        plotting.save(again, tmp_path / f"two.{suffix}")
+        figure_parts.save(again, tmp_path / f"two.{suffix}")
     for suffix in ("png", "pdf", "svg"):
         content = (tmp_path / f"one.{suffix}").read_bytes()
         assert content == (tmp_path / f"two.{suffix}").read_bytes(), suffix
@@ -288,10 +288,10 @@ def test_the_same_results_give_the_same_bytes_whatever_was_saved_before(tmp_path
 def test_unwritable_path_is_an_error(tmp_path, figures):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot write figure"):
-        plotting.save(figures["runtime"], tmp_path / "file" / "a.png")
+        figure_parts.save(figures["runtime"], tmp_path / "file" / "a.png")
 
 
 def test_check_formats():
-    assert plotting.check_formats(["svg", "png", "svg"]) == ["svg", "png"]
+    assert figure_parts.check_formats(["svg", "png", "svg"]) == ["svg", "png"]
     with pytest.raises(InvalidArgument, match="--format: expected one of pdf, png, svg; got 'gif'"):
-        plotting.check_formats(["png", "gif"])
+        figure_parts.check_formats(["png", "gif"])
