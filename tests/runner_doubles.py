@@ -1,0 +1,27 @@
+"""What the tests of the measuring loop share: a small problem, and a log of what happened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fsbench.problem import Problem
+
+SMALL = Problem(2, 16, 40, "fp32", device="cpu")
+
+
+class Log(list[tuple[Any, ...]]):
+    """What happened, in order: (sampler, "build" or "step", B) and offsets by sampler."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, list[int]] = {}
+        self.weights: dict[str, list[int]] = {}
+
+    def steps(self) -> str:
+        """The samplers stepped, one letter each."""
+        return "".join(name for name, what, _ in self if what == "step")
+
+
+def lines(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "run" / "points.jsonl").open()]
