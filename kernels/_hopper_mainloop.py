@@ -156,9 +156,23 @@ def tile_logits(
     BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """This warpgroup's [ROWS, WIDTH] logits of the next tile in the ring, and where that ends."""
-    weight_ring, hidden_ring, loaded, free = ring
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     acc = gl.zeros([ROWS, WIDTH], gl.float32, _accumulator_layout(WIDTH))
+    return multiplied(
+        acc, ring, stage, phase, D, WARPGROUP, WARPGROUPS, BLOCK_D // CHUNK, BLOCK_D, STAGES
+    )
+
+
+@gluon.jit
+def multiplied(
+    acc, ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
+    CHUNKS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The product of the next tile in the ring in acc, [ROWS, WIDTH], and where the tile ends.
+
+    CHUNKS: boxes of TMA in BLOCK_D columns.
+    """
+    weight_ring, hidden_ring, loaded, free = ring
+    WIDTH: gl.constexpr = acc.shape[1]
     use_acc = False
     for _ in range(0, D, BLOCK_D):
         mbarrier.wait(loaded.index(stage), phase)

@@ -14,14 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fsbench.kernels._helper import temperatures
 from fsbench.kernels._hopper_kernel import per_row
-from fsbench.kernels._hopper_mainloop import copy_to_shared, next_stage, schedule
+from fsbench.kernels._hopper_mainloop import copy_to_shared, multiplied, next_stage, schedule
 from fsbench.kernels._hopper_screen_records import (
     SLOTS,
     leave_records,
@@ -164,26 +162,10 @@ def _load(copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD: gl.c
 def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
                WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """This warpgroup's sums of the next tile in the ring, int32 [ROWS, WIDTH]."""
-    weight_ring, codes_ring, loaded, free = ring
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     acc = gl.zeros([ROWS, WIDTH], gl.int32, _accumulator_layout(WIDTH))
-    use_acc = False
-    for _ in range(0, D, BLOCK_D):
-        mbarrier.wait(loaded.index(stage), phase)
-        for i in gl.static_range(CHUNKS):
-            at = stage * CHUNKS + i
-            acc = warpgroup_mma(
-                codes_ring.index(at * WARPGROUPS + WARPGROUP),
-                weight_ring.index(at).slice(0, WIDTH, dim=0).permute((1, 0)),
-                acc,
-                use_acc=use_acc,
-                is_async=True,
-            )
-            use_acc = True
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(free.index(stage), count=1)
-        stage, phase = next_stage(stage, phase, STAGES)
-    return acc, stage, phase
+    return multiplied(
+        acc, ring, stage, phase, D, WARPGROUP, WARPGROUPS, BLOCK_D // CHUNK, BLOCK_D, STAGES
+    )
 
 
 @gluon.jit
