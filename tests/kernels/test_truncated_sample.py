@@ -412,8 +412,8 @@ def test_hundreds_of_tokens_are_drawn_from_in_one_launch(top_k):
 
 
 def test_few_groups_may_have_more_tokens_than_there_is_room_for():
-    logits = torch.zeros(1, 4_300)
-    logits[0, 4_100:] = 1.0  # behind those that there is room for
+    logits = torch.zeros(4, 4_300)
+    logits[:, 4_100:] = 1.0  # behind those that there is room for
     check(**stored(logits), top_k=448)
 
 
