@@ -83,6 +83,10 @@ def test_times_of_truncated_sampling_are_the_recorded_ones() -> None:
     ]
     assert sorted(told) == sorted(expected)
 
+    fused = launches.fused_us.loc["normal:1", "truncated", 50, 0.9, 0.0]
+    assert f"the look takes {look[0.0, 64]:.0f} us, and {fused[64] - plain[64]:.0f} go" in page
+    hundreds = spans("normal:1", 200, 0.9)
+    assert f"{hundreds[64]:.0f} and {hundreds[256]:.0f} at the later commit" in page
     ours = us.loc["flash_sampling_topk_topp"]
     ratio = us.loc[["flashinfer_top_k_top_p", "flashinfer_top_k_top_p_lean"]].min() / ours
     assert f"{ratio.min():.1f} to {ratio.max():.1f} times as fast as FlashInfer" in page
@@ -128,3 +132,18 @@ def test_the_grid_of_filters_shows_what_is_said_of_it() -> None:
     assert f"took {then[64]:.0f} and {then[256]:.0f} us then" in page
     assert (us.akunu_exact / us.matmul_only).max().round() == 11
     assert "up to 11 times as long as the matmul" in page
+
+
+def test_what_storing_logits_costs_is_the_recorded() -> None:
+    page = section("truncated.md", "Times")
+    table = pd.read_csv(ROOT / "results" / "h200" / "truncated-storing.csv")
+    hopper = table[table.kernel == "hopper"].set_index(["written", "stores"])
+    added = hopper.fused_us - hopper.flash_sample_us
+    everything = added["all blocks"]
+    gained = everything["by threads"] - everything["by TMA"]
+    assert f"stores by TMA gain {gained:.0f} us" in page
+    exchanged = hopper.xs("by threads", level="stores").filter(like="exchanged", axis=0)
+    all_of, some, rounds = exchanged.fused_us
+    assert f"{exchanged.share_of_blocks.iloc[1]:.0%} of".replace("%", " %") in page
+    assert some >= all_of
+    assert f"takes {all_of - rounds:.0f} us less" in page
