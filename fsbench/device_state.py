@@ -18,10 +18,10 @@ def synchronize(device: str) -> None:
 def free_memory(device: str) -> None:
     """Give memory that nothing refers to back to the device."""
     gc.collect()
+    synchronize(device)
     if device == "cuda":
         import torch
 
-        torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 

@@ -14,14 +14,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fsbench.kernels import _hopper_config
 from fsbench.kernels._hopper_epilogue import ROWS
 from fsbench.kernels._mainloop import first_column
 
 # Triton 3.6 knows one of its names, 3.9 the other.
 copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
-CHUNK = gl.constexpr(64)
-"""Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
+CHUNK = gl.constexpr(_hopper_config.CHUNK)
 
 
 @gluon.constexpr_function
