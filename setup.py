@@ -6,11 +6,13 @@ missing. No flag names the builder's CPU; the core chooses its instruction set w
 
 import sys
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
 CORE = "fsbench/simple/csrc"
 
 setup(
+    # fsbench/kernels and fsbench/baselines are links to the folders beside fsbench/.
+    packages=find_packages(include=["fsbench", "fsbench.*"]),
     ext_modules=[
         Extension(
             "fsbench.simple._native",

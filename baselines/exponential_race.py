@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._compiled import compile_step
-from fsbench.baselines._logits import scaled_logits
+from fsbench.baselines.providing.compiled import compile_step
+from fsbench.baselines.providing.logits import scaled_logits
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 

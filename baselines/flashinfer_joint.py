@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._flashinfer import TOP_K_TOP_P, build_filtered
+from fsbench.baselines.providing.flashinfer import TOP_K_TOP_P, build_filtered
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 

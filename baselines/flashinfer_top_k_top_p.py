@@ -23,12 +23,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._flashinfer import (
-    TOP_K_TOP_P,
-    build_as_in_paper,
-    top_k_and_top_p,
-)
-from fsbench.baselines._gathered import Gather, gathering
+from fsbench.baselines.providing.flashinfer import TOP_K_TOP_P, build_as_in_paper, top_k_and_top_p
+from fsbench.baselines.providing.gathered import Gather, gathering
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._flashinfer import TOP_K_TOP_P, build_filtered, build_lean
+from fsbench.baselines.providing.flashinfer import TOP_K_TOP_P, build_filtered, build_lean
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._logits import matmul_logits
+from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 

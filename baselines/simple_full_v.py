@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._simple import able, launch_with
+from fsbench.baselines.providing.simple import able, launch_with
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 

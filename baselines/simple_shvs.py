@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._logits import matmul_logits
-from fsbench.baselines._simple import able, launch_with, not_built, pinned, ring_dtype
+from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.baselines.providing.simple import able, launch_with, not_built, pinned, ring_dtype
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines._compiled import compile_step
-from fsbench.baselines._sorted import SORTED, limits, make_step
+from fsbench.baselines.providing.compiled import compile_step
+from fsbench.baselines.providing.sorted import SORTED, limits, make_step
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 

@@ -1,6 +1,6 @@
 """Finds every sampler: the only module that imports the files of kernels/ and baselines/.
 
-A module whose name does not start with an underscore must define `PROVIDER`, named like its file.
+A file at the top of either defines `PROVIDER`, named like its file; packages never are samplers.
 Third parties add samplers through the entry-point group `fsbench.providers` (each entry point
 names a Provider) or `--provider-path FILE.py`. Importing a sampler's module imports no torch.
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from fsbench import hardware
 from fsbench.errors import InvalidArgument, ProviderUnavailable, describe, unknown_name
+from fsbench.machine import hardware
 from fsbench.problem import Problem
 from fsbench.provider import Provider
 
@@ -113,7 +113,7 @@ def _shipped() -> Iterable[Found]:
     for package_name in _PACKAGES:
         package = importlib.import_module(package_name)
         for info in pkgutil.iter_modules(package.__path__):
-            if info.name.startswith("_"):
+            if info.ispkg:  # what samplers are made of
                 continue
             module_name = f"{package_name}.{info.name}"
             try:

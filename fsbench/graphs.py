@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from fsbench.provider import Launch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Callable[[], Tensor]:
@@ -19,8 +18,6 @@ def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Cal
     graph reads hidden, seed and offset in place at every replay. The function keeps them alive, and
     the launch: a graph knows addresses only, those of the launch's own tensors among them.
     """
-    import torch
-
     stream = torch.cuda.Stream(hidden.device)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,21 +1,34 @@
-"""The fused kernels and what shares their device code: one sampler per file.
+"""The fused kernels: one sampler per file here, what they are made of in the folders.
 
 `flash_sample` is the function a serving engine calls, and `verify_drafts` what it calls after it
 in a speculative step (docs/using-the-kernel.md); `truncated_sample` has top-k, top-p, min-p and
 penalties (docs/truncated.md); `screened_sample` draws the tokens of token noise from a head with an
 int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md).
+
+Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
+screened and truncated, then providing, then the sampler files. Each name below is loaded when it is
+first used, so that listing the samplers needs no torch.
 """
 
-from fsbench.kernels._flash_sample import Sample, describe, flash_sample
-from fsbench.kernels._flash_sampling_config import TileConfig
-from fsbench.kernels._hopper_config import HopperConfig
-from fsbench.kernels._screened_config import HopperScreenConfig, ResolveConfig, ScreenConfig
-from fsbench.kernels._screened_head import ScreenedHead, load_head, prepare_head, save_head
-from fsbench.kernels._screened_sample import Screened, screened_sample
-from fsbench.kernels._speculative import Verified, verify_drafts
-from fsbench.kernels._token_history import Penalties, TokenHistory
-from fsbench.kernels._truncated_sample import TruncatedSample, truncated_sample
-from fsbench.kernels._vocab_shard import VocabShard, even_blocks
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.late import late
+
+if TYPE_CHECKING:
+    from fsbench.kernels.call.result import Sample, Screened, TruncatedSample
+    from fsbench.kernels.configs.hopper import HopperConfig
+    from fsbench.kernels.configs.portable import TileConfig
+    from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
+    from fsbench.kernels.fused.api import describe, flash_sample
+    from fsbench.kernels.fused.drafts import Verified, verify_drafts
+    from fsbench.kernels.screened.api import screened_sample
+    from fsbench.kernels.screened.files import load_head, save_head
+    from fsbench.kernels.screened.head import ScreenedHead, prepare_head
+    from fsbench.kernels.shard.vocab_shard import VocabShard, even_blocks
+    from fsbench.kernels.truncated.api import truncated_sample
+    from fsbench.kernels.truncated.history import Penalties, TokenHistory
 
 __all__ = [
     "HopperConfig",
@@ -41,3 +54,24 @@ __all__ = [
     "truncated_sample",
     "verify_drafts",
 ]
+
+
+__getattr__ = late(
+    __name__,
+    call__result=("Sample", "Screened", "TruncatedSample"),
+    configs__hopper=("HopperConfig",),
+    configs__portable=("TileConfig",),
+    configs__screen=("HopperScreenConfig", "ResolveConfig", "ScreenConfig"),
+    fused__api=("describe", "flash_sample"),
+    fused__drafts=("Verified", "verify_drafts"),
+    screened__api=("screened_sample",),
+    screened__files=("load_head", "save_head"),
+    screened__head=("ScreenedHead", "prepare_head"),
+    shard__vocab_shard=("VocabShard", "even_blocks"),
+    truncated__api=("truncated_sample",),
+    truncated__history=("Penalties", "TokenHistory"),
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

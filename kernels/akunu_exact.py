@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._provider import noise_map
-from fsbench.kernels._stored_filters import AKUNU_ORDER, draw_of_stored, launch_rows
+from fsbench.kernels.providing.filters import AKUNU_ORDER, draw_of_stored, launch_rows
+from fsbench.kernels.providing.launches import noise_map
 from fsbench.problem import FILTERS
 from fsbench.provider import Capabilities, Kind, Provider
 
@@ -44,8 +44,8 @@ def akunu_exact(
     import torch
     import triton
 
-    from fsbench.kernels._akunu_kernels import PARTS, akunu_exact_kernel
-    from fsbench.kernels._cutoff import GATHERED
+    from fsbench.kernels.providing.akunu import PARTS, akunu_exact_kernel
+    from fsbench.kernels.truncated.cutoff import GATHERED
 
     B, V = logits.shape
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels._stored_filters import AKUNU_ORDER, draw_of_stored, launch_rows
+from fsbench.kernels.providing.filters import AKUNU_ORDER, draw_of_stored, launch_rows
 from fsbench.problem import FILTERS
 from fsbench.provider import Capabilities, Kind, Provider
 
@@ -43,7 +43,7 @@ def akunu_scores(
     """
     import torch
 
-    from fsbench.kernels._akunu_kernels import akunu_faithful_kernel
+    from fsbench.kernels.providing.akunu import akunu_faithful_kernel
 
     B, V = logits.shape
     scores = torch.empty(B, V, dtype=torch.float16, device=logits.device)

@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._provider import CANDIDATES_ONLY, MergedLater, decode, noise_map, vocab_shard
+from fsbench.kernels.providing.launches import (
+    CANDIDATES_ONLY,
+    MergedLater,
+    decode,
+    noise_map,
+    vocab_shard,
+)
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider, Shard
 

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from fsbench.kernels._device import launching_on
-from fsbench.kernels._helper import gumbel, token_of_key
-from fsbench.kernels._provider import FlashSampling, WorkspaceLaunch, noise_map, vocab_shard
+from fsbench.kernels.noise.contract import gumbel
+from fsbench.kernels.noise.keys import token_of_key
+from fsbench.kernels.providing.launches import (
+    FlashSampling,
+    WorkspaceLaunch,
+    noise_map,
+    vocab_shard,
+)
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 
@@ -81,6 +86,8 @@ def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
 
     A rank without mass in a row has log-mass -inf there; one with +inf leaves the row undrawn (-1).
     """
+    from fsbench.kernels.configs.gpu import launching_on
+
     K, B = words.shape
     tokens = words.new_empty(B)
     with launching_on(words.device):
@@ -92,6 +99,8 @@ def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
 
 def pack_words(keys: Tensor, logz: Tensor) -> Tensor:
     """int64 [B] candidates and fp32 [B] -> int64 [B], a rank's words as choose_rank takes them."""
+    from fsbench.kernels.configs.gpu import launching_on
+
     words = keys.new_empty(len(keys))
     with launching_on(keys.device):
         grid = (triton.cdiv(len(keys), BLOCK),)
@@ -115,7 +124,7 @@ class _Gathered(WorkspaceLaunch):
         super().__init__(problem, self._head.weight)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        from fsbench.kernels._local_draw import local_draw
+        from fsbench.kernels.fused.local_draw import local_draw
 
         drawn = local_draw(hidden, self._head, seed, offset, self._temperature, return_logz=True)
         assert drawn.logz is not None

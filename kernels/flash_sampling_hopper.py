@@ -9,9 +9,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map, vocab_shard
-from fsbench.kernels._tuning import tuning
+from fsbench.kernels.providing.launches import (
+    FULL_CONTRACT,
+    FlashSampling,
+    flash_sample,
+    noise_map,
+    vocab_shard,
+)
+from fsbench.kernels.providing.tuning import tuning
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider, Shard
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels._provider import FULL_CONTRACT, noise_map
-from fsbench.kernels._screened_head import prepare_head
-from fsbench.kernels._screened_provider import ScreenedLaunch, kept_bytes, unsupported_reason
-from fsbench.kernels._screened_sample import Screened, screened_sample
+from fsbench.kernels.providing.launches import FULL_CONTRACT, noise_map
+from fsbench.kernels.providing.screened import ScreenedLaunch, kept_bytes, unsupported_reason
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fsbench.kernels.call.result import Screened
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -28,6 +28,9 @@ def build(problem: Problem, weight: Tensor) -> Launch:
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> Screened:
     """See Provider. It prepares the head at every call."""
+    from fsbench.kernels.screened.api import screened_sample
+    from fsbench.kernels.screened.head import prepare_head
+
     return screened_sample(hidden, prepare_head(weight), **options)
 
 

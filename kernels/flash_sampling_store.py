@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._provider import WorkspaceLaunch, noise_map
+from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels._flash_sampling_config import TileConfig
-    from fsbench.kernels._hopper_config import HopperConfig
+    from fsbench.kernels.configs.hopper import HopperConfig
+    from fsbench.kernels.configs.portable import TileConfig
 
 
 def flash_sampling_store(
@@ -35,11 +35,11 @@ def flash_sampling_store(
     """
     import torch
 
-    from fsbench.kernels._arguments import Request
-    from fsbench.kernels._choice import choose
-    from fsbench.kernels._flash_sample import Sample
-    from fsbench.kernels._launch import launch
-    from fsbench.kernels._stored_logits import allocate
+    from fsbench.kernels.call.request import Request
+    from fsbench.kernels.call.result import Sample
+    from fsbench.kernels.configs.choice import choose
+    from fsbench.kernels.device.stored_logits import allocate
+    from fsbench.kernels.fused.launch import launch
 
     B, V = hidden.shape[0], weight.shape[0]
     request = Request(

@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._flash_sample import flash_sample
-from fsbench.kernels._provider import FULL_CONTRACT, FlashSampling, noise_map
-from fsbench.kernels._tuning import tuning
+from fsbench.kernels.providing.launches import FULL_CONTRACT, FlashSampling, flash_sample, noise_map
+from fsbench.kernels.providing.tuning import tuning
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
@@ -26,7 +25,7 @@ def build(problem: Problem, weight: Tensor) -> Launch:
 
 def matmul_form(problem: Problem, weight: Tensor) -> Launch:
     """See Provider."""
-    from fsbench.kernels._matmul_form import build_matmul_form
+    from fsbench.kernels.providing.matmul_form import build_matmul_form
 
     return build_matmul_form(problem, weight, noise="token")
 

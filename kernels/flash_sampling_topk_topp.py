@@ -9,20 +9,23 @@ the kept tokens race.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels._provider import WorkspaceLaunch, noise_map
-from fsbench.kernels._stored_filters import filters_of, penalties_of
-from fsbench.kernels._truncated_sample import MAX_V, truncated_sample
+from fsbench.kernels.providing.filters import filters_of, penalties_of
+from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map
 from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fsbench.kernels.call.result import TruncatedSample
+
 
 def unsupported_reason(problem: Problem) -> str | None:
     """See Provider."""
+    from fsbench.kernels.truncated.api import MAX_V
+
     return f"takes V up to {MAX_V}, not {problem.V}" if problem.V > MAX_V else None
 
 
@@ -38,6 +41,8 @@ class _TopkTopp(WorkspaceLaunch):
         self._penalties = penalties_of(problem, weight.device)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        from fsbench.kernels.truncated.api import truncated_sample
+
         return truncated_sample(
             hidden,
             self._weight,
@@ -47,6 +52,13 @@ class _TopkTopp(WorkspaceLaunch):
             offset=offset,
             **self._filters,  # type: ignore[arg-type]
         ).tokens
+
+
+def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
+    """See Provider."""
+    from fsbench.kernels.truncated.api import truncated_sample
+
+    return truncated_sample(hidden, weight, **options)
 
 
 PROVIDER = Provider(
@@ -71,6 +83,6 @@ PROVIDER = Provider(
     noise_map=noise_map,
     supports=unsupported_reason,
     build=build,
-    sample=truncated_sample,
+    sample=sample,
     presets=("truncated",),
 )

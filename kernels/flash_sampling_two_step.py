@@ -15,17 +15,22 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from fsbench.kernels._device import launching_on
-from fsbench.kernels._exchange import best_of_ranks
-from fsbench.kernels._helper import token_of_key
-from fsbench.kernels._provider import CANDIDATES_ONLY, MergedLater, decode, noise_map, vocab_shard
+from fsbench.kernels.noise.keys import token_of_key
+from fsbench.kernels.providing.launches import (
+    CANDIDATES_ONLY,
+    MergedLater,
+    decode,
+    noise_map,
+    vocab_shard,
+)
+from fsbench.kernels.shard.exchange import best_of_ranks
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels._vocab_shard import VocabShard
+    from fsbench.kernels.shard.vocab_shard import VocabShard
 
 BLOCK = 64  # rows per program
 
@@ -53,7 +58,8 @@ def _exchange_kernel(
 
 def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
     """int64 [B], this rank's packed candidates -> int64 [B], the tokens of all ranks' best."""
-    from fsbench.kernels._merge_keys import merge_keys
+    from fsbench.kernels.configs.gpu import launching_on
+    from fsbench.kernels.shard.merge_keys import merge_keys
 
     if shard.line is None:
         return merge_keys(shard.gather(keys))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._screened_provider import ScreenedLaunch, kept_bytes, unsupported_reason
+from fsbench.kernels.providing.screened import ScreenedLaunch, kept_bytes, unsupported_reason
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 

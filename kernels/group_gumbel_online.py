@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.kernels._local_sample import local_sample
+from fsbench.kernels.providing.local_sample import local_sample
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 

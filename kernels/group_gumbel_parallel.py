@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from fsbench.kernels._device import launching_on
-from fsbench.kernels._helper import LOG2_E, LOWEST_KEY, candidates, gumbel, token_of_key
-from fsbench.kernels._provider import noise_map
+from fsbench.kernels.noise.arithmetic import LOG2_E
+from fsbench.kernels.noise.contract import candidates, gumbel
+from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
+from fsbench.kernels.providing.launches import noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
@@ -121,6 +122,8 @@ def group_gumbel_parallel(
     Raises nothing of its own: shapes, dtypes and devices are not checked.
     """
     import torch
+
+    from fsbench.kernels.configs.gpu import launching_on
 
     B, V = logits.shape
     groups = triton.cdiv(V, GROUP)

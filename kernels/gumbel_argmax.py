@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from fsbench.kernels._device import launching_on, multiprocessors
-from fsbench.kernels._group_noise import group_candidates, group_sums, members, sharpness
-from fsbench.kernels._helper import LOWEST_KEY, SMALLEST_TEMPERATURE, token_of_key
-from fsbench.kernels._provider import WorkspaceLaunch, noise_map, vocab_shard
-from fsbench.kernels._workspace import workspace
+from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
+from fsbench.kernels.noise.group import group_candidates, group_sums, members, sharpness
+from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
+from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map, vocab_shard
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 
@@ -96,6 +95,9 @@ def gumbel_argmax(
     """
     import torch
 
+    from fsbench.kernels.call.workspace import workspace
+    from fsbench.kernels.configs.gpu import launching_on, multiprocessors
+
     B, V = logits.shape
     if temperature < SMALLEST_TEMPERATURE.value:
         temperature = 0.0
@@ -144,7 +146,7 @@ class _Gathered(WorkspaceLaunch):
         super().__init__(problem, self._head.weight)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        from fsbench.kernels._merge_keys import merge_keys
+        from fsbench.kernels.shard.merge_keys import merge_keys
 
         logits = hidden @ self._weight.T
         first = self._head.first_token

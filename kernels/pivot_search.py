@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from fsbench.kernels._cutoff import GATHERED, LOWEST, first_key, of_row, ordered
-from fsbench.kernels._gathered_draw import append, draw_of_gathered
-from fsbench.kernels._helper import LOG2_E, LOWEST_KEY, _log, nan_max, temperatures
-from fsbench.kernels._provider import noise_map
-from fsbench.kernels._stored_filters import draw_of_stored, launch_rows
+from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
+from fsbench.kernels.noise.contract import temperatures
+from fsbench.kernels.noise.keys import LOWEST_KEY
+from fsbench.kernels.providing.filters import draw_of_stored, launch_rows
+from fsbench.kernels.providing.launches import noise_map
+from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row, ordered
+from fsbench.kernels.truncated.gathered import append, draw_of_gathered
 from fsbench.problem import FILTERS
 from fsbench.provider import Capabilities, Kind, Provider
 
@@ -58,7 +60,7 @@ def _upper_quantile(share):
 
     Abramowitz and Stegun, 26.2.22.
     """
-    t = tl.sqrt(-2.0 * _log(share))
+    t = tl.sqrt(-2.0 * log(share))
     return t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t)
 
 
@@ -105,7 +107,7 @@ def _pivot_search_kernel(
     top = tl.where(valid, top, 0.0)
     floor = tl.full((), LOWEST, tl.int32)
     if (least > 0.0) & (T > 0.0):
-        threshold = top + T * _log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
+        threshold = top + T * log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
         floor = tl.maximum(floor, ordered(threshold))
     pivot = floor
     share = k.to(tl.float32) / V

@@ -5,13 +5,9 @@ The interpreter is chosen when a kernel is decorated, so it must be set before a
 
 import importlib.util
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parent))  # helpers next to this file
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

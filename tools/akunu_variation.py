@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.kernels import _akunu_reference as akunu
-from fsbench.kernels._stored_filters import AKUNU_ORDER
+from fsbench.kernels.providing import akunu_reference as akunu
+from fsbench.kernels.providing.filters import AKUNU_ORDER
 
 V, ROWS, DRAWS = 151_936, 8, 4_000
 MOST_KEPT = 2_000  # of a row whose scores are simulated

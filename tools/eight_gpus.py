@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fsbench.kernels._vocab_shard import even_blocks
+from fsbench.kernels.shard.vocab_shard import even_blocks
 
 MATMUL = "matmul_only"
 """Exchanges nothing, and cuBLAS takes other kernels for shards of other sizes: not modelled."""

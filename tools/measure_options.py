@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from fsbench import inputs
-from fsbench.environment import environment
 from fsbench.graphs import capture
 from fsbench.kernels import flash_sample
+from fsbench.machine.environment import environment
 from fsbench.problem import Problem
 from fsbench.timers import make_timer
 

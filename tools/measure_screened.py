@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from fsbench import inputs
-from fsbench.environment import environment
 from fsbench.graphs import capture
 from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
+from fsbench.machine.environment import environment
 from fsbench.problem import Problem
 from fsbench.timers import make_timer
 

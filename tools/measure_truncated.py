@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from fsbench import inputs
-from fsbench.environment import environment
 from fsbench.graphs import capture
 from fsbench.kernels import flash_sample, truncated_sample
+from fsbench.machine.environment import environment
 from fsbench.problem import Problem
 from fsbench.timers import make_timer
 

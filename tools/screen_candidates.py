@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.kernels._screen import (
+from fsbench.kernels.screened.bounds import (
     NOISE_SLACK,
     accumulation_error,
     candidates,
@@ -45,7 +45,7 @@ from fsbench.kernels._screen import (
     screen_hidden,
     screen_logits,
 )
-from fsbench.kernels._screened_head import prepare_head
+from fsbench.kernels.screened.head import prepare_head
 
 PROMPT = "The history of the steam engine begins"
 GENERATED = 192  # tokens

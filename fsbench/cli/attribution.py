@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsbench import attribution
+from fsbench.analysis import attribution
+from fsbench.analysis.tables import Configuration, configurations
 from fsbench.cli.reading import read_results
 from fsbench.cli.tables import plain_table
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
-from fsbench.tables import Configuration, configurations
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -68,10 +68,10 @@ def compare(
 
 def _two_runs(a: Path, b: Path, within: str | None, fail_on: str | None) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
+    from fsbench.analysis.comparisons import runs
     from fsbench.cli import comparing
     from fsbench.cli.reading import read_results
-    from fsbench.compare import runs
-    from fsbench.results import read_environment
+    from fsbench.records.store import read_environment
 
     margin = percent("--within", within) if within is not None else runs.WITHIN
     limit = fail_limit(fail_on, "slow", margin)
@@ -84,7 +84,7 @@ def _two_runs(a: Path, b: Path, within: str | None, fail_on: str | None) -> list
 
 
 def _only_run(path: Path) -> Path:
-    from fsbench.results import results_folders
+    from fsbench.records.store import results_folders
 
     folders = results_folders([path])
     if len(folders) != 1:
@@ -97,11 +97,11 @@ def _with_paper(
     paths: list[Path], gpu: str, fused: str | None, within: str | None, fail_on: str | None
 ) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
-    from fsbench import logits_store
+    from fsbench.analysis import logits_store
+    from fsbench.analysis.comparisons import paper
+    from fsbench.analysis.tables import configurations
     from fsbench.cli import comparing
     from fsbench.cli.reading import read_results
-    from fsbench.compare import paper
-    from fsbench.tables import configurations
 
     margin = percent("--within", within) if within is not None else paper.WITHIN
     limit = fail_limit(fail_on, "worse", margin)

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsbench import paper as published
+from fsbench.analysis.comparisons import paper, runs
+from fsbench.analysis.tables import conditions_in_words
 from fsbench.cli.tables import plain_table
-from fsbench.compare import paper, runs
-from fsbench.stats import LEVEL
-from fsbench.tables import conditions_in_words
+from fsbench.records.stats import LEVEL
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from fsbench.tables import Configuration
+    from fsbench.analysis.tables import Configuration
 
 
 def print_environments(

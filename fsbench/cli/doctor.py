@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fsbench.diagnosis import can_run, diagnose
+from fsbench.cli.diagnosis import can_run, diagnose
 from fsbench.errors import DeviceUnavailable
 
 _STYLES = {"ok": "green", "missing": "bold red", "warning": "yellow"}

@@ -61,7 +61,8 @@ def e2e(
     from fsbench.e2e.measure import Plan, measure
     from fsbench.e2e.models import decoder, default_samplers
     from fsbench.e2e.records import Store
-    from fsbench.environment import environment, package_version
+    from fsbench.machine.environment import environment
+    from fsbench.machine.packages import package_version
 
     engines = default_samplers()
     if engine not in engines:
@@ -117,8 +118,8 @@ def _names(text: str) -> list[str]:
 
 
 def _finish(folder: Path) -> None:
-    from fsbench.e2e.figure import write_figures
     from fsbench.e2e.tables import markdown, write_tables
+    from fsbench.figures.end_to_end import write_figures
 
     frame = write_tables(folder)
     figures = write_figures(frame, folder)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsbench import hardware
 from fsbench.cli.hotvocab_tables import print_bench, print_size, read_fit
 from fsbench.cli.parsing import int_list
 from fsbench.errors import InvalidArgument
+from fsbench.machine import hardware
 
 if TYPE_CHECKING:
     from fsbench.simple.bench import Setup
@@ -134,8 +134,8 @@ def plot(
     formats: Annotated[str, typer.Option("--format", help="Comma list of png, pdf, svg.")] = "png",
 ) -> None:
     """Draw what `fit` and `bench` measured. Needs no GPU."""
-    from fsbench.figure_parts import check_formats
-    from fsbench.results import read_environment
+    from fsbench.figures.parts import check_formats
+    from fsbench.records.store import read_environment
 
     suffixes = check_formats(name.strip() for name in formats.split(","))
     _draw(folder, out, suffixes, read_environment(folder))
@@ -144,8 +144,8 @@ def plot(
 def _folder(out: Path | None, device: str) -> tuple[Path, dict[str, Any]]:
     """The folder of this run, with its env.json."""
     from fsbench.cli.measuring import new_folder
-    from fsbench.environment import environment
-    from fsbench.results import SCHEMA
+    from fsbench.machine.environment import environment
+    from fsbench.records.store import SCHEMA
     from fsbench.simple.native import isa
 
     facts = {"schema": SCHEMA, **environment(device, sys.argv), "isa": isa()}
@@ -155,7 +155,7 @@ def _folder(out: Path | None, device: str) -> tuple[Path, dict[str, Any]]:
 
 
 def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    from fsbench.disk import refusals, write_atomically
+    from fsbench.records.disk import refusals, write_atomically
 
     with refusals("write results in", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,8 +263,8 @@ def _measure_gpu(
 def _draw(folder: Path, out: Path, suffixes: Iterable[str], facts: dict[str, Any]) -> None:
     import pandas as pd
 
-    from fsbench.figure_parts import save
-    from fsbench.simple import figures
+    from fsbench.figures import hotvocab as figures
+    from fsbench.figures.parts import save
 
     cover, cost, scans = read_fit(folder)
     where = f"{facts['cpu']}, {facts.get('isa', '')}, V = {cover.V:,}"

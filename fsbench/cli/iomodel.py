@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fsbench import iomodel as model
 from fsbench.cli.parsing import int_list, shapes
 from fsbench.cli.tables import plain_table
 from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
+from fsbench.records import iomodel as model
 
 _PAPER_MODELS = ("qwen3-8b", "llama3-70b")
 _PAPER_BATCHES = "1,2,4,8,16,32,64,128,256"

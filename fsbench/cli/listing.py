@@ -33,10 +33,11 @@ def list_(
     ] = None,
 ) -> None:
     """List samplers (and whether they can run here), models, presets and GPUs. Needs no torch."""
-    from fsbench import hardware, iomodel
     from fsbench.discover import discover
-    from fsbench.presets import PRESETS
+    from fsbench.machine import hardware
+    from fsbench.measure.presets import PRESETS
     from fsbench.problem import models
+    from fsbench.records import iomodel
 
     facts: dict[str, Any] = {
         "providers": [_provider_facts(entry) for entry in discover(provider_path or []).values()],

@@ -17,9 +17,9 @@ from fsbench.errors import InvalidArgument
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fsbench.plan import Plan
-    from fsbench.ranks import Job, Report
-    from fsbench.results import Store
+    from fsbench.measure.plan import Plan
+    from fsbench.measure.ranks import Job, Report
+    from fsbench.records.store import Store
 
 
 def measure_on(
@@ -34,9 +34,9 @@ def measure_on(
 
     suffix tells the folders of several GPUs apart.
     """
-    from fsbench import hardware
-    from fsbench.environment import environment
-    from fsbench.runner import Runner
+    from fsbench.machine import hardware
+    from fsbench.machine.environment import environment
+    from fsbench.measure.runner import Runner
     from fsbench.timers import make_timer
 
     device = options["device"]
@@ -65,8 +65,8 @@ def measure_over_ranks(
     The ranks are processes of its own, or those of torchrun, if that started this one. Then all
     of them come here, and the exit code of the first counts.
     """
-    from fsbench import ranks
-    from fsbench.environment import environment
+    from fsbench.machine.environment import environment
+    from fsbench.measure import ranks
 
     plan = job.plan
     degrees = list(dict.fromkeys(problem.tp for problem in plan.problems))
@@ -107,7 +107,7 @@ def _rank_of_torchrun(degrees: list[int], folder: Path | None) -> int | None:
 
 
 def _store(facts: dict[str, Any], out: Path | None, resume: Path | None, suffix: str) -> Store:
-    from fsbench.results import Store
+    from fsbench.records.store import Store
 
     if resume:
         return Store.resume(resume, facts)
@@ -133,9 +133,10 @@ def _progress(folder: Path, silent: bool = False) -> Iterator[Report]:
 
 def _finish(folder: Path, options: dict[str, Any]) -> int:
     """Export and print what a folder holds; returns the exit code."""
-    from fsbench import breakdown, logits_store, scaling, summary, tables
+    from fsbench.analysis import logits_store, scaling, tables
     from fsbench.cli.reporting import print_breakdown, print_energy, print_summary
-    from fsbench.results import read_records
+    from fsbench.records import breakdown, summary
+    from fsbench.records.store import read_records
 
     records = read_records(folder)
     table = summary.export_csv(folder)
@@ -155,7 +156,7 @@ def _finish(folder: Path, options: dict[str, Any]) -> int:
 
 def new_folder(facts: dict[str, Any], suffix: str) -> Path:
     """results/<gpu>/<utc>-<commit>, with the suffix if there is one."""
-    from fsbench.iomodel import gpu_slug
+    from fsbench.records.iomodel import gpu_slug
 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     commit = (facts["git_sha"] or "nogit")[:7]

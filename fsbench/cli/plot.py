@@ -34,14 +34,29 @@ def plot(
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
-    from fsbench import figure_parts, filters_figure, plotting, scaling, scaling_figure, winners
+    from fsbench.analysis import scaling
+    from fsbench.analysis.tables import configurations, families
     from fsbench.cli.reading import measured_results
-    from fsbench.e2e.figure import write_figures
     from fsbench.e2e.records import STEPS, read
     from fsbench.e2e.summary import summary
-    from fsbench.plotstyle import styles
+    from fsbench.figures import (
+        configuration as plotting,
+    )
+    from fsbench.figures import (
+        filters as filters_figure,
+    )
+    from fsbench.figures import (
+        parts as figure_parts,
+    )
+    from fsbench.figures import (
+        scaling as scaling_figure,
+    )
+    from fsbench.figures import (
+        winners,
+    )
+    from fsbench.figures.end_to_end import write_figures
+    from fsbench.figures.style import styles
     from fsbench.provider import Kind
-    from fsbench.tables import configurations, families
 
     chosen = plotting.check_figures(
         (name.strip() for name in figures.split(",")) if figures else plotting.ALL
@@ -82,7 +97,7 @@ def plot(
 
 
 def _save(figure: Figure, stem: Path, suffixes: list[str]) -> None:
-    from fsbench.figure_parts import save
+    from fsbench.figures.parts import save
 
     for suffix in suffixes:
         path = stem.with_name(f"{stem.name}.{suffix}")

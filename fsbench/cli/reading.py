@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from fsbench import summary
+from fsbench.analysis.tables import normalized
 from fsbench.errors import ResultsError
-from fsbench.results import read_records, results_folders
-from fsbench.tables import normalized
+from fsbench.records import summary
+from fsbench.records.store import read_records, results_folders
 
 
 def run_folders(paths: list[Path]) -> list[Path]:

@@ -15,8 +15,8 @@ from fsbench.errors import ResultsError, unknown_name
 from fsbench.provider import Capabilities, Kind
 
 if TYPE_CHECKING:
+    from fsbench.analysis.tables import Configuration
     from fsbench.provider import Provider
-    from fsbench.tables import Configuration
 
 _SHORT = {"seed": "per_request_seed", "temperature": "per_row_temperature", "greedy": "greedy_rows"}
 _KNOWN = [field.name for field in fields(Capabilities) if field.type == "bool"]
@@ -46,10 +46,10 @@ def recommend(
     Nothing is extrapolated: it tells what was measured at this model's size and conditions, names
     the samplers that cannot do what is needed, and says what it does not know.
     """
-    from fsbench import iomodel
+    from fsbench.analysis.recommend import recommend as advise
     from fsbench.discover import discover
     from fsbench.problem import model as head_of
-    from fsbench.recommend import recommend as advise
+    from fsbench.records import iomodel
 
     wanted = _needs(needs)
     head, slug = head_of(model), iomodel.gpu_slug(gpu)
@@ -93,8 +93,8 @@ def _measured(
     paths: list[Path], slug: str, D: int, V: int, dtype: str, model: str
 ) -> Configuration:
     """The configuration of this size, timed as engines run: from a graph, T = 1."""
+    from fsbench.analysis.tables import configurations
     from fsbench.cli.reading import read_results
-    from fsbench.tables import configurations
 
     found = [(each, each.rows.iloc[0]) for each in configurations(read_results(paths))]
     wanted = (slug, D, V, dtype, 1, 1.0)

@@ -16,9 +16,9 @@ def report(
 ) -> None:
     """Write results as one HTML page that needs no network: figures inline, tables that sort."""
     from fsbench.cli.reading import measured_results, run_folders
-    from fsbench.disk import refusals, write_atomically
-    from fsbench.report import page
-    from fsbench.results import read_environment
+    from fsbench.figures.report import page
+    from fsbench.records.disk import refusals, write_atomically
+    from fsbench.records.store import read_environment
 
     frame = measured_results(results)
     text = page(frame, {folder: read_environment(folder) for folder in run_folders(results)})

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fsbench.plan import Plan
-    from fsbench.results import CellRecord
-    from fsbench.tables import Configuration
+    from fsbench.analysis.tables import Configuration
+    from fsbench.measure.plan import Plan
+    from fsbench.records.store import CellRecord
 
 
 def print_plan(plan: Plan) -> None:
@@ -71,8 +71,8 @@ def print_summary(table: pd.DataFrame) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.doubts import doubts
-    from fsbench.tables import configurations
+    from fsbench.analysis.doubts import doubts
+    from fsbench.analysis.tables import configurations
 
     console = Console(highlight=False, soft_wrap=True)
     for configuration in configurations(table):
@@ -98,9 +98,9 @@ def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.breakdown import Part, kernel_rows
+    from fsbench.analysis.tables import configurations
     from fsbench.cli.tables import plain_table
-    from fsbench.tables import configurations
+    from fsbench.records.breakdown import Part, kernel_rows
 
     # As wide as the table needs: cut names and figures would be worse than long lines.
     console = Console(highlight=False, soft_wrap=True, width=200)
@@ -137,7 +137,7 @@ def print_energy(table: pd.DataFrame) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.tables import configurations
+    from fsbench.analysis.tables import configurations
 
     console = Console(highlight=False, soft_wrap=True)
     measured = table[table["j_per_token"].notna()]

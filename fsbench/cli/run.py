@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
     """--resume: options that are not given are those of the run to be continued."""
     if folder is not None:
-        from fsbench.results import read_environment
+        from fsbench.records.store import read_environment
 
         context.default_map = read_environment(folder).get("options", {})
     return folder
@@ -144,10 +144,10 @@ def run(
     """
     from fsbench.cli.measuring import measure_on, measure_over_ranks
     from fsbench.discover import discover
-    from fsbench.plan import Plan
-    from fsbench.presets import preset as named_preset
+    from fsbench.measure.plan import Plan
+    from fsbench.measure.presets import preset as named_preset
+    from fsbench.measure.ranks import Job
     from fsbench.problem import Problem
-    from fsbench.ranks import Job
     from fsbench.timers import timer_name
 
     if out and resume:

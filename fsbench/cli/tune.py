@@ -20,12 +20,12 @@ from fsbench.errors import (
     UnsupportedProblem,
     unknown_name,
 )
-from fsbench.presets import PRESETS
+from fsbench.measure.presets import PRESETS
 from fsbench.problem import Problem
 from fsbench.provider import Provider
 
 if TYPE_CHECKING:
-    from fsbench.tuning import Timing
+    from fsbench.measure.tuning import Timing
 
 Rows = list[tuple[int, int | None, Any]]
 """(bucket of B, largest D or None for any, config)"""
@@ -61,10 +61,10 @@ def tune(
     The folder gets tiles.toml, to be named by the variable FSBENCH_TILES, times.csv with the time
     of every config, and env.json. The kernels' tokens do not depend on the choice.
     """
-    from fsbench import tuning
     from fsbench.cli.measuring import new_folder
     from fsbench.cli.reporting import Progress
-    from fsbench.environment import environment
+    from fsbench.machine.environment import environment
+    from fsbench.measure import tuning
     from fsbench.timers import make_timer
 
     device = _device()
@@ -134,7 +134,7 @@ def _problems(
     provider: Provider, batch: str | None, heads: list[tuple[int, int]], device: str
 ) -> list[Problem]:
     """Each bucket asked for, at its largest B, on each LM head."""
-    from fsbench.tuning import of
+    from fsbench.measure.tuning import of
 
     kernel, buckets = of(provider).kernel, of(provider).buckets
     asked = int_list(batch, "--batch") if batch else buckets
@@ -164,7 +164,7 @@ def _lines(kernel: str, timings: list[Timing]) -> list[list[object]]:
 
 
 def _choices(timings: list[Timing]) -> Rows:
-    from fsbench.tuning import select
+    from fsbench.measure.tuning import select
 
     return [
         (B, max_d, config)

@@ -14,7 +14,6 @@ from rich.markup import escape
 
 from fsbench.cli.devices import device_to_use
 from fsbench.cli.tables import plain_table
-from fsbench.disk import refusals
 from fsbench.errors import (
     InvalidArgument,
     ProviderUnavailable,
@@ -22,6 +21,7 @@ from fsbench.errors import (
     one_line,
 )
 from fsbench.provider import Kind, Provider
+from fsbench.records.disk import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ def verify(
     from rich.console import Console
 
     from fsbench.discover import available, discover, select
-    from fsbench.environment import environment
+    from fsbench.machine.environment import environment
     from fsbench.problem import Problem
     from fsbench.verify import verify as run_checks
     from fsbench.verify.battery import TIERS, require_names

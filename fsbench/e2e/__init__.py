@@ -1,1 +1,15 @@
-"""`fsbench e2e`: time per output token of a whole model, with one sampler or another in it."""
+"""`fsbench e2e`: time per output token of a whole model, with one sampler or another in it.
+
+An engine (hf, vllm_engine) decodes, measure asks it in turn for each sampler, records keeps what it
+said, summary and tables make of that what one reads.
+"""
+
+from typing import TYPE_CHECKING
+
+from fsbench.late import late
+
+if TYPE_CHECKING:
+    from fsbench.e2e import vllm_served as vllm_served
+
+# `vllm_served` imports vLLM, which only the worker process does, once it has redirected its output.
+__getattr__ = late(__name__, "vllm_served")

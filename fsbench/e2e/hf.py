@@ -17,7 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from fsbench.e2e.measure import Plan
 from fsbench.e2e.models import Decoder
@@ -35,8 +39,12 @@ from fsbench.integrations.draw import (
     missing,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
+try:
+    from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
+
+    _MISSING = ""
+except ImportError as error:
+    _MISSING = str(error)
 
 _PROFILED = 8  # steps
 
@@ -51,15 +59,11 @@ class HuggingFace:
     name = "hf"
 
     def __init__(self, device: str):
-        try:
-            from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache  # noqa: F401
-        except ImportError as error:
+        if _MISSING:
             raise EngineUnavailable(
-                f"--engine hf: expected transformers 4.51 or later; {error}. "
+                f"--engine hf: expected transformers 4.51 or later; {_MISSING}. "
                 "pip install 'transformers>=4.51'"
-            ) from None
-        import torch
-
+            )
         self.device = device
         self.gpu = torch.cuda.get_device_name() if device == "cuda" else ""
 
@@ -87,8 +91,6 @@ class Loaded:
     """See Session: one model, and the batch size that is being measured."""
 
     def __init__(self, plan: Plan, decoder: Decoder, device: str):
-        import torch
-
         self._plan = plan
         self._device = torch.device(device)
         self._model = random_model(decoder, plan, self._device)
@@ -124,8 +126,6 @@ class Loaded:
         del self._model, self._head
         self._draws.clear()
         if self._device.type == "cuda":
-            import torch
-
             torch.cuda.empty_cache()
 
 
@@ -136,9 +136,6 @@ class Batch:
     """
 
     def __init__(self, model: Any, plan: Plan, B: int, device: Any):
-        import torch
-        from transformers import StaticCache
-
         self.B = B
         self._model, self._plan, self._device = model, plan, device
         length = plan.prompt_tokens + plan.output_tokens
@@ -184,8 +181,6 @@ class Batch:
 
     def compiled(self, draw: Draw) -> Callable[[], object]:
         """The step, ready to be repeated: on a GPU as a CUDA graph. One whole decoding warms up."""
-        import torch
-
         with torch.inference_mode():
             self.start()
             for _ in range(3):
@@ -201,8 +196,6 @@ class Batch:
 
     def decode(self, step: Callable[[], object]) -> Decoded:
         """See Session. A token's time is when the host has it."""
-        import torch
-
         at = []
         with torch.inference_mode():
             self._synchronize()
@@ -223,9 +216,6 @@ class Batch:
 
     def profile(self, draw: Draw) -> Profile:
         """Eager steps, so that each kernel can be told; their gaps are not those of the graph."""
-        import torch
-        from torch.profiler import ProfilerActivity, profile, record_function
-
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -250,8 +240,6 @@ class Batch:
         return step_profile(events, DRAW_MARK, MATMUL_MARK)
 
     def _drawn(self, draw: Draw, hidden: Tensor) -> Tensor:
-        from torch.profiler import record_function
-
         with record_function(DRAW_MARK):  # costs nothing in a graph
             return draw(hidden, self._temperature, self._seed, self._position)
 
@@ -275,16 +263,11 @@ class Batch:
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
-            import torch
-
             torch.cuda.synchronize()
 
 
 def random_model(decoder: Decoder, plan: Plan, device: Any) -> Any:
     """The model on the device, in the plan's dtype, with random weights of a fixed seed."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     length = plan.prompt_tokens + plan.output_tokens
     config = Qwen3Config(**decoder.config(plan.dtype, length))
     before = torch.get_default_dtype()

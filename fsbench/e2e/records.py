@@ -3,7 +3,7 @@
 A folder holds
 
     steps.jsonl    the truth: one line per decoding, per profile, or per sampler that could not run
-    env.json       what it was measured on (fsbench.environment)
+    env.json       what it was measured on (fsbench.machine.environment)
     e2e.csv        one row per model, batch and sampler, derived (fsbench.e2e.summary)
     e2e.md         the same as tables
 """
@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsbench.disk import append_line, refusals, write_atomically
 from fsbench.errors import ResultsError
+from fsbench.records.disk import append_line, refusals, write_atomically
 
 SCHEMA = 1
 """Version of steps.jsonl; a folder of another version is refused."""
@@ -113,7 +113,7 @@ class Store:
         self._append(case, counts=dict(counts))
 
     def append_status(self, case: Case, status: str, reason: str) -> None:
-        """Why a case has no (more) samples; status is one of fsbench.results.STATUSES."""
+        """Why a case has no (more) samples; status is one of fsbench.records.store.STATUSES."""
         self._append(case, status=status, reason=reason)
 
     def _append(self, case: Case, **what: Any) -> None:

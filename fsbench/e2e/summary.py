@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 _KEY = ("engine", "model", "tp", "b", "sampler")
 
@@ -25,8 +23,6 @@ COLUMNS = (
 
 def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """A row per case, in the order in which the cases first appear; see COLUMNS."""
-    import pandas as pd
-
     cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
         case = line["case"]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsbench.disk import refusals, write_atomically
 from fsbench.e2e.records import read
 from fsbench.e2e.summary import summary
 from fsbench.paper import table
+from fsbench.records.disk import refusals, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,13 +20,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
 from fsbench.e2e.measure import Plan
 from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Decoded, Profile
-from fsbench.environment import package_version
 from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
 from fsbench.integrations.vllm_interface import MARKS, SWITCH, check_version
+from fsbench.machine.packages import package_version
 
 OWN = "vllm"
 """The name of vLLM's own sampler."""
@@ -56,7 +58,6 @@ class Vllm:
         check_version(version)
         if device != "cuda":
             raise EngineUnavailable("--engine vllm: expected a GPU; got --device cpu")
-        import torch
 
         self.device = device
         self.gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""

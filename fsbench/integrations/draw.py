@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsbench.discover import available, discover, select
 from fsbench.errors import InvalidArgument, unknown_name
-from fsbench.provider import Kind
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from fsbench.kernels import VocabShard
-    from fsbench.provider import Launch, Provider
+from fsbench.kernels import VocabShard, flash_sample
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
 
 FLASH_SAMPLE = "flash_sample"
 
@@ -61,8 +61,6 @@ class Draw(Protocol):
 
 def known() -> dict[str, tuple[str, bool]]:
     """Every name that `make_draw` takes -> (label for legends, whether logits stay on chip)."""
-    from fsbench.discover import discover
-
     found = {FLASH_SAMPLE: ("FlashSampling", True)}
     for name, entry in discover().items():
         if entry.provider is not None and entry.provider.kind is Kind.EXACT:
@@ -78,8 +76,6 @@ def missing(name: str, device: str) -> str | None:
     Raises:
         InvalidArgument: nobody knows the name, or it is no exact sampler.
     """
-    from fsbench.discover import discover
-
     names = known()
     if name not in names:
         raise unknown_name("sampler", name, names)
@@ -96,7 +92,6 @@ def make_draw(name: str, head: Head) -> Draw:
     """
     if name == FLASH_SAMPLE:
         return FlashSampleDraw(head)
-    from fsbench.discover import available, discover, select
 
     names = known()
     if name not in names:
@@ -116,8 +111,6 @@ class FlashSampleDraw:
         return None
 
     def __call__(self, hidden: Tensor, temperature: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        from fsbench.kernels import VocabShard, flash_sample
-
         weight = self._head.weight
         return flash_sample(
             hidden,
@@ -138,8 +131,6 @@ class ProviderDraw:
     """
 
     def __init__(self, provider: Provider, head: Head):
-        import torch
-
         if not isinstance(head.weight, torch.Tensor) or head.soft_cap is not None:
             raise InvalidArgument(
                 f"{provider.name}: expected a whole LM head without a soft cap; only "
@@ -156,10 +147,6 @@ class ProviderDraw:
         return self._launch(hidden.shape[0])(hidden, seed[:1], offset[:1])
 
     def _build(self, B: int) -> Launch:
-        import torch
-
-        from fsbench.problem import Problem
-
         V, D = self._weight.shape
         names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
         dtype = names[self._weight.dtype]

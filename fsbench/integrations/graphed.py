@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from fsbench.integrations.draw import Draw
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from torch import Tensor
 
 _WARM_UP = 2  # the first call compiles, the second has all memory that a capture needs
 
@@ -31,8 +30,6 @@ class GraphedDraw:
     """
 
     def __init__(self, draw: Draw, rows: int, like: Tensor):
-        import torch
-
         self._draw = draw
         self._sizes = sizes_up_to(rows)
         device = like.device
@@ -66,8 +63,6 @@ class GraphedDraw:
         return tokens[:B]
 
     def _captured(self, B: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        import torch
-
         rows = (each[:B] for each in (self._hidden, self._temperature, self._seed, self._offset))
         arguments = tuple(rows)
         for _ in range(_WARM_UP):

@@ -32,29 +32,42 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsbench.environment import package_version
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
 from fsbench.errors import EngineMismatch, InvalidArgument
-from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK, Draw, Head, known, make_draw
+from fsbench.integrations.draw import (
+    DRAW_MARK,
+    FLASH_SAMPLE,
+    MATMUL_MARK,
+    Draw,
+    Head,
+    known,
+    make_draw,
+)
 from fsbench.integrations.graphed import GraphedDraw
 from fsbench.integrations.vllm_interface import (
     ATTRIBUTES,
     MARKS,
     NO_LOGPROBS,
+    NUM_SAMPLED,
+    OUTPUT,
     RUNNER,
     RUNNER_V1,
     SWITCH,
+    TP_GROUP,
     WORKER,
     check_attributes,
     check_signatures,
     check_version,
     find,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
+from fsbench.kernels import VocabShard
+from fsbench.machine.packages import package_version
 
 
 def register() -> None:
@@ -68,7 +81,7 @@ def register() -> None:
     marked = os.environ.get(MARKS, "") == "1"
     if not name and not marked:
         return
-    if name and name not in known():
+    if name not in ("", FLASH_SAMPLE) and name not in known():
         raise InvalidArgument(
             f"{SWITCH}: expected flash_sample or an exact sampler of `fsbench list`; got {name!r}"
         )
@@ -172,9 +185,6 @@ class Plugged:
 
         Both arrays are copies (fancy indexing), so that the engine may change its own meanwhile.
         """
-        import numpy as np
-        import torch
-
         if self._sent is not None:
             old_temperature, old_seed, *kept = self._sent
             if np.array_equal(temperature, old_temperature) and np.array_equal(seed, old_seed):
@@ -246,8 +256,6 @@ def plug_in(runner: Any, name: str) -> Plugged:
 
 def find_head(runner: Any) -> Head | str:
     """The LM head of a loaded model, or why the plug-in leaves this model to vLLM."""
-    import torch
-
     model = runner.model
     if runner.lora_config is not None:
         return "model: LoRA"
@@ -266,12 +274,8 @@ def find_head(runner: Any) -> Head | str:
         return "model: compute_logits"
     if runner.parallel_config.tensor_parallel_size == 1:
         return Head(weight.detach(), V, processor.soft_cap)
-    from vllm.distributed import get_tp_group
-
-    from fsbench.kernels import VocabShard
-
     slots = max(4096, runner.max_num_reqs)
-    shard = VocabShard(weight.detach(), get_tp_group().device_group, vocab_size=V, slots=slots)
+    shard = VocabShard(weight.detach(), find(TP_GROUP)().device_group, vocab_size=V, slots=slots)
     return Head(shard, V, processor.soft_cap)
 
 
@@ -280,8 +284,6 @@ def _is_matmul(model: Any, head: Any, soft_cap: float | None, V: int) -> bool:
 
     Of a sharded head each rank compares its own columns.
     """
-    import torch
-
     weight = head.weight
     first, last = head.shard_indices.org_vocab_start_index, head.shard_indices.org_vocab_end_index
     generator = torch.Generator(weight.device).manual_seed(0)
@@ -300,23 +302,18 @@ def _is_matmul(model: Any, head: Any, soft_cap: float | None, V: int) -> bool:
 
 def sampled(runner: Any, tokens: Tensor, batch: Any) -> tuple[Any, Tensor, Tensor]:
     """What GPUModelRunner.sample returns, of tokens [num_reqs]."""
-    from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
-    from vllm.v1.worker.gpu.sample.output import SamplerOutput
-
     ones = batch.seq_lens.new_ones(batch.num_reqs)
-    num_sampled, num_rejected = get_num_sampled_and_rejected(
+    num_sampled, num_rejected = find(NUM_SAMPLED)(
         ones,
         batch.seq_lens,
         batch.cu_num_logits,
         batch.idx_mapping,
         runner.req_states.prefill_len.gpu,
     )
-    return SamplerOutput(tokens.view(-1, 1), None, None, ones), num_sampled, num_rejected
+    return find(OUTPUT)(tokens.view(-1, 1), None, None, ones), num_sampled, num_rejected
 
 
 def _mark(name: str) -> AbstractContextManager[Any]:
-    from torch.profiler import record_function
-
     return record_function(name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,9 @@ SWITCH, MARKS = "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS"
 RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
+NUM_SAMPLED = "vllm.v1.worker.gpu.input_batch:get_num_sampled_and_rejected"
+OUTPUT = "vllm.v1.worker.gpu.sample.output:SamplerOutput"
+TP_GROUP = "vllm.distributed:get_tp_group"
 
 SIGNATURES = {
     f"{RUNNER}.load_model": ("self", "load_dummy_weights", "args", "kwargs"),
@@ -23,13 +27,9 @@ SIGNATURES = {
     f"{RUNNER}.sample": ("self", "hidden_states", "input_batch", "grammar_output"),
     f"{RUNNER_V1}.load_model": ("self", "load_dummy_weights"),
     f"{WORKER}.load_model": ("self", "load_dummy_weights"),
-    "vllm.v1.worker.gpu.input_batch:get_num_sampled_and_rejected": (
-        *("num_sampled", "seq_lens", "cu_num_logits", "idx_mapping", "prefill_len"),
-    ),
-    "vllm.v1.worker.gpu.sample.output:SamplerOutput": (
-        *("sampled_token_ids", "logprobs_tensors", "num_nans", "num_sampled"),
-    ),
-    "vllm.distributed:get_tp_group": (),
+    NUM_SAMPLED: (*("num_sampled", "seq_lens", "cu_num_logits", "idx_mapping", "prefill_len"),),
+    OUTPUT: (*("sampled_token_ids", "logprobs_tensors", "num_nans", "num_sampled"),),
+    TP_GROUP: (),
 }
 """What of vLLM is called or replaced -> its parameters."""
 
@@ -88,6 +88,7 @@ def check_attributes(root: str, value: object, names: Iterable[str]) -> None:
             here = getattr(here, part)
 
 
+@cache
 def find(where: str) -> Any:
     """The object at module:attribute.attribute."""
     module, _, path = where.partition(":")

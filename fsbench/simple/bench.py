@@ -17,6 +17,7 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
+from fsbench.records.stats import median_interval
 from fsbench.simple.controls import PLAIN, PRODUCTION, Controls
 from fsbench.simple.native import NEEDS_TAIL, core
 from fsbench.simple.plane import Plane, cores, uniforms
@@ -24,7 +25,6 @@ from fsbench.simple.reference import decide, tail
 from fsbench.simple.ring import Ring, RingShape
 from fsbench.simple.steps import FullV, Offload, Parallel, Shvs
 from fsbench.simple.zipf import ZipfText
-from fsbench.stats import median_interval
 
 Row = dict[str, Any]
 

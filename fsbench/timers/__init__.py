@@ -1,4 +1,4 @@
-"""The timers: `make_timer` is the way to one. Importing this package does not import torch.
+"""The timers: `make_timer` is the way to one.
 
 cupti   GPU activity records: span, busy and sum of the kernels themselves (the headline)
 events  CUDA events around the step: for several GPUs, and where CUPTI cannot run
@@ -12,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fsbench.errors import InvalidArgument, TimerUnavailable, unknown_name
+from fsbench.timers.cpu import CpuTimer
+from fsbench.timers.cupti import CuptiTimer
+from fsbench.timers.events import EventsTimer
+from fsbench.timers.fake import FakeTimer
 from fsbench.timers.measurement import Measurement, Timer
 
 __all__ = ["L2_STATES", "TIMERS", "Measurement", "Timer", "make_timer", "timer_name"]
@@ -46,29 +50,21 @@ def make_timer(
 
     `l2` is the state of the cache that GPU timers make before each iteration. A timer that cannot
     run here raises TimerUnavailable with the reason and the fix; another is never put in its place.
-    align: of several ranks, makes their next steps start together (fsbench.distributed.Team).
+    align: of several ranks, makes their next steps start together (fsbench.measure.distributed).
     """
     name = timer_name(name, device, align is not None)
     if l2 not in L2_STATES:
         raise unknown_name("l2", l2, L2_STATES)
     if name == "fake":
-        from fsbench.timers.fake import FakeTimer
-
         return FakeTimer()
     if name == "cpu":
         if device != "cpu":
             raise TimerUnavailable(
                 f"timer cpu: sees launches only, not the work of {device}; use cupti or events"
             )
-        from fsbench.timers.cpu import CpuTimer
-
         return CpuTimer(align)
     if device == "cpu":
         raise TimerUnavailable(f"timer {name}: needs a CUDA device, got device cpu; use cpu")
     if name == "events":
-        from fsbench.timers.events import EventsTimer
-
         return EventsTimer(device, l2, align)
-    from fsbench.timers.cupti import CuptiTimer
-
     return CuptiTimer(device, l2)

@@ -25,8 +25,18 @@ from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
+import torch
+
 from fsbench.errors import FsbenchError, TimerUnavailable
+from fsbench.timers.l2 import L2Flush
 from fsbench.timers.measurement import Measurement
+
+try:
+    from cupti import cupti
+
+    _CUPTI_PROBLEM = ""
+except ImportError as error:
+    cupti, _CUPTI_PROBLEM = None, str(error)
 
 _INSTALL = "pip install 'fsbench[gpu]', or choose --timer events"
 _BUFFER_BYTES = 8 * 1024 * 1024  # what NVIDIA's samples hand out; some 40,000 kernel records
@@ -100,7 +110,8 @@ def _owner() -> tuple[Any, list[Record]]:
     """
     try:
         version = metadata.version("cupti-python")
-        from cupti import cupti
+        if cupti is None:
+            raise ImportError(_CUPTI_PROBLEM)
     except ImportError as error:  # PackageNotFoundError is one
         raise TimerUnavailable(f"timer cupti: {error}; {_INSTALL}") from error
     if int(version.split(".")[0]) < 13:
@@ -130,10 +141,6 @@ class CuptiTimer:
     name = "cupti"
 
     def __init__(self, device: str, l2: str) -> None:
-        import torch
-
-        from fsbench.timers.l2 import L2Flush
-
         if not torch.cuda.is_available():
             raise TimerUnavailable("timer cupti: torch sees no CUDA device; see `fsbench doctor`")
         try:
@@ -165,8 +172,6 @@ class CuptiTimer:
         self, step: Callable[[], object], iterations: int, before: Callable[[], None]
     ) -> Measurement:
         """See `Timer.measure`. Raises FsbenchError if CUPTI lost a record."""
-        import torch
-
         now = self._cupti.get_timestamp
         windows = []
         self._records.clear()

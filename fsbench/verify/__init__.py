@@ -22,15 +22,12 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from fsbench.provider import Provider
-
-if TYPE_CHECKING:
-    from fsbench.verify.check import Check, Setting
+from fsbench.verify import battery
+from fsbench.verify.check import Check, Setting
 
 
 def verify(
     provider: Provider, setting: Setting, tier: str = "gate", only: Collection[str] = ()
 ) -> Iterator[Check]:
     """See fsbench.verify.battery.verify. Imports torch when it is called."""
-    from fsbench.verify import battery
-
     return battery.verify(provider, setting, tier, only)

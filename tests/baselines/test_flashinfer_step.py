@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fsbench.baselines import (
-    _flashinfer,
     flashinfer_gumbel,
     flashinfer_gumbel_lean,
     flashinfer_joint,
     flashinfer_top_k_top_p,
     flashinfer_top_k_top_p_lean,
 )
+from fsbench.baselines.providing import flashinfer as _flashinfer
 from fsbench.problem import Problem
 
 SEED, STEP = torch.tensor([11]), torch.tensor([5])

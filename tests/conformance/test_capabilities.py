@@ -6,14 +6,13 @@ are checked: for each there are samplers that break its promise, and it must not
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from capability_checks import CHECKS, NEED_COMPILER, NEED_CUDA, claims
 from torch import Tensor
 
 from fsbench.discover import Found, discover
@@ -21,9 +20,6 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import Sample, flash_sample
 from fsbench.problem import Problem
 from fsbench.provider import OPTIONS, Capabilities, Kind, Provider
-
-sys.path.append(str(Path(__file__).parent))
-from capability_checks import CHECKS, NEED_COMPILER, NEED_CUDA, claims
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tree import ROOT
 
 from fsbench import discover as module
-from fsbench import hardware
 from fsbench.discover import Found, available, discover, select
 from fsbench.errors import InvalidArgument, ProviderUnavailable
+from fsbench.machine import hardware
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 
@@ -68,7 +69,7 @@ def entry_points(monkeypatch):
 
 
 def test_every_file_is_a_sampler_sorted_by_name():
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     files = [*(root / "kernels").glob("[!_]*.py"), *(root / "baselines").glob("[!_]*.py")]
     found = discover()
     assert list(found) == sorted(path.stem for path in files)

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tree import ROOT
 
-SCRIPT = Path(__file__).with_name("compile_offline.py")
+SCRIPT = ROOT / "tests" / "support" / "compile_offline.py"
 
 
 FILTERING = {"pivot_search", "sampling_look", "sampling_cutoff", "akunu_exact", "akunu_faithful"}

@@ -1,0 +1,144 @@
+"""What the FlashInfer baselines share: their random numbers and the two fronts.
+
+Random numbers (sampling.cuh of FlashInfer 0.6.9). Every kernel reads one `seed` and one `offset`,
+64 bits each, and starts cuRAND's Philox 4x32-10 with key `seed` at word `offset` of a subsequence:
+
+- sampling_from_logits: one subsequence per row and aligned group of gcd(4, V) tokens; it uses that
+  many consecutive words, one per token.
+- sampling_from_probs: one subsequence per row, one word.
+- top_p_sampling_from_probs: one subsequence per row, one word per round of rejection; with
+  top_p = 1 the first round nearly always accepts.
+
+So a caller must advance `offset` by at least 4 (FlashInfer reserves 32 per row where it rejects).
+fsbench's step advances by 1: passed as `offset` as it stands, three of four Gumbels of a step would
+be those of the step before, moved by one token. Multiplying it on the device would put a further
+kernel, about 2 us, into every step, which an engine does not pay: it advances by the right stride.
+
+Instead the two are exchanged: the step is the key and the seed the position. Every step then has a
+key of its own, whatever the seed, and no kernel is added. The price is with the seeds: at one step,
+seeds less than 4 apart overlap as described, so runs meant to be independent need seeds further
+apart, for example hashed ones. Any int64 is a valid position: the subsequence lies in other counter
+words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fsbench.baselines.providing.compiled import compile_step
+from fsbench.baselines.providing.gathered import Gather
+from fsbench.baselines.providing.logits import float_logits, matmul_logits
+from fsbench.baselines.providing.penalties import penaliser
+from fsbench.problem import Problem
+from fsbench.provider import Launch
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def philox(seed: Tensor, offset: Tensor) -> dict[str, Tensor]:
+    """FlashInfer's `seed` and `offset` from fsbench's, exchanged (see above)."""
+    return {"seed": offset, "offset": seed}
+
+
+TOP_K_TOP_P: dict[str, Any] = {
+    "filters": ("top_k", "top_p"),
+    "mixed_filters": True,
+    "ties": "kept",
+}
+"""Capabilities of its sampler with both filters: top-k first, then top-p of what is left."""
+
+
+def top_k_and_top_p(problem: Problem, device: torch.device) -> tuple[int | Tensor, float | Tensor]:
+    """The problem's filters as FlashInfer takes them: numbers, or int32 and fp32 [B] if mixed.
+
+    Its k is -1 where top-k is off, as in the paper; in a mixed batch V, since a tensor has no -1.
+    """
+    import torch
+
+    if not problem.mixed:
+        return problem.top_k or -1, problem.top_p
+    rows = problem.row_filters()
+    return (
+        torch.tensor([k or problem.V for k, _, _ in rows], dtype=torch.int32, device=device),
+        torch.tensor([p for _, p, _ in rows], dtype=torch.float32, device=device),
+    )
+
+
+def build_as_in_paper(
+    problem: Problem,
+    weight: Tensor,
+    sample: Callable[..., Tensor],
+    gather: Gather | None = None,
+) -> Launch:
+    """The step the paper timed: a compiled front, then `sample(logits, indices=..., seed, offset)`.
+
+    The front makes logits [B, V] in the problem's dtype, divides them by the temperature (a 0-d
+    device tensor, also at T = 1) and makes the index of every row, int32 [B]. gather: brings the
+    logits of a sharded weight together (_gathered).
+    """
+    import torch
+
+    temperature = torch.tensor(problem.temperature, device=weight.device)
+
+    def front(hidden: Tensor, weight: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        logits = matmul_logits(hidden, weight)
+        if gather is not None:
+            logits = gather(logits)
+        logits /= temperature
+        indices = torch.arange(hidden.shape[0], dtype=torch.int32, device=hidden.device)
+        return logits, indices
+
+    compiled = compile_step(front, weight.new_zeros(problem.B, problem.D), weight, temperature)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        logits, indices = compiled(hidden, weight, temperature)
+        return sample(logits, indices=indices, **philox(seed, offset))
+
+    return _loaded(launch, problem, weight)
+
+
+def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) -> Launch:
+    """Matmul, penalties, then `sample(logits, seed, offset)`: no pass that can be spared.
+
+    FlashInfer's samplers read fp32 and would cast; the matmul writes fp32 at once.
+    """
+
+    penalise = penaliser(problem, weight.device)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return sample(penalise(float_logits(hidden, weight)), **philox(seed, offset))
+
+    return _loaded(launch, problem, weight)
+
+
+def build_filtered(problem: Problem, weight: Tensor, order: str) -> Launch:
+    """Matmul with fp32 output, softmax at T, then FlashInfer's sampler with both filters.
+
+    order: its `filter_apply_order`, "top_k_first" or "joint". A filter that is off keeps all.
+    """
+    from flashinfer.sampling import softmax, top_k_top_p_sampling_from_probs
+
+    temperature = problem.temperature
+    top_k, top_p = top_k_and_top_p(problem, weight.device)
+    if isinstance(top_k, int) and top_k < 0:
+        top_k = problem.V
+
+    def sample(logits: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        probs = softmax(logits, temperature=temperature)
+        return top_k_top_p_sampling_from_probs(
+            probs, top_k, top_p, filter_apply_order=order, seed=seed, offset=offset
+        )
+
+    return build_lean(problem, weight, sample)
+
+
+def _loaded(launch: Launch, problem: Problem, weight: Tensor) -> Launch:
+    """`launch`, called once: FlashInfer compiles or loads its CUDA module at the first call."""
+    import torch
+
+    zero = torch.zeros(1, dtype=torch.int64, device=weight.device)
+    launch(weight.new_zeros(problem.B, problem.D), zero, zero)
+    return launch

@@ -1,0 +1,67 @@
+"""Top-k and top-p by sorting all logits: what the FlashInfer blog shows as the way it was done.
+
+    sort; cut what is below the kth largest; softmax and running sum from the smallest; cut what has
+    a running sum of at most 1 - p; put everything back in its place
+
+The draw is an exponential race, as in `exponential_race`, which is what vLLM does with the result.
+Of logits equal to the kth largest all are kept; which of equal ones top-p cuts is up to the sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SORTED: dict[str, Any] = {
+    "devices": ("cuda", "cpu"),
+    "dtypes": ("bf16", "fp16", "fp32"),
+    "host_sync_free": True,
+    "exact_to_gap": 10.0,  # of torch's exponential: docs/exactness.md
+    "excess_beyond_gap": 0.2,
+    "filters": ("top_k", "top_p"),
+    "mixed_filters": True,
+    "ties": "any",
+}
+"""Capabilities of either sampler."""
+
+
+def limits(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The filters as the blog's function takes them: k int64 [B], p fp32 [B]; off is V, and 1."""
+    import torch
+
+    rows = problem.row_filters()
+    return (
+        torch.tensor([min(k or problem.V, problem.V) for k, _, _ in rows], device=device),
+        torch.tensor([p for _, p, _ in rows], dtype=torch.float32, device=device),
+    )
+
+
+def make_step(
+    problem: Problem, penalise: Callable[[Tensor], Tensor] = lambda logits: logits
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The step: hidden, weight, k, p -> tokens [B]; penalise: of `_penalties`."""
+    import torch
+
+    temperature, filtered = problem.temperature, bool(problem.filters)
+
+    def step(hidden: Tensor, weight: Tensor, k: Tensor, p: Tensor) -> Tensor:
+        logits = penalise(matmul_logits(hidden, weight).float()) / temperature
+        if filtered:
+            ranked, index = logits.sort(dim=-1)
+            kth = ranked.gather(1, (ranked.shape[1] - k)[:, None])
+            ranked = ranked.masked_fill(ranked < kth, -torch.inf)
+            cut = ranked.softmax(dim=-1).cumsum(dim=-1) <= 1 - p[:, None]
+            cut[:, -1] = False  # one is kept at least
+            ranked = ranked.masked_fill(cut, -torch.inf)
+            logits = torch.empty_like(ranked).scatter_(1, index, ranked)
+        probs = logits.softmax(dim=-1)
+        return probs.div_(torch.empty_like(probs).exponential_()).argmax(dim=-1)
+
+    return step

@@ -1,0 +1,185 @@
+"""A vLLM engine that serves: what a worker process measures. Imports vLLM, which prints."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from fsbench.e2e.records import Decoded
+from fsbench.e2e.trace import read_events, step_profile
+from fsbench.errors import EngineFailed
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
+
+_PROFILED = 24  # steps
+_TRACES = "traces"
+
+
+class Served:
+    """An engine that is up. The engine core runs in a process of its own, as in serving.
+
+    Args:
+        folder: has config.json, and room for traces.
+        tp: GPUs. batches: those that will be decoded; CUDA graphs are captured for them.
+        kv_bytes: of the cache, on each GPU. Given, so that engines can start at the same time: vLLM
+            would size it by the memory that it sees free.
+        memory: part of each GPU's memory that has to be free at the start.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        tp: int,
+        batches: list[int],
+        prompt_tokens: int,
+        output_tokens: int,
+        dtype: str,
+        seed: int,
+        kv_bytes: int,
+        memory: float,
+        vocabulary: int,
+    ):
+        self._folder = Path(folder)
+        self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
+        self._seed, self._vocabulary = seed, vocabulary
+        self._requests = 0
+        self._llm = LLM(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=dtype,
+            tensor_parallel_size=tp,
+            max_num_seqs=max(batches),
+            max_model_len=prompt_tokens + output_tokens,
+            gpu_memory_utilization=memory,
+            kv_cache_memory_bytes=kv_bytes,
+            enable_prefix_caching=False,
+            enable_flashinfer_autotune=False,  # its kernels are not used on a dense bf16 model
+            seed=seed,
+            compilation_config={"cudagraph_capture_sizes": sorted(batches)},
+            profiler_config={
+                "profiler": "torch",
+                "torch_profiler_dir": str(self._folder / _TRACES),
+                "torch_profiler_with_stack": False,
+                "torch_profiler_use_gzip": False,
+                "torch_profiler_dump_cuda_time_total": False,
+            },
+        )
+
+    def decode(self, b: int) -> Decoded:
+        """B requests, from the moment they are sent to the last token's arrival."""
+        begin = time.perf_counter()
+        self._send(b, self._output_tokens)
+        arrived: dict[str, list[float]] = {}
+        deliveries = []
+        while self._llm.llm_engine.has_unfinished_requests():
+            when, tokens = self._step(arrived)
+            if tokens:
+                deliveries.append((when, tokens))
+        return self._decoded(b, begin, arrived, deliveries)
+
+    def profile(self, b: int) -> dict[str, Any]:
+        """A decoding of which a few steps in the middle are profiled, by the first rank's trace."""
+        traces = self._folder / _TRACES
+        before = set(traces.glob("*.pt.trace.json"))
+        self._send(b, min(self._output_tokens, 3 * _PROFILED))
+        arrived: dict[str, list[float]] = {}
+        self._until(arrived, b, 4)
+        self._llm.start_profile()
+        self._until(arrived, b, 4 + _PROFILED)
+        self._llm.stop_profile()
+        while self._llm.llm_engine.has_unfinished_requests():
+            self._step(arrived)
+        found = sorted(set(traces.glob("*.pt.trace.json")) - before)
+        if not found:
+            raise EngineFailed(f"vllm: expected a trace of torch.profiler in {traces}; got none")
+        profile = step_profile(read_events(found[0]), DRAW_MARK, MATMUL_MARK)
+        for path in found:  # some 10 MB each
+            path.unlink()
+        return asdict(profile)
+
+    def counts(self) -> dict[str, Any] | None:
+        """Of the first rank; None if vLLM draws itself."""
+        if not os.environ.get("FSBENCH_VLLM"):
+            return None
+        found: dict[str, Any] = self._llm.collective_rpc("fsbench_counts")[0]
+        return found
+
+    def _send(self, b: int, output_tokens: int) -> None:
+        words = random.Random(self._seed)
+        for row in range(b):
+            prompt = [words.randrange(self._vocabulary) for _ in range(self._prompt_tokens)]
+            parameters = SamplingParams(
+                temperature=1.0,
+                seed=self._seed + row,
+                max_tokens=output_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            self._requests += 1
+            self._llm.llm_engine.add_request(
+                str(self._requests), {"prompt_token_ids": prompt}, parameters
+            )
+
+    def _step(self, arrived: dict[str, list[float]]) -> tuple[float, int]:
+        """Wait for what the engine delivers next, and note when: (time, number of tokens)."""
+        outputs = self._llm.llm_engine.step()
+        now, tokens = time.perf_counter(), 0
+        for output in outputs:
+            new = len(output.outputs[0].token_ids)
+            arrived.setdefault(output.request_id, []).extend([now] * new)
+            tokens += new
+        return now, tokens
+
+    def _until(self, arrived: dict[str, list[float]], b: int, tokens: int) -> None:
+        """Go on until every request has this many tokens, or all are finished."""
+        while self._llm.llm_engine.has_unfinished_requests() and (
+            len(arrived) < b or min(map(len, arrived.values())) < tokens
+        ):
+            self._step(arrived)
+
+    def _decoded(
+        self,
+        b: int,
+        begin: float,
+        arrived: dict[str, list[float]],
+        deliveries: list[tuple[float, int]],
+    ) -> Decoded:
+        lengths = {len(times) for times in arrived.values()}
+        if len(arrived) != b or lengths != {self._output_tokens}:
+            raise EngineFailed(
+                f"vllm: expected {b} requests of {self._output_tokens} tokens; got "
+                f"{len(arrived)} of {sorted(lengths)}"
+            )
+        # Requests are sent one by one, and the engine begins with the first: between the last one's
+        # first token and the first one's last there are B at a time.
+        started = max(times[0] for times in arrived.values())
+        ended = min(times[-1] for times in arrived.values())
+        together = [
+            [when for when in times if started <= when <= ended] for times in arrived.values()
+        ]
+        if min(map(len, together)) < 2:
+            raise EngineFailed(
+                f"vllm: expected {b} requests to decode together for a while; they did not. "
+                "Decode more tokens"
+            )
+        during = [each for each in deliveries if started < each[0] <= ended]
+        at = [started, *(when for when, _ in during)]
+        tokens = [count for _, count in during]
+        return Decoded(
+            self._prompt_tokens,
+            self._output_tokens,
+            ttft_us=median((times[0] - begin) * 1e6 for times in arrived.values()),
+            tpot_us=median((t[-1] - t[0]) * 1e6 / (len(t) - 1) for t in together),
+            step_us=[round((b - a) * 1e6, 2) for a, b in pairwise(at)],
+            step_tokens=None if set(tokens) <= {b} else tokens,
+        )

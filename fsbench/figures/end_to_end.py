@@ -1,0 +1,78 @@
+"""Time per output token against B, one panel per model: the paper's Figure 5, as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fsbench.figures.parts import legend, save
+from fsbench.figures.style import SETTINGS, styles
+from fsbench.provider import Kind
+
+
+def write_figures(
+    frame: pd.DataFrame, folder: Path, suffixes: Sequence[str] = ("png",)
+) -> list[Path]:
+    """Write a figure for each engine of a summary (fsbench.e2e.summary); returns their paths."""
+    written = []
+    measured = frame[frame.runs > 0]
+    for engine, rows in measured.groupby("engine", sort=False):
+        with matplotlib.rc_context(SETTINGS):
+            figure = draw(rows)
+        for suffix in suffixes:
+            written.append(folder / f"tpot_{engine}.{suffix}")
+            save(figure, written[-1])
+    return written
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """Lines of the median over runs, bars from the lowest run to the highest.
+
+    Below each panel of times: what is saved of the baseline's time, and by Amdahl's bound what
+    would be saved if sampling took no time.
+    """
+    look = styles(rows.assign(provider=rows.sampler, kind=str(Kind.EXACT)))
+    models = list(rows.groupby(["model", "tp"], sort=False))
+    figure = Figure(figsize=(1.6 + 3.2 * len(models), 5.6), layout="constrained")
+    panels = figure.subplots(2, len(models), squeeze=False, sharex="col", height_ratios=(3, 2))
+    for (upper, lower), ((model, tp), of_model) in zip(panels.T, models, strict=True):
+        for sampler, line in of_model.groupby("sampler", sort=False):
+            ordered = line.sort_values("b")
+            style = look[str(sampler)].line
+            spread = [
+                ordered.tpot_ms - ordered.tpot_min_ms,
+                ordered.tpot_max_ms - ordered.tpot_ms,
+            ]
+            upper.errorbar(
+                ordered.b, ordered.tpot_ms, yerr=spread, label=ordered.label.iloc[0], **style
+            )
+            if not ordered.baseline.iloc[0]:
+                lower.errorbar(
+                    ordered.b, ordered.reduction_pct, yerr=ordered.reduction_sd_pct, **style
+                )
+        bound = of_model[of_model.baseline].sort_values("b")
+        if bound.amdahl_pct.notna().any():
+            lower.plot(bound.b, bound.amdahl_pct, ":", color="#444444", label="sampling in no time")
+        lower.axhline(0, color="#444444", linewidth=0.8)
+        batches = sorted(of_model.b.unique())
+        lower.set_xscale("log", base=2)
+        lower.set_xticks(batches, [str(B) for B in batches])
+        lower.minorticks_off()
+        lower.set_xlabel("Requests at a time, B")
+        upper.set_title(f"{model}, TP {tp}")
+        upper.margins(y=0.08)
+        upper.set_ylim(bottom=0)
+    panels[0, 0].set_ylabel("Time per output token (ms)")
+    panels[1, 0].set_ylabel("Saved (%)")
+    first = rows.iloc[0]
+    figure.suptitle(
+        f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}",
+        fontsize=8.5,
+        color="#444444",
+    )
+    legend(figure, *panels[1], *panels[0])
+    return figure

@@ -1,0 +1,185 @@
+"""What all figures share: rows of panels, axes, the legend, the layout, and their files.
+
+Figures are matplotlib Figure objects without pyplot: no global state, no display.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from fsbench.analysis.tables import Configuration
+from fsbench.errors import unknown_name
+from fsbench.figures.style import SETTINGS, Style
+from fsbench.provider import Kind
+from fsbench.records.disk import refusals, write_atomically
+
+Styles = dict[str, Style]
+
+# Without these entries a file would carry its date or a version, and differ at every run.
+_METADATA: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "svg": {"Date": None, "Creator": None},
+}
+
+PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
+
+
+def check_formats(names: Iterable[str]) -> list[str]:
+    """The file formats asked for, each once; an unknown one raises InvalidArgument."""
+    return each_once("--format", names, _METADATA)
+
+
+def each_once(option: str, names: Iterable[str], known: Collection[str]) -> list[str]:
+    """The names given to an option, each once; an unknown one raises InvalidArgument."""
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
+        if name not in known:
+            raise unknown_name(option, name, known)
+    return chosen
+
+
+def laid_out(drawing: Callable[[], Figure | None]) -> Figure | None:
+    """The figure that `drawing` makes under our settings, laid out for good."""
+    with mpl.rc_context(SETTINGS):
+        figure = drawing()
+        if figure is not None:
+            # Lay out once: constrained layout moves a little at every drawing, so a file would
+            # depend on the formats saved before it.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the path's suffix, whole or not at all.
+
+    The same figure gives the same bytes. Raises ResultsError where the path cannot be written.
+    """
+    drawn = encoded(figure, path.suffix.removeprefix("."))
+    with refusals("write figure", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, drawn)
+
+
+def encoded(figure: Figure, file_format: str) -> bytes:
+    """A figure as the content of a file; the same figure gives the same bytes."""
+    drawn = BytesIO()
+    with mpl.rc_context(SETTINGS):
+        figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
+    return drawn.getvalue()
+
+
+def percent_axis(axes: Axes, whole: float, label: str) -> None:
+    """A second y axis, on the right, in percent of `whole`."""
+
+    def to_percent(value: Any) -> Any:
+        return 100 * value / whole
+
+    def from_percent(percent: Any) -> Any:
+        return percent * whole / 100
+
+    axes.secondary_yaxis("right", functions=(to_percent, from_percent)).set_ylabel(label)
+
+
+def panel_row(
+    configuration: Configuration, titles: list[str], sharey: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """A row of panels, one per title, with the configuration in words below the first title."""
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(3.9 + 4.2 * len(titles), 4.2), layout=layout)
+    panels = list(figure.subplots(1, len(titles), sharey=sharey, squeeze=False)[0])
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, fontweight="bold", pad=30)
+    words = panels[0].annotate(
+        f"{configuration.title}\n{configuration.conditions}",
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 5),
+        textcoords="offset points",
+        fontsize=8.5,
+        color="#444444",
+    )
+    words.set_in_layout(False)  # the pad of the title has made room for it
+    return figure, panels
+
+
+def draw_all(
+    axes: Axes,
+    configuration: Configuration,
+    styles: Styles,
+    points: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]],
+) -> None:
+    """One line per provider: fused samplers first in the legend, lower bounds last."""
+    measured = configuration.measured.sort_values("b")
+    order = {Kind.EXACT: 1, Kind.LOWER_BOUND: 3}
+    fused = configuration.providers(Kind.EXACT, fused=True)
+    for provider in sorted(
+        configuration.providers(),
+        key=lambda name: 0 if name in fused else order.get(styles[name].kind, 2),
+    ):
+        style = styles[provider]
+        note = "" if style.kind is Kind.EXACT else f"{style.kind.replace('_', ' ')}: "
+        label = note + configuration.label(provider)
+        x, y = points(measured[measured.provider == provider])
+        if style.kind is Kind.LOWER_BOUND and len(x) == 1:
+            axes.axhline(y.iloc[0], label=label, **style.line)  # one point is no line
+        else:
+            axes.plot(x, y, label=label, **style.line)
+
+
+def batch_axis(axes: Axes, configuration: Configuration) -> None:
+    """B in powers of two, marked as plain numbers."""
+    batches = sorted(configuration.measured.b.unique())
+    powers = [B for B in batches if B & (B - 1) == 0]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(powers or batches, [str(B) for B in powers or batches])
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlabel("Batch size B (rows)")
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis as plain numbers, at least three whatever its range."""
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    if decades < 0.3:
+        axis.set_major_locator(ticker.AutoLocator())
+    else:
+        steps = (
+            (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2 else (1,)
+        )
+        axis.set_major_locator(ticker.LogLocator(base=10, subs=steps))
+    if decades < 2:
+        axis.set_minor_locator(ticker.NullLocator())
+    axis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_major_formatter(PLAIN)
+
+
+def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
+    """One legend for all panels, right of the last one, in a figure high enough for it."""
+    entries = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    lines = sum(1 + label.count("\n") for label in entries)
+    figure.set_figheight(max(figure.get_figheight(), 1.3 + 0.2 * lines))
+    panels[-1].legend(
+        list(entries.values()),
+        list(entries),
+        loc="upper left",
+        bbox_to_anchor=(offset, 1),
+        borderaxespad=0,
+    )

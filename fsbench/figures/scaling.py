@@ -1,0 +1,70 @@
+"""Time against the number of GPUs, one panel per batch size: the paper's Figure 3, as measured."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.figure import Figure
+
+from fsbench.analysis.scaling import scaling_table
+from fsbench.analysis.tables import Configuration, conditions_in_words
+from fsbench.figures.parts import laid_out, legend, plain_log_ticks
+from fsbench.figures.style import Style
+from fsbench.provider import Kind
+
+
+def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
+    """Lines of the minimum time, and dotted the ideal: the best fused sampler's TP = 1, over n.
+
+    Args:
+        alike: configurations that differ in nothing but `tp` (scaling.over_ranks).
+    """
+    figure = laid_out(lambda: _drawn(alike, styles))
+    assert figure is not None
+    return figure
+
+
+def _drawn(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
+    table = scaling_table(alike)
+    degrees = [int(each.rows.tp.iloc[0]) for each in alike]
+    batches = sorted(table.index.get_level_values("b").unique())
+    figure = Figure(figsize=(2.6 + 2.7 * len(batches), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(batches), squeeze=False)[0]
+    for axes, B in zip(panels, batches, strict=True):
+        of_b = table.loc[B]
+        for provider in of_b.index:
+            times = of_b.loc[provider, [f"tp{n}_min_us" for n in degrees]].astype(float)
+            kind = styles[provider].kind
+            note = " (lower bound)" if kind is Kind.LOWER_BOUND else ""
+            axes.plot(
+                degrees, times, label=f"{of_b.label[provider]}{note}", **styles[provider].line
+            )
+        ideal = _ideal(of_b, styles, degrees)
+        if ideal:
+            axes.plot(degrees, ideal, ":", color="#444444", linewidth=1.4, label="ideal")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(degrees, [str(n) for n in degrees])
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        plain_log_ticks(axes.yaxis)
+        axes.set_xlabel("GPUs (TP)")
+        axes.set_title(f"B = {B}")
+    first = alike[0].rows.iloc[0]
+    panels[0].set_ylabel("Least time of a step, slowest rank (µs)")
+    figure.suptitle(
+        f"{first.gpu_name or 'CPU'}, D = {first.d:,}, V = {first.v:,}; "
+        f"{conditions_in_words(first)}",
+        fontsize=8.5,
+        color="#444444",
+    )
+    legend(figure, *panels)
+    return figure
+
+
+def _ideal(of_b: pd.DataFrame, styles: dict[str, Style], degrees: list[int]) -> list[float]:
+    """The least time of an exact sampler on one GPU, over n; empty where none was measured."""
+    if "tp1_min_us" not in of_b:
+        return []
+    exact = [name for name in of_b.index if styles[name].kind is Kind.EXACT]
+    least = of_b.tp1_min_us[exact].min()
+    return [least / n for n in degrees] if pd.notna(least) else []

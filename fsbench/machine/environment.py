@@ -1,0 +1,81 @@
+"""What a run was measured on and with: the record in env.json."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fsbench
+from fsbench.machine import hardware
+from fsbench.machine.packages import package_version
+
+_PACKAGES = {
+    "torch": "torch",
+    "triton": "triton",
+    "flashinfer": "flashinfer-python",
+    "cupti": "cupti-python",
+    "numpy": "numpy",
+}
+
+_SOURCE = Path(__file__).resolve().parents[2]
+_SOURCE_PATHS = ("fsbench", "kernels", "baselines", "pyproject.toml")
+
+
+def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
+    """The environment record of a run on `device` ("cuda", "cuda:1" or "cpu").
+
+    `gpu`, `device` (its type) and `cpu` are what `Store.resume` compares. `gpu` is "" on a CPU;
+    versions of absent packages and git_sha and git_dirty outside a source tree are None. The
+    variable FSBENCH_COMMIT, for a tree that travelled to another machine, goes before git_sha, and
+    leaves git_dirty None.
+    """
+    kind = torch.device(device).type
+    git_sha, git_dirty = os.environ.get("FSBENCH_COMMIT"), None
+    if git_sha is None:
+        git_sha, git_dirty = git_state(_SOURCE)
+    gpus = hardware.gpus()
+    return {
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "fsbench": fsbench.__version__,
+        "git_sha": git_sha,
+        "git_dirty": git_dirty,
+        "argv": [*(Path(program).name for program in argv[:1]), *argv[1:]],
+        "device": kind,
+        "gpu": torch.cuda.get_device_name(device) if kind == "cuda" else "",
+        "cpu": hardware.cpu_name(),
+        "cores": os.cpu_count(),
+        "driver": gpus[0].driver if gpus else None,
+        "cuda": torch.version.cuda,
+        **{name: package_version(package) for name, package in _PACKAGES.items()},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """(commit, whether the sources differ from it) of a source tree; (None, None) elsewhere.
+
+    Only the code counts as a difference: results written into the tree do not. A wheel installed
+    somewhere below a foreign repository is not a source tree of ours.
+    """
+    try:
+        top = _git(folder, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() != folder.resolve():
+            return None, None
+        sha = _git(folder, "rev-parse", "HEAD")
+        return sha, bool(_git(folder, "status", "--porcelain", "--", *_SOURCE_PATHS))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

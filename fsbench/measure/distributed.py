@@ -1,0 +1,85 @@
+"""The ranks that measure together: their process groups, and how a weight is split over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fsbench.provider import Shard
+
+T = TypeVar("T")
+
+
+def even_sizes(V: int, ranks: int) -> list[int]:
+    """Rows of each rank as engines split them: V / ranks, the first ones one more if need be."""
+    return [V // ranks + (rank < V % ranks) for rank in range(ranks)]
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process as one of `ranks`.
+
+    group: what samplers use: NCCL between GPUs, gloo between CPUs.
+    control: gloo; what the harness agrees over, also while GPUs are at work.
+    """
+
+    rank: int
+    ranks: int
+    device: str
+    group: Any
+    control: Any
+
+    @classmethod
+    def join(cls, device: str, rank: int, ranks: int, meet: str, seconds: float) -> Team:
+        """Meet the other ranks; blocks until all are there.
+
+        Args:
+            device: "cuda" (the current one) or "cpu".
+            meet: where: `init_method` of torch.distributed.
+            seconds: after which waiting for another rank is an error (RuntimeError).
+        """
+        patience = timedelta(seconds=seconds)
+        gpu = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None
+        dist.init_process_group(
+            "nccl" if gpu else "gloo",
+            init_method=meet,
+            rank=rank,
+            world_size=ranks,
+            timeout=patience,
+            device_id=gpu,
+        )
+        control = dist.new_group(backend="gloo", timeout=patience)
+        return cls(rank, ranks, device, dist.group.WORLD, control)
+
+    def leave(self) -> None:
+        """Part from the other ranks; all of them call, after their last collective.
+
+        A process that ends without this may be aborted: a thread of gloo's that lets go of a tensor
+        while Python shuts down is unwound, which C++ answers with std::terminate.
+        """
+        dist.destroy_process_group()
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every rank, in their order. All ranks call."""
+        values: list[Any] = [None] * self.ranks
+        dist.all_gather_object(values, value, self.control)
+        return values
+
+    def shard(self, weight: Tensor) -> Shard:
+        """This rank's rows of a whole weight [V, D]: a view."""
+        sizes = even_sizes(len(weight), self.ranks)
+        first = sum(sizes[: self.rank])
+        rows = weight[first : first + sizes[self.rank]]
+        return Shard(rows, tuple(sizes), self.rank, self.group)
+
+    def align(self) -> None:
+        """Let what the ranks start next begin at the same time, on their GPUs' current streams.
+
+        An all-reduce of one number: no rank's ends before the last one's has begun.
+        """
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)

@@ -1,0 +1,56 @@
+"""What `fsbench run` measures, and how: a plan, which the runner carries out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsbench.discover import Found
+from fsbench.errors import InvalidArgument
+from fsbench.measure import energy
+from fsbench.problem import Problem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure and how. Problems that share a weight should stand together.
+
+    warmup: untimed steps per cell; iters: timed ones, in `rounds` interleaved rounds.
+    graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
+    seed: of inputs and noise, an int64. forms: time results.FORMS of fused samplers, too.
+    energy_s: seconds of a loop that measures each cell's energy, once it is timed; None: no loop.
+    given_up: (name of a provider, problem) to leave out.
+    """
+
+    problems: list[Problem]
+    providers: list[Found]
+    graph: bool = True
+    warmup: int = 25
+    iters: int = 100
+    rounds: int = 5
+    seed: int = 0
+    check: bool = True
+    forms: bool = False
+    energy_s: float | None = None
+    given_up: frozenset[tuple[str, Problem]] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("iters", 1), ("rounds", 1)):
+            if getattr(self, name) < least:
+                raise InvalidArgument(
+                    f"--{name}: expected an integer >= {least}; got {getattr(self, name)}"
+                )
+        if self.iters < self.rounds:
+            raise InvalidArgument(
+                f"--iters: expected at least one step for each of --rounds {self.rounds}; "
+                f"got {self.iters}"
+            )
+        if self.energy_s is not None and not self.energy_s >= energy.SHORTEST_S:
+            raise InvalidArgument(
+                f"--energy: expected at least {energy.SHORTEST_S:g} seconds; got {self.energy_s:g}"
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise InvalidArgument(f"--seed: expected an integer of 64 bits; got {self.seed}")
+
+    def iterations(self, number: int) -> int:
+        """Timed iterations of one round; the first rounds take the remainder."""
+        return self.iters // self.rounds + (number < self.iters % self.rounds)

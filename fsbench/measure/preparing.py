@@ -1,0 +1,197 @@
+"""Samplers made ready to be timed: verified, built, checked on the problem, captured, warmed up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsbench import inputs
+from fsbench.errors import VerificationFailed, describe
+from fsbench.graphs import capture
+from fsbench.machine import caches
+from fsbench.machine.device_state import free_memory, synchronize
+from fsbench.measure.distributed import Team
+from fsbench.measure.plan import Plan
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider
+from fsbench.records.store import Cell
+from fsbench.verify import verify
+from fsbench.verify.check import Setting
+from fsbench.verify.pathwise import check_on_problem
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What every launch of one problem reads."""
+
+    problem: Problem
+    weight: Tensor
+    hidden: Tensor
+    seed: Tensor
+    offset: Tensor
+
+
+@dataclass
+class Contender:
+    """A sampler that is built and ready to be timed on the problem at hand.
+
+    facts: of its preparation, fields of Round. forms: steps of its FORMS by name; lacks: why some
+    could not be prepared.
+    """
+
+    cell: Cell
+    step: Callable[[], object]
+    facts: dict[str, Any]
+    forms: dict[str, Callable[[], object]]
+    lacks: dict[str, str]
+
+
+@dataclass
+class Preparation:
+    """Makes inputs and contenders as a plan asks for them; keeps what several of them share.
+
+    team: of the ranks that carry out the plan together.
+    """
+
+    plan: Plan
+    team: Team | None = None
+    _gate: dict[tuple[object, ...], str] = field(default_factory=dict)
+    _weight: tuple[tuple[object, ...], Tensor] | None = None
+    _called: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._warm = caches.filled()
+
+    def form_builds(
+        self, provider: Provider, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Launch]]:
+        """How to build the forms that the plan asks for, by name: weight -> launch."""
+        able = provider.capabilities
+        if not self.plan.forms or provider.kind is not Kind.EXACT or not able.fused:
+            return {}
+        found: dict[str, Callable[[Tensor], Launch]] = {}
+        if provider.matmul_form:
+            found["matmul"] = partial(provider.matmul_form, problem)
+        if able.zero_temperature and problem.temperature > 0:
+            found["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
+        return found
+
+    def inputs_of(self, problem: Problem) -> Inputs:
+        """The weight, kept for the next problem that shares it, and this problem's own inputs."""
+        key = (problem.D, problem.V, problem.dtype, problem.logits, problem.device)
+        if self._weight is None or self._weight[0] != key:
+            self._weight = None  # free the old one before making the new
+            self._weight = (key, inputs.make_weight(problem, self.plan.seed))
+        torch.manual_seed(self.plan.seed)
+        device = torch.device(problem.device)
+        return Inputs(
+            problem,
+            self._weight[1],
+            inputs.make_hidden(problem, self.plan.seed),
+            seed=torch.tensor([spread_seed(self.plan.seed)], dtype=torch.int64, device=device),
+            offset=torch.zeros(1, dtype=torch.int64, device=device),
+        )
+
+    def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
+        """Verify, build, check on the problem, capture and warm up."""
+        self._gate_check(provider, inputs.problem)
+        launch, facts = self._build(provider, inputs)
+        if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
+            check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
+            if not check.passed:
+                raise VerificationFailed(f"{check.name}: {check.detail}")
+            if self.team:
+                tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
+                if any(theirs != tokens for theirs in self.team.gather(tokens)):
+                    raise VerificationFailed("ranks: they return different tokens")
+        facts["config"] = getattr(launch, "config", "")
+        forms: dict[str, Callable[[], object]] = {}
+        lacks: dict[str, str] = {}
+        for form, build in self.form_builds(provider, inputs.problem).items():
+            try:
+                forms[form] = self._ready(cell, build(inputs.weight), inputs)
+            except Exception as error:
+                lacks[form] = describe(error)
+        return Contender(cell, self._ready(cell, launch, inputs), facts, forms, lacks)
+
+    def _ready(self, cell: Cell, launch: Launch, inputs: Inputs) -> Callable[[], object]:
+        """The step to be timed, captured if the cell says so, and warmed up."""
+        step: Callable[[], object]
+        if cell.graph:
+            step = capture(launch, inputs.hidden, inputs.seed, inputs.offset)
+        else:
+
+            def step() -> object:
+                return launch(inputs.hidden, inputs.seed, inputs.offset)
+
+        for _ in range(self.plan.warmup):
+            step()
+        synchronize(cell.device)
+        return step
+
+    def _gate_check(self, provider: Provider, problem: Problem) -> None:
+        """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
+        if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
+            return
+        # Verified with the same filters, whatever they are here.
+        truncated = bool(problem.filters or problem.penalties)
+        key = (provider.name, problem.device, problem.dtype, problem.temperature, truncated)
+        if key not in self._gate:
+            self._called.add(provider.name)
+
+            setting = Setting(problem.device, problem.dtype, problem.temperature, truncated)
+            failed = [check for check in verify(provider, setting) if not check.passed]
+            self._gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+        if self._gate[key]:
+            raise VerificationFailed(self._gate[key])
+
+    def _build(self, provider: Provider, inputs: Inputs) -> tuple[Launch, dict[str, Any]]:
+        """The launch, and the facts of Round that only building shows.
+
+        first_call_s, warm: of `build` and one step. peak_extra_bytes: on a GPU the peak of memory
+        that building left and a step takes. Memory that several launches share was there before
+        this build; a launch that has such memory says so in its attribute `shared_bytes`.
+        """
+        problem = inputs.problem
+        on_gpu = problem.device == "cuda"
+        if on_gpu:
+            free_memory(problem.device)
+            before = torch.cuda.memory_allocated()
+        warm = [*self._warm, *(["process"] if provider.name in self._called else [])]
+        self._called.add(provider.name)
+        begin = time.perf_counter()
+        if self.team is None or problem.tp == 1 or provider.build_sharded is None:
+            launch = provider.build(problem, inputs.weight)
+        else:
+            torch.manual_seed(self.plan.seed)  # the verifying may have left it anywhere
+            launch = provider.build_sharded(problem, self.team.shard(inputs.weight))
+        launch(inputs.hidden, inputs.seed, inputs.offset)
+        synchronize(problem.device)
+        facts: dict[str, Any] = {"first_call_s": time.perf_counter() - begin, "warm": warm}
+        if on_gpu:
+            free_memory(problem.device)
+            torch.cuda.reset_peak_memory_stats()
+            launch(inputs.hidden, inputs.seed, inputs.offset)
+            synchronize(problem.device)
+            peak = torch.cuda.max_memory_allocated() - before
+            facts["peak_extra_bytes"] = max(peak, 0) + getattr(launch, "shared_bytes", 0)
+        return launch, facts
+
+
+def spread_seed(seed: int) -> int:
+    """An int64 far from those of neighbouring seeds (the finaliser of splitmix64).
+
+    Some samplers use neighbouring seeds as neighbouring positions of one stream.
+    """
+    mask = 2**64 - 1
+    z = (seed + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return z - 2**64 if z >= 2**63 else z

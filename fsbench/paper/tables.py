@@ -1,0 +1,32 @@
+"""The published tables as frames."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import pandas as pd
+
+from fsbench.errors import unknown_name
+from fsbench.paper import GPUS, source
+
+
+def table(number: int) -> pd.DataFrame:
+    """One published table, with the columns of its CSV file."""
+    with (resources.files(__package__) / f"table{number}.csv").open(encoding="utf-8") as file:
+        return pd.read_csv(file)
+
+
+def speedups(gpu: str) -> pd.DataFrame:
+    """Every published speedup on one GPU: columns table, d, v, b, method, paper.
+
+    `paper` is the time of `method` divided by that of the paper's fused kernel.
+    """
+    if gpu not in GPUS:
+        raise unknown_name("--paper", gpu, GPUS)
+    parts = [
+        table(int(number))
+        .assign(table=int(number), **shape)
+        .rename(columns={gpu: "paper"})[["table", "d", "v", "b", "method", "paper"]]
+        for number, shape in source()["speedups"].items()
+    ]
+    return pd.concat(parts, ignore_index=True)

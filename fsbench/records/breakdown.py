@@ -1,0 +1,154 @@
+"""Where the time of a step goes: matmul, sampling, other (the paper's Table 1 and Figure 4).
+
+A sampler that stores its logits is split by the names of its kernels, which are those of the
+library that launched them:
+
+    other      copies and memsets (cuBLAS clears counters, for example), and names not known here
+    matmul     kernels of cuBLAS and CUTLASS, matrix products of Triton's and torch's compilers
+    sampling   every pass over the logits after that: temperature, casts, softmax, noise, draw
+
+A fused kernel does both at once and has one name. It is split by difference: its time less that of
+the same kernel without sampling (a form of it, timed in turn with it: `fsbench run --breakdown`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.store import FORMS, CellRecord, Round
+
+FILE = "breakdown.csv"
+"""In a results folder: every kernel of every cell."""
+
+
+class Part(StrEnum):
+    """What a kernel is for."""
+
+    MATMUL = "matmul"
+    SAMPLING = "sampling"
+    OTHER = "other"
+    UNKNOWN = "unknown"  # no rule knows the name: its time counts as other
+    FUSED = "fused"  # matmul and sampling in one kernel
+
+
+_RULES = (
+    (Part.OTHER, r"^(memcpy|memset)$"),
+    # cuBLAS (nvjet, xmma, ampere_bf16_s16816gemm, gemv, splitKreduce), CUTLASS, Inductor (tem: mm).
+    (Part.MATMUL, r"nvjet|xmma|gemm|gemv|splitk|cutlass|cublas|matmul|^triton_(tem|mm|bmm)"),
+    # What a sampler's kernels are called by those who write samplers.
+    (Part.SAMPLING, r"sampl|gumbel|argmax|softmax|top_?[kp]|exponential|flashinfer"),
+    # Passes that torch makes: its own kernels and those that Inductor generates.
+    (Part.SAMPLING, r"at6native|at::native|^triton_(poi|red|per)_fused|\bcub\b|n3cub"),
+)
+"""(part, pattern of the name in lower case); the first that is found decides."""
+
+
+def part_of(kernel: str) -> Part:
+    """What a kernel is for, by its name as CUPTI gives it, cut or not (`Round.kernels`)."""
+    name = kernel.lower()
+    return next((part for part, rule in _RULES if re.search(rule, name)), Part.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Time of a step in kernels, us. by: "names", or the form that a fused kernel is compared with.
+
+    Where that is "greedy", the argmax of the logits counts as matmul, so sampling is its noise
+    only. A difference may come out below 0: by as much as the times of two kernels vary.
+    """
+
+    matmul_us: float
+    sampling_us: float
+    other_us: float
+    by: str
+
+
+def split(record: CellRecord) -> Split | None:
+    """The split of a cell; None where its kernels do not say, or the timer sees none.
+
+    By names, if one of several is a matmul; times are means. Else, of a fused sampler, by
+    difference to a form, that without sampling rather than that without noise; times are medians.
+    """
+    kernels = mean_kernels(record.rounds.values())
+    parts = _parts(kernels, record.cell.fused)
+    if Part.MATMUL in parts.values():
+        total = dict.fromkeys(Part, 0.0)
+        for name, time in kernels.items():
+            total[parts[name]] += time
+        other = total[Part.OTHER] + total[Part.UNKNOWN]
+        return Split(total[Part.MATMUL], total[Part.SAMPLING], other, "names")
+    form = next((form for form in FORMS if form in record.forms), None)
+    if not kernels or not record.cell.fused or form is None:
+        return None
+    whole, rest = (_median_sum(rounds) for rounds in (record.rounds, record.forms[form]))
+    return Split(rest, whole - rest, 0.0, form)
+
+
+def _parts(kernels: Iterable[str], fused: bool) -> dict[str, Part]:
+    """What each kernel of a step is for.
+
+    Names count only where one of them is a matmul, and not for the only kernel of a fused sampler.
+    """
+    parts = {name: part_of(name) for name in kernels}
+    alone = fused and sum(part is not Part.OTHER for part in parts.values()) == 1
+    if Part.MATMUL in parts.values() and not alone:
+        return parts
+    unsaid = Part.FUSED if fused else Part.UNKNOWN
+    return {name: part if part is Part.OTHER else unsaid for name, part in parts.items()}
+
+
+def _median_sum(rounds: dict[int, Round]) -> float:
+    return float(np.median(np.concatenate([each.sum_us for each in rounds.values()])))
+
+
+def mean_kernels(rounds: Iterable[Round]) -> dict[str, float]:
+    """Mean time per step of every kernel, us, over rounds of any length; slowest first."""
+    rounds = list(rounds)
+    steps = sum(len(each.span_us) for each in rounds)
+    total: dict[str, float] = {}
+    for each in rounds:
+        for name, time in each.kernels.items():
+            total[name] = total.get(name, 0.0) + time * len(each.span_us) / steps
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+_COLUMNS = (
+    *("provider", "b", "d", "v", "dtype", "temperature", "logits", "tp", "timer", "graph", "l2"),
+    *("top_k", "top_p", "min_p", "mixed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "history"),
+    *("form", "kernel", "part", "mean_us", "share"),
+)
+
+
+def kernel_rows(records: Iterable[CellRecord]) -> pd.DataFrame:
+    """Every kernel of every cell and of its forms: the columns of breakdown.csv."""
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        for form, rounds in {"": record.rounds, **record.forms}.items():
+            kernels = mean_kernels(rounds.values())
+            parts = _parts(kernels, record.cell.fused)
+            total = sum(kernels.values())
+            for name, time in kernels.items():
+                seen = dict(kernel=name, part=parts[name], mean_us=time, share=time / total)
+                rows.append({**vars(record.cell), "form": form, **seen})
+    return pd.DataFrame(rows, columns=list(_COLUMNS))
+
+
+def export_csv(folder: Path, records: Iterable[CellRecord]) -> Path | None:
+    """Write breakdown.csv; None, and no file, where the timer saw no kernels."""
+    rows = kernel_rows(records)
+    if rows.empty:
+        return None
+    path = folder / FILE
+    with refusals("write results in", folder):
+        write_atomically(path, rows.to_csv(index=False, float_format="%.6g"))
+    return path

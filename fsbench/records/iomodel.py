@@ -1,0 +1,166 @@
+"""The I/O cost model of the paper (section 3.3): bytes, FLOPs, predicted speedup, floor time.
+
+In elements, per decode step and GPU (V is the rank's shard ceil(V / tp) under tensor parallelism):
+
+    M_baseline = V D + D B + 2 V B + B     read W and H, write and read the logits, write the tokens
+    M_fused    = V D + D B + B             the same without the logits
+
+    M_baseline / M_fused = 1 + 2 / (D/B + D/V + 1/V)  ~  1 + 2 B / D
+
+Bytes are elements times the size of the problem's dtype, for the logits and the token ids too, so
+that ratios of bytes are the paper's ratios of elements. Pure Python: no torch, no numpy.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from fsbench.errors import unknown_name
+from fsbench.problem import DTYPES, Problem
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Least work of one decode step on one GPU: HBM bytes of each approach, FLOPs of both."""
+
+    baseline_bytes: int
+    fused_bytes: int
+    flops: int
+
+
+class Intensity(NamedTuple):
+    """Arithmetic intensity, FLOP per byte of HBM traffic."""
+
+    baseline: float
+    fused: float
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Two ceilings of a GPU: HBM bandwidth (TB/s) and dense bf16 matmul rate (TFLOP/s)."""
+
+    tb_per_s: float
+    tflops: float
+    source: str
+
+    def tflops_at(self, flop_per_byte: float) -> float:
+        """The roofline: highest TFLOP/s at this arithmetic intensity."""
+        return min(self.tflops, flop_per_byte * self.tb_per_s)
+
+    def floor_us(self, work: Traffic) -> float:
+        """Least time of the fused step, microseconds.
+
+        The bf16 rate bounds fp32 problems too: fp32 matmuls are never faster.
+        """
+        return max(work.fused_bytes / self.tb_per_s, work.flops / self.tflops) / 1e6
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of peaks.toml: its datasheet roof, and the roof measured on one where known."""
+
+    slug: str
+    names: tuple[str, ...]
+    datasheet: Roof
+    measured: Roof | None
+
+    def answers_to(self, name: str) -> bool:
+        """True for the slug and for the whole names that NVML and CUDA report."""
+        return name.lower() == self.slug or any(
+            re.fullmatch(pattern, name, re.IGNORECASE) for pattern in self.names
+        )
+
+
+def _elements_fused(problem: Problem) -> int:
+    B, D, V = problem.B, problem.D, _local_vocabulary(problem)
+    return V * D + D * B + B
+
+
+def _local_vocabulary(problem: Problem) -> int:
+    return -(-problem.V // problem.tp)
+
+
+def traffic(problem: Problem) -> Traffic:
+    """Least HBM bytes of baseline and fused sampling, and the FLOPs of the matmul (2 B D V)."""
+    size = DTYPES[problem.dtype]
+    V = _local_vocabulary(problem)
+    fused = _elements_fused(problem)
+    return Traffic(
+        baseline_bytes=size * (fused + 2 * V * problem.B),
+        fused_bytes=size * fused,
+        flops=2 * problem.B * problem.D * V,
+    )
+
+
+def arithmetic_intensity(problem: Problem) -> Intensity:
+    """FLOP per byte; with 2-byte elements close to B while the weight dominates the traffic."""
+    work = traffic(problem)
+    return Intensity(work.flops / work.baseline_bytes, work.flops / work.fused_bytes)
+
+
+def predicted_speedup(problem: Problem) -> float:
+    """M_baseline / M_fused, the full formula: 1 + 2 / (D/B + D/V + 1/V)."""
+    V = _local_vocabulary(problem)
+    return 1 + 2 / (problem.D / problem.B + problem.D / V + 1 / V)
+
+
+def approximate_speedup(problem: Problem) -> float:
+    """1 + 2 B / D, the full formula for D/V and 1/V near 0."""
+    return 1 + 2 * problem.B / problem.D
+
+
+def floor_us(problem: Problem, gpu_name: str) -> float | None:
+    """Datasheet floor of a fused step, microseconds; None where the GPU's peaks are unknown.
+
+    max(bytes / peak bandwidth, FLOPs / peak rate). `gpu_name` is a slug or the name NVML reports;
+    '' (a CPU) has no floor.
+    """
+    known = find_gpu(gpu_name)
+    return known.datasheet.floor_us(traffic(problem)) if known else None
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """The GPUs of peaks.toml by slug."""
+    text = (resources.files(__package__) / "peaks.toml").read_text()
+    known = {}
+    for slug, entry in tomllib.loads(text).items():
+        measured = entry.get("measured")
+        known[slug] = Gpu(
+            slug=slug,
+            names=tuple(entry["names"]),
+            datasheet=Roof(entry["tb_per_s"], entry["bf16_tflops"], "datasheet"),
+            measured=measured
+            and Roof(measured["tb_per_s"], measured["bf16_tflops"], f"measured {measured['date']}"),
+        )
+    return known
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """The GPU with this slug or device name, or None."""
+    return next((gpu for gpu in gpus().values() if gpu.answers_to(name)), None)
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU with this slug or device name; an unknown one raises InvalidArgument."""
+    found = find_gpu(name)
+    if found is None:
+        raise unknown_name("gpu", name, gpus())
+    return found
+
+
+def gpu_slug(name: str) -> str:
+    """'NVIDIA H200' -> 'h200': a GPU's name in folder and file names.
+
+    A GPU without an entry in peaks.toml gets its own name in lower case with dashes, without the
+    vendor ('NVIDIA H100 PCIe' -> 'h100-pcie'). '' (a CPU) stays ''.
+    """
+    known = find_gpu(name)
+    if known:
+        return known.slug
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").removeprefix("nvidia-")

@@ -1,0 +1,109 @@
+"""A request as kernels take it: operands, shares of the work, and which numbers are of each row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fsbench.kernels.call.pack_mask import pack_mask
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.configs.choice import tma_possible
+from fsbench.kernels.configs.gpu import multiprocessors
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
+
+SAMPLES_AT_ONCE = 4
+"""Samples whose candidates a program keeps in registers; more take further launches."""
+
+
+class Operands(NamedTuple):
+    """The matrices as a kernel takes them, and the programs that share the work.
+
+    hidden, weight: descriptors if TMA can load both, else the tensors.
+    programs_v: that share the vocabulary, for each block of rows.
+    grid: blocks of rows times programs_v.
+    tiles: what a kernel must be compiled with for it.
+    """
+
+    hidden: Any
+    weight: Any
+    programs_v: int
+    grid: tuple[int]
+    tiles: dict[str, Any]
+
+
+def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) -> Operands:
+    """How the portable kernel loads hidden [B, D] and the first V rows of weight."""
+    use_tma = tma_possible(hidden) and tma_possible(weight)
+    blocks_b = triton.cdiv(hidden.shape[0], config.block_b)
+    programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
+    return Operands(
+        matrix_operand(hidden, config.block_b, config.block_d, use_tma),
+        matrix_operand(weight, config.block_v, config.block_d, use_tma),
+        programs_v,
+        (blocks_b * programs_v,),
+        {
+            "BLOCK_B": config.block_b,
+            "BLOCK_V": config.block_v,
+            "BLOCK_D": config.block_d,
+            "V_ON_M": config.v_on_m,
+            "USE_TMA": use_tma,
+            "FLATTEN": config.flatten,
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+        },
+    )
+
+
+def vocab_programs(
+    blocks_b: int, V: int, block_v: int, device: torch.device, per_sm: int = 1
+) -> int:
+    """Programs that share the vocabulary, for each block of rows: one wave, none without a tile."""
+    programs = multiprocessors(device) * per_sm
+    return max(1, min(programs // blocks_b, triton.cdiv(V, block_v)))
+
+
+def matrix_operand(
+    matrix: Tensor, rows: int, cols: int, use_tma: bool
+) -> Tensor | TensorDescriptor:
+    """A descriptor for boxes [rows, cols], or the tensor where TMA cannot load it."""
+    return TensorDescriptor.from_tensor(matrix, [rows, cols]) if use_tma else matrix
+
+
+class Processing(NamedTuple):
+    """What a request does to the logits, as the kernels take it; mask is packed."""
+
+    bias: Tensor | None
+    row_bias: Tensor | None
+    mask: Tensor | None
+    mask_words: int
+
+
+def processing(request: Request) -> Processing:
+    """The biases and the mask of a request."""
+    bias, mask = request.bias, request.mask
+    if mask is not None and mask.dtype == torch.bool:
+        mask = pack_mask(mask)
+    whole = bias is not None and bias.ndim == 2
+    return Processing(
+        None if whole else bias, bias if whole else None, mask, 0 if mask is None else mask.shape[1]
+    )
+
+
+def per_row(request: Request) -> dict[str, bool]:
+    """Which numbers of a request are of each row, as the kernels are compiled for it."""
+    return {
+        "SEED_PER_ROW": request.seed.numel() > 1,
+        "OFFSET_PER_ROW": request.offset is not None and request.offset.numel() > 1,
+        "TEMPERATURE_PER_ROW": isinstance(request.temperature, Tensor),
+    }
+
+
+def greedy(request: Request) -> bool:
+    """Whether all rows are: none of them needs noise."""
+    temperature = request.temperature
+    return not isinstance(temperature, Tensor) and temperature < SMALLEST_TEMPERATURE.value

@@ -1,0 +1,4 @@
+"""What the public calls refuse, before anything is allocated or launched.
+
+May import: configs.
+"""

@@ -1,0 +1,92 @@
+"""Checks of tensors, before anything is allocated or launched.
+
+Only types, dtypes, shapes, strides and devices are looked at, never a tensor's values: that would
+wait for the GPU. It runs under torch.compile too, where the checks cost nothing at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.values import check_number, either
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def check_tensor(
+    name: str,
+    value: object,
+    dtypes: Sequence[torch.dtype],
+    shapes: Sequence[tuple[int, ...]],
+    device: torch.device,
+) -> Tensor:
+    """The tensor itself, if it is contiguous and has one of the dtypes and shapes, on the device.
+
+    Raises:
+        InvalidType: not a tensor, or of another dtype. InvalidArgument: anything else.
+    """
+    if not isinstance(value, Tensor):
+        raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        raise InvalidType(f"{name}: expected dtype {either(dtypes)}; got {value.dtype}")
+    # Not `not in shapes`, which torch.compile gets wrong for dynamic shapes (torch 2.13).
+    if all(tuple(value.shape) != shape for shape in shapes):
+        wanted = either([list(shape) for shape in dict.fromkeys(shapes)])
+        raise InvalidArgument(f"{name}: expected shape {wanted}; got {list(value.shape)}")
+    if value.device != device:
+        raise InvalidArgument(f"{name}: expected it on {device} as the others; got {value.device}")
+    if not value.is_contiguous():
+        raise InvalidArgument(f"{name}: expected it contiguous; got strides {value.stride()}")
+    return value
+
+
+def check_matrices(hidden: object, weight: object) -> tuple[Tensor, Tensor]:
+    """hidden [B, D] and weight [V, D], not empty, of one floating dtype and device."""
+    for name, value in (("hidden", hidden), ("weight", weight)):
+        if not isinstance(value, Tensor):
+            raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
+        if value.ndim != 2 or 0 in value.shape:
+            raise InvalidArgument(f"{name}: expected a non-empty matrix; got {list(value.shape)}")
+    assert isinstance(hidden, Tensor) and isinstance(weight, Tensor)
+    if hidden.device.type not in ("cuda", "cpu"):
+        raise InvalidArgument(f"hidden: expected it on cuda or cpu; got {hidden.device}")
+    floats = _FLOATS[:2] if hidden.device.type == "cuda" else _FLOATS
+    check_tensor("hidden", hidden, floats, [tuple(hidden.shape)], hidden.device)
+    D = hidden.shape[1]
+    check_tensor("weight", weight, [hidden.dtype], [(weight.shape[0], D)], hidden.device)
+    if weight.shape[0] >= 2**31 - 256:
+        raise InvalidArgument(f"weight: expected fewer than 2^31 - 256 rows; got {weight.shape[0]}")
+    return hidden, weight
+
+
+def check_temperature(value: object, B: int, device: torch.device) -> float | Tensor:
+    """A finite number >= 0, or fp32 [B]."""
+    if isinstance(value, Tensor):
+        return check_tensor("temperature", value, [torch.float32], [(B,)], device)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidType(f"temperature: expected a number or a tensor; got {type(value).__name__}")
+    return check_number("temperature", value)
+
+
+def check_mask(value: object, B: int, V: int, device: torch.device) -> Tensor:
+    """bool [B, V], or int32 [B, at least ceil(V / 32)]."""
+    if isinstance(value, Tensor) and value.dtype == torch.int32:
+        words = -(-V // 32)
+        if value.ndim == 2 and value.shape[1] > words:  # of a padded vocabulary
+            words = value.shape[1]
+        return check_tensor("mask", value, [torch.int32], [(B, words)], device)
+    return check_tensor("mask", value, [torch.bool, torch.int32], [(B, V)], device)
+
+
+def check_bias(value: object, B: int, V: int, device: torch.device) -> Tensor:
+    """Any floating dtype, [V] or [B, V]."""
+    return check_tensor("bias", value, _FLOATS, [(V,), (B, V)], device)
+
+
+def check_counter(name: str, value: object, B: int, device: torch.device) -> Tensor:
+    """int64 [1] or [B]."""
+    return check_tensor(name, value, [torch.int64], [(1,), (B,)], device)

@@ -1,0 +1,73 @@
+"""Checks of numbers, flags and names. A refusal says the argument, what was expected and got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+
+NOISE = ("auto", "token", "group")
+KERNELS = ("auto", "hopper", "portable")
+MAX_SAMPLES = 2**16 - 1
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def check_integer(name: str, value: object, lowest: int, highest: int) -> int:
+    """An int within [lowest, highest]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{name}: expected an integer; got {type(value).__name__}")
+    if not lowest <= value <= highest:
+        raise InvalidArgument(f"{name}: expected {lowest} to {highest}; got {value}")
+    return value
+
+
+def check_number(name: str, value: object, *, positive: bool = False) -> float:
+    """A number >= 0, or > 0, that is finite in fp32."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidType(f"{name}: expected a number; got {type(value).__name__}")
+    if not 0 <= value <= _LARGEST or (positive and value == 0):
+        wanted = "> 0" if positive else ">= 0"
+        raise InvalidArgument(f"{name}: expected a finite number {wanted}; got {value}")
+    return float(value)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """True or False, nothing that merely behaves like it."""
+    if not isinstance(value, bool):
+        raise InvalidType(f"{name}: expected True or False; got {type(value).__name__}")
+    return value
+
+
+def check_noise(value: object) -> str:
+    """The form of noise that is meant: "auto" is "group"."""
+    if not isinstance(value, str):
+        raise InvalidType(f"noise: expected a string; got {type(value).__name__}")
+    if value not in NOISE:
+        raise InvalidArgument(f"noise: expected {either(NOISE)}; got {value!r}")
+    return "group" if value == "auto" else value
+
+
+def check_kernel(value: object, config: object) -> str:
+    """The kernel that is meant: a config says which, where value is "auto"."""
+    if not isinstance(value, str):
+        raise InvalidType(f"kernel: expected a string; got {type(value).__name__}")
+    if value not in KERNELS:
+        raise InvalidArgument(f"kernel: expected {either(KERNELS)}; got {value!r}")
+    if config is None:
+        return value
+    if not isinstance(config, TileConfig | HopperConfig):
+        raise InvalidType(
+            f"config: expected a TileConfig or HopperConfig; got {type(config).__name__}"
+        )
+    of_config = "hopper" if isinstance(config, HopperConfig) else "portable"
+    if value not in ("auto", of_config):
+        raise InvalidArgument(f"config: expected one of the {value} kernel; got {config!r}")
+    return of_config
+
+
+def either(options: Sequence[object]) -> str:
+    return " or ".join(str(option) for option in options)

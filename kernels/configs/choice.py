@@ -1,0 +1,80 @@
+"""Which fused kernel runs on given matrices, and with which tile shapes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fsbench.errors import InvalidArgument
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.configs.tables import find
+
+PORTABLE_ROWS = 64
+"""Up to so many rows the portable kernel is as fast, and needs less energy (docs/kernel.md)."""
+
+
+def tma_possible(matrix: Tensor) -> bool:
+    """Whether TMA can load it: base address and rows are multiples of 16 bytes."""
+    return matrix.data_ptr() % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
+
+
+# Cached by what a launch knows, so that one look-up is all that it costs.
+@cache
+def default_config(
+    B: int, D: int, device: torch.device, element_bytes: int, noise: str = "group"
+) -> TileConfig:
+    """The portable kernel's tile shapes, fitted to the device's shared memory."""
+    if device.type == "cpu":
+        return TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
+    properties = torch.cuda.get_device_properties(device)
+    name = "portable-token" if noise == "token" else "portable"
+    config: TileConfig = find(name, B, D, properties.name)
+    limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
+    return config.fitted(limit - 1024, element_bytes)
+
+
+@cache
+def hopper_config(B: int, D: int, device: torch.device) -> HopperConfig:
+    """The Hopper kernel's tile shapes."""
+    config: HopperConfig = find("hopper", B, D, torch.cuda.get_device_properties(device).name)
+    return config
+
+
+def why_not_hopper(hidden: Tensor, weight: Tensor, noise: str) -> str | None:
+    """None, or why the Hopper kernel cannot run on these matrices with this noise."""
+    if hidden.device.type != "cuda" or torch.cuda.get_device_capability(hidden.device) != (9, 0):
+        return "it needs a GPU of compute capability 9.0"
+    if noise == "token":
+        return "it draws with group noise only"
+    if not (tma_possible(hidden) and tma_possible(weight)):
+        return "it loads by TMA: addresses and rows of multiples of 16 bytes"
+    return None
+
+
+def choose(
+    hidden: Tensor,
+    weight: Tensor,
+    noise: str,
+    kernel: str = "auto",
+    config: TileConfig | HopperConfig | None = None,
+) -> TileConfig | HopperConfig:
+    """The config to launch with; its type says which kernel.
+
+    Args:
+        kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run, for more rows
+            than PORTABLE_ROWS. A config is one of that kernel; with "auto" it decides.
+
+    Raises:
+        InvalidArgument: the Hopper kernel is asked for and cannot run.
+    """
+    reason = why_not_hopper(hidden, weight, noise)
+    if kernel == "hopper" and reason:
+        raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
+    B, D = hidden.shape
+    wanted = kernel == "hopper" or isinstance(config, HopperConfig) or B > PORTABLE_ROWS
+    if kernel == "portable" or reason or not wanted:
+        return config or default_config(B, D, hidden.device, hidden.element_size(), noise)
+    return config or hopper_config(B, D, hidden.device)

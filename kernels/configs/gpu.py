@@ -1,0 +1,38 @@
+"""The device a kernel runs on: CUDA, or the CPU where Triton's interpreter stands in for it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+try:
+    import triton
+except ModuleNotFoundError:  # it exists for Linux only
+    triton = None
+
+_INTERPRETED_MULTIPROCESSORS = 4  # enough for programs to share the work, few enough to be quick
+
+
+def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels run on tensors of this device and dtype, if need be in the interpreter.
+
+    Triton's interpreter is wrong in bf16.
+    """
+    if device.type == "cuda":
+        return True
+    return triton is not None and triton.knobs.runtime.interpret and dtype != torch.bfloat16
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes `device` the current one: Triton launches on that, not on the tensors' device."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()  # a device's context would cost some microseconds
+    return torch.cuda.device(device)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many programs run at a time, at one program per multiprocessor."""
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,144 @@
+"""Tile shapes of the screened sampler's two launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ScreenConfig:
+    """Tile shapes of the screen.
+
+    block_b, block_v, block_d: rows, tokens and columns of a tile; block_b is a multiple of 8.
+    slice: tokens whose noise is in registers at once; 16 of a row are one word of four tokens for
+        each of four threads.
+    v_on_m: the vocabulary is on the M side of the instruction, else the rows (two for each: their
+        high and low bytes).
+    flatten: loads of the next tile start under the epilogue of this one.
+    num_warps, num_stages: as in Triton. ctas_per_sm: persistent programs per multiprocessor.
+    room: records, of a word of four tokens each, that a program can keep of every slice / 4-th word
+        of a draw, and row_room: tokens that may be left of it at the end. A draw that needs more is
+        computed in full.
+    ahead: KiB of its share of the copy that a program asks for before hidden is rounded; a power of
+        two.
+    """
+
+    block_b: int
+    block_v: int
+    block_d: int
+    slice: int
+    v_on_m: bool
+    flatten: bool
+    num_warps: int
+    num_stages: int
+    ctas_per_sm: int = 1
+    room: int = 16
+    row_room: int = 4096
+    ahead: int = 128
+
+    @property
+    def slots(self) -> int:
+        """Words of a row that a slice has side by side."""
+        return self.slice // 4
+
+    @property
+    def depth(self) -> int:
+        """Records of each slot that are looked at together in the end: 16 for every thread."""
+        return max(1, min(self.room, 512 * self.num_warps // (self.block_b * self.slots)))
+
+
+@dataclass(frozen=True)
+class HopperScreenConfig:
+    """Tile shapes of the screen for Hopper (_hopper_screen_kernel.py).
+
+    warpgroups: that compute, each on 32 rows. block_v, block_d: tokens, a multiple of 128, and
+        columns, 128 or 256, of a tile. num_stages: of the ring. room, row_room: as in ScreenConfig.
+    ahead: KiB that a program asks for besides, while hidden is rounded and its ring is full.
+    """
+
+    warpgroups: int
+    block_v: int
+    block_d: int
+    num_stages: int
+    room: int = 16
+    row_room: int = 4096
+    ahead: int = 128
+
+    @property
+    def block_b(self) -> int:
+        """Rows of a program."""
+        return 32 * self.warpgroups
+
+    @property
+    def slots(self) -> int:
+        """As in ScreenConfig."""
+        return 16
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """As in ScreenConfig."""
+        return 1
+
+
+@dataclass(frozen=True)
+class ResolveConfig:
+    """Tile shapes of the exact computation.
+
+    at_once: tokens that are computed together, at most; 64 for the instruction that the fused
+        kernels use on Hopper.
+    step: columns at a time; a power of two that divides 256.
+    block_b, block_v, block_d: of rows that are computed in full; block_v is also their slice.
+    num_warps, num_stages, ctas_per_sm: as in ScreenConfig.
+    early: launched while the screen ends (programmatic dependent launch).
+    """
+
+    at_once: int
+    step: int
+    block_b: int
+    block_v: int
+    block_d: int
+    num_warps: int = 4
+    num_stages: int = 4
+    ctas_per_sm: int = 2
+    early: bool = False
+
+
+def portable_config(B: int) -> ScreenConfig:
+    """Of the portable screen, for B rows on a GPU."""
+    if B <= 8:
+        return ScreenConfig(8, 128, 256, 128, True, True, 4, 5)
+    if B <= 16:
+        return ScreenConfig(16, 128, 256, 128, True, True, 4, 5)
+    if B <= 32:
+        return ScreenConfig(32, 128, 128, 32, False, False, 4, 4, 2)
+    return ScreenConfig(64, 256, 128, 64, False, False, 8, 4)
+
+
+def default_configs(
+    B: int, D: int, device: torch.device
+) -> tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]:
+    """Those in use for B rows of D columns on a device."""
+    if device.type == "cpu":  # the interpreter: small, so that tests meet every limit
+        return (
+            ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=4, row_room=64),
+            ResolveConfig(16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
+        )
+    rows = min(64, max(16, 1 << (B - 1).bit_length()))
+    # Its stages also have hidden from every block of 256 columns on: more of them, fewer columns.
+    step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
+    stages, ctas = (4, 2) if B <= 8 else (5, 1)
+    resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas)
+    return _screen_config(B, device), resolve
+
+
+def hopper_config(B: int) -> HopperScreenConfig:
+    """Of the screen for Hopper, for B rows."""
+    return HopperScreenConfig(1, 128, 256, 4) if B <= 32 else HopperScreenConfig(2, 128, 256, 3)
+
+
+def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
+    # With so few rows most of a warpgroup's 32 would be idle, and the portable screen is as fast.
+    return hopper_config(B) if hopper and B > 8 else portable_config(B)

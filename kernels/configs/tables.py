@@ -1,0 +1,127 @@
+"""Tables of tile shapes: the config that a kernel runs with, by GPU, batch and hidden size.
+
+A file of tables is TOML. Those in tiles/ are shipped; `fsbench tune` writes others:
+
+    [[tiles]]
+    kernels = ["hopper"]             # of KERNELS
+    gpus = ["NVIDIA H200", "*H100*"] # patterns of the name that the driver gives
+    record = "results/h200/tuning"   # the measurement behind it
+    configs = [                      # a bucket of B, and the fields of the kernel's config
+        { bucket = 64, max_d = 6144, warpgroups = 1, ... },  # for D <= 6144
+        { bucket = 64, warpgroups = 2, ... },                # for the rest
+    ]
+
+The file that the environment variable FSBENCH_TILES names goes before the shipped ones; then the
+longest pattern that fits, then the smallest max_d. A table need not have every bucket.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from dataclasses import fields
+from fnmatch import fnmatchcase
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fsbench.errors import InvalidArgument, unknown_name
+from fsbench.kernels.configs import hopper, portable
+
+KERNELS = {
+    "hopper": (hopper.HopperConfig, hopper.BUCKETS),
+    "portable": (portable.TileConfig, portable.BUCKETS),
+    "portable-token": (portable.TileConfig, portable.BUCKETS),
+}
+"""Class and buckets of the configs; "portable-token" is the portable kernel with token noise."""
+
+
+class Row(NamedTuple):
+    """A config and what it is for; gpu is a pattern."""
+
+    kernel: str
+    gpu: str
+    bucket: int
+    max_d: int
+    config: Any
+
+
+def find(kernel: str, B: int, D: int, gpu_name: str) -> Any:
+    """The config of one of KERNELS for B and D on a GPU.
+
+    Raises:
+        InvalidArgument: the file that FSBENCH_TILES names cannot be read, or is no file of tables.
+    """
+    upper = portable.bucket(B, KERNELS[kernel][1])
+    return next(
+        row.config
+        for row in _all_rows()
+        if (row.kernel, row.bucket) == (kernel, upper)
+        and row.max_d >= D
+        and fnmatchcase(gpu_name, row.gpu)
+    )
+
+
+@cache
+def _all_rows() -> list[Row]:
+    """Of all files, the one to be preferred first; they are read once in a process."""
+    own = os.environ.get("FSBENCH_TILES")
+    shipped = sorted(Path(__file__).with_name("tiles").glob("*.toml"))
+    rows = []
+    for paths in [Path(own)] if own else [], shipped:
+        found = [row for path in paths for row in read(path)]
+        rows += sorted(found, key=lambda row: (-len(row.gpu), row.max_d))
+    return rows
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file.
+
+    Raises:
+        InvalidArgument: it cannot be read, or is no file of tables; the message says where.
+    """
+    try:
+        file = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path}: expected a TOML file of tables; got {error}") from error
+    _check(file, {"tiles": list}, str(path))
+    rows = []
+    for i, table in enumerate(file["tiles"]):
+        at = f"{path}: tiles[{i}]"
+        _check(table, {"kernels": list, "gpus": list, "record": str, "configs": list}, at)
+        for kernel, (j, entry) in product(table["kernels"], enumerate(table["configs"])):
+            if kernel not in list(KERNELS):
+                raise unknown_name(f"{at}.kernels", str(kernel), KERNELS)
+            found = _row(entry, kernel, f"{at}.configs[{j}]")
+            rows += [found._replace(gpu=str(gpu)) for gpu in table["gpus"]]
+    return rows
+
+
+def _row(entry: Any, kernel: str, where: str) -> Row:
+    config, buckets = KERNELS[kernel]
+    types = {"int": int, "bool": bool}
+    sizes = {field.name: types[str(field.type)] for field in fields(config)}
+    optional = {"max_d": int} if isinstance(entry, dict) and "max_d" in entry else {}
+    _check(entry, {"bucket": int, **optional, **sizes}, where)
+    if entry["bucket"] not in buckets:
+        raise InvalidArgument(f"{where}.bucket: expected one of {buckets}; got {entry['bucket']}")
+    try:
+        made = config(**{name: entry[name] for name in sizes})
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}.{error}") from error
+    return Row(kernel, "", entry["bucket"], entry.get("max_d", sys.maxsize), made)
+
+
+def _check(values: Any, wanted: dict[str, type], where: str) -> None:
+    """Raise unless `values` is a TOML table with these keys and types."""
+    if not isinstance(values, dict):
+        raise InvalidArgument(f"{where}: expected a table of {', '.join(wanted)}; got {values!r}")
+    for name in values:
+        if name not in wanted:
+            raise unknown_name(where, name, wanted)
+    for name, kind in wanted.items():
+        if type(values.get(name)) is not kind:
+            got = repr(values[name]) if name in values else "nothing"
+            raise InvalidArgument(f"{where}.{name}: expected {kind.__name__}; got {got}")

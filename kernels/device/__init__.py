@@ -1,0 +1,4 @@
+"""Device code that several kernels share: matmul, epilogue, sums of exp, stored logits.
+
+May import: noise, configs.
+"""

@@ -1,0 +1,210 @@
+"""What the Hopper kernel does with a tile of logits before it forgets them: device code, in Gluon.
+
+The batch is on the M side of the instruction: then a thread holds, of two rows, whole groups of the
+group noise, and neither the groups' sums nor the running best ever leave it. Portable twin:
+_epilogue, which has what the two share.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from fsbench.kernels.device.epilogue import capped
+from fsbench.kernels.device.mass import add_masses
+from fsbench.kernels.device.stored_logits import place_of_largest
+from fsbench.kernels.noise.arithmetic import halves, nan_max
+from fsbench.kernels.noise.group import (
+    group_draws,
+    group_noise,
+    group_sums,
+    members,
+    sharpness,
+    token_of_member,
+)
+
+ROWS = gl.constexpr(64)
+"""Batch rows of a warpgroup: the M of its instruction."""
+
+
+@gluon.constexpr_function
+def group_layout(GROUPS):
+    """[ROWS, GROUPS] with one element per group of GROUPS / 4 blocks: where a thread has them."""
+    return gl.DistributedLinearLayout(
+        reg_bases=([[0, 4]] if GROUPS == 8 else []) + [[8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, GROUPS],
+    )
+
+
+@gluon.jit
+def consume(
+    logits, v0, rows, sizes, processing, stored, best, largest, mass,
+    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
+):  # fmt: skip
+    """Let matmul results [ROWS, WIDTH] of tokens from v0 on enter the candidates and masses.
+
+    rows: of each row, [ROWS, 1] in group_layout(4), or scalar where it is one for all:
+        (number, number in the noise, seed, offset, T, 1 / T).
+    stored: which rows' logits are written, too, [ROWS, 1] like rows, and where:
+        (there, logits_ptr, (largest_ptr,) or (), stride), see StoredLogits; or empty.
+    best: of each sample (score, token, logit), [ROWS, 4] each. largest, mass: [ROWS, 4].
+    """
+    GROUPS: gl.constexpr = logits.shape[1] // 32
+    _, bias_ptr, row_bias_ptr, mask_ptr = processing
+    # What needs many registers goes one block at a time; the rest is faster with more at once.
+    MANY: gl.constexpr = len(bias_ptr) + len(row_bias_ptr) + len(mask_ptr) > 0 or (
+        WITH_MASS and N > 1
+    )
+    if GROUPS > 4 and MANY:
+        low, high = halves(logits)
+        best, largest, mass = consume(
+            low, v0, rows, sizes, processing, stored, best, largest, mass,
+            N, NOISE, GREEDY_ROWS, WITH_MASS,
+        )  # fmt: skip
+        return consume(
+            high, v0 + GROUPS * 16, rows, sizes, processing, stored, best, largest, mass,
+            N, NOISE, GREEDY_ROWS, WITH_MASS,
+        )  # fmt: skip
+    else:
+        B, V, _, mask_words, first_sample = sizes
+        LAYOUT: gl.constexpr = group_layout(GROUPS)
+        index = gl.arange(0, GROUPS, gl.SliceLayout(0, LAYOUT))[None, :]
+        row = _in_layout(rows[0], LAYOUT)
+        noise_row = _in_layout(rows[1], LAYOUT)
+        seed = _in_layout(rows[2], LAYOUT)
+        offset = _in_layout(rows[3], LAYOUT)
+        T = _in_layout(rows[4], LAYOUT)
+        inverse_temperature = _in_layout(rows[5], LAYOUT)
+        y = ()
+        ours = members(logits)
+        for i in gl.static_range(32):
+            y += (_in_layout(ours[i], LAYOUT),)
+        y = _processed(y, v0, row, index, B, V, processing, mask_words)
+        # Greedy rows have masses of their own, at T = 1, which cannot draw for them.
+        SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
+        m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS and not SEPARATE))
+        if len(stored) > 0:
+            there, logits_ptr, largest_ptr, stride = stored
+            there = _in_layout(there, LAYOUT)
+            _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride, B)
+        if WITH_MASS:
+            for part in gl.static_range(GROUPS // 4):
+                largest, mass = add_masses(
+                    largest, mass, _block(m, part), _block(sums[31], part), rows[5]
+                )
+        new_best = ()
+        for i in gl.static_range(N):
+            if NOISE == "none":
+                score, member, logit = _largest(y, m)
+            else:
+                rate, u = group_noise(v0, index, noise_row, seed, offset, first_sample + i)
+                score, member, logit = group_draws(y, m, sums, rate, u, T, GREEDY_ROWS)
+                if SEPARATE:
+                    _, first, _ = _largest(y, m)
+                    member = gl.where(T == 0.0, first, member)
+                    logit = gl.where(T == 0.0, m, logit)
+            token = token_of_member(v0, index, member)
+            so_far = best[i]
+            for part in gl.static_range(GROUPS // 4):
+                so_far = _better(
+                    so_far, _block(score, part), _block(token, part), _block(logit, part)
+                )
+            new_best += (so_far,)
+        return new_best, largest, mass
+
+
+@gluon.jit
+def _processed(y, v0, row, index, B, V, processing, mask_words):
+    """As _epilogue.processed, for the 32 members of each group: y_i is of token v0 + column.
+
+    y: 32 tensors [ROWS, G]. row, index: int32 [ROWS, G], the row and the number of the group.
+    """
+    soft_cap, bias_ptr, row_bias_ptr, mask_ptr = processing
+    first = index // 4 * 128 + index % 4 * 2
+    words = ()
+    if len(mask_ptr) > 0:
+        for i in gl.static_range(4):
+            word = v0 // 32 + index // 4 * 4 + i
+            at = mask_ptr[0] + row.to(gl.int64) * mask_words + word
+            words += (gl.load(at, mask=(row < B) & (word * 32 < V), other=0),)
+    out = ()
+    for i in gl.static_range(32):
+        x = y[i]
+        column = first + (i // 2 * 8 + i % 2)
+        if len(soft_cap) > 0:
+            # The cap of the -inf beyond the vocabulary would be a logit like others.
+            x = gl.where(v0 + column < V, capped(x, soft_cap[0]), float("-inf"))
+        if len(bias_ptr) > 0:
+            there = v0 + column < V
+            x += gl.load(bias_ptr[0] + v0 + column, mask=there, other=0.0).to(gl.float32)
+        if len(row_bias_ptr) > 0:
+            there = (row < B) & (v0 + column < V)
+            at = row_bias_ptr[0] + row.to(gl.int64) * V + v0 + column
+            x += gl.load(at, mask=there, other=0.0).to(gl.float32)
+        if len(mask_ptr) > 0:
+            bit = words[i // 8] >> (column & 31)
+            x = gl.where((bit & 1) != 0, x, float("-inf"))
+        out += (x,)
+    return out
+
+
+@gluon.jit
+def _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride, B):
+    """Write the logits of a tile to memory, and the largest of each group: m.
+
+    Two tokens that are neighbours go as one number of 64 bits.
+    """
+    block = v0 + index // 4 * 128
+    there = there & (block < stride)
+    first = row.to(gl.int64) * stride + (block + index % 4 * 2)
+    at = logits_ptr.to(gl.pointer_type(gl.int64), bitcast=True) + first // 2
+    for i in gl.static_range(16):
+        even = y[2 * i].to(gl.uint32, bitcast=True).to(gl.int64)
+        odd = y[2 * i + 1].to(gl.uint32, bitcast=True).to(gl.int64)
+        gl.store(at + i * 4, even | (odd << 32), mask=there)
+    if len(largest_ptr) > 0:
+        at = largest_ptr[0] + place_of_largest(v0 // 32 + index, row, B)
+        gl.store(at, m, mask=there)
+
+
+@gluon.jit
+def _in_layout(x, LAYOUT: gl.constexpr):
+    """x itself, if a scalar; or x in another layout, which must not move it to another thread."""
+    if len(x.shape) == 0:
+        return x
+    else:
+        return gl.convert_layout(x, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _block(x, part: gl.constexpr):
+    """[ROWS, G] -> the four groups of one block of 128 tokens, [ROWS, 4]."""
+    if x.shape[1] == 4:
+        return x
+    else:
+        layout: gl.constexpr = group_layout(4)
+        return gl.convert_layout(halves(x)[part], layout, assert_trivial=True)
+
+
+@gluon.jit
+def _better(best, score, token, logit):
+    """best = (score, token, logit), or the other if its score is larger. NaN stays.
+
+    A thread meets its tokens in ascending order, so of equal scores the lowest token stays.
+    """
+    wins = score > best[0]
+    return (
+        nan_max(best[0], score),
+        gl.where(wins, token, best[1]),
+        gl.where(wins, logit, best[2]),
+    )
+
+
+@gluon.jit
+def _largest(y, m):
+    """As _group_noise.group_draws, without noise: the first of the largest logits."""
+    member = (m < float("-inf")).to(gl.int32) + 31
+    for i in gl.static_range(30, -1, -1):
+        member = gl.where(y[i] == m, i, member)
+    return m, member, m

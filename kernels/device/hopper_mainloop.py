@@ -1,0 +1,192 @@
+"""The matmul of the Hopper kernel, in Gluon: a program's tiles, how they are loaded and multiplied.
+
+Between the warp that loads and the warpgroups that compute is a ring of stages in shared memory:
+(tiles of weight, tiles of hidden, barriers of what is loaded, barriers of what is free again).
+Portable twin: _mainloop, which has what the two share.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fsbench.kernels.configs import hopper as _hopper_config
+from fsbench.kernels.device.hopper_epilogue import ROWS
+from fsbench.kernels.device.mainloop import first_column
+
+# Triton 3.6 knows one of its names, 3.9 the other.
+copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+
+CHUNK = gl.constexpr(_hopper_config.CHUNK)
+
+
+@gluon.constexpr_function
+def _accumulator_layout(WIDTH):
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16]
+    )
+
+
+@gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """The stage after this one, and the phase of its barriers."""
+    stage += 1
+    wrap = stage == STAGES
+    return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
+
+
+@gluon.jit
+def first_row(b0, B, WARPGROUP: gl.constexpr):
+    """Of a warpgroup. It repeats rows of others where its own would end beyond the batch.
+
+    TMA takes longer for rows that are not there than for those that are.
+    """
+    return gl.minimum(b0 + WARPGROUP * ROWS, gl.maximum(B - ROWS, 0))
+
+
+@gluon.jit
+def schedule(num_tokens, programs_v, BLOCK_V: gl.constexpr):
+    """(rounds, first tail block): the rank's tokens as rounds of a tile per program, and a tail.
+
+    With tiles of two blocks of 128 tokens, the blocks of a last round may be few enough for one
+    each: then they are the tail, and program p has the block first + p of it.
+    """
+    blocks = gl.cdiv(num_tokens, 128)
+    if BLOCK_V == 128:
+        return gl.cdiv(blocks, programs_v), blocks
+    else:
+        rounds = blocks // (2 * programs_v)
+        rest = blocks - rounds * 2 * programs_v
+        rounds = gl.where(rest > programs_v, rounds + 1, rounds)
+        return rounds, rounds * 2 * programs_v
+
+
+@gluon.jit
+def first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
+    """The row of weight where a program's tile of round r begins."""
+    if CONTIGUOUS:
+        return (pid_v * rounds + r) * BLOCK_V
+    else:
+        return (r * programs_v + pid_v) * BLOCK_V
+
+
+@gluon.jit
+def program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr):
+    """The program that meets the token of a row of weight."""
+    rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
+    tile = row // BLOCK_V
+    program = tile // gl.maximum(rounds, 1) if CONTIGUOUS else tile % programs_v
+    return gl.where(row < tail * 128, program, row // 128 - tail)
+
+
+@gluon.jit
+def _load_tile(
+    weight, hidden, ring, stage, phase, row0, v0, b0, B, D,
+    WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free.
+
+    Its first row of weight, row0, is token v0.
+    """
+    weight_ring, hidden_ring, loaded, free = ring
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    BOX: gl.constexpr = hidden.block_type.shape[0]
+    BYTES: gl.constexpr = (
+        WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * hidden.block_type.nbytes
+    )
+    d0 = first_column(v0, D)
+    for _ in range(0, D, BLOCK_D):
+        mbarrier.wait(free.index(stage), phase)
+        bar = loaded.index(stage)
+        # Boxes over the edge of a matrix are filled up with zeros, and count in full.
+        mbarrier.expect(bar, CHUNKS * BYTES)
+        for i in gl.static_range(CHUNKS):
+            tile = weight_ring.index(stage * CHUNKS + i)
+            for block in gl.static_range(WIDTH // 128):
+                copy_to_shared(
+                    weight, [row0 + block * 128, d0 + i * CHUNK], bar,
+                    tile.slice(block * 128, 128, dim=0),
+                )  # fmt: skip
+        for i in gl.static_range(CHUNKS):
+            for group in gl.static_range(WARPGROUPS):
+                rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
+                copy_to_shared(
+                    hidden, [first_row(b0, B, group), d0 + i * CHUNK], bar,
+                    rows.slice(0, BOX, dim=0),
+                )  # fmt: skip
+        d0 += BLOCK_D
+        d0 = gl.where(d0 >= D, 0, d0)
+        stage, phase = next_stage(stage, phase, STAGES)
+    return stage, phase
+
+
+@gluon.jit
+def load_tiles(
+    weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
+    CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The loading warp."""
+    b0, pid_v, programs_v, first_token, num_tokens = share
+    rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
+    stage = 0
+    phase = 1
+    for r in range(rounds):
+        row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        if row0 < num_tokens:
+            stage, phase = _load_tile(
+                weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
+                WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
+            )  # fmt: skip
+    if BLOCK_V > 128:
+        row0 = (tail + pid_v) * 128
+        if row0 < num_tokens:
+            _load_tile(
+                weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
+                WARPGROUPS, 128, BLOCK_D, STAGES,
+            )  # fmt: skip
+
+
+@gluon.jit
+def tile_logits(
+    ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """This warpgroup's [ROWS, WIDTH] logits of the next tile in the ring, and where that ends."""
+    acc = gl.zeros([ROWS, WIDTH], gl.float32, _accumulator_layout(WIDTH))
+    return multiplied(
+        acc, ring, stage, phase, D, WARPGROUP, WARPGROUPS, BLOCK_D // CHUNK, BLOCK_D, STAGES
+    )
+
+
+@gluon.jit
+def multiplied(
+    acc, ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
+    CHUNKS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The product of the next tile in the ring in acc, [ROWS, WIDTH], and where the tile ends.
+
+    CHUNKS: boxes of TMA in BLOCK_D columns.
+    """
+    weight_ring, hidden_ring, loaded, free = ring
+    WIDTH: gl.constexpr = acc.shape[1]
+    use_acc = False
+    for _ in range(0, D, BLOCK_D):
+        mbarrier.wait(loaded.index(stage), phase)
+        for i in gl.static_range(CHUNKS):
+            at = stage * CHUNKS + i
+            acc = warpgroup_mma(
+                hidden_ring.index(at * WARPGROUPS + WARPGROUP),
+                weight_ring.index(at).slice(0, WIDTH, dim=0).permute((1, 0)),
+                acc,
+                use_acc=use_acc,
+                is_async=True,
+            )
+            use_acc = True
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(free.index(stage), count=1)
+        stage, phase = next_stage(stage, phase, STAGES)
+    return acc, stage, phase

@@ -1,0 +1,74 @@
+"""Logits that a fused kernel also writes to memory: where to, and the store.
+
+Beside them, for whom filters them, the largest of each group of 32 tokens. Groups are those of the
+group noise (docs/noise.md), so the kernel has it anyway.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fsbench.kernels.noise.arithmetic import halves
+from fsbench.kernels.noise.group import largest_member, members
+
+STRIDE_UNIT = 128
+
+
+class StoredLogits(NamedTuple):
+    """What a launch writes beside its tokens.
+
+    logits: fp32 [B, stride]: what is drawn from, before the temperature; -inf from token V on. The
+        stride is a multiple of 128, so that rows are aligned.
+    largest: fp32 [stride / 128, B, 4]: the largest logit of each group, NaN if it has one; or None.
+        In this order a tile writes whole lines of memory, not 16 bytes of each row.
+    """
+
+    logits: Tensor
+    largest: Tensor | None
+
+
+def allocate(B: int, V: int, device: torch.device, largest: bool) -> StoredLogits:
+    """Room for the logits of B rows."""
+    stride = triton.cdiv(V, STRIDE_UNIT) * STRIDE_UNIT
+    dtype = torch.float32
+    return StoredLogits(
+        torch.empty(B, stride, dtype=dtype, device=device),
+        torch.empty(stride // 128, B, 4, dtype=dtype, device=device) if largest else None,
+    )
+
+
+@triton.jit
+def store_logits(logits_ptr, logits, rows, v0, B, stride):
+    """Store [R, WIDTH] logits from token v0 on, 32 columns at a time.
+
+    The shared memory that a store needs is as wide.
+    """
+    WIDTH: tl.constexpr = logits.shape[1]
+    if WIDTH > 32:
+        low, high = halves(logits)
+        store_logits(logits_ptr, low, rows, v0, B, stride)
+        store_logits(logits_ptr, high, rows, v0 + WIDTH // 2, B, stride)
+    else:
+        column = v0 + tl.arange(0, WIDTH)
+        at = logits_ptr + rows.to(tl.int64)[:, None] * stride + column[None, :]
+        tl.store(at, logits, mask=(rows < B)[:, None] & (column < stride)[None, :])
+
+
+@triton.jit
+def place_of_largest(group, row, B):
+    """Where the largest logit of a group of a row is, int64."""
+    return ((group // 4).to(tl.int64) * B + row) * 4 + group % 4
+
+
+@triton.jit
+def store_largest(largest_ptr, logits, rows, v0, B, stride):
+    """Store the largest of each group of [R, WIDTH] logits, WIDTH a multiple of 128."""
+    group = v0 // 32 + tl.arange(0, logits.shape[1] // 32)
+    at = largest_ptr + place_of_largest(group[None, :], rows[:, None], B)
+    there = (rows < B)[:, None] & (group < stride // 32)[None, :]
+    tl.store(at, largest_member(members(logits)), mask=there)

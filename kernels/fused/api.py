@@ -1,0 +1,206 @@
+"""`flash_sample`: the public function, its arguments and its result."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import torch
+from torch import Tensor
+
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.call.result import Sample
+from fsbench.kernels.checks.tensors import (
+    check_bias,
+    check_counter,
+    check_mask,
+    check_matrices,
+    check_temperature,
+    check_tensor,
+)
+from fsbench.kernels.checks.values import (
+    MAX_SAMPLES,
+    check_flag,
+    check_integer,
+    check_kernel,
+    check_noise,
+    check_number,
+)
+from fsbench.kernels.configs.choice import choose, tma_possible
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.fused.op import carry_out, flash_sample_op
+from fsbench.kernels.shard.vocab_shard import VocabShard
+
+
+def flash_sample(
+    hidden: Tensor,
+    weight: Tensor | VocabShard,
+    *,
+    temperature: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    seed: Tensor,
+    offset: Tensor | None = None,
+    num_samples: int = 1,
+    soft_cap: float | None = None,
+    vocab_size: int | None = None,
+    return_logprob: bool = False,
+    return_logz: bool = False,
+    noise: str = "auto",
+    out: Sample | None = None,
+    kernel: str = "auto",
+    config: TileConfig | HopperConfig | None = None,
+) -> Sample:
+    """Draw from softmax(logits / temperature), logits = hidden @ weight.T; they stay on chip.
+
+    The logits that are sampled are soft_cap tanh(hidden @ weight.T / soft_cap) + bias, and -inf
+    where the mask forbids a token. V below is vocab_size, or the number of rows of weight.
+
+    Args:
+        hidden: [B, D] bf16 or fp16 (on a CPU also fp32), contiguous.
+        weight: [>= V, D], like hidden. Rows of a multiple of 16 bytes are loaded by TMA where the
+            GPU has it; others by pointers, more slowly. Or a VocabShard: the ranks of its group
+            call together with the same arguments, and all get the tokens of the whole vocabulary,
+            those that one GPU would draw (docs/several-gpus.md).
+        temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
+            temperature in a tensor is negative or not finite has no draw.
+        bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.
+        mask: bool [B, V], or int32 [B, >= V / 32] with token v in bit v % 32 of word v // 32;
+            true or 1 allows a token. A forbidden token is never returned. Bools are packed by a
+            launch of its own.
+        seed: int64 [1], or [B] with one per request; all 64 bits count. With [1] the row's number
+            enters the noise; with [B] it does not, and a request gets the same noise at any row.
+        offset: int64 [1] or [B]: the step, modulo 2^32; None is 0. A captured graph reads seed
+            and offset at each replay: advance offset in place to draw afresh.
+        num_samples: independent draws per row, with replacement; four per pass over the weight.
+        soft_cap: > 0 (Gemma's final_logit_softcapping); capped logits err by soft_cap 2^-22.
+        vocab_size: the first V rows of weight are tokens, the rest is padding. A VocabShard has its
+            own; with one, bias and mask are of the whole vocabulary, on every rank.
+        return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64 on the
+            same logits, or 1e-6 of their size where T is small.
+        noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
+            noise.md). "auto" is "group", always: tokens must not depend on where they are drawn.
+        out: a Sample to write to and return; its fields must match what is asked for.
+        kernel: "hopper", "portable", or "auto": the first where it can run (`describe` says which).
+            It can on compute capability 9.0, with group noise, on matrices that TMA can load.
+        config: tile shapes, HopperConfig or TileConfig; by default the shipped choice for this GPU,
+            B and D. Logits are the same bits with any config of either kernel, and so are tokens.
+
+    Returns:
+        Sample. A row with a NaN or +inf logit, or without a finite one, has no draw: its token is
+        -1, valid is False, and no other row is disturbed.
+
+    One launch (one for every four samples; one more to pack a mask of bools). The host does not
+    wait for it, except where workspaces are allocated: at the first launch on a device, and at one
+    that finds those set aside for captures half used. It may be captured in a CUDA graph, after one
+    launch outside (fsbench.kernels.call.workspace), and compiled (torch.ops.fsbench.flash_sample).
+    There is no gradient. On CPU tensors it runs fsbench.reference, which draws the same tokens, or
+    under TRITON_INTERPRET=1 the kernel (but not in bf16, where Triton's interpreter is wrong).
+
+    Raises:
+        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
+            or range, or a kernel that cannot run here; nothing has been launched.
+        CaptureError: the workspaces for captures are used up.
+    """
+    shard = weight if isinstance(weight, VocabShard) else None
+    hidden, weight = check_matrices(hidden, weight if shard is None else shard.weight)
+    B, device = hidden.shape[0], hidden.device
+    V = weight.shape[0] if shard is None else shard.vocab_size
+    if vocab_size is not None:
+        if shard is not None:
+            raise InvalidArgument("vocab_size: expected None with a VocabShard, which has its own")
+        V = check_integer("vocab_size", vocab_size, 1, V)
+    check_temperature(temperature, B, device)
+    if bias is not None:
+        check_bias(bias, B, V, device)
+    if mask is not None:
+        check_mask(mask, B, V, device)
+    check_counter("seed", seed, B, device)
+    if offset is not None:
+        check_counter("offset", offset, B, device)
+    n = check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
+    if soft_cap is not None:
+        soft_cap = check_number("soft_cap", soft_cap, positive=True)
+    check_flag("return_logprob", return_logprob)
+    check_flag("return_logz", return_logz)
+    noise = check_noise(noise)
+    kernel = check_kernel(kernel, config)
+    if shard is not None and B * min(n, 4) > shard.slots:
+        raise InvalidArgument(
+            f"hidden: expected at most {shard.slots} rows times samples (up to 4 at a time), the "
+            f"slots of the VocabShard; got {B} times {min(n, 4)}"
+        )
+
+    shape = (B,) if n == 1 else (B, n)
+    if out is None:
+        out = Sample(
+            torch.empty(shape, dtype=torch.int64, device=device),
+            torch.empty(B, dtype=torch.bool, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device) if return_logprob else None,
+            torch.empty(B, dtype=torch.float32, device=device) if return_logz else None,
+        )
+    else:
+        _check_out(out, shape, device, return_logprob, return_logz)
+    per_row = isinstance(temperature, torch.Tensor)
+    real = type(hidden) in (torch.Tensor, torch.nn.Parameter)  # and not a fake one
+    act = carry_out if real and not torch.compiler.is_compiling() else flash_sample_op
+    act(
+        hidden,
+        weight,
+        seed,
+        offset,
+        1.0 if per_row else float(temperature),
+        temperature if per_row else None,
+        soft_cap,
+        bias,
+        mask,
+        V,
+        n,
+        noise,
+        kernel,
+        [int(value) for value in astuple(config)] if config is not None else None,
+        *out,
+        None if shard is None else shard.key,
+    )
+    return out
+
+
+def describe(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    noise: str = "auto",
+    kernel: str = "auto",
+    config: TileConfig | HopperConfig | None = None,
+) -> str:
+    """The kernel and tile shapes that flash_sample would run with, as results record them.
+
+    The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read.
+
+    Raises:
+        InvalidType, InvalidArgument: as flash_sample.
+    """
+    hidden, weight = check_matrices(hidden, weight)
+    kernel = check_kernel(kernel, config)
+    choice = choose(hidden, weight, check_noise(noise), kernel, config)
+    if isinstance(choice, HopperConfig):
+        return str(choice)
+    loads = "tma" if tma_possible(hidden) and tma_possible(weight) else "pointers"
+    return f"{choice} {loads}"
+
+
+def _check_out(
+    out: object, shape: tuple[int, ...], device: torch.device, logprob: bool, logz: bool
+) -> None:
+    if not isinstance(out, Sample):
+        raise InvalidType(f"out: expected a Sample; got {type(out).__name__}")
+    check_tensor("out.tokens", out.tokens, [torch.int64], [shape], device)
+    check_tensor("out.valid", out.valid, [torch.bool], [shape[:1]], device)
+    for name, field, asked, wanted in (
+        ("logprob", out.logprob, logprob, shape),
+        ("logz", out.logz, logz, shape[:1]),
+    ):
+        if asked:
+            check_tensor(f"out.{name}", field, [torch.float32], [wanted], device)
+        elif field is not None:
+            raise InvalidArgument(f"out.{name}: expected None without return_{name}; got a tensor")

@@ -1,0 +1,67 @@
+"""flash_sample on CPU tensors: fsbench.reference draws the same tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fsbench import reference
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.result import Sample
+from fsbench.kernels.noise.packed import pack
+from fsbench.kernels.shard.vocab_shard import VocabShard
+
+
+@torch.no_grad()
+def compute(request: Request, out: Sample) -> None:
+    """The same by fsbench.reference, on logits accumulated in fp32."""
+    n, temperature, shard = request.num_samples, request.temperature, request.shard
+    logits = reference.processed_logits(
+        _logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+    )
+    if shard is not None:
+        # Of the other ranks' tokens nothing is known here.
+        logits[:, : shard.first_token] = -torch.inf
+        logits[:, shard.first_token + shard.num_tokens :] = -torch.inf
+    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    logz = reference.log_partition(logits, temperature)
+    merging = shard if not request.merge_later else None
+    if merging is not None:
+        logz = merging.gather(logz).logsumexp(0)
+    for sample in range(n):
+        tokens, _, scores = reference.expect(
+            logits, request.seed, step, temperature, request.noise, sample=sample
+        )
+        value = reference.log_probability(logits, tokens.clamp_min(0), temperature)
+        value += reference.log_partition(logits, temperature)
+        if merging is not None:
+            tokens, value = _best_of_ranks(merging, tokens, scores, value)
+        drawn = pack(scores, tokens) if request.merge_later else tokens
+        out.tokens.view(-1, n)[:, sample] = drawn
+        out.valid.copy_(tokens >= 0)
+        if out.logprob is not None:
+            out.logprob.view(-1, n)[:, sample] = torch.where(out.valid, value - logz, torch.nan)
+    if out.logz is not None:
+        out.logz.copy_(torch.where(out.valid, logz, torch.nan))
+
+
+def _logits(request: Request) -> Tensor:
+    """hidden @ weight.T in fp32, [B, V]; of a shard, in its place among zeros."""
+    shard = request.shard
+    if shard is None:
+        return request.hidden.float() @ request.weight[: request.vocab_size].float().T
+    logits = torch.zeros(request.hidden.shape[0], request.vocab_size)
+    mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
+    logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
+    return logits
+
+
+def _best_of_ranks(
+    shard: VocabShard, tokens: Tensor, scores: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The token of the best score over all ranks, the lowest of equal ones, and its value."""
+    all_scores = shard.gather(scores)
+    best = all_scores.argmax(0, keepdim=True)  # the first: lower ranks have lower tokens
+    tokens = shard.gather(tokens).gather(0, best)[0]
+    tokens = torch.where(all_scores.amax(0).isfinite(), tokens, -1)
+    return tokens, shard.gather(value).gather(0, best)[0]

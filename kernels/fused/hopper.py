@@ -1,0 +1,360 @@
+"""Device code of FlashSampling for Hopper: TMA, wgmma and warp specialization, in Gluon.
+
+A program has one warp that loads and one to three warpgroups that compute. The loader copies tiles
+of weight and hidden into a ring of stages; each computing warpgroup multiplies its 64 rows of
+hidden with all of a tile's tokens and then lets the logits enter its running candidates, while the
+loader runs ahead. docs/kernel.md has a figure.
+
+What the logits and the noise are, and what a program leaves behind, is that of
+_flash_sampling_kernel, bit for bit.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
+from fsbench.kernels.device.hopper_mainloop import (
+    CHUNK,
+    first_of_tile,
+    first_row,
+    load_tiles,
+    program_of,
+    schedule,
+    tile_logits,
+)
+from fsbench.kernels.device.hopper_rows import per_row, row_temperatures
+from fsbench.kernels.device.mass import add_masses
+from fsbench.kernels.noise.arithmetic import log, nan_max
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
+from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
+
+LOADER_REGISTERS = gl.constexpr(24)
+SECOND_REGISTERS = gl.constexpr(232)
+
+
+THIRD_REGISTERS = gl.constexpr(160)
+"""Of a thread of the loading warp, of the second warpgroup of two, and of the second and third of
+three; the first warpgroup gets the rest."""
+AT_ONCE = gl.constexpr(16)
+"""Programs whose masses a thread adds up at once."""
+
+
+@gluon.constexpr_function
+def _power_of_2(least):
+    return 1 << (least - 1).bit_length()
+
+
+@gluon.jit
+def _tile(
+    ring, stage, phase, v0, rows, sizes, processing, stored, best, largest, mass,
+    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
+    WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Let the next tile in the ring enter the running candidates and masses; see consume."""
+    _, V, D, _, _ = sizes
+    logits, stage, phase = tile_logits(
+        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
+    )
+    if v0 + WIDTH > V:
+        offs_v = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, logits.type.layout))
+        logits = gl.where((offs_v < V)[None, :], logits, float("-inf"))
+    best, largest, mass = consume(
+        logits, v0, rows, sizes, processing, stored, best, largest, mass,
+        N, NOISE, GREEDY_ROWS, WITH_MASS,
+    )  # fmt: skip
+    return stage, phase, best, largest, mass
+
+
+@gluon.jit
+def _compute(
+    ring, share, sizes, noise, processing, scratch,
+    N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, WARPGROUPS: gl.constexpr,
+    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    WARPGROUP: gl.constexpr,
+):  # fmt: skip
+    """A computing warpgroup: its rows' candidates and masses of all tiles of the program."""
+    b0, pid_v, programs_v, first_token, num_tokens = share
+    B, _, _, _, _ = sizes
+    seed_ptr, offset_ptr, temperature = noise
+    keys_ptr, winners_ptr, masses_ptr, logits_ptr, largest_ptr, stride = scratch
+    LAYOUT: gl.constexpr = group_layout(4)
+    row = first_row(b0, B, WARPGROUP) + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    there = (row < B) & (row >= b0 + WARPGROUP * ROWS)
+    stored = ()
+    if len(logits_ptr) > 0:
+        stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
+    offset = gl.to_tensor(0).to(gl.int64)
+    if len(offset_ptr) > 0:
+        offset = per_row(offset_ptr[0], row[:, None], B, OFFSET_PER_ROW)
+    T, inverse_temperature = row_temperatures(temperature, row[:, None], B, TEMPERATURE_PER_ROW)
+    rows = (
+        row[:, None],
+        # A seed of its own identifies a request; else its row in the batch does.
+        row[:, None] * 0 if SEED_PER_ROW else row[:, None],
+        per_row(seed_ptr, row[:, None], B, SEED_PER_ROW),
+        offset,
+        T,
+        inverse_temperature,
+    )
+    best = ()
+    for _ in gl.static_range(N):
+        best += ((
+            gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT),
+            gl.full([ROWS, 4], 0, gl.int32, LAYOUT),
+            gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT),
+        ),)  # fmt: skip
+    largest = gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT)
+    mass = gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
+    rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
+    stage = 0
+    phase = 0
+    for r in range(rounds):
+        row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        if row0 < num_tokens:
+            stage, phase, best, largest, mass = _tile(
+                ring, stage, phase, first_token + row0, rows, sizes, processing,
+                stored, best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
+            )  # fmt: skip
+    if BLOCK_V > 128:
+        row0 = (tail + pid_v) * 128
+        if row0 < num_tokens:
+            stage, phase, best, largest, mass = _tile(
+                ring, stage, phase, first_token + row0, rows, sizes, processing,
+                stored, best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
+            )  # fmt: skip
+
+    for i in gl.static_range(N):
+        score, token, logit = best[i]
+        candidate = ordered_key(gl.where(score == score, score, float("inf")), token)
+        key = gl.max(candidate, axis=1)
+        gl.atomic_max(keys_ptr + row * N + i, key, mask=there)
+        if len(winners_ptr) > 0:
+            # Candidates of a row differ in their token, so one is the best.
+            mine = gl.where(candidate == key[:, None], logit, float("-inf"))
+            at = winners_ptr[0] + (pid_v * B + row) * N + i
+            gl.store(at, gl.max(mine, axis=1), mask=there)
+    if len(masses_ptr) > 0:
+        row_largest = gl.reduce(largest, 1, nan_max)
+        _, total = add_masses(row_largest[:, None], 0.0, largest, mass, inverse_temperature)
+        at = masses_ptr[0] + pid_v * B + row
+        gl.store(at, row_largest, mask=there)
+        gl.store(at + programs_v * B, gl.sum(total, axis=1), mask=there)
+
+
+@gluon.jit
+def _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT: gl.constexpr):
+    """As _flash_sampling_kernel._log_mass. row: [R] in a slice of LAYOUT."""
+    inverse = inverse_temperature
+    if len(inverse.shape) > 0:
+        inverse = inverse[:, None]
+    idle = (row * 0).to(gl.float32)[:, None]
+    program = gl.arange(0, AT_ONCE, gl.SliceLayout(0, LAYOUT))[None, :]
+    mass = idle + (program * 0).to(gl.float32)
+    largest = mass - float("inf")
+    for first in range(0, programs_v, AT_ONCE):
+        at = masses_ptr + (first + program) * B + row[:, None]
+        there = (first + program < programs_v) & (row < B)[:, None]
+        m = gl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+        s = gl.load(at + programs_v * B, mask=there, other=0.0, cache_modifier=".cg")
+        largest, mass = add_masses(largest, mass, m, s, inverse)
+    row_largest = gl.reduce(largest, 1, nan_max)
+    _, total = add_masses(row_largest[:, None], 0.0, largest, mass, inverse)
+    return row_largest, log(gl.maximum(gl.sum(total, axis=1), 1.0))
+
+
+@gluon.jit
+def _finish(
+    share, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
+    logz_ptr, line, B, samples, first_sample, N: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
+    RANKS: gl.constexpr, WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr,
+    CONTIGUOUS: gl.constexpr,
+):  # fmt: skip
+    """The last program of a block of rows: decode its tokens, reset the workspace."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, AT_ONCE], [32, 1], [4, 1], [1, 0])
+    b0, _, programs_v, first_token, num_tokens = share
+    SPAN: gl.constexpr = _power_of_2(BLOCK_B)
+    row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
+    there = row < B
+    if SPAN > BLOCK_B:
+        there &= row < b0 + BLOCK_B
+    if masses_ptr is not None:
+        _, inverse_temperature = row_temperatures(temperature, row, B, TEMPERATURE_PER_ROW)
+        largest, log_mass = _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT)
+        if RANKS > 1:
+            largest, log_mass = mass_of_ranks(
+                largest, log_mass, inverse_temperature, row, there, line, RANKS, WATCH
+            )
+    for i in gl.static_range(N):
+        at = row * N + i
+        lowest = row.to(gl.int64) * 0 + LOWEST_KEY
+        key = gl.atomic_xchg(keys_ptr + at, lowest, mask=there)
+        chosen = ()
+        if winners_ptr is not None:
+            token = token_of_key(key)
+            source = program_of(token - first_token, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
+            winner = winners_ptr + (source * B + row) * N + i
+            drawn = there & (token >= 0)
+            logit = gl.load(winner, mask=drawn, other=float("nan"), cache_modifier=".cg")
+            chosen = (logit,)
+        if RANKS > 1:
+            key, chosen = best_of_ranks(key, chosen, at, there, line, RANKS, WATCH)
+        token = token_of_key(key)
+        out = row.to(gl.int64) * samples + first_sample + i
+        gl.store(tokens_ptr + out, key if RANKS == 0 else token.to(gl.int64), mask=there)
+        if logprob_ptr is not None:
+            logprob = (chosen[0] - largest) * inverse_temperature - log_mass
+            logprob = gl.where(token >= 0, logprob, float("nan"))
+            gl.store(logprob_ptr + out, logprob, mask=there)
+        if i == 0:  # whether a row has a draw is the same for all of its samples
+            gl.store(valid_ptr + row, token >= 0, mask=there)
+            if logz_ptr is not None:
+                logz = gl.where(token >= 0, largest * inverse_temperature + log_mass, float("nan"))
+                gl.store(logz_ptr + row, logz, mask=there)
+
+
+@gluon.jit(do_not_specialize=["B", "V", "first_sample", "num_tokens", "rank"])
+def hopper_kernel(
+    hidden,  # [B, D] descriptor of boxes [8 .. 64, CHUNK]
+    weight,  # [>= num_tokens, D] descriptor of boxes [128, CHUNK]
+    seed_ptr,  # this and what follows: as flash_sampling_kernel
+    offset_ptr,
+    temperature,
+    soft_cap,
+    bias_ptr,
+    row_bias_ptr,
+    mask_ptr,
+    keys_ptr,
+    arrivals_ptr,
+    winners_ptr,
+    masses_ptr,
+    tokens_ptr,
+    valid_ptr,
+    logprob_ptr,
+    logz_ptr,
+    logits_ptr,
+    largest_ptr,
+    stride,
+    B,
+    V,
+    D,
+    mask_words,
+    samples,
+    first_sample,
+    first_token,
+    num_tokens,
+    buffers_ptr,
+    counts_ptr,
+    rank,
+    area,
+    N: gl.constexpr,
+    NOISE: gl.constexpr,  # "group" or "none" (greedy)
+    SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr,
+    TEMPERATURE_PER_ROW: gl.constexpr,
+    RANKS: gl.constexpr,
+    WATCH: gl.constexpr,
+    WARPGROUPS: gl.constexpr,  # that compute
+    BLOCK_V: gl.constexpr,
+    CONTIGUOUS: gl.constexpr,  # the tiles of a program are neighbours, not programs apart
+    BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    BLOCK_B: gl.constexpr = WARPGROUPS * ROWS
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    weight_ring = gl.allocate_shared_memory(
+        weight.dtype, [STAGES * CHUNKS, BLOCK_V, CHUNK], weight.layout
+    )
+    hidden_ring = gl.allocate_shared_memory(
+        hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, CHUNK], hidden.layout
+    )
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(free.index(i), count=WARPGROUPS)
+    fence_async_shared()
+
+    num_tiles_b = gl.cdiv(B, BLOCK_B)
+    pid_b = gl.program_id(0) % num_tiles_b
+    pid_v = gl.program_id(0) // num_tiles_b
+    programs_v = gl.num_programs(0) // num_tiles_b
+    b0 = pid_b * BLOCK_B
+    # What is absent is an empty tuple, as None cannot be in one.
+    ring = (weight_ring, hidden_ring, loaded, free)
+    share = (b0, pid_v, programs_v, first_token, num_tokens)
+    sizes = (B, V, D, mask_words, first_sample)
+    noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
+    processing = (
+        () if soft_cap is None else (soft_cap,),
+        () if bias_ptr is None else (bias_ptr,),
+        () if row_bias_ptr is None else (row_bias_ptr,),
+        () if mask_ptr is None else (mask_ptr,),
+    )
+    scratch = (
+        keys_ptr,
+        () if winners_ptr is None else (winners_ptr,),
+        () if masses_ptr is None else (masses_ptr,),
+        () if logits_ptr is None else (logits_ptr,),
+        () if largest_ptr is None else (largest_ptr,),
+        stride,
+    )
+    if WARPGROUPS == 3:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 1)),
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 2)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                              CONTIGUOUS, BLOCK_D, STAGES)),
+            ],
+            [4, 4, 1],
+            [THIRD_REGISTERS, THIRD_REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    elif WARPGROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 1)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                              CONTIGUOUS, BLOCK_D, STAGES)),
+            ],
+            [4, 1],
+            [SECOND_REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
+                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                              CONTIGUOUS, BLOCK_D, STAGES)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )  # fmt: skip
+
+    # All warpgroups have merged their candidates before the program's arrival is counted.
+    if gl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
+        gl.atomic_xchg(arrivals_ptr + pid_b, 0)
+        line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
+        _finish(
+            share, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
+            logprob_ptr, logz_ptr, line, B, samples, first_sample, N, TEMPERATURE_PER_ROW,
+            RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS,
+        )  # fmt: skip

@@ -1,0 +1,83 @@
+"""torch.ops.fsbench.flash_sample: what flash_sample launches, as an operator that torch knows.
+
+As an operator it is one opaque node to torch.compile and to fake tensors; its arguments have been
+checked by flash_sample, and its results are written to tensors of the caller's. Calls that neither
+of the two sees go past it: torch's way to an operator written in Python costs a step's thread more
+time than the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.result import Sample
+from fsbench.kernels.configs.choice import choose
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.fused.draw import draw
+from fsbench.kernels.shard.vocab_shard import by_key
+
+MUTATED = ("tokens", "valid", "logprob", "logz")
+
+
+def carry_out(
+    hidden: Tensor,
+    weight: Tensor,
+    seed: Tensor,
+    offset: Optional[Tensor],  # noqa: UP045 (torch reads the schema from these)
+    temperature: float,
+    temperatures: Optional[Tensor],  # noqa: UP045
+    soft_cap: Optional[float],  # noqa: UP045
+    bias: Optional[Tensor],  # noqa: UP045
+    mask: Optional[Tensor],  # noqa: UP045
+    vocab_size: int,
+    num_samples: int,
+    noise: str,
+    kernel: str,
+    tiles: Optional[Sequence[int]],  # noqa: UP045
+    tokens: Tensor,
+    valid: Tensor,
+    logprob: Optional[Tensor],  # noqa: UP045
+    logz: Optional[Tensor],  # noqa: UP045
+    shard: Optional[str] = None,  # noqa: UP045
+) -> None:
+    """See flash_sample. temperatures, if given, is used in place of temperature.
+
+    tiles: the fields of the config of `kernel`, which is not "auto" then. shard: key of the
+    VocabShard that weight is of.
+    """
+    choice = choose(hidden, weight, noise, kernel, _config(kernel, tiles))
+    request = Request(
+        hidden=hidden,
+        weight=weight,
+        seed=seed,
+        offset=offset,
+        temperature=temperature if temperatures is None else temperatures,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        vocab_size=vocab_size,
+        num_samples=num_samples,
+        noise=noise,
+        shard=None if shard is None else by_key(shard),
+    )
+    draw(request, choice, Sample(tokens, valid, logprob, logz))
+
+
+flash_sample_op = torch.library.custom_op("fsbench::flash_sample", mutates_args=MUTATED)(carry_out)
+
+
+def _config(kernel: str, tiles: Sequence[int] | None) -> TileConfig | HopperConfig | None:
+    if tiles is None:
+        return None
+    return HopperConfig(*tiles) if kernel == "hopper" else TileConfig(*tiles)
+
+
+@flash_sample_op.register_fake
+def _(*arguments: object) -> None:
+    """Shapes need no inference: the results are the caller's tensors."""

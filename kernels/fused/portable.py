@@ -1,0 +1,243 @@
+"""Device code of FlashSampling: Algorithm 1 of the paper in portable Triton, in one launch.
+
+A persistent program owns one block of batch rows and walks over vocabulary tiles. Per tile it
+accumulates logits in fp32 on chip, adds noise, and keeps one packed candidate per row (the running
+maximum). At the end each program merges its candidates into `keys` by an atomic maximum; the last
+program of a block of rows decodes its tokens and resets the workspace for the next call.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.device.epilogue import allowed_words, best_of_tile, processed, shared_bias
+from fsbench.kernels.device.mainloop import program_share, tile_logits
+from fsbench.kernels.device.mass import add_mass, add_masses
+from fsbench.kernels.device.rows import settings
+from fsbench.kernels.device.stored_logits import store_largest, store_logits
+from fsbench.kernels.noise.arithmetic import halves, log, nan_max
+from fsbench.kernels.noise.keys import LOWEST_KEY, take_keys, token_of_key
+from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
+
+SUBTILE = tl.constexpr(128)
+"""Columns of logits that enter the candidates at once."""
+
+
+@triton.jit(do_not_specialize=["B", "V", "first_sample", "num_tokens", "rank"])
+def flash_sampling_kernel(
+    hidden,  # [B, D] descriptor (USE_TMA) or pointer
+    weight,  # [>= num_tokens, D] descriptor (USE_TMA) or pointer
+    seed_ptr,  # [1] or [B] int64
+    offset_ptr,  # [1] or [B] int64, or None: 0
+    temperature,  # fp32, or pointer to [B] fp32
+    soft_cap,  # fp32 or None
+    bias_ptr,  # [V] or None
+    row_bias_ptr,  # [B, V] or None
+    mask_ptr,  # [B, mask_words] int32, or None
+    keys_ptr,  # [>= B N] int64, LOWEST_KEY between calls
+    arrivals_ptr,  # [>= B] int32, 0 between calls
+    winners_ptr,  # [programs per block of rows, B, N] fp32, scratch: logits of winners; or None
+    masses_ptr,  # [2, programs per block of rows, B] fp32, scratch: (largest, mass); or None
+    tokens_ptr,  # [B, samples] int64, out; packed candidates if RANKS is 0
+    valid_ptr,  # [B] bool, out
+    logprob_ptr,  # [B, samples] fp32, out; or None
+    logz_ptr,  # [B] fp32, out; or None
+    logits_ptr,  # [B, stride] fp32, out; or None: they are not written
+    largest_ptr,  # [stride // 128, B, 4] fp32, out: of each group; or None
+    stride,
+    B,
+    V,
+    D,
+    mask_words,
+    samples,
+    first_sample,
+    first_token,  # of this rank's weight, a multiple of 256; V is of the whole vocabulary
+    num_tokens,  # of this rank
+    buffers_ptr,  # [RANKS] int64: addresses of the ranks' buffers (_exchange.py); or None
+    counts_ptr,  # int32, of this rank's slots; or None
+    rank,
+    area,  # slots of an area
+    N: tl.constexpr,  # samples of this launch, from first_sample on
+    NOISE: tl.constexpr,  # "group", "token" or "none" (greedy)
+    SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
+    TEMPERATURE_PER_ROW: tl.constexpr,
+    RANKS: tl.constexpr,  # that draw together; 0: leave it to a later step to merge the candidates
+    WATCH: tl.constexpr,  # see _exchange.wait
+    BLOCK_B: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
+    V_ON_M: tl.constexpr,
+    USE_TMA: tl.constexpr,
+    FLATTEN: tl.constexpr,
+):
+    pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
+    b0 = pid_b * BLOCK_B
+    rows = b0 + tl.arange(0, BLOCK_B)
+
+    seed, row, offset, T, inverse_temperature = settings(
+        seed_ptr,
+        offset_ptr,
+        temperature,
+        rows,
+        B,
+        SEED_PER_ROW,
+        OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )
+
+    WORDS: tl.constexpr = 4 if NOISE == "group" else SLICE // 4
+    COLUMNS: tl.constexpr = triton.next_power_of_2(N)
+    best = tl.full((BLOCK_B, WORDS), LOWEST_KEY, tl.int64)
+    best_logit = tl.zeros((BLOCK_B, WORDS), tl.float32)
+    if N > 1:
+        best = tl.full((BLOCK_B, WORDS, COLUMNS), LOWEST_KEY, tl.int64)
+        best_logit = tl.zeros((BLOCK_B, WORDS, COLUMNS), tl.float32)
+    largest = tl.full((BLOCK_B, WORDS), float("-inf"), tl.float32)
+    mass = tl.zeros((BLOCK_B, WORDS), tl.float32)
+    for tile_v in tl.range(pid_v, tl.cdiv(num_tokens, BLOCK_V), programs_v, flatten=FLATTEN):
+        row0 = tile_v * BLOCK_V
+        v0 = first_token + row0
+        words = None
+        if mask_ptr is not None:
+            words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
+        bias = None
+        if bias_ptr is not None:
+            bias = shared_bias(bias_ptr, v0, V, BLOCK_V)
+        logits = tile_logits(
+            hidden, weight, b0, row0, v0, B, num_tokens, D,
+            BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA,
+        )  # fmt: skip
+        best, best_logit, largest, mass = _consume(
+            logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
+            best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,
+            stride, B, V,
+            N, NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None, masses_ptr is not None,
+        )  # fmt: skip
+
+    sample = tl.arange(0, COLUMNS)[None, :]
+    there = (rows < B)[:, None] & (sample < N)
+    at = rows[:, None] * N + sample
+    key = tl.max(best, axis=1, keep_dims=True)
+    tl.atomic_max(keys_ptr + at, key.reshape(BLOCK_B, COLUMNS), mask=there)
+    if winners_ptr is not None:
+        # Candidates of a row differ in their token, so one is the best.
+        mine = tl.max(tl.where(best == key, best_logit, float("-inf")), axis=1)
+        winner = winners_ptr + pid_v * B * N + at
+        tl.store(winner, mine.reshape(BLOCK_B, COLUMNS), mask=there)
+    if masses_ptr is not None:
+        row_largest = tl.reduce(largest, 1, nan_max)[:, None]
+        _, total = add_masses(row_largest, 0.0, largest, mass, inverse_temperature)
+        masses = masses_ptr + pid_v * B + rows
+        tl.store(masses, tl.reshape(row_largest, (BLOCK_B,)), mask=rows < B)
+        tl.store(masses + programs_v * B, tl.sum(total, axis=1), mask=rows < B)
+
+    # All of this program's candidates are merged before its arrival is counted.
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
+        tl.atomic_xchg(arrivals_ptr + pid_b, 0)
+        found = take_keys(keys_ptr, at, there)
+        chosen = ()
+        if masses_ptr is not None:
+            largest_of_row, log_mass = _log_mass(
+                masses_ptr, programs_v, rows, inverse_temperature, B
+            )
+        if winners_ptr is not None:
+            token = token_of_key(found)
+            source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
+            theirs = winners_ptr + source * B * N + at
+            drawn = there & (token >= 0)
+            logit = tl.load(theirs, mask=drawn, other=float("nan"), cache_modifier=".cg")
+            chosen = (logit,)
+        if RANKS > 1:
+            line = (buffers_ptr, counts_ptr, rank, area)
+            found, chosen = best_of_ranks(found, chosen, at, there, line, RANKS, WATCH)
+            if masses_ptr is not None:
+                largest_of_row, log_mass = mass_of_ranks(
+                    largest_of_row, log_mass, inverse_temperature, rows[:, None],
+                    (rows < B)[:, None], line, RANKS, WATCH,
+                )  # fmt: skip
+        token = token_of_key(found)
+        out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
+        tl.store(tokens_ptr + out, found if RANKS == 0 else token.to(tl.int64), mask=there)
+        # Whether a row has a draw is the same for all of its samples.
+        valid = valid_ptr + rows[:, None] + sample * 0
+        tl.store(valid, token >= 0, mask=there & (sample == 0))
+        if logz_ptr is not None:
+            logz = largest_of_row * inverse_temperature + log_mass
+            logz = tl.where(token >= 0, logz, float("nan"))
+            tl.store(logz_ptr + rows[:, None] + sample * 0, logz, mask=there & (sample == 0))
+        if logprob_ptr is not None:
+            logprob = (chosen[0] - largest_of_row) * inverse_temperature - log_mass
+            logprob = tl.where(token >= 0, logprob, float("nan"))
+            tl.store(logprob_ptr + out, logprob, mask=there)
+
+
+@triton.jit
+def _consume(
+    logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
+    best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
+    N: tl.constexpr, NOISE: tl.constexpr, GREEDY_ROWS: tl.constexpr, KEEP_LOGIT: tl.constexpr,
+    WITH_MASS: tl.constexpr,
+):  # fmt: skip
+    """Let a tile of matmul results enter the running candidates and masses, 128 columns at a time.
+
+    More at once would need too many registers.
+    """
+    WIDTH: tl.constexpr = logits.shape[1]
+    if WIDTH > SUBTILE:
+        low, high = halves(logits)
+        words_low = None
+        words_high = None
+        if words is not None:
+            words_low, words_high = halves(words)
+        bias_low = None
+        bias_high = None
+        if bias is not None:
+            bias_low, bias_high = bias.reshape(2, WIDTH // 2).permute(1, 0).split()
+        best, best_logit, largest, mass = _consume(
+            low, words_low, bias_low, v0, rows, row, seed, offset, T, inverse_temperature,
+            first_sample, best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr,
+            largest_ptr, stride, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+        )  # fmt: skip
+        return _consume(
+            high, words_high, bias_high, v0 + WIDTH // 2, rows, row, seed, offset, T,
+            inverse_temperature, first_sample, best, best_logit, largest, mass, soft_cap,
+            row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
+            N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+        )  # fmt: skip
+    else:
+        logits = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
+        if logits_ptr is not None:
+            store_logits(logits_ptr, logits, rows, v0, B, stride)
+        if largest_ptr is not None:
+            store_largest(largest_ptr, logits, rows, v0, B, stride)
+        if WITH_MASS:
+            largest, mass = add_mass(logits, inverse_temperature, largest, mass, NOISE)
+        best, best_logit = best_of_tile(
+            logits, v0, row, seed, offset, T, inverse_temperature, first_sample, best, best_logit,
+            N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
+        )  # fmt: skip
+        return best, best_logit, largest, mass
+
+
+@triton.jit
+def _log_mass(masses_ptr, programs_v, rows, inverse_temperature, B):
+    """(largest logit, log of the mass in units of exp(largest / T)) of every row, [R, 1] each.
+
+    The mass is at least 1, the largest logit's own; that of idle rows is 0 and of no use.
+    """
+    R: tl.constexpr = rows.shape[0]
+    AT_ONCE: tl.constexpr = min(128, 4096 // R)  # programs
+    largest = tl.full((R, AT_ONCE), float("-inf"), tl.float32)
+    mass = tl.zeros((R, AT_ONCE), tl.float32)
+    for first in range(0, programs_v, AT_ONCE):
+        program = first + tl.arange(0, AT_ONCE)[None, :]
+        at = masses_ptr + program * B + rows[:, None]
+        there = (program < programs_v) & (rows < B)[:, None]
+        m = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+        s = tl.load(at + programs_v * B, mask=there, other=0.0, cache_modifier=".cg")
+        largest, mass = add_masses(largest, mass, m, s, inverse_temperature)
+    row_largest = tl.reduce(largest, 1, nan_max)[:, None]
+    _, total = add_masses(row_largest, 0.0, largest, mass, inverse_temperature)
+    return row_largest, log(tl.maximum(tl.sum(total, axis=1), 1.0))[:, None]

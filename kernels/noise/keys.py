@@ -1,0 +1,38 @@
+"""Packed candidates: (score, token) as one int64 whose order is that of the draw."""
+
+import triton
+import triton.language as tl
+
+LOWEST_KEY = tl.constexpr(-(2**63))
+"""Key of no candidate at all; every slot of a workspace rests at it between calls."""
+
+
+@triton.jit
+def ordered_key(score, token):
+    """Pack (score, token) into an int64 whose order is: larger score first, then lower token id.
+
+    A NaN score must have been replaced by +inf before. token is a nonnegative int32.
+    """
+    score += 0.0  # -0 equals +0
+    bits = score.to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def take_keys(keys_ptr, at, there):
+    """The keys at `at`, which are put back to rest."""
+    lowest = tl.full(at.shape, LOWEST_KEY, tl.int64)
+    return tl.atomic_xchg(keys_ptr + at, lowest, mask=there)
+
+
+@triton.jit
+def token_of_key(key):
+    """The token of a packed candidate, or -1 if its row has no valid draw.
+
+    A row is invalid if its best score is +inf (a NaN or +inf logit) or -inf (no finite logit).
+    """
+    ordered = (key >> 32).to(tl.int32)
+    token = 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+    finite = (ordered < 0x7F800000) & (ordered > -0x7F800001)
+    return tl.where(finite, token, -1)

@@ -1,0 +1,30 @@
+"""The map from random bits to noise, alone: what Provider.noise_map offers to verification."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.noise.contract import exponential, gumbel
+
+BLOCK = 4096
+
+
+@triton.jit(do_not_specialize=["n"])
+def _noise_map_kernel(codes_ptr, exponential_ptr, gumbel_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(codes_ptr + offs, mask=offs < n, other=0).to(tl.uint32)
+    tl.store(exponential_ptr + offs, exponential(bits), mask=offs < n)
+    tl.store(gumbel_ptr + offs, gumbel(bits), mask=offs < n)
+
+
+def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """(Exp(1), Gumbel(0, 1)) of 32-bit codes, int64 [n], as the kernels compute them: fp32 [n]."""
+    values = torch.empty(2, len(codes), dtype=torch.float32, device=codes.device)
+    with launching_on(codes.device):
+        grid = (triton.cdiv(len(codes), BLOCK),)
+        _noise_map_kernel[grid](codes, *values, len(codes), BLOCK=BLOCK, num_warps=4)
+    return values[0], values[1]

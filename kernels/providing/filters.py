@@ -1,0 +1,70 @@
+"""What the samplers of truncated problems over stored logits share on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fsbench.problem import FILTERS, Problem
+from fsbench.provider import Launch
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fsbench.kernels.truncated.history import Penalties
+
+AKUNU_ORDER = ("top_k", "top_p", "min_p", "temperature")
+"""akunu's order of filters: they act at T = 1."""
+
+
+def filters_of(problem: Problem, device: torch.device) -> dict[str, int | float | Tensor]:
+    """top_k, top_p and min_p: numbers, or in a mixed batch int32 and fp32 [B]."""
+    import torch
+
+    if not problem.mixed:
+        return {name: getattr(problem, name) for name in FILTERS}
+    kinds = (torch.int32, torch.float32, torch.float32)
+    columns = zip(*problem.row_filters(), strict=True)
+    return {
+        name: torch.tensor(column, dtype=dtype, device=device)
+        for name, column, dtype in zip(FILTERS, columns, kinds, strict=True)
+    }
+
+
+def penalties_of(problem: Problem, device: torch.device) -> Penalties | None:
+    """The problem's penalties with the history of its rows; None if it has none."""
+    from fsbench.kernels.truncated.history import Penalties, TokenHistory
+
+    if not problem.penalties:
+        return None
+    prompts, outputs = zip(*problem.row_histories(), strict=True)
+    history = TokenHistory.of(prompts, outputs, problem.history, device)
+    return Penalties(
+        history, problem.repetition_penalty, problem.presence_penalty, problem.frequency_penalty
+    )
+
+
+def draw_of_stored(draw: Callable[..., Tensor]) -> Callable[[Problem, Tensor], Launch]:
+    """A provider's `build`: cuBLAS, then `draw` with the problem's temperature and filters.
+
+    draw: (logits [B, V], seed, offset, temperature, top_k=, top_p=, min_p=) -> int64 [B], tokens.
+    """
+
+    def build(problem: Problem, weight: Tensor) -> Launch:
+        filters, temperature = filters_of(problem, weight.device), problem.temperature
+
+        def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+            return draw(hidden @ weight.T, seed, offset, temperature, **filters)
+
+        return launch
+
+    return build
+
+
+def launch_rows(kernel: Any, rows: int, device: torch.device, *arguments: Any, **meta: Any) -> None:
+    """Launch a kernel with a program for every row, on the device of its tensors."""
+    from fsbench.kernels.configs.gpu import launching_on
+
+    with launching_on(device):
+        kernel[(rows,)](*arguments, **meta)

@@ -1,0 +1,156 @@
+"""What the samplers with kernels share as providers: their launches, and the full contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fsbench.kernels.call.result import Sample
+    from fsbench.kernels.configs.hopper import HopperConfig
+    from fsbench.kernels.configs.portable import TileConfig
+    from fsbench.kernels.shard.vocab_shard import VocabShard
+
+FULL_CONTRACT = Capabilities(
+    noise="group",
+    zero_temperature=True,
+    fused=True,
+    host_sync_free=True,
+    batch_invariant=True,
+    per_row_temperature=True,
+    greedy_rows=True,
+    bias=True,
+    mask=True,
+    per_request_seed=True,
+    logprob=True,
+    num_samples=True,
+)
+"""What flash_sample can do, with group noise."""
+
+
+CANDIDATES_ONLY = Capabilities(
+    noise="group",
+    zero_temperature=True,
+    fused=True,
+    host_sync_free=True,
+    batch_invariant=True,
+)
+"""Of a launch that leaves packed candidates for another step (MergedLater): no options."""
+
+
+def flash_sample(*arguments: Any, **named: Any) -> Sample:
+    """fsbench.kernels.flash_sample, loaded when it is called."""
+    from fsbench.kernels.fused.api import flash_sample
+
+    return flash_sample(*arguments, **named)
+
+
+def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """See Provider: the map of kernels/noise, which all of these samplers use."""
+    from fsbench.kernels.noise.map import noise_map
+
+    return noise_map(codes)
+
+
+def vocab_shard(shard: Shard) -> VocabShard:
+    """A rank's rows as flash_sample takes them."""
+    from fsbench.kernels.shard.vocab_shard import VocabShard
+
+    return VocabShard(shard.weight, shard.group)
+
+
+def matrix(weight: Tensor | VocabShard) -> Tensor:
+    """The rows themselves, of a whole weight or of a shard."""
+    from fsbench.kernels.shard.vocab_shard import VocabShard
+
+    return weight.weight if isinstance(weight, VocabShard) else weight
+
+
+class WorkspaceLaunch:
+    """See Launch: one whose kernel needs a workspace. A subclass defines the call.
+
+    The kernel is compiled, or loaded from Triton's cache, at the first call.
+    """
+
+    def __init__(self, problem: Problem, weight: Tensor):
+        self._weight = weight
+        self._temperature = problem.temperature
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that outlives a launch and serves all of them: the workspaces."""
+        from fsbench.kernels.call.workspace import held_bytes
+
+        return held_bytes(self._weight.device)
+
+
+class FlashSampling(WorkspaceLaunch):
+    """flash_sample with a form of noise and a kernel, at the problem's temperature or another.
+
+    config: of the kernel, in place of the one that is looked up.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        weight: Tensor | VocabShard,
+        noise: str = "auto",
+        kernel: str = "auto",
+        temperature: float | None = None,
+        config: TileConfig | HopperConfig | None = None,
+    ):
+        from fsbench.kernels.fused.api import describe
+
+        super().__init__(problem, matrix(weight))
+        self._head = weight
+        if temperature is not None:
+            self._temperature = temperature
+        self._noise = noise
+        self._kernel = kernel
+        self._config = config
+        hidden = self._weight.new_empty(problem.B, problem.D)
+        self.config = describe(hidden, self._weight, noise=noise, kernel=kernel, config=config)
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return flash_sample(
+            hidden,
+            self._head,
+            temperature=self._temperature,
+            seed=seed,
+            offset=offset,
+            noise=self._noise,
+            kernel=self._kernel,
+            config=self._config,
+        ).tokens
+
+
+class MergedLater(WorkspaceLaunch):
+    """flash_sample's kernel, which leaves packed candidates [B], and a step that makes tokens.
+
+    merge: int64 [B], this rank's packed candidates -> int64 [B], tokens.
+    """
+
+    def __init__(
+        self, problem: Problem, head: Tensor | VocabShard, merge: Callable[[Tensor], Tensor]
+    ):
+        super().__init__(problem, matrix(head))
+        self._head = head
+        self._merge = merge
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        from fsbench.kernels.fused.local_draw import local_draw
+
+        drawn = local_draw(hidden, self._head, seed, offset, self._temperature)
+        return self._merge(drawn.tokens)
+
+
+def decode(keys: Tensor) -> Tensor:
+    """int64 [B] packed candidates -> int64 [B] tokens."""
+    from fsbench.kernels.shard.merge_keys import merge_keys
+
+    return merge_keys(keys[None])

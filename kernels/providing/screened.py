@@ -1,0 +1,49 @@
+"""What the samplers with a screened head share as providers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.kernels.providing.launches import WorkspaceLaunch
+from fsbench.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def kept_bytes(problem: Problem) -> int:
+    """See Provider: the int8 copy of the weight and its bounds."""
+    from fsbench.kernels.screened.head import extra_bytes
+
+    return extra_bytes(problem.V, problem.D)
+
+
+def unsupported_reason(problem: Problem) -> str | None:
+    """See Provider."""
+    from fsbench.kernels.screened.head import LARGEST_D
+
+    if problem.D > LARGEST_D:
+        return f"takes D up to {LARGEST_D}: sums of products of bytes must fit int32"
+    return None
+
+
+class ScreenedLaunch(WorkspaceLaunch):
+    """screened_sample at the problem's temperature or another; the copy is made here."""
+
+    def __init__(self, problem: Problem, weight: Tensor, temperature: float | None = None):
+        from fsbench.kernels.configs.screen import default_configs
+        from fsbench.kernels.screened.head import prepare_head
+
+        super().__init__(problem, weight)
+        self._head = prepare_head(weight)
+        if temperature is not None:
+            self._temperature = temperature
+        screen, resolve = default_configs(problem.B, problem.D, weight.device)
+        self.config = f"{screen} {resolve}"
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        from fsbench.kernels.screened.api import screened_sample
+
+        return screened_sample(
+            hidden, self._head, temperature=self._temperature, seed=seed, offset=offset
+        ).tokens

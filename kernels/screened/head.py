@@ -1,0 +1,115 @@
+"""`ScreenedHead`: an int8 copy of an LM head, with what bounds its error; docs/screened-head.md.
+
+    w_v = scale_v code_v + r_v,   |r_v|_2 <= residual_v,   |scale_v code_v|_2 <= norm_v
+
+so that a logit is known from the copy within what `fsbench.kernels.screened.bounds` makes of these
+three numbers per token. They are computed in float64 and rounded upwards.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsbench.errors import InvalidArgument, InvalidType
+
+LARGEST_CODE = 127
+LARGEST_D = 131_072
+"""Sums of D products of two bytes are below 2^31: 127 * 128 * 131,072 < 2^31."""
+LARGEST_ENTRY = 2.0**50
+"""Rows with larger or undefined entries are not screened: a logit of two such could overflow."""
+SMALLEST_MAXIMUM = 2.0**-90
+"""Rows below it have codes of 0 and are all residual: no product of scales can underflow."""
+_SMALLEST_RESIDUAL = 2.0**-110
+
+
+_AT_ONCE = 1 << 24  # entries in float64: 128 MiB, and as much again for what is made of them
+
+
+class ScreenedHead(NamedTuple):
+    """A weight and its int8 copy; made by prepare_head or load_head.
+
+    weight: [V, D] bf16, fp16 or (on a CPU) fp32, the head itself.
+    codes: int8 [V, D], -127 to 127.
+    scale, residual, norm: fp32 [V], see the module. residual is +inf in a row that is not screened.
+    """
+
+    weight: Tensor
+    codes: Tensor
+    scale: Tensor
+    residual: Tensor
+    norm: Tensor
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
+        return extra_bytes(*self.weight.shape)
+
+
+def extra_bytes(V: int, D: int) -> int:
+    """What a copy takes beside a weight [V, D]."""
+    return V * (D + 12)
+
+
+def prepare_head(weight: Tensor) -> ScreenedHead:
+    """Make the int8 copy of weight [V, D] on its device.
+
+    A scale is the row's largest entry over 127. The weight must not change afterwards: the
+    bounds are those of the values it has now (load_head checks a saved copy by a hash).
+
+    Raises:
+        InvalidType: not a matrix of bf16, fp16 or fp32. InvalidArgument: empty, not contiguous,
+            or of more than 131,072 columns.
+    """
+    check_weight(weight)
+    V, D = weight.shape
+    head = ScreenedHead(
+        weight,
+        torch.empty(V, D, dtype=torch.int8, device=weight.device),
+        *(torch.empty(V, dtype=torch.float32, device=weight.device) for _ in range(3)),
+    )
+    rows = max(1, _AT_ONCE // D)
+    for v in range(0, V, rows):
+        parts = _quantized(weight[v : v + rows].double())
+        for whole, part in zip(head[1:], parts, strict=True):
+            whole[v : v + rows] = part
+    return head
+
+
+def _quantized(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(codes, scale, residual, norm) of rows w, float64 [R, D]."""
+    largest = w.abs().amax(1)
+    # The comparison is false for NaN too.
+    screened = largest <= LARGEST_ENTRY
+    w = torch.where(screened[:, None], w, 0.0)
+    scale = (largest / LARGEST_CODE).float()
+    scale = torch.where(screened & (largest >= SMALLEST_MAXIMUM), scale, 0.0)
+    divisor = torch.where(scale > 0, scale, torch.inf).double()[:, None]
+    codes = (w / divisor).round().clamp(-LARGEST_CODE, LARGEST_CODE)
+    copy = codes * scale.double()[:, None]
+    residual = _upwards((w - copy).norm(dim=1)).clamp_min(_SMALLEST_RESIDUAL)
+    residual = torch.where(screened, residual, torch.inf)
+    return codes.to(torch.int8), scale, residual, _upwards(copy.norm(dim=1))
+
+
+def _upwards(values: Tensor) -> Tensor:
+    """float64 norms -> fp32, not below the true ones: D + 2 roundings of 2^-53 are below 2^-30."""
+    inflated = values * (1 + 2.0**-30)
+    rounded = inflated.float()
+    above = torch.nextafter(rounded, torch.full_like(rounded, torch.inf))
+    return torch.where(rounded.double() < inflated, above, rounded)
+
+
+def check_weight(weight: object) -> None:
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    if not isinstance(weight, torch.Tensor) or weight.dtype not in dtypes:
+        got = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
+        raise InvalidType(f"weight: expected a tensor of bf16, fp16 or fp32; got {got}")
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise InvalidArgument(f"weight: expected a non-empty matrix; got {list(weight.shape)}")
+    if weight.shape[1] > LARGEST_D:
+        raise InvalidArgument(f"weight: expected at most {LARGEST_D} columns; got {weight.shape}")
+    if not weight.is_contiguous():
+        raise InvalidArgument(f"weight: expected it contiguous; got strides {weight.stride()}")

@@ -1,0 +1,369 @@
+"""The screen for Hopper: TMA, int8 wgmma and warp specialization, in Gluon.
+
+A program has one warp that loads and one or two warpgroups that compute. The loader copies tiles of
+the int8 copy and of the codes of hidden into a ring of stages, and runs ahead while a warpgroup
+looks at what may win: the stream of the copy never waits for it. A warpgroup has 32 rows of hidden,
+high and low bytes as 64 rows of its instruction.
+
+What it computes and leaves behind is that of _screen_kernel, for requests without bias, mask and
+soft cap; the others run there.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+)
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from fsbench.kernels.device.hopper_mainloop import copy_to_shared, multiplied, next_stage, schedule
+from fsbench.kernels.device.hopper_rows import per_row
+from fsbench.kernels.device.mainloop import first_column
+from fsbench.kernels.device.prefetch import prefetch, touch
+from fsbench.kernels.noise.contract import temperatures
+from fsbench.kernels.screened.hopper_records import (
+    SLOTS,
+    leave_records,
+    list_what_is_left,
+    word_layout,
+)
+from fsbench.kernels.screened.records import (
+    ABSOLUTE_SLACK,
+    LARGEST_TEMPERATURE,
+    LOWEST_BOUND,
+    NOISE_SLACK,
+    bound_key,
+    bound_of_key,
+    larger,
+)
+from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
+
+ROWS = gl.constexpr(64)
+"""Rows of codes of a warpgroup: the M of its instruction."""
+CHUNK = gl.constexpr(128)
+"""Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
+LOADER_REGISTERS = gl.constexpr(40)
+SECOND_REGISTERS = gl.constexpr(216)
+
+
+@gluon.constexpr_function
+def _accumulator_layout(WIDTH):
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, min(WIDTH, 128), 32]
+    )
+
+
+@gluon.jit
+def _tiles(share, V, BLOCK_V: gl.constexpr):
+    """(tiles of BLOCK_V tokens that a program has, where its tile of 128 in the tail begins).
+
+    It has none in the tail if that is at V or beyond.
+    """
+    _, pid_v, programs_v = share
+    rounds, tail = schedule(V, programs_v, BLOCK_V)
+    mine = gl.cdiv(gl.maximum(gl.cdiv(V, BLOCK_V) - pid_v, 0), programs_v)
+    return gl.minimum(rounds, mine), (tail + pid_v) * 128
+
+
+@gluon.jit
+def _tile_of_step(g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):
+    """(first token, first column, whether the tile has BLOCK_V tokens) of a program's step g.
+
+    The tile of the tail has 128. As in the fused kernels, programs begin at different columns.
+    """
+    _, pid_v, programs_v = share
+    rounds, tail = _tiles(share, V, BLOCK_V)
+    r = g // steps
+    whole = r < rounds
+    v0 = gl.where(whole, (pid_v + r * programs_v) * BLOCK_V, tail)
+    d0 = (first_column(v0, D) // BLOCK_D + g % steps) % steps * BLOCK_D
+    return v0, d0, whole
+
+
+@gluon.jit
+def _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl.constexpr,
+                 BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
+    """Ask for the part of the copy of step g of the program, and expect that of the codes too."""
+    weight_ring, _, loaded, _ = ring
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    BLOCKS: gl.constexpr = BLOCK_V // 128
+    v0, d0, whole = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
+    bar = loaded.index(stage)
+    # Boxes over the edge of a matrix are filled up with zeros, and count in full.
+    BOXES: gl.constexpr = CHUNKS * copy.block_type.nbytes
+    CODES: gl.constexpr = CHUNKS * WARPGROUPS * codes.block_type.nbytes
+    if whole:
+        mbarrier.expect(bar, BLOCKS * BOXES + CODES)
+    else:
+        mbarrier.expect(bar, BOXES + CODES)
+    for i in gl.static_range(CHUNKS):
+        tile = weight_ring.index(stage * CHUNKS + i)
+        copy_to_shared(copy, [v0, d0 + i * CHUNK], bar, tile.slice(0, 128, dim=0))
+        if whole:
+            for block in gl.static_range(1, BLOCKS):
+                rows = tile.slice(block * 128, 128, dim=0)
+                copy_to_shared(copy, [v0 + block * 128, d0 + i * CHUNK], bar, rows)
+
+
+@gluon.jit
+def _copy_codes(codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl.constexpr,
+                BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
+    """As _copy_weight, of the codes of hidden."""
+    _, codes_ring, loaded, _ = ring
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    BOX: gl.constexpr = codes.block_type.shape[0]
+    _, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
+    for i in gl.static_range(CHUNKS):
+        for group in gl.static_range(WARPGROUPS):
+            rows = codes_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
+            copy_to_shared(
+                codes, [2 * share[0] + group * ROWS, d0 + i * CHUNK], loaded.index(stage),
+                rows.slice(0, BOX, dim=0),
+            )  # fmt: skip
+
+
+@gluon.jit
+def _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):
+    """Bring the part of the copy of step g into the L2; nothing waits for it."""
+    v0, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
+    line = gl.arange(0, BLOCK_V * BLOCK_D // 128, gl.BlockedLayout([1], [32], [1], [0]))
+    row = gl.minimum(v0 + line % BLOCK_V, V - 1)
+    prefetch(copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1))
+
+
+@gluon.jit
+def _load(copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD: gl.constexpr,
+          WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
+          STAGES: gl.constexpr):  # fmt: skip
+    """The loading warp. The copy needs nobody; the codes must have been written."""
+    _, _, _, free = ring
+    steps = gl.cdiv(D, BLOCK_D)
+    rounds, tail = _tiles(share, V, BLOCK_V)
+    total = (rounds + (tail < V).to(gl.int32)) * steps
+    head = gl.minimum(total, STAGES)
+    for g in range(head):
+        _copy_weight(copy, codes, ring, g, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+    for g in range(head, gl.minimum(total, STAGES + AHEAD * 1024 // (BLOCK_V * BLOCK_D))):
+        _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V, BLOCK_D)
+    wait_for_rows(counters_ptr, B, True)
+    for g in range(head):
+        _copy_codes(codes, ring, g, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+    stage = 0
+    phase = 0
+    for g in range(head, total):
+        mbarrier.wait(free.index(stage), phase)
+        _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+        _copy_codes(codes, ring, stage, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
+        stage, phase = next_stage(stage, phase, STAGES)
+
+
+@gluon.jit
+def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
+               WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """This warpgroup's sums of the next tile in the ring, int32 [ROWS, WIDTH]."""
+    acc = gl.zeros([ROWS, WIDTH], gl.int32, _accumulator_layout(WIDTH))
+    return multiplied(
+        acc, ring, stage, phase, D, WARPGROUP, WARPGROUPS, BLOCK_D // CHUNK, BLOCK_D, STAGES
+    )
+
+
+@gluon.jit
+def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
+            SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr,
+            TEMPERATURE_PER_ROW: gl.constexpr, ROOM: gl.constexpr, LIST: gl.constexpr,
+            CHUNK_OF_ROW: gl.constexpr, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
+            BLOCK_D: gl.constexpr, STAGES: gl.constexpr, WARPGROUP: gl.constexpr):  # fmt: skip
+    """A computing warpgroup: the records and then the lists of its rows."""
+    b0, pid_v, programs_v = share
+    seed_ptr, offset_ptr, temperature = request
+    (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
+     found_ptr) = state  # fmt: skip
+    B, V, D, gamma, norm_inflation, root = sizes
+    if WARPGROUP == 0:
+        FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+        cols = gl.arange(0, CHUNK_OF_ROW, FLAT)
+        round_claimed_rows(
+            hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
+            norm_inflation, root, True,
+        )  # fmt: skip
+    wait_for_rows(counters_ptr, B, True)
+    LAYOUT: gl.constexpr = word_layout()
+    rows = b0 + WARPGROUP * 32 + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
+    there = rows < B
+    offset = gl.to_tensor(0).to(gl.int64)
+    if len(offset_ptr) > 0:
+        offset = per_row(offset_ptr[0], rows[:, None], B, OFFSET_PER_ROW)
+    seed = per_row(seed_ptr, rows[:, None], B, SEED_PER_ROW)
+    if TEMPERATURE_PER_ROW:
+        T, _ = temperatures(gl.load(temperature + rows[:, None], mask=there[:, None], other=0.0))
+    else:
+        T, _ = temperatures((rows[:, None] * 0).to(gl.float32) + temperature)
+    row = rows[:, None] * 0 if SEED_PER_ROW else rows[:, None]
+    step = gl.load(numbers_ptr + rows, mask=there, other=0.0)[:, None]
+    reach = gl.load(numbers_ptr + B + rows, mask=there, other=0.0)[:, None]
+    spread = gl.load(numbers_ptr + 2 * B + rows, mask=there, other=0.0)[:, None]
+    sane = T <= LARGEST_TEMPERATURE  # False for NaN
+    extra = gl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
+    T = gl.where(sane, T, 0.0)
+    noise = (row, seed, offset)
+    bounds = (T, extra, reach, spread)
+
+    count = gl.full([32, SLOTS], 0, gl.int32, LAYOUT)
+    limit = gl.full([32, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
+    mine = records_ptr + (pid_v * B + rows).to(gl.int64) * (SLOTS * 2 * ROOM)
+    at = (0, 0)
+    known = (limit, count)
+    rounds, tail = _tiles(share, V, BLOCK_V)
+    for r in range(rounds):
+        v0 = (pid_v + r * programs_v) * BLOCK_V
+        at, known = _screen_tile(
+            ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
+            NOISE, ROOM, WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
+        )  # fmt: skip
+    if BLOCK_V > 128:  # noqa: SIM102 (one is decided at compile time)
+        if tail < V:
+            at, known = _screen_tile(
+                ring, at, tail, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
+                NOISE, ROOM, WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
+            )  # fmt: skip
+    list_what_is_left(rows, there, known[1], mine, lower_ptr, listed_ptr, list_ptr, B, ROOM, LIST)
+
+
+@gluon.jit
+def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
+                 NOISE: gl.constexpr, ROOM: gl.constexpr, WARPGROUP: gl.constexpr,
+                 WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
+                 STAGES: gl.constexpr):  # fmt: skip
+    """Leave records of a tile of WIDTH tokens.
+
+    Args:
+        at: (stage, phase) of the ring. known: (limit, count), as in leave_records.
+
+    Returns:
+        (at, known).
+    """
+    there = rows < B
+    stage, phase = at
+    limit, count = known
+    line = gl.arange(0, WIDTH // 8, gl.BlockedLayout([1], [32], [4], [0])) * 8
+    ahead = gl.minimum(v0 + line, V - 1)
+    touch(vectors[0] + ahead, True)
+    touch(vectors[1] + ahead, True)
+    touch(vectors[2] + ahead, True)
+    # Other programs raise it meanwhile; an older one only leaves over more.
+    key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
+    sums, stage, phase = _tile_sums(
+        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
+    )
+    limit = larger(limit, bound_of_key(key)[:, None])
+    z = both_bytes(sums)
+    SUMS: gl.constexpr = z.type.layout
+    of_sums = gl.convert_layout(step, SUMS, assert_trivial=True)
+    z = z * of_sums
+    if v0 + WIDTH > V:
+        token = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
+        z = gl.where((token < V)[None, :], z, float("-inf"))
+    limit, count = leave_records(
+        z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
+    )
+    best = gl.max(limit, axis=1)
+    gl.atomic_max(
+        lower_ptr + rows, bound_key(best), mask=there & (best > LOWEST_BOUND), sem="relaxed"
+    )
+    return (stage, phase), (limit, count)
+
+
+@gluon.jit(do_not_specialize=["B", "V"])
+def hopper_screen_kernel(
+    hidden_ptr,  # this and what follows: as _screen_kernel.screen_kernel
+    codes_ptr,
+    codes,  # descriptor of boxes [16 .. 64, CHUNK]
+    copy,  # descriptor of boxes [128, CHUNK]
+    copy_ptr,  # the same
+    scale_ptr,
+    residual_ptr,
+    norm_ptr,
+    numbers_ptr,
+    seed_ptr,
+    offset_ptr,
+    temperature,
+    counters_ptr,
+    lower_ptr,
+    listed_ptr,
+    records_ptr,  # [programs per block of rows, B, SLOTS, ROOM, 2] int32, scratch
+    list_ptr,
+    found_ptr,
+    B,
+    V,
+    D,
+    gamma,
+    norm_inflation,
+    root,
+    NOISE: gl.constexpr,
+    SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr,
+    TEMPERATURE_PER_ROW: gl.constexpr,
+    ROOM: gl.constexpr,
+    LIST: gl.constexpr,
+    CHUNK_OF_ROW: gl.constexpr,
+    AHEAD: gl.constexpr,  # KiB of the copy that a program asks for besides its ring
+    WARPGROUPS: gl.constexpr,  # that compute
+    BLOCK_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+    EARLY: gl.constexpr,  # the second launch may begin, and wait
+):
+    if EARLY:
+        gdc_launch_dependents()
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    weight_ring = gl.allocate_shared_memory(
+        copy.dtype, [STAGES * CHUNKS, BLOCK_V, CHUNK], copy.layout
+    )
+    codes_ring = gl.allocate_shared_memory(
+        codes.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, CHUNK], codes.layout
+    )
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(free.index(i), count=WARPGROUPS)
+    fence_async_shared()
+
+    num_tiles_b = gl.cdiv(B, 32 * WARPGROUPS)
+    b0 = gl.program_id(0) % num_tiles_b * (32 * WARPGROUPS)
+    share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
+    ring = (weight_ring, codes_ring, loaded, free)
+    # What is absent is an empty tuple, as None cannot be in one.
+    request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
+    vectors = (scale_ptr, residual_ptr, norm_ptr)
+    state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
+             list_ptr, found_ptr)  # fmt: skip
+    sizes = (B, V, D, gamma, norm_inflation, root)
+    if WARPGROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
+                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 1)),
+                (_load, (copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD,
+                         WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
+            ],
+            [4, 1],
+            [SECOND_REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
+                (_load, (copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD,
+                         WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )  # fmt: skip

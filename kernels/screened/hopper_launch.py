@@ -1,0 +1,64 @@
+"""The launch of the screen for Hopper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.result import Screened
+from fsbench.kernels.configs.screen import HopperScreenConfig
+from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.hopper import CHUNK, ROWS, hopper_screen_kernel
+from fsbench.kernels.screened.scratch import Scratch, rounded_columns, rounding_numbers
+
+
+def screen(
+    grid: tuple[int],
+    request: Request,
+    head: ScreenedHead,
+    config: HopperScreenConfig,
+    scratch: Scratch,
+    out: Screened,
+    options: dict[str, Any],
+) -> None:
+    """The screen for Hopper."""
+    B, D = request.hidden.shape
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    box = min(ROWS.value, max(16, 2 * triton.next_power_of_2(B)))
+    hopper_screen_kernel[grid](
+        request.hidden,
+        scratch.codes,
+        TensorDescriptor.from_tensor(scratch.codes, [box, CHUNK.value], layout),
+        TensorDescriptor.from_tensor(head.codes, [128, CHUNK.value], layout),
+        head.codes,
+        head.scale,
+        head.residual,
+        head.norm,
+        scratch.numbers,
+        request.seed,
+        request.offset,
+        request.temperature,
+        scratch.counters,
+        scratch.lower,
+        scratch.listed,
+        scratch.records,
+        scratch.lists,
+        out.found,
+        B,
+        request.vocab_size,
+        D,
+        *rounding_numbers(D),
+        ROOM=config.room,
+        CHUNK_OF_ROW=rounded_columns(D),
+        AHEAD=config.ahead,
+        WARPGROUPS=config.warpgroups,
+        BLOCK_V=config.block_v,
+        BLOCK_D=config.block_d,
+        STAGES=config.num_stages,
+        num_warps=4,
+        **options,
+    )

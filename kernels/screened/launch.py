@@ -1,0 +1,199 @@
+"""Host side of the screened sampler's kernels: scratch memory, two launches.
+
+The codes of hidden, the records and the lists are scratch memory of a call. Counters, bounds and
+keys are of a workspace that every call leaves as it found it, so nothing is cleared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from fsbench.kernels import screened
+from fsbench.kernels.call.operands import (
+    Processing,
+    greedy,
+    matrix_operand,
+    per_row,
+    processing,
+    vocab_programs,
+)
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.result import Screened
+from fsbench.kernels.call.workspace import workspace
+from fsbench.kernels.configs.choice import tma_possible
+from fsbench.kernels.configs.gpu import launching_on, multiprocessors
+from fsbench.kernels.configs.screen import (
+    HopperScreenConfig,
+    ResolveConfig,
+    ScreenConfig,
+    portable_config,
+)
+from fsbench.kernels.device.mainloop import ROTATION
+from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.portable import screen_kernel
+from fsbench.kernels.screened.resolve import resolve_kernel
+from fsbench.kernels.screened.rounding import ROW_NUMBERS
+from fsbench.kernels.screened.scratch import COUNTERS, Scratch, rounded_columns, rounding_numbers
+
+
+def launch(
+    request: Request,
+    head: ScreenedHead,
+    configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig],
+    out: Screened,
+) -> None:
+    """Draw one token for each row by the screen.
+
+    A request that the screen for Hopper cannot serve takes the portable one, which has the same
+    tokens.
+    """
+    config, resolving = configs
+    hidden, weight = request.hidden, request.weight
+    device = hidden.device
+    if isinstance(config, HopperScreenConfig) and not _fits_hopper(request, head):
+        config = portable_config(len(hidden))
+    B, D = hidden.shape
+    blocks_b = triton.cdiv(B, config.block_b)
+    programs_v = vocab_programs(
+        blocks_b, request.vocab_size, config.block_v, device, config.ctas_per_sm
+    )
+    rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
+    work = workspace(2 * rows, device)  # at least COUNTERS + rows
+    integers = {"dtype": torch.int32, "device": device}
+    scratch = Scratch(
+        torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device),
+        torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),
+        work.arrivals,
+        work.keys[rows:],
+        work.arrivals[COUNTERS:],
+        torch.empty(programs_v, B, config.slots, config.room, 2, **integers),
+        torch.empty(2, B, config.row_room, **integers),
+    )
+    by_tma = tma_possible(hidden) and tma_possible(weight)
+    processed = processing(request)
+    options: dict[str, Any] = {
+        "NOISE": "none" if greedy(request) else "token",
+        **per_row(request),
+        "LIST": config.row_room,
+    }
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    early = {"EARLY": resolving.early and modern}
+    grid = (blocks_b * programs_v,)
+    with launching_on(device):
+        if isinstance(config, HopperScreenConfig):
+            screened.hopper_launch.screen(
+                grid, request, head, config, scratch, out, options | early
+            )
+        else:
+            more = {**early, "NVIDIA": nvidia}
+            _screen(grid, request, head, config, scratch, out, processed, options | more)
+        resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
+            matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
+            matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
+            hidden,
+            weight,
+            request.seed,
+            request.offset,
+            request.temperature,
+            request.soft_cap,
+            processed.bias,
+            processed.row_bias,
+            processed.mask,
+            scratch.counters,
+            scratch.lower,
+            scratch.listed,
+            scratch.lists,
+            work.keys,
+            out.found,
+            out.tokens,
+            out.valid,
+            B,
+            request.vocab_size,
+            D,
+            processed.mask_words,
+            POWER_B=triton.next_power_of_2(B),
+            AT_ONCE=resolving.at_once,
+            BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
+            STEP=resolving.step,
+            EVEN=D % ROTATION.value == 0,
+            BLOCK_B=resolving.block_b,
+            BLOCK_V=resolving.block_v,
+            BLOCK_D=resolving.block_d,
+            USE_TMA=by_tma,
+            SLICE=resolving.block_v,
+            num_warps=resolving.num_warps,
+            num_stages=resolving.num_stages,
+            IN_BULK=modern and by_tma,
+            **({"launch_pdl": True} if early["EARLY"] else {}),
+            **options,
+            **early,
+        )
+
+
+def _fits_hopper(request: Request, head: ScreenedHead) -> bool:
+    """Whether the screen for Hopper can serve it: a plain request, on matrices that TMA loads."""
+    plain = request.bias is None and request.mask is None and request.soft_cap is None
+    return plain and tma_possible(head.codes)
+
+
+def _screen(
+    grid: tuple[int],
+    request: Request,
+    head: ScreenedHead,
+    config: ScreenConfig,
+    scratch: Scratch,
+    out: Screened,
+    processed: Processing,
+    options: dict[str, Any],
+) -> None:
+    """The portable screen."""
+    hidden = request.hidden
+    B, D = hidden.shape
+    by_tma = tma_possible(head.codes)
+    screen_kernel[grid](
+        hidden,
+        scratch.codes,
+        matrix_operand(scratch.codes, 2 * config.block_b, config.block_d, by_tma),
+        head.codes,
+        matrix_operand(head.codes, config.block_v, config.block_d, by_tma),
+        head.scale,
+        head.residual,
+        head.norm,
+        scratch.numbers,
+        request.seed,
+        request.offset,
+        request.temperature,
+        request.soft_cap,
+        processed.bias,
+        processed.row_bias,
+        processed.mask,
+        scratch.counters,
+        scratch.lower,
+        scratch.listed,
+        scratch.records,
+        scratch.lists,
+        out.found,
+        B,
+        request.vocab_size,
+        D,
+        *rounding_numbers(D),
+        processed.mask_words,
+        ROOM=config.room,
+        DEPTH=config.depth,
+        CHUNK=rounded_columns(D),
+        AHEAD=config.ahead,
+        BLOCK_B=config.block_b,
+        BLOCK_V=config.block_v,
+        BLOCK_D=config.block_d,
+        SLICE=config.slice,
+        V_ON_M=config.v_on_m,
+        USE_TMA=by_tma,
+        FLATTEN=config.flatten,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **options,
+    )

@@ -1,0 +1,180 @@
+"""Device code of the screened sampler's first launch: hidden in two bytes, and the screen.
+
+The programs first round hidden to 16 bits, row by row, while the first bytes of the int8 copy come
+in (_screen_rounding.py). Then they stream the copy, share the largest lower bound of each row, and
+keep what may exceed it: records of a Philox word of four tokens each, per program and row
+(_screen_records.py). When a program ends, the bound has risen, and the few tokens that still reach
+it go to the list of the row, for the second launch (_resolve_kernel.py).
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from fsbench.kernels.device.epilogue import allowed_words
+from fsbench.kernels.device.mainloop import first_column, load_tile, program_share
+from fsbench.kernels.device.prefetch import prefetch, touch
+from fsbench.kernels.device.rows import settings
+from fsbench.kernels.screened.records import (
+    ABSOLUTE_SLACK,
+    CAP_SLACK,
+    LARGEST_TEMPERATURE,
+    LOWEST_BOUND,
+    NOISE_SLACK,
+    bound_key,
+    bound_of_key,
+    leave_records,
+    list_what_is_left,
+)
+from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
+
+
+@triton.jit(do_not_specialize=["B", "V"])
+def screen_kernel(
+    hidden_ptr,  # [B, D]
+    codes_ptr,  # [blocks of rows * 2 * BLOCK_B, D] int8, scratch; see code_row
+    codes,  # the same, descriptor (USE_TMA) or pointer
+    copy_ptr,  # [V, D] int8
+    copy,  # the same, descriptor (USE_TMA) or pointer
+    scale_ptr,  # [V] fp32
+    residual_ptr,  # [V] fp32
+    norm_ptr,  # [V] fp32
+    numbers_ptr,  # [ROW_NUMBERS, B] fp32, scratch
+    seed_ptr,  # [1] or [B] int64
+    offset_ptr,  # [1] or [B] int64, or None: 0
+    temperature,  # fp32, or pointer to [B] fp32
+    soft_cap,  # fp32 or None
+    bias_ptr,  # [V] or None
+    row_bias_ptr,  # [B, V] or None
+    mask_ptr,  # [B, mask_words] int32, or None
+    counters_ptr,  # CLAIMED, ROUNDED; 0 at first, put back to it by the second launch
+    lower_ptr,  # [B] int64, bound_key of the largest lower bound so far; at rest at first
+    listed_ptr,  # [B] int32: tokens on each list, above LIST if not all fit; 0 at first
+    records_ptr,  # [programs per block of rows, B, SLICE / 4, ROOM, 2] int32, scratch
+    list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; tokens
+    found_ptr,  # [B] int32, out: 0
+    B,
+    V,
+    D,
+    gamma,  # accumulation_error(D)
+    norm_inflation,  # 1 + (D + 4) 2^-24
+    root,  # sqrt(D)
+    mask_words,
+    NOISE: tl.constexpr,  # "token" or "none" (greedy)
+    SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
+    TEMPERATURE_PER_ROW: tl.constexpr,
+    ROOM: tl.constexpr,
+    LIST: tl.constexpr,
+    DEPTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,  # KiB of the copy that a program asks for before hidden is rounded
+    BLOCK_B: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SLICE: tl.constexpr,
+    V_ON_M: tl.constexpr,
+    USE_TMA: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    EARLY: tl.constexpr,  # the second launch may begin, and wait
+    NVIDIA: tl.constexpr,  # else plain Triton: the interpreter
+):
+    if EARLY:
+        gdc_launch_dependents()
+    pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
+    if USE_TMA and NVIDIA:
+        _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
+    round_claimed_rows(
+        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, tl.arange(0, CHUNK), B, D,
+        gamma, norm_inflation, root, NVIDIA,
+    )  # fmt: skip
+    wait_for_rows(counters_ptr, B, NVIDIA)
+    rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
+    idle = rows >= B
+    seed, row, offset, T, _ = settings(
+        seed_ptr,
+        offset_ptr,
+        temperature,
+        rows,
+        B,
+        SEED_PER_ROW,
+        OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )
+    step = tl.load(numbers_ptr + rows, mask=~idle, other=0.0)[:, None]
+    reach = tl.load(numbers_ptr + B + rows, mask=~idle, other=0.0)[:, None]
+    spread = tl.load(numbers_ptr + 2 * B + rows, mask=~idle, other=0.0)[:, None]
+    sane = T <= LARGEST_TEMPERATURE  # False for NaN
+    extra = tl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
+    T = tl.where(sane, T, 0.0)
+    if soft_cap is not None:
+        extra += soft_cap * CAP_SLACK
+
+    # A slot has every SLOTS-th word of a row.
+    SLOTS: tl.constexpr = SLICE // 4
+    count = tl.zeros((BLOCK_B, SLOTS), tl.int32)
+    limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
+    slot = tl.arange(0, SLOTS)[None, :]
+    mine = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
+    vectors = (scale_ptr, residual_ptr, norm_ptr, bias_ptr)
+    for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
+        v0 = tile_v * BLOCK_V
+        words = None
+        if mask_ptr is not None:
+            words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
+        line = tl.minimum(v0 + tl.arange(0, BLOCK_V // 8) * 8, V - 1)
+        touch(scale_ptr + line, NVIDIA)
+        touch(residual_ptr + line, NVIDIA)
+        touch(norm_ptr + line, NVIDIA)
+        # Other programs raise it meanwhile; an older one only leaves over more.
+        key = tl.load(lower_ptr + rows, mask=~idle, other=0, volatile=True)
+        z = _screened_logits(
+            codes, copy, pid_b, v0, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
+        )
+        limit = tl.maximum(limit, bound_of_key(key)[:, None])
+        z *= step
+        if v0 + BLOCK_V > V:
+            z = tl.where((v0 + tl.arange(0, BLOCK_V) < V)[None, :], z, float("-inf"))
+        limit, count = leave_records(
+            z, words, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
+            row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
+        )  # fmt: skip
+        best = tl.max(limit, axis=1)
+        there = (~idle) & (best > LOWEST_BOUND)
+        tl.atomic_max(lower_ptr + rows, bound_key(best), mask=there, sem="relaxed")
+
+    tl.debug_barrier()
+    records = records_ptr + (pid_v * B + rows).to(tl.int64) * (SLOTS * 2 * ROOM)
+    list_what_is_left(
+        rows, ~idle, count, records, lower_ptr, listed_ptr, list_ptr, B, ROOM, LIST, DEPTH
+    )
+
+
+@triton.jit
+def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
+                     BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, V_ON_M: tl.constexpr,
+                     USE_TMA: tl.constexpr):  # fmt: skip
+    """256 code . high + code . low, fp32 [BLOCK_B, BLOCK_V]: the integer sums are exact."""
+    ROWS: tl.constexpr = 2 * BLOCK_B
+    acc = tl.zeros((BLOCK_V, ROWS) if V_ON_M else (ROWS, BLOCK_V), tl.int32)
+    steps = tl.cdiv(D, BLOCK_D)
+    # As in the fused kernels, programs begin at different columns (_mainloop.tile_logits).
+    first = first_column(v0, D) // BLOCK_D
+    b0 = pid_b * ROWS
+    for step in range(steps):
+        d0 = (first + step) % steps * BLOCK_D
+        w = load_tile(copy, v0, d0, BLOCK_V, BLOCK_D, V, D, USE_TMA)
+        h = load_tile(codes, b0, d0, ROWS, BLOCK_D, b0 + ROWS, D, USE_TMA)
+        if V_ON_M:
+            acc = tl.dot(w, h.T, acc, out_dtype=tl.int32)
+        else:
+            acc = tl.dot(h, w.T, acc, out_dtype=tl.int32)
+    return both_bytes(acc.T if V_ON_M else acc)
+
+
+@triton.jit
+def _prefetch(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, KIB: tl.constexpr):
+    """Ask for the first columns of a tile of the copy."""
+    line = tl.arange(0, 8 * KIB)  # of 128 bytes
+    row = tl.minimum(v0 + line % BLOCK_V, V - 1)
+    prefetch(copy_ptr + row.to(tl.int64) * D + (first_column(v0, D) + line // BLOCK_V * 128) % D)

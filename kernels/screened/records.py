@@ -1,0 +1,276 @@
+"""Device code of the screen: both ends of every score, and records of what may win.
+
+A record has a Philox word of four tokens: their largest upper bound, and which of them it is about.
+A thread keeps records of its own words of a row, and the largest lower bound that it knows of.
+`_screen.score_bounds` is the same in torch and defines the constants; docs/screened-head.md proves
+it.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.device.epilogue import capped, masked
+from fsbench.kernels.noise.arithmetic import halves, nan_max
+from fsbench.kernels.noise.words import random_words, split_words
+from fsbench.kernels.screened import bounds as _screen
+
+LARGEST_TEMPERATURE = tl.constexpr(_screen.LARGEST_TEMPERATURE)
+NOISE_SLACK = tl.constexpr(_screen.ROUGH_NOISE_SLACK * _screen.INFLATION)
+BIAS_SLACK = tl.constexpr(_screen.BIAS_SLACK)
+CAP_SLACK = tl.constexpr(_screen.CAP_SLACK)
+ABSOLUTE_SLACK = tl.constexpr(_screen.ABSOLUTE_SLACK)
+LOWEST_BOUND = tl.constexpr(-3.0e38)
+"""Of a row without a lower bound yet: below every score, above the -inf of forbidden tokens."""
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def bound_key(x):
+    """fp32 -> int64 of the same order, above the lowest one; no NaN."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) << 32
+
+
+@triton.jit
+def bound_of_key(key):
+    """The inverse of bound_key; LOWEST_BOUND for a key at rest."""
+    ordered = (key >> 32).to(tl.int32)
+    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    # A key at rest has bits that are no number.
+    x = tl.where(ordered == -(2**31), 0, bits).to(tl.float32, bitcast=True)
+    return tl.where(ordered == -(2**31), LOWEST_BOUND, x)
+
+
+@triton.jit
+def rough_gumbel(bits, NVIDIA: tl.constexpr):
+    """32 random bits (uint32) -> Gumbel(0, 1) in fp32, within 2^-10 of _helper.gumbel.
+
+    -log E, E = -log(1 - u), u = (bits + 0.5) 2^-32. For 1 - u above 1 - 2^-10, E is taken for u.
+    """
+    others = (bits.to(tl.int32, bitcast=True) ^ -1).to(tl.uint32, bitcast=True)
+    rest = others.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10  # 1 - u
+    u = bits.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+    E = tl.where(rest > 0.9990234375, u, _rough_log2(rest, NVIDIA) * -LN_2)
+    return _rough_log2(E, NVIDIA) * -LN_2
+
+
+@triton.jit
+def _rough_log2(x, NVIDIA: tl.constexpr):
+    """log2 of a normal number: within 2^-22 if x is between 0.5 and 2, else of its own size."""
+    if NVIDIA:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1
+        )
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def _ends(z, tokens, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V, extra,
+          reach, spread, soft_cap, temperature, noise):  # fmt: skip
+    """(lower, upper) of scores y + T g, as _screen.score_bounds.
+
+    NaN stands for a score without a bound, so that comparisons let it pass. Where a bias of -inf
+    forbids a token both are -inf, unless its logit may be undefined.
+
+    Args:
+        z, noise: [R, W]; z is still to be multiplied by the tokens' scales. tokens: int32 [1, W].
+        row_biases: pointers to bias[rows, 0], [R, 1], or None.
+        extra, reach, spread, temperature: [R, 1].
+    """
+    inside = tokens < V
+    y = z * tl.load(scale_ptr + tokens, mask=inside, other=1.0)
+    residual = tl.load(residual_ptr + tokens, mask=inside, other=0.0)
+    norm = tl.load(norm_ptr + tokens, mask=inside, other=0.0)
+    bound = residual * reach + (norm * spread + extra)
+    if soft_cap is not None:
+        y = capped(y, soft_cap)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+        y += bias
+        bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
+    if row_biases is not None:
+        there = (rows < B)[:, None] & inside
+        bias = tl.load(row_biases + tokens, mask=there, other=float("-inf")).to(tl.float32)
+        y += bias
+        bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
+    if soft_cap is not None:
+        y = tl.where(inside, y, float("-inf"))  # the cap of the -inf there is a number
+    score = y + temperature * noise
+    return score - bound, score + bound
+
+
+@triton.jit
+def leave_records(z, words, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
+           row_bias_ptr, limit, count, mine, B, V, NOISE: tl.constexpr, ROOM: tl.constexpr,
+           NVIDIA: tl.constexpr):  # fmt: skip
+    """Leave records of the words of a tile [R, WIDTH] that may win.
+
+    Word after word of every slot [R, W], W words side by side. A slot has a bound, a number and
+    room for records of its own, so threads do not have to agree on anything.
+
+    Args:
+        vectors: pointers (scale, residual, norm, bias or None).
+        mine: int32 [R, W] pointers to the slots' records: (upper bound, word and lanes), one after
+            the other.
+        limit, count: [R, W]: the largest lower bound that the slot knows of, and the number of its
+            records.
+
+    Returns:
+        (limit, count).
+    """
+    R: tl.constexpr = z.shape[0]
+    WIDTH: tl.constexpr = z.shape[1]
+    WORDS: tl.constexpr = count.shape[1]
+    if WIDTH > 4 * WORDS:
+        low, high = halves(z)
+        words_low = None
+        words_high = None
+        if words is not None:
+            words_low, words_high = halves(words)
+        limit, count = leave_records(
+            low, words_low, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
+            row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
+        )  # fmt: skip
+        return leave_records(
+            high, words_high, v0 + WIDTH // 2, vectors, rows, row, seed, offset, T, extra, reach,
+            spread, soft_cap, row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
+        )  # fmt: skip
+    else:
+        scale_ptr, residual_ptr, norm_ptr, bias_ptr = vectors
+        word = tl.arange(0, WORDS)
+        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
+        z0, z1, z2, z3 = split_words(z)
+        row_biases = None
+        if row_bias_ptr is not None:
+            row_biases = row_bias_ptr + rows.to(tl.int64)[:, None] * V
+        allowed = tl.where((rows < B)[:, None], 15, 0)
+        if words is not None:
+            m0, m1, m2, m3 = split_words(masked(tl.zeros((R, WIDTH), tl.float32), words))
+            allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
+        g0 = 0.0
+        g1 = 0.0
+        g2 = 0.0
+        g3 = 0.0
+        if NOISE == "token":
+            # Always 0; ties the noise to the layout of z, and makes a word wait for the one
+            # before, as in _helper.candidates. A bound is never NaN.
+            zero = ((z0 < float("-inf")) | (limit != limit)).to(tl.int32)
+            r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, 0, zero)
+            g0 = rough_gumbel(r0, NVIDIA)
+            g1 = rough_gumbel(r1, NVIDIA)
+            g2 = rough_gumbel(r2, NVIDIA)
+            g3 = rough_gumbel(r3, NVIDIA)
+        l0, u0 = _ends(
+            z0, first, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+            extra, reach, spread, soft_cap, T, g0,
+        )  # fmt: skip
+        l1, u1 = _ends(
+            z1, first + 1, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+            extra, reach, spread, soft_cap, T, g1,
+        )  # fmt: skip
+        l2, u2 = _ends(
+            z2, first + 8, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+            extra, reach, spread, soft_cap, T, g2,
+        )  # fmt: skip
+        l3, u3 = _ends(
+            z3, first + 9, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
+            extra, reach, spread, soft_cap, T, g3,
+        )  # fmt: skip
+        if words is not None:
+            l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
+            l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))
+            l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
+            l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
+        limit = larger(limit, larger(larger(l0, l1), larger(l2, l3)))
+        lanes = allowed & reaching(u0, u1, u2, u3, limit)
+        upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
+        record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
+        fits = (lanes != 0) & (count < ROOM)
+        store_record(mine + 2 * count, upper, record, fits, NVIDIA)
+        count += (lanes != 0).to(tl.int32)
+        return limit, count
+
+
+@triton.jit
+def larger(a, b):
+    """The larger of two, or the one that is a number."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.NONE)
+
+
+@triton.jit
+def reaching(u0, u1, u2, u3, least):
+    """Bit i is set where u_i is not below least."""
+    return _bits((u0 < least) == 0, (u1 < least) == 0, (u2 < least) == 0, (u3 < least) == 0)
+
+
+@triton.jit
+def _bits(b0, b1, b2, b3):
+    low = b0.to(tl.int32) | (b1.to(tl.int32) << 1)
+    return low | (b2.to(tl.int32) << 2) | (b3.to(tl.int32) << 3)
+
+
+@triton.jit
+def store_record(at, upper, record, there, NVIDIA: tl.constexpr):
+    """Both words of a record at `at`, where `there`."""
+    if NVIDIA:
+        # tl.store would first move everything to another layout, by shared memory and barriers.
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred p;
+            setp.ne.s32 p, $4, 0;
+            @p st.global.v2.b32 [$1], {$2, $3};
+            mov.b32 $0, 0;
+            }""",
+            "=r,l,r,r,r",
+            [at.to(tl.int64), upper.to(tl.int32, bitcast=True), record, there.to(tl.int32)],
+            tl.int32,
+            False,
+            1,
+        )
+    else:
+        tl.store(at, upper.to(tl.int32, bitcast=True), mask=there)
+        tl.store(at + 1, record, mask=there)
+
+
+@triton.jit
+def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_ptr, B,
+                       ROOM: tl.constexpr, LIST: tl.constexpr,
+                       DEPTH: tl.constexpr):  # fmt: skip
+    """Move those of this program's records that still reach the bound to the lists of the rows.
+
+    DEPTH records of every slot at a time.
+
+    Args:
+        rows, there, records: [R]; records points to those of the row. count: [R, slots].
+    """
+    R: tl.constexpr = count.shape[0]
+    SLOTS: tl.constexpr = count.shape[1]
+    lower = tl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
+    limit = bound_of_key(lower)[:, None]
+    out = list_ptr + rows.to(tl.int64)[:, None] * LIST
+    most = tl.max(count, axis=1)
+    # More records than there was room for: the row is computed in full.
+    tl.atomic_add(listed_ptr + rows, LIST + 1, mask=there & (most > ROOM), sem="relaxed")
+    place = tl.arange(0, SLOTS * DEPTH)[None, :]
+    filled = tl.broadcast_to(count[:, :, None], (R, SLOTS, DEPTH)).reshape(R, SLOTS * DEPTH)
+    for first in range(0, tl.minimum(tl.max(most, axis=0), ROOM), DEPTH):
+        i = first + place % DEPTH
+        at = records[:, None] + 2 * (place // DEPTH * ROOM + i)
+        known = there[:, None] & (i < tl.minimum(filled, ROOM))
+        upper = tl.load(at, mask=known, other=0)
+        record = tl.load(at + 1, mask=known, other=0)
+        below = upper.to(tl.float32, bitcast=True) < limit
+        lanes = tl.where(known & (below == 0), record & 15, 0)
+        tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
+        number = tl.sum(tokens, axis=1)
+        before = tl.atomic_add(listed_ptr + rows, number, mask=there & (number > 0), sem="relaxed")
+        to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
+        word = record >> 4
+        token = (word >> 2) * 16 + (word & 3) * 2
+        for lane in tl.static_range(4):
+            fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
+            tl.store(out + to, upper, mask=fits)
+            tl.store(out + to + B.to(tl.int64) * LIST,
+                     token + (lane & 1) + (lane >> 1) * 8, mask=fits)  # fmt: skip
+            to += (lanes >> lane) & 1

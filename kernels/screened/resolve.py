@@ -1,0 +1,259 @@
+"""Device code of the screened sampler's second launch: exact logits of the few that may win.
+
+Tokens on the lists of _screen_kernel.py are computed from the weight, in the order of summation of
+the fused kernels, a few at a time; all programs share all lists. A row with more tokens than its
+list holds is sampled from its whole logits, again by all programs. The last program to arrive
+writes the tokens and puts back to rest what the next call needs.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from fsbench.kernels.device.epilogue import allowed_words, best_of_tile, capped, processed
+from fsbench.kernels.device.mainloop import ROTATION, first_column, tile_logits
+from fsbench.kernels.device.rows import settings
+from fsbench.kernels.noise.contract import gumbel, noise_of_row, temperatures
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
+from fsbench.kernels.screened.records import bound_of_key
+from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
+
+
+@triton.jit(do_not_specialize=["B", "V"])
+def resolve_kernel(
+    hidden,  # [B, D] descriptor (USE_TMA) or pointer: for rows that are computed in full
+    weight,  # [>= V, D] likewise
+    hidden_ptr,  # the same as pointers: for single tokens
+    weight_ptr,
+    seed_ptr,
+    offset_ptr,
+    temperature,
+    soft_cap,
+    bias_ptr,
+    row_bias_ptr,
+    mask_ptr,
+    counters_ptr,
+    lower_ptr,
+    listed_ptr,
+    list_ptr,
+    keys_ptr,  # [B] int64, at rest before and after
+    found_ptr,  # [B] int32: tokens recomputed; -1 where the whole row was
+    tokens_ptr,  # [B] int64, out
+    valid_ptr,  # [B] bool, out
+    B,
+    V,
+    D,
+    mask_words,
+    NOISE: tl.constexpr,
+    SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
+    TEMPERATURE_PER_ROW: tl.constexpr,
+    POWER_B: tl.constexpr,  # a power of two, at least B
+    LIST: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # tokens computed together, at most
+    BLOCKS: tl.constexpr,  # a power of two, at least the blocks of 256 columns
+    STEP: tl.constexpr,  # columns of one step for single tokens; divides 256
+    BLOCK_B: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    USE_TMA: tl.constexpr,
+    SLICE: tl.constexpr,
+    EVEN: tl.constexpr,  # D is a multiple of 256
+    EARLY: tl.constexpr,  # launched before the screen has ended
+    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see _ask_for_rows
+):
+    if EARLY:
+        gdc_wait()  # for all that the screen has written
+    every = tl.arange(0, POWER_B)
+    number = tl.load(listed_ptr + every, mask=every < B, other=0)
+    # A row whose list is too short has no part of this.
+    tokens = tl.where(number > LIST, 0, number)
+    # Few tokens are spread over all programs; with many, half of the programs have a part.
+    size = tl.minimum(tl.maximum(2 * tl.sum(tokens, 0) // tl.num_programs(0), 4), AT_ONCE)
+    parts = (tokens + size - 1) // size
+    ends = tl.cumsum(parts, 0)
+    for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
+        b = tl.sum((ends <= part).to(tl.int32), 0)
+        first = tl.sum(tl.where(every == b, part - (ends - parts), 0), 0) * size
+        last = tl.minimum(first + size, tl.sum(tl.where(every == b, tokens, 0), 0))
+        _resolve(
+            b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
+            bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D, NOISE,
+            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN,
+            IN_BULK,
+        )  # fmt: skip
+
+    if tl.max(number, 0) > LIST:
+        for block in range(0, tl.cdiv(B, BLOCK_B)):
+            rows = block * BLOCK_B + tl.arange(0, BLOCK_B)
+            listed = tl.load(listed_ptr + rows, mask=rows < B, other=0)
+            if tl.max(listed, 0) > LIST:
+                _whole_rows(
+                    hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
+                    row_bias_ptr, mask_ptr, keys_ptr, found_ptr, block * BLOCK_B, rows,
+                    listed > LIST, B, V, D, mask_words, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+                    TEMPERATURE_PER_ROW, BLOCK_B, BLOCK_V, BLOCK_D, USE_TMA, SLICE,
+                )  # fmt: skip
+
+    tl.debug_barrier()
+    if tl.atomic_add(counters_ptr + ARRIVED, 1) == tl.num_programs(0) - 1:
+        # The lowest bound is that of a key at rest.
+        for first in range(0, B, 128):
+            rows = first + tl.arange(0, 128)
+            there = rows < B
+            token = token_of_key(take_keys(keys_ptr, rows, there))
+            tl.store(tokens_ptr + rows, token.to(tl.int64), mask=there)
+            tl.store(valid_ptr + rows, token >= 0, mask=there)
+            tl.store(lower_ptr + rows, tl.full((128,), LOWEST_KEY, tl.int64), mask=there)
+            tl.store(listed_ptr + rows, 0, mask=there)
+        tl.store(counters_ptr + CLAIMED, 0)
+        tl.store(counters_ptr + ROUNDED, 0)
+        tl.store(counters_ptr + ARRIVED, 0)
+
+
+@triton.jit
+def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
+             bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D,
+             NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
+             OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr,
+             AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+             IN_BULK: tl.constexpr):  # fmt: skip
+    """Tokens first .. last - 1 of the list of row b, at most AT_ONCE."""
+    i = first + tl.arange(0, AT_ONCE)
+    at = list_ptr + b.to(tl.int64) * LIST + i
+    upper = tl.load(at, mask=i < last, other=0).to(tl.float32, bitcast=True)
+    token = tl.load(at + B.to(tl.int64) * LIST, mask=i < last, other=0)
+    # The bound has risen since some programs made their part of the list.
+    below = upper < bound_of_key(tl.load(lower_ptr + b))
+    there = (i < last) & (below == 0)
+    token = tl.where(there, token, 0)
+    if IN_BULK:
+        _ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
+    y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, EVEN)
+    if soft_cap is not None:
+        y = capped(y, soft_cap)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + token).to(tl.float32)
+    if row_bias_ptr is not None:
+        y += tl.load(row_bias_ptr + b.to(tl.int64) * V + token).to(tl.float32)
+    if NOISE == "token":
+        seed, offset, row = noise_of_row(seed_ptr, offset_ptr, b, SEED_PER_ROW, OFFSET_PER_ROW)
+        if TEMPERATURE_PER_ROW:
+            T = tl.load(temperature + b)
+        else:
+            T = tl.full((), temperature, tl.float32)
+        T, _ = temperatures(T)
+        y += T * gumbel(_word(token, row, seed, offset, 0))
+    score = tl.where(y == y, y, float("inf"))
+    key = tl.where(there, ordered_key(score, token), LOWEST_KEY)
+    # Whoever arrives last sees both: arriving releases what all of a program has done.
+    tl.atomic_max(keys_ptr + b, tl.max(key, 0), sem="relaxed")
+    tl.atomic_add(found_ptr + b, tl.sum(there.to(tl.int32), 0), sem="relaxed")
+
+
+@triton.jit
+def _ask_for_rows(row, there, D):
+    """Bring the rows of the weight at pointers `row`, where `there`, into the L2.
+
+    One instruction a row, and nothing waits for it; the loop over columns would ask for a few
+    steps at a time. For compute capability 9.0 and later, and rows that TMA could load.
+    """
+    BYTES: tl.constexpr = row.dtype.element_ty.primitive_bitwidth // 8
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p cp.async.bulk.prefetch.L2.global [$1], $3;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [row.to(tl.int64), there.to(tl.int32), D * BYTES],
+        tl.int32,
+        False,
+        1,
+    )
+
+
+@triton.jit
+def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.constexpr,
+                   STEP: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
+
+    Tokens begin their sums at blocks of 256 columns of their own. So the other operand is hidden
+    from every block on, and a token's logit is the element of the product that began where it did.
+    """
+    R: tl.constexpr = token.shape[0]
+    block = tl.arange(0, BLOCKS)
+    width = D if EVEN else tl.cdiv(D, ROTATION) * ROTATION
+    first = first_column(token, D)
+    d = tl.arange(0, STEP)[None, :]
+    h_row = hidden_ptr + b.to(tl.int64) * D
+    w_row = weight_ptr + token.to(tl.int64)[:, None] * D
+    acc = tl.zeros((R, BLOCKS), tl.float32)
+    for step in range(width // STEP):
+        w_col = first + step * STEP
+        w_cols = tl.where(w_col < width, w_col, w_col - width)[:, None] + d
+        h_col = block * ROTATION + step * STEP
+        h_cols = tl.where(h_col < width, h_col, h_col - width)[:, None] + d
+        w_there = there[:, None]
+        h_there = (block * ROTATION < width)[:, None]
+        if not EVEN:
+            w_there &= w_cols < D
+            h_there &= h_cols < D
+        w = tl.load(w_row + w_cols, mask=w_there, other=0.0)
+        h = tl.load(h_row + h_cols, mask=h_there, other=0.0)
+        acc = tl.dot(w, h.T, acc, input_precision="ieee")
+    own = (first // ROTATION)[:, None] == block[None, :]
+    return tl.sum(tl.where(own, acc, 0.0), axis=1)
+
+
+@triton.jit
+def _word(token, row, seed, offset, sample):
+    """The 32 random bits of each token."""
+    zero = token * 0
+    word = (token >> 4) * 4 + ((token >> 1) & 3)
+    r0, r1, r2, r3 = tl.philox(seed, word, row + zero, offset.to(tl.int32) + zero, zero + sample)
+    even = tl.where((token & 8) != 0, r2, r0)
+    odd = tl.where((token & 8) != 0, r3, r1)
+    return tl.where((token & 1) != 0, odd, even)
+
+
+@triton.jit
+def _whole_rows(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
+                row_bias_ptr, mask_ptr, keys_ptr, found_ptr, b0, rows, full, B, V, D,
+                mask_words, NOISE: tl.constexpr,
+                SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
+                TEMPERATURE_PER_ROW: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+                BLOCK_D: tl.constexpr, USE_TMA: tl.constexpr, SLICE: tl.constexpr):  # fmt: skip
+    """What flash_sample does for a block of rows; only those of `full` count."""
+    seed, row, offset, T, inverse_temperature = settings(
+        seed_ptr,
+        offset_ptr,
+        temperature,
+        rows,
+        B,
+        SEED_PER_ROW,
+        OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )
+    best = tl.full((BLOCK_B, SLICE // 4), LOWEST_KEY, tl.int64)
+    best_logit = tl.zeros((BLOCK_B, SLICE // 4), tl.float32)
+    for tile_v in range(tl.program_id(0), tl.cdiv(V, BLOCK_V), tl.num_programs(0)):
+        v0 = tile_v * BLOCK_V
+        words = None
+        if mask_ptr is not None:
+            words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
+        bias = None
+        if bias_ptr is not None:
+            offs_v = v0 + tl.arange(0, BLOCK_V)
+            bias = tl.load(bias_ptr + offs_v, mask=offs_v < V, other=0.0).to(tl.float32)
+        logits = tile_logits(
+            hidden, weight, b0, v0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, True, USE_TMA
+        )
+        logits = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
+        best, best_logit = best_of_tile(
+            logits, v0, row, seed, offset, T, inverse_temperature, 0, best,
+            best_logit, 1, NOISE, TEMPERATURE_PER_ROW, False,
+        )  # fmt: skip
+    tl.atomic_max(keys_ptr + rows, tl.max(best, axis=1), mask=full & (rows < B))
+    tl.store(found_ptr + rows, -1, mask=full & (rows < B))

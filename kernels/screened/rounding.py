@@ -1,0 +1,131 @@
+"""Device code of the screen: hidden in two bytes, and the sums of both.
+
+A row is claimed, so a program waits only for programs that run, and the launch ends whatever else
+the GPU is doing. `_screen.screen_hidden` is the same in torch; docs/screened-head.md proves it.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.noise.arithmetic import nan_max
+from fsbench.kernels.screened import bounds as _screen
+from fsbench.kernels.screened.head import LARGEST_ENTRY as _LARGEST_ENTRY
+
+LARGEST_ENTRY = tl.constexpr(_LARGEST_ENTRY)
+LARGEST_STEPS = tl.constexpr(float(_screen.LARGEST_STEPS))
+SMALLEST_MAXIMUM = tl.constexpr(_screen.SMALLEST_MAXIMUM)
+INFLATION = tl.constexpr(_screen.INFLATION)
+ROUNDING = tl.constexpr(_screen.ROUNDING)
+ROW_NUMBERS = tl.constexpr(3)
+"""step, reach and spread of a row, one after the other."""
+CLAIMED = tl.constexpr(0)
+"""Counters: rows of hidden that programs have taken,"""
+ROUNDED = tl.constexpr(1)
+"""that are rounded,"""
+ARRIVED = tl.constexpr(2)
+"""and programs of the second launch that are done."""
+
+
+@triton.jit
+def code_row(b, part):
+    """Row of the codes that has the high (part 0) or low bytes (1) of row b of hidden.
+
+    Eight rows' high bytes, then their low ones, and so on: so a thread of a tensor core that has
+    the sum of one has that of the other.
+    """
+    return b // 8 * 16 + part * 8 + b % 8
+
+
+@triton.jit
+def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root):
+    """Two bytes of row b of hidden, and its step, reach and spread (_screen.screen_hidden).
+
+    Args:
+        hidden_ptr: [B, D]. codes_ptr: int8 [blocks of rows * 2 BLOCK_B, D]; see code_row.
+        numbers_ptr: fp32 [ROW_NUMBERS, B]. gamma: accumulation_error(D).
+        norm_inflation: 1 + (D + 4) 2^-24. root: sqrt(D).
+        cols: 0, 1, ... of as many columns as are taken at a time.
+    """
+    CHUNK: tl.constexpr = cols.shape[0]
+    row = hidden_ptr + b.to(tl.int64) * D
+    nothing = (cols * 0).to(tl.float32)
+    largest = nothing
+    for d in range(0, D, CHUNK):
+        h = tl.load(row + d + cols, mask=d + cols < D, other=0.0).to(tl.float32)
+        largest = nan_max(largest, tl.abs(h))
+    top = tl.reduce(largest, 0, nan_max)
+    screened = top <= LARGEST_ENTRY  # False for NaN
+    rounded = screened & (top >= SMALLEST_MAXIMUM)
+    unit = tl.where(rounded, top, 1.0)
+    inverse = 1.0 / unit
+    squares = nothing
+    errors = nothing
+    high_row = codes_ptr + code_row(b, 0).to(tl.int64) * D
+    low_row = codes_ptr + code_row(b, 1).to(tl.int64) * D
+    for d in range(0, D, CHUNK):
+        there = d + cols < D
+        h = tl.load(row + d + cols, mask=there, other=0.0).to(tl.float32)
+        x = tl.where(rounded, h, 0.0) * inverse
+        # Any integer near enough would do: the error is measured, not assumed.
+        code = tl.floor(x * LARGEST_STEPS + 0.5)
+        high = tl.floor((code + 128.0) * (1.0 / 256.0))
+        error = x - code * (1.0 / LARGEST_STEPS)
+        squares += x * x
+        errors += error * error
+        tl.store(high_row + d + cols, high.to(tl.int8), mask=there)
+        tl.store(low_row + d + cols, (code - 256.0 * high).to(tl.int8), mask=there)
+    size = tl.sqrt(tl.sum(squares, 0)) * norm_inflation + 5.551115123125783e-17
+    spread = tl.sqrt(tl.sum(errors, 0)) * norm_inflation + 5.551115123125783e-17
+    spread += 9.5367431640625e-07 * size
+    size = tl.where(rounded, unit * size, root * SMALLEST_MAXIMUM)
+    spread = tl.where(rounded, unit * spread, root * SMALLEST_MAXIMUM)
+    reach = size * (1.0 + gamma) * INFLATION
+    spread = (spread + (gamma + ROUNDING) * (size + spread)) * INFLATION
+    step = tl.where(rounded, top * (1.0 / LARGEST_STEPS), 0.0)
+    tl.store(numbers_ptr + b, step)
+    tl.store(numbers_ptr + B + b, tl.where(screened, reach, float("inf")))
+    tl.store(numbers_ptr + 2 * B + b, tl.where(screened, spread, 0.0))
+
+
+@triton.jit
+def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D,
+                       gamma, norm_inflation, root, NVIDIA: tl.constexpr):  # fmt: skip
+    """Round the rows that this program gets hold of; cols as in _round_row."""
+    b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
+    while b < B:
+        _round_row(
+            hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root
+        )  # fmt: skip
+        tl.store(found_ptr + b, 0)
+        _fence_for_tma(b, NVIDIA)
+        tl.debug_barrier()
+        tl.atomic_add(counters_ptr + ROUNDED, 1, sem="release")
+        b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
+
+
+@triton.jit
+def wait_for_rows(counters_ptr, B, NVIDIA: tl.constexpr):
+    """Until all rows are rounded, by programs that run."""
+    rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
+    while rounded < B:
+        rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
+    _fence_for_tma(rounded, NVIDIA)
+
+
+@triton.jit
+def _fence_for_tma(x, NVIDIA: tl.constexpr):
+    """TMA reads what was written before; x is any int32 scalar."""
+    if NVIDIA:
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.global; mov.b32 $0, $1;", "=r,r", [x], tl.int32, False, 1
+        )
+
+
+@triton.jit
+def both_bytes(sums):
+    """int32 [2 R, W], of high and low bytes as in code_row -> 256 high + low, fp32 [R, W]."""
+    R: tl.constexpr = sums.shape[0] // 2
+    W: tl.constexpr = sums.shape[1]
+    high, low = sums.reshape(R // 8, 2, 8, W).permute(0, 2, 3, 1).split()
+    both = high.to(tl.float32) * 256.0 + low.to(tl.float32)
+    return both.reshape(R, W)

@@ -1,0 +1,35 @@
+"""Memory of a screened call, and what its rounding of hidden needs to know of D."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+from torch import Tensor
+
+from fsbench.kernels.screened.bounds import accumulation_error
+
+COUNTERS = 16
+"""Three are used; so many keep what follows aligned."""
+
+
+class Scratch(NamedTuple):
+    """Memory of a call, and (counters, lower, listed) of the workspace; see screen_kernel."""
+
+    codes: Tensor
+    numbers: Tensor
+    counters: Tensor
+    lower: Tensor
+    listed: Tensor
+    records: Tensor
+    lists: Tensor
+
+
+def rounding_numbers(D: int) -> tuple[float, float, float]:
+    """What the rounding of a row of hidden needs to know of D: gamma, norm_inflation, root."""
+    return accumulation_error(D), 1 + (D + 4) * 2.0**-24, D**0.5
+
+
+def rounded_columns(D: int) -> int:
+    """Columns of hidden that are rounded at a time."""
+    return min(2048, triton.next_power_of_2(D))

@@ -1,0 +1,39 @@
+"""Packed candidates of several ranks -> tokens, after a collective has brought them together."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
+from fsbench.kernels.noise.packed import unpack
+
+BLOCK = 128  # rows per program
+
+
+@triton.jit(do_not_specialize=["B", "K"])
+def _merge_keys_kernel(
+    keys_ptr,  # [K, B] int64
+    tokens_ptr,  # [B] int64, out
+    K,
+    B,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), LOWEST_KEY, tl.int64)
+    for k in range(K):
+        best = tl.maximum(best, tl.load(keys_ptr + k * B + row, mask=row < B, other=LOWEST_KEY))
+    tl.store(tokens_ptr + row, token_of_key(best).to(tl.int64), mask=row < B)
+
+
+def merge_keys(keys: Tensor) -> Tensor:
+    """int64 [K, B] packed candidates -> int64 [B] tokens; -1 where the best is no valid draw."""
+    K, B = keys.shape
+    if keys.device.type != "cuda":
+        return unpack(keys.amax(0))
+    tokens = keys.new_empty(B)
+    with launching_on(keys.device):
+        _merge_keys_kernel[(triton.cdiv(B, BLOCK),)](keys, tokens, K, B, BLOCK=BLOCK)
+    return tokens

@@ -1,0 +1,14 @@
+"""`truncated_sample`: top-k, top-p, min-p and penalties over logits that the fused kernel leaves.
+
+May import: the launch of fused, call, device, checks, noise, configs.
+"""
+
+from typing import TYPE_CHECKING
+
+from fsbench.late import late
+
+if TYPE_CHECKING:
+    from fsbench.kernels.truncated import launch as launch
+
+# `launch` needs Triton: a CPU does without.
+__getattr__ = late(__name__, "launch")

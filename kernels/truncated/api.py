@@ -1,0 +1,159 @@
+"""`truncated_sample`: top-k, top-p, min-p and penalties on the fused path."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fsbench import reference
+from fsbench.errors import InvalidArgument
+from fsbench.kernels import truncated
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.result import TruncatedSample
+from fsbench.kernels.checks.tensors import (
+    check_bias,
+    check_counter,
+    check_mask,
+    check_matrices,
+    check_temperature,
+)
+from fsbench.kernels.checks.values import check_integer, check_kernel, check_number
+from fsbench.kernels.configs.choice import choose
+from fsbench.kernels.configs.gpu import runs_kernels
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.truncated.filters import (
+    Filters,
+    amounts,
+    check_fraction,
+    check_penalties,
+    check_top_k,
+)
+from fsbench.kernels.truncated.history import Penalties
+
+MAX_V = 2**20
+"""Tokens that a program can have the maxima of in registers."""
+
+
+def truncated_sample(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    penalties: Penalties | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    seed: Tensor,
+    offset: Tensor | None = None,
+    soft_cap: float | None = None,
+    vocab_size: int | None = None,
+    return_kept: bool = False,
+    config: TileConfig | HopperConfig | None = None,
+) -> TruncatedSample:
+    """Draw from softmax(logits / temperature) over the tokens that the filters keep.
+
+    logits = hidden @ weight.T in fp32, then soft cap, bias and mask, then penalties: of this number
+    one copy is stored, and everything is decided on it. The filters are those of
+    fsbench.reference.truncate in fsbench's order: min-p, then top-k, then top-p of the mass that
+    these left; of equal logits the lower token goes first, and top-k keeps exactly k.
+
+    Args:
+        hidden, weight, temperature, bias, mask, seed, offset, soft_cap, vocab_size: as in
+            flash_sample. A greedy row takes the largest logit, whatever its filters.
+        top_k: keep the k largest logits; 0 or below is off. An integer, or int32 or int64 [B].
+        top_p: keep the fewest of the largest whose probability reaches p; 1 or above is off, and 0
+            or below keeps one token. A number, or fp32 [B]; a row with NaN has no draw.
+        min_p: keep what has at least this part of the largest probability; 0 or below is off. A
+            number, or fp32 [B]; a row with NaN has no draw.
+        penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
+        return_kept: also count what the filters keep. It costs time: without it the search for
+            where a row is cut off ends when its token is known.
+        config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
+
+    Returns:
+        TruncatedSample. A row with a NaN or +inf logit, or without a finite one, has no draw.
+
+    The first draw is flash_sample's, from all tokens with group noise; if the filters keep it, it
+    is the row's token. If not, or with penalties, it is the kept token of the largest logit +
+    temperature Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and
+    token, so the token depends on neither tile nor batch size, and with all filters off it is
+    flash_sample's. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
+    of the mass, always in the same way.
+
+    Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
+    mask of bools. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
+    waits as little as for flash_sample; CUDA graphs may capture it, after one launch outside, and
+    replays read seed, offset, and all [B] arguments again. On CPU tensors it runs
+    fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in bf16).
+
+    Raises:
+        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
+            range, or a config that cannot run here; nothing has been launched.
+        CaptureError: the workspaces for captures are used up.
+    """
+    hidden, weight = check_matrices(hidden, weight)
+    B, device = hidden.shape[0], hidden.device
+    V = weight.shape[0]
+    if vocab_size is not None:
+        V = check_integer("vocab_size", vocab_size, 1, V)
+    if V > MAX_V:
+        raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {V}")
+    temperature = check_temperature(temperature, B, device)
+    filters = Filters(
+        check_top_k("top_k", top_k, B, device),
+        check_fraction("top_p", top_p, B, device),
+        check_fraction("min_p", min_p, B, device),
+    )
+    if bias is not None:
+        check_bias(bias, B, V, device)
+    if mask is not None:
+        check_mask(mask, B, V, device)
+    check_counter("seed", seed, B, device)
+    if offset is not None:
+        check_counter("offset", offset, B, device)
+    if soft_cap is not None:
+        soft_cap = check_number("soft_cap", soft_cap, positive=True)
+    kernel = check_kernel("auto", config)
+    if penalties is not None:
+        check_penalties(penalties, B, device)
+    request = Request(
+        hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, 1,
+        "group" if penalties is None else "none",
+    )  # fmt: skip
+    choice = choose(hidden, weight, request.noise, kernel, config)
+    sample = TruncatedSample(
+        torch.empty(B, dtype=torch.int64, device=device),
+        torch.empty(B, dtype=torch.bool, device=device),
+        torch.empty(B, dtype=torch.int32, device=device) if return_kept else None,
+    )
+    if runs_kernels(device, hidden.dtype):
+        truncated.launch.launch(request, choice, filters, penalties, sample)
+    else:
+        _compute(request, filters, penalties, sample)
+    return sample
+
+
+def _compute(
+    request: Request, filters: Filters, penalties: Penalties | None, sample: TruncatedSample
+) -> None:
+    """The same by fsbench.reference, on logits accumulated in fp32."""
+    logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
+    logits = reference.processed_logits(
+        logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+    )
+    if penalties is not None:
+        seen, counts = penalties.history.dense(request.vocab_size)
+        logits = reference.penalised(logits, seen, counts, **amounts(penalties))
+    kept = reference.truncate(logits, request.temperature, **filters._asdict())
+    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    noise = "group" if penalties is None else "token"
+    tokens = reference.expect(
+        logits, request.seed, step, request.temperature, noise, truncation=kept
+    ).tokens
+    sample.tokens.copy_(tokens)
+    sample.valid.copy_(tokens >= 0)
+    if sample.kept is not None:
+        sample.kept.copy_(kept.kept.sum(1))

@@ -1,0 +1,289 @@
+"""Device code: where a row of logits is cut off.
+
+A token's key is the int64 of `ordered_key`: larger logit first, of equal logits the lower token.
+All keys of a row differ, so a filter keeps the tokens from one key on, and a cutoff is that key.
+Filters differ in what they add up from the top until enough is reached: top-k tokens, top-p masses,
+exp((y - top) / T). The searches here halve twice per step the keys among which the cutoff is; of
+few keys each is compared with all instead.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.noise.keys import ordered_key
+
+LOWEST = tl.constexpr(-2139095040)
+"""`ordered` of the lowest finite fp32."""
+
+NOTHING = tl.constexpr((LOWEST.value - 1) << 32)
+"""Below the keys of all finite logits: stands for the key of none."""
+
+COUNT_BITS = tl.constexpr(13)
+"""Low bits of a packed weight: they count tokens, of which there are at most 4096 at once."""
+
+MASS_UNITS = tl.constexpr(2.0**36)
+"""Packed weights have masses in these parts of the largest logit's: integers, so that the order of
+summation does not matter. 4096 of them fit above the count."""
+
+GATHERED = tl.constexpr(4096)
+"""Tokens of a row that are gathered at most, so that their packed weights may be added up."""
+
+RANKED = tl.constexpr(512)
+"""Up to this number of gathered tokens each is compared with all, which needs no search."""
+
+FEW_RANKED = tl.constexpr(128)
+"""Up to this number that takes one turn or two."""
+
+WAYS = tl.constexpr(4)
+"""Parts into which a step of a search divides the keys."""
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def of_row(value, row, DTYPE: tl.constexpr, PER_ROW: tl.constexpr):
+    """The number of a row: value is a pointer to [B], or the number of all rows."""
+    if PER_ROW:
+        return tl.load(value + row).to(DTYPE)
+    else:
+        return tl.full((), value, DTYPE)
+
+
+@triton.jit
+def ordered(y):
+    """fp32 -> int32 in the same order; -0 as +0. Not for NaN."""
+    bits = (y + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def value_of(order):
+    """The fp32 of `ordered`."""
+    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def first_key(order):
+    """The lowest key of a logit: order is `ordered`, int32."""
+    return order.to(tl.int64) << 32
+
+
+@triton.jit
+def is_kept(y, token, cut):
+    """Whether tokens with logits y are at or above the cutoff, without 64-bit keys of each."""
+    order = ordered(y)
+    at = (cut >> 32).to(tl.int32)
+    # A cutoff need not be a token's key: with bit 31, which none has, nothing at its logit is kept.
+    last = (0x7FFFFFFF - tl.minimum(cut & 0xFFFFFFFF, 0x80000000)).to(tl.int32)
+    return (order > at) | ((order == at) & (token <= last))
+
+
+@triton.jit
+def load_keys(keys_ptr, first, n, N: tl.constexpr):
+    """Keys first .. first + N - 1 of n, int64 [N]; NOTHING behind the last."""
+    place = first + tl.arange(0, N)
+    return tl.load(keys_ptr + place, mask=place < n, other=NOTHING)
+
+
+@triton.jit
+def unpacked(keys):
+    """(logits fp32, tokens int32) of keys; -inf of NOTHING."""
+    token = 0x7FFFFFFF - (keys & 0x7FFFFFFF).to(tl.int32)
+    return value_of((keys >> 32).to(tl.int32)), token
+
+
+@triton.jit
+def packed_weights(y, there, top, sharpness):
+    """int64: mass above count; 0 for what is not there. Up to 4096 of them may be added up."""
+    mass = (tl.exp2(sharpness * (y - top)) * MASS_UNITS).to(tl.int64)
+    return tl.where(there, (mass << COUNT_BITS) + 1, 0)
+
+
+@triton.jit
+def counted(weights):
+    """The number of tokens in a sum of packed weights."""
+    return weights & 0x1FFF
+
+
+@triton.jit
+def mass_of(weights):
+    """The mass in a sum of packed weights, in MASS_UNITS."""
+    return weights >> COUNT_BITS
+
+
+@triton.jit
+def _add_three(a1, a2, a3, b1, b2, b3):
+    return a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def three_sums(a, b, c):
+    """The sums of three tensors [N], in the time of one: the warps wait for each other once."""
+    if INTERPRETED:  # which would add up triples in Python, one by one
+        return tl.sum(a), tl.sum(b), tl.sum(c)
+    else:
+        return tl.reduce((a, b, c), 0, _add_three)
+
+
+@triton.jit
+def cut_among(keys, weights, low, high, wanted, BY_MASS: tl.constexpr):
+    """(the largest key from which on the weights reach `wanted`, their sum), all in registers.
+
+    Args:
+        keys: int64 [N], in any order. weights: packed, int64 [N]; those from `high` on are 0.
+        low: where `wanted` is reached; if it is not, `low` is the cutoff.
+        wanted: int64, at least 1: tokens, or with BY_MASS mass.
+    """
+    from_low = tl.sum(tl.where(keys >= low, weights, 0))
+    from_high = tl.zeros((), tl.int64)
+    shift: tl.constexpr = COUNT_BITS if BY_MASS else 0
+    bits: tl.constexpr = -1 if BY_MASS else 0x1FFF
+    while _undecided(from_low, from_high, wanted, BY_MASS):
+        step = tl.maximum((high >> 2) - (low >> 2), 1)
+        t1 = tl.minimum(low + step, high)
+        t2 = tl.minimum(low + 2 * step, high)
+        t3 = tl.minimum(low + 3 * step, high)
+        r1, r2, r3 = three_sums(
+            tl.where(keys >= t1, weights, 0),
+            tl.where(keys >= t2, weights, 0),
+            tl.where(keys >= t3, weights, 0),
+        )
+        # They fall: what is enough is a new lower end, the first that is not the upper.
+        enough1 = ((r1 >> shift) & bits) >= wanted
+        enough2 = ((r2 >> shift) & bits) >= wanted
+        enough3 = ((r3 >> shift) & bits) >= wanted
+        high = tl.where(enough3, high, tl.where(enough2, t3, tl.where(enough1, t2, t1)))
+        from_high = tl.where(
+            enough3, from_high, tl.where(enough2, r3, tl.where(enough1, r2, r1))
+        )  # fmt: skip
+        low = tl.where(enough3, t3, tl.where(enough2, t2, tl.where(enough1, t1, low)))
+        from_low = tl.where(enough3, r3, tl.where(enough2, r2, tl.where(enough1, r1, from_low)))
+    return low, from_low
+
+
+@triton.jit
+def _undecided(from_low, from_high, wanted, BY_MASS: tl.constexpr):
+    """Whether tokens between the ends are left to choose from: sums of packed weights."""
+    many = counted(from_low) - counted(from_high) > 1
+    if BY_MASS:
+        return many
+    else:
+        return many & (counted(from_low) > wanted)
+
+
+@triton.jit
+def cut_in_registers(keys, weights, low, high, k, p, by_p):
+    """The cutoff of top-k, then top-p of the mass that is left, among keys from `low` on."""
+    low, kept = cut_among(keys, weights, low, high, k.to(tl.int64), False)
+    if by_p:
+        wanted = tl.maximum((mass_of(kept).to(tl.float32) * p).to(tl.int64), 1)
+        low, kept = cut_among(keys, weights, low, high, wanted, True)
+    return low
+
+
+@triton.jit
+def cut_by_ranks(keys, keys_ptr, n, k, p, by_p, top, sharpness):
+    """As cut_in_registers, of few keys, int64 [N]: each is compared with all, there is no search.
+
+    keys: of load_keys, the n at keys_ptr; N is at least n.
+    """
+    AT_ONCE: tl.constexpr = 4096 // keys.shape[0]
+    above = tl.zeros((keys.shape[0], AT_ONCE), tl.int64)
+    for first in tl.range(0, n, AT_ONCE):
+        other = load_keys(keys_ptr, first, n, AT_ONCE)
+        y, _token = unpacked(other)
+        weights = packed_weights(y, other > NOTHING, top, sharpness)
+        above += tl.where(other[None, :] > keys[:, None], weights[None, :], 0)
+    above = tl.sum(above, axis=1)
+    kept = (keys > NOTHING) & (counted(above) < k)
+    if by_p:
+        y, _token = unpacked(keys)
+        mass = mass_of(tl.sum(packed_weights(y, kept, top, sharpness)))
+        wanted = tl.maximum((mass.to(tl.float32) * p).to(tl.int64), 1)
+        # The token that crosses p has less than p above it.
+        kept = kept & (mass_of(above) < wanted)
+    return tl.min(tl.where(kept, keys, 0x7FFFFFFF << 32))
+
+
+@triton.jit
+def sums_of_row(logits_ptr, V, t, top, sharpness, BLOCK: tl.constexpr):
+    """(how many tokens of a row have keys from t on, int32; their mass, fp32), for t int64 [WAYS].
+
+    One program reads the whole row, for what is too many for registers.
+    """
+    counts = tl.zeros((BLOCK, WAYS), tl.int32)
+    masses = tl.zeros((BLOCK, WAYS), tl.float32)
+    for first in tl.range(0, V, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        reached = ordered_key(y, token)[:, None] >= t[None, :]
+        counts = tl.where(reached, counts + 1, counts)
+        masses = tl.where(reached, masses + tl.exp2(sharpness * (y - top))[:, None], masses)
+    return tl.sum(counts, axis=0), tl.sum(masses, axis=0)
+
+
+@triton.jit
+def cut_by_scans(logits_ptr, V, low, high, wanted, top, sharpness, BY_MASS: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """As cut_among, of a whole row: (cutoff, mass from it on). Reads the row for every step.
+
+    wanted: fp32, tokens or mass; nothing of the row is at `high` or above.
+    """
+    way = tl.arange(0, WAYS)
+    from_high = tl.zeros((), tl.int32)
+    mass = tl.zeros((), tl.float32)
+    between = V + tl.zeros((), tl.int32)
+    while between > 0:
+        t = low + tl.maximum((high >> 2) - (low >> 2), 1) * way
+        counts, masses = sums_of_row(logits_ptr, V, t, top, sharpness, BLOCK)
+        enough = ((masses if BY_MASS else counts.to(tl.float32)) >= wanted) | (way == 0)
+        low = tl.max(tl.where(enough, t, low))
+        high = tl.min(tl.where(enough, high, tl.minimum(t, high)))
+        from_low = tl.min(tl.where(enough, counts, 0x7FFFFFFF))
+        mass = tl.min(tl.where(enough, masses, float("inf")))
+        from_high = tl.maximum(from_high, tl.max(tl.where(enough, 0, counts)))
+        between = tl.where(from_low - from_high > 1, 1, 0)
+        if not BY_MASS:
+            between = tl.where(from_low.to(tl.float32) > wanted, between, 0)
+    return low, mass
+
+
+@triton.jit
+def cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, BLOCK: tl.constexpr):
+    """As cut_in_registers, by scans of the row."""
+    low, mass = cut_by_scans(
+        logits_ptr, V, low, high, k.to(tl.float32), top, sharpness, False, BLOCK
+    )
+    if by_p:
+        wanted = tl.maximum(p * mass, 1e-30)
+        low, mass = cut_by_scans(
+            logits_ptr, V, low, high, wanted, top, sharpness, True, BLOCK
+        )  # fmt: skip
+    return low
+
+
+@triton.jit
+def reached_by(order, k, low, above_all):
+    """A number from `low` on that k of these reach, and few more: int32 as `order`, [N].
+
+    `low` itself if few more than k reach it, or fewer. Of the largest logits of parts of a row it
+    is a lower bound of the row's kth largest logit.
+    """
+    there = order >= low
+    reach = tl.sum(there.to(tl.int32))
+    low = low.to(tl.int64)
+    if reach > k + k // 8:
+        low = tl.min(tl.where(there, order, 0x7FFFFFFF)).to(tl.int64)
+    high = above_all.to(tl.int64)
+    while (reach > k + k // 8) & (high - low > 1):
+        step = tl.maximum((high - low) >> 2, 1)
+        c1, c2, c3 = three_sums(
+            (order >= (low + step).to(tl.int32)).to(tl.int32),
+            (order >= tl.minimum(low + 2 * step, high).to(tl.int32)).to(tl.int32),
+            (order >= tl.minimum(low + 3 * step, high).to(tl.int32)).to(tl.int32),
+        )
+        n = (c1 >= k).to(tl.int64) + (c2 >= k).to(tl.int64) + (c3 >= k).to(tl.int64)
+        reach = tl.where(n == 3, c3, tl.where(n == 2, c2, tl.where(n == 1, c1, reach)))
+        high = tl.where(n < 3, tl.minimum(low + (n + 1) * step, high), high)
+        low += n * step
+    return low.to(tl.int32)

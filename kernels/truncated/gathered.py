@@ -1,0 +1,131 @@
+"""Device code: one program gathers logits of a row, as keys (_cutoff.py), and draws from them.
+
+Up to RANKED are ranked, up to GATHERED searched in registers; with more it reads the row again.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
+from fsbench.kernels.noise.words import split_words
+from fsbench.kernels.truncated.cutoff import (
+    FEW_RANKED,
+    GATHERED,
+    NOTHING,
+    RANKED,
+    cut_by_ranks,
+    cut_in_registers,
+    cut_of_row,
+    first_key,
+    load_keys,
+    ordered,
+    packed_weights,
+    unpacked,
+)
+from fsbench.kernels.truncated.race import RUN, load_runs, race, race_of_tokens
+
+SCANNED = tl.constexpr(2048)
+"""Tokens that are read at once of a row with more of them."""
+
+CHUNK = tl.constexpr(128)
+"""Runs of such a row that race at once."""
+
+
+@triton.jit
+def append(keys_ptr, n, y, token, low):
+    """Put the keys of the logits from `low` on, int32 as `ordered`, behind the n that are there.
+
+    Returns how many there are then; what is beyond GATHERED of them is counted only.
+    """
+    taken = ordered(y) >= low
+    at = n + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+    tl.store(keys_ptr + at, ordered_key(y, token), mask=taken & (at < GATHERED))
+    return n + tl.sum(taken.to(tl.int32))
+
+
+@triton.jit
+def draw_of_gathered(logits_ptr, keys_ptr, n, low, drawn, k, p, by_p, least, valid, top, sharpness,
+                     T, seed, offset, row, V, COUNT: tl.constexpr):  # fmt: skip
+    """As draw_of_few, for any n; the token is -1 if the row is not valid.
+
+    If n is above GATHERED, nothing at keys_ptr is read, but all logits of the row.
+    """
+    winner = tl.full((), -1, tl.int32)
+    kept = tl.zeros((), tl.int32)
+    if valid:
+        if n <= GATHERED:
+            winner, kept = draw_of_few(
+                keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
+                COUNT,
+            )  # fmt: skip
+        else:
+            high = first_key(ordered(top) + 1)
+            cut = cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, SCANNED)
+            cut = tl.maximum(cut, least)
+            winner = token_of_key(drawn)
+            if (drawn < cut) | COUNT:
+                best = tl.full((CHUNK, RUN // 4), LOWEST_KEY, tl.int64)
+                many = tl.zeros((CHUNK, RUN // 4), tl.int32)
+                for chunk in tl.range(0, tl.cdiv(V, CHUNK * RUN)):
+                    logits, word = load_runs(logits_ptr, chunk, V, CHUNK)
+                    more, each = race(split_words(logits), word, cut, T, seed, offset, row)
+                    best = tl.maximum(best, more)
+                    if COUNT:
+                        many += each
+                raced = token_of_key(tl.max(tl.max(best, axis=1), axis=0))
+                winner = tl.where(drawn < cut, raced, winner)
+                kept = tl.sum(tl.sum(many, axis=1), axis=0)
+    return winner, kept
+
+
+@triton.jit
+def draw_of_few(keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
+                COUNT: tl.constexpr):  # fmt: skip
+    """(the token of a row, with COUNT also how many are kept).
+
+    The filters are top-k, then top-p, then nothing below `least`.
+
+    Args:
+        keys_ptr: int64, the keys of all n tokens from `low`, a key, on; n is at most GATHERED.
+        drawn: the key of a draw from all tokens, which stands if it is kept; or LOWEST_KEY.
+        least: the lowest key that may be kept.
+        sharpness: log2(e) over the temperature at which top-p acts; T: that of the draw.
+    """
+    if n <= FEW_RANKED:
+        winner, kept = _draw_in_registers(
+            keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
+            FEW_RANKED, COUNT,
+        )  # fmt: skip
+    elif n <= RANKED:
+        winner, kept = _draw_in_registers(
+            keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
+            RANKED, COUNT,
+        )  # fmt: skip
+    else:
+        winner, kept = _draw_in_registers(
+            keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
+            GATHERED, COUNT,
+        )  # fmt: skip
+    return winner, kept
+
+
+@triton.jit
+def _draw_in_registers(keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset,
+                       row, N: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+    """As draw_of_few, of at most N keys."""
+    keys = load_keys(keys_ptr, 0, n, N)
+    y, token = unpacked(keys)
+    if N <= RANKED:
+        cut = cut_by_ranks(keys, keys_ptr, n, k, p, by_p, top, sharpness)
+    else:
+        weights = packed_weights(y, keys > NOTHING, top, sharpness)
+        high = first_key(ordered(top) + 1)
+        cut = cut_in_registers(keys, weights, low, high, k, p, by_p)
+    cut = tl.maximum(cut, least)
+    kept = tl.zeros((), tl.int32)
+    if COUNT:
+        kept = tl.sum((keys >= cut).to(tl.int32))
+    winner = token_of_key(drawn)
+    if drawn < cut:
+        winner = token_of_key(tl.max(race_of_tokens(y, token, cut, T, seed, offset, row)))
+    return winner, kept

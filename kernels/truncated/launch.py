@@ -1,0 +1,162 @@
+"""Launches of truncated_sample: the fused kernel, a look at its logits, and the rest."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from fsbench.kernels import fused
+from fsbench.kernels.call.operands import per_row
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.result import Sample, TruncatedSample
+from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate
+from fsbench.kernels.truncated import rows as kernels
+from fsbench.kernels.truncated.cutoff import GATHERED
+from fsbench.kernels.truncated.filters import Filters, amounts
+from fsbench.kernels.truncated.history import Penalties
+from fsbench.kernels.truncated.look import COUNTERS, GATHERED_K, GROUP, sampling_look_kernel
+from fsbench.kernels.truncated.plan import NUMBERS, PLAN
+
+SMALL_K = 448
+"""Up to this k of all rows, one launch draws from the logits of few groups."""
+SEARCHES = 4
+"""Times that many programs narrow down where a row's cutoff is, if they need so many."""
+LOOK = {"num_warps": 8}
+
+
+ROW_WARPS = 4
+CUTOFF = {"num_warps": 8, "maxnreg": 128}
+"""Two programs on each multiprocessor: they wait for memory and for each other."""
+PROGRAMS = {"sections": 1280, "cutoff": 264, "race": 900}
+"""Programs of a launch over rows: about what fits on a large GPU at once."""
+
+
+def launch(
+    request: Request,
+    choice: TileConfig | HopperConfig,
+    filters: Filters,
+    penalties: Penalties | None,
+    sample: TruncatedSample,
+) -> None:
+    """The fused kernel, the first look at the logits it leaves, and what rows need beyond that."""
+
+    B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
+    stored = allocate(B, V, device, largest=True)
+    fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
+    stride = stored.logits.shape[1]
+    few = chunk(filters.top_k)
+    found = torch.empty(B, COUNTERS.value + few, dtype=torch.int32, device=device)
+    most = min(few * GROUP.value, GATHERED.value)
+    keys = torch.empty(B, most, dtype=torch.int64, device=device)
+    plan = numbers = None
+    if not is_small(filters.top_k):
+        plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
+        numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
+    history = None if penalties is None else penalties.history
+    of_history = (None, None, None) if history is None else (
+        history.tokens, history.counts, history.lengths
+    )  # fmt: skip
+    numbers_of = amounts(penalties)
+    with launching_on(device):
+        sampling_look_kernel[(B,)](
+            *stored,
+            found,
+            keys,
+            plan,
+            numbers,
+            request.seed,
+            request.offset,
+            request.temperature,
+            *filters,
+            *of_history,
+            *numbers_of.values(),
+            *sample,
+            V,
+            stride,
+            1 if history is None else history.tokens.shape[1],
+            **per_row(request),
+            **{
+                f"{name.upper()}_PER_ROW": isinstance(value, torch.Tensor)
+                for name, value in {**filters._asdict(), **numbers_of}.items()
+            },
+            GROUPS=max(32, triton.next_power_of_2(stride // GROUP.value)),
+            CHUNK=few,
+            **LOOK,
+        )
+        if plan is not None and numbers is not None:
+            _launch_rows(request, filters, stored, plan, numbers, sample)
+
+
+def _launch_rows(
+    request: Request,
+    filters: Filters,
+    stored: StoredLogits,
+    plan: Tensor,
+    numbers: Tensor,
+    sample: TruncatedSample,
+) -> None:
+    """Many programs for each row that the first look did not finish; the others cost nothing."""
+
+    logits = stored.logits
+    B, stride = logits.shape
+    blocks = triton.cdiv(stride, kernels.BLOCK.value)
+    # At least one program for each row; programs for one row share its blocks.
+    grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
+    rows = max(32, triton.next_power_of_2(B))
+    per = {name: per_row(request)[name] for name in ("SEED_PER_ROW", "OFFSET_PER_ROW")}
+    noise = request.seed, request.offset
+    times = searches(filters, stride // 32)
+    if times > 0:
+        sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
+        before = logits.new_empty(B, blocks)
+        for turn in range(times):
+            kernels.sampling_sections_kernel[grid["sections"]](
+                logits,
+                plan,
+                numbers,
+                sums,
+                None if turn else before,
+                turn,
+                B,
+                stride,
+                blocks,
+                ROWS=rows,
+                COUNT=sample.kept is not None,
+                num_warps=ROW_WARPS,
+            )
+    if times >= 0:
+        gathered = plan.new_empty(B, kernels.GATHERED.value)
+        kernels.sampling_cutoff_kernel[grid["cutoff"]](
+            logits, plan, numbers, gathered, *noise, *sample, times, B, stride,
+            ROWS=rows, **per, **CUTOFF,
+        )  # fmt: skip
+    kernels.sampling_race_kernel[grid["race"]](
+        *stored, plan, numbers, *noise, *sample, times + 1, B, stride, blocks,
+        ROWS=rows, **per, num_warps=ROW_WARPS,
+    )  # fmt: skip
+
+
+def is_small(top_k: int | Tensor) -> bool:
+    """Whether all rows need few logits, unless many are equal: then one launch does everything."""
+    return isinstance(top_k, int) and 0 < top_k <= SMALL_K
+
+
+def searches(filters: Filters, groups: int) -> int:
+    """How often rows may need a search before their tokens can be gathered; -1: nor is that."""
+    top_k, top_p = filters.top_k, filters.top_p
+    if not isinstance(top_k, int):
+        return SEARCHES
+    if top_k == 0 and isinstance(top_p, float) and top_p >= 1.0:
+        return -1
+    return 0 if 0 < top_k <= GATHERED_K.value and top_k < groups else SEARCHES
+
+
+def chunk(top_k: int | Tensor) -> int:
+    """Groups that one program draws from: for a small k of all rows those it needs."""
+    if not isinstance(top_k, int) or not is_small(top_k):
+        return 128
+    return max(32, 1 << (top_k + top_k // 8 - 1).bit_length())

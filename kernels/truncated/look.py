@@ -1,0 +1,263 @@
+"""Device code of truncated sampling: the first look at a row whose logits are stored.
+
+The fused kernel has drawn a token from all of the row's and left the logits, with the largest of
+each group of 32. If the filters keep that token it is a draw from what they keep; if not, the kept
+tokens race (rejection, but the second attempt cannot fail). `sampling_look_kernel`, one program per
+row, finds out with the maxima which groups can hold a token that is kept:
+
+    top-k   the kth largest of all maxima is at most the kth largest logit
+    min-p   the threshold is known from the largest logit alone
+
+If these groups are few, it gathers the tokens and draws from them, and the row is done. If not, it
+leaves a plan, and the kernels of _row_kernels.py do the row with many programs.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.device.stored_logits import place_of_largest
+from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
+from fsbench.kernels.noise.contract import noise_of_row, temperatures
+from fsbench.kernels.noise.group import group_of_token, token_of_member
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key
+from fsbench.kernels.truncated.cutoff import (
+    GATHERED,
+    LOWEST,
+    first_key,
+    of_row,
+    ordered,
+    reached_by,
+    value_of,
+)
+from fsbench.kernels.truncated.gathered import draw_of_gathered
+from fsbench.kernels.truncated.plan import (
+    BY_COUNT,
+    BY_MASS,
+    DONE,
+    GATHER,
+    PLAN,
+    RACE,
+    set_mode,
+    store_plan,
+)
+
+GROUP = tl.constexpr(32)
+"""Tokens of which the largest logit is known: a group of the group noise."""
+
+GATHERED_K = tl.constexpr(2048)
+"""Up to this k what reaches the kth largest maximum is gathered at once."""
+
+COUNTERS = tl.constexpr(32)
+"""Numbers before the groups that are found: two, and the rest of their line of 128 bytes."""
+
+SAMPLES = tl.constexpr(64)
+"""Stretches of 32 tokens whose smallest logit says how far down the first search should look."""
+
+
+@triton.jit(do_not_specialize=["top_k", "V", "capacity"])
+def sampling_look_kernel(
+    logits_ptr,  # [B, stride] fp32; penalties are written back
+    largest_ptr,  # [stride // 128, B, 4] fp32; likewise
+    found_ptr,  # [B, COUNTERS + CHUNK] int32, scratch: how many groups and tokens; the groups
+    keys_ptr,  # [B, least of CHUNK * 32 and GATHERED] int64, scratch: tokens in them
+    plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: every row is done here
+    numbers_ptr,  # [B, NUMBERS] fp32, out; or None
+    seed_ptr,  # [1] or [B] int64
+    offset_ptr,  # [1] or [B] int64, or None: 0
+    temperature,  # fp32, or pointer to [B] fp32; so are top_p, min_p and the penalties
+    top_k,  # int32, or pointer to [B] int32 or int64
+    top_p,
+    min_p,
+    history_ptr,  # [B, capacity] int32: distinct tokens; or None
+    counts_ptr,  # [B, capacity] int32: how often each occurs in the output
+    lengths_ptr,  # [B] int32: how many tokens of a row's history there are
+    repetition,
+    presence,
+    frequency,
+    tokens_ptr,  # [B] int64: the draws from all tokens, -1 if there is none; out
+    valid_ptr,  # [B] bool, out
+    kept_ptr,  # [B] int32, out: how many tokens are kept; or None: they are not counted
+    V,
+    stride,
+    capacity,
+    SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
+    TEMPERATURE_PER_ROW: tl.constexpr,
+    TOP_K_PER_ROW: tl.constexpr,
+    TOP_P_PER_ROW: tl.constexpr,
+    MIN_P_PER_ROW: tl.constexpr,
+    REPETITION_PER_ROW: tl.constexpr,
+    PRESENCE_PER_ROW: tl.constexpr,
+    FREQUENCY_PER_ROW: tl.constexpr,
+    GROUPS: tl.constexpr,  # a power of two, at least stride // 32
+    CHUNK: tl.constexpr,  # groups of which tokens are gathered, a power of two
+):
+    row = tl.program_id(0)
+    B = tl.num_programs(0)
+    groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
+    logits_ptr += row.to(tl.int64) * stride
+    found_ptr += row * (COUNTERS + CHUNK)
+    keys_ptr += row.to(tl.int64) * min(CHUNK * GROUP, GATHERED)
+    counter = tl.arange(0, 2)
+    tl.store(found_ptr + counter, counter * 0)
+    if history_ptr is not None:
+        _penalise(
+            logits_ptr, largest_ptr, row, B, history_ptr + row.to(tl.int64) * capacity,
+            counts_ptr + row.to(tl.int64) * capacity, tl.load(lengths_ptr + row),
+            of_row(repetition, row, tl.float32, REPETITION_PER_ROW),
+            of_row(presence, row, tl.float32, PRESENCE_PER_ROW),
+            of_row(frequency, row, tl.float32, FREQUENCY_PER_ROW), V,
+        )  # fmt: skip
+
+    seed, offset, number = noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW)
+    T = of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW)
+    T, inverse_temperature = temperatures(T)
+    sharpness = inverse_temperature * LOG2_E
+    k = of_row(top_k, row, tl.int32, TOP_K_PER_ROW)
+    p = of_row(top_p, row, tl.float32, TOP_P_PER_ROW)
+    least = of_row(min_p, row, tl.float32, MIN_P_PER_ROW)
+    drawn = tl.full((), LOWEST_KEY, tl.int64)
+    if history_ptr is None:  # penalties change the law after the draw
+        token = tl.load(tokens_ptr + row).to(tl.int32)
+        y = tl.load(logits_ptr + token, mask=token >= 0, other=float("-inf"))
+        drawn = tl.where(token >= 0, ordered_key(y, token), drawn)
+
+    group = tl.arange(0, GROUPS)
+    at = largest_ptr + place_of_largest(group, row, B)
+    maxima = tl.load(at, mask=group < groups, other=float("-inf"))
+    top = tl.reduce(maxima, 0, nan_max)
+    # T, p and least are NaN or not: NaN is not equal to itself.
+    valid = (top < float("inf")) & (top > float("-inf")) & (T == T) & (p == p) & (least == least)
+    top = tl.where(valid, top, 0.0)
+    order = tl.where(valid, ordered(maxima), LOWEST - 1)  # -inf is LOWEST - 1
+    sampled = T > 0.0
+    k = tl.where(sampled, tl.where(k > 0, tl.minimum(k, V), V), 1)
+    by_p = sampled & (p < 1.0)
+    p = tl.maximum(p, 0.0)
+
+    # Groups below `low` hold nothing that is kept.
+    above_all = ordered(top) + 1
+    low = tl.full((), LOWEST, tl.int32)
+    if sampled & (least > 0.0):
+        threshold = top + T * log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
+        low = tl.maximum(low, ordered(threshold))
+    if k < groups:
+        if k < groups // 16:
+            # Few of so few are two in a block of 128 tokens, and blocks are fewer than groups.
+            blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
+            low = reached_by(blocks, k, low, above_all)
+        if tl.sum((order >= low).to(tl.int32)) > tl.minimum(2 * k, CHUNK):
+            low = reached_by(order, k, low, above_all)
+    here = True
+    if plan_ptr is not None:
+        # Neither needs a search: greedy decoding, and min-p or nothing.
+        stands = valid & (kept_ptr is None) & (drawn >= first_key(low))
+        stands = stands & ((sampled == 0) | ((k == V) & (by_p == 0)))
+        many = (stands == 0) & (tl.sum((order >= low).to(tl.int32)) > CHUNK)
+        here = (stands | many) == 0
+        if many:
+            mode = tl.where(by_p, BY_MASS, RACE)
+            few = (k < groups) & (k <= GATHERED_K)
+            mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), mode)
+            start = tl.maximum(value_of(low), _smallest_of_sample(logits_ptr, top, stride))
+            if mode == BY_MASS:
+                # What is below has less than half of the mass that top-p gives up.
+                span = log(1.0 - p) - log(2.0 * V.to(tl.float32))
+                start = tl.maximum(start, top + T * span)
+            store_plan(plan_ptr, numbers_ptr, row, mode, low, above_all, k, drawn, top, start,
+                       sharpness, tl.where(by_p, p, 2.0), T)  # fmt: skip
+            if kept_ptr is not None:
+                tl.store(kept_ptr + row, 0)
+        else:
+            set_mode(plan_ptr + row * PLAN, DONE, 0)
+    if here:
+        n = _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK)
+        cut = first_key(low)
+        winner, kept = draw_of_gathered(
+            logits_ptr, keys_ptr, n, cut, drawn, k, p, by_p, cut, valid, top, sharpness, T, seed,
+            offset, number, stride, kept_ptr is not None,
+        )  # fmt: skip
+        tl.store(tokens_ptr + row, winner.to(tl.int64))
+        tl.store(valid_ptr + row, winner >= 0)
+        if kept_ptr is not None:
+            tl.store(kept_ptr + row, tl.where(winner >= 0, kept, 0))
+
+
+@triton.jit
+def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.constexpr):
+    """Put the keys from `low` on of the groups that reach it at keys_ptr; how many there are.
+
+    If there are more than CHUNK groups, which is more than there is room for: GATHERED + 1. The
+    order is none: what is done with the keys is integer.
+    """
+    GROUPS: tl.constexpr = order.shape[0]
+    AT_ONCE: tl.constexpr = min(CHUNK, 128)
+    place = _places(found_ptr, order, low)
+    tl.store(
+        found_ptr + COUNTERS + place, tl.arange(0, GROUPS), mask=(order >= low) & (place < CHUNK)
+    )
+    tl.debug_barrier()
+    groups = tl.load(found_ptr, cache_modifier=".cg")
+    for first in tl.range(0, tl.minimum(groups, CHUNK), AT_ONCE):
+        at = first + tl.arange(0, AT_ONCE)
+        there = at < groups
+        found = tl.load(found_ptr + COUNTERS + at, mask=there, other=0, cache_modifier=".cg")
+        token = token_of_member(0, found[:, None], tl.arange(0, GROUP)[None, :])
+        y = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
+        behind = _places(found_ptr + 1, ordered(y), low)
+        taken = (ordered(y) >= low) & (behind < GATHERED)
+        tl.store(keys_ptr + behind, ordered_key(y, token), mask=taken)
+    tl.debug_barrier()
+    n = tl.load(found_ptr + 1, cache_modifier=".cg")
+    return tl.where(groups > CHUNK, GATHERED + 1, n)
+
+
+@triton.jit
+def _places(counter_ptr, order, low):
+    """A place for each of what is at least `low`, from a counter in memory on; in no order.
+
+    For few it is faster than a prefix sum, which is much code to fetch.
+    """
+    # Always 0, which the compiler does not know: it would add up a warp's, and wait each time.
+    zero = (order == 0x7FFFFFFF).to(tl.int32)
+    return tl.atomic_add(counter_ptr + zero, 1, mask=order >= low, sem="relaxed", scope="cta")
+
+
+@triton.jit
+def _smallest_of_sample(logits_ptr, top, stride):
+    """The smallest finite logit of some stretches of the row, at most `top`."""
+    first = tl.arange(0, SAMPLES).to(tl.int64) * (stride // 32) // SAMPLES * 32
+    token = first[:, None] + tl.arange(0, 32)[None, :]
+    y = tl.load(logits_ptr + token)
+    return tl.min(tl.min(tl.where(y > float("-inf"), y, top), axis=1), axis=0)
+
+
+@triton.jit
+def _penalise(logits_ptr, largest_ptr, row, B, history_ptr, counts_ptr, length, repetition,
+              presence, frequency, V):  # fmt: skip
+    """Change the logits of the tokens in a row's history, and the largest of their groups.
+
+    The tokens are distinct, so no logit is changed twice.
+    """
+    BLOCK: tl.constexpr = 64
+    for first in tl.range(0, length, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        token = tl.load(history_ptr + at, mask=at < length, other=-1)
+        there = (token >= 0) & (token < V)
+        y = tl.load(logits_ptr + token, mask=there, other=0.0)
+        times = tl.load(counts_ptr + at, mask=at < length, other=0)
+        y = tl.where(y > 0.0, y / repetition, y * repetition)
+        y -= frequency * times.to(tl.float32) + tl.where(times > 0, presence, 0.0)
+        tl.store(logits_ptr + token, y, mask=there)
+    tl.debug_barrier()
+    for first in tl.range(0, length, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        token = tl.load(history_ptr + at, mask=at < length, other=-1)
+        there = (token >= 0) & (token < V)
+        group = group_of_token(token)
+        members = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
+        y = tl.load(logits_ptr + members, mask=there[:, None], other=float("-inf"))
+        # Tokens of one group write the same number.
+        place = place_of_largest(group, row, B)
+        tl.store(largest_ptr + place, tl.reduce(y, 1, nan_max), mask=there)
+    tl.debug_barrier()

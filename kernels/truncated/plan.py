@@ -1,0 +1,120 @@
+"""Device code: what the first look at a row leaves for the kernels that do it with many programs.
+
+A row has PLAN int64 and NUMBERS fp32 in memory. The modes:
+
+    DONE      the row has its token
+    RACE      the cutoff is known
+    BY_COUNT  the cutoff is where `wanted` tokens are reached, in [low, high)
+    BY_MASS   where `wanted` mass is reached
+    GATHER    top-k, then top-p, among what is gathered from low on
+
+Until its mode is DONE a row's token is the draw from all tokens, which stands if it is kept.
+
+FEW is added to BY_COUNT and BY_MASS when the tokens in [low, high) are so few that there is room to
+gather them.
+
+The launches are numbered, and a row has a mode for each: `assigned` shares out the programs of a
+launch among the rows that it is for, however few these are, and for that all of them must see the
+same. So a launch decides about the modes of later ones.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.noise.keys import LOWEST_KEY
+from fsbench.kernels.truncated.cutoff import first_key
+
+DONE = tl.constexpr(0)
+RACE = tl.constexpr(1)
+BY_COUNT = tl.constexpr(2)
+BY_MASS = tl.constexpr(3)
+GATHER = tl.constexpr(4)
+FEW = tl.constexpr(3)
+
+# int64
+PLAN = tl.constexpr(16)
+MODE = tl.constexpr(0)  # of launch 0; those of the others follow
+MODES = tl.constexpr(8)
+LOW = tl.constexpr(8)  # `ordered`: from it on enough is reached
+HIGH = tl.constexpr(9)  # `ordered`: from it on it is not
+CUT = tl.constexpr(10)  # the cutoff, a key
+BEST = tl.constexpr(11)  # the best candidate so far
+ARRIVALS = tl.constexpr(12)  # programs that are done with a launch; 0 between launches
+TAKEN = tl.constexpr(13)  # places taken among what is gathered
+K = tl.constexpr(14)
+DRAWN = tl.constexpr(15)  # key of the draw from all tokens; LOWEST_KEY if there is none
+
+# fp32
+NUMBERS = tl.constexpr(8)
+TOP = tl.constexpr(0)  # the largest logit
+START = tl.constexpr(1)  # where thresholds begin: a number in [low, high)
+WANTED = tl.constexpr(2)  # tokens or mass; 0 if not known yet
+ABOVE = tl.constexpr(3)  # tokens or mass from `high` on
+SHARPNESS = tl.constexpr(4)  # log2(e) / T
+P = tl.constexpr(5)  # above 1: no top-p
+TEMPERATURE = tl.constexpr(6)
+
+
+@triton.jit
+def set_mode(plan_ptr, mode, launch):
+    """Set a row's mode for this launch and all later ones."""
+    place = tl.arange(0, MODES)
+    tl.store(plan_ptr + MODE + place, tl.zeros((MODES,), tl.int64) + mode, mask=place >= launch)
+
+
+@triton.jit
+def modes_of_rows(plan_ptr, launch, B, ROWS: tl.constexpr):
+    """The modes of all rows for a launch, int64 [ROWS]; DONE beyond B."""
+    row = tl.arange(0, ROWS)
+    return tl.load(plan_ptr + row * PLAN + MODE + launch, mask=row < B, other=DONE)
+
+
+@triton.jit
+def assigned(active):
+    """(this program's row, its number among the row's programs, how many these are: 0 if none).
+
+    active: int1 [ROWS], which rows the launch is for; there are at least as many programs.
+    """
+    number = tl.cumsum(active.to(tl.int32), axis=0)
+    rows = tl.max(number)
+    program = tl.program_id(0)
+    place = program % tl.maximum(rows, 1)
+    mine = active & (number == place + 1)
+    row = tl.sum(tl.where(mine, tl.arange(0, active.shape[0]), 0))
+    programs = tl.cdiv(tl.num_programs(0) - place, tl.maximum(rows, 1))
+    return row, program // tl.maximum(rows, 1), tl.where(rows > 0, programs, 0)
+
+
+@triton.jit
+def store_plan(
+    plan_ptr, numbers_ptr, row, mode, low, high, k, drawn, top, start, sharpness, p, T
+):  # fmt: skip
+    """Begin a row's plan; low and high are `ordered`."""
+    plan_ptr += row * PLAN
+    numbers_ptr += row * NUMBERS
+    set_mode(plan_ptr, mode, 0)
+    tl.store(plan_ptr + LOW, low.to(tl.int64))
+    tl.store(plan_ptr + HIGH, high.to(tl.int64))
+    tl.store(plan_ptr + CUT, first_key(low))
+    tl.store(plan_ptr + BEST, LOWEST_KEY)
+    tl.store(plan_ptr + ARRIVALS, 0)
+    tl.store(plan_ptr + TAKEN, 0)
+    tl.store(plan_ptr + K, k.to(tl.int64))
+    tl.store(plan_ptr + DRAWN, drawn)
+    tl.store(numbers_ptr + TOP, top)
+    tl.store(numbers_ptr + START, start)
+    tl.store(numbers_ptr + WANTED, tl.where(mode == BY_COUNT, k.to(tl.float32), 0.0))
+    tl.store(numbers_ptr + ABOVE, 0.0)
+    tl.store(numbers_ptr + SHARPNESS, sharpness)
+    tl.store(numbers_ptr + P, p)
+    tl.store(numbers_ptr + TEMPERATURE, T)
+
+
+@triton.jit
+def last_to_arrive(plan_ptr, programs):
+    """Whether this program is the last of a row's; what the others stored is visible to it."""
+    tl.debug_barrier()
+    last = tl.atomic_add(plan_ptr + ARRIVALS, 1) == programs - 1
+    if last:
+        tl.atomic_xchg(plan_ptr + ARRIVALS, 0)
+    return last

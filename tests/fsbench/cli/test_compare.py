@@ -1,0 +1,279 @@
+"""`fsbench compare` on results folders as `fsbench run` leaves them, and on the committed ones."""
+
+import re
+
+import pytest
+from tree import H200
+from typer.testing import CliRunner
+
+from fsbench import paper
+from fsbench.cli import app
+from fsbench.cli.compare import fail_limit, percent
+from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.records.store import Cell, Round, Store
+
+FUSED = paper.source()["fused"]["provider"]
+
+
+def _cell(provider, b, **changes):
+    how = dict(dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold")
+    fixed = dict(d=4096, v=151936, graph=True, gpu="NVIDIA H200", device="cuda", kind="exact")
+    return Cell(**{**fixed, **how, **dict(provider=provider, label=provider, b=b), **changes})
+
+
+def _run(folder, times, oom=(), sm_mhz=1980, **environment):
+    """A results folder: times maps (provider, B) to the time of each of its steps."""
+    store = Store.create(folder, {"gpu": "NVIDIA H200", "git_sha": "0123456789", **environment})
+    for (provider, b), time in times.items():
+        measured = Round([time] * 8, clocks={"sm_mhz": sm_mhz})
+        store.append_round(_cell(provider, b, fused=provider == FUSED), 0, measured)
+    for provider, b in oom:
+        store.append_status(_cell(provider, b, fused=False), "oom", "no memory")
+    store.close()
+    return folder
+
+
+def _compare(*arguments):
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    a = {("one", 1): 100.0, ("one", 2): 100.0, ("two", 1): 100.0, ("two", 2): 100.0}
+    b = {("one", 1): 103.0, ("one", 2): 96.0, ("two", 1): 101.0, ("three", 1): 1.0}
+    return _run(tmp_path / "a", a, driver="580"), _run(tmp_path / "b", b, sm_mhz=1755, driver="590")
+
+
+def test_two_runs_side_by_side(two_runs):
+    result = _compare(*two_runs)
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[:2] == [
+        f"{name}: {folder}, None, commit 0123456"
+        for name, folder in zip("AB", two_runs, strict=True)
+    ]
+    assert "driver: 580 in A, 590 in B" in lines
+    assert "median sm_mhz: 1980.0 in A, 1755.0 in B" in lines
+    assert "one 1 100.0 103.0 1.030 [1.030, 1.030] SLOW" in lines
+    assert "one 2 100.0 96.0 0.960 [0.960, 0.960] FAST" in lines
+    assert "two 1 100.0 101.0 1.010 [1.010, 1.010] SAME" in lines
+    assert "only in A: 1 cells: two" in lines
+    assert "only in B: 1 cells: three" in lines
+    assert lines[-1].startswith("3 cells in both: 1 FAST, 1 SLOW, 1 SAME, 0 AMBIGUOUS.")
+    assert "within 2 % of 1" in lines[-1]
+
+
+def test_differences_of_environment_come_first(two_runs):
+    text = _compare(*two_runs).stdout
+    assert text.index("driver: 580") < text.index("sampler") < text.index("SLOW")
+
+
+def test_two_runs_alike_in_their_environment(two_runs):
+    assert "The environments do not differ." in _compare(two_runs[0], two_runs[0]).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "named"),
+    [
+        (["--fail-on", "slow"], 1, "one, B = 1"),
+        (["--fail-on", "slow:2.9%"], 1, "one, B = 1"),
+        (["--fail-on", "slow:3.1%"], 0, None),
+        (["--within", "4%", "--fail-on", "slow"], 0, None),
+        (["--within", "4%", "--fail-on", "slow:0.5%"], 1, "two, B = 1"),
+        (["--within", "0.5%"], 0, None),
+    ],
+)
+def test_the_exit_code_of_two_runs(two_runs, options, code, named):
+    result = _compare(*two_runs, *options)
+    assert result.exit_code == code
+    failures = [line for line in result.stdout.splitlines() if line.startswith("--fail-on ")]
+    assert bool(failures) == bool(code)
+    assert named is None or any(named in line for line in failures)
+
+
+def test_a_cell_that_is_lost_fails_too(tmp_path):
+    a = _run(tmp_path / "a", {("one", 1): 10.0, ("one", 2): 10.0})
+    b = _run(tmp_path / "b", {("one", 1): 10.0}, oom=[("one", 2)])
+    result = _compare(a, b)
+    assert result.exit_code == 0
+    assert "one, B = 2, D = 4096, V = 151936: not measured in B: oom, no memory" in result.stdout
+    result = _compare(a, b, "--fail-on", "slow:50%")
+    assert result.exit_code == 1
+    assert "--fail-on slow:50%: one, B = 2" in result.stdout
+    result = _compare(b, a, "--fail-on", "slow")
+    assert result.exit_code == 0
+    assert "one, B = 2, D = 4096, V = 151936: not measured in A: oom, no memory" in result.stdout
+
+
+@pytest.mark.parametrize("text", ["3%", "3", "3.0%"])
+def test_a_percentage(text):
+    assert percent("--within", text) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("text", ["", "-3%", "3 %", "abc", "100%", "1e1", "nan", "%", "3%%"])
+def test_what_is_no_percentage(text):
+    with pytest.raises(InvalidArgument, match=r"--within: expected a percentage below 100"):
+        percent("--within", text)
+
+
+def test_the_limit_of_fail_on():
+    assert fail_limit(None, "slow", 0.02) == fail_limit("slow", "slow", 0.02) == 0.02
+    assert fail_limit("slow:3%", "slow", 0.02) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("text", ["", "slow:", "fast", "slower:3%", "worse:3%", "3%", "slow3%"])
+def test_what_is_no_limit_of_fail_on(text):
+    with pytest.raises(InvalidArgument, match=r"--fail-on: expected slow or slow:3% here; got "):
+        fail_limit(text, "slow", 0.02)
+
+
+def test_a_malformed_limit_is_found_before_anything_is_read(two_runs):
+    for option in ("--within", "--fail-on"):
+        with pytest.raises(InvalidArgument, match=f"{option}: expected"):
+            _compare("nowhere", "nowhere", option, "x")
+
+
+def test_bad_folders_are_named(two_runs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ResultsError, match=r"empty: expected a results folder"):
+        _compare(two_runs[0], tmp_path / "empty")
+    with pytest.raises(ResultsError, match=r"empty: expected a results folder"):
+        _compare(tmp_path / "empty", "--paper", "h200")
+    with pytest.raises(ResultsError, match=r"expected one run; got 2: .*/a, .*/b$"):
+        _compare(two_runs[0], tmp_path)
+    (two_runs[1] / "env.json").unlink()
+    with pytest.raises(ResultsError, match=r"it has no env.json"):
+        _compare(*two_runs)
+
+
+def test_runs_without_a_common_cell_are_an_error(two_runs, tmp_path):
+    other = _run(tmp_path / "other", {("one", 3): 1.0})
+    with pytest.raises(ResultsError, match=r"A has .*B 1, 2; one, two; B has .*B 3; one$"):
+        _compare(two_runs[0], other)
+
+
+def test_options_that_do_not_fit_each_other_are_named(two_runs):
+    for runs in (two_runs[:1], [*two_runs, two_runs[0]]):
+        with pytest.raises(
+            InvalidArgument, match=rf"expected two runs, or --paper; got {len(runs)}"
+        ):
+            _compare(*runs)
+    with pytest.raises(InvalidArgument, match="--fused: expected together with --paper"):
+        _compare(*two_runs, "--fused", "one")
+    with pytest.raises(InvalidArgument, match="--fail-on: expected worse or worse:3% here"):
+        _compare(two_runs[0], "--paper", "h200", "--fail-on", "slow:3%")
+    with pytest.raises(InvalidArgument, match=r"--paper: expected one of .*; got 'a100'"):
+        _compare(H200 / "paper-20261121", "--paper", "a100")
+
+
+@pytest.fixture
+def beside_the_paper(tmp_path):
+    """At B = 1 as published for the H200, but for FI1, which is 10 % faster; FI2 is missing."""
+    providers = {name: entry["provider"] for name, entry in paper.source()["baselines"].items()}
+    times = {
+        (FUSED, 1): 100.0,
+        (providers["Multinomial"], 1): 135.0,
+        (providers["FI1"], 1): 125.1,
+    }
+    return _run(tmp_path / "run", times)
+
+
+def test_a_run_beside_the_paper(beside_the_paper):
+    result = _compare(beside_the_paper, "--paper", "h200")
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "Table 4, H200; ours: NVIDIA H200, D = 4,096, V = 151,936" in lines
+    assert "Multinomial 1 1.35 [1.35, 1.35] 1.35 1.000 agrees" in lines
+    assert "FI1 1 1.25 [1.25, 1.25] 1.39 0.900 worse" in lines
+    assert "not in these results: FI2" in lines
+    assert "2 cells: 1 agree within 5 %, 0 better, 1 worse." in result.stdout
+    assert "differ by up to 11.1 % in ours / paper" in result.stdout
+
+
+def test_it_says_which_sampler_is_compared_with_which_column(beside_the_paper):
+    text = _compare(beside_the_paper, "--paper", "b300").stdout
+    assert "B300; bf16" in text
+    for entry in (paper.source()["fused"], *paper.source()["baselines"].values()):
+        assert f": {entry['provider']} ({entry['note']})" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ([], 0),
+        (["--fail-on", "worse"], 1),
+        (["--fail-on", "worse:9%"], 1),
+        (["--fail-on", "worse:11%"], 0),
+        (["--within", "11%", "--fail-on", "worse"], 0),
+    ],
+)
+def test_the_exit_code_beside_the_paper(beside_the_paper, options, code):
+    result = _compare(beside_the_paper, "--paper", "h200", *options)
+    assert result.exit_code == code
+    failures = re.findall(r"^--fail-on \S+: (.*)$", result.stdout, re.MULTILINE)
+    assert failures == (["Table 4, B = 1, vs FI1: 0.900 of the paper's"] if code else [])
+
+
+def test_committed_results_beside_the_paper():
+    result = _compare(H200 / "paper-20261121", "--paper", "h200", "--fail-on", "worse")
+    assert result.exit_code == 0
+    assert "54 cells: " in result.stdout and " 0 worse" in result.stdout
+
+
+def test_committed_runs_of_one_commit_are_the_same():
+    result = _compare(H200 / "paper-20261121", H200 / "lean-20261121", "--fail-on", "slow")
+    assert result.exit_code == 0
+    assert "48 cells in both: 0 FAST, 0 SLOW, 48 SAME, 0 AMBIGUOUS" in result.stdout
+
+
+def test_one_baseline_says_nothing_of_the_baselines_among_themselves(tmp_path):
+    provider = paper.source()["baselines"]["FI1"]["provider"]
+    run = _run(tmp_path / "run", {(FUSED, 1): 100.0, (provider, 1): 139.0})
+    text = _compare(run, "--paper", "h200").stdout
+    assert "1 cells: 1 agree" in text
+    assert "The baselines of one table" not in text
+
+
+def test_a_run_that_was_killed_can_be_compared(two_runs):
+    """It has no results.csv, and the comparison is the same as with one."""
+    from fsbench.records.summary import export_csv
+
+    before = _compare(*two_runs).stdout
+    export_csv(two_runs[0])
+    assert _compare(*two_runs).stdout == before
+
+
+def test_another_fused_sampler_is_named_in_the_output(tmp_path):
+    provider = paper.source()["baselines"]["FI1"]["provider"]
+    run = _run(tmp_path / "run", {(provider, 1): 139.0})
+    with pytest.raises(ResultsError, match=f"expected bf16, .*, {FUSED} and one of"):
+        _compare(run, "--paper", "h200")
+    store = Store.resume(run, {"gpu": "NVIDIA H200"})
+    store.append_round(_cell("mine", 1, fused=True), 0, Round([100.0] * 8))
+    store.close()
+    with pytest.raises(InvalidArgument, match=f"--fused: expected one of mine; got '{FUSED}'"):
+        _compare(run, "--paper", "h200")
+    text = _compare(run, "--paper", "h200", "--fused", "mine").stdout
+    assert "FlashSampling: mine (chosen with --fused)" in text
+    assert "1 cells: 1 agree" in text
+
+
+def test_tables_1_and_9_beside_what_was_measured(tmp_path):
+    """A run of the fused kernel with and without its store, and nothing of Tables 4 and 5."""
+    source = paper.source()
+    fused, stored = source["fused"]["provider"], source["stored"]["provider"]
+    store = Store.create(tmp_path / "run", {"gpu": "NVIDIA H200"})
+    for name, time in ((fused, 400.0), (stored, 420.0)):
+        cell = _cell(name, 64, fused=name == fused)
+        kernel = dict(sum_us=[time] * 8, kernels={name: time})
+        store.append_round(cell, 0, Round([time] * 8, **kernel))
+        if name == fused:
+            kernel = dict(sum_us=[380.0] * 8, kernels={name: 380.0})
+            store.append_form(cell, "matmul", 0, Round([380.0] * 8, **kernel))
+    store.close()
+    done = _compare(tmp_path / "run", "--paper", "h200")
+    assert done.exit_code == 0
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["FlashSampling", "64", "5.0", "6.0", "difference", "to", "matmul", "form"] in lines
+    assert ["64", "3.12", "5.00", "[5.00,", "5.00]", "4.8"] in lines
+    assert "Table 1, share of matmul" in done.stdout and "Table 9, overhead" in done.stdout

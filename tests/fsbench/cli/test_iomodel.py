@@ -1,0 +1,152 @@
+"""`fsbench iomodel`, and the option parsers it shares with `fsbench run`."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fsbench.cli import app
+from fsbench.cli.parsing import int_list, shapes
+from fsbench.errors import InvalidArgument
+from fsbench.problem import Problem
+from fsbench.records import iomodel
+
+
+def _run(*arguments):
+    return CliRunner().invoke(app, ["iomodel", *arguments], catch_exceptions=False)
+
+
+def _rows(*arguments):
+    return json.loads(_run(*arguments, "--json").stdout)
+
+
+def test_default_is_the_papers_sweep():
+    rows = _rows()
+    assert [(row["b"], row["d"], row["v"]) for row in rows] == [
+        (2**i, d, v) for d, v in ((4096, 151936), (8192, 128256)) for i in range(9)
+    ]
+    assert {row["gpu"] for row in rows} == {"h200"}
+
+
+def test_row_holds_the_models_numbers():
+    (row,) = _rows("--batch", "64", "--d", "4096", "--v", "151936", "--gpu", "NVIDIA H200")
+    problem = Problem(64, 4096, 151936)
+    work = iomodel.traffic(problem)
+    assert row == {
+        "model": "d4096_v151936",
+        "b": 64,
+        "d": 4096,
+        "v": 151936,
+        "dtype": "bf16",
+        "baseline_bytes": work.baseline_bytes,
+        "fused_bytes": work.fused_bytes,
+        "flops": work.flops,
+        "predicted_speedup": iomodel.predicted_speedup(problem),
+        "approximate_speedup": 1 + 128 / 4096,
+        "baseline_flop_per_byte": work.flops / work.baseline_bytes,
+        "fused_flop_per_byte": work.flops / work.fused_bytes,
+        "gpu": "h200",
+        "floor_us": pytest.approx(work.fused_bytes / 4.8e6),
+        "measured_floor_us": pytest.approx(work.fused_bytes / 4.70e6),
+    }
+
+
+def test_no_measured_floor_where_none_is_known():
+    (row,) = _rows("--batch", "1", "--model", "phi-4", "--gpu", "b200")
+    assert row["model"] == "phi-4"
+    assert row["floor_us"] == pytest.approx(row["fused_bytes"] / 8e6)
+    assert row["measured_floor_us"] is None
+
+
+def test_dtype_sets_the_element_size():
+    (half,) = _rows("--batch", "1", "--model", "phi-4")
+    (single,) = _rows("--batch", "1", "--model", "phi-4", "--dtype", "fp32")
+    assert single["fused_bytes"] == 2 * half["fused_bytes"]
+
+
+def test_lists_and_models_form_a_sweep():
+    rows = _rows(
+        *("--batch", "1,2", "--d", "64,128", "--v", "1000", "--model", "phi-4,glm-5"),
+        *("--model", "kimi-k2.5"),
+    )
+    assert [(row["model"], row["b"]) for row in rows] == [
+        (name, b)
+        for name in ("phi-4", "glm-5", "kimi-k2.5", "d64_v1000", "d128_v1000")
+        for b in (1, 2)
+    ]
+
+
+def test_table_shows_floors_and_names_both_roofs():
+    out = _run("--batch", "256", "--model", "qwen3-8b").stdout
+    (line,) = [line.split() for line in out.splitlines() if line.lstrip().startswith("256 ")]
+    assert " ".join(line) == "256 1402.3 1246.8 1.1248 1.1250 227.22 255.57 322.2 409.0"
+    assert "datasheet" in out and "…" not in out  # nothing is cut at 80 columns
+    assert "h200 datasheet: 4.8 TB/s, 989 TFLOP/s bf16" in out
+    assert "h200 measured 2026-11-21: 4.7 TB/s, 779 TFLOP/s bf16" in out
+
+
+def test_table_without_measured_roof_has_no_such_column():
+    out = _run("--batch", "1", "--model", "qwen3-8b", "--gpu", "h100").stdout
+    assert "h100 measured" not in out
+    assert "datasheet  measured" not in out
+    (line,) = [line.split() for line in out.splitlines() if line.lstrip().startswith("1 ")]
+    assert len(line) == 8
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--gpu", "h300"), "gpu: expected one of .*; got 'h300'; did you mean"),
+        (("--model", "qwen3-9b"), "model: expected .*; got 'qwen3-9b'; did you mean 'qwen3-8b'"),
+        (("--dtype", "int8"), "dtype: expected one of bf16, fp16, fp32; got 'int8'"),
+        (("--batch", "0"), "--batch: expected integers >= 1"),
+        (("--d", "64"), "--v: expected together with --d"),
+    ],
+)
+def test_bad_options_are_named(arguments, message):
+    with pytest.raises(InvalidArgument, match=message):
+        _run(*arguments)
+
+
+def test_int_list():
+    assert int_list("4,1, 2,1", "--batch") == [4, 1, 2]
+    assert int_list("0,1", "--gpu", minimum=0) == [0, 1]
+    with pytest.raises(InvalidArgument, match="--gpu: expected integers >= 0"):
+        int_list("-1", "--gpu", minimum=0)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "1;2", "0", "-1,2", "1.5"])
+def test_int_list_names_option_expected_and_given(text):
+    with pytest.raises(InvalidArgument, match="--batch: expected integers >= 1") as caught:
+        int_list(text, "--batch")
+    assert str(caught.value).endswith(f"got {text!r}")
+
+
+def test_shapes_merges_names_of_one_shape():
+    assert shapes(["qwen3-8b", "qwen3-235b-a22b,qwen3-8b"], "4096,64", "151936") == [
+        ("qwen3-8b, qwen3-235b-a22b", 4096, 151936),
+        ("d64_v151936", 64, 151936),
+    ]
+
+
+def test_shapes_of_nothing_is_empty():
+    assert shapes([], None, None) == []
+
+
+@pytest.mark.parametrize("d, v, missing", [("64", None, "--v"), (None, "64", "--d")])
+def test_shapes_wants_d_and_v_together(d, v, missing):
+    with pytest.raises(InvalidArgument, match=f"^{missing}: expected together with"):
+        shapes([], d, v)
+
+
+def test_starts_without_torch_pandas_matplotlib_scipy():
+    code = (
+        "import sys; from fsbench.cli import app\n"
+        "app(['iomodel', '--batch', '1'], standalone_mode=False)\n"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,177 @@
+"""`fsbench list`: everything that can be named, with the reason where it cannot be used."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+from typer.testing import CliRunner
+
+from fsbench.cli import app
+from fsbench.cli.listing import CLAIMS
+from fsbench.discover import discover
+from fsbench.machine import hardware
+from fsbench.measure.presets import PRESETS
+from fsbench.problem import DTYPES, models
+from fsbench.provider import Capabilities
+from fsbench.records import iomodel
+
+
+def _list(*arguments, columns: int = 80) -> str:
+    result = CliRunner().invoke(
+        app,
+        ["list", *map(str, arguments)],
+        catch_exceptions=False,
+        env={"COLUMNS": str(columns)},
+    )
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(hardware, "gpus", lambda: [])
+
+
+def _line(text: str, name: str) -> str:
+    """What stands beside a name, spaces collapsed."""
+    (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
+    return " ".join(line.split()[1:])
+
+
+def test_json_has_every_name(no_gpu):
+    facts = json.loads(_list("--json"))
+    assert [row["name"] for row in facts["providers"]] == list(discover())
+    assert [row["name"] for row in facts["models"]] == list(models())
+    assert [row["name"] for row in facts["presets"]] == list(PRESETS)
+    assert facts["gpus_known"] == sorted(iomodel.gpus())
+    assert facts["gpus_here"] == []
+
+
+def test_json_has_the_facts_of_a_provider(no_gpu):
+    rows = {row["name"]: row for row in json.loads(_list("--json"))["providers"]}
+    for name, entry in discover().items():
+        row, able = rows[name], entry.provider.capabilities
+        assert (row["label"], row["kind"]) == (entry.provider.label, entry.provider.kind)
+        assert row["cuda"] == entry.unavailable_reason("cuda")
+        assert row["cpu"] == (entry.unavailable_reason("cpu") or "yes")
+        assert row["presets"] == list(entry.provider.presets)
+        claimed = {field.name: getattr(able, field.name) for field in fields(Capabilities)}
+        assert row["capabilities"] == {
+            **claimed,
+            "devices": list(able.devices),
+            "dtypes": list(able.dtypes),
+            "filters": list(able.filters),
+            "filter_order": list(able.filter_order),
+        }
+
+
+def test_memory_beside_the_weight_is_told(no_gpu):
+    text = _list()
+    assert "Memory kept beside a weight of D = 4,096, V = 151,936, bf16:\n" in text
+    assert "  +50% (0.62 GB)  flash_sampling_screened\n" in text
+    assert ")  flash_sampling_token" not in text
+    rows = {row["name"]: row for row in json.loads(_list("--json"))["providers"]}
+    assert rows["greedy_screened"]["kept_bytes"] == 151_936 * (4096 + 12)
+    assert rows["greedy"]["kept_bytes"] == 0
+
+
+def test_the_table_says_where_each_runs_or_why_not(no_gpu):
+    text = _list()
+    assert _line(text, "multinomial") == "exact CPU"
+    assert _line(text, "matmul_only") == "lower_bound CPU"
+    assert _line(text, "weight_stream") == "lower_bound - no GPU on this machine"
+    assert _line(text, "qwen3-8b") == "151936 4096"
+    for name in [*discover(), *models(), *PRESETS, *iomodel.gpus()]:
+        assert name in text
+    assert "GPUs here: none" in text
+
+
+def test_with_a_gpu(monkeypatch):
+    gpu = hardware.Gpu(0, "NVIDIA H200", "GPU-0", None, "580")
+    monkeypatch.setattr(hardware, "gpus", lambda: [gpu])
+    text = _list()
+    assert _line(text, "multinomial") == "exact GPU, CPU"
+    assert _line(text, "weight_stream") == "lower_bound GPU"
+    assert "GPUs here: NVIDIA H200" in text
+
+
+def _matrix(text: str) -> dict[str, dict[str, str]]:
+    """Provider -> head of column -> cell; of a matrix in parts, all of them."""
+    matrix: dict[str, dict[str, str]] = {}
+    for part in text.split("\n\n"):
+        lines = part.splitlines()
+        if lines[0].split()[0] == "provider":
+            heads = lines[0].split()[1:]
+            for line in lines[2:]:
+                name, *cells = line.split()
+                matrix.setdefault(name, {}).update(zip(heads, cells, strict=True))
+    return matrix
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_the_matrix_says_what_each_claims(no_gpu, columns):
+    matrix = _matrix(_list("--capabilities", columns=columns))
+    assert list(matrix) == list(discover())
+    for name, entry in discover().items():
+        able, cells = entry.provider.capabilities, matrix[name]
+        shown = {
+            "GPU": "cuda" in able.devices,
+            "CPU": "cpu" in able.devices,
+            **{dtype: dtype in able.dtypes for dtype in DTYPES},
+            **{head: getattr(able, field) for field, (head, _) in CLAIMS.items()},
+        }
+        assert cells.pop("noise") == (shown.pop("noise") or "-")
+        letters = "".join(name.removeprefix("top_")[0] for name in shown.pop("kpm"))
+        assert cells.pop("kpm") == ((letters.upper() if able.mixed_filters else letters) or "-")
+        assert cells == {head: "yes" if has else "-" for head, has in shown.items()}
+
+
+def test_the_matrix_has_every_capability_and_says_what_it_means(no_gpu):
+    unnamed = {"devices", "dtypes"}  # in columns of their own
+    unnamed |= {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}  # numbers
+    unnamed |= {"mixed_filters", "filter_order", "ties"}  # of `filters`
+    assert set(CLAIMS) == {field.name for field in fields(Capabilities)} - unnamed
+    text = _list("--capabilities")
+    for head, meaning in CLAIMS.values():
+        assert _line(text, head) == meaning
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_the_matrix_fits_and_is_split_where_it_must(no_gpu, columns):
+    text = _list("--capabilities", columns=columns)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+    assert "…" not in text
+    assert text.count("provider") == (1 if columns == 130 else 2)
+
+
+def test_the_matrix_leaves_out_what_is_broken_and_says_why(no_gpu, tmp_path):
+    path = tmp_path / "boaster.py"
+    path.write_text(
+        "from fsbench.provider import *\n"
+        "able = Capabilities(mask=True)\n"
+        "PROVIDER = Provider('boaster', 'Boaster', Kind.EXACT, print, capabilities=able)\n"
+    )
+    text = _list("--capabilities", "--provider-path", path, columns=120)
+    assert list(_matrix(text)) == list(discover())
+    assert "boaster: broken, InvalidArgument: boaster: expected `sample`" in text
+
+
+def test_it_fits_80_columns_and_no_provider_takes_two_lines(no_gpu):
+    lines = [line.rstrip() for line in _list().splitlines()]
+    assert max(map(len, lines)) <= 80
+    providers = lines[2 : lines.index("")]
+    assert [line.split()[0] for line in providers] == list(discover())
+
+
+def test_a_broken_plug_in_is_listed_with_the_reason(no_gpu, tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("raise RuntimeError('no [bold]luck')")
+    assert _line(_list("--provider-path", path), "broken") == (
+        "broken - RuntimeError: no [bold]luck"
+    )
+    rows = json.loads(_list("--provider-path", path, "--json"))["providers"]
+    (row,) = (row for row in rows if row["name"] == "broken")
+    assert (row["kind"], row["label"]) == (None, None)
+    assert row["cuda"] == row["cpu"] == "RuntimeError: no [bold]luck"

@@ -1,0 +1,146 @@
+"""`fsbench plot` on results folders as `fsbench run` leaves them."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fsbench.cli import app
+from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.figures.style import SETTINGS
+from fsbench.records.store import Cell, Round, Store
+from fsbench.records.summary import export_csv
+
+PROVIDERS = {"fast": ("exact", True), "slow": ("exact", False), "floor": ("lower_bound", False)}
+FIGURES = ("bandwidth", "roofline", "runtime", "speedup")
+
+
+def _cell(provider, b, gpu="NVIDIA H200", **changes):
+    kind, fused = PROVIDERS[provider]
+    fixed = dict(d=64, v=1000, dtype="bf16", tp=1, temperature=1.0, logits="normal:1")
+    how = dict(timer="cupti", graph=True, l2="cold", device="cuda" if gpu else "cpu")
+    return Cell(provider, provider, kind, fused, gpu, b=b, **{**fixed, **how, **changes})
+
+
+def _results(folder, providers=tuple(PROVIDERS), times=(10.0, 20.0, 5.0), export=True, **changes):
+    store = Store.create(folder, {"gpu": changes.get("gpu", "NVIDIA H200"), "device": "cuda"})
+    for provider, time in zip(providers, times, strict=False):
+        for b in (1, 2):
+            store.append_round(_cell(provider, b, **changes), 0, Round([time] * 8))
+    store.close()
+    if export:
+        export_csv(folder)
+    return folder
+
+
+def _plot(*arguments):
+    return CliRunner().invoke(app, ["plot", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def _coarse_pictures(monkeypatch):
+    """Nobody looks at these figures, and fewer pixels are faster."""
+    monkeypatch.setitem(SETTINGS, "savefig.dpi", 30)
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_one_figure_only(tmp_path):
+    _results(tmp_path / "a")
+    _plot(tmp_path / "a", "--out", tmp_path / "figures", "--figure", "roofline, runtime")
+    names = ["roofline_h200_d64_v1000.png", "runtime_h200_d64_v1000.png"]
+    assert _names(tmp_path / "figures") == names
+    with pytest.raises(InvalidArgument, match=r"--figure: expected one of .*; got 'rooflime'"):
+        _plot(tmp_path / "a", "--figure", "rooflime")
+
+
+def test_draws_what_was_measured_of_each_configuration_and_prints_it(tmp_path):
+    _results(tmp_path / "a")
+    out = tmp_path / "figures"
+    result = _plot(tmp_path / "a", "--out", out, "--format", "png, svg")
+    names = [f"{name}_h200_d64_v1000.{suffix}" for name in FIGURES for suffix in ("png", "svg")]
+    assert _names(out) == names
+    wrote = [line for line in result.stdout.splitlines() if line.startswith("wrote")]
+    assert sorted(wrote) == [f"wrote {out / name}" for name in names]
+    for name in ("breakdown", "costs"):
+        assert f"no {name} figure for h200_d64_v1000: not measured" in result.stdout
+
+
+def test_merges_folders_and_tells_machines_apart(tmp_path):
+    _results(tmp_path / "results" / "h200" / "1")
+    cpu = dict(gpu="", timer="cpu", graph=False, l2="n/a", dtype="fp32")
+    _results(tmp_path / "results" / "cpu" / "1", **cpu)
+    _plot(tmp_path / "results", "--out", tmp_path / "out")
+    assert _names(tmp_path / "out") == [
+        f"{name}_{machine}_d64_v1000.png" for name in FIGURES for machine in ("cpu", "h200")
+    ]
+
+
+def test_a_killed_run_without_csv_is_read_and_left_alone_and_a_missing_figure_is_explained(
+    tmp_path,
+):
+    _results(tmp_path / "a", providers=("slow", "floor"), export=False)
+    result = _plot(tmp_path / "a", "--out", tmp_path / "out")
+    assert "no speedup figure for h200_d64_v1000: no fused and unfused" in result.stdout
+    assert len(_names(tmp_path / "out")) == 3
+    assert _names(tmp_path / "a") == ["env.json", "points.jsonl"]
+
+
+def test_unknown_format_is_refused_before_anything_is_written(tmp_path):
+    _results(tmp_path / "a")
+    with pytest.raises(InvalidArgument, match=r"--format: .* got 'jpg'; did you mean 'png'"):
+        _plot(tmp_path / "a", "--out", tmp_path / "out", "--format", "png,jpg")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["empty", "absent"])
+def test_no_results(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        ResultsError, match=re.escape(f"{tmp_path / name}: expected a results folder")
+    ):
+        _plot(tmp_path / name)
+
+
+def test_no_cell_that_is_ok(tmp_path):
+    store = Store.create(tmp_path / "a", {"gpu": "", "device": "cpu"})
+    store.append_status(_cell("fast", 1), "oom", "out of memory")
+    store.append_status(_cell("slow", 1), "error", "why")
+    store.append_status(_cell("slow", 2), "error", "why")
+    store.close()
+    export_csv(tmp_path / "a")
+    with pytest.raises(ResultsError, match="at least one cell with status ok; got 2 error, 1 oom"):
+        _plot(tmp_path / "a", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_any_cell(tmp_path):
+    Store.create(tmp_path / "a", {"gpu": "", "device": "cpu"}).close()
+    with pytest.raises(ResultsError, match="got no cell"):
+        _plot(tmp_path / "a")
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2,3\n4\n", "\xff"])
+def test_a_csv_that_is_none(tmp_path, text):
+    _results(tmp_path / "a")
+    (tmp_path / "a" / "results.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ResultsError, match=r"results\.csv"):
+        _plot(tmp_path / "a")
+
+
+def test_imports_nothing_heavy_before_the_command_and_never_torch(tmp_path):
+    _results(tmp_path / "a")
+    code = (
+        "import sys; from fsbench.cli import app\n"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy', 'numpy'}\n"
+        "before = sorted(heavy & set(sys.modules))\n"
+        f"app(['plot', {str(tmp_path / 'a')!r}, '--out', {str(tmp_path / 'out')!r}], "
+        "standalone_mode=False)\n"
+        "print(before, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] False"

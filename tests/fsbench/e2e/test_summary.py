@@ -1,0 +1,153 @@
+"""Numbers, tables and figure of `fsbench e2e`, from samples made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsbench.e2e.records import Case, Decoded, Profile, Store, read
+from fsbench.e2e.summary import COLUMNS, step_quantiles, summary
+from fsbench.e2e.tables import markdown, write_tables
+from fsbench.errors import ResultsError
+from fsbench.figures.end_to_end import draw, write_figures
+
+
+def case(sampler: str, b: int = 4, **other) -> Case:
+    named = {
+        "engine": "vllm", "model": "qwen3-8b", "d": 4096, "v": 151936, "dtype": "bfloat16",
+        "tp": 1, "b": b, "sampler": sampler, "label": sampler.upper(), "fused": sampler == "ours",
+        "baseline": sampler == "base", "device": "cuda", "gpu": "NVIDIA H200",
+    }  # fmt: skip
+    return Case(**{**named, **other})
+
+
+def decoded(tpot_us: float, steps: list[float] | None = None) -> Decoded:
+    return Decoded(128, 64, 9000.0, tpot_us, steps or [tpot_us] * 10)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Baseline: 4000 us, of which 600 for drawing, 450 of that for the LM head; ours saves 5 %."""
+    store = Store(tmp_path / "run", {"gpu": "NVIDIA H200"})
+    for b in (1, 4):
+        for run, (base, ours) in enumerate([(4000, 3800), (4100, 3854), (3900, 3744)]):
+            store.append_run(case("base", b), run, decoded(base))
+            store.append_run(case("ours", b), run, decoded(ours))
+        store.append_profile(case("base", b), Profile(20, 600, 450, 3300, 3900))
+        store.append_profile(case("ours", b), Profile(20, 350, None, 3300, 3650))
+    store.append_status(case("absent", 0), "unavailable", "package absent is not installed")
+    store.append_counts(case("ours", 0), {"served": 7, "left": {}})
+    store.close()
+    return store.folder
+
+
+def test_numbers(folder):
+    frame = summary(read(folder)).set_index(["b", "sampler"])
+    base, ours = frame.loc[(4, "base")], frame.loc[(4, "ours")]
+    assert (base.tpot_ms, base.tpot_min_ms, base.tpot_max_ms) == (4.0, 3.9, 4.1)
+    assert base.tokens_per_s == pytest.approx(4 / 4e-3)
+    assert base.isna().reduction_pct
+    assert ours.reduction_pct == pytest.approx(5.0)  # runs: 5, 6, 4
+    assert ours.reduction_sd_pct == pytest.approx(1.0)
+    assert base.gap_us == pytest.approx(100)
+    assert base.amdahl_pct == pytest.approx(100 * 150 / 4000)
+    assert ours.possible_pct == pytest.approx(100 * 250 / 4000)
+    assert ours.reached == pytest.approx(5 / 6.25)
+    absent = frame.loc[(0, "absent")]
+    assert (absent.status, absent.runs) == ("unavailable", 0)
+    assert list(summary(read(folder)).columns) == list(COLUMNS)
+
+
+def test_runs_are_compared_in_pairs(folder, tmp_path):
+    """A run that one of them lacks does not count for the other's gain."""
+    store = Store(tmp_path / "more", {})
+    for run, us in enumerate([4000, 4000, 9000]):
+        store.append_run(case("base"), run, decoded(us))
+    for run in (0, 1):
+        store.append_run(case("ours"), run, decoded(3600))
+    store.close()
+    ours = summary(read(store.folder)).set_index("sampler").loc["ours"]
+    assert ours.reduction_pct == pytest.approx(10)
+
+
+def test_without_a_baseline_nothing_is_compared(tmp_path):
+    store = Store(tmp_path / "run", {})
+    store.append_run(case("ours"), 0, decoded(3000))
+    store.close()
+    row = summary(read(store.folder)).iloc[0]
+    assert row.tpot_ms == 3 and row.isna().reduction_pct
+
+
+def test_quantiles_count_tokens_not_steps():
+    runs = [
+        {"step_us": [10.0] * 98 + [50.0, 90.0], "step_tokens": None},
+        {"step_us": [1000.0], "step_tokens": [1]},
+    ]
+    assert step_quantiles(runs, 4, (0.5, 0.985, 0.999)) == (10.0, 50.0, 1000.0)
+
+
+def test_tables(folder):
+    frame = write_tables(folder)
+    page = (folder / "e2e.md").read_text()
+    assert page == markdown(frame)
+    for line in (
+        "## qwen3-8b in vllm, 1 x NVIDIA H200",
+        "ABSENT: unavailable, package absent is not installed.",
+        "| B | BASE | OURS |",
+        "| 4 | 4.000 [3.900, 4.100] | 3.800 [3.744, 3.854] |",
+        "| B | OURS | sampling in no time | the paper's fork, B200 |",
+        "| 4 | 5.0 ± 1.0 (profile: 6.2) | 3.8 | 8.1 ± 0.1 |",
+        "| 4 | BASE | 4000 | 600 | 450 | 3300 | 100 | 4.100 / 4.100 |",
+        "| 4 | OURS | 3800 | 350 |  | 3300 | 150 | 3.854 / 3.854 |",
+    ):
+        assert line in page.splitlines(), line
+    assert (folder / "e2e.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
+@pytest.mark.parametrize("other", [{"engine": "hf"}, {"model": "tiny"}, {"tp": 2}])
+def test_the_paper_stands_beside_what_it_measured_only(tmp_path, other):
+    store = Store(tmp_path / "run", {})
+    for sampler, us in (("base", 4000), ("ours", 3800)):
+        store.append_run(case(sampler, **other), 0, decoded(us))
+    store.close()
+    page = markdown(summary(read(store.folder)))
+    assert "| 4 | 5.0 ± 0.0 |" in page and "paper" not in page
+
+
+def test_figure(folder, tmp_path):
+    frame = write_tables(folder)
+    (path,) = write_figures(frame, tmp_path, ["svg"])
+    assert path == tmp_path / "tpot_vllm.svg" and "<svg" in path.read_text()
+    upper, lower = draw(frame[frame.runs > 0]).axes
+    lines = {each.get_label(): each.lines[0] for each in upper.containers}
+    assert lines["BASE"].get_ydata().tolist() == [4.0, 4.0]
+    assert lines["OURS"].get_xdata().tolist() == [1, 4]
+    (saved,) = lower.containers
+    assert saved.lines[0].get_ydata().tolist() == pytest.approx([5.0, 5.0])
+    bound = next(line for line in lower.lines if line.get_label() == "sampling in no time")
+    assert bound.get_ydata().tolist() == pytest.approx([3.75, 3.75])
+    assert upper.get_title() == "qwen3-8b, TP 1"
+
+
+def test_a_cut_line_is_left_out_and_a_damaged_one_named(folder):
+    path = folder / "steps.jsonl"
+    whole = read(folder)
+    with path.open("a") as file:
+        file.write('{"case": {"eng')
+    assert read(folder) == whole
+    path.write_text("not json\n" + path.read_text())
+    with pytest.raises(ResultsError, match="line 1 is damaged"):
+        read(folder)
+
+
+def test_results_are_never_mixed(folder, tmp_path):
+    with pytest.raises(ResultsError, match="it has results already"):
+        Store(folder, {})
+    with pytest.raises(ResultsError, match="expected results of `fsbench e2e`"):
+        read(tmp_path)
+    facts = json.loads((folder / "env.json").read_text())
+    (folder / "env.json").write_text(json.dumps({**facts, "schema": 2}))
+    with pytest.raises(ResultsError, match="expected schema 1; got 2"):
+        read(folder)

@@ -1,0 +1,123 @@
+"""The report: its numbers, that it needs nothing beside it, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tree import H200
+from typer.testing import CliRunner
+
+from fsbench.cli import app
+from fsbench.errors import ResultsError
+from fsbench.figures.report import page
+
+RESULTS = H200
+CHROMIUM = shutil.which("chromium")
+ENVIRONMENT = {"utc": "2026-01-02", "gpu": "NVIDIA H200", "git_sha": "0123456789", "driver": None}
+
+
+def row(provider, b, median, fused=False, kind="exact", **changes):
+    return {
+        **dict(provider=provider, label=f"<{provider}>", kind=kind, fused=fused, folder="run1"),
+        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=4096, v=151936, dtype="bf16", tp=1),
+        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
+        **dict(status="ok", median_us=median, ci_lo_us=median - 1, ci_hi_us=median + 1),
+        **dict(gb_per_s=1.0, tflops=1.0),
+        **changes,
+    }
+
+
+def made(rows) -> str:
+    return page(pd.DataFrame(rows), {Path("somewhere/run-7"): ENVIRONMENT})
+
+
+@pytest.fixture
+def rows():
+    lost = dict(status="oom", median_us=None, ci_lo_us=None, ci_hi_us=None)
+    return [
+        *(row("ours", b, t, fused=True) for b, t in ((1, 100.0), (8, 120.0))),
+        *(row("theirs", b, t) for b, t in ((1, 150.0), (8, 90.0))),
+        row("broken", 1, 99.0),
+        row("broken", 8, 0.0, **lost),
+        *(row("floor", b, 80.0, kind="lower_bound") for b in (1, 8)),
+    ]
+
+
+def test_numbers_intervals_and_what_was_not_measured(rows):
+    text = made(rows)
+    assert '<td title="95%: 99.0 to 101.0">100.0</td>' in text
+    assert '<td title="1.48 to 1.53">1.50</td>' in text  # 150 / 100, from both intervals
+    assert "<td>oom</td>" in text
+    assert '<td class="bound">&lt;floor&gt; (lower bound)</td>' in text
+    assert "<td>run-7</td><td>2026-01-02</td><td>NVIDIA H200</td><td>0123456</td>" in text
+
+
+def test_text_from_results_is_not_markup(rows):
+    text = made(rows)
+    assert "&lt;ours&gt;" in text and "<ours>" not in text
+
+
+def test_it_needs_nothing_beside_it(rows):
+    text = made(rows)
+    assert text.count("data:image/svg+xml;base64,") == text.count("<img") == 4
+    assert not re.search(r"(src|href)=\"(?!data:)", text) and "url(" not in text
+
+
+def test_the_same_results_give_the_same_page(rows):
+    assert made(rows) == made(rows)
+
+
+def report(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_nothing_measured_is_refused(tmp_path):
+    (tmp_path / "env.json").write_text('{"schema": 1}')
+    frame = pd.DataFrame([row("ours", 1, 0.0, status="error")]).drop(columns="folder")
+    frame.to_csv(tmp_path / "results.csv", index=False)
+    with pytest.raises(ResultsError, match="at least one cell with status ok; got 1 error"):
+        report(tmp_path)
+
+
+def test_of_the_committed_results(tmp_path):
+    done = report(RESULTS / "paper-20261121", RESULTS / "lean-20261121", "--out", tmp_path / "a/r")
+    assert done.stdout == f"wrote {tmp_path}/a/r\n"
+    text = (tmp_path / "a/r").read_text()
+    assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" in text
+    assert text.count("<img") == 13  # the winners, and six of each shape
+    assert "No figure of logits_store: not measured" in text
+    assert "No figure of breakdown" not in text
+
+
+CLICK = """<script>addEventListener("load", () => {
+  const table = [...document.querySelectorAll("table")].find(
+    each => each.previousElementSibling.textContent.startsWith("Median time"));
+  const order = () => [...table.tBodies[0].rows].map(row => row.cells[2].textContent).join(" ");
+  const [, , heading] = table.tHead.rows[0].cells;
+  heading.firstChild.click();
+  const up = order();
+  heading.firstChild.click();
+  document.body.dataset.order = `${up} | ${order()}`;
+});</script></body>"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+def test_in_a_browser(rows, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(made(rows).replace("</body>", CLICK))
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
+    done = subprocess.run(
+        [CHROMIUM, *options, f"--user-data-dir={tmp_path}", "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert 'data-errors="0" data-figures="4"' in done.stdout
+    # By B = 8: as numbers, and what is none last, up and down.
+    assert 'data-order="80.0 90.0 120.0 oom | 120.0 90.0 80.0 oom"' in done.stdout

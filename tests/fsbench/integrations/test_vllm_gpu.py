@@ -1,0 +1,183 @@
+"""The plug-in in a real vLLM 0.22.1, on a small random model: what it draws, and from which law.
+
+The engine runs in this process, so that its model runner can be looked into. Some 90 s.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fsbench.e2e.models import Decoder
+from fsbench.integrations import vllm_interface as interface
+from fsbench.kernels import flash_sample
+from fsbench.machine.packages import package_version
+from fsbench.verify.statistics import g_test
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.skipif(
+        (package_version("vllm") or "").split("+")[0] != interface.VERSION,
+        reason=f"vLLM {interface.VERSION} is not installed",
+    ),
+]
+
+V, D, REQUESTS = 20000, 1024, 64
+SMALL = Decoder("small", V, D, 2, 2048, 8, 4, 128, tied=False)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FSBENCH_VLLM", "flash_sample")
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("VLLM_NO_USAGE_STATS", "1")
+        from vllm import LLM
+
+        folder = tmp_path_factory.mktemp("model")
+        (folder / "config.json").write_text(json.dumps(SMALL.config("bfloat16", 512)))
+        made = LLM(
+            model=str(folder),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_num_seqs=REQUESTS,
+            max_model_len=512,
+            gpu_memory_utilization=0.3,
+            kv_cache_memory_bytes=1 << 30,
+            enable_flashinfer_autotune=False,
+            compilation_config={"cudagraph_capture_sizes": [1, 8, 64]},
+        )
+        model = made.collective_rpc(lambda worker: worker)[0].model_runner.model
+        torch.manual_seed(0)
+        # Dummy weights are some 1e-3: with them every distribution would be flat.
+        model.model.norm.weight.data.fill_(1)
+        model.lm_head.weight.data.normal_(0, 2 / D**0.5)
+        yield made
+
+
+@pytest.fixture
+def runner(llm):
+    return llm.collective_rpc(lambda worker: worker)[0].model_runner
+
+
+def parameters(kind: int, row: int):
+    from vllm import SamplingParams
+
+    of_kind = [
+        {"temperature": 0},
+        {"temperature": 0.7, "seed": row},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 20, "seed": row},
+        {"temperature": 1.0, "presence_penalty": 0.5},
+        {"temperature": 0.9, "logprobs": 2},
+    ]
+    return SamplingParams(
+        max_tokens=4 + row % 9, ignore_eos=True, detokenize=False, **of_kind[kind]
+    )
+
+
+def prompt(row: int) -> dict[str, list[int]]:
+    return {"prompt_token_ids": [(17 * row + i) % V for i in range(3 + row % 30)]}
+
+
+def test_every_token_is_that_of_flash_sample_called_directly(llm, runner, monkeypatch):
+    """With the seed of its request, and the position that the engine fed."""
+    seen = []
+    draw = runner._fsbench._draw
+
+    class Recording:
+        declines = staticmethod(draw.declines)
+
+        def __call__(self, hidden, temperature, seed, offset):
+            tokens = draw(hidden, temperature, seed, offset)
+            seen.append([each.clone() for each in (hidden, temperature, seed, offset, tokens)])
+            return tokens
+
+    monkeypatch.setattr(runner._fsbench, "_draw", Recording())
+    rows = range(24)
+    outputs = llm.generate([prompt(r) for r in rows], [parameters(r % 3, r) for r in rows])
+    weight = runner.model.lm_head.weight[:V]  # without its padding
+    found: dict[tuple[int, int], int] = {}
+    for hidden, temperature, seed, offset, tokens in seen:
+        direct = flash_sample(hidden, weight, temperature=temperature, seed=seed, offset=offset)
+        assert torch.equal(direct.tokens, tokens)
+        for one, at, token in zip(seed.tolist(), offset.tolist(), tokens.tolist(), strict=True):
+            found[one, at] = token
+    for row, output in zip(rows, outputs, strict=True):
+        if row % 3 == 1:  # with a seed of its own
+            length = len(prompt(row)["prompt_token_ids"])
+            expected = [found[row, length - 1 + i] for i in range(4 + row % 9)]
+            assert list(output.outputs[0].token_ids) == expected
+
+
+def test_greedy_rows_are_vllms_own_where_bf16_can_tell(llm, runner):
+    """vLLM rounds logits to bf16 before it compares them; tokens differ only where that ties."""
+    hidden = torch.randn(256, D, device="cuda").bfloat16()
+    with torch.inference_mode():
+        theirs = runner.model.compute_logits(hidden)
+        zeros = torch.zeros(256, device="cuda")
+        counters = torch.arange(256, device="cuda")
+        tokens = runner._fsbench._draw(hidden, zeros, counters, counters)
+    best = theirs.max(1).values
+    own = theirs.gather(1, tokens[:, None])[:, 0]
+    assert (own >= best - best.abs() * 2**-7).all()
+    assert (tokens == theirs.argmax(1)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_the_law_is_that_of_vllms_own_sampler(llm, runner, temperature):
+    """On the same hidden state: both against the softmax of the logits that each compares."""
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    hidden = torch.randn(1, D, device="cuda").bfloat16().repeat(4096, 1)
+    temperatures = torch.full((4096,), temperature, device="cuda")
+    rows = torch.arange(4096, dtype=torch.int32, device="cuda")
+    seeds = torch.arange(4096, device="cuda")
+    weight = runner.model.lm_head.weight[:V]  # without its padding
+    laws = {
+        "ours": torch.softmax(hidden[0].double() @ weight.double().T / temperature, 0),
+        "vllm": torch.softmax(runner.model.compute_logits(hidden)[0].double() / temperature, 0),
+    }
+    counts = {name: np.zeros(V) for name in laws}
+    for step in range(50):
+        position = torch.full((4096,), step, device="cuda")
+        ours = runner._fsbench._draw(hidden, temperatures, seeds, position)
+        with torch.inference_mode():
+            logits = runner.model.compute_logits(hidden).float() / temperature
+        theirs = gumbel_sample(logits, rows, temperatures, seeds, position, apply_temperature=False)
+        for name, tokens in (("ours", ours), ("vllm", theirs)):
+            counts[name] += np.bincount(tokens.cpu().numpy(), minlength=V)
+    for name, law in laws.items():
+        order = law.argsort(descending=True).cpu().numpy()
+        fit = g_test(counts[name][order], law.cpu().numpy()[order])
+        assert fit.p_value > 1e-4, name
+
+
+def test_a_thousand_mixed_requests(llm, runner):
+    """Greedy, sampled, filtered, penalised, with log-probabilities, some cancelled: none lost."""
+    engine, counts = llm.llm_engine, runner._fsbench.counts
+    before = counts.served + sum(counts.left.values())
+    cancelled = {str(row) for row in range(7, 1000, 50)}
+    got = {}
+    for row in range(1000):
+        engine.add_request(str(row), prompt(row), parameters(row % 6, row))
+    steps = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                got[output.request_id] = len(output.outputs[0].token_ids)
+        steps += 1
+        if steps == 3:
+            engine.abort_request(sorted(cancelled))
+    finished = {str(row): 4 + row % 9 for row in range(1000)}
+    finished = {name: tokens for name, tokens in finished.items() if name not in cancelled}
+    assert {name: got.get(name) for name in finished} == finished
+    drawn = counts.served + sum(counts.left.values()) - before
+    assert drawn >= sum(finished.values())
+    assert sum(counts.left.values()) > 0 and counts.served > 0

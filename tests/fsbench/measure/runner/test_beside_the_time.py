@@ -1,0 +1,170 @@
+"""What is measured beside the time of a step: forms, first calls, energy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from runner_doubles import SMALL, lines
+
+from fsbench.discover import Found
+from fsbench.errors import (
+    DeviceUnavailable,
+)
+from fsbench.machine import caches
+from fsbench.measure import preparing, runner
+from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.records.store import Energy
+from fsbench.timers.fake import FakeTimer
+
+
+class Stopwatch(FakeTimer):
+    """The time of a step is what the sampler said that it took."""
+
+    def __init__(self) -> None:
+        self.took = 100.0
+        super().__init__(lambda: self.took, jitter=0.0)
+
+
+@pytest.fixture
+def fused(log):
+    """A fused sampler whose noise takes 10 us, and whose argmax takes 5 us."""
+
+    def make(timer, able=None, fail=(), **changes):
+        def build(problem, weight, time=None):
+            time = time or (100.0 if problem.temperature else 90.0)
+            name = {100.0: "f", 90.0: "g", 85.0: "m"}[time]
+
+            def launch(hidden, seed, offset):
+                if name in fail:
+                    raise RuntimeError(f"no {name} today")
+                timer.took = time
+                log.append((name, "step", problem.B))
+                return (hidden @ weight.T).argmax(1)
+
+            return launch
+
+        able = {
+            **dict(devices=("cpu",), dtypes=("fp32",), fused=True, zero_temperature=True),
+            **(able or {}),
+        }
+        provider = Provider(
+            "f", "F", Kind.EXACT, build, capabilities=Capabilities(**able), **changes
+        )
+        return Found("f", "test", provider), partial(build, time=85.0)
+
+    return make
+
+
+def test_forms_of_a_fused_sampler_take_turns_with_it(run, fused, sampler, log):
+    timer = Stopwatch()
+    entry, _ = fused(timer)
+    records = run(entry, sampler("x"), timer=timer, forms=True, rounds=2, iters=2)
+    assert log.steps() == "fx" + 2 * "fgx"  # the first ones while they are built
+    assert {form: sorted(rounds) for form, rounds in records["f"].forms.items()} == {
+        "greedy": [0, 1]
+    }
+    assert records["f"].forms["greedy"][1].span_us == [90.0]
+    assert records["f"].rounds[1].span_us == [100.0]
+    assert not records["x"].forms and not records["x"].lacks  # stores its logits: names tell
+
+
+def test_the_matmul_form_is_the_providers_own(run, fused):
+    timer = Stopwatch()
+    _, matmul = fused(timer)
+    entry, _ = fused(timer, matmul_form=matmul, able={"zero_temperature": False})
+    records = run(entry, timer=timer, forms=True)
+    assert list(records["f"].forms) == ["matmul"]
+    assert records["f"].forms["matmul"][0].span_us == [85.0]
+
+
+@pytest.mark.parametrize("problem", [replace(SMALL, temperature=0.0)])
+def test_greedy_sampling_has_no_greedy_form(run, fused, problem):
+    timer = Stopwatch()
+    assert not run(fused(timer)[0], problems=[problem], timer=timer, forms=True)["f"].forms
+
+
+def test_without_being_asked_for_there_are_no_forms(run, fused):
+    timer = Stopwatch()
+    assert not run(fused(timer)[0], timer=timer)["f"].forms
+
+
+def test_a_form_that_fails_costs_the_form_only(run, fused):
+    timer = Stopwatch()
+    record = run(fused(timer, fail=("g",))[0], timer=timer, forms=True)["f"]
+    assert (record.status, sorted(record.rounds)) == ("ok", [0, 1, 2])
+    assert not record.forms
+    assert record.lacks == {"greedy": "RuntimeError: no g today"}
+
+
+def test_resume_measures_the_forms_that_are_missing_and_nothing_else(run, fused, log):
+    timer = Stopwatch()
+    entry, _ = fused(timer)
+    run(entry, timer=timer)
+    log.clear()
+    records = run(entry, timer=timer, forms=True)
+    assert log.steps().count("f") == 1  # it is built again, as its forms are, but not timed
+    assert sorted(records["f"].forms["greedy"]) == [0, 1, 2]
+    log.clear()
+    run(entry, timer=timer, forms=True)
+    assert not log
+
+
+def test_the_first_call_and_what_was_warm(run, sampler, monkeypatch, tmp_path):
+    monkeypatch.setattr(caches, "filled", lambda: ["triton"])
+    ticks = iter(range(0, 1000, 7))
+    monkeypatch.setattr(preparing.time, "perf_counter", lambda: next(ticks))
+    problems = [SMALL, replace(SMALL, B=3)]
+    run(sampler("a"), problems=problems, check=False)
+    measured = [line["measured"] for line in lines(tmp_path)]
+    assert [each["first_call_s"] for each in measured] == [7] * 6
+    assert [each["warm"] for each in measured] == 3 * [["triton"]] + 3 * [["triton", "process"]]
+
+
+def test_a_sampler_that_was_verified_is_not_cold(run, sampler, tmp_path):
+    run(sampler("a"), check=True)
+    assert lines(tmp_path)[0]["measured"]["warm"][-1] == "process"
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    """A counter of energy, and a measurement that asks it and takes three steps."""
+
+    def energy(queue, counter_mj, seconds, idle_w):
+        for _ in range(3):
+            queue(1)
+        return Energy(counter_mj() / 1e3, seconds, 3, idle_w)
+
+    monkeypatch.setattr(runner.hardware, "energy_mj", lambda index: 6000)
+    monkeypatch.setattr(runner.energy, "energy", energy)
+    monkeypatch.setattr(runner.energy, "idle_watts", lambda counter_mj: 88.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None))
+
+
+def test_energy_comes_after_all_timing_of_a_problem(run, sampler, log, counter):
+    records = run(sampler("a"), sampler("b"), energy_s=1.5)
+    assert log.steps() == "ab" + 3 * "ab" + "aaabbb"
+    assert records["a"].energy == Energy(6.0, 1.5, 3, 88.0)
+    assert log.offsets["a"] == sorted(set(log.offsets["a"]))  # fresh noise here, too
+    log.clear()
+    run(sampler("a"), sampler("b"), energy_s=1.5)
+    assert not log
+
+
+def test_energy_that_cannot_be_measured_costs_the_energy_only(run, sampler, counter, monkeypatch):
+    def fails(*arguments):
+        raise DeviceUnavailable("energy: the counter stood still")
+
+    monkeypatch.setattr(runner.energy, "energy", fails)
+    record = run(sampler("a"), energy_s=1.0)["a"]
+    assert (record.status, len(record.rounds), record.energy) == ("ok", 3, None)
+    assert "the counter stood still" in record.lacks["energy"]
+
+
+def test_without_a_counter_of_energy_nothing_is_measured(run, sampler, log):
+    with pytest.raises(DeviceUnavailable, match="--energy"):
+        run(sampler("a"), energy_s=1.0)
+    assert not log

@@ -1,0 +1,174 @@
+"""The measuring loop: whose turn it is, on which inputs; and what a resumed run adds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runner_doubles import SMALL, lines
+
+from fsbench import inputs
+from fsbench.discover import Found
+from fsbench.measure.plan import Plan
+from fsbench.measure.runner import Runner
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.records.store import Store
+from fsbench.timers.fake import FakeTimer
+
+
+def test_samplers_take_turns_in_rounds(sampler, run, log):
+    run(sampler("A"), sampler("B"), iters=5, rounds=3)
+    # One step each to build, then rounds of 2, 2 and 1 steps.
+    assert log.steps() == "AB" + "AABB" + "AABB" + "AB"
+
+
+def test_warmup_comes_before_any_timing(sampler, run, log):
+    run(sampler("A"), sampler("B"), warmup=2, iters=2, rounds=2)
+    assert log.steps() == "AAABBB" + "ABAB"
+
+
+def test_every_timed_step_has_an_offset_of_its_own(sampler, run, log):
+    run(sampler("A"), sampler("B"), warmup=1, iters=4, rounds=2)
+    assert log.offsets == {"A": [0, 0, 1, 2, 5, 6], "B": [0, 0, 3, 4, 7, 8]}
+
+
+def test_the_samples_are_the_timers(sampler, run):
+    timer = FakeTimer(50.0, jitter=0.0)
+    record = run(sampler("A"), timer=timer, iters=5, rounds=2)["A"]
+    assert {number: part.span_us for number, part in record.rounds.items()} == {
+        0: [50.0] * 3,
+        1: [50.0] * 2,
+    }
+    cell = record.cell
+    assert (cell.b, cell.d, cell.v, cell.dtype, cell.device) == (2, 16, 40, "fp32", "cpu")
+    assert (cell.label, cell.kind, cell.fused) == ("Label A", "greedy", False)
+    assert (cell.timer, cell.graph, cell.l2, cell.gpu) == ("fake", False, "n/a", "")
+
+
+def test_the_config_of_a_launch_is_recorded(run):
+    def build(problem, weight):
+        def launch(hidden, seed, offset):
+            return torch.zeros(problem.B, dtype=torch.int64)
+
+        launch.config = "BLOCK 64"
+        return launch
+
+    able = Capabilities(devices=("cpu",), dtypes=("fp32",))
+    record = run(Found("A", "", Provider("A", "A", Kind.EXACT, build, capabilities=able)))["A"]
+    assert record.rounds[0].config == "BLOCK 64"
+
+
+def test_problems_of_one_shape_share_the_weight(sampler, run, log, monkeypatch):
+    made = []
+    real = inputs.make_weight
+    monkeypatch.setattr(
+        inputs, "make_weight", lambda problem, seed: made.append(problem) or real(problem, seed)
+    )
+    problems = [
+        *(Problem(B, 16, 40, "fp32", device="cpu") for B in (1, 2, 4)),
+        Problem(1, 16, 41, "fp32", device="cpu"),
+    ]
+    run(sampler("A"), problems=problems)
+    assert made == [problems[0], problems[3]]
+    assert log.weights["A"][0] == log.weights["A"][1] == log.weights["A"][2]
+
+
+def test_the_old_weight_is_freed_before_the_next_is_made(sampler, run, monkeypatch):
+    import gc
+    import weakref
+
+    alive: list[weakref.ref] = []
+    real = inputs.make_weight
+
+    def make_weight(problem, seed):
+        gc.collect()
+        assert not [ref for ref in alive if ref() is not None]
+        weight = real(problem, seed)
+        alive.append(weakref.ref(weight))
+        return weight
+
+    monkeypatch.setattr(inputs, "make_weight", make_weight)
+    problems = [Problem(1, 16, V, "fp32", device="cpu") for V in (40, 41, 42)]
+    records = run(sampler("A"), sampler("B"), problems=problems)
+    assert len(alive) == 3 and {record.status for record in records.values()} == {"ok"}
+
+
+def test_progress_counts_up_to_all_cells(sampler, tmp_path):
+    seen = []
+    plan = Plan(
+        [SMALL, Problem(3, 16, 40, "fp32", device="cpu")],
+        [sampler("A"), sampler("B", {"build": ValueError("no")}), Found("C", "", broken="gone")],
+        warmup=0,
+        iters=4,
+        rounds=4,
+        check=False,
+    )
+    store = Store.create(tmp_path, {})
+    report = lambda done, total, what: seen.append((done, total, what))  # noqa: E731
+    Runner(plan, store, FakeTimer(), report=report).run()
+    store.close()
+    done = [entry[0] for entry in seen]
+    assert done == sorted(done) and done[-1] == 6
+    assert {entry[1] for entry in seen} == {6}
+    assert any("Label A, round 4 of 4" in entry[2] for entry in seen)
+
+
+def test_resuming_measures_only_the_rounds_that_are_missing(sampler, run, log, tmp_path):
+    run(sampler("A"), sampler("B", {3: RuntimeError("once")}), rounds=3)
+    log.clear()
+    records = run(sampler("A"), sampler("B"), sampler("C"), rounds=3)
+    # A is complete and is not even built; B lacks rounds 1 and 2, C all of them.
+    assert log.steps() == "BC" + "C" + "BC" + "BC"
+    assert {name: len(record.rounds) for name, record in records.items()} == {
+        "A": 3,
+        "B": 3,
+        "C": 3,
+    }
+    assert records["B"].status == "ok"
+    keys = [(x["cell"]["provider"], x["round"]) for x in lines(tmp_path) if "round" in x]
+    assert sorted(keys) == [(name, number) for name in "ABC" for number in range(3)]
+
+
+def test_resuming_a_complete_run_does_nothing(sampler, run, log, tmp_path, monkeypatch):
+    run(sampler("A"))
+    before = (tmp_path / "run" / "points.jsonl").read_bytes()
+    log.clear()
+    monkeypatch.setattr(inputs, "make_weight", lambda problem, seed: 1 / 0)
+    run(sampler("A"))
+    assert log == []
+    assert (tmp_path / "run" / "points.jsonl").read_bytes() == before
+
+
+def test_resuming_tries_again_what_failed_and_does_not_repeat_the_same_reason(
+    sampler, run, log, tmp_path
+):
+    for _ in range(3):
+        run(sampler("A", {"build": ValueError("no")}), Found("B", "", broken="gone"))
+    assert [(x["cell"]["provider"], x["status"]) for x in lines(tmp_path)] == [
+        ("B", "unavailable"),
+        ("A", "error"),
+    ]
+    assert run(sampler("A"), sampler("B"))["B"].status == "ok"
+
+
+def test_more_rounds_extend_a_run(sampler, run, log):
+    run(sampler("A"), iters=2, rounds=2)
+    record = run(sampler("A"), iters=4, rounds=4)["A"]
+    assert sorted(record.rounds) == [0, 1, 2, 3]
+    assert log.steps() == "A" + "AA" + "A" + "AA"
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "able", "expected"),
+    [
+        ("cuda", True, True, True),
+        ("cuda", True, False, False),
+        ("cuda", False, True, False),
+        ("cpu", True, True, False),
+    ],
+)
+def test_a_cell_says_whether_a_graph_is_replayed(sampler, tmp_path, device, asked, able, expected):
+    plan = Plan([SMALL], [], graph=asked)
+    made = Runner(plan, Store(tmp_path, {}), FakeTimer(), gpu_name="NVIDIA H200")
+    cell = made.cell(sampler("A", able={"graph_safe": able}), Problem(1, 2, 3, device=device))
+    assert (cell.graph, cell.gpu, cell.device) == (expected, "NVIDIA H200", device)

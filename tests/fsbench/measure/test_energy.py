@@ -1,0 +1,89 @@
+"""Joules per step, from a counter that advances in jumps; with a double of GPU, clock and NVML."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsbench.errors import DeviceUnavailable
+from fsbench.measure.energy import LEAD_S, energy, idle_watts
+
+
+class Machine:
+    """A GPU that takes `step_s` for a step, and a counter that is brought up to date in jumps.
+
+    Power rises from `idle_w` to `busy_w` over the first 0.1 s of work, as on a real one.
+    """
+
+    def __init__(self, step_s=0.003, update_s=0.07, idle_w=100.0, busy_w=500.0) -> None:
+        self.step_s, self.update_s = step_s, update_s
+        self.idle_w, self.busy_w = idle_w, busy_w
+        self.now = 0.0
+        self.free_at = 0.0  # when the GPU will have done what it was given
+        self.began = None
+        self.gaps = 0
+
+    def queue(self, steps: int) -> Work:
+        if self.began is None:
+            self.began = self.now
+        self.gaps += self.now > self.free_at
+        self.free_at = max(self.now, self.free_at) + steps * self.step_s
+        return Work(self, self.free_at)
+
+    def joules(self, at: float) -> float:
+        if self.began is None or at <= self.began:
+            return self.idle_w * at
+        rise, work = 0.1, at - self.began
+        ramp = (self.busy_w - self.idle_w) * (work - min(work, rise) / 2)
+        return self.idle_w * at + ramp
+
+    def counter_mj(self) -> int:
+        return int(1e3 * self.joules(self.now // self.update_s * self.update_s))
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Work:
+    def __init__(self, machine: Machine, done_at: float) -> None:
+        self.machine, self.done_at = machine, done_at
+
+    def synchronize(self) -> None:
+        self.machine.now = max(self.machine.now, self.done_at)
+
+
+@pytest.mark.parametrize("step_s", [0.0003, 0.003, 0.04])
+def test_energy_of_a_step_is_power_times_time(step_s):
+    machine = Machine(step_s)
+    found = energy(machine.queue, machine.counter_mj, 1.0, 77.0, machine.clock)
+    per_step = machine.busy_w * step_s
+    assert found.joules / found.steps == pytest.approx(per_step, rel=max(0.02, 1.5 * step_s))
+    assert found.steps * step_s == pytest.approx(found.seconds)
+    assert 0.8 < found.seconds <= 1.05
+    assert found.idle_w == 77.0
+
+
+def test_the_queue_runs_dry_only_before_the_loop():
+    machine = Machine()
+    energy(machine.queue, machine.counter_mj, 0.5, 0.0, machine.clock)
+    assert machine.gaps == 0  # in this double, being asked exactly when free is no gap
+    assert machine.now < LEAD_S + 0.5 + 0.1
+
+
+def test_idle_power():
+    machine = Machine(idle_w=123.0)
+    watts = idle_watts(machine.counter_mj, 1.0, machine.clock, machine.sleep)
+    assert watts == pytest.approx(123.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("counter", "reason"), [(lambda: None, "no counter"), (lambda: 5, "it did so 0 times")]
+)
+def test_a_counter_that_is_absent_or_stands_still_is_an_error(counter, reason):
+    machine = Machine()
+    with pytest.raises(DeviceUnavailable, match=reason):
+        energy(machine.queue, counter, 0.5, 0.0, machine.clock)
+    with pytest.raises(DeviceUnavailable, match=reason):
+        idle_watts(counter, 0.5, machine.clock, machine.sleep)

@@ -1,0 +1,82 @@
+"""The presets fit the samplers, the models and the plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsbench.discover import discover
+from fsbench.errors import InvalidArgument
+from fsbench.measure.plan import Plan
+from fsbench.measure.presets import PRESETS, preset
+from fsbench.problem import Problem, models
+from fsbench.provider import Kind
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_valid_plan(name):
+    chosen = preset(name)
+    problems = [
+        Problem(B, D, V, chosen.dtype, **filters)
+        for D, V in chosen.shapes
+        for filters in chosen.filters
+        for B in chosen.batches
+    ]
+    assert len(set(problems)) == len(problems)
+    Plan(problems, [], warmup=chosen.warmup, iters=chosen.iters, rounds=chosen.rounds)
+    assert chosen.summary
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"smoke"}))
+def test_shapes_are_those_of_named_models(name):
+    assert set(preset(name).shapes) <= {(model.D, model.V) for model in models().values()}
+
+
+def test_presets_that_providers_name_exist_and_none_is_empty():
+    named = [name for entry in discover().values() for name in entry.provider.presets]
+    assert set(named) == set(PRESETS)
+
+
+def test_paper_is_the_papers_sweep():
+    paper = preset("paper")
+    assert paper.shapes == ((4096, 151936), (8192, 128256))
+    assert paper.batches == tuple(2**i for i in range(9))
+    assert (paper.dtype, paper.warmup, paper.iters) == ("bf16", 25, 100)
+
+
+def test_every_preset_compares_samplers_that_draw_with_a_lower_bound():
+    for name in PRESETS:
+        (D, V), (filters, *_) = preset(name).shapes[0], preset(name).filters
+        problem = Problem(1, D, V, **filters)
+        providers = [e.provider for e in discover().values() if name in e.provider.presets]
+        kinds = {provider.kind_on(problem) for provider in providers}
+        assert kinds >= {Kind.TRUNCATED if problem.filters else Kind.EXACT, Kind.LOWER_BOUND}
+
+
+def test_every_sampler_of_the_truncated_preset_has_filters():
+    for entry in discover().values():
+        if "truncated" in entry.provider.presets:
+            bound = entry.provider.kind in (Kind.LOWER_BOUND, Kind.GREEDY)
+            assert bound or entry.provider.capabilities.filters, entry.name
+
+
+def test_the_truncated_preset_is_a_grid_and_a_mixed_batch():
+    filters = preset("truncated").filters
+    assert len(filters) == 5 * 4 * 2 + 4 + 1
+    assert {one.get("top_k", 0) for one in filters} == {0, 1, 20, 50, 200, 1000}
+    assert {"top_p": 0.9} in filters and {"min_p": 0.05} in filters
+    assert sum(one.get("mixed", False) for one in filters) == 1
+
+
+@pytest.mark.parametrize("name", ["smoke", "cpu"])
+def test_presets_for_machines_without_a_gpu_run_there_entirely(name):
+    chosen = preset(name)
+    for entry in discover().values():
+        if name in entry.provider.presets:
+            for D, V in chosen.shapes:
+                problem = Problem(chosen.batches[0], D, V, chosen.dtype, device="cpu")
+                assert entry.refusal(problem) is None, entry.name
+
+
+def test_an_unknown_preset_gets_the_nearest_name():
+    with pytest.raises(InvalidArgument, match=r"preset: expected one of .*did you mean 'paper'\?"):
+        preset("papper")

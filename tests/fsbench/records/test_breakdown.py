@@ -1,0 +1,171 @@
+"""Kernels by name, as CUPTI gave them on an H200; and the split of a step into parts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from tree import H200
+
+from fsbench.records import breakdown
+from fsbench.records.breakdown import Part, Split, kernel_rows, part_of, split
+from fsbench.records.store import Cell, CellRecord, Round
+
+POINTS = H200 / "paper-20261121" / "points.jsonl"
+
+CELL = Cell(
+    provider="some",
+    label="Some",
+    kind="exact",
+    fused=False,
+    gpu="NVIDIA H200",
+    device="cuda",
+    b=1,
+    d=64,
+    v=1000,
+    dtype="bf16",
+    tp=1,
+    temperature=1.0,
+    logits="normal:1",
+    timer="cupti",
+    graph=True,
+    l2="cold",
+)
+
+# Recorded with CUPTI on H200s, cut as fsbench cuts them; but for those of other GPUs and CUTLASS.
+NAMES = {
+    Part.MATMUL: [
+        "truncated_matmul_kernel",
+        "nvjet_sm90_tst_384x8_64x4_2x1_v_bz_TNT",
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT",
+        "nvjet_sm90_tst_512x64_64x2_2x1_v_bz_coopB_TNN",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_...",
+        "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn",
+        "_ZN7cutlass7Kernel2I59cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_64...01234567",
+        "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalIN4cute5tupleIJiiii...01234567",
+        "_ZN8cublasLt19splitKreduce_kernelILi32ELi16EiffffLb1ELb0ELb0EEEv18cublasSpl...01234567",
+        "_ZN17gemv2T_kernel_valIiiffffLi128ELi16ELi4ELi4ELb0ELb0E16cublasGemvParamsE",
+        "triton_tem_fused_mm_t_0",
+    ],
+    Part.SAMPLING: [
+        "_ZN10flashinfer8sampling24SamplingFromLogitsKernelILj1024ELN3cub17CUB...5fed2355",
+        "_ZN10flashinfer8sampling34RadixTopKMaskLogitsKernel_MultiCTAILj1024EL...1138b4e9",
+        "_ZN10flashinfer8sampling26TopPSamplingFromProbKernelILj1024ELN3cub17C...ad2156df",
+        "_ZN10flashinfer8sampling19OnlineSoftmaxFusedKernelILj1024EfEEvPT0_S3_P...01234567",
+        "_ZN2at6native43_GLOBAL__N__b6de9c8c_10_SoftMax_cu_9f978f6319cunn_Soft...ce26c015",
+        "_ZN2at6native65_GLOBAL__N__28278f10_32_DistributionExponentialKernel_...8109929c",
+        "_ZN2at6native27unrolled_elementwise_kernelIZZZNS0_23direct_copy_kerne...450c919c",
+        "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_13BinaryFunctorI...33e70340",
+        "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_9ArgMaxOpsI...b413a246",
+        "_ZN2at6native25_assert_async_cuda_kernelIbEEvPKT_NS0_3MsgE",
+        "triton_poi_fused_div_0",
+        "triton_poi_fused_arange_1",
+        "triton_red_fused__to_copy_amax_mul_0",
+        "triton_per_fused__softmax_div_sub_4",
+        "_gumbel_argmax_kernel",
+        "_local_sample_kernel",
+        "_sample_group_kernel",
+        "sampling_sections_kernel",
+    ],
+    Part.OTHER: ["memcpy", "memset"],
+    Part.UNKNOWN: ["_weight_stream_kernel", "my_kernel", "memset_of_mine", ""],
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [(part, name) for part, names in NAMES.items() for name in names]
+)
+def test_a_kernels_name_says_what_it_is_for(part, name):
+    assert part_of(name) is part
+
+
+def test_every_kernel_of_the_committed_runs_is_known():
+    """But for those of fused samplers, whose names are not asked: they have one kernel each."""
+    seen: dict[bool, set[str]] = {True: set(), False: set()}
+    for line in POINTS.open():
+        point = json.loads(line)
+        if point["cell"]["kind"] == "exact":
+            kernels = set(point.get("measured", {}).get("kernels", ()))
+            assert len(kernels) == 1 or not point["cell"]["fused"]
+            seen[point["cell"]["fused"]] |= kernels
+    assert len(seen[False]) > 30 and len(seen[True]) == 3  # two samplers, one form of them
+    assert {name for name in seen[False] if part_of(name) is Part.UNKNOWN} == set()
+
+
+def a_round(span: int = 2, total: float = 0.0, **kernels: float) -> Round:
+    return Round([1.0] * span, sum_us=[total] * span, n_kernels=len(kernels), kernels=kernels)
+
+
+def test_by_names_over_rounds_of_different_lengths():
+    rounds = {
+        0: a_round(span=1, nvjet_a=100.0, triton_poi_fused_div_0=8.0, memset=2.0, mine=1.0),
+        1: a_round(span=3, nvjet_a=104.0, triton_poi_fused_div_0=4.0, memset=2.0),
+    }
+    assert split(CellRecord(CELL, rounds)) == Split(103.0, 5.0, 2.25, "names")
+
+
+def test_a_fused_sampler_by_difference_to_the_form_with_least_in_it():
+    fused = replace(CELL, fused=True)
+    forms = {"greedy": {0: a_round(total=90.0, k=90.0)}}
+    record = CellRecord(fused, {0: a_round(total=100.0, k=101.0)}, forms=forms)
+    assert split(record) == Split(90.0, 10.0, 0.0, "greedy")
+    forms["matmul"] = {0: a_round(total=103.0, k=103.0)}
+    assert split(record) == Split(103.0, -3.0, 0.0, "matmul")  # noise is not hidden
+
+
+def test_the_only_kernel_of_a_fused_sampler_is_no_matmul_whatever_its_name():
+    record = CellRecord(replace(CELL, fused=True), {0: a_round(total=9.0, gemm=8.0, memset=1.0)})
+    assert split(record) is None
+    assert kernel_rows([record])["part"].tolist() == ["fused", "other"]
+    assert split(CellRecord(CELL, record.rounds)) == Split(8.0, 0.0, 1.0, "names")
+
+
+def test_a_fused_sampler_of_several_kernels_is_split_by_their_names():
+    record = CellRecord(replace(CELL, fused=True), {0: a_round(nvjet=9.0, argmax=1.0)})
+    assert split(record) == Split(9.0, 1.0, 0.0, "names")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        CellRecord(CELL),
+        CellRecord(CELL, {0: Round([1.0])}),  # a timer that sees no kernels
+        CellRecord(CELL, {0: a_round(total=9.0, flash_sample_and_store=9.0)}),
+        CellRecord(replace(CELL, fused=True), {0: a_round(total=9.0, flash_sampling=9.0)}),
+    ],
+)
+def test_what_names_do_not_say_is_not_guessed(record):
+    assert split(record) is None
+
+
+def test_breakdown_csv(tmp_path):
+    fused = replace(CELL, provider="fused", fused=True)
+    records = [
+        CellRecord(CELL, {0: a_round(nvjet=30.0, softmax=8.0, mine=2.0)}),
+        CellRecord(
+            fused, {0: a_round(total=10.0, flash_sample=9.0, memset=1.0)},
+            forms={"greedy": {0: a_round(total=5.0, flash_sample=5.0)}},
+        ),
+        CellRecord(replace(CELL, provider="store"), {0: a_round(sample_and_store=4.0)}),
+    ]  # fmt: skip
+    path = breakdown.export_csv(tmp_path, records)
+    table = pd.read_csv(path, keep_default_na=False)
+    shown = table[["provider", "form", "kernel", "part", "mean_us", "share"]]
+    assert shown.to_numpy().tolist() == [
+        ["some", "", "nvjet", "matmul", 30.0, 0.75],
+        ["some", "", "softmax", "sampling", 8.0, 0.2],
+        ["some", "", "mine", "unknown", 2.0, 0.05],
+        ["fused", "", "flash_sample", "fused", 9.0, 0.9],
+        ["fused", "", "memset", "other", 1.0, 0.1],
+        ["fused", "greedy", "flash_sample", "fused", 5.0, 1.0],
+        ["store", "", "sample_and_store", "unknown", 4.0, 1.0],
+    ]
+    assert set(table["b"]) == {1} and set(table["l2"]) == {"cold"}
+
+
+def test_no_kernels_no_file(tmp_path):
+    assert breakdown.export_csv(tmp_path, [CellRecord(CELL, {0: Round([1.0])})]) is None
+    assert not list(tmp_path.iterdir())
+    assert list(kernel_rows([]).columns)[:2] == ["provider", "b"]

@@ -1,0 +1,159 @@
+"""The I/O cost model against numbers worked out by hand and against the paper's tables."""
+
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+
+from fsbench.errors import InvalidArgument
+from fsbench.problem import Problem
+from fsbench.records import iomodel
+
+PAPER_SHAPES = [(4096, 151936), (8192, 128256)]
+
+
+def test_bytes_and_flops_by_hand():
+    # W 7*5 = 35, H 5*3 = 15, logits 7*3 = 21 written and read, 3 tokens; 2 bytes each.
+    work = iomodel.traffic(Problem(3, 5, 7, "bf16"))
+    assert work.fused_bytes == 2 * (35 + 15 + 3) == 106
+    assert work.baseline_bytes == 2 * (35 + 15 + 2 * 21 + 3) == 190
+    assert work.flops == 2 * 3 * 5 * 7 == 210
+
+
+def test_elements_of_fp32_are_twice_as_large():
+    half, single = (iomodel.traffic(Problem(3, 5, 7, dtype)) for dtype in ("fp16", "fp32"))
+    assert single.fused_bytes == 2 * half.fused_bytes
+    assert single.baseline_bytes == 2 * half.baseline_bytes
+    assert single.flops == half.flops
+
+
+def test_tensor_parallel_counts_one_rank():
+    # ceil(7 / 2) = 4 rows of W on the larger shard.
+    assert iomodel.traffic(Problem(3, 5, 7, tp=2)) == iomodel.traffic(Problem(3, 5, 4))
+    assert iomodel.predicted_speedup(Problem(3, 5, 7, tp=2)) == iomodel.predicted_speedup(
+        Problem(3, 5, 4)
+    )
+
+
+@pytest.mark.parametrize("D, V", [*PAPER_SHAPES, (5, 7), (1, 1)])
+@pytest.mark.parametrize("B", [1, 3, 256])
+def test_full_formula_is_the_ratio_of_elements(B, D, V):
+    exact = Fraction(V * D + D * B + 2 * V * B + B, V * D + D * B + B)
+    problem = Problem(B, D, V)
+    assert iomodel.predicted_speedup(problem) == pytest.approx(float(exact), rel=1e-15)
+    work = iomodel.traffic(problem)
+    assert Fraction(work.baseline_bytes, work.fused_bytes) == exact
+
+
+@pytest.mark.parametrize(
+    "B, D, percent",
+    [(1, 8192, 0.02), (16, 8192, 0.39), (256, 8192, 6.25), (64, 4096, 3.13), (256, 4096, 12.5)],
+)
+def test_approximation_is_table_9_of_the_paper(B, D, percent):
+    speedup = iomodel.approximate_speedup(Problem(B, D, 128256))
+    assert 100 * (speedup - 1) == pytest.approx(percent, abs=0.0051)
+
+
+def test_arithmetic_intensity():
+    intensity = iomodel.arithmetic_intensity(Problem(3, 5, 7))
+    assert intensity.fused == pytest.approx(210 / 106)
+    assert intensity.baseline == pytest.approx(210 / 190)
+    # Appendix H: with 2-byte elements it equals B while the weight dominates.
+    assert iomodel.arithmetic_intensity(Problem(64, 4096, 151936)).fused == pytest.approx(64, 0.01)
+
+
+def test_floor_is_bandwidth_at_small_batches_and_compute_at_large_ones():
+    small = Problem(1, 4096, 151936)
+    by_hand = 2 * (151936 * 4096 + 4096 + 1) / 4.8e12 * 1e6
+    assert iomodel.floor_us(small, "NVIDIA H200") == pytest.approx(by_hand)
+    assert by_hand == pytest.approx(259.3, abs=0.05)
+    large = Problem(1024, 4096, 151936)
+    assert iomodel.floor_us(large, "h200") == pytest.approx(2 * 1024 * 4096 * 151936 / 989e12 * 1e6)
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA H100 PCIe", "Radeon"])
+def test_no_floor_without_known_peaks(name):
+    assert iomodel.floor_us(Problem(1, 64, 128), name) is None
+
+
+@pytest.mark.parametrize(
+    "name, slug",
+    [
+        ("NVIDIA H200", "h200"),
+        ("h200", "h200"),
+        ("H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+    ],
+)
+def test_device_names_find_their_gpu(name, slug):
+    assert iomodel.gpu(name).slug == slug
+    assert iomodel.gpu_slug(name) == slug
+
+
+@pytest.mark.parametrize(
+    "name, slug",
+    [
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("NVIDIA GH200 480GB", "gh200-480gb"),
+        ("NVIDIA H200 MIG 1g.18gb", "h200-mig-1g-18gb"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA GeForce RTX 3090 Ti", "geforce-rtx-3090-ti"),
+        ("../../etc/x", "etc-x"),
+        ("", ""),
+    ],
+)
+def test_variants_with_other_peaks_are_unknown_and_named_safely(name, slug):
+    assert iomodel.find_gpu(name) is None
+    assert iomodel.gpu_slug(name) == slug
+
+
+def test_unknown_gpu_names_the_nearest():
+    with pytest.raises(InvalidArgument, match=r"gpu: .* got 'h201'; did you mean 'h200'\?"):
+        iomodel.gpu("h201")
+
+
+def test_peaks_are_table_3_of_the_paper():
+    table = {"h100": (3.35, 989), "h200": (4.8, 989), "b200": (8.0, 2250), "b300": (8.0, 2250)}
+    for slug, peaks in table.items():
+        roof = iomodel.gpu(slug).datasheet
+        assert (roof.tb_per_s, roof.tflops) == peaks
+    ops_per_byte = {slug: round(flops / tb) for slug, (tb, flops) in table.items()}
+    assert ops_per_byte == {"h100": 295, "h200": 206, "b200": 281, "b300": 281}
+
+
+def test_every_gpu_is_found_by_its_slug_alone():
+    known = iomodel.gpus()
+    for slug, gpu in known.items():
+        assert [other.slug for other in known.values() if other.answers_to(slug)] == [slug]
+        assert gpu.datasheet.tb_per_s > 0
+        assert gpu.datasheet.tflops > 0
+
+
+def test_measured_roof_of_h200_is_below_its_datasheet():
+    gpu = iomodel.gpu("h200")
+    assert gpu.measured == iomodel.Roof(4.70, 779, "measured 2026-11-21")
+    assert gpu.measured.tb_per_s < gpu.datasheet.tb_per_s
+    assert gpu.measured.tflops < gpu.datasheet.tflops
+    assert iomodel.gpu("b200").measured is None
+
+
+def test_roofline_has_its_ridge_at_the_ops_to_byte_ratio():
+    roof = iomodel.Roof(2.0, 100.0, "by hand")
+    assert roof.tflops_at(10) == 20
+    assert roof.tflops_at(50) == 100
+    assert roof.tflops_at(500) == 100
+
+
+def test_imports_neither_torch_nor_numpy():
+    code = (
+        "import sys, fsbench.records.iomodel; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,347 @@
+"""The results store: nothing is lost, damage is named, and a folder can always be continued."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fsbench.errors import ResultsError
+from fsbench.records import store as results
+from fsbench.records.store import (
+    FORMS,
+    STATUSES,
+    Cell,
+    Energy,
+    Round,
+    Store,
+    read_environment,
+    read_records,
+    results_folders,
+    write_atomically,
+)
+
+MACHINE = {"gpu": "NVIDIA H200", "device": "cuda", "cpu": "some CPU"}
+
+CELL = Cell(
+    provider="fast",
+    label="Fast",
+    kind="exact",
+    fused=True,
+    gpu="NVIDIA H200",
+    device="cuda",
+    b=1,
+    d=64,
+    v=1000,
+    dtype="bf16",
+    tp=1,
+    temperature=1.0,
+    logits="normal:1",
+    timer="cupti",
+    graph=True,
+    l2="cold",
+)
+OTHER = replace(CELL, provider="slow", label="Slow", fused=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three rounds of one cell and a status of another: four lines."""
+    store = Store.create(tmp_path / "run", MACHINE)
+    for number in range(3):
+        store.append_round(CELL, number, Round([10.0 + number]))
+    store.append_status(OTHER, "oom", "no memory left")
+    store.close()
+    return tmp_path / "run"
+
+
+def numbers(records: list[results.CellRecord]) -> dict[str, list[int]]:
+    return {record.cell.provider: sorted(record.rounds) for record in records}
+
+
+times = st.lists(st.floats(0, 1e7), max_size=4)
+rounds = st.builds(
+    Round,
+    span_us=times,
+    busy_us=times,
+    sum_us=times,
+    n_kernels=st.none() | st.integers(0, 99),
+    kernels=st.dictionaries(st.text(max_size=8), st.floats(0, 1e6), max_size=2),
+    clocks=st.dictionaries(
+        st.sampled_from(["sm_mhz", "power_w"]), st.none() | st.floats(0, 3000), max_size=2
+    ),
+    config=st.text(max_size=12),
+    peak_extra_bytes=st.none() | st.integers(0, 2**40),
+    first_call_s=st.none() | st.floats(0, 1e4),
+    warm=st.lists(st.sampled_from(["triton", "process"]), max_size=2),
+)
+energies = st.builds(
+    Energy, st.floats(0, 1e3), st.floats(0.1, 9), st.integers(1, 9999), st.floats(0, 700)
+)
+events = st.lists(
+    st.tuples(
+        st.sampled_from([CELL, OTHER, replace(CELL, b=2)]),
+        st.tuples(st.integers(0, 4), rounds)
+        | st.tuples(st.sampled_from(FORMS), st.tuples(st.integers(0, 4), rounds))
+        | st.tuples(st.just("energy"), energies)
+        | st.tuples(st.just("lacks"), st.sampled_from(["energy", *FORMS]))
+        | st.tuples(st.sampled_from(STATUSES[1:]), st.text(max_size=20)),
+    ),
+    max_size=8,
+)
+
+
+@given(events=events)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_appended_is_read_back(tmp_path_factory, events):
+    folder = tmp_path_factory.mktemp("store") / "run"
+    store = Store.create(folder, MACHINE)
+    for cell, (what, value) in events:
+        if isinstance(value, Round):
+            store.append_round(cell, what, value)
+        elif what in FORMS:
+            store.append_form(cell, what, *value)
+        elif what == "energy":
+            store.append_energy(cell, value)
+        elif what == "lacks":
+            store.append_lack(cell, value, "it is not there")
+        else:
+            store.append_status(cell, what, value)
+        assert read_records(folder) == store.records  # on disk at once, not only after close
+    store.close()
+    resumed = Store.resume(folder, MACHINE)
+    resumed.close()
+    assert resumed.records == store.records
+
+
+def test_a_round_clears_what_kept_the_cell_from_being_measured(folder):
+    store = Store.resume(folder, MACHINE)
+    store.append_round(OTHER, 0, Round([1.0]))
+    store.close()
+    for records in (store.records, read_records(folder)):
+        other = records[1]
+        assert (other.status, other.reason, sorted(other.rounds)) == ("ok", "", [0])
+
+
+def test_the_same_status_is_not_written_twice(folder):
+    before = (folder / "points.jsonl").read_bytes()
+    store = Store.resume(folder, MACHINE)
+    store.append_status(OTHER, "oom", "no memory left")
+    assert (folder / "points.jsonl").read_bytes() == before
+    store.append_status(OTHER, "oom", "another reason")
+    store.close()
+    assert read_records(folder)[1].reason == "another reason"
+
+
+def test_the_label_is_not_part_of_a_cells_identity(folder):
+    store = Store.resume(folder, MACHINE)
+    assert sorted(store.record(replace(CELL, label="new name")).rounds) == [0, 1, 2]
+    assert store.record(replace(CELL, b=2)).rounds == {}
+    store.close()
+
+
+def test_a_last_line_cut_anywhere_loses_that_line_only(folder):
+    points = folder / "points.jsonl"
+    whole = points.read_bytes()
+    start = whole[:-1].rfind(b"\n") + 1  # of the last line
+    for end in range(start, len(whole)):
+        points.write_bytes(whole[:end])
+        assert numbers(read_records(folder)) == {"fast": [0, 1, 2]}, end
+    # Resuming removes the rest of it, so that what is appended starts on a line of its own.
+    store = Store.resume(folder, MACHINE)
+    assert points.read_bytes() == whole[:start]
+    store.append_round(OTHER, 0, Round([1.0]))
+    store.close()
+    assert numbers(read_records(folder)) == {"fast": [0, 1, 2], "slow": [0]}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"garbage",
+        b"",
+        b"5",
+        b"{}",
+        b'{"schema": 1, "cell": {}, "round": 0}',
+        b"\xff\xfe",
+        b'{"schema": 1, "cell": CELL, "status": "no such status", "reason": ""}',
+        b'{"schema": 1, "cell": CELL, "round": 0, "measured": {"no_such_field": 1}}',
+    ],
+)
+def test_damage_in_the_middle_names_file_and_line(folder, damage):
+    points = folder / "points.jsonl"
+    lines = points.read_bytes().split(b"\n")
+    cell = json.dumps(json.loads(lines[1])["cell"]).encode()
+    lines[1] = damage.replace(b"CELL", cell)
+    points.write_bytes(b"\n".join(lines))
+    for read in (read_records, lambda folder: Store.resume(folder, MACHINE)):
+        with pytest.raises(ResultsError, match=r"points\.jsonl:2: not a results line"):
+            read(folder)
+    assert points.read_bytes() == b"\n".join(lines)  # resuming did not touch it
+
+
+def test_another_schema_is_named(folder):
+    points = folder / "points.jsonl"
+    points.write_text(points.read_text().replace('{"schema": 1,', '{"schema": 7,', 1))
+    with pytest.raises(ResultsError, match=r"points\.jsonl:1: expected schema 1; got 7"):
+        read_records(folder)
+    record = folder / "env.json"
+    record.write_text(record.read_text().replace('"schema": 1', '"schema": 7'))
+    with pytest.raises(ResultsError, match=r"env\.json: expected schema 1; got 7"):
+        Store.resume(folder, MACHINE)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1', "\x00"])
+def test_a_damaged_environment_record_is_named(folder, text):
+    (folder / "env.json").write_text(text)
+    with pytest.raises(ResultsError, match=r"env\.json: not an environment record"):
+        read_environment(folder)
+
+
+@pytest.mark.parametrize("name", ["gpu", "device", "cpu"])
+def test_another_machine_is_refused(folder, name):
+    with pytest.raises(ResultsError, match=f"another machine: expected {name} 'X'; got"):
+        Store.resume(folder, {**MACHINE, name: "X"})
+
+
+def test_resuming_is_recorded_with_its_environment(folder):
+    for version in ("a", "b"):
+        Store.resume(folder, {**MACHINE, "torch": version}).close()
+    environment = read_environment(folder)
+    assert [record["torch"] for record in environment["resumed"]] == ["a", "b"]
+    assert environment["gpu"] == MACHINE["gpu"]
+
+
+@pytest.mark.parametrize("name", ["points.jsonl", "results.csv"])
+def test_a_folder_with_results_is_not_started_again(folder, name):
+    for file in folder.iterdir():
+        if file.name != name:
+            file.unlink()
+    (folder / name).write_text("precious")
+    with pytest.raises(ResultsError, match="already holds results; use --resume"):
+        Store.create(folder, MACHINE)
+    assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "precious")]
+
+
+def test_a_run_killed_before_its_first_line_can_be_resumed_or_started_again(tmp_path):
+    for again in (lambda: Store.resume(tmp_path, MACHINE), lambda: Store.create(tmp_path, MACHINE)):
+        Store.create(tmp_path, MACHINE).close()
+        (tmp_path / "points.jsonl").unlink()
+        store = again()
+        store.append_round(CELL, 0, Round([1.0]))
+        store.close()
+        assert numbers(read_records(tmp_path)) == {"fast": [0]}
+        (tmp_path / "points.jsonl").unlink()
+
+
+def test_what_is_not_a_results_folder_is_named(tmp_path, folder):
+    for read in (read_environment, read_records):
+        with pytest.raises(ResultsError, match=r"is not a results folder: it has no"):
+            read(tmp_path / "nowhere")
+    with pytest.raises(ResultsError, match="is not a results folder"):
+        Store.resume(folder / "points.jsonl", MACHINE)  # a file
+    (folder / "points.jsonl").unlink()
+    (folder / "points.jsonl").mkdir()
+    with pytest.raises(ResultsError, match=r"cannot read .*Is a directory"):
+        read_records(folder)
+
+
+def test_a_path_that_cannot_be_a_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ResultsError, match=f"cannot write results in {path}: "):
+            Store.create(path, MACHINE)
+
+
+def test_an_unwritable_folder_is_named(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ResultsError, match=r"cannot write results in .*: Permission denied"):
+        Store.create(tmp_path / "run", MACHINE)
+
+
+def _full(*arguments, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_while_appending_keeps_what_was_written(folder, monkeypatch):
+    store = Store.resume(folder, MACHINE)
+    monkeypatch.setattr(os, "fsync", _full)
+    with pytest.raises(ResultsError, match=r"cannot write results in .*: No space left on device"):
+        store.append_round(CELL, 3, Round([1.0]))
+    assert sorted(store.record(CELL).rounds) == [0, 1, 2]  # not claimed
+    store.close()
+    assert numbers(read_records(folder))["fast"][:3] == [0, 1, 2]
+
+
+def test_closing_after_a_failed_write_does_not_fail_again(tmp_path):
+    store = Store.create(tmp_path / "run", MACHINE)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), store._file.fileno())  # every write: disk full
+    with pytest.raises(ResultsError, match="No space left on device"):
+        store.append_round(CELL, 0, Round([1.0]))
+    store.close()
+    assert read_records(tmp_path / "run") == []
+
+
+def test_a_full_disk_at_the_start_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", _full)
+    with pytest.raises(ResultsError, match="No space left on device"):
+        Store.create(tmp_path / "run", MACHINE)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file.txt"
+    write_atomically(path, "old")
+    monkeypatch.setattr(os, "replace", _full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file.txt", "old")]
+
+
+def test_results_folders_are_found_by_points_or_by_csv(tmp_path, folder):
+    (tmp_path / "committed").mkdir()
+    (tmp_path / "committed" / "results.csv").write_text("")
+    (folder / "results.csv").write_text("")
+    assert results_folders([tmp_path]) == [tmp_path / "committed", folder]
+    assert results_folders([folder, tmp_path / "committed"]) == [folder, tmp_path / "committed"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ResultsError, match="empty: expected a results folder"):
+        results_folders([tmp_path / "empty"])
+
+
+def test_what_was_missing_and_is_measured_after_all_is_missing_no_more(folder):
+    store = Store.resume(folder, MACHINE)
+    lines = len((folder / "points.jsonl").read_text().splitlines())
+    for _ in range(2):  # said once only
+        store.append_lack(CELL, "energy", "no counter")
+        store.append_lack(CELL, "greedy", "it failed")
+    assert len((folder / "points.jsonl").read_text().splitlines()) == lines + 2
+    record = store.record(CELL)
+    assert record.lacks == {"energy": "no counter", "greedy": "it failed"}
+    assert (record.status, len(record.rounds)) == ("ok", 3)
+    store.append_energy(CELL, Energy(5.0, 1.0, 10, 90.0))
+    store.append_form(CELL, "greedy", 0, Round([1.0]))
+    store.close()
+    assert not store.record(CELL).lacks
+    assert read_records(folder) == store.records
+
+
+def test_folders_from_before_energy_and_forms_are_read(folder):
+    """Lines as they were written before these fields existed."""
+    path = folder / "points.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        for name in ("first_call_s", "warm"):
+            line.get("measured", {}).pop(name, None)
+    before = read_records(folder)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_records(folder) == before

@@ -1,0 +1,157 @@
+"""results.csv against numbers computed by hand."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from fsbench.errors import ResultsError
+from fsbench.records.store import Cell, CellRecord, Energy, Round, Store
+from fsbench.records.summary import export_csv, frame, read_csv, row
+
+CELL = Cell(
+    provider="fast",
+    label="Fast",
+    kind="exact",
+    fused=True,
+    gpu="NVIDIA H200",
+    device="cuda",
+    b=2,
+    d=100,
+    v=1000,
+    dtype="bf16",
+    tp=1,
+    temperature=1.0,
+    logits="normal:1",
+    timer="cupti",
+    graph=True,
+    l2="cold",
+)
+CONTRACT = {
+    *("provider", "kind", "gpu", "device", "b", "d", "v", "dtype", "tp", "temperature"),
+    *("timer", "graph", "l2", "status", "reason", "median_us", "ci_lo_us", "ci_hi_us"),
+    *("min_us", "p10_us", "p90_us", "busy_us", "n_kernels", "n_samples"),
+    *("gb_per_s", "tflops", "roofline_pct", "sm_mhz"),
+}
+
+
+def test_samples_of_all_rounds_are_pooled():
+    record = CellRecord(CELL)
+    # Out of order: the state of the last round is that of round 1.
+    record.add_round(
+        1,
+        Round(
+            [float(x) for x in range(51, 101)],
+            busy_us=[7.0] * 50,
+            sum_us=[8.0] * 50,
+            n_kernels=3,
+            clocks={"sm_mhz": 1900, "power_w": None, "throttle": ["sw_power_cap"]},
+            config="late",
+            peak_extra_bytes=123_456_789,
+        ),
+    )
+    record.add_round(
+        0,
+        Round(
+            [float(x) for x in range(1, 51)],
+            busy_us=[5.0] * 50,
+            sum_us=[6.0] * 50,
+            n_kernels=2,
+            clocks={"sm_mhz": 1700, "power_w": 500.0, "throttle": []},
+            config="early",
+            peak_extra_bytes=1,
+        ),
+    )
+    values = row(record)
+    assert values["median_us"] == 50.5
+    assert (values["ci_lo_us"], values["ci_hi_us"]) == (40, 61)
+    assert (values["min_us"], values["n_samples"]) == (1, 100)
+    assert values["p10_us"] == pytest.approx(10.9)
+    assert values["p90_us"] == pytest.approx(90.1)
+    assert (values["busy_us"], values["sum_us"], values["n_kernels"]) == (6, 7, 3)
+    fused_bytes = 2 * (1000 * 100 + 100 * 2 + 2)
+    assert values["gb_per_s"] == pytest.approx(fused_bytes / 50.5e-6 / 1e9)
+    assert values["tflops"] == pytest.approx(2 * 2 * 100 * 1000 / 50.5e-6 / 1e12)
+    assert values["roofline_pct"] == pytest.approx(100 * fused_bytes / 4.8e12 / 50.5e-6)
+    assert (values["sm_mhz"], values["mem_mhz"], values["power_w"]) == (1800, None, 500)
+    assert (values["throttle"], values["config"]) == ("sw_power_cap", "late")
+    assert values["peak_extra_bytes"] == 123_456_789
+
+
+def test_timers_that_see_no_kernels_leave_their_columns_empty():
+    record = CellRecord(replace(CELL, gpu="", device="cpu"))
+    record.add_round(0, Round([1.0, 2.0]))
+    values = row(record)
+    for name in ("busy_us", "sum_us", "n_kernels", "sm_mhz", "roofline_pct", "peak_extra_bytes"):
+        assert values[name] is None
+
+
+def test_a_cell_that_failed_keeps_its_reason_and_what_was_measured():
+    nothing = row(CellRecord(CELL, status="oom", reason="why"))
+    assert (nothing["status"], nothing["reason"]) == ("oom", "why")
+    assert nothing["median_us"] is None
+    part = row(CellRecord(CELL, {0: Round([3.0])}, "error", "in round 1"))
+    assert (part["status"], part["median_us"]) == ("error", 3.0)
+
+
+def test_the_contract_columns_are_there_even_without_a_row():
+    assert set(frame([]).columns) >= CONTRACT
+    assert list(frame([CellRecord(CELL)]).columns) == list(frame([]).columns)
+
+
+def _folder(path):
+    store = Store.create(path, {})
+    store.append_round(CELL, 0, Round([1.5], peak_extra_bytes=123_456_789, n_kernels=1))
+    store.append_status(replace(CELL, b=4), "oom", 'a reason, with "quotes"')
+    store.close()
+    return path
+
+
+def test_the_csv_is_exact_in_whole_numbers_and_survives_reading(tmp_path):
+    export_csv(_folder(tmp_path / "a"))
+    text = (tmp_path / "a" / "results.csv").read_text()
+    assert ",123456789," in text  # not 1.23457e+08
+    export_csv(_folder(tmp_path / "b"))
+    table = read_csv([tmp_path / "a", tmp_path / "b"])
+    assert list(table["b"]) == [2, 4, 2, 4]
+    assert list(table["folder"]) == [str(tmp_path / "a")] * 2 + [str(tmp_path / "b")] * 2
+    assert table["reason"][1] == 'a reason, with "quotes"'
+    assert table["median_us"][0] == 1.5 and pd.isna(table["median_us"][1])
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    folder = _folder(tmp_path / "a")
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ResultsError, match=r"cannot write results in .*: No space left on device"):
+        export_csv(folder)
+
+
+def test_energy_first_call_and_parts():
+    record = CellRecord(CELL)
+    kernels = {"nvjet": 30.0, "softmax": 8.0, "memset": 2.0}
+    record.add_round(0, Round([1.0], kernels=kernels, first_call_s=2.5, warm=["triton", "process"]))
+    record.add_round(1, Round([1.0], kernels=kernels, first_call_s=0.1))  # of a resumed run
+    record.add_energy(Energy(joules=600.0, seconds=1.5, steps=1000, idle_w=90.0))
+    record.lacks["greedy"] = "RuntimeError: no"
+    found = row(record)
+    assert found["j_per_token"] == 600 / 1000 / 2  # two rows
+    assert (found["energy_w"], found["idle_w"]) == (400.0, 90.0)
+    assert (found["first_call_s"], found["warm"]) == (2.5, "triton|process")
+    assert [found[name] for name in ("matmul_us", "sampling_us", "other_us")] == [30.0, 8.0, 2.0]
+    assert found["split_by"] == "names"
+    assert found["lacks"] == "greedy: RuntimeError: no"
+
+
+def test_what_was_not_measured_beside_the_time_is_empty():
+    found = row(CellRecord(CELL, {0: Round([1.0])}))
+    names = ("j_per_token", "energy_w", "idle_w", "first_call_s", "matmul_us", "split_by")
+    assert [found[name] for name in names] == [None] * 6
+    assert (found["warm"], found["lacks"]) == ("", "")

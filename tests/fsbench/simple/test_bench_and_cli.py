@@ -1,0 +1,274 @@
+"""The measuring at small sizes, and the commands: what they write, print, read and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tree import ROOT
+from typer.testing import CliRunner
+
+from fsbench.cli import app, hotvocab
+from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.machine import hardware
+from fsbench.records.store import read_environment
+from fsbench.simple import bench, native
+from fsbench.simple.controls import PLAIN, PRODUCTION, Controls
+from fsbench.simple.reference import decide
+from fsbench.simple.steps import FullV, Offload, Parallel, Shvs, probabilities
+from fsbench.simple.zipf import ZipfText
+
+pytestmark = [
+    pytest.mark.skipif(bool(native.missing()), reason=str(native.missing())),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+V = 3000
+TEXT = ZipfText(V, knee=300)
+
+
+def fsbench(*arguments: object, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What `fsbench hotvocab bench` leaves, at a size of seconds."""
+    out = tmp_path_factory.mktemp("hotvocab")
+    text = fsbench(
+        *("hotvocab", "bench", "--v", V, "--rows", 8, "--repeats", 5, "--rounds", 2),
+        *("--samplers", "1,2", "--device", "cpu", "--out", out),
+    )
+    (out / "printed.txt").write_text(text)
+    return out
+
+
+def test_bench_writes_every_table(folder):
+    steps = pd.read_csv(folder / "steps.csv")
+    assert list(steps.controls) == ["plain"] * 4 + ["production"] * 4
+    assert (steps.rows_per_s > 0).all()
+    assert steps.rows_per_s.to_numpy() == pytest.approx(1e6 / steps.row_us, rel=1e-4)
+    assert list(steps.times_first[steps.design == "full-V port"]) == [1, 1]
+    assert list(steps.settled.notna()) == [name == "SHVS" for name in steps.design]
+    assert steps.settled.dropna().between(0, 1).all()
+    scaling = pd.read_csv(folder / "scaling.csv")
+    assert list(scaling.samplers) == [1, 2, 1, 2]
+    assert list(scaling.efficiency[scaling.samplers == 1]) == [1, 1]
+    assert list(pd.read_csv(folder / "penalties.csv").seen) == [0, 64, 512, 4096]
+    assert list(pd.read_csv(folder / "ring.csv").b) == [1, 16, 256]
+    scans = pd.read_csv(folder / "scans.csv")
+    assert scans.h.is_monotonic_increasing and scans.h.iloc[-1] == V
+    assert scans.hits.iloc[-1] == 1 and (scans.hits.diff().dropna() >= 0).all()
+    facts = read_environment(folder)
+    assert facts["isa"] in native.ISAS and 0 <= facts["others_cores"] < 1000
+    for name in ("ablation", "sizing", "scaling"):
+        assert (folder / f"simple_{name}.png").stat().st_size > 10_000
+
+
+def test_bench_prints_what_a_newcomer_can_read(folder):
+    text = (folder / "printed.txt").read_text()
+    for part in ("One sampler in the four designs", "SHVS", "rows/s", "c = ", "measured"):
+        assert part in text
+
+
+def test_size_reads_the_folder_and_takes_other_constants(folder):
+    own = fsbench("hotvocab", "size", folder)
+    assert "F2, hot always scanned" in own and "measured" in own
+    # The paper's constants: a line is 40 times slower, the best H about the same.
+    paper = fsbench("hotvocab", "size", folder, "--c-us", 0.0106, "--c0-us", 8.55)
+    assert "c = 10.6000 ns per token" in paper and "measured" not in paper
+    with pytest.raises(InvalidArgument, match="--c-us: expected together"):
+        fsbench("hotvocab", "size", folder, "--c-us", 1)
+
+
+def test_plot_draws_again(folder, tmp_path):
+    fsbench("hotvocab", "plot", folder, "--out", tmp_path, "--format", "png,svg")
+    names = {path.name for path in tmp_path.iterdir()}
+    wanted = {"simple_ablation", "simple_sizing", "simple_scaling"}
+    assert names == {f"{name}.{suffix}" for name in wanted for suffix in ("png", "svg")}
+    assert (tmp_path / "simple_sizing.png").read_bytes() == (
+        folder / "simple_sizing.png"
+    ).read_bytes()
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    for command in ("size", "plot"):
+        with pytest.raises(ResultsError):
+            fsbench("hotvocab", command, tmp_path)
+
+
+def test_fit_on_a_trace_of_the_users_own(tmp_path):
+    np.save(tmp_path / "trace.npy", TEXT.trace(range(16), 200))
+    out = tmp_path / "fit"
+    fsbench(
+        *("hotvocab", "fit", "--v", V, "--rows", 8, "--repeats", 5),
+        *("--trace", tmp_path / "trace.npy", "--out", out),
+    )
+    facts = json.loads((out / "fit.json").read_text())
+    assert facts["trace"] == "trace.npy" and facts["mean"][-1] == 1
+    assert pd.read_csv(out / "scans.csv").row_us.isna().all()
+
+
+def test_exact_finds_no_difference_and_bounds_it(tmp_path):
+    fsbench("hotvocab", "exact", "--v", V, "--hot", 300, "--steps", 8, "--out", tmp_path)
+    table = pd.read_csv(tmp_path / "variation.csv")
+    assert set(table.controls) == {"plain", "production"} and len(table) == 16
+    assert table.mean_distance.max() < 1e-3
+    assert table.mean_distance_below.min() == pytest.approx(1 - 0.05 ** (1 / 2048), rel=0.5)
+
+
+def test_exact_finds_a_sampler_that_is_not(monkeypatch):
+    """Statistics of the tail that are too small by a half move mass to the hot tokens."""
+    honest = Shvs.supply
+
+    def supply(self):
+        honest(self)
+        self.plane.ring.tail_sum *= 0.5
+
+    monkeypatch.setattr(Shvs, "supply", supply)
+    order = torch.arange(V)
+    setup = bench.Setup(V, 300, order, TEXT.logits(16))
+    plain = [row for row in bench.variation(setup, 8) if row["controls"] == "plain"]
+    assert plain[-1]["mean_distance"] > 0.02
+
+
+def test_pipeline_with_measured_times(folder):
+    run = "results/h200/lean-20261121"
+    os.chdir(ROOT)
+    rows = json.loads(
+        fsbench("pipeline", "--run", run, "--sampler", "mine:5:60:100", "--stages", 2, "--json")
+    )
+    assert {row["in_flight"] for row in rows} == {2, 3, 4}
+    mine = [row for row in rows if row["sampler"] == "mine"]
+    assert [row["cycle_us"] for row in mine] == pytest.approx([2082.5, 2005, 2005])
+    assert mine[0]["enough_in_flight"] == 3
+    fused = min(rows, key=lambda row: row["on_stage_us"])
+    assert fused["on_stage_us"] < 0 and fused["times_fastest"] == pytest.approx(1)
+    text = fsbench("pipeline", "--plane", folder, "--v", V, "--stages", 2)
+    assert "SHVS" in text and "tokens/s" in text
+
+
+def test_pipeline_refuses_what_it_cannot_use(folder, tmp_path):
+    for arguments, message in [
+        ([], "--sampler: expected at least one"),
+        (["--sampler", "x:y"], "--sampler: expected NAME:US"),
+        (["--plane", folder], "expected V=151936; it has 3000"),
+        (["--plane", tmp_path], "expected a folder of `fsbench hotvocab bench`"),
+        (["--run", "results/h200/lean-20261121", "--batch", 3], "expected exact samplers"),
+    ]:
+        with pytest.raises((InvalidArgument, ResultsError), match=message):
+            fsbench("pipeline", *arguments)
+
+
+def test_settled_rows_are_those_whose_kept_tokens_are_hot():
+    logits = torch.full((4, 64), -20.0)
+    logits[0, :4] = 1.0  # top-2 is hot
+    logits[1, 40] = 1.0  # is not
+    logits[2, [3, 40]] = 1.0  # is half
+    logits[3, :2], logits[3, 40] = 1.0, 0.9  # is, by little
+    setup = bench.Setup(64, 8, torch.arange(64), logits)
+    assert bench.settled(setup, Controls(top_k=2)) == 0.5
+    assert bench.settled(setup, Controls(top_k=3)) == 0.25
+    assert bench.settled(setup, Controls(min_p=0.95)) == 0.5
+    assert bench.settled(setup, Controls(min_p=0.5)) == 0.25
+
+
+def test_cases_take_turns():
+    calls = []
+    cases = [bench.Case(name, lambda name=name: calls.append(name), 2) for name in "ab"]
+    bench.interleave(cases, 3, round_s=0)
+    assert "".join(calls) == "ab" + "ab" * 3
+    assert [len(case.samples_us) for case in cases] == [3, 3]
+    cases[0].samples_us, cases[1].samples_us = [2.0, 4.0, 9.0], [1.0, 2.0, 3.0]
+    assert bench.ratio(*cases) == 2
+
+
+def test_other_processes_are_noticed(capsys):
+    hotvocab._warn_of_others(0.05)
+    assert not capsys.readouterr().err
+    hotvocab._warn_of_others(1.3)
+    assert "other processes kept 1.3 cores busy" in capsys.readouterr().err
+    began, before = time.process_time(), hardware.cpu_seconds()
+    while time.process_time() - began < 0.3:
+        pass  # busy ourselves, for as long as it takes: others may have the processors
+    busy, own = (b - a for a, b in zip(before, hardware.cpu_seconds(), strict=True))
+    assert 0.2 < own < 0.6 and busy >= own - 0.05
+
+
+def test_sampler_counts():
+    assert bench.sampler_counts(1) == [1]
+    assert bench.sampler_counts(2) == [1, 2]
+    assert bench.sampler_counts(12) == [1, 2, 4, 8, 12]
+    assert bench.sampler_counts(16) == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize("controls", [PLAIN, PRODUCTION, Controls(temperature=0.0)], ids=str)
+def test_probabilities_in_torch_are_the_oracles(controls):
+    """What the first two designs draw from, penalties included."""
+    logits = TEXT.logits(6)
+    seen = [([1, 2, 3, row], [row, row, 7]) for row in range(6)]
+    from fsbench.simple.reference import penalised
+
+    p, undefined = probabilities(logits, seen, controls)
+    z = logits
+    if controls.penalises:
+        z = penalised(logits, *zip(*seen, strict=True), repetition=1.1, presence=0.1, frequency=0.1)
+    expected = decide(
+        z,
+        torch.full((6,), 0.5, dtype=torch.float64),
+        temperature=controls.temperature,
+        top_k=controls.top_k,
+        top_p=controls.top_p,
+        min_p=controls.min_p,
+    )
+    assert not undefined.any()
+    assert torch.allclose(p.double(), (expected.high - expected.low), atol=1e-5)
+
+
+@pytest.mark.parametrize("controls", [PLAIN, PRODUCTION], ids=["plain", "production"])
+def test_all_designs_draw_from_the_same_law(controls):
+    """Of one row, many draws: counts of likely tokens agree within noise."""
+    B, steps = 256, 12
+    logits = TEXT.logits(1).expand(B, V)
+    made = {
+        "port": FullV(B, V, controls),
+        "parallel": Parallel(B, V, controls, 2),
+        "offload": Offload(B, V, controls, 2),
+        "shvs": Shvs(B, V, controls, 2, hot=400),
+    }
+    history = list(range(0, V, 50))
+    counts = {}
+    torch.manual_seed(0)
+    for name, step in made.items():
+        for number in range(steps):
+            for row in range(B if controls.penalises else 0):
+                step.begin(row, history, [])
+            step.logits.copy_(logits)
+            if name == "shvs":
+                step.supply()
+            tokens = step.tokens(torch.tensor([5]), torch.tensor([number]))
+            counts[name] = counts.get(name, 0) + torch.bincount(tokens, minlength=V).double()
+    if not controls.penalises:
+        assert torch.equal(counts["parallel"], counts["offload"])
+    n = B * steps
+    for name in ("parallel", "offload", "shvs"):
+        top = (counts["port"] + counts[name]).topk(8).indices
+        a, b = counts["port"][top] / n, counts[name][top] / n
+        error = ((a * (1 - a) + b * (1 - b)) / n).sqrt() + 1e-9
+        assert ((a - b).abs() / error).max() < 5, (name, a, b)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1), ("top_k", -1), ("top_p", 0), ("min_p", 2), ("repetition", 0)],
+)
+def test_controls_out_of_range_are_refused(field, value):
+    with pytest.raises(InvalidArgument, match=field):
+        Controls(**{field: value})

@@ -1,0 +1,116 @@
+"""Commands that need no GPU start at once and load neither torch nor FlashInfer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from tree import H200
+
+from fsbench.records.store import Cell, Round, Store
+
+_REPORT = """
+import sys
+from fsbench.cli import main
+sys.argv = ["fsbench", *{arguments!r}]
+try:
+    main()
+finally:
+    print("LOADED", *sorted({{name.split(".")[0] for name in sys.modules}}), file=sys.stderr)
+"""
+
+RUNS = H200
+
+SECONDS = 3
+"""Each takes well under one on an idle machine; the modules are the real test."""
+
+
+def start(*arguments: object, cwd=None) -> tuple[str, set[str], float]:
+    """Standard output, top-level modules loaded at the end, and seconds of a fresh process."""
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", _REPORT.format(arguments=[*map(str, arguments)])],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=60,
+    )
+    seconds = time.perf_counter() - begin
+    assert done.returncode == 0, done.stderr
+    loaded = next(line for line in done.stderr.splitlines() if line.startswith("LOADED"))
+    return done.stdout, set(loaded.split()[1:]), seconds
+
+
+def test_the_report_sees_torch():
+    _, loaded, _ = start("run", "--dry-run")  # device auto asks torch
+    assert "torch" in loaded
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *(
+            [command, "--help"]
+            for command in (
+                *("run", "plot", "compare", "iomodel"),
+                *("list", "verify", "doctor", "tune"),
+                *("hotvocab", "pipeline", "e2e"),
+            )
+        ),
+        ["list"],
+        ["list", "--json"],
+        ["iomodel"],
+        ["iomodel", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_starts_at_once_without_torch(arguments):
+    out, loaded, seconds = start(*arguments)
+    # triton, which samplers are written in, brings numpy; nothing brings torch.
+    assert not loaded & {"torch", "flashinfer", "cupti", "pandas", "scipy", "matplotlib"}
+    assert seconds < SECONDS
+    if "--json" in arguments:
+        json.loads(out)
+    else:
+        assert out
+
+
+def test_plot_works_without_torch(tmp_path):
+    store = Store.create(tmp_path / "run", {"gpu": "NVIDIA H200", "device": "cuda"})
+    for name, fused, time_us in (("fast", True, 10.0), ("slow", False, 20.0)):
+        for b in (1, 2):
+            cell = Cell(
+                *(name, name, "exact", fused, "NVIDIA H200", "cuda", b, 64, 1000, "bf16", 1),
+                *(1.0, "normal:1", "cupti", True, "cold"),
+            )
+            store.append_round(cell, 0, Round([time_us] * 8))
+    store.close()
+    out, loaded, _ = start("plot", "run", "--out", "plots", cwd=tmp_path)
+    assert "matplotlib" in loaded
+    assert not loaded & {"torch", "triton", "flashinfer", "cupti"}
+    assert "wrote plots/" in out
+    assert list((tmp_path / "plots").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("other", "cells"), [(["--paper", "h200"], 54), ([RUNS / "lean-20261121"], 48)], ids=str
+)
+def test_compare_works_without_torch(other, cells):
+    out, loaded, _ = start("compare", RUNS / "paper-20261121", *other)
+    assert f"{cells} cells" in out
+    assert not loaded & {"torch", "triton", "flashinfer", "cupti", "matplotlib"}
+
+
+def test_an_error_is_reported_without_torch(tmp_path):
+    script = _REPORT.format(arguments=["plot", "nowhere"])
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    error, loaded = done.stderr.splitlines()
+    assert error.startswith("error: nowhere: expected a results folder")
+    assert "torch" not in loaded.split()

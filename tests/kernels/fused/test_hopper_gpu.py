@@ -1,0 +1,233 @@
+"""The Hopper kernel on a GPU: the same tokens as the portable kernel's, whatever is asked for."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from fsbench import inputs, reference
+from fsbench.errors import InvalidArgument
+from fsbench.graphs import capture
+from fsbench.kernels import Sample, describe, flash_sample
+from fsbench.kernels.configs.hopper import HopperConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a GPU of compute capability 9.0",
+    ),
+]
+
+SEED = 2**40 + 77
+
+
+def counter(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device="cuda")
+
+
+def problem(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16):
+    generator = torch.Generator("cuda").manual_seed(B + V + D)
+    hidden = torch.randn(B, D, generator=generator, device="cuda").to(dtype)
+    weight = torch.randn(V, D, generator=generator, device="cuda") * (2 / D**0.5)
+    return hidden, weight.to(dtype)
+
+
+def options(names: str, B: int, V: int) -> dict[str, Any]:
+    """The arguments of some options, by name."""
+    generator = torch.Generator("cuda").manual_seed(V)
+    row = torch.arange(B, device="cuda")
+    known: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "greedy": {"temperature": 0.0},
+        "T": {"temperature": (row % 4) / 2.0},
+        "seeds": {"seed": row * 7919, "offset": row + 2**33},
+        "bias": {"bias": torch.randn(V, device="cuda", generator=generator).bfloat16()},
+        "row_bias": {"bias": torch.randn(B, V, device="cuda", generator=generator)},
+        "mask": {
+            "mask": torch.randint(
+                -(2**31), 2**31, (B, -(-V // 32)), device="cuda", generator=generator
+            ).int()
+        },
+        "cap": {"soft_cap": 5.0},
+        "logprob": {"return_logprob": True},
+        "logz": {"return_logz": True},
+        "n4": {"num_samples": 4},
+        "n6": {"num_samples": 6},
+    }
+    return {key: value for name in names.split() for key, value in known[name].items()}
+
+
+def poisoned(B: int, given: dict[str, Any]) -> Sample:
+    """Where results go, full of what no sampler returns."""
+    n = given.get("num_samples", 1)
+    shape = (B,) if n == 1 else (B, n)
+    return Sample(
+        torch.full(shape, -777, device="cuda"),
+        torch.ones(B, dtype=torch.bool, device="cuda"),
+        torch.full(shape, 777.0, device="cuda") if given.get("return_logprob") else None,
+        torch.full((B,), 777.0, device="cuda") if given.get("return_logz") else None,
+    )
+
+
+def draw(hidden, weight, kernel: str, **given) -> Sample:
+    given = {"seed": counter(SEED), **given}
+    return flash_sample(hidden, weight, kernel=kernel, out=poisoned(len(hidden), given), **given)
+
+
+def assert_equal(hidden, weight, **given) -> None:
+    """Tokens to the bit. Log-probabilities sum over tiles, whose shapes differ."""
+    ours = draw(hidden, weight, "hopper", **given)
+    theirs = draw(hidden, weight, "portable", **given)
+    assert torch.equal(ours.tokens, theirs.tokens)
+    assert torch.equal(ours.valid, theirs.valid)
+    for a, b in ((ours.logprob, theirs.logprob), (ours.logz, theirs.logz)):
+        if a is not None:
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-5, equal_nan=True)
+
+
+SHAPES = [(5003, 72), (33793, 1152), (129, 2880), (1, 64), (2, 5120), (50257, 4096), (151936, 64)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("V", "D"), SHAPES)
+def test_tokens_are_those_of_the_portable_kernel(V, D, dtype):
+    whole, weight = problem(1024, V, D, dtype)
+    for B in (1, 3, 9, 16, 17, 24, 33, 64, 65, 77, 96, 128, 129, 192, 200, 256, 257, 1000, 1024):
+        assert_equal(whole[:B].contiguous(), weight)
+
+
+EVERYTHING = "T seeds row_bias mask cap logprob logz n6"
+
+
+@pytest.mark.parametrize("B", [3, 64, 129, 256])
+@pytest.mark.parametrize(
+    "names",
+    [
+        "greedy", "T", "seeds", "bias", "row_bias", "mask", "cap", "logprob", "logz", "n4",
+        "T seeds logprob", "greedy logprob", "bias mask T", EVERYTHING,
+    ],
+)  # fmt: skip
+def test_options(names, B):
+    for V, D in ((1, 64), (31, 64), (129, 256), (5003, 72), (40000, 512)):
+        hidden, weight = problem(B, V, D)
+        assert_equal(hidden, weight, **options(names, B, V))
+
+
+@pytest.mark.parametrize("B", [8, 200])
+def test_padding_is_never_drawn_even_if_every_logit_is_lower_than_the_cap(B):
+    """Capping what lies beyond the vocabulary would give it a logit of -cap."""
+    V = 129
+    hidden = torch.ones(B, 64, dtype=torch.bfloat16, device="cuda")
+    weight = torch.full((200, 64), -10.0, dtype=torch.bfloat16, device="cuda")
+    bias = torch.full((V,), -50.0, device="cuda")
+    for step in range(20):
+        sample = draw(
+            hidden, weight, "hopper", offset=counter(step), soft_cap=1.0, bias=bias, vocab_size=V
+        )
+        assert sample.valid.all() and (sample.tokens >= 0).all() and (sample.tokens < V).all()
+
+
+def test_bad_rows_are_invalid_and_alone():
+    for B in (5, 70, 256):
+        hidden, weight = problem(B, 3000, 256)
+        clean = draw(hidden, weight, "hopper", return_logprob=True)
+        hidden[1] = torch.nan
+        hidden[3, 0] = torch.inf
+        sample = draw(hidden, weight, "hopper", return_logprob=True)
+        bad = torch.zeros(B, dtype=torch.bool, device="cuda")
+        bad[1] = bad[3] = True
+        assert torch.equal(sample.valid, ~bad)
+        assert torch.equal(sample.tokens, torch.where(bad, -1, clean.tokens))
+        assert torch.equal(sample.logprob[~bad], clean.logprob[~bad])
+        assert sample.logprob[bad].isnan().all()
+        again = draw(hidden, weight, "hopper")  # the workspace is at rest
+        assert torch.equal(again.tokens, sample.tokens)
+
+
+CONFIGS = [
+    HopperConfig(warpgroups, block_v, block_d, stages, contiguous)
+    for (warpgroups, block_v, block_d, stages), contiguous in product(
+        [
+            (1, 128, 128, 4),
+            (1, 128, 64, 9),
+            (1, 256, 64, 5),
+            (2, 128, 64, 7),
+            (2, 256, 64, 4),
+            (3, 128, 64, 5),
+            (3, 128, 128, 2),
+        ],
+        (False, True),
+    )
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_config_draws_the_same_tokens(config):
+    for V, D in ((40961, 512), (777, 2048)):
+        hidden, weight = problem(256, V, D)
+        for B in (7, 130, 256):
+            part = hidden[:B].contiguous()
+            sample = flash_sample(part, weight, seed=counter(SEED), config=config)
+            assert torch.equal(sample.tokens, draw(part, weight, "portable").tokens)
+
+
+@pytest.mark.parametrize("B", [33, 200])
+def test_ten_thousand_replays_in_a_row(B):
+    """Each draws afresh, the last is still the oracle's, and two graphs share nothing."""
+    hidden, weight = problem(B, 20_000, 64)
+    seed, offset = counter(SEED), counter(0)
+    seen = torch.zeros(len(weight), dtype=torch.int64, device="cuda")
+
+    def launch(hidden, seed, offset):
+        tokens = flash_sample(hidden, weight, seed=seed, offset=offset, kernel="hopper").tokens
+        seen.index_add_(0, tokens, torch.ones_like(tokens))
+        offset.add_(1)
+        return tokens
+
+    replay = capture(launch, hidden, seed, offset)
+    seen.zero_()
+    offset.zero_()
+    for _ in range(10_000):
+        tokens = replay()
+    assert int(offset) == 10_000 and int(seen.sum()) == 10_000 * B
+    logits = hidden.double() @ weight.double().T
+    error = reference.matmul_error(hidden, weight)
+    expected = reference.expect(logits, seed, counter(9_999), 1.0, "group", logits_error=error)
+    assert expected.accepts(tokens).all()
+    probability = torch.softmax(logits, 1).sum(0)
+    likely = probability > 0.005
+    wanted = 10_000 * probability[likely]
+    assert ((seen[likely] - wanted).abs() < 6 * wanted.sqrt()).all()
+
+
+def test_the_choice_is_visible_and_can_be_forced():
+    hidden, weight = problem(65, 500, 64)
+    assert describe(hidden, weight).startswith("hopper-")
+    few = hidden[:64]
+    assert not describe(few, weight).startswith("hopper-")
+    assert describe(few, weight, kernel="hopper").startswith("hopper-")
+    assert not describe(hidden, weight, kernel="portable").startswith("hopper-")
+    assert not describe(hidden, weight, noise="token").startswith("hopper-")
+    narrow = hidden[:, :60].contiguous(), weight[:, :60].contiguous()
+    assert describe(*narrow).endswith("pointers")
+    with pytest.raises(InvalidArgument, match="it loads by TMA"):
+        flash_sample(*narrow, seed=counter(1), kernel="hopper")
+    with pytest.raises(InvalidArgument, match="it draws with group noise only"):
+        flash_sample(hidden, weight, seed=counter(1), kernel="hopper", noise="token")
+    config = HopperConfig(1, 128, 64, 2, False)
+    assert describe(hidden, weight, config=config) == "hopper-g1v128d64p2"
+
+
+def test_exact_logits_give_the_oracles_tokens():
+    logits = 3 * torch.randn(64, 3001, device="cuda")
+    hidden, weight = inputs.head_with_logits(logits, torch.float16, 64)
+    for B in (64, 256):
+        batch = hidden.repeat(4, 1)[:B].contiguous()
+        stored = batch.float() @ weight.float().T
+        for T in (0.0, 1e-9, 1e-3, 0.7, 30.0):
+            expected = reference.expect(stored, counter(SEED), counter(0), T, "group")
+            assert expected.accepts(draw(batch, weight, "hopper", temperature=T).tokens).all(), T

@@ -1,0 +1,220 @@
+"""flash_sample as an operator of torch: its schema, fake tensors, torch.compile."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from flash_sample_cases import CPU, SEED, TILES, check, counter, normal_logits, problem
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fsbench.kernels import Sample, flash_sample
+from fsbench.kernels.fused.op import flash_sample_op
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+
+
+def operands(n: int = 1, **changes) -> dict[str, Any]:
+    """Arguments of the operator: bf16, so that the reference computes it."""
+    hidden, weight = problem(3, 50, 16, torch.bfloat16)
+    shape = (3,) if n == 1 else (3, n)
+    return {
+        "hidden": hidden,
+        "weight": weight,
+        "seed": counter(5),
+        "offset": None,
+        "temperature": 1.0,
+        "temperatures": None,
+        "soft_cap": None,
+        "bias": None,
+        "mask": None,
+        "vocab_size": 50,
+        "num_samples": n,
+        "noise": "group",
+        "kernel": "auto",
+        "tiles": None,
+        "tokens": torch.zeros(shape, dtype=torch.int64),
+        "valid": torch.zeros(3, dtype=torch.bool),
+        "logprob": None,
+        "logz": None,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        operands(),
+        operands(
+            3,
+            seed=counter(1, 2, 3),
+            offset=counter(9),
+            temperatures=torch.tensor([0.0, 1.0, 2.0]),
+            soft_cap=30.0,
+            bias=normal_logits(1, 50)[0],
+            mask=torch.ones(3, 2, dtype=torch.int32),
+            kernel="portable",
+            tiles=[16, 128, 64, 128, 0, 0, 4, 1, 1],
+            logprob=torch.zeros(3, 3),
+            logz=torch.zeros(3),
+        ),
+        operands(noise="token", mask=torch.ones(3, 50, dtype=torch.bool), logz=torch.zeros(3)),
+    ],
+    ids=["least", "everything", "log-z-only"],
+)
+def test_opcheck(arguments):
+    torch.library.opcheck(flash_sample_op, tuple(arguments.values()))
+
+
+def test_it_is_known_to_torch():
+    arguments = operands()
+    torch.ops.fsbench.flash_sample(*arguments.values())
+    assert arguments["valid"].all()
+
+
+def test_temperatures_take_the_place_of_temperature():
+    arguments = operands(temperature=5.0, temperatures=torch.zeros(3))
+    flash_sample_op(**arguments)
+    logits = arguments["hidden"].float() @ arguments["weight"].float().T
+    assert arguments["tokens"].tolist() == logits.argmax(1).tolist()
+
+
+def call(hidden, weight, temperature, mask, offset) -> Sample:
+    """What is compiled below: checks, allocation and the operator."""
+    return flash_sample(
+        hidden,
+        weight,
+        seed=SEED,
+        offset=offset,
+        temperature=temperature,
+        mask=mask,
+        num_samples=2,
+        return_logprob=True,
+        return_logz=True,
+        config=TILES,
+    )
+
+
+def inputs_of_call(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    hidden, weight = problem(4, 100, 16, dtype)
+    return {
+        "hidden": hidden,
+        "weight": weight,
+        "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0]),
+        "mask": normal_logits(4, 100) > -1,
+        "offset": counter(2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend"),
+    [
+        (torch.bfloat16, "eager"),
+        pytest.param(torch.bfloat16, "inductor", marks=needs_compiler),
+        pytest.param(torch.float32, "aot_eager", marks=pytest.mark.interpreter),
+    ],
+    ids=str,
+)
+def test_compiled_calls_equal_eager_ones(dtype, backend):
+    given = inputs_of_call(dtype)
+    given["weight"].requires_grad_()
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    for step in (2, 3):  # the second call reuses the compiled code
+        given["offset"].fill_(step)
+        eager = call(**given)
+        for field, wanted in zip(compiled(**given), eager, strict=True):
+            assert torch.equal(field, wanted)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_calls_write_to_out_and_to_nothing_else(backend):
+    hidden, weight = problem(4, 100, 16, torch.bfloat16)
+
+    def advance(hidden, weight, tokens, valid, offset):
+        flash_sample(hidden, weight, seed=SEED, offset=offset, out=Sample(tokens, valid))
+        offset.add_(1)
+        return tokens + 1
+
+    compiled = torch.compile(advance, fullgraph=True, backend=backend)
+    tokens, valid, offset = torch.full((4,), -777), torch.zeros(4, dtype=torch.bool), counter(7)
+    eager = flash_sample(hidden, weight, seed=SEED, offset=offset).tokens
+    following = compiled(hidden, weight, tokens, valid, offset)
+    assert tokens.tolist() == eager.tolist() and valid.all()
+    assert following.tolist() == (eager + 1).tolist()
+    assert offset.tolist() == [8]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_one_compiled_call_serves_any_batch_size(dynamic):
+    """Also with a module's weight, whose shape stays static where others are dynamic."""
+    hidden, weight = problem(8, 50, 16, torch.bfloat16)
+    head = torch.nn.Parameter(weight)
+    T, seeds = torch.linspace(0, 2, 8), counter(*range(8))
+
+    def draw(hidden, T, seeds):
+        return flash_sample(hidden, head, seed=seeds, temperature=T, return_logz=True)
+
+    counting = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(draw, fullgraph=True, backend=counting, dynamic=dynamic)
+    for B in (2, 3, 5, 8):
+        rows = (hidden[:B], T[:B], seeds[:B])
+        assert compiled(*rows).tokens.tolist() == draw(*rows).tokens.tolist()
+    assert counting.frame_count <= 2
+
+
+def test_a_bad_argument_is_refused_under_compilation_too():
+    compiled = torch.compile(
+        lambda hidden, weight: flash_sample(hidden, weight, seed=SEED, temperature=-1.0),
+        backend="eager",
+    )
+    with pytest.raises(Exception, match="temperature: expected a finite number"):
+        compiled(*problem(3, 50, 16, torch.bfloat16))
+
+
+def test_fake_tensors_have_the_shapes_and_run_nothing():
+    with FakeTensorMode() as mode:
+        hidden = torch.empty(5, 4096, dtype=torch.bfloat16)
+        weight = torch.empty(200_000, 4096, dtype=torch.bfloat16)
+        seed = torch.empty(5, dtype=torch.int64)
+        sample = flash_sample(hidden, weight, seed=seed, num_samples=3, return_logprob=True)
+    assert all(field.fake_mode is mode for field in sample[:3])
+    assert (sample.tokens.shape, sample.tokens.dtype) == ((5, 3), torch.int64)
+    assert (sample.valid.shape, sample.logprob.shape) == ((5,), (5, 3))
+    assert sample.tokens.device == CPU
+
+
+def test_export():
+    class Head(torch.nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.register_buffer("weight", weight)
+
+        def forward(self, hidden, offset):
+            return flash_sample(hidden, self.weight, seed=SEED, offset=offset).tokens
+
+    hidden, weight = problem(3, 50, 16, torch.bfloat16)
+    exported = torch.export.export(Head(weight), (hidden, counter(0)))
+    names = [node.name for node in exported.graph.nodes]
+    assert any("flash_sample" in str(node.target) for node in exported.graph.nodes), names
+    tokens = exported.module()(hidden, counter(4))
+    eager = flash_sample(hidden, weight, seed=SEED, offset=counter(4)).tokens
+    assert tokens.tolist() == eager.tolist()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.interpreter)], ids=str
+)
+def test_parameters_that_require_grad_do_not_matter(dtype):
+    hidden, weight = problem(3, 50, 16, dtype)
+    plain = check(hidden=hidden, weight=weight, return_logprob=True)
+    sample = check(
+        hidden=hidden.requires_grad_(),
+        weight=torch.nn.Parameter(weight),
+        return_logprob=True,
+    )
+    assert sample.tokens.tolist() == plain.tokens.tolist()
+    assert not sample.logprob.requires_grad

@@ -1,0 +1,238 @@
+"""flash_sample over several ranks: the tokens are those of one, whatever the split.
+
+On the CPU, in two forms: the reference with collectives of gloo, and the kernel itself in Triton's
+interpreter, with its exchange in memory that the processes share.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from flash_sample_cases import counter, problem
+from ranks import SharedLine, on_ranks
+from torch import Tensor
+
+from fsbench.errors import InvalidArgument
+from fsbench.kernels import Sample, VocabShard, even_blocks, flash_sample
+from fsbench.kernels.shard.exchange import AREAS
+from fsbench.kernels.shard.vocab_shard import BLOCK, block_bounds
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("V", [256 * 8, 5000, 128256, 151936])
+def test_an_even_split_is_at_blocks_and_as_even_as_can_be(V, ranks):
+    bounds = even_blocks(V, ranks)
+    assert bounds[0] == 0 and bounds[-1] == V and len(bounds) == ranks + 1
+    assert all(bound % BLOCK == 0 for bound in bounds[:-1])
+    sizes = [last - first for first, last in pairwise(bounds)]
+    assert 0 < max(sizes) - min(sizes) + 1 <= 2 * BLOCK
+    assert block_bounds(sizes, V) == bounds
+
+
+def test_bounds_move_up_to_the_next_block():
+    assert block_bounds([257, 400, 343], 1000) == [0, 512, 768, 1000]
+    assert block_bounds([500, 500], 900) == [0, 512, 900]
+
+
+def test_a_rank_without_a_block_is_named():
+    with pytest.raises(InvalidArgument, match="rank 1 of 2 has none"):
+        block_bounds([512, 100], 512)
+    with pytest.raises(InvalidArgument, match="at most 600, the rows of all shards; got 601"):
+        block_bounds([300, 300], 601)
+
+
+D = 32
+SIZES = {
+    2: [300, 700],
+    3: [257, 400, 343],
+    4: [256, 255, 257, 232],
+    8: [256, 300, 257, 260, 256, 270, 256, 245],
+}
+
+
+def arguments(kind: str, V: int) -> dict[str, object]:
+    """Of a call with B = 5 rows."""
+    generator = torch.Generator().manual_seed(3)
+    more: dict[str, object] = {"seed": counter(77), "offset": counter(5)}
+    if kind == "everything":
+        mask = torch.rand(5, V, generator=generator) < 0.3
+        mask[3] = False  # no draw
+        mask[4, : V - 52] = False  # the last rank's alone
+        more = {
+            "seed": counter(1, 2, 3, 4, 5),
+            "offset": counter(9, 8, 7, 6, 5),
+            "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, 1.0]),
+            "bias": torch.randn(5, V, generator=generator),
+            "mask": mask,
+            "soft_cap": 5.0,
+            "num_samples": 3,
+        }
+    elif kind == "greedy":
+        more["temperature"] = 0.0
+    elif kind == "token noise":
+        more["noise"] = "token"
+    elif kind == "NaN":
+        bias = torch.zeros(5, V)
+        bias[1, V - 1] = torch.nan
+        bias[2, 0] = torch.inf
+        bias[3, :600] = -torch.inf
+        more["bias"] = bias
+    return more
+
+
+KINDS = ("plain", "everything", "greedy", "token noise", "NaN")
+
+
+def answer(sample: Sample) -> list[list[float]]:
+    fields = (sample.tokens, sample.valid, sample.logprob, sample.logz)
+    return [field.double().flatten().tolist() for field in fields]
+
+
+def shard_of(rank: int, sizes: list[int], weight: Tensor, **options: object) -> VocabShard:
+    first = sum(sizes[:rank])
+    return VocabShard(weight[first : first + sizes[rank]].clone(), **options)
+
+
+def draws(rank: int, sizes: list[int], folder: str | None) -> list[list[list[float]]]:
+    hidden, weight = problem(5, sum(sizes), D)
+    shard = shard_of(rank, sizes, weight)
+    if folder is not None:
+        shard.line = SharedLine(shard, folder, AREAS.value)
+    with torch.inference_mode():
+        return [
+            answer(
+                flash_sample(
+                    hidden,
+                    shard,
+                    return_logprob=True,
+                    return_logz=True,
+                    **arguments(kind, sum(sizes)),
+                )
+            )
+            for kind in KINDS
+        ]
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+@pytest.mark.parametrize(
+    "form", ["collectives", pytest.param("kernel", marks=pytest.mark.interpreter)]
+)
+def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks, form):
+    V = sum(SIZES[ranks])
+    hidden, weight = problem(5, V, D)
+    with tempfile.TemporaryDirectory() as folder:
+        found = on_ranks(ranks, draws, SIZES[ranks], folder if form == "kernel" else None)
+    for i, kind in enumerate(KINDS):
+        one = answer(
+            flash_sample(
+                hidden, weight, return_logprob=True, return_logz=True, **arguments(kind, V)
+            )
+        )
+        for rank in range(ranks):
+            tokens, valid, logprob, logz = found[rank][i]
+            assert [tokens, valid] == one[:2], (kind, rank)
+            assert torch.allclose(
+                torch.tensor([*logprob, *logz]), torch.tensor([*one[2], *one[3]]),
+                atol=1e-4, equal_nan=True,
+            )  # fmt: skip
+            # The same bits on all ranks, log-probabilities too.
+            assert str(found[rank][i]) == str(found[0][i]), kind
+
+
+STEPS = 12
+
+
+def race(rank: int, folder: str) -> list[list[int]]:
+    """Many calls of changing batch size, while one rank is slow at some of them."""
+    hidden, weight = problem(7, 600, 16)
+    shard = shard_of(rank, [256, 256, 88], weight)
+    shard.line = SharedLine(shard, folder, AREAS.value)
+    tokens = []
+    for step in range(STEPS):
+        if (step + rank) % 3 == 0:
+            time.sleep(0.02 * (step % 4))
+        rows = 1 + (step * 5) % 7
+        sample = flash_sample(hidden[:rows], shard, seed=counter(1), offset=counter(step))
+        tokens.append(sample.tokens.tolist())
+    return tokens
+
+
+@pytest.mark.interpreter
+def test_no_rank_overtakes_another_in_the_kernel():
+    with tempfile.TemporaryDirectory() as folder:
+        found = on_ranks(3, race, folder)
+    hidden, weight = problem(7, 600, 16)
+    for step in range(STEPS):
+        rows = 1 + (step * 5) % 7
+        sample = flash_sample(hidden[:rows], weight, seed=counter(1), offset=counter(step))
+        assert [found[rank][step] for rank in range(3)] == [sample.tokens.tolist()] * 3, step
+
+
+def unequal(rank: int) -> str:
+    try:
+        VocabShard(torch.zeros(256, 16 + 16 * (rank == 1)))
+    except InvalidArgument as error:
+        return str(error)
+    return "no error"
+
+
+def test_shards_that_do_not_fit_each_other_are_refused_on_every_rank():
+    found = on_ranks(3, unequal)
+    assert "alike on all ranks" in found[0] and "on rank 1" in found[0]
+    assert all("alike on all ranks" in message for message in found)
+
+
+def too_many(rank: int) -> list[str]:
+    hidden, weight = problem(5, 512, 16)
+    shard = shard_of(rank, [256, 256], weight, slots=16)
+    messages = []
+    for options in ({"num_samples": 4}, {"vocab_size": 500}):
+        with pytest.raises(InvalidArgument) as caught:
+            flash_sample(hidden, shard, seed=counter(1), **options)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_what_a_shard_cannot_do_is_named():
+    assert on_ranks(2, too_many)[1] == [
+        "hidden: expected at most 16 rows times samples (up to 4 at a time), the slots of the "
+        "VocabShard; got 5 times 4",
+        "vocab_size: expected None with a VocabShard, which has its own",
+    ]
+
+
+def leaves(rank: int) -> str:
+    hidden, weight = problem(2, 512, 16)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=3))
+    shard = shard_of(rank, [256, 256], weight, group=group)
+    flash_sample(hidden, shard, seed=counter(1))
+    if rank == 1:
+        return "left"
+    try:
+        flash_sample(hidden, shard, seed=counter(1))
+    except RuntimeError as error:
+        return type(error).__name__
+    return "no error"
+
+
+def test_a_rank_that_does_not_come_is_an_error_to_the_others():
+    assert on_ranks(2, leaves) == ["RuntimeError", "left"]
+
+
+def padded(rank: int) -> list[int]:
+    hidden, weight = problem(4, 700, 16)
+    weight[600:] = 100.0 * hidden[0]  # would win if they were tokens
+    shard = shard_of(rank, [350, 350], weight, vocab_size=600)
+    return flash_sample(hidden, shard, seed=counter(3)).tokens.tolist()
+
+
+def test_padding_rows_are_no_tokens():
+    hidden, weight = problem(4, 700, 16)
+    one = flash_sample(hidden, weight, vocab_size=600, seed=counter(3)).tokens.tolist()
+    assert on_ranks(2, padded) == [one, one]

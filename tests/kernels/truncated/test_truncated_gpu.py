@@ -1,0 +1,300 @@
+"""Truncated sampling on a GPU: the fused sampler and its rivals against the reference; graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fsbench import reference
+from fsbench.discover import discover
+from fsbench.graphs import capture
+from fsbench.inputs import TORCH_DTYPES, head_with_logits
+from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
+from fsbench.kernels.akunu_exact import akunu_exact
+from fsbench.kernels.akunu_faithful import akunu_scores
+from fsbench.kernels.configs import hopper as hopper_tiles
+from fsbench.kernels.configs.portable import BUCKETS, space
+from fsbench.kernels.providing.filters import AKUNU_ORDER
+from fsbench.problem import Problem
+from fsbench.verify import truncation
+from fsbench.verify.check import Setting
+from fsbench.verify.pathwise import SHAPES
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+WITH_FILTERS = [
+    name
+    for name, entry in discover().items()
+    if entry.provider and entry.provider.capabilities.filters
+]
+CONTRACT = [name for name in WITH_FILTERS if discover()[name].provider.capabilities.noise]
+
+
+def scalar(value: int) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.int64, device="cuda")
+
+
+def matrices(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16, sigma: float = 2.0):
+    generator = torch.Generator("cuda").manual_seed(B + V + D)
+    hidden = torch.randn(B, D, generator=generator, device="cuda").to(dtype)
+    weight = torch.randn(V, D, generator=generator, device="cuda") * (sigma / D**0.5)
+    return hidden, weight.to(dtype)
+
+
+def exact(B: int, V: int, tied: bool = False):
+    """hidden, weight and the logits [B, V] that they have exactly, up to 64 different rows."""
+    generator = torch.Generator("cuda").manual_seed(B * V)
+    logits = 3 * torch.randn(min(B, 64), V, generator=generator, device="cuda")
+    logits = logits.round() if tied else logits
+    hidden, weight = head_with_logits(logits, torch.bfloat16, 64)
+    row = torch.arange(B, device="cuda") % len(logits)
+    return hidden[row].contiguous(), weight, weight[:, row].T.float()
+
+
+def row_filters(B: int) -> dict[str, torch.Tensor]:
+    """Filters of every kind beside each other."""
+    turn = torch.arange(B, device="cuda")
+    return {
+        "top_k": torch.tensor([50, 0, 1, 1000, 0, 7, 0], device="cuda")[turn % 7],
+        "top_p": torch.tensor([0.9, 0.9, 1.0, 0.5, 1.0], device="cuda")[turn % 5],
+        "min_p": torch.tensor([0.0, 0.0, 0.05], device="cuda")[turn % 3],
+    }
+
+
+def drawn(hidden, weight, **arguments):
+    """A draw with kept tokens counted, which must not change its tokens."""
+    sample = truncated_sample(hidden, weight, **arguments)
+    counted = truncated_sample(hidden, weight, **arguments, return_kept=True)
+    assert sample.kept is None and torch.equal(counted.tokens, sample.tokens)
+    assert torch.equal(counted.valid, sample.valid)
+    return counted
+
+
+def assert_expected(
+    sample, logits, seed, offset, temperature=1.0, error=0.0, noise="group", **filters
+):
+    kept = reference.truncate(logits, temperature, **filters, logits_error=error)
+    expected = reference.expect(
+        logits, seed, offset, temperature, noise, truncation=kept, logits_error=error
+    )
+    accepted = expected.accepts(sample.tokens)
+    assert accepted.all(), (~accepted).nonzero()[:5].tolist()
+    assert torch.equal(sample.valid, sample.tokens >= 0)
+    assert (sample.kept >= kept.surely.sum(1)).all() and (
+        sample.kept <= kept.possibly.sum(1)
+    ).all(), (sample.kept.tolist(), kept.kept.sum(1).tolist())
+
+
+FILTERS = [
+    {"top_k": 50, "top_p": 0.9},
+    {"top_k": 1},
+    {"top_k": 300, "top_p": 0.9},
+    {"top_k": 1000, "top_p": 0.95, "min_p": 0.05},
+    {"top_p": 0.9},
+    {"min_p": 0.05},
+    {},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("V", [1, 129, 20_011, 151_936])
+@pytest.mark.parametrize("B", [1, 17, 256])
+def test_tokens_are_the_oracles(B, V, filters):
+    for tied in (False, True):
+        hidden, weight, logits = exact(B, V, tied)
+        sample = drawn(hidden, weight, seed=scalar(5), offset=scalar(V), **filters)
+        assert_expected(sample, logits, scalar(5), scalar(V), **filters)
+
+
+@pytest.mark.parametrize("law", ["flat", "near-uniform", "two levels", "peaked"])
+def test_rows_that_many_programs_share_whatever_the_law(law):
+    """Also where more tokens are at the cutoff than can be gathered."""
+    B, V = 7, 151_936
+    generator = torch.Generator("cuda").manual_seed(7)
+    normal = torch.randn(B, V, generator=generator, device="cuda")
+    logits = {
+        "flat": torch.full_like(normal, 2.0),
+        "near-uniform": 3.0 + 0.01 * normal,
+        "two levels": (normal > 1).float(),
+        "peaked": normal.index_fill(1, torch.tensor([V // 2], device="cuda"), 12.0),
+    }[law]
+    hidden, weight = head_with_logits(logits, torch.float16, 64)
+    logits = weight[:, :B].T.float()
+    filters = {
+        "top_k": torch.tensor([0, 0, 1000, 0, 30_000, 30_000, 2], device="cuda"),
+        "top_p": torch.tensor([0.9, 0.3, 0.5, 1.0, 1.0, 0.7, 0.9], device="cuda"),
+        "min_p": torch.tensor([0.0, 0.4, 0.0, 0.05, 0.0, 0.0, 0.0], device="cuda"),
+    }
+    call = {"seed": scalar(5), "temperature": 0.7}
+    sample = drawn(hidden, weight, **call, **filters)
+    assert_expected(sample, logits, scalar(5), scalar(0), 0.7, **filters)
+    for _ in range(5):  # in whatever order programs arrive
+        again = drawn(hidden, weight, **call, **filters)
+        assert torch.equal(again.tokens, sample.tokens) and torch.equal(again.kept, sample.kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("D", [101, 1152, 4096])
+@pytest.mark.parametrize("B", [1, 16, 100, 256])
+def test_real_matmuls_and_filters_of_every_row(B, D, dtype):
+    hidden, weight = matrices(B, 20_011, D, dtype)
+    filters = row_filters(B)
+    temperature = torch.linspace(0, 2, B, device="cuda")
+    sample = drawn(hidden, weight, seed=scalar(1), temperature=temperature, **filters)
+    logits = hidden.double() @ weight.double().T
+    error = reference.matmul_error(hidden, weight)
+    assert_expected(sample, logits, scalar(1), scalar(0), temperature, error, **filters)
+
+
+@pytest.mark.parametrize("B", [1, 64, 256])
+def test_without_filters_tokens_are_those_of_flash_sample(B):
+    hidden, weight = matrices(B, 151_936, 1024)
+    call = {"seed": scalar(3), "offset": scalar(4), "temperature": 0.8}
+    sample = truncated_sample(hidden, weight, **call)
+    plain = flash_sample(hidden, weight, **call)
+    assert torch.equal(sample.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_tiles_and_kernels_do_not_matter(bucket):
+    hidden, weight = matrices(bucket, 20_011, 512)
+    filters = row_filters(bucket)
+    first = drawn(hidden, weight, seed=scalar(3), **filters)
+    logits = hidden.double() @ weight.double().T
+    error = reference.matmul_error(hidden, weight)
+    assert_expected(first, logits, scalar(3), scalar(0), error=error, **filters)
+    hopper = hopper_tiles.space(bucket) if torch.cuda.get_device_capability() == (9, 0) else []
+    for config in (*space(bucket)[::40], *hopper[::3]):
+        other = drawn(hidden, weight, seed=scalar(3), **filters, config=config)
+        assert torch.equal(other.tokens, first.tokens), config
+        assert torch.equal(other.kept, first.kept), config
+
+
+def test_batch_and_place_do_not_matter():
+    hidden, weight = matrices(256, 20_011, 512)
+    seeds = torch.arange(256, device="cuda")
+    filters = row_filters(256)
+    whole = drawn(hidden, weight, seed=seeds, **filters)
+    for B in (1, 15, 64, 129):
+        rows = torch.randperm(256, device="cuda")[:B]
+        part = drawn(
+            hidden[rows].contiguous(),
+            weight,
+            seed=seeds[rows],
+            **{name: value[rows] for name, value in filters.items()},
+        )
+        if B > 1:  # a single seed counts for the batch, with the row's number
+            assert torch.equal(part.tokens, whole.tokens[rows])
+        assert torch.equal(part.kept, whole.kept[rows])
+
+
+@pytest.mark.parametrize("amounts", [(1.3, 0.1, 0.2), (0.7, -0.5, -0.1)], ids=str)
+def test_penalties(amounts):
+    B, V = 40, 20_011
+    hidden, weight, logits = exact(B, V)
+    generator = torch.Generator().manual_seed(1)
+    histories = [
+        [torch.randint(0, V, (37 * row,), generator=generator).tolist() for row in range(B)]
+        for _ in range(2)
+    ]
+    history = TokenHistory.of(*histories, 4096, "cuda")
+    history.append(torch.arange(B, device="cuda"))
+    penalties = Penalties(history, *amounts)
+    filters = {"top_k": 50, "top_p": 0.9}
+    sample = drawn(hidden, weight, seed=scalar(2), penalties=penalties, **filters)
+    names = ("repetition", "presence", "frequency")
+    seen, counts = history.dense(V)
+    changed = reference.penalised(logits, seen, counts, **dict(zip(names, amounts, strict=True)))
+    assert_expected(sample, changed, scalar(2), scalar(0), error=1e-5, noise="token", **filters)
+
+
+def test_rows_without_a_draw():
+    hidden, weight, _ = exact(8, 20_011)
+    hidden[2] = torch.nan
+    sample = drawn(hidden, weight, seed=scalar(2), top_k=50, top_p=0.9)
+    assert sample.tokens[2] == -1 and sample.kept[2] == 0
+    assert sample.valid.sum() == 7
+
+
+def test_graphs_draw_afresh_and_read_filters_again():
+    hidden, weight = matrices(64, 20_011, 512)
+    filters = row_filters(64)
+    seed, offset = scalar(3), scalar(0)
+
+    def launch(hidden, seed, offset):
+        return truncated_sample(hidden, weight, seed=seed, offset=offset, **filters).tokens
+
+    replay = capture(launch, hidden, seed, offset)
+    for k in (50, 1, 0):
+        filters["top_k"].fill_(k)
+        for _ in range(3):
+            offset += 1
+            assert torch.equal(replay(), launch(hidden, seed, offset))
+
+
+def test_nothing_waits_for_the_gpu():
+    hidden, weight = matrices(64, 20_011, 512)
+    filters = row_filters(64)
+    history = TokenHistory(64, 32, "cuda")
+    call = {"seed": scalar(3), "penalties": Penalties(history, 1.1), **filters}
+    truncated_sample(hidden, weight, **call)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        history.append(truncated_sample(hidden, weight, **call).tokens)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("filters", FILTERS[:5], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_akunu(dtype, filters):
+    logits = (3 * torch.randn(4, 151_936, device="cuda")).to(dtype)
+    kept = reference.truncate(logits, 1.5, **filters, order=AKUNU_ORDER)
+    expected = reference.expect(logits, scalar(1), scalar(2), 1.5, truncation=kept)
+    assert expected.accepts(akunu_exact(logits, scalar(1), scalar(2), 1.5, **filters)).all()
+    from fsbench.kernels.providing import akunu_reference as chapter
+
+    scores = akunu_scores(logits, scalar(1), scalar(2), 1.5, **filters)
+    own = chapter.kept(logits, **filters)
+    differ = ((scores > -torch.inf) != own).sum(1)
+    # A threshold of fp32 masses may fall to the other side of a few of the logits.
+    assert (differ <= 2 + own.sum(1) // 100).all()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", WITH_FILTERS)
+def test_what_is_kept_and_in_which_proportions(name, dtype):
+    provider = discover()[name].provider
+    if provider.missing_packages() or dtype not in provider.capabilities.dtypes:
+        pytest.skip("cannot run here")
+    if name.endswith("_compiled"):
+        pytest.skip("compiles for minutes; its law is tested on CPUs")
+    setting = Setting("cuda", dtype)
+    check = truncation.check_truncation(provider, setting, truncation.GATE, 2**14)
+    assert check.passed, check
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_tokens_of_truncated_problems_are_the_oracles(name):
+    provider = discover()[name].provider
+    for T in (0.5, 1.0):
+        setting = Setting("cuda", "bf16", T)
+        check = truncation.check_truncated_oracle(provider, setting, SHAPES)
+        assert check.passed, check
+
+
+def test_a_problem_is_truncated_as_it_says():
+    """The launch that fsbench run times, on a problem of its own."""
+    from fsbench.inputs import make_hidden, make_weight
+    from fsbench.verify.pathwise import check_on_problem
+
+    problem = Problem(64, 1024, 151_936, "bf16", top_k=50, top_p=0.9, mixed=True)
+    hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
+    assert hidden.dtype == TORCH_DTYPES[problem.dtype]
+    for name in CONTRACT:
+        provider = discover()[name].provider
+        launch = provider.build(problem, weight)
+        assert check_on_problem(provider, problem, launch, hidden, weight).passed
