@@ -10,7 +10,6 @@
     steps       the designs of the paper's ablation, on logits in memory
     bench       what is measured, as tables
     pipeline    a discrete-event simulation of pipelines with three places for sampling
-    figures     the plots of what was measured
 
 docs/simple.md is the guide.
 """

@@ -19,7 +19,6 @@ plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
 
 from fsbench.provider import Provider
 from fsbench.verify import battery
@@ -29,5 +28,5 @@ from fsbench.verify.check import Check, Setting
 def verify(
     provider: Provider, setting: Setting, tier: str = "gate", only: Collection[str] = ()
 ) -> Iterator[Check]:
-    """See fsbench.verify.battery.verify. Imports torch when it is called."""
+    """See battery.verify."""
     return battery.verify(provider, setting, tier, only)
