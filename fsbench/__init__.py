@@ -1,3 +1,3 @@
 """fsbench: how fast is exact sampling fused into the LM-head matmul, against everything else?"""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
