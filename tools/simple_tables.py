@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fsbench.cli.pipeline import of_plane, of_run
+from fsbench.cli.hotvocab.pipeline import of_plane, of_run
 from fsbench.simple.hot import Coverage
 from fsbench.simple.pipeline import Pipeline, Sampling, simulate
 from fsbench.simple.sizing import Cost, best

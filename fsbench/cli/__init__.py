@@ -15,7 +15,6 @@ from fsbench.cli import (
     hotvocab,
     iomodel,
     listing,
-    pipeline,
     plot,
     recommend,
     report,
@@ -40,9 +39,10 @@ app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
-app.command("pipeline")(pipeline.pipeline)
 app.command("e2e")(e2e.e2e)
 app.add_typer(hotvocab.app, name="hotvocab")
+# Its name before 0.2.
+app.command("pipeline", hidden=True)(hotvocab.pipeline)
 
 
 def _print_version(asked: bool) -> None:

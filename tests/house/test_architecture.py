@@ -178,7 +178,7 @@ def test_imports_point_downwards(name):
             "fsbench.e2e.tables",
             "fsbench.figures.end_to_end",
         ),
-        *("fsbench.figures.hotvocab", "fsbench.simple.pipeline", "fsbench.cli.pipeline"),
+        *("fsbench.figures.hotvocab", "fsbench.simple.pipeline", "fsbench.cli.hotvocab.pipeline"),
         *("fsbench.cli.plot", "fsbench.cli.iomodel", "fsbench.cli.compare"),
         *(name for name in MODULES if re.match(r"fsbench\.(compare|paper|plots)\b", name)),
     ],

@@ -1,4 +1,4 @@
-"""`fsbench hotvocab`: the CPU decision plane of SIMPLE: measured, modelled, drawn."""
+"""Commands of `fsbench hotvocab`: fit, size, bench, exact and plot."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsbench.cli.hotvocab_tables import print_bench, print_size, read_fit
+from fsbench.cli.hotvocab.tables import print_bench, print_size, read_fit
 from fsbench.cli.parsing import int_list
 from fsbench.errors import InvalidArgument
 from fsbench.machine import hardware
 
 if TYPE_CHECKING:
     from fsbench.simple.bench import Setup
-
-app = typer.Typer(
-    no_args_is_help=True, help="Sampling on CPUs (SIMPLE): measure it, size its hot set, plot."
-)
 
 V = Annotated[int, typer.Option("--v", help="Vocabulary size V.", min=64)]
 ROWS = Annotated[int, typer.Option(help="Rows of logits; more than caches hold.", min=4)]
@@ -37,7 +33,6 @@ OUT = Annotated[
 _DOCUMENTS = 1024  # of the model's trace; the rows of logits are of later ones
 
 
-@app.command()
 def fit(
     v: V = 151936,
     rows: ROWS = 128,
@@ -51,7 +46,6 @@ def fit(
     print_size(folder)
 
 
-@app.command()
 def size(
     folder: Annotated[Path, typer.Argument(help="Folder that `fit` or `bench` wrote.")],
     c_us: Annotated[
@@ -65,7 +59,6 @@ def size(
     print_size(folder, c_us, c0_us)
 
 
-@app.command()
 def bench(
     v: V = 151936,
     rows: ROWS = 128,
@@ -105,7 +98,6 @@ def bench(
     _draw(folder, folder, ["png"], facts)
 
 
-@app.command()
 def exact(
     v: V = 151936,
     hot: Annotated[int, typer.Option(help="Hot tokens, H.", min=1)] = 14336,
@@ -127,7 +119,6 @@ def exact(
         )
 
 
-@app.command()
 def plot(
     folder: Annotated[Path, typer.Argument(help="Folder that `fit` or `bench` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("plots"),
