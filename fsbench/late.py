@@ -1,7 +1,7 @@
 """Parts of a package that are imported when they are first used, and not before.
 
-Imports stand at the top of a file. Where a package has a part that is slow to load, or needs what is
-not always there (Triton, an engine), its `__init__` says so in one line:
+Imports stand at the top of a file. Where a package has a part that is slow to load, or needs what
+is not always there (Triton, an engine), its `__init__` says so in one line:
 
     __getattr__ = late(__name__, "launch")                  package.launch is a module
     __getattr__ = late(__name__, tables=("table",))         package.table is package.tables.table

@@ -29,7 +29,7 @@ _EVENT_REASONS = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as NVML counts them: `index` ignores CUDA_VISIBLE_DEVICES (see `device_state.nvml_index`)."""
+    """A GPU as NVML counts them: `index` ignores CUDA_VISIBLE_DEVICES (device_state.nvml_index)."""
 
     index: int
     name: str

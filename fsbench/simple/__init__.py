@@ -1,4 +1,4 @@
-"""SIMPLE: sampling on the CPU, beside the GPU's work ("the decision plane", seed 003 of the docs).
+"""SIMPLE: sampling on the CPU, beside the GPU's work: "the decision plane" (arXiv 2512.00719).
 
     native      the C++ core: is it built, its functions
     ring        memory that the producer of logits and the samplers share
@@ -10,7 +10,6 @@
     steps       the designs of the paper's ablation, on logits in memory
     bench       what is measured, as tables
     pipeline    a discrete-event simulation of pipelines with three places for sampling
-    figures     the plots of what was measured
 
 docs/simple.md is the guide.
 """

@@ -19,7 +19,6 @@ plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
 
 from fsbench.provider import Provider
 from fsbench.verify import battery
