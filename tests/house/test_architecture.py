@@ -1,4 +1,4 @@
-"""Who may import what (design, section 2), read from the source: nothing is imported here."""
+"""Who may import what (CONTRIBUTING.md), read from the source: nothing is imported here."""
 
 from __future__ import annotations
 
