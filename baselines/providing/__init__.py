@@ -1,4 +1,6 @@
-"""What the baselines share: matmul, logits, penalties, sorting, FlashInfer, the CPU samplers.
+"""What baselines share: logits by cuBLAS, compiled steps, FlashInfer's calls, gathering, penalties.
 
-May import: errors, problem, provider, simple.
+Loaded with the sampler files when samplers are listed, and lazy as they are: without torch.
+
+May import: simple, the contract.
 """

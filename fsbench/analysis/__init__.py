@@ -1,4 +1,4 @@
-"""What results say: tables of speedups, scaling, advice, doubts, comparisons.
+"""Conclusions from records: tables, comparisons with other runs and the paper, recommendations.
 
-May import: errors, problem, provider, paper, records. Nothing here needs torch, triton or a GPU.
+May import: records, paper, the contract; no torch.
 """

@@ -5,9 +5,8 @@ The median step of a sampler over stored logits is, with nothing left over,
     t = t_matmul + (busy - t_matmul) + (t - busy)
 
 that is the matmul alone (a lower bound of the same run), the other kernels, and the gaps
-in which no kernel runs. The I/O model (fsbench.records.iomodel, section 3.3 of the paper) knows the
-matmul, one write and one read of the logits, and no gaps. Input is the table of results.csv
-(fsbench.analysis.tables).
+in which no kernel runs. The I/O model (records.iomodel, paper section 3.3) knows the matmul, one
+write and one read of the logits, and no gaps. Input is the table of results.csv (analysis.tables).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which exact sampler is fastest at each B, and what it saves, from measured results.
 
 Times of different runs are never compared: every sampler is set against one that shares its run,
-the one that most runs have (fsbench.analysis.tables.Configuration.ratio). Needs no torch and no
-sampler.
+the one that most runs have (analysis.tables.Configuration.ratio). Needs no torch and no sampler.
 """
 
 from __future__ import annotations

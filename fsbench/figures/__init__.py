@@ -1,5 +1,4 @@
-"""All that draws: one file per figure, and the HTML report.
+"""Everything that draws, and the report that shows it.
 
-May import: errors, provider, records, analysis, and of simple what reads its tables. Nothing here
-needs torch, triton or a GPU.
+May import: analysis, records, simple's model, the contract; no torch.
 """

@@ -263,8 +263,8 @@ FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
 """The figures of a configuration, by the name that begins their files' names."""
 
 ALL = (*FIGURES, "winner", "scaling", "filters", "tpot")
-"""And those of several configurations together: figures.winners, figures.scaling, figures.filters;
-and figures.end_to_end, of other results."""
+"""And those of several configurations together: winners, scaling and filters beside this file; and
+end_to_end, of other results."""
 
 ABSENT = {
     "speedup": "no fused and unfused exact sampler were measured in one run",

@@ -1,4 +1,4 @@
-"""This machine: its GPUs, its packages, its caches, and the state of its device between steps.
+"""What the machine is: its GPUs and CPU, their clocks, its caches, and the record of all that.
 
-May import: errors.
+May import: the contract.
 """

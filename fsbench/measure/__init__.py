@@ -1,4 +1,5 @@
-"""From a plan to timed samples: what is run, made ready, timed in rounds, over ranks, and tuned.
+"""Measuring: a plan of cells, samplers made ready and verified, the timed loop, ranks, energy.
 
-May import: errors, problem, provider, inputs, graphs, discover, machine, timers, records, verify.
+May import: verify, reference, timers, machine, records; the contract with inputs, graphs and
+discover.
 """

@@ -4,28 +4,16 @@ Each is a CSV file beside this one; paper.toml says what they are copied from, a
 ours stands for which method of the paper.
 """
 
-from __future__ import annotations
-
-import tomllib
-from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fsbench.late import late
+from fsbench.paper.source import GPUS, source
 
 if TYPE_CHECKING:
     from fsbench.paper.tables import speedups as speedups
     from fsbench.paper.tables import table as table
 
-GPUS = ("h100", "h200", "b200", "b300")
-"""Columns of Tables 4 and 5."""
+__all__ = ["GPUS", "source", "speedups", "table"]
 
-
-@cache
-def source() -> dict[str, Any]:
-    """paper.toml: title, version, how the paper measured, what its tables are, samplers."""
-    return tomllib.loads((resources.files(__name__) / "paper.toml").read_text(encoding="utf-8"))
-
-
-# Their functions return frames of pandas, which takes half a second to load.
+# Frames of pandas, which takes half a second to load.
 __getattr__ = late(__name__, tables=("speedups", "table"))

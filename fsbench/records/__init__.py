@@ -1,4 +1,4 @@
-"""What a run leaves on disk: raw samples, `results.csv`, statistics, and the I/O model beside them.
+"""What a run leaves on disk, and what follows from it alone: summary, model, statistics.
 
-May import: errors, problem. Nothing here needs torch, triton or a GPU.
+May import: the contract; no torch.
 """

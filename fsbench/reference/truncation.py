@@ -9,7 +9,7 @@ token id. So what all of them keep together is the beginning of that order, too.
             is the last one
 
 Probabilities are those of what earlier filters left, normalised anew, at the temperature if that
-was applied earlier, else at T = 1. The order is a property of a sampler (FILTER_ORDER is fsbench's
+was applied earlier, else at T = 1. The order is a property of a sampler (ORDER is fsbench's
 own): top-p after top-k counts p of the mass of the k tokens, before it ("joint") of all. Whatever
 the order, at least one token is kept.
 """
@@ -22,9 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.problem import FILTER_ORDER
 from fsbench.reference.logits import SMALLEST_TEMPERATURE
 
+ORDER = ("temperature", "min_p", "top_k", "top_p")
+"""The order of fsbench's own samplers (problem.FILTER_ORDER)."""
 MASS_ERROR = 2.0**-16
 """Error of a sum of exponentials in fp32 that a sampler may have, in units of the whole."""
 
@@ -52,7 +53,7 @@ def truncate(
     top_k: int | Tensor = 0,
     top_p: float | Tensor = 1.0,
     min_p: float | Tensor = 0.0,
-    order: Sequence[str] = FILTER_ORDER,
+    order: Sequence[str] = ORDER,
     keeps_ties: bool = False,
     logits_error: float = 0.0,
 ) -> Truncation:

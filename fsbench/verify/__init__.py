@@ -28,5 +28,5 @@ from fsbench.verify.check import Check, Setting
 def verify(
     provider: Provider, setting: Setting, tier: str = "gate", only: Collection[str] = ()
 ) -> Iterator[Check]:
-    """See fsbench.verify.battery.verify. Imports torch when it is called."""
+    """See battery.verify."""
     return battery.verify(provider, setting, tier, only)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from fsbench.late import late
 
 if TYPE_CHECKING:
-    from fsbench.kernels.fused import hopper_launch as hopper_launch
     from fsbench.kernels.fused import launch as launch
 
-# `launch` needs Triton, `hopper_launch` its experimental Gluon: a CPU does without.
-__getattr__ = late(__name__, "hopper_launch", "launch")
+# It needs Triton: a CPU does without.
+__getattr__ = late(__name__, "launch")

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.kernels import fused
 from fsbench.kernels.call.operands import (
     SAMPLES_AT_ONCE,
     Operands,
@@ -23,6 +22,7 @@ from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.stored_logits import StoredLogits
+from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import flash_sampling_kernel
 
 
@@ -33,8 +33,7 @@ def _kernel_and_operands(
     V = _part(request)[1].num_tokens
     if isinstance(config, HopperConfig):
         # Loaded here: the language it is written in is an experimental part of Triton.
-        hopper = fused.hopper_launch
-        return hopper.hopper_kernel, hopper.operands(hidden, weight, V, config)
+        return hopper.operands.hopper_kernel, hopper.operands.operands(hidden, weight, V, config)
     operands = load_operands(hidden, weight, V, config)
     return flash_sampling_kernel, operands._replace(tiles={**operands.tiles, "SLICE": config.slice})
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import triton
 
-from fsbench.kernels import screened
 from fsbench.kernels.call.operands import (
     Processing,
     greedy,
@@ -32,6 +31,7 @@ from fsbench.kernels.configs.screen import (
     portable_config,
 )
 from fsbench.kernels.device.mainloop import ROTATION
+from fsbench.kernels.screened import hopper
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.screened.portable import screen_kernel
 from fsbench.kernels.screened.resolve import resolve_kernel
@@ -85,9 +85,7 @@ def launch(
     grid = (blocks_b * programs_v,)
     with launching_on(device):
         if isinstance(config, HopperScreenConfig):
-            screened.hopper_launch.screen(
-                grid, request, head, config, scratch, out, options | early
-            )
+            hopper.launch.screen(grid, request, head, config, scratch, out, options | early)
         else:
             more = {**early, "NVIDIA": nvidia}
             _screen(grid, request, head, config, scratch, out, processed, options | more)

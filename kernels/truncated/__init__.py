@@ -10,5 +10,5 @@ from fsbench.late import late
 if TYPE_CHECKING:
     from fsbench.kernels.truncated import launch as launch
 
-# `launch` needs Triton: a CPU does without.
+# It needs Triton: a CPU does without.
 __getattr__ = late(__name__, "launch")

@@ -1,19 +1,24 @@
-"""Who may import what (CONTRIBUTING.md), read from the source: nothing is imported here."""
+"""Who may import whom: read from the source, nothing is imported here.
+
+Every import counts: those inside functions and those for type checkers too.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 
 import pytest
 from tree import ROOT
 
 from fsbench.discover import discover
+from fsbench.moved import MOVED
 from fsbench.provider import Kind
 
-FOLDERS = {"fsbench": "fsbench", "fsbench.kernels": "kernels", "fsbench.baselines": "baselines"}
-"""Package -> folder, as pyproject.toml installs them."""
+FOLDERS = {"fsbench.kernels": "kernels", "fsbench.baselines": "baselines", "fsbench": "fsbench"}
+"""Package -> folder; the first two are links in fsbench/ to folders beside it."""
 
 
 def _modules() -> dict[str, ast.Module]:
@@ -28,16 +33,21 @@ def _modules() -> dict[str, ast.Module]:
 
 
 MODULES = _modules()
-SAMPLERS = [name for name in MODULES if name.startswith(("fsbench.kernels.", "fsbench.baselines."))]
-HARNESS = [
-    name for name in MODULES if not name.startswith(("fsbench.kernels", "fsbench.baselines"))
+PACKAGES = {name.rpartition(".")[0] for name in MODULES} - {""}
+SAMPLERS = [
+    name
+    for name in MODULES
+    if name.rpartition(".")[0] in ("fsbench.kernels", "fsbench.baselines") and name not in PACKAGES
 ]
+SAMPLER_ROOMS = ("fsbench.kernels", "fsbench.baselines")
+HARNESS = [name for name in MODULES if not name.startswith(SAMPLER_ROOMS)]
 
 
 def imports(tree: ast.AST, typing_too: bool = True) -> Iterator[str]:
     """Dotted names imported anywhere in a module, also inside functions.
 
-    `from package import name` counts as package.name where that is a module, else as package.
+    `from package import name` counts as package.name where that is a module, else as package. What
+    a package imports late (fsbench.late) counts, too.
     """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -56,18 +66,19 @@ def imports(tree: ast.AST, typing_too: bool = True) -> Iterator[str]:
             yield from imports(node, typing_too)
 
 
-def own(name: str, typing_too: bool = True) -> set[str]:
+def own(name: str) -> set[str]:
     """The project's modules that a module imports."""
-    return {found for found in imports(MODULES[name], typing_too) if found in MODULES}
+    return {found for found in imports(MODULES[name]) if found in MODULES and found != name}
 
 
 def reached(name: str) -> set[str]:
-    """Everything that running a module can import: transitively, lazy imports included."""
+    """Everything that running a module can import: transitively, late imports included."""
     everything: set[str] = set()
     todo = [name]
     while todo:
+        # Of a package the imports for type checkers are those that it makes late.
         current = todo.pop()
-        for found in imports(MODULES[current], typing_too=False):
+        for found in imports(MODULES[current], typing_too=current in PACKAGES):
             if found not in everything:
                 everything.add(found)
                 if found in MODULES:
@@ -79,30 +90,174 @@ def roots(names: set[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
+def room(name: str) -> str:
+    """The folder of a module, or "sampler files"; "" for the files of fsbench/ itself."""
+    parts = name.split(".")[1:] or [""]
+    if parts[:1] in (["kernels"], ["baselines"]):
+        return "sampler files" if name in SAMPLERS else "/".join(parts[:2])
+    return parts[0] if f"fsbench.{parts[0]}" in PACKAGES else ""
+
+
 def test_the_parser_sees_imports_of_every_form():
     tree = ast.parse(
-        "import a.b\nfrom fsbench import runner\nfrom fsbench.errors import FsbenchError\n"
+        "import a.b\nfrom fsbench import inputs\nfrom fsbench.errors import FsbenchError\n"
         "if TYPE_CHECKING:\n    import c\n"
         "def f():\n    if x:\n        import d\n"
     )
-    assert set(imports(tree)) == {"a.b", "fsbench.measure.runner", "fsbench.errors", "c", "d"}
+    assert set(imports(tree)) == {"a.b", "fsbench.inputs", "fsbench.errors", "c", "d"}
     assert "c" not in set(imports(tree, typing_too=False))
     assert {"fsbench.measure.runner", "fsbench.kernels.flash_sampling", "fsbench.cli"} <= set(
         MODULES
     )
 
 
+GROUND = ("errors", "late", "problem", "provider")
+"""The contract: files of fsbench/ that import nothing but each other."""
+
+KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "call", "fused")
+FLOORS: dict[str, set[str]] = {
+    # A room of kernels/ and those below it; features are beside each other, not above.
+    **{
+        f"kernels/{name}": {f"kernels/{below}" for below in KERNEL_FLOORS[:floor]}
+        for floor, name in enumerate(KERNEL_FLOORS)
+    },
+    "kernels/screened": {f"kernels/{below}" for below in KERNEL_FLOORS},
+    "kernels/truncated": {f"kernels/{below}" for below in KERNEL_FLOORS},
+    "kernels/providing": {
+        *(f"kernels/{below}" for below in KERNEL_FLOORS),
+        *("kernels/screened", "kernels/truncated"),
+    },
+    "kernels": {
+        *(f"kernels/{below}" for below in KERNEL_FLOORS),
+        *("kernels/screened", "kernels/truncated"),
+    },
+    "baselines": set(),
+    "baselines/providing": {"simple"},
+    # fsbench/
+    "reference": set(),
+    "machine": set(),
+    "records": set(),
+    "timers": set(),
+    "paper": set(),
+    "analysis": {"records", "paper"},
+    "simple": {"reference", "records"},
+    "figures": {"analysis", "records", "simple"},
+    "verify": {"reference"},
+    "measure": {"verify", "reference", "timers", "machine", "records"},
+    "integrations": {"kernels", "machine"},
+    "e2e": {"integrations", "records", "machine", "paper"},
+    "cli": {
+        *("e2e", "measure", "verify", "figures", "analysis", "simple"),
+        *("records", "paper", "timers", "machine"),
+    },
+}
+"""Room -> the rooms that its files may import, beside the contract and itself."""
+
+REFERENCE_OF = {"kernels/fused", "kernels/screened", "kernels/truncated"}
+"""Rooms of kernels/ that run the reference, on a CPU without a kernel."""
+
+UPPER = {
+    "verify": {"inputs", "graphs"},
+    "measure": {"inputs", "graphs", "discover"},
+    "integrations": {"discover"},
+    "cli": {"discover"},
+}
+"""Room -> files of fsbench/ above the contract that it may import."""
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if room(name)])
+def test_a_room_imports_what_is_below_it(name):
+    here = room(name)
+    if here == "sampler files":
+        pytest.skip("has a test of its own")
+    for found in own(name):
+        there = room(found)
+        if there == here or found == f"fsbench.{here.replace('/', '.')}":
+            continue
+        if not there:
+            stem = found.removeprefix("fsbench").removeprefix(".")
+            allowed = set(GROUND) | UPPER.get(here, set()) | ({""} if here == "cli" else set())
+            # The version is a fact of the package itself.
+            allowed |= {""} if name == "fsbench.machine.environment" else set()
+            assert stem in allowed, f"{name} imports {found}"
+            continue
+        allowed = FLOORS[here] | ({"reference"} if here in REFERENCE_OF else set())
+        assert there in allowed, f"{name} imports {found}"
+
+
+def test_every_room_has_a_floor_and_says_what_it_is_for():
+    rooms = {room(name) for name in MODULES} - {"", "sampler files"}
+    assert rooms == set(FLOORS)
+    for package in sorted(PACKAGES):
+        said = ast.get_docstring(MODULES[package]) or ""
+        assert len(said.split()) >= 5, f"{package} does not say what it is for"
+
+
+def test_there_is_no_circle_of_files():
+    above: dict[str, set[str]] = {name: own(name) for name in MODULES}
+    while above:
+        ground = {name for name, below in above.items() if not below & set(above)}
+        assert ground, f"a circle among {sorted(above)}"
+        above = {name: below for name, below in above.items() if name not in ground}
+
+
+def test_the_contract_is_the_ground():
+    assert own("fsbench.errors") == set()
+    assert own("fsbench.late") == set()
+    assert own("fsbench.problem") == {"fsbench.errors"}
+    assert own("fsbench.provider") == {"fsbench.errors", "fsbench.problem"}
+    for stem in GROUND:
+        assert not roots(set(imports(MODULES[f"fsbench.{stem}"], False))) & {"torch", "triton"}
+    assert own("fsbench.inputs") | own("fsbench.graphs") <= {
+        *("fsbench.errors", "fsbench.problem", "fsbench.provider")
+    }
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_imports_the_contract_and_its_own_helpers_only(name):
-    package, stem = name.rsplit(".", 1)
-    # The reference is what a sampler runs on a CPU, where it has no kernel.
-    allowed = {"fsbench.errors", "fsbench.problem", "fsbench.provider", "fsbench.reference"}
-    # The CPU decision plane is a library of its own, which the baselines only present.
-    allowed |= {found for found in MODULES if found.startswith("fsbench.simple.")}
-    for found in own(name) - allowed:
-        other_package, other = found.rsplit(".", 1)
-        assert other_package == package, f"{stem} imports {found}"
-        assert other.startswith("_"), f"{stem} imports the sampler {other}"
+def test_a_sampler_imports_the_contract_and_its_own_packages_rooms(name):
+    package = name.rpartition(".")[0]
+    contract = {"fsbench.errors", "fsbench.problem", "fsbench.provider"}
+    for found in own(name) - contract:
+        if package == "fsbench.baselines" and room(found) == "simple":
+            continue  # the CPU decision plane is a library of its own, which baselines present
+        assert found.startswith(f"{package}."), f"{name} imports {found}"
+        assert found not in SAMPLERS, f"{name} imports the sampler {found}"
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("fsbench.kernels.")])
+def test_features_meet_at_their_api_or_launch(name):
+    """Device code that two features need is in device/ or noise/."""
+    here = room(name)
+    if here in ("sampler files", "kernels/providing"):
+        return
+    for found in own(name):
+        if room(found) in ("kernels/fused", "kernels/screened", "kernels/truncated"):
+            met = found.removeprefix(f"fsbench.{room(found).replace('/', '.')}").strip(".")
+            assert room(found) == here or met in ("", "api", "launch"), f"{name}: {found}"
+
+
+@pytest.mark.parametrize("feature", ["fused", "screened"])
+def test_the_portable_and_the_hopper_kernel_do_not_know_each_other(feature):
+    package = f"fsbench.kernels.{feature}"
+    hopper = {name for name in MODULES if name.startswith(f"{package}.hopper")}
+    assert f"{package}.hopper.kernel" in hopper
+    for name in hopper:
+        assert f"{package}.portable" not in own(name)
+    assert not own(f"{package}.portable") & hopper
+
+
+def test_a_file_at_the_top_defines_a_provider_and_a_package_never_does():
+    for name, tree in MODULES.items():
+        if not name.startswith(SAMPLER_ROOMS):
+            continue
+        targets = [
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        ]
+        assert ("PROVIDER" in targets) == (name in SAMPLERS), name
 
 
 INTEGRATIONS = [name for name in HARNESS if name.startswith("fsbench.integrations")]
@@ -117,95 +272,87 @@ def test_integrations_use_what_is_public(name):
 
 @pytest.mark.parametrize("name", [name for name in HARNESS if name not in INTEGRATIONS])
 def test_only_discovery_knows_the_packages_of_samplers(name):
-    packages = ("fsbench.kernels", "fsbench.baselines")
-    assert not [found for found in imports(MODULES[name]) if found.startswith(packages)]
+    assert not [found for found in imports(MODULES[name]) if found.startswith(SAMPLER_ROOMS)]
     if name != "fsbench.discover":
-        named = [text for text in literals(MODULES[name]) if text.startswith(packages)]
-        assert not named
+        assert not [text for text in literals(MODULES[name]) if text.startswith(SAMPLER_ROOMS)]
 
 
-def test_the_contract_is_a_leaf():
-    assert own("fsbench.errors") == set()
-    assert own("fsbench.problem") == {"fsbench.errors"}
-    assert own("fsbench.provider") == {"fsbench.errors", "fsbench.problem"}
-    for name in ("fsbench.errors", "fsbench.problem", "fsbench.provider"):
-        assert not roots(set(imports(MODULES[name], typing_too=False))) & {"torch", "triton"}
-
-
-LAYERS = (
-    {"cli", "__main__"},
-    {"runner", "preparing", "plan", "tuning", "ranks", "e2e"},
-    {"integrations"},
-    {
-        *("discover", "verify", "inputs", "graphs", "timers", "reference", "simple"),
-        *("diagnosis", "environment"),
-    },
-)
-"""Top down: nothing below imports anything above it."""
-
-
-@pytest.mark.parametrize("name", HARNESS)
-def test_imports_point_downwards(name):
-    def layer(module: str) -> int:
-        part = module.removeprefix("fsbench").removeprefix(".").split(".")[0]
-        return next((i for i, parts in enumerate(LAYERS) if part in parts), len(LAYERS))
-
-    assert not [found for found in own(name) if layer(found) < layer(name)]
+READERS = ("fsbench.records", "fsbench.analysis", "fsbench.figures", "fsbench.paper")
 
 
 @pytest.mark.parametrize(
     "name",
     [
+        *(name for name in MODULES if name.startswith(READERS)),
+        *(f"fsbench.e2e.{stem}" for stem in ("records", "summary", "tables")),
         *(
-            "fsbench.figures.configuration",
-            "fsbench.figures.parts",
-            "fsbench.figures.style",
-            "fsbench.analysis.tables",
-            "fsbench.records.summary",
+            f"fsbench.cli.{stem}"
+            for stem in ("plot", "iomodel", "compare", "report", "attribution")
         ),
-        *(
-            "fsbench.records.store",
-            "fsbench.records.iomodel",
-            "fsbench.analysis.doubts",
-            "fsbench.records.stats",
-        ),
-        *("fsbench.analysis.attribution", "fsbench.analysis.recommend", "fsbench.cli.attribution"),
-        *("fsbench.figures.report", "fsbench.figures.winners", "fsbench.cli.report"),
-        *("fsbench.analysis.scaling", "fsbench.figures.scaling"),
-        *(
-            "fsbench.e2e.records",
-            "fsbench.e2e.summary",
-            "fsbench.e2e.tables",
-            "fsbench.figures.end_to_end",
-        ),
-        *("fsbench.figures.hotvocab", "fsbench.simple.pipeline", "fsbench.cli.hotvocab.pipeline"),
-        *("fsbench.cli.plot", "fsbench.cli.iomodel", "fsbench.cli.compare"),
-        *(name for name in MODULES if re.match(r"fsbench\.(compare|paper|plots)\b", name)),
+        *("fsbench.simple.pipeline", "fsbench.cli.hotvocab.pipeline"),
     ],
 )
 def test_what_reads_results_needs_no_sampler_and_no_gpu(name):
     found = reached(name)
     assert not roots(found) & {"torch", "triton", "flashinfer", "cupti", "pynvml"}
-    # provider is a leaf, used for Kind.
-    assert {"fsbench.discover", "fsbench.measure.runner", "fsbench.timers"}.isdisjoint(found)
+    assert "fsbench.discover" not in found
+    assert not [each for each in found if each.startswith(("fsbench.measure", "fsbench.timers"))]
+
+
+# -- The one border of late imports
+
+
+def _is_border(name: str) -> bool:
+    """Sampler files and what they share, and commands: loaded to be listed, before they are run."""
+    return (
+        name in SAMPLERS
+        or name.startswith(("fsbench.kernels.providing", "fsbench.baselines.providing"))
+        or name.startswith("fsbench.cli")
+    )
+
+
+def _inside_functions(tree: ast.AST, inside: bool = False) -> Iterator[ast.stmt]:
+    for node in ast.iter_child_nodes(tree):
+        if inside and isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from _inside_functions(node, inside or function)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not _is_border(name)])
+def test_imports_stand_at_the_top_but_at_the_border(name):
+    assert not [ast.unparse(node) for node in _inside_functions(MODULES[name])]
 
 
 def test_samplers_and_command_line_are_listed_without_torch():
-    """Lazily, at most: the module level of what `fsbench --help` and `list` load.
+    """The module level of what `fsbench --help` and `list` load, transitively."""
 
-    A sampler's private helpers may import torch, if it imports them lazily (test_startup.py).
-    """
+    def at_once(name: str) -> set[str]:
+        nodes = [n for n in MODULES[name].body if isinstance(n, ast.Import | ast.ImportFrom)]
+        found = set(imports(ast.Module(list(nodes), [])))
+        # A module's packages are imported with it.
+        parents = {each.rsplit(".", k)[0] for each in found & set(MODULES) for k in (1, 2)}
+        return found | (parents & set(MODULES))
 
-    def module_level(name: str) -> set[str]:
-        found = set()
-        for node in MODULES[name].body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                found |= set(imports(ast.Module([node], [])))
-        return found
+    for start in [*SAMPLERS, "fsbench.cli", "fsbench.discover"]:
+        seen, todo = {start}, [start]
+        while todo:
+            for found in at_once(todo.pop()) - seen:
+                seen.add(found)
+                if found in MODULES:
+                    todo.append(found)
+        assert not roots(seen) & {"torch", "flashinfer", "cupti", "pandas", "matplotlib"}, start
 
-    public = [name for name in SAMPLERS if not name.rsplit(".", 1)[1].startswith("_")]
-    for name in [*public, *(name for name in MODULES if name.startswith("fsbench.cli"))]:
-        assert not roots(module_level(name)) & {"torch", "flashinfer", "cupti"}, name
+
+# -- Names
+
+
+def test_no_private_name_is_imported_across_files():
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fsbench"):
+                private = [a.name for a in node.names if re.match(r"_[^_]", a.name)]
+                assert not private, f"{name}: {private}"
 
 
 def literals(tree: ast.AST) -> Iterator[str]:
@@ -234,24 +381,41 @@ def test_the_harness_never_spells_a_providers_name(name):
     assert not [text for text in literals(MODULES[name]) if pattern.search(text)]
 
 
-def test_every_package_is_installed():
-    """A wheel has what the checkout has."""
-    import tomllib
+def test_old_names_lead_to_modules_and_hide_none():
+    for old, new in MOVED.items():
+        assert f"fsbench.{new}" in MODULES
+        assert f"fsbench.{old}" not in MODULES
 
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    packages = set(FOLDERS)
-    for package, folder in FOLDERS.items():
-        for init in (ROOT / folder).rglob("__init__.py"):
-            parts = init.parent.relative_to(ROOT / folder).parts
-            packages.add(".".join([package, *parts]))
-    assert set(config["packages"]) == packages
-    data = {
-        path
-        for package, patterns in config["package-data"].items()
-        for pattern in patterns
-        for path in (ROOT / config["package-dir"].get(package, package.replace(".", "/"))).glob(
-            pattern
-        )
+
+# -- Files
+
+
+def test_no_file_is_longer_than_400_lines():
+    folders = (*FOLDERS.values(), "tools", "examples", "tests")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in paths
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > 400
     }
+    assert not long
+
+
+def test_tests_stand_where_what_they_test_stands():
+    """A folder of tests/kernels or tests/fsbench is a folder of the product."""
+    for package in ("kernels", "baselines", "fsbench"):
+        for folder in (ROOT / "tests" / package).rglob("*/"):
+            if folder.name not in ("__pycache__",) and list(folder.glob("test_*.py")):
+                mirrored = ROOT / folder.relative_to(ROOT / "tests")
+                assert mirrored.is_dir(), f"{folder} tests nothing"
+
+
+def test_every_data_file_is_installed():
+    """A wheel has what the checkout has."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = config["package-data"]["fsbench"]
+    data = {path for pattern in patterns for path in (ROOT / "fsbench").glob(pattern)}
+    data |= {p for pattern in patterns for p in (ROOT / "kernels").glob(pattern)}
     files = {path for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.*")}
+    files = {path for path in files if "__pycache__" not in path.parts}
     assert data == {path for path in files if path.suffix not in (".py", ".pyc", ".so")}

@@ -36,7 +36,7 @@ from fsbench.kernels.configs import portable as portable_tiles
 from fsbench.kernels.configs.hopper import CHUNK, HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.configs.tables import find
-from fsbench.kernels.fused.hopper import hopper_kernel
+from fsbench.kernels.fused.hopper.kernel import hopper_kernel
 from fsbench.kernels.fused.portable import flash_sampling_kernel
 from fsbench.kernels.providing import akunu as _akunu_kernels
 from fsbench.kernels.providing import matmul_form as _matmul_form

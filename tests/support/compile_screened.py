@@ -19,7 +19,7 @@ from fsbench.kernels.configs.screen import (
     hopper_config,
     portable_config,
 )
-from fsbench.kernels.screened.hopper import CHUNK, hopper_screen_kernel
+from fsbench.kernels.screened.hopper.kernel import CHUNK, hopper_screen_kernel
 from fsbench.kernels.screened.portable import screen_kernel
 from fsbench.kernels.screened.resolve import resolve_kernel
 

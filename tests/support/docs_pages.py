@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
+from tree import ROOT
 from typer.testing import CliRunner
 
 from fsbench.cli import app
 
-from tree import ROOT
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*DOCS, *[page for page in [ROOT / "README.md"] if page.exists()]]
 

@@ -1,4 +1,4 @@
-"""`fsbench hotvocab pipeline`: where sampling should stand, simulated with measured times."""
+"""`fsbench hotvocab pipeline`: where sampling should stand in a pipeline of GPUs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from fsbench.kernels.device.hopper_rows import per_row
 from fsbench.kernels.device.mainloop import first_column
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.screened.hopper_records import (
+from fsbench.kernels.screened.hopper.records import (
     SLOTS,
     leave_records,
     list_what_is_left,

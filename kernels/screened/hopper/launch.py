@@ -12,7 +12,7 @@ from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.screened.head import ScreenedHead
-from fsbench.kernels.screened.hopper import CHUNK, ROWS, hopper_screen_kernel
+from fsbench.kernels.screened.hopper.kernel import CHUNK, ROWS, hopper_screen_kernel
 from fsbench.kernels.screened.scratch import Scratch, rounded_columns, rounding_numbers
 
 

@@ -9,7 +9,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fsbench.kernels.call.operands import Operands, vocab_programs
 from fsbench.kernels.configs.hopper import CHUNK, HopperConfig
-from fsbench.kernels.fused.hopper import hopper_kernel
+from fsbench.kernels.fused.hopper.kernel import hopper_kernel
 
 __all__ = ["hopper_kernel", "operands"]
 

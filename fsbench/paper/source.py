@@ -1,0 +1,17 @@
+"""What the published tables are, and how the paper measured."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+GPUS = ("h100", "h200", "b200", "b300")
+"""Columns of Tables 4 and 5."""
+
+
+@cache
+def source() -> dict[str, Any]:
+    """paper.toml: title, version, how the paper measured, what its tables are, samplers."""
+    return tomllib.loads((resources.files(__package__) / "paper.toml").read_text(encoding="utf-8"))

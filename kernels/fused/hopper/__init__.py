@@ -1,0 +1,14 @@
+"""The fused kernel for Hopper, in Gluon: TMA, wgmma and warp specialization.
+
+May import what `fused` may, but nothing of the portable kernel.
+"""
+
+from typing import TYPE_CHECKING
+
+from fsbench.late import late
+
+if TYPE_CHECKING:
+    from fsbench.kernels.fused.hopper import operands as operands
+
+# Gluon is an experimental part of Triton: what the portable kernel serves does without.
+__getattr__ = late(__name__, "operands")

@@ -1,0 +1,14 @@
+"""The screen for Hopper, in Gluon: TMA, wgmma and warp specialization.
+
+May import what `screened` may, but nothing of the portable kernel.
+"""
+
+from typing import TYPE_CHECKING
+
+from fsbench.late import late
+
+if TYPE_CHECKING:
+    from fsbench.kernels.screened.hopper import launch as launch
+
+# Gluon is an experimental part of Triton: what the portable kernel serves does without.
+__getattr__ = late(__name__, "launch")
