@@ -1,6 +1,6 @@
 """Compile every shipped Triton kernel and config for GPUs that are not there; print JSON lines.
 
-Run as a script, without TRITON_INTERPRET: `python tests/kernels/compile_offline.py 90`. A line has
+Run as a script, without TRITON_INTERPRET: `python tests/support/compile_offline.py 90`. A line has
 the kernel, the config, and the stack bytes of the cubin (above 0: registers were spilled).
 """
 

@@ -1,6 +1,6 @@
 """Compile the kernels of the screened sampler for sm_90; print JSON lines as compile_offline.py.
 
-Run as a script, without TRITON_INTERPRET. `python tests/kernels/compile_screened.py`
+Run as a script, without TRITON_INTERPRET. `python tests/support/compile_screened.py`
 """
 
 from __future__ import annotations

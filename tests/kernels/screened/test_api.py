@@ -286,7 +286,7 @@ def _both_noises(codes_ptr, rough_ptr, exact_ptr, BLOCK: tl.constexpr):
 
 @pytest.mark.interpreter
 def test_rough_noise_is_within_its_slack():
-    """tests/gpu has all 2^32 codes, and the GPU's logarithm."""
+    """test_screened_gpu.py has all 2^32 codes, and the GPU's logarithm."""
     ends = torch.tensor([0, 1, 2, 2**22 - 1, 2**22, 2**22 + 1, 2**31 - 1, 2**31, 2**32 - 1])
     draw = torch.Generator().manual_seed(1)
     spread = (2.0 ** (32 * torch.rand(4087, generator=draw))).long()
