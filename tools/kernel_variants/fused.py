@@ -54,7 +54,7 @@ FILTERED = (*(option for option in EVERYTHING if not option.startswith("log")), 
 """All options of a launch whose logits are filtered afterwards."""
 
 PORTABLE = kernel("kernels.fused.portable", "flash_sampling_kernel")
-HOPPER = kernel("kernels.fused.hopper", "hopper_kernel")
+HOPPER = kernel("kernels.fused.hopper.kernel", "hopper_kernel")
 MATMUL = kernel("kernels.providing.matmul_form", "matmul_form_kernel")
 
 

@@ -17,7 +17,7 @@ from fsbench.kernels.configs.screen import (
     hopper_config,
     portable_config,
 )
-from fsbench.kernels.screened.hopper import CHUNK
+from fsbench.kernels.screened.hopper.kernel import CHUNK
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 OPTIONS = {
@@ -39,7 +39,7 @@ NUMBERS = {
     "fp32": ("gamma", "norm_inflation", "root"),
 }
 SCREEN = kernel("kernels.screened.portable", "screen_kernel")
-HOPPER_SCREEN = kernel("kernels.screened.hopper", "hopper_screen_kernel")
+HOPPER_SCREEN = kernel("kernels.screened.hopper.kernel", "hopper_screen_kernel")
 RESOLVE = kernel("kernels.screened.resolve", "resolve_kernel")
 
 GPU = torch.device("cuda")
