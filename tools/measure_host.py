@@ -1,4 +1,4 @@
-"""Host time of an eager call of the public functions: what a step's thread pays before the GPU works.
+"""Host time of an eager call of the public functions: what a step waits for before the GPU works.
 
     python tools/measure_host.py --out results/h200/host.csv --label "0.2.0"
 
