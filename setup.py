@@ -31,5 +31,5 @@ setup(
         )
     ]
     if sys.platform != "win32"
-    else []
+    else [],
 )
