@@ -5,6 +5,9 @@ is not always there (Triton, an engine), its `__init__` says so in one line:
 
     __getattr__ = late(__name__, "launch")                  package.launch is a module
     __getattr__ = late(__name__, tables=("table",))         package.table is package.tables.table
+
+For mypy the same names are imported under TYPE_CHECKING. It must not see __getattr__, by which it
+would take every other name for Any: that stands under else, or `if not TYPE_CHECKING`.
 """
 
 from __future__ import annotations

@@ -46,6 +46,9 @@ MOVED = {
     "stats": "records.stats",
     "summary": "records.summary",
     "tables": "analysis.tables",
+    "timers.cupti": "timers.gpu.cupti",
+    "timers.events": "timers.gpu.events",
+    "timers.l2": "timers.gpu.l2",
     "tuning": "measure.tuning",
     "winners": "figures.winners",
 }

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from random import Random
+from typing import Any
 
 from fsbench.errors import InvalidArgument, unknown_name
 
@@ -142,7 +143,7 @@ class Problem:
         turns = [(k, p, min_p), (k, 1.0, 0.0), (0, p, min_p), (0, 1.0, 0.0)]
         return [turns[row % 4 if self.mixed else 0] for row in range(self.B)]
 
-    def fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, Any]:
         """Column name -> value, as results store it (lower-case names)."""
         return {name.lower(): value for name, value in asdict(self).items()}
 

@@ -49,17 +49,15 @@ class Launch(Protocol):
 
 
 class Drawn(Protocol):
-    """What `Provider.sample` returns: an object with these fields, and others if it likes.
+    """What `Provider.sample` returns: an object with this field, and others if it likes.
 
     tokens: int32 or int64 [B]; [B, n] with num_samples=n above 1.
-    logprob: of the tokens' shape: log softmax(logits / T) at each; None if not asked for.
+    logprob, of a sampler that claims it: of the tokens' shape: log softmax(logits / T) at each;
+        None if not asked for.
     """
 
     @property
     def tokens(self) -> Tensor: ...
-
-    @property
-    def logprob(self) -> Tensor | None: ...
 
 
 OPTIONS = (

@@ -55,22 +55,22 @@ __all__ = [
     "verify_drafts",
 ]
 
-
-__getattr__ = late(
-    __name__,
-    call__result=("Sample", "Screened", "TruncatedSample"),
-    configs__hopper=("HopperConfig",),
-    configs__portable=("TileConfig",),
-    configs__screen=("HopperScreenConfig", "ResolveConfig", "ScreenConfig"),
-    fused__api=("describe", "flash_sample"),
-    fused__drafts=("Verified", "verify_drafts"),
-    screened__api=("screened_sample",),
-    screened__files=("load_head", "save_head"),
-    screened__head=("ScreenedHead", "prepare_head"),
-    shard__vocab_shard=("VocabShard", "even_blocks"),
-    truncated__api=("truncated_sample",),
-    truncated__history=("Penalties", "TokenHistory"),
-)
+if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
+    __getattr__ = late(
+        __name__,
+        call__result=("Sample", "Screened", "TruncatedSample"),
+        configs__hopper=("HopperConfig",),
+        configs__portable=("TileConfig",),
+        configs__screen=("HopperScreenConfig", "ResolveConfig", "ScreenConfig"),
+        fused__api=("describe", "flash_sample"),
+        fused__drafts=("Verified", "verify_drafts"),
+        screened__api=("screened_sample",),
+        screened__files=("load_head", "save_head"),
+        screened__head=("ScreenedHead", "prepare_head"),
+        shard__vocab_shard=("VocabShard", "even_blocks"),
+        truncated__api=("truncated_sample",),
+        truncated__history=("Penalties", "TokenHistory"),
+    )
 
 
 def __dir__() -> list[str]:

@@ -50,7 +50,7 @@ class _TopkTopp(WorkspaceLaunch):
             penalties=self._penalties,
             seed=seed,
             offset=offset,
-            **self._filters,  # type: ignore[arg-type]
+            **self._filters,
         ).tokens
 
 

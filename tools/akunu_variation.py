@@ -16,6 +16,7 @@ filters in exact arithmetic (fsbench.reference, in akunu's order), in float64; t
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pandas as pd
 import torch
@@ -27,7 +28,7 @@ from fsbench.kernels.providing.filters import AKUNU_ORDER
 
 V, ROWS, DRAWS = 151_936, 8, 4_000
 MOST_KEPT = 2_000  # of a row whose scores are simulated
-SETTINGS = (
+SETTINGS: tuple[dict[str, Any], ...] = (
     {"top_k": 40, "top_p": 0.9},
     {"top_k": 40, "top_p": 0.9, "min_p": 0.05},
     {"top_k": 40},

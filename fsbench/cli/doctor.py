@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fsbench.cli.diagnosis import can_run, diagnose
 from fsbench.errors import DeviceUnavailable
 
 _STYLES = {"ok": "green", "missing": "bold red", "warning": "yellow"}
@@ -20,6 +19,8 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
 
     Exit code 0 if anything can be measured here, if only on the CPU; 4 if nothing can.
     """
+    from fsbench.cli.diagnosis import can_run, diagnose
+
     checks, usable = diagnose(), can_run()
     if as_json:
         found = {"can_run": usable, "checks": [asdict(check) for check in checks]}

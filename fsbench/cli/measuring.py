@@ -34,7 +34,7 @@ def measure_on(
 
     suffix tells the folders of several GPUs apart.
     """
-    from fsbench.machine import hardware
+    from fsbench.machine import device_state
     from fsbench.machine.environment import environment
     from fsbench.measure.runner import Runner
     from fsbench.timers import make_timer
@@ -45,7 +45,7 @@ def measure_on(
         import torch
 
         torch.cuda.set_device(index)
-        nvml_index = hardware.nvml_index(index)
+        nvml_index = device_state.nvml_index(index)
     timer = make_timer(options["timer"], device, options["l2"])
     facts = {**environment(device, sys.argv), "options": options}
     store = _store(facts, out / suffix if out else None, resume, suffix)

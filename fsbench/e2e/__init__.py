@@ -10,6 +10,6 @@ from fsbench.late import late
 
 if TYPE_CHECKING:
     from fsbench.e2e import vllm_served as vllm_served
-
-# `vllm_served` imports vLLM, which only the worker process does, once it has redirected its output.
-__getattr__ = late(__name__, "vllm_served")
+else:
+    # It imports vLLM, which only the worker process does, once it has redirected its output.
+    __getattr__ = late(__name__, "vllm_served")

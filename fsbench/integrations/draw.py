@@ -96,9 +96,9 @@ def make_draw(name: str, head: Head) -> Draw:
     names = known()
     if name not in names:
         raise unknown_name("sampler", name, names)
-    device = getattr(head.weight, "weight", head.weight).device.type
+    matrix = head.weight.weight if isinstance(head.weight, VocabShard) else head.weight
     (found,) = select(discover(), [name])
-    return ProviderDraw(available(found, device), head)
+    return ProviderDraw(available(found, matrix.device.type), head)
 
 
 class FlashSampleDraw:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -88,7 +87,6 @@ def check_attributes(root: str, value: object, names: Iterable[str]) -> None:
             here = getattr(here, part)
 
 
-@cache
 def find(where: str) -> Any:
     """The object at module:attribute.attribute."""
     module, _, path = where.partition(":")

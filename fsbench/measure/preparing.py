@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench import inputs
+from fsbench import inputs, verify
 from fsbench.errors import VerificationFailed, describe
 from fsbench.graphs import capture
 from fsbench.machine import caches
@@ -21,7 +21,6 @@ from fsbench.measure.plan import Plan
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 from fsbench.records.store import Cell
-from fsbench.verify import verify
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
 
@@ -146,7 +145,7 @@ class Preparation:
             self._called.add(provider.name)
 
             setting = Setting(problem.device, problem.dtype, problem.temperature, truncated)
-            failed = [check for check in verify(provider, setting) if not check.passed]
+            failed = [check for check in verify.verify(provider, setting) if not check.passed]
             self._gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
         if self._gate[key]:
             raise VerificationFailed(self._gate[key])

@@ -24,7 +24,7 @@ import torch.multiprocessing as multiprocessing
 
 from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
-from fsbench.machine import hardware
+from fsbench.machine import device_state
 from fsbench.measure.distributed import Team
 from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
@@ -84,7 +84,7 @@ def measure_as_rank(
     if job.device == "cuda":
         torch.cuda.set_device(job.indices[rank])
         gpu_name = torch.cuda.get_device_name()
-        nvml_index = hardware.nvml_index(job.indices[rank])
+        nvml_index = device_state.nvml_index(job.indices[rank])
     team = Team.join(job.device, rank, job.ranks, meet, 2 * job.seconds)
     timer = make_timer(job.timer, job.device, job.l2, team.align)
     plan = replace(job.plan, providers=select(discover(map(Path, job.provider_paths)), job.names))

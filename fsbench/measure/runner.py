@@ -102,7 +102,7 @@ class Runner:
             timer=self.timer.name,
             graph=graph,
             l2=self.timer.l2,
-            **problem.fields(),  # type: ignore[arg-type]
+            **problem.fields(),
         )
 
     def _measure(self, problem: Problem) -> Iterator[tuple[float, str]]:
@@ -306,7 +306,7 @@ def _queue(step: Callable[[], object], offset: Tensor, steps: int) -> energy.Que
     return done
 
 
-def _combined(before: dict[str, object], after: dict[str, object]) -> dict[str, object]:
+def _combined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Clocks after the round (the GPU is warm then), throttle reasons of either end."""
-    throttle = {*before.get("throttle", []), *after.get("throttle", [])}  # type: ignore[misc]
+    throttle = {*before.get("throttle", []), *after.get("throttle", [])}
     return {**after, "throttle": sorted(throttle)} if after else {}

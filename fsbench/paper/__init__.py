@@ -16,4 +16,5 @@ if TYPE_CHECKING:
 __all__ = ["GPUS", "source", "speedups", "table"]
 
 # Frames of pandas, which takes half a second to load.
-__getattr__ = late(__name__, tables=("speedups", "table"))
+if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
+    __getattr__ = late(__name__, tables=("speedups", "table"))

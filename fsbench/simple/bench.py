@@ -231,6 +231,13 @@ def penalties(setup: Setup, seen: Iterable[int] = (0, 64, 512, MOST_SEEN)) -> li
     ]
 
 
+def _ring_cases(plane: Plane, B: int) -> list[Case]:
+    return [
+        Case("ring", lambda: plane.wait(plane.publish(B), B), 1),
+        Case("direct", lambda: core().fsb_rows(plane.ring.pointer(), 0, 0, B, None), 1),
+    ]
+
+
 def ring(rounds: int, batches: Iterable[int] = (1, 16, 256)) -> list[Row]:
     """What publishing a step and waiting for it costs beyond the rows' own time, by B.
 
@@ -240,16 +247,7 @@ def ring(rounds: int, batches: Iterable[int] = (1, 16, 256)) -> list[Row]:
     for B in batches:
         plane = Plane(RingShape(1, B, 16), 1)
         plane.ring.logits.zero_()
-        cases = [
-            Case("ring", lambda plane=plane, B=B: plane.wait(plane.publish(B), B), 1),  # type: ignore[misc]
-            Case(
-                "direct",
-                lambda plane=plane, B=B: core().fsb_rows(  # type: ignore[misc]
-                    plane.ring.pointer(), 0, 0, B, None
-                ),
-                1,
-            ),
-        ]
+        cases = _ring_cases(plane, B)
         interleave(cases, rounds, 0.02)
         through, direct = (case.summary() for case in cases)
         rows.append(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def copies(V: int, hot: int, batches: Iterable[int], rounds: int = 20) -> list[R
             ("hot tokens", part, contiguous),
             ("tokens back", on_gpu, tokens),
         ):
-            us = _event_us(lambda to=to, source=source: to.copy_(source, non_blocking=True), rounds)  # type: ignore[misc]
+            us = _event_us(partial(to.copy_, source, non_blocking=True), rounds)
             rows.append(
                 {
                     "b": B,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -165,12 +166,12 @@ class Shvs(Offload):
         samplers: int | None = None,
         *,
         hot: int,
-        **options: object,
+        **options: Any,
     ):
         if not 0 < hot <= V:
             raise InvalidArgument(f"hot: expected 1 to {V}; got {hot}")
         self.hot = hot
-        super().__init__(B, V, controls, samplers, **options)  # type: ignore[arg-type]
+        super().__init__(B, V, controls, samplers, **options)
 
     def supply(self) -> None:
         """Write the tail's statistics of the next slot, from its logits."""

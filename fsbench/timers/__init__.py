@@ -1,10 +1,12 @@
-"""The timers: `make_timer` is the way to one.
+"""The timers: `make_timer` is the way to one. Importing this package does not import torch.
 
 cupti   GPU activity records: span, busy and sum of the kernels themselves (the headline)
 events  CUDA events around the step: for several GPUs, and where CUPTI cannot run
 cpu     the host's clock, for samplers that run on the CPU
 fake    made-up times, for tests of the harness
 auto    cupti on a GPU, cpu on a CPU; resolved by `timer_name`, never a fallback
+
+May import: the contract.
 """
 
 from __future__ import annotations
@@ -12,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fsbench.errors import InvalidArgument, TimerUnavailable, unknown_name
+from fsbench.timers import gpu
 from fsbench.timers.cpu import CpuTimer
-from fsbench.timers.cupti import CuptiTimer
-from fsbench.timers.events import EventsTimer
 from fsbench.timers.fake import FakeTimer
 from fsbench.timers.measurement import Measurement, Timer
 
@@ -23,7 +24,7 @@ __all__ = ["L2_STATES", "TIMERS", "Measurement", "Timer", "make_timer", "timer_n
 TIMERS = ("auto", "cupti", "events", "cpu", "fake")
 
 L2_STATES = ("cold", "cold-write", "warm")
-"""What the L2 cache holds when a step starts: see fsbench.timers.l2."""
+"""What the L2 cache holds when a step starts: see fsbench.timers.gpu.l2."""
 
 
 def timer_name(name: str, device: str, several: bool = False) -> str:
@@ -66,5 +67,5 @@ def make_timer(
     if device == "cpu":
         raise TimerUnavailable(f"timer {name}: needs a CUDA device, got device cpu; use cpu")
     if name == "events":
-        return EventsTimer(device, l2, align)
-    return CuptiTimer(device, l2)
+        return gpu.events.EventsTimer(device, l2, align)
+    return gpu.cupti.CuptiTimer(device, l2)

@@ -120,9 +120,8 @@ def _call(
             seed = seeds[rows]
         arguments = {"temperature": temperature, **options}
         torch.manual_seed(0)
-        result = provider.sample(  # type: ignore[misc]
-            hidden, weight, seed=seed, offset=scalar(4, device), **arguments
-        )
+        assert provider.sample is not None
+        result = provider.sample(hidden, weight, seed=seed, offset=scalar(4, device), **arguments)
         return require_form(result.tokens, (len(hidden),)).clone()
 
     return call

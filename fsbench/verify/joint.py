@@ -118,14 +118,15 @@ def check_samples(provider: Provider, draws: Draws, steps: int) -> Check:
 
     A sampler that adds the sample's number to its seed would draw the next seed's samples.
     """
-    assert provider.sample is not None
+    sample = provider.sample
+    assert sample is not None
     device, B, V, n = draws.problem.device, draws.problem.B, draws.problem.V, 4
 
     def samples(seed: int) -> Tensor:
         hidden, out = draws.hidden("flat"), []
         for step in range(steps):
             torch.manual_seed(seed % 2**31 + step)
-            result = provider.sample(  # type: ignore[misc]
+            result = sample(
                 hidden,
                 draws.weight,
                 seed=scalar(seed, device),

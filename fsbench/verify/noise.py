@@ -46,9 +46,9 @@ def check_philox(device: str) -> Check:
     counters.
     """
     for counter, key, expected in KNOWN_ANSWERS:
-        words = tuple(torch.tensor([word], device=device) for word in counter)
-        keys = tuple(torch.tensor([word], device=device) for word in key)
-        given = tuple(int(word) for word in reference.philox4x32(words, keys))  # type: ignore[arg-type]
+        c0, c1, c2, c3 = (torch.tensor([word], device=device) for word in counter)
+        k0, k1 = (torch.tensor([word], device=device) for word in key)
+        given = tuple(int(word) for word in reference.philox4x32((c0, c1, c2, c3), (k0, k1)))
         if given != expected:
             return Check("philox", False, f"counter {counter}: expected {expected}; got {given}")
     rows, index = torch.arange(5, device=device), torch.arange(40, device=device)

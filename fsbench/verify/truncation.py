@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from fsbench.verify.drawing import Draws, exact_head, launched_tokens, random_lo
 from fsbench.verify.pathwise import Shapes, noise_of, penalised, truncation
 from fsbench.verify.statistics import detectable_bias, goodness_of_fit
 
-Filters = dict[str, float]
+Filters = dict[str, Any]
 
 GATE: Sequence[Filters] = (
     {"top_k": 20, "top_p": 0.9, "min_p": 0.02},
@@ -71,7 +72,7 @@ def check_truncation(
     worst, draws, tests, bins = 1.0, 0, 0, 2
     for number, case in enumerate(cases):
         B, V = _SIZES
-        problem = replace(setting.problem(B, V, setting.sampled_temperature), **case)  # type: ignore[arg-type]
+        problem = replace(setting.problem(B, V, setting.sampled_temperature), **case)
         if provider.unsupported_reason(problem):
             continue
         problem = _settled(problem, able)
@@ -170,7 +171,7 @@ def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes)
     for number, (B, V) in enumerate(shapes):
         cases = [CASES[(3 * number + turn) % len(CASES)] for turn in range(3)]
         for turn, case in enumerate([*cases, {**cases[0], **PENALISED}]):
-            problem = replace(setting.problem(B, V), **case)  # type: ignore[arg-type]
+            problem = replace(setting.problem(B, V), **case)
             if provider.unsupported_reason(problem):
                 continue
             hidden, weight, logits = exact_head(problem, random_logits(problem, number))

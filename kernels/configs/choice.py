@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def default_config(
     """The portable kernel's tile shapes, fitted to the device's shared memory."""
     if device.type == "cpu":
         return TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
     name = "portable-token" if noise == "token" else "portable"
     config: TileConfig = find(name, B, D, properties.name)
     limit = properties.shared_memory_per_block_optin // config.ctas_per_sm

@@ -141,7 +141,7 @@ def flash_sample(
         )
     else:
         _check_out(out, shape, device, return_logprob, return_logz)
-    per_row = isinstance(temperature, torch.Tensor)
+    temperatures = temperature if isinstance(temperature, torch.Tensor) else None
     real = type(hidden) in (torch.Tensor, torch.nn.Parameter)  # and not a fake one
     act = carry_out if real and not torch.compiler.is_compiling() else flash_sample_op
     act(
@@ -149,8 +149,8 @@ def flash_sample(
         weight,
         seed,
         offset,
-        1.0 if per_row else float(temperature),
-        temperature if per_row else None,
+        1.0 if temperatures is not None else float(temperature),
+        temperatures,
         soft_cap,
         bias,
         mask,

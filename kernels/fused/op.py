@@ -9,7 +9,7 @@ time than the launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ def carry_out(
 flash_sample_op = torch.library.custom_op("fsbench::flash_sample", mutates_args=MUTATED)(carry_out)
 
 
-def _config(kernel: str, tiles: Sequence[int] | None) -> TileConfig | HopperConfig | None:
+def _config(kernel: str, tiles: Sequence[Any] | None) -> TileConfig | HopperConfig | None:
     if tiles is None:
         return None
     return HopperConfig(*tiles) if kernel == "hopper" else TileConfig(*tiles)

@@ -18,7 +18,7 @@ AKUNU_ORDER = ("top_k", "top_p", "min_p", "temperature")
 """akunu's order of filters: they act at T = 1."""
 
 
-def filters_of(problem: Problem, device: torch.device) -> dict[str, int | float | Tensor]:
+def filters_of(problem: Problem, device: torch.device) -> dict[str, Any]:
     """top_k, top_p and min_p: numbers, or in a mixed batch int32 and fp32 [B]."""
     import torch
 

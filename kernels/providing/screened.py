@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import WorkspaceLaunch
+from fsbench.kernels.screened.sizes import LARGEST_D, extra_bytes
 from fsbench.problem import Problem
 
 if TYPE_CHECKING:
@@ -13,15 +14,11 @@ if TYPE_CHECKING:
 
 def kept_bytes(problem: Problem) -> int:
     """See Provider: the int8 copy of the weight and its bounds."""
-    from fsbench.kernels.screened.head import extra_bytes
-
     return extra_bytes(problem.V, problem.D)
 
 
 def unsupported_reason(problem: Problem) -> str | None:
     """See Provider."""
-    from fsbench.kernels.screened.head import LARGEST_D
-
     if problem.D > LARGEST_D:
         return f"takes D up to {LARGEST_D}: sums of products of bytes must fit int32"
     return None

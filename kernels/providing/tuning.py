@@ -40,7 +40,8 @@ def _configs(kernel: str, problem: Problem) -> list[Any]:
     if kernel == "hopper":
         return list(dict.fromkeys([hopper_config(B, D, device), *hopper.space(B)]))
     in_use = default_config(B, D, device, 2, _noise(kernel))
-    limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
+    limit = properties.shared_memory_per_block_optin - 2048
     return list(dict.fromkeys([in_use, *portable.space(B, limit)]))
 
 

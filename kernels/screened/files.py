@@ -11,8 +11,10 @@ from torch import Tensor
 try:
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
+
+    _installed = True
 except ModuleNotFoundError:
-    save_file = None
+    _installed = False
 
 from fsbench.errors import InvalidArgument, ProviderUnavailable
 from fsbench.kernels.screened.head import ScreenedHead, check_weight
@@ -61,7 +63,7 @@ def load_head(path: str | Path, weight: Tensor) -> ScreenedHead:
 
 
 def _require_safetensors() -> None:
-    if save_file is None:
+    if not _installed:
         raise ProviderUnavailable(
             "heads are saved by the package safetensors, which is not installed; "
             "pip install safetensors"
@@ -73,5 +75,5 @@ def weight_hash(weight: Tensor) -> str:
     digest = hashlib.sha256(f"{weight.dtype} {list(weight.shape)}".encode())
     rows = max(1, (1 << 26) // weight.shape[1])
     for v in range(0, weight.shape[0], rows):
-        digest.update(weight[v : v + rows].contiguous().view(torch.uint8).cpu().numpy())
+        digest.update(weight[v : v + rows].contiguous().view(torch.uint8).cpu().numpy().data)
     return digest.hexdigest()

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.screened.sizes import LARGEST_CODE, LARGEST_D, extra_bytes
 
-LARGEST_CODE = 127
-LARGEST_D = 131_072
-"""Sums of D products of two bytes are below 2^31: 127 * 128 * 131,072 < 2^31."""
 LARGEST_ENTRY = 2.0**50
 """Rows with larger or undefined entries are not screened: a logit of two such could overflow."""
 SMALLEST_MAXIMUM = 2.0**-90
@@ -46,11 +44,6 @@ class ScreenedHead(NamedTuple):
     def extra_bytes(self) -> int:
         """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
         return extra_bytes(*self.weight.shape)
-
-
-def extra_bytes(V: int, D: int) -> int:
-    """What a copy takes beside a weight [V, D]."""
-    return V * (D + 12)
 
 
 def prepare_head(weight: Tensor) -> ScreenedHead:

@@ -62,7 +62,7 @@ def launch(
     )
     rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
     work = workspace(2 * rows, device)  # at least COUNTERS + rows
-    integers = {"dtype": torch.int32, "device": device}
+    integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
     scratch = Scratch(
         torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device),
         torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),

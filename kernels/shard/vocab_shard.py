@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -108,8 +108,9 @@ class VocabShard:
             raise InvalidType(f"weight: expected a tensor; got {type(weight).__name__}")
         check_matrices(weight[:1], weight)
         check_integer("slots", slots, 1, 2**24)
-        self.group = group if group is not None else dist.group.WORLD
-        self.rank = dist.get_rank(self.group)
+        world = dist.group.WORLD if group is None else group
+        self.rank = dist.get_rank(world)  # which raises where there is no group
+        self.group = cast(ProcessGroup, world)
         self.ranks = dist.get_world_size(self.group)
         mine = (weight.shape[1], weight.dtype, weight.device.type)
         facts: list[tuple[int, tuple[object, ...]]] = [(0, ())] * self.ranks

@@ -9,6 +9,6 @@ from fsbench.late import late
 
 if TYPE_CHECKING:
     from fsbench.kernels.truncated import launch as launch
-
-# It needs Triton: a CPU does without.
-__getattr__ = late(__name__, "launch")
+else:
+    # It needs Triton: a CPU does without.
+    __getattr__ = late(__name__, "launch")

@@ -11,7 +11,7 @@ from tree import H200, ROOT
 
 def test_constants_of_the_screen_are_those_of_its_page() -> None:
     from fsbench.kernels.screened import bounds as _screen
-    from fsbench.kernels.screened import head as _screened_head
+    from fsbench.kernels.screened import sizes as _screened_head
 
     page = text("screened-head.md")
     assert _screen.accumulation_error(4096) == (4096 + 8) * 2.0**-23

@@ -14,7 +14,6 @@ import typer
 from fsbench.cli.hotvocab.tables import print_bench, print_size, read_fit
 from fsbench.cli.parsing import int_list
 from fsbench.errors import InvalidArgument
-from fsbench.machine import hardware
 
 if TYPE_CHECKING:
     from fsbench.simple.bench import Setup
@@ -81,6 +80,8 @@ def bench(
 
     device = device_to_use(device)
     folder, facts = _folder(out, device)
+    from fsbench.machine import hardware
+
     begin = time.monotonic(), hardware.cpu_seconds()
     setup = _fit(folder, v, rows, repeats, None, rounds)
     counts = int_list(samplers, "--samplers") if samplers else measure.sampler_counts()
@@ -155,6 +156,8 @@ def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
 
 def _others_cores(since: float, then: tuple[float, float] | None) -> float | None:
     """Cores that other processes kept busy meanwhile, on average."""
+    from fsbench.machine import hardware
+
     now = hardware.cpu_seconds()
     if then is None or now is None:
         return None

@@ -9,6 +9,6 @@ from fsbench.late import late
 
 if TYPE_CHECKING:
     from fsbench.kernels.screened.hopper import launch as launch
-
-# Gluon is an experimental part of Triton: what the portable kernel serves does without.
-__getattr__ = late(__name__, "launch")
+else:
+    # Gluon is an experimental part of Triton: what the portable kernel serves does without.
+    __getattr__ = late(__name__, "launch")

@@ -57,9 +57,10 @@ def test_a_whole_plan(tmp_path):
     assert "vLLM prints this to standard output" in log.read_text()
 
 
-def test_only_the_time_counts_in_which_all_decode():
+def test_only_the_time_counts_in_which_all_decode(monkeypatch):
     """Two requests, the second sent when the first has two tokens already."""
-    from fsbench.e2e.vllm_worker import Served
+    monkeypatch.syspath_prepend(FAKE)
+    from fsbench.e2e.vllm_served import Served
 
     served = object.__new__(Served)
     served._prompt_tokens, served._output_tokens = 4, 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import pynvml
 import pytest
 import torch
 
-from fsbench.machine import hardware
+from fsbench.machine import device_state, hardware
 
 
 class NvmlError(Exception):
@@ -102,9 +101,9 @@ def test_torch_and_nvml_count_gpus_differently(nvml, monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuid[device])
     )
-    assert hardware.nvml_index(0) == 1
-    assert hardware.nvml_index(1) is None
-    assert hardware.clocks(hardware.nvml_index(1)) == {}
+    assert device_state.nvml_index(0) == 1
+    assert device_state.nvml_index(1) is None
+    assert hardware.clocks(device_state.nvml_index(1)) == {}
 
 
 def test_without_a_driver_there_are_no_gpus_and_a_reason(monkeypatch):
@@ -119,14 +118,7 @@ def test_without_a_driver_there_are_no_gpus_and_a_reason(monkeypatch):
 
 
 def test_without_the_package_the_reason_has_the_command(monkeypatch):
-    importing = builtins.__import__
-
-    def refuse(name, *arguments, **keywords):
-        if name == "pynvml":
-            raise ModuleNotFoundError("No module named 'pynvml'")
-        return importing(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(hardware, "pynvml", None)
     monkeypatch.setattr(hardware, "_nvml", hardware._nvml.__wrapped__)
     assert hardware.gpus() == []
     assert "pip install nvidia-ml-py" in (hardware.nvml_problem() or "")

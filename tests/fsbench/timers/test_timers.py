@@ -17,11 +17,11 @@ import torch
 
 from fsbench.errors import FsbenchError, InvalidArgument, TimerUnavailable
 from fsbench.timers import Measurement, make_timer, timer_name
-from fsbench.timers import cupti as cupti_module
 from fsbench.timers.cpu import CpuTimer
-from fsbench.timers.cupti import CuptiTimer, Record, measurement_from_records, shorten
 from fsbench.timers.fake import FakeTimer
-from fsbench.timers.l2 import L2Flush
+from fsbench.timers.gpu import cupti as cupti_module
+from fsbench.timers.gpu.cupti import CuptiTimer, Record, measurement_from_records, shorten
+from fsbench.timers.gpu.l2 import L2Flush
 
 
 def nothing() -> None:
@@ -159,7 +159,7 @@ def cupti(monkeypatch):
     """A machine that seems to have a GPU and cupti-python 13.0.1."""
     double = FakeCupti()
     version = metadata.version
-    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=double))
+    monkeypatch.setattr(cupti_module, "cupti", double)
     monkeypatch.setattr(
         metadata, "version", lambda name: "13.0.1" if name == "cupti-python" else version(name)
     )

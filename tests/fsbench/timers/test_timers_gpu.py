@@ -144,7 +144,7 @@ def test_the_flush_takes_the_data_out_of_l2(state):
 
 
 def test_the_read_flush_allocates_nothing():
-    from fsbench.timers.l2 import L2Flush
+    from fsbench.timers.gpu.l2 import L2Flush
 
     flush = L2Flush("cold", "cuda")
     flush()

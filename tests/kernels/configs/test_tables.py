@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
-from tree import ROOT
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels.configs import hopper, portable, tables
@@ -206,10 +204,3 @@ def test_files_are_read_once(own, monkeypatch):
     find("hopper", 64, 4096, H200)
     monkeypatch.setattr(tables, "read", None)
     assert find("hopper", 64, 8192, OTHER) == FIRST
-
-
-def test_shipped_files_are_installed():
-    pyproject = ROOT / "pyproject.toml"
-    data = tomllib.loads(pyproject.read_text())["tool"]["setuptools"]["package-data"]
-    assert data["fsbench.kernels"] == ["tiles/*.toml"]
-    assert sorted(path.name for path in SHIPPED.iterdir()) == ["nvidia-h200.toml", "untuned.toml"]

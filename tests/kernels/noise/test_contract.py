@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from fsbench import reference
-from fsbench.kernels.noise import contract as helper
+from fsbench.kernels.noise import contract, keys
 
 pytestmark = pytest.mark.interpreter
 
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.interpreter
 def _map_kernel(bits_ptr, gumbel_ptr, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(bits_ptr + offs).to(tl.uint32)
-    tl.store(gumbel_ptr + offs, helper.gumbel(bits))
+    tl.store(gumbel_ptr + offs, contract.gumbel(bits))
 
 
 @triton.jit
 def _key_kernel(score_ptr, token_ptr, key_ptr, back_ptr, N: tl.constexpr):
     offs = tl.arange(0, N)
-    key = helper.ordered_key(tl.load(score_ptr + offs), tl.load(token_ptr + offs))
+    key = keys.ordered_key(tl.load(score_ptr + offs), tl.load(token_ptr + offs))
     tl.store(key_ptr + offs, key)
-    tl.store(back_ptr + offs, helper.token_of_key(key))
+    tl.store(back_ptr + offs, keys.token_of_key(key))
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,6 @@ def test_keys_order_scores_first_then_lower_tokens():
     _key_kernel[(1,)](score, token, key, back, N=n)
     ordered = key[: len(scores)].tolist()
     assert ordered == sorted(ordered)
-    assert ordered[0] > helper.LOWEST_KEY.value
+    assert ordered[0] > keys.LOWEST_KEY.value
     expected = [-1, *tokens[1:-1], -1]  # infinite scores are no draw
     assert back[: len(scores)].tolist() == expected

@@ -28,7 +28,9 @@ from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
 from fsbench.kernels.truncated import api as module
 from fsbench.kernels.truncated import gathered as _gathered_draw
+from fsbench.kernels.truncated import launch as launches
 from fsbench.kernels.truncated import rows as _row_kernels
+from fsbench.kernels.truncated.filters import Filters
 from fsbench.verify.check import Setting
 from fsbench.verify.drawing import exact_head, random_logits
 from fsbench.verify.pathwise import penalised, truncation
@@ -143,7 +145,7 @@ def test_more_groups_than_are_in_registers_at_once(top_k):
     """Equal maxima everywhere: every group must be read, a chunk of them at a time."""
     V = 32 * 80 + 5
     rows = normal_logits(2, V).clamp_max(1.0)
-    assert (rows == 1.0).sum() > 400 and module.chunk(top_k) < 80
+    assert (rows == 1.0).sum() > 400 and launches.chunk(top_k) < 80
     check(**stored(rows), top_k=top_k)
     check(**stored(rows), top_k=top_k, top_p=0.5)
 
@@ -401,7 +403,7 @@ def test_hundreds_of_tokens_are_drawn_from_in_one_launch(top_k):
     more = mock.Mock(side_effect=AssertionError("more launches"))
     with (
         mock.patch.object(_gathered_draw, "cut_of_row", reads),
-        mock.patch.object(module, "_launch_rows", more),
+        mock.patch.object(launches, "_launch_rows", more),
     ):
         check(**stored(logits), top_k=top_k, top_p=0.9)
 
@@ -484,22 +486,22 @@ def test_the_largest_tokens_may_be_neighbours():
 def test_how_many_programs_share_a_row_does_not_matter(programs):
     call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED, "return_kept": True}
     whole = truncated_sample(**call)
-    with mock.patch.dict(module.PROGRAMS, dict.fromkeys(module.PROGRAMS, programs)):
+    with mock.patch.dict(launches.PROGRAMS, dict.fromkeys(launches.PROGRAMS, programs)):
         other = truncated_sample(**call)
     assert torch.equal(other.tokens, whole.tokens) and torch.equal(other.kept, whole.kept)
 
 
 def test_launches_that_no_row_can_need_are_left_out():
     def times(groups=200, **filters):
-        return module.searches(
-            module._Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), groups
+        return launches.searches(
+            Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), groups
         )
 
     assert times(min_p=0.1) == -1
     assert times(top_k=150, top_p=0.5) == 0
-    assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == module.SEARCHES
-    assert times(top_k=torch.ones(1)) == module.SEARCHES
-    assert module.is_small(448) and not module.is_small(449) and not module.is_small(0)
+    assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == launches.SEARCHES
+    assert times(top_k=torch.ones(1)) == launches.SEARCHES
+    assert launches.is_small(448) and not launches.is_small(449) and not launches.is_small(0)
 
 
 def test_the_sampler_has_the_penalties_of_its_problem():

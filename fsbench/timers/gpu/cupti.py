@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fsbench.errors import FsbenchError, TimerUnavailable
-from fsbench.timers.l2 import L2Flush
+from fsbench.timers.gpu.l2 import L2Flush
 from fsbench.timers.measurement import Measurement
 
 try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from fsbench.errors import TimerUnavailable
-from fsbench.timers.l2 import L2Flush
+from fsbench.timers.gpu.l2 import L2Flush
 from fsbench.timers.measurement import Measurement
 
 _DELAY_CYCLES = 1_000_000  # of the SM clock: about 0.5 ms at 2 GHz
