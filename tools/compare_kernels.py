@@ -79,9 +79,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="FAMILY", help="of kernels")
     parser.add_argument("--quick", action="store_true", help="one variant of each kernel")
     given = parser.parse_args()
-    old, new = (
-        compile_variants(tree, given.only, quick=given.quick) for tree in (given.old, given.new)
-    )
+    try:
+        old, new = (
+            compile_variants(tree, given.only, quick=given.quick) for tree in (given.old, given.new)
+        )
+    except RuntimeError as error:
+        sys.exit(f"{error}")
     well = True
     for fine, line in report(old, new):
         well &= fine

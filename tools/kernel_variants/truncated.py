@@ -83,10 +83,11 @@ def _row_kernels(
 
 
 def variants() -> Iterator[Variant]:
-    """Two vocabularies, each way to choose a row's tokens, and every option."""
+    """Three vocabularies, each way to choose a row's tokens, and every option."""
     for capability in CAPABILITIES:
         yield from _row_kernels(capability)
         yield from _row_kernels(capability, kept=True, first=False, per_row=True)
+        yield _look(32_000, 50, capability)
         yield _look(128_256, 50, capability)
         yield _look(151_936, 0, capability, EVERYTHING)
     yield from _row_kernels(TUNED, first=False)
