@@ -81,7 +81,8 @@ def main() -> None:
     given = parser.parse_args()
     try:
         old, new = (
-            compile_variants(tree, given.only, quick=given.quick) for tree in (given.old, given.new)
+            compile_variants(tree, given.only, quick=given.quick, instructions=True)
+            for tree in (given.old, given.new)
         )
     except RuntimeError as error:
         sys.exit(f"{error}")

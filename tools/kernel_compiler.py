@@ -28,8 +28,9 @@ TOOLS = Path(__file__).resolve().parent
 class Compiled(NamedTuple):
     """What a variant was compiled to.
 
-    stack: bytes of a thread. instructions: the registers and the memory that it takes, then its
-    instructions in order, each an opcode with its operands.
+    stack: bytes of a thread.
+    instructions: the registers and the memory that it takes, then its instructions in order, each
+        an opcode with its operands; empty if they were not asked for.
     """
 
     family: str
@@ -48,10 +49,11 @@ def compile_variants(
     families: Sequence[str] = (),
     capability: int | None = None,
     quick: bool = False,
+    instructions: bool = False,
 ) -> list[Compiled]:
     """The variants of a tree, compiled: all, or those of some families or of one capability.
 
-    quick: one of each family.
+    quick: one of each family. instructions: these, too, and not the stack alone.
 
     Raises:
         RuntimeError: the tree has no list, or it does not compile; with what the process printed.
@@ -60,6 +62,7 @@ def compile_variants(
     if not (tree / "tools" / "kernel_variants").is_dir():
         raise RuntimeError(f"{tree}: expected a tree with tools/kernel_variants")
     asked = ["--family", *families, *(["--quick"] if quick else [])]
+    asked += ["--instructions"] if instructions else []
     asked += [] if capability is None else ["--capability", str(capability)]
     with _site(tree) as site, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "compiled.jsonl"

@@ -7,6 +7,7 @@ source, of all that it is compiled with, and of Triton's version.
 from __future__ import annotations
 
 import argparse
+import base64
 import gzip
 import hashlib
 import json
@@ -15,7 +16,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +36,45 @@ _variants: list[Any] = []
 """Those to compile: what the forked processes inherit, as kernels cannot be sent to them."""
 
 
-def _compile(number: int) -> tuple[int, list[str]]:
-    """(stack, instructions) of a variant, compiled unless that is kept from before."""
+def _compile(number: int, disassemble: bool) -> tuple[int, list[str]]:
+    """(stack, instructions if they are asked for) of a variant; see kernel_compiler.Compiled."""
     variant = _variants[number]
     source = _source(variant)
     kept = _folder() / f"{_key(variant, source)}.json.gz"
     if kept.exists():
-        stack, instructions = json.loads(gzip.decompress(kept.read_bytes()))
+        stack, instructions = _read(kept)
         return stack, instructions
-    target = GPUTarget("cuda", variant.capability, 32)
-    compiled = triton.compile(source, target=target, options=dict(variant.options))
-    usage, code = _dump(compiled.asm["cubin"], "-res-usage", "-sass")
-    resources = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage))
-    resources["dynamic SHARED"] = compiled.metadata.shared
-    taken = ", ".join(f"{name} {amount}" for name, amount in resources.items())
-    stack, instructions = int(resources["STACK"]), [taken, *instructions_of(code)]
-    temporary = kept.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(gzip.compress(json.dumps([stack, instructions]).encode(), 5))
-    temporary.replace(kept)
+    # Disassembling takes longer than compiling a small kernel, and the stack is known without.
+    cubin = kept.with_suffix(".cubin")
+    if cubin.exists():
+        taken, code = _read(cubin)
+    else:
+        target = GPUTarget("cuda", variant.capability, 32)
+        compiled = triton.compile(source, target=target, options=dict(variant.options))
+        usage = _dump(compiled.asm["cubin"], "-res-usage")
+        taken = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage))
+        taken["dynamic SHARED"] = compiled.metadata.shared
+        code = base64.b64encode(compiled.asm["cubin"]).decode()
+    stack = int(taken["STACK"])
+    if not disassemble:
+        _write(cubin, [taken, code])
+        return stack, []
+    resources = ", ".join(f"{name} {amount}" for name, amount in taken.items())
+    instructions = [resources, *instructions_of(_dump(base64.b64decode(code), "-sass"))]
+    _write(kept, [stack, instructions])
+    cubin.unlink(missing_ok=True)
     return stack, instructions
+
+
+def _read(path: Path) -> Any:
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def _write(path: Path, what: Any) -> None:
+    """Whole or not at all: others may read and write the same."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(gzip.compress(json.dumps(what).encode(), 5))
+    temporary.replace(path)
 
 
 def _source(variant: Any) -> ASTSource:
@@ -88,15 +109,13 @@ def _folder() -> Path:
     return folder
 
 
-def _dump(cubin: bytes, *forms: str) -> Iterable[str]:
-    """What cuobjdump prints of a cubin, in each form."""
+def _dump(cubin: bytes, form: str) -> str:
+    """What cuobjdump prints of a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        for form in forms:
-            yield subprocess.run(
-                [CUOBJDUMP, form, file.name], capture_output=True, text=True, check=True
-            ).stdout
+        command = [CUOBJDUMP, form, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def instructions_of(code: str) -> list[str]:
@@ -111,12 +130,14 @@ def main() -> None:
     parser.add_argument("--family", nargs="*", default=[])
     parser.add_argument("--capability", type=int, nargs="*", default=[])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--instructions", action="store_true")
     asked = parser.parse_args()
     _variants.extend(selected(asked.family, asked.capability, asked.quick))
     numbers = range(len(_variants))
+    work = partial(_compile, disassemble=asked.instructions)
     # Forked, so that nothing is imported again.
     with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
-        results = pool.map(_compile, numbers, chunksize=1)
+        results = pool.map(work, numbers, chunksize=1)
     with asked.out.open("w", encoding="utf-8") as file:
         for variant, (stack, instructions) in zip(_variants, results, strict=True):
             line = [variant.family, variant.name, variant.capability, stack, instructions]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 
 import pytest
 from kernel_compiler import Compiled, compile_variants
+from tree import ROOT
 
 # A slow machine takes its time; what is compiled is kept for the next run.
 pytestmark = pytest.mark.timeout(3600)
@@ -47,6 +49,16 @@ def assert_little_is_spilled(variants: list[Compiled]) -> None:
         if (most := most_stack(compiled)) is not None and compiled.stack > most
     }
     assert not spilled
+
+
+def test_every_kernel_is_on_the_list_of_variants():
+    listed = "".join(path.read_text() for path in (ROOT / "tools/kernel_variants").glob("*.py"))
+    named = set()
+    for folder in ("kernels", "baselines"):
+        for path in (ROOT / folder).rglob("*.py"):
+            named |= set(re.findall(r"jit(?:\(.*\))?\ndef _?(\w+)_kernel\(", path.read_text()))
+    assert {"flash_sampling", "hopper", "sampling_race", "weight_stream"} <= named
+    assert not {name for name in named if not re.search(rf'"{name}(_kernel)?"', listed)}
 
 
 def test_one_variant_of_each_kernel_compiles_and_spills_nothing():
