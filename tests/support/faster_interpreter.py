@@ -25,6 +25,7 @@ def make_faster() -> None:
         (interpreter.ReduceOps, "generic_reduce", reduce_by_halves),
         (core, "_unwrap_if_constexpr", unwrap_by_type),
         (TritonSemantic, "broadcast_impl_value", leave_equal_shapes),
+        (TritonSemantic, "binary_op_type_checking_impl", leave_equal_types),
     ):
         if hasattr(of, name):
             setattr(of, name, replacement(getattr(of, name)))
@@ -108,6 +109,19 @@ def leave_equal_shapes(broadcast):
         return broadcast(self, left, right)
 
     return broadcasted
+
+
+def leave_equal_types(check):
+    """Numbers of one type, but where division would widen them, need no cast."""
+
+    def checked(self, left, right, *args, **options):
+        widened = len(args) == 4 or options.get("div_or_mod")
+        if type(left) is tl.tensor and type(right) is tl.tensor and not widened:
+            if left.dtype is right.dtype and not left.dtype.is_ptr():
+                return self.broadcast_impl_value(left, right)
+        return check(self, left, right, *args, **options)
+
+    return checked
 
 
 def make_types_once() -> None:
