@@ -116,9 +116,9 @@ def leave_equal_types(check):
 
     def checked(self, left, right, *args, **options):
         widened = len(args) == 4 or options.get("div_or_mod")
-        if type(left) is tl.tensor and type(right) is tl.tensor and not widened:
-            if left.dtype is right.dtype and not left.dtype.is_ptr():
-                return self.broadcast_impl_value(left, right)
+        tensors = type(left) is tl.tensor and type(right) is tl.tensor
+        if tensors and not widened and left.dtype is right.dtype and not left.dtype.is_ptr():
+            return self.broadcast_impl_value(left, right)
         return check(self, left, right, *args, **options)
 
     return checked
