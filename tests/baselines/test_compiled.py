@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 
 from fsbench.baselines import exponential_race, multinomial_compiled
 from fsbench.problem import Problem
@@ -18,6 +17,8 @@ SHAPES = [(B, V) for V in (60, 61) for B in (1, 2, 3, 4, 5, 6)]
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch):
     """torch.compile with a backend that counts graphs: the limit is Dynamo's, whatever follows."""
+    from torch._dynamo.testing import CompileCounter  # takes seconds to load
+
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     return counter

@@ -2,7 +2,8 @@
 
 `honest(...)` is the sampler without a mistake; a mutant differs from it in the keyword that names
 the mistake. Noise is a function of (seed, step) and of the place in the batch and vocabulary, drawn
-from torch generators that are seeded by it, tile by tile, as kernels with counters do it.
+from generators that are seeded by it, tile by tile, as kernels with counters do it. They are
+numpy's, which take a quarter of the time of torch's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from fsbench.provider import Capabilities, Kind, Provider
 
 TILE = 128
 
-Uniform = Callable[[torch.Generator, tuple[int, ...]], Tensor]
+Uniform = Callable[[np.random.Generator, tuple[int, ...]], Tensor]
 Noise = Callable[..., Tensor]
 """(seed, step, B, V, uniform) -> Gumbel noise [B, V]."""
 
@@ -33,28 +35,28 @@ def mixed(*numbers: int) -> int:
     return key >> 1
 
 
-def generator(key: int) -> torch.Generator:
-    # mt19937 reads 32 bits; the key's are mixed, so any will do.
-    return torch.Generator().manual_seed(key & 0xFFFFFFFF)
+def generator(key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.SFC64(key))
 
 
 # Uniform numbers
 
 
-def fine_exponential(source: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+def fine_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     """-log of a Gumbel's exponential, from 53 bits: no tail is cut."""
-    return torch.empty(shape).exponential_(generator=source)
+    return torch.from_numpy(source.standard_exponential(shape)).float()
 
 
-def coarse_exponential(source: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+def coarse_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     """From 24 bits: E is never below 2^-24, so no Gumbel exceeds 16.6."""
-    return torch.rand(shape, generator=source).clamp_(2**-24, 1 - 2**-24).log_().neg_()
+    u = torch.from_numpy(source.random(shape, dtype=np.float32))
+    return u.clamp_(2**-24, 1 - 2**-24).log_().neg_()
 
 
-def closed_exponential(source: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+def closed_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     """u = (r + 1) / (2^32 + 1) in fp32: 128 of 2^32 codes round to 1, where -log u = 0."""
-    r = torch.randint(2**32, shape, generator=source)
-    return ((r.float() + 1) * (1 / (2**32 + 1))).log_().neg_()
+    r = source.integers(2**32, size=shape, dtype=np.uint32)
+    return torch.from_numpy(r.astype(np.float32)).add_(1).mul_(1 / (2**32 + 1)).log_().neg_()
 
 
 def gumbel(exponential: Tensor) -> Tensor:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from fsbench.e2e.hf import Batch, random_model
 from fsbench.e2e.measure import Plan
 from fsbench.e2e.models import decoder
 from fsbench.errors import EngineUnavailable
 from fsbench.integrations.draw import Head, make_draw
 from fsbench.kernels import flash_sample
+
+if TYPE_CHECKING:
+    from fsbench.e2e.hf import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = Plan((decoder("tiny"),), (3,), ("flash_sample",), prompt_tokens=5, output_tokens=6,
@@ -23,10 +26,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def model():
+    from fsbench.e2e.hf import random_model  # loads transformers
+
     return random_model(decoder("tiny"), PLAN, CPU)
 
 
 def decoded(model, B: int, draw) -> Batch:
+    from fsbench.e2e.hf import Batch
+
     batch = Batch(model, PLAN, B, CPU)
     batch.decode(lambda: batch.step(draw))
     return batch
@@ -97,6 +104,8 @@ def test_transformers_missing_is_named(monkeypatch):
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_graph_draws_what_eager_steps_draw():
+    from fsbench.e2e.hf import Batch, random_model
+
     cuda = torch.device("cuda")
     model = random_model(decoder("tiny"), PLAN, cuda)
     draw = make_draw("flash_sample", Head(model.lm_head.weight.detach(), 1000))

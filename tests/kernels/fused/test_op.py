@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from flash_sample_cases import CPU, SEED, TILES, check, counter, normal_logits, problem
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsbench.kernels import Sample, flash_sample
@@ -157,6 +156,8 @@ def test_one_compiled_call_serves_any_batch_size(dynamic):
 
     def draw(hidden, T, seeds):
         return flash_sample(hidden, head, seed=seeds, temperature=T, return_logz=True)
+
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds to load
 
     counting = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(draw, fullgraph=True, backend=counting, dynamic=dynamic)
