@@ -1,6 +1,7 @@
 # make bench   set up and run the main job on whatever this machine has; without a GPU also the
 #              CPU decision plane
-# make test    set up and pass the tests that need no GPU
+# make test    set up and pass the tests that one runs all day: minutes, no GPU
+# CONTRIBUTING.md tells the others.
 VENV ?= .venv
 PYTHON ?= python3
 FSBENCH = $(VENV)/bin/fsbench
@@ -12,7 +13,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
 # Installed first, so that no dependency picks another: without a GPU, the version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: setup bench test test-gpu verify lint plots clean
+.PHONY: setup bench test test-all test-rest test-gpu verify lint format plots clean
 
 setup: $(VENV)/ready
 
@@ -27,8 +28,17 @@ bench: setup
 	$(if $(shell command -v nvidia-smi),,$(FSBENCH) hotvocab bench)
 
 # One thread per process: there is a worker for every core already.
+ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto
+
 test: setup
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -m "not gpu" -n auto
+	$(ON_CPU) -m "not gpu and not full"
+
+test-all: setup
+	$(ON_CPU) -m "not gpu"
+
+# What test-all adds to test.
+test-rest: setup
+	$(ON_CPU) -m "full and not gpu"
 
 test-gpu: setup
 	$(PYTEST) -m gpu
@@ -40,6 +50,11 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# What is left of lint's complaints, lint reports.
+format: setup
+	$(VENV)/bin/ruff check --fix-only .
+	$(VENV)/bin/ruff format .
 
 # A figure of times has runs of machines that are equally fast; a speedup is always of one run, so
 # that figures of speedups take all.

@@ -11,7 +11,7 @@ Not corrected here, because it is what is deployed: torch's fp32 Exp(1) is never
 token gains more than log 2^24 = 16.6 on its logit, and unlikely tokens are drawn too rarely. With
 one dominant token and all others a gap of 14 / 16 / 18 / 20 below it, the tail gets .998 / .91 /
 .12 / 0 of its probability with torch's own exponential, .931 / .60 / .041 / 0 with the 31-bit
-uniforms that compiled code draws on a GPU (samplers.md, 2.1 and test T3 of 4.2).
+uniforms that compiled code draws on a GPU (docs/noise.md has all).
 
 Undefined rows: a NaN logit, or no finite one, makes every probability of the row NaN; argmax then
 returns token 0.

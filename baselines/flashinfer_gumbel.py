@@ -3,11 +3,11 @@
     tokens = argmax_v (logits_v / T + g_v),  g = -log(-log(u))
 
 Passes over the logits beyond the matmul: division by T, FlashInfer's cast to fp32, the sampler.
-`flashinfer_gumbel_lean` omits the first two. Random numbers: see `_flashinfer`.
+`flashinfer_gumbel_lean` omits the first two. Random numbers: see `providing.flashinfer`.
 
 FlashInfer draws u <= 1 - 2^-23, so g <= 15.94: with one dominant token and all others a gap of
-14 / 16 / 18 / 20 below it, the tail gets .867 / .35 / .0008 / 0 of its probability (samplers.md,
-test T3 of 4.2).
+14 / 16 / 18 / 20 below it, the tail gets .867 / .35 / .0008 / 0 of its probability
+(docs/noise.md has other noise).
 
 Undefined rows, by reading: after a NaN the running maximum restarts, so the token is arbitrary; a
 row of -inf only ends on a padding lane, so the id may be V or more.
@@ -47,7 +47,7 @@ PROVIDER = Provider(
         host_sync_free=True,
         batch_invariant=True,
         exact_to_gap=11.0,
-        seed_stride=4,  # see _flashinfer
+        seed_stride=4,  # see providing.flashinfer
     ),
     presets=("paper", "quick", "tp"),
 )

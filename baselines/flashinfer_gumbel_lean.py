@@ -1,4 +1,4 @@
-"""FI2 without the passes that the paper's version need not pay (methodology, rule 8).
+"""FI2 without the passes that the paper's version need not pay (docs/methodology.md, Fairness).
 
     tokens = argmax_v (logits_v / T + g_v)
 
@@ -42,7 +42,7 @@ PROVIDER = Provider(
         host_sync_free=True,
         batch_invariant=True,
         exact_to_gap=11.0,
-        seed_stride=4,  # see _flashinfer
+        seed_stride=4,  # see providing.flashinfer
     ),
     presets=("lean",),
 )

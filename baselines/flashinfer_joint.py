@@ -6,7 +6,7 @@ One kernel proposes tokens and accepts the first that both filters keep, narrowi
 by two pivots after each rejection (the FlashInfer blog of March 2025); no probability is cut or
 normalised anew before. p counts of the whole mass, not of what top-k left: this keeps at least as
 many tokens as top-k first. One matmul with fp32 output and FlashInfer's softmax come before. Random
-numbers: see `_flashinfer`.
+numbers: see `providing.flashinfer`.
 
 Undefined rows, by reading: as `flashinfer_top_k_top_p`, token 0.
 """

@@ -7,7 +7,7 @@ one kept are kept, too. Where both are off k = -1 and p = 1, which is what the p
 filters keep every token, so it draws from the full softmax, but their passes remain: division by T,
 a masked copy of the logits, a softmax, a cast to fp32, then inverse-CDF sampling, whose check of
 the drawn token against p reads the row again. `flashinfer_top_k_top_p_lean` omits what it can.
-Random numbers: see `_flashinfer`.
+Random numbers: see `providing.flashinfer`.
 
 Not corrected here, because the paper ran it so: FlashInfer casts after the softmax, so in bf16 the
 probabilities are rounded to 8 bits (up to 0.4 %) and need not sum to 1. What is missing goes to the

@@ -1,10 +1,11 @@
-"""FI1 without the passes that its filters cost when they are off (methodology, rule 8).
+"""FI1 without the passes that its filters cost when they are off (docs/methodology.md, Fairness).
 
     tokens = inverse_cdf_sample(softmax(logits / T))
 
 With top-k and top-p off this is what FlashInfer offers for the same job: its softmax, which applies
 the temperature on the way, and its plain sampler, which stops reading a row at the drawn token. One
-matmul with fp32 output comes before; the probabilities are fp32. Random numbers: see `_flashinfer`.
+matmul with fp32 output comes before; the probabilities are fp32. Random numbers: see
+`providing.flashinfer`.
 
 With filters the probabilities go to FlashInfer's sampler for them, top-k first: a kernel that cuts
 to k tokens and normalises anew, then rejection sampling for top-p. `flashinfer_joint` is the other

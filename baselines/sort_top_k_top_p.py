@@ -1,4 +1,4 @@
-"""Top-k and top-p by sorting, in eager PyTorch: see `_sorted`. Every operation is a pass."""
+"""Top-k and top-p by sorting, in eager PyTorch (`providing.sorted`). Every operation is a pass."""
 
 from __future__ import annotations
 

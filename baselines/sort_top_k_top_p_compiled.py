@@ -1,4 +1,4 @@
-"""Top-k and top-p by sorting, under torch.compile: see `_sorted`. The sort stays a library call."""
+"""Top-k and top-p by sorting, under torch.compile (`providing.sorted`). The sort stays a call."""
 
 from __future__ import annotations
 

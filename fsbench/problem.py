@@ -41,7 +41,7 @@ class Problem:
 
     hidden is [B, D] and weight [V, D], both `dtype`; temperature 0 means greedy.
 
-    `logits` names the law the inputs are made to follow (methodology, rule 10):
+    `logits` names the law the inputs are made to follow (docs/methodology.md, Inputs):
     `normal:S` independent normal logits of standard deviation S; `zipf:A` the token of rank r has
     logit -A log r; `peaked:G` one token lies G above all others.
 

@@ -32,7 +32,7 @@ NUM_WARPS = 4
 
 _CHOICE_STREAM = tl.constexpr(2 << 16)
 """Counter word 3 of the noise that chooses a group. Token noise has words below 2^16 there, the
-noise of groups of 32 tokens (kernels/_group_noise.py) 2^16 and up: no Philox block is shared."""
+noise of groups of 32 tokens (noise.group) 2^16 and up: no Philox block is shared."""
 _LN_2 = tl.constexpr(0.6931471805599453)
 
 

@@ -87,7 +87,7 @@ def gumbel_argmax(
         seed, offset: int64 [1] on the same device.
         temperature: >= 0; 0 is greedy, and so is anything below 2^-120.
         first_token: the first of these logits is of that token, a multiple of 128.
-        keys: return packed candidates (_helper.ordered_key) in place of tokens.
+        keys: return packed candidates (noise.keys.ordered_key) in place of tokens.
 
     Returns:
         int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one. The token is the

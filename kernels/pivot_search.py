@@ -4,7 +4,7 @@ Qrita (arXiv 2602.01518, vLLM's sampler for top-k and top-p) does not sort: it g
 mean and the standard deviation of a row which logit the kth largest will be near, gathers what is
 above a somewhat smaller pivot, and searches the cutoff among these few; if they are fewer than k it
 gathers again, everything. This is an implementation of its own: the pivot from the quantile of the
-normal distribution less 15 %, an exact cutoff (_cutoff.py), and the draw with noise of the
+normal distribution less 15 %, an exact cutoff (truncated.cutoff), and the draw with noise of the
 contract. One program per row; it gathers up to 4096 tokens, and if there are more to search, reads
 the row for every step.
 """

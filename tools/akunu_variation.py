@@ -3,8 +3,8 @@
 python tools/akunu_variation.py results/truncated/akunu_variation.csv
 
 For rows of V = 151,936 logits of several laws and several settings of the filters, the probability
-of every token by the chapter's arithmetic (kernels/_akunu_reference.py) against the same filters in
-exact arithmetic (fsbench.reference, in akunu's order), in float64; the mean of 8 rows:
+of every token by the chapter's arithmetic (kernels/providing/akunu_reference.py) against the same
+filters in exact arithmetic (fsbench.reference, in akunu's order), in float64; the mean of 8 rows:
 
     kept, kept_exact  tokens kept
     tv_fp16           of reading the logits as fp16, with exact filters

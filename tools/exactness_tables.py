@@ -1,6 +1,6 @@
 """The tables of docs/exactness.md from records of `fsbench verify --output`, in Markdown.
 
-python tools/exactness_tables.py results/h200/verify-full/*.jsonl
+python tools/exactness_tables.py results/h200/verify/*.jsonl
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The screened sampler where it is easy and where it is hard: candidates, time, and equal tokens.
 
-    python tools/measure_screened.py results/h200/screened/cases.csv
+    python tools/measure_screened.py results/mine/cases.csv
 
 For laws of the logits from flat to one-hot, greedy decoding and heavy masks: graph replay, CUPTI
 span, cold L2, interleaved in rounds with cuBLAS's matmul and with the fused kernel's token noise.

@@ -33,7 +33,7 @@ GOALS = {
     "scaling from 1 to 2 samplers": 0.9,
     "penalties at 4,096 seen tokens, times none": 1.1,
 }
-"""What issue H asked for: at least, but at most for penalties."""
+"""What was to be reached: at least this, but at most for penalties."""
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -77,7 +77,7 @@ def build_as_in_paper(
 
     The front makes logits [B, V] in the problem's dtype, divides them by the temperature (a 0-d
     device tensor, also at T = 1) and makes the index of every row, int32 [B]. gather: brings the
-    logits of a sharded weight together (_gathered).
+    logits of a sharded weight together (providing.gathered).
     """
     import torch
 

@@ -5,7 +5,7 @@
 One all-gather, in which every rank receives (n - 1) / n of 2 B V bytes in bf16, and one pass that
 puts the ranks' columns side by side, which a compiler may fuse into what follows.
 
-The functional collectives of torch.distributed.nn and _functional_collectives gather along a
+The functional collectives of torch.distributed gather along a
 dimension other than 0 through a helper that torch.compile refuses under fullgraph (torch 2.11,
 pytorch issue 179722). The operators below them, with the permutation written out, do compile.
 """

@@ -28,7 +28,7 @@ def scaled_logits(
 ) -> Tensor:
     """[B, V] fp32 logits / temperature; cast before the division and softmax, as the paper does.
 
-    gather: brings the logits of a sharded weight together (_gathered).
+    gather: brings the logits of a sharded weight together (providing.gathered).
     """
     logits = matmul_logits(hidden, weight)
     if gather is not None:

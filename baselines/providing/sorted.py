@@ -46,7 +46,7 @@ def limits(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
 def make_step(
     problem: Problem, penalise: Callable[[Tensor], Tensor] = lambda logits: logits
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The step: hidden, weight, k, p -> tokens [B]; penalise: of `_penalties`."""
+    """The step: hidden, weight, k, p -> tokens [B]; penalise: of `providing.penalties`."""
     import torch
 
     temperature, filtered = problem.temperature, bool(problem.filters)

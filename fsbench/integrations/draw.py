@@ -76,10 +76,12 @@ def missing(name: str, device: str) -> str | None:
     Raises:
         InvalidArgument: nobody knows the name, or it is no exact sampler.
     """
+    if name == FLASH_SAMPLE:
+        return None
     names = known()
     if name not in names:
         raise unknown_name("sampler", name, names)
-    return None if name == FLASH_SAMPLE else discover()[name].unavailable_reason(device)
+    return discover()[name].unavailable_reason(device)
 
 
 def make_draw(name: str, head: Head) -> Draw:

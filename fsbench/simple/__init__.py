@@ -1,4 +1,4 @@
-"""SIMPLE: sampling on the CPU, beside the GPU's work ("the decision plane", seed 003 of the docs).
+"""SIMPLE: sampling on the CPU, beside the GPU's work: "the decision plane" (arXiv 2512.00719).
 
     native      the C++ core: is it built, its functions
     ring        memory that the producer of logits and the samplers share

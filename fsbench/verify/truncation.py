@@ -47,7 +47,7 @@ CASES: Sequence[Filters] = (
     {"top_k": 20, "min_p": 0.3},
     {"top_k": 1, "top_p": 0.5},
 )
-"""The whole test of supports (samplers.md, T6)."""
+"""The whole test of supports: what filters keep at their edges, and with each other."""
 
 PENALISED: Filters = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1,
                       "history": 150}  # fmt: skip

@@ -16,9 +16,9 @@ import torch
 
 from fsbench.errors import CaptureError
 from fsbench.kernels.configs.gpu import launching_on
-from fsbench.kernels.noise import contract as _helper
+from fsbench.kernels.noise import keys as noise_keys
 
-LOWEST_KEY: int = _helper.LOWEST_KEY.value
+LOWEST_KEY: int = noise_keys.LOWEST_KEY.value
 _MIN_ROWS = 256  # of a stream's workspace
 _STOCK_ROWS = 32_768  # 384 KiB: enough for a graph of every batch size up to 248
 

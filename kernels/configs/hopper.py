@@ -1,4 +1,4 @@
-"""Tile shapes of the Hopper kernel, and the tuning space (_tile_tables.py: the choice)."""
+"""Tile shapes of the Hopper kernel, and the tuning space (configs.tables: the choice)."""
 
 from __future__ import annotations
 

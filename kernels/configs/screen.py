@@ -51,7 +51,7 @@ class ScreenConfig:
 
 @dataclass(frozen=True)
 class HopperScreenConfig:
-    """Tile shapes of the screen for Hopper (_hopper_screen_kernel.py).
+    """Tile shapes of the screen for Hopper (screened.hopper).
 
     warpgroups: that compute, each on 32 rows. block_v, block_d: tokens, a multiple of 128, and
         columns, 128 or 256, of a tile. num_stages: of the ring. room, row_room: as in ScreenConfig.

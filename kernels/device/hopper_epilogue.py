@@ -2,7 +2,7 @@
 
 The batch is on the M side of the instruction: then a thread holds, of two rows, whole groups of the
 group noise, and neither the groups' sums nor the running best ever leave it. Portable twin:
-_epilogue, which has what the two share.
+device.epilogue, which has what the two share.
 """
 
 from triton.experimental import gluon
@@ -116,7 +116,7 @@ def consume(
 
 @gluon.jit
 def _processed(y, v0, row, index, B, V, processing, mask_words):
-    """As _epilogue.processed, for the 32 members of each group: y_i is of token v0 + column.
+    """As device.epilogue.processed, for the 32 members of each group: y_i is of token v0 + column.
 
     y: 32 tensors [ROWS, G]. row, index: int32 [ROWS, G], the row and the number of the group.
     """
@@ -203,7 +203,7 @@ def _better(best, score, token, logit):
 
 @gluon.jit
 def _largest(y, m):
-    """As _group_noise.group_draws, without noise: the first of the largest logits."""
+    """As noise.group.group_draws, without noise: the first of the largest logits."""
     member = (m < float("-inf")).to(gl.int32) + 31
     for i in gl.static_range(30, -1, -1):
         member = gl.where(y[i] == m, i, member)

@@ -2,7 +2,7 @@
 
 Between the warp that loads and the warpgroups that compute is a ring of stages in shared memory:
 (tiles of weight, tiles of hidden, barriers of what is loaded, barriers of what is free again).
-Portable twin: _mainloop, which has what the two share.
+Portable twin: device.mainloop, which has what the two share.
 """
 
 from triton.experimental import gluon
@@ -14,14 +14,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fsbench.kernels.configs import hopper as _hopper_config
+from fsbench.kernels.configs import hopper
 from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.device.mainloop import first_column
 
 # Triton 3.6 knows one of its names, 3.9 the other.
 copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
-CHUNK = gl.constexpr(_hopper_config.CHUNK)
+CHUNK = gl.constexpr(hopper.CHUNK)
 
 
 @gluon.constexpr_function

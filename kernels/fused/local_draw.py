@@ -21,7 +21,7 @@ def local_draw(
     *,
     return_logz: bool = False,
 ) -> Sample:
-    """This rank's best candidates, packed (_helper.ordered_key), in place of tokens.
+    """This rank's best candidates, packed (noise.keys.ordered_key), in place of tokens.
 
     The largest over all ranks is the row's: the noise of a token is the same on any rank. logz is
     that of the rank's tokens; it means nothing where these have no draw. Arguments are those of

@@ -52,7 +52,7 @@ def flash_sampling_kernel(
     first_sample,
     first_token,  # of this rank's weight, a multiple of 256; V is of the whole vocabulary
     num_tokens,  # of this rank
-    buffers_ptr,  # [RANKS] int64: addresses of the ranks' buffers (_exchange.py); or None
+    buffers_ptr,  # [RANKS] int64: addresses of the ranks' buffers (shard.exchange); or None
     counts_ptr,  # int32, of this rank's slots; or None
     rank,
     area,  # slots of an area
@@ -62,7 +62,7 @@ def flash_sampling_kernel(
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
     RANKS: tl.constexpr,  # that draw together; 0: leave it to a later step to merge the candidates
-    WATCH: tl.constexpr,  # see _exchange.wait
+    WATCH: tl.constexpr,  # see shard.exchange.wait
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,

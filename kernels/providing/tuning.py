@@ -9,8 +9,7 @@ from functools import partial
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels.configs import hopper as _hopper_config
-from fsbench.kernels.configs import portable as _flash_sampling_config
+from fsbench.kernels.configs import hopper, portable
 from fsbench.kernels.configs.tables import KERNELS
 from fsbench.kernels.providing.launches import FlashSampling
 from fsbench.problem import Problem
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def tuning(kernel: str) -> Tuning:
-    """Of a kernel of _tile_tables.KERNELS."""
+    """What `fsbench tune` needs of a kernel of configs.tables.KERNELS."""
     return Tuning(
         kernel=kernel,
         buckets=KERNELS[kernel][1],
@@ -39,11 +38,11 @@ def _configs(kernel: str, problem: Problem) -> list[Any]:
     device = torch.device("cuda", torch.cuda.current_device())
     B, D = problem.B, problem.D
     if kernel == "hopper":
-        return list(dict.fromkeys([hopper_config(B, D, device), *_hopper_config.space(B)]))
+        return list(dict.fromkeys([hopper_config(B, D, device), *hopper.space(B)]))
     in_use = default_config(B, D, device, 2, _noise(kernel))
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
     limit = properties.shared_memory_per_block_optin - 2048
-    return list(dict.fromkeys([in_use, *_flash_sampling_config.space(B, limit)]))
+    return list(dict.fromkeys([in_use, *portable.space(B, limit)]))
 
 
 def _noise(kernel: str) -> str:

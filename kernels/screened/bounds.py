@@ -23,7 +23,7 @@ from fsbench.kernels.screened.head import LARGEST_ENTRY, ScreenedHead
 LARGEST_STEPS = 32_512
 """256 * 127: hidden is rounded to 16 bits, of which the high byte must not exceed 127."""
 SMALLEST_MAXIMUM = 2.0**-90
-"""Rows of hidden below it are not rounded but all error, as in _screened_head."""
+"""Rows of hidden below it are not rounded but all error, as in screened.head."""
 LARGEST_TEMPERATURE = 2.0**100
 """Rows with a higher one are computed in full: their scores might overflow."""
 INFLATION = 1 + 2.0**-18
@@ -33,7 +33,7 @@ ROUNDING = 2.0**-18
 NOISE_SLACK = 2.0**-15
 """Per unit of temperature: two computations of T g, and scores of up to 23 T rounded."""
 ROUGH_NOISE_SLACK = 2.0**-9
-"""On the device, whose screen has rough noise (_screen_records.rough_gumbel, 2^-10)."""
+"""On the device, whose screen has rough noise (screened.records.rough_gumbel, 2^-10)."""
 BIAS_SLACK = 2.0**-21
 CAP_SLACK = 2.0**-20
 ABSOLUTE_SLACK = 2.0**-80

@@ -1,10 +1,10 @@
 """Device code of the screened sampler's first launch: hidden in two bytes, and the screen.
 
 The programs first round hidden to 16 bits, row by row, while the first bytes of the int8 copy come
-in (_screen_rounding.py). Then they stream the copy, share the largest lower bound of each row, and
+in (screened.rounding). Then they stream the copy, share the largest lower bound of each row, and
 keep what may exceed it: records of a Philox word of four tokens each, per program and row
-(_screen_records.py). When a program ends, the bound has risen, and the few tokens that still reach
-it go to the list of the row, for the second launch (_resolve_kernel.py).
+(screened.records). When a program ends, the bound has risen, and the few tokens that still reach
+it go to the list of the row, for the second launch (screened.resolve).
 """
 
 import triton
@@ -158,7 +158,7 @@ def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
     ROWS: tl.constexpr = 2 * BLOCK_B
     acc = tl.zeros((BLOCK_V, ROWS) if V_ON_M else (ROWS, BLOCK_V), tl.int32)
     steps = tl.cdiv(D, BLOCK_D)
-    # As in the fused kernels, programs begin at different columns (_mainloop.tile_logits).
+    # As in the fused kernels, programs begin at different columns (device.mainloop.tile_logits).
     first = first_column(v0, D) // BLOCK_D
     b0 = pid_b * ROWS
     for step in range(steps):

@@ -2,8 +2,8 @@
 
 A record has a Philox word of four tokens: their largest upper bound, and which of them it is about.
 A thread keeps records of its own words of a row, and the largest lower bound that it knows of.
-`_screen.score_bounds` is the same in torch and defines the constants; docs/screened-head.md proves
-it.
+`screened.bounds.score_bounds` is the same in torch and defines the constants;
+docs/screened-head.md proves it.
 """
 
 import triton
@@ -12,13 +12,13 @@ import triton.language as tl
 from fsbench.kernels.device.epilogue import capped, masked
 from fsbench.kernels.noise.arithmetic import halves, nan_max
 from fsbench.kernels.noise.words import random_words, split_words
-from fsbench.kernels.screened import bounds as _screen
+from fsbench.kernels.screened import bounds as in_torch
 
-LARGEST_TEMPERATURE = tl.constexpr(_screen.LARGEST_TEMPERATURE)
-NOISE_SLACK = tl.constexpr(_screen.ROUGH_NOISE_SLACK * _screen.INFLATION)
-BIAS_SLACK = tl.constexpr(_screen.BIAS_SLACK)
-CAP_SLACK = tl.constexpr(_screen.CAP_SLACK)
-ABSOLUTE_SLACK = tl.constexpr(_screen.ABSOLUTE_SLACK)
+LARGEST_TEMPERATURE = tl.constexpr(in_torch.LARGEST_TEMPERATURE)
+NOISE_SLACK = tl.constexpr(in_torch.ROUGH_NOISE_SLACK * in_torch.INFLATION)
+BIAS_SLACK = tl.constexpr(in_torch.BIAS_SLACK)
+CAP_SLACK = tl.constexpr(in_torch.CAP_SLACK)
+ABSOLUTE_SLACK = tl.constexpr(in_torch.ABSOLUTE_SLACK)
 LOWEST_BOUND = tl.constexpr(-3.0e38)
 """Of a row without a lower bound yet: below every score, above the -inf of forbidden tokens."""
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -43,7 +43,7 @@ def bound_of_key(key):
 
 @triton.jit
 def rough_gumbel(bits, NVIDIA: tl.constexpr):
-    """32 random bits (uint32) -> Gumbel(0, 1) in fp32, within 2^-10 of _helper.gumbel.
+    """32 random bits (uint32) -> Gumbel(0, 1) in fp32, within 2^-10 of noise.contract.gumbel.
 
     -log E, E = -log(1 - u), u = (bits + 0.5) 2^-32. For 1 - u above 1 - 2^-10, E is taken for u.
     """
@@ -68,7 +68,7 @@ def _rough_log2(x, NVIDIA: tl.constexpr):
 @triton.jit
 def _ends(z, tokens, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V, extra,
           reach, spread, soft_cap, temperature, noise):  # fmt: skip
-    """(lower, upper) of scores y + T g, as _screen.score_bounds.
+    """(lower, upper) of scores y + T g. See screened.bounds.score_bounds.
 
     NaN stands for a score without a bound, so that comparisons let it pass. Where a bias of -inf
     forbids a token both are -inf, unless its logit may be undefined.
@@ -154,7 +154,7 @@ def leave_records(z, words, v0, vectors, rows, row, seed, offset, T, extra, reac
         g3 = 0.0
         if NOISE == "token":
             # Always 0; ties the noise to the layout of z, and makes a word wait for the one
-            # before, as in _helper.candidates. A bound is never NaN.
+            # before, as in noise.contract.candidates. A bound is never NaN.
             zero = ((z0 < float("-inf")) | (limit != limit)).to(tl.int32)
             r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, 0, zero)
             g0 = rough_gumbel(r0, NVIDIA)

@@ -1,6 +1,6 @@
 """Device code of the screened sampler's second launch: exact logits of the few that may win.
 
-Tokens on the lists of _screen_kernel.py are computed from the weight, in the order of summation of
+Tokens on the lists of screened.portable are computed from the weight, in the order of summation of
 the fused kernels, a few at a time; all programs share all lists. A row with more tokens than its
 list holds is sampled from its whole logits, again by all programs. The last program to arrive
 writes the tokens and puts back to rest what the next call needs.

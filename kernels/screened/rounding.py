@@ -1,21 +1,22 @@
 """Device code of the screen: hidden in two bytes, and the sums of both.
 
 A row is claimed, so a program waits only for programs that run, and the launch ends whatever else
-the GPU is doing. `_screen.screen_hidden` is the same in torch; docs/screened-head.md proves it.
+the GPU is doing. `screened.bounds.screen_hidden` is the same in torch; docs/screened-head.md proves
+it.
 """
 
 import triton
 import triton.language as tl
 
 from fsbench.kernels.noise.arithmetic import nan_max
-from fsbench.kernels.screened import bounds as _screen
+from fsbench.kernels.screened import bounds as in_torch
 from fsbench.kernels.screened.head import LARGEST_ENTRY as _LARGEST_ENTRY
 
 LARGEST_ENTRY = tl.constexpr(_LARGEST_ENTRY)
-LARGEST_STEPS = tl.constexpr(float(_screen.LARGEST_STEPS))
-SMALLEST_MAXIMUM = tl.constexpr(_screen.SMALLEST_MAXIMUM)
-INFLATION = tl.constexpr(_screen.INFLATION)
-ROUNDING = tl.constexpr(_screen.ROUNDING)
+LARGEST_STEPS = tl.constexpr(float(in_torch.LARGEST_STEPS))
+SMALLEST_MAXIMUM = tl.constexpr(in_torch.SMALLEST_MAXIMUM)
+INFLATION = tl.constexpr(in_torch.INFLATION)
+ROUNDING = tl.constexpr(in_torch.ROUNDING)
 ROW_NUMBERS = tl.constexpr(3)
 """step, reach and spread of a row, one after the other."""
 CLAIMED = tl.constexpr(0)
@@ -38,7 +39,7 @@ def code_row(b, part):
 
 @triton.jit
 def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root):
-    """Two bytes of row b of hidden, and its step, reach and spread (_screen.screen_hidden).
+    """Two bytes of row b of hidden, and its step, reach and spread (bounds.screen_hidden).
 
     Args:
         hidden_ptr: [B, D]. codes_ptr: int8 [blocks of rows * 2 BLOCK_B, D]; see code_row.

@@ -1,8 +1,8 @@
 """Device code by which the ranks of a sharded LM head tell each other one word per slot.
 
-A word is 64 bits of which bit 31 is free: a packed candidate (_helper.ordered_key), or two fp32
-numbers. Every rank has a buffer that all ranks can write to (_vocab_shard.py), and a slot has there
-two places for every rank's word. `send` writes a word to all ranks, `wait` and `received` are for
+A word is 64 bits of which bit 31 is free: a packed candidate (noise.keys.ordered_key), or two fp32
+numbers. Every rank has a buffer that all ranks can write to (shard.vocab_shard). A slot has two
+places there for every rank's word. `send` writes a word to all ranks, `wait` and `received` are for
 theirs, and `advance` ends the exchange.
 
 Data and signal are one: a word travels with a flag in bit 31, which differs from that of the word

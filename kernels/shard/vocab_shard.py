@@ -1,6 +1,6 @@
 """`VocabShard`: one rank's rows of an LM head, and its line to the ranks that have the others.
 
-What crosses the ranks is one word per row and sample (_exchange.py), through memory that all GPUs
+What crosses the ranks is one word per row and sample (shard.exchange), through memory that all GPUs
 of an NVLink domain map: torch.distributed's symmetric memory. On a CPU the ranks use the process
 group's own collectives instead.
 """
@@ -32,7 +32,7 @@ _shards: WeakValueDictionary[str, VocabShard] = WeakValueDictionary()
 
 
 class Line(NamedTuple):
-    """What a kernel needs to reach the other ranks; see _exchange.send.
+    """What a kernel needs to reach the other ranks; see shard.exchange.send.
 
     buffer: int64 [2, ranks, AREAS, slots], this rank's, written by all ranks.
     buffers: int64 [ranks], the addresses of all of them. counts: int32 [AREAS, slots].

@@ -1,4 +1,4 @@
-"""Device code: one program gathers logits of a row, as keys (_cutoff.py), and draws from them.
+"""Device code: one program gathers logits of a row, as keys, and draws from them.
 
 Up to RANKED are ranked, up to GATHERED searched in registers; with more it reads the row again.
 """

@@ -9,7 +9,7 @@ row, finds out with the maxima which groups can hold a token that is kept:
     min-p   the threshold is known from the largest logit alone
 
 If these groups are few, it gathers the tokens and draws from them, and the row is done. If not, it
-leaves a plan, and the kernels of _row_kernels.py do the row with many programs.
+leaves a plan, and the kernels of truncated.rows do the row with many programs.
 """
 
 import triton
@@ -60,7 +60,7 @@ def sampling_look_kernel(
     largest_ptr,  # [stride // 128, B, 4] fp32; likewise
     found_ptr,  # [B, COUNTERS + CHUNK] int32, scratch: how many groups and tokens; the groups
     keys_ptr,  # [B, least of CHUNK * 32 and GATHERED] int64, scratch: tokens in them
-    plan_ptr,  # [B, PLAN] int64, out (_row_plan.py); or None: every row is done here
+    plan_ptr,  # [B, PLAN] int64, out (truncated.plan); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0

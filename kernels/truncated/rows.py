@@ -97,7 +97,7 @@ def sampling_sections_kernel(
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
     before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; None after the first time
-    launch,  # its number among those over rows (_row_plan.py)
+    launch,  # its number among those over rows (truncated.plan)
     B,
     stride,
     blocks,
@@ -202,7 +202,7 @@ def sampling_cutoff_kernel(
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
     kept_ptr,  # [B] int32, out; or None
-    launch,  # its number among those over rows (_row_plan.py)
+    launch,  # its number among those over rows (truncated.plan)
     B,
     stride,
     ROWS: tl.constexpr,
@@ -328,7 +328,7 @@ def sampling_race_kernel(
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
     kept_ptr,  # [B] int32, out; or None
-    launch,  # its number among those over rows (_row_plan.py)
+    launch,  # its number among those over rows (truncated.plan)
     B,
     stride,
     blocks,

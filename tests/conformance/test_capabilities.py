@@ -1,6 +1,6 @@
 """Every cell of `fsbench list --capabilities` that can be exercised without a GPU.
 
-The others, and all of them again, are in tests/gpu/test_capabilities_gpu.py. The checks themselves
+The others, and all of them again, are in test_capabilities_gpu.py. The checks themselves
 are checked: for each there are samplers that break its promise, and it must notice.
 """
 

@@ -1,7 +1,7 @@
 """What every sampler must satisfy; a new file is covered without an edit here.
 
 The CPU tier: a sampler that cannot run on CPUs is held to what can be asked without running it.
-Kernels run under the interpreter in tests/kernels, on GPUs in tests/gpu.
+Kernels run under the interpreter in tests/kernels, on GPUs in files test_*_gpu.py.
 """
 
 from __future__ import annotations

@@ -28,9 +28,11 @@ from fsbench.records.store import STATUSES, Cell, CellRecord, Energy, Round
 
 
 def commands() -> dict[str, typer.core.TyperCommand]:
-    """Every command by what one types after `fsbench`, those of groups included."""
+    """Every command by what one types after `fsbench`, but for hidden ones, the old spellings."""
     found = {}
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        if command.hidden:
+            continue
         found[name] = command
         for part, own in getattr(command, "commands", {}).items():
             found[f"{name} {part}"] = own

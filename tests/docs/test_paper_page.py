@@ -271,7 +271,7 @@ def test_sentences_about_the_other_costs():
 
 
 def test_the_measured_peaks_are_the_highest_committed():
-    """fsbench/peaks.toml: a point of these results cannot lie above the measured roof."""
+    """fsbench/records/peaks.toml: a point of these results cannot lie above the measured roof."""
     found = pd.concat(pd.read_csv(path) for path in H200.glob("*/results.csv"))
     # On matrices of other laws the chip needs less power, and a matmul is up to 5 % faster.
     found = found[found.logits.str.startswith("normal")]

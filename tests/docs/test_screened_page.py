@@ -11,7 +11,8 @@ from tree import H200, ROOT
 
 def test_constants_of_the_screen_are_those_of_its_page() -> None:
     from fsbench.kernels.screened import bounds as _screen
-    from fsbench.kernels.screened import sizes as _screened_head
+    from fsbench.kernels.screened import head as _screened_head
+    from fsbench.kernels.screened import sizes
 
     page = text("screened-head.md")
     assert _screen.accumulation_error(4096) == (4096 + 8) * 2.0**-23
@@ -27,7 +28,7 @@ def test_constants_of_the_screen_are_those_of_its_page() -> None:
     assert _screened_head.LARGEST_ENTRY == 2.0**50 and "an entry above 2^50" in page
     assert _screened_head.SMALLEST_MAXIMUM == _screen.SMALLEST_MAXIMUM == 2.0**-90
     assert "below 2^-90 get codes of 0" in page and "D <= 131,072" in page
-    assert _screened_head.LARGEST_D == 131_072
+    assert sizes.LARGEST_D == 131_072
 
 
 def test_candidates_of_the_screened_head_are_the_recorded_ones() -> None:

@@ -31,7 +31,7 @@ def test_packed_candidates_are_ordered_by_score_then_by_lower_token():
     assert unpack(keys).tolist() == [-1, 4, 3, 9, 2, 7, 8, 6, -1]
     assert (keys > LOWEST_KEY.value).all() and unpack(keys.new_tensor([LOWEST_KEY.value])) == -1
     assert merge_keys(keys.view(3, 3)).tolist() == [8, 6, -1]
-    assert ((keys >> 31) & 1 == 0).all()  # the bit that _exchange uses
+    assert ((keys >> 31) & 1 == 0).all()  # the bit that shard.exchange uses
 
 
 def test_a_rank_is_chosen_in_proportion_to_its_mass():

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fsbench.cli import app
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [*DOCS, *[page for page in [ROOT / "README.md"] if page.exists()]]
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 
 
 def text(name: str) -> str:

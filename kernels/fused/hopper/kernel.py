@@ -6,7 +6,7 @@ hidden with all of a tile's tokens and then lets the logits enter its running ca
 loader runs ahead. docs/kernel.md has a figure.
 
 What the logits and the noise are, and what a program leaves behind, is that of
-_flash_sampling_kernel, bit for bit.
+fused.portable, bit for bit.
 """
 
 from triton.experimental import gluon
@@ -148,7 +148,7 @@ def _compute(
 
 @gluon.jit
 def _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT: gl.constexpr):
-    """As _flash_sampling_kernel._log_mass. row: [R] in a slice of LAYOUT."""
+    """As fused.portable._log_mass. row: [R] in a slice of LAYOUT."""
     inverse = inverse_temperature
     if len(inverse.shape) > 0:
         inverse = inverse[:, None]

@@ -5,8 +5,8 @@ the int8 copy and of the codes of hidden into a ring of stages, and runs ahead w
 looks at what may win: the stream of the copy never waits for it. A warpgroup has 32 rows of hidden,
 high and low bytes as 64 rows of its instruction.
 
-What it computes and leaves behind is that of _screen_kernel, for requests without bias, mask and
-soft cap; the others run there.
+What it computes and leaves behind is that of screened.portable, for requests without bias, mask
+and soft cap; the others run there.
 """
 
 from triton.experimental import gluon
@@ -276,7 +276,7 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
 
 @gluon.jit(do_not_specialize=["B", "V"])
 def hopper_screen_kernel(
-    hidden_ptr,  # this and what follows: as _screen_kernel.screen_kernel
+    hidden_ptr,  # this and what follows: as portable.screen_kernel
     codes_ptr,
     codes,  # descriptor of boxes [16 .. 64, CHUNK]
     copy,  # descriptor of boxes [128, CHUNK]

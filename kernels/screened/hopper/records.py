@@ -1,6 +1,6 @@
 """Device code of the screen for Hopper: both ends of every score, and records of what may win.
 
-As _screen_records.py, for requests without bias, mask and soft cap, in the layout of the
+The same as screened.records, for requests without bias, mask and soft cap, in the layout of the
 accumulators: every thread works on its own.
 """
 
@@ -49,7 +49,7 @@ def _record_layout():
 
 @gluon.jit
 def _ends(z, tokens, vectors, V, extra, reach, spread, T, noise):
-    """As _screen_records._ends, of plain requests."""
+    """(lower, upper) of scores, of plain requests. See screened.records._ends."""
     scale_ptr, residual_ptr, norm_ptr = vectors
     inside = tokens < V
     y = z * gl.load(scale_ptr + tokens, mask=inside, other=1.0)
@@ -63,7 +63,7 @@ def _ends(z, tokens, vectors, V, extra, reach, spread, T, noise):
 @gluon.jit
 def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
            NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
-    """As _screen_records.leave_records: z fp32 [32, WIDTH], 4 SLOTS columns at a time."""
+    """Leaves records of z, fp32 [32, WIDTH], 4 SLOTS columns at a time. See screened.records."""
     WIDTH: gl.constexpr = z.shape[1]
     if WIDTH > 4 * SLOTS:
         low, high = halves(z)
@@ -113,7 +113,9 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
 @gluon.jit
 def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr, B,
                        ROOM: gl.constexpr, LIST: gl.constexpr):  # fmt: skip
-    """As _screen_records.list_what_is_left; every thread looks at its own records, DEPTH at a time.
+    """Lists what is left: every thread looks at its own records, DEPTH at a time.
+
+    See screened.records.list_what_is_left.
 
     Args:
         rows, there: [32]. count: [32, SLOTS]. mine: pointers to the rows' records, [32].

@@ -11,7 +11,7 @@ import torch
 
 from fsbench.discover import discover
 from fsbench.inputs import make_hidden, make_weight
-from fsbench.machine import hardware
+from fsbench.machine import device_state, hardware
 from fsbench.measure import energy, runner
 from fsbench.measure.runner import Plan, Runner
 from fsbench.problem import Problem
@@ -38,7 +38,7 @@ def records(tmp_path_factory: pytest.TempPathFactory):
     folder: Path = tmp_path_factory.mktemp("profile") / "run"
     store = Store.create(folder, {})
     plan = Plan([SHAPE], MINE, warmup=3, iters=20, rounds=2, check=False, forms=True, energy_s=0.5)
-    index = hardware.nvml_index(torch.cuda.current_device())
+    index = device_state.nvml_index(torch.cuda.current_device())
     Runner(plan, store, make_timer("cupti", "cuda"), "", index).run()
     store.close()
     return {record.cell.provider: record for record in read_records(folder)}
@@ -73,7 +73,7 @@ def test_energy_agrees_with_power_and_time():
     problem = Problem(64, 4096, 151936, "bf16")
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
     offset = torch.zeros(1, dtype=torch.int64, device="cuda")
-    index = hardware.nvml_index(torch.cuda.current_device())
+    index = device_state.nvml_index(torch.cuda.current_device())
     watts = []
 
     def counter():

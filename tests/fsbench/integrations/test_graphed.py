@@ -1,4 +1,4 @@
-"""Batch sizes of the graphs; that they draw as without is in tests/gpu/test_graphed_draw_gpu.py."""
+"""Batch sizes of the graphs; that they draw as without is in test_graphed_gpu.py."""
 
 from __future__ import annotations
 

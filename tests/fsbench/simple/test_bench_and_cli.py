@@ -13,7 +13,8 @@ import torch
 from tree import ROOT
 from typer.testing import CliRunner
 
-from fsbench.cli import app, hotvocab
+from fsbench.cli import app
+from fsbench.cli.hotvocab import commands
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.machine import hardware
 from fsbench.records.store import read_environment
@@ -191,9 +192,9 @@ def test_cases_take_turns():
 
 
 def test_other_processes_are_noticed(capsys):
-    hotvocab._warn_of_others(0.05)
+    commands._warn_of_others(0.05)
     assert not capsys.readouterr().err
-    hotvocab._warn_of_others(1.3)
+    commands._warn_of_others(1.3)
     assert "other processes kept 1.3 cores busy" in capsys.readouterr().err
     began, before = time.process_time(), hardware.cpu_seconds()
     while time.process_time() - began < 0.3:

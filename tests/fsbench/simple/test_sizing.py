@@ -66,7 +66,7 @@ def test_nothing_covered_early_leaves_no_hot_set():
 
 
 def test_the_papers_own_constants():
-    """Seed 003 gives c = 1.06e-8 s, c0 = 8.55e-6 s; its sampler then decides 300 to 393 rows/s.
+    """SIMPLE's paper: c = 1.06e-8 s, c0 = 8.55e-6 s; its sampler then decides 300 to 393 rows/s.
 
     Its model says more, at any coverage: whatever a(H), F is at most c0 + c V.
     """

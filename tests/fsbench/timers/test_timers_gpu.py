@@ -13,7 +13,7 @@ import torch
 
 from fsbench.errors import FsbenchError
 from fsbench.kernels import flash_sample
-from fsbench.machine import hardware
+from fsbench.machine import device_state, hardware
 from fsbench.machine.environment import environment
 from fsbench.timers import make_timer
 
@@ -196,7 +196,7 @@ def test_cupti_agrees_with_flashinfer(matmul):
 
 
 def test_nvml_index_is_the_gpu_that_torch_uses():
-    index = hardware.nvml_index(torch.cuda.current_device())
+    index = device_state.nvml_index(torch.cuda.current_device())
     assert index is not None, hardware.nvml_problem()
     gpu = next(gpu for gpu in hardware.gpus() if gpu.index == index)
     assert gpu.name == torch.cuda.get_device_name()

@@ -107,7 +107,7 @@ def test_an_honest_sampler_passes_everything(name):
 
 
 OF_FILTERS = {"truncated oracle", "truncation"}
-"""tests/fsbench/test_verify_truncation.py has honest samplers and planted bugs for these."""
+"""test_truncation.py has honest samplers and planted bugs for these."""
 
 
 @pytest.mark.full
@@ -121,7 +121,7 @@ def test_an_honest_sampler_under_the_contract_passes_everything():
 
 def test_every_check_finds_a_planted_bug():
     found = {name for _, name, *_ in (*MUTANTS.values(), *IN_THE_FAR_TAIL.values())}
-    of_the_reference = {"philox", "maximum"}  # tests/fsbench/test_verify_checks.py plants those
+    of_the_reference = {"philox", "maximum"}  # test_checks.py plants those
     assert {name.split()[0] if "tail" in name else name for name in found} == (
         set(battery.CHECKS) - of_the_reference - OF_FILTERS
     )

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from importlib.metadata import version
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from tree import ROOT
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
@@ -286,7 +280,7 @@ def _both_noises(codes_ptr, rough_ptr, exact_ptr, BLOCK: tl.constexpr):
 
 @pytest.mark.interpreter
 def test_rough_noise_is_within_its_slack():
-    """tests/gpu has all 2^32 codes, and the GPU's logarithm."""
+    """test_screened_gpu.py has all 2^32 codes, and the GPU's logarithm."""
     ends = torch.tensor([0, 1, 2, 2**22 - 1, 2**22, 2**22 + 1, 2**31 - 1, 2**31, 2**32 - 1])
     draw = torch.Generator().manual_seed(1)
     spread = (2.0 ** (32 * torch.rand(4087, generator=draw))).long()
@@ -357,23 +351,3 @@ def test_what_it_refuses():
         screened_sample(hidden, head, seed=seed, temperature=-1.0)
     with pytest.raises(InvalidArgument, match="vocab_size: expected 1 to 64"):
         screened_sample(hidden, head, seed=seed, vocab_size=65)
-
-
-def test_kernels_compile_for_hopper_without_spilling():
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "support" / "compile_screened.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr
-    compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {kernel for kernel, _, _ in compiled} == {"screen", "hopper_screen", "resolve"}
-    # The configs were chosen under triton 3.6. 3.9 keeps parts of the exact computation, which is
-    # short, on the stack: up to 464 bytes.
-    limit = 0 if version("triton").startswith("3.6.") else 512
-    for _, name, stack in compiled:
-        if "everything" not in name and "pointers" not in name:
-            assert stack <= limit, name

@@ -1,0 +1,118 @@
+"""What a release says of itself: one version, the map of CONTRIBUTING.md, what a wheel contains."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from glob import glob
+from pathlib import Path
+
+from tree import ROOT
+
+import fsbench
+from fsbench.moved import MOVED
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = ("fsbench", "kernels", "baselines")
+"""Folders of product code; the latter two are links in the first, too."""
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def code(folder: str) -> list[Path]:
+    """Python files of a folder of the checkout; links are not followed."""
+    return [path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts]
+
+
+def test_the_version_is_said_once():
+    assert "version" not in PYPROJECT["project"]
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    attribute = PYPROJECT["tool"]["setuptools"]["dynamic"]["version"]
+    assert attribute == {"attr": "fsbench.__version__"}
+
+
+def test_changelog_and_citation_are_of_this_version():
+    newest = re.search(r"^## \[(.+?)\]", text("CHANGELOG.md"), re.MULTILINE)
+    cited = re.search(r"^version: (\S+)$", text("CITATION.cff"), re.MULTILINE)
+    assert newest and cited
+    assert newest[1] == cited[1] == fsbench.__version__
+
+
+def test_the_changelog_has_every_module_that_moved():
+    table = re.findall(r"^\| `fsbench\.(\S+)` \| `fsbench\.(\S+)` \|$", text("CHANGELOG.md"), re.M)
+    assert dict(table) == MOVED and len(table) == len(MOVED)
+
+
+def test_the_citation_is_of_the_paper_that_the_tables_are_from():
+    paper = tomllib.loads(text("fsbench/paper/paper.toml"))
+    cited = text("CITATION.cff")
+    assert f'title: "{paper["title"]}"' in cited
+    names = re.findall(r"family-names: (\S+)", cited)
+    assert names == paper["authors"].split(", ")
+    assert f"repository-code: {paper['url']}" in cited
+
+
+def rooms() -> set[str]:
+    """Folders of code that a newcomer meets: one level down, those of tests included."""
+    tops = [ROOT / folder for folder in (*PACKAGES, "tests")]
+    below = [path for top in tops for path in top.iterdir() if not path.is_symlink()]
+    folders = [path for path in [*tops, *below] if path.is_dir()]
+    return {path.relative_to(ROOT).as_posix() for path in folders if list(path.rglob("*.py"))}
+
+
+def test_contributing_is_short_and_has_every_room():
+    page = text("CONTRIBUTING.md")
+    assert len(page.splitlines()) <= 100
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = [name.rstrip("/") for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(named) == len(set(named))
+    assert set(named) == rooms() - {"tests"}
+
+
+def test_every_make_target_that_is_named_exists():
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    pages = ["CONTRIBUTING.md", "README.md", "CHANGELOG.md", ".ci/run", ".pre-commit-config.yaml"]
+    for page in [*pages, ".github/workflows/test.yml"]:
+        named = set(re.findall(r"(?:`|^| )make ([a-z-]+)(?=`|$|,| +#)", text(page), re.MULTILINE))
+        assert named <= targets, page
+    assert {"setup", "test", "test-all", "test-gpu", "lint", "format"} <= set(
+        re.findall(r"make ([a-z-]+)", text("CONTRIBUTING.md"))
+    )
+
+
+def test_ci_runs_every_test_once():
+    """test and test-rest have no test in common, and together they are test-all."""
+    marks = dict(re.findall(r'^([a-z-]+): setup\n\t\$\(ON_CPU\) -m "(.+)"', text("Makefile"), re.M))
+    assert marks == {
+        "test": "not gpu and not full",
+        "test-all": "not gpu",
+        "test-rest": "full and not gpu",
+    }
+    called = re.findall(r"^make (\S+)$", text(".ci/run"), re.MULTILINE)
+    assert called == ["lint", "test", "test-rest"]
+    assert "- run: bash .ci/run" in text(".github/workflows/test.yml")
+
+
+def test_every_folder_of_code_is_a_package():
+    """setup.py installs packages; a folder without an __init__ would be left out."""
+    for folder in PACKAGES:
+        for path in code(folder):
+            assert (path.parent / "__init__.py").exists(), path
+
+
+def test_every_file_beside_the_code_is_installed():
+    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["fsbench"]
+    installed = {
+        Path(found).resolve()
+        for pattern in patterns
+        for found in glob(str(ROOT / "fsbench" / pattern), recursive=True)
+    }
+    beside = {
+        path.resolve()
+        for folder in PACKAGES
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix not in (".py", ".pyc", ".so") and path.is_file()
+    }
+    assert beside == installed

@@ -1,0 +1,244 @@
+"""Variants of the fused kernels, portable and Hopper, and of the portable one without sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from triton.experimental.gluon import language as gl
+
+from fsbench.kernels.configs import tables
+from fsbench.kernels.configs.hopper import CHUNK, HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from kernel_variants.variant import TUNED, Variant, kernel, variant
+
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Shared memory that one program may use, by compute capability."""
+
+OF_PATTERN = {"*H200*": (90,), "*H100*": (90,), "*": (80, 100)}
+"""Compute capabilities of the GPUs that a pattern in the tables of tile shapes is for."""
+
+PLAIN = {
+    "seed_ptr": "*i64",
+    "offset_ptr": "*i64",
+    "temperature": "fp32",
+    "keys_ptr": "*i64",
+    "arrivals_ptr": "*i32",
+    "tokens_ptr": "*i64",
+    "valid_ptr": "*i1",
+    **dict.fromkeys(("stride", "B", "V", "D", "mask_words", "samples", "first_sample"), "i32"),
+    **dict.fromkeys(("first_token", "num_tokens", "rank", "area"), "i32"),
+}
+"""Types of the arguments that every launch has."""
+OPTIONS = {
+    "soft cap": {"soft_cap": "fp32"},
+    "bias": {"bias_ptr": "*fp32"},
+    "row bias": {"row_bias_ptr": "*bf16"},
+    "mask": {"mask_ptr": "*i32"},
+    "logprob": {"winners_ptr": "*fp32", "masses_ptr": "*fp32", "logprob_ptr": "*fp32"},
+    "logz": {"masses_ptr": "*fp32", "logz_ptr": "*fp32"},
+}
+"""Types of the arguments that are None without an option."""
+STORES = {"logits stored": {"logits_ptr": "*fp32"}, "largest stored": {"largest_ptr": "*fp32"}}
+LINE = {"line": {"buffers_ptr": "*i64", "counts_ptr": "*i32"}}
+PER_ROW = {
+    "seeds": {"SEED_PER_ROW": True},
+    "offsets": {"OFFSET_PER_ROW": True},
+    "temperatures": {"TEMPERATURE_PER_ROW": True},
+}
+"""Constants of the options that are numbers of each row."""
+EVERYTHING = (*OPTIONS, *PER_ROW)
+"""All options of a launch that stores no logits."""
+FILTERED = (*(option for option in EVERYTHING if not option.startswith("log")), *STORES)
+"""All options of a launch whose logits are filtered afterwards."""
+
+PORTABLE = kernel("kernels.fused.portable", "flash_sampling_kernel")
+HOPPER = kernel("kernels.fused.hopper.kernel", "hopper_kernel")
+MATMUL = kernel("kernels.providing.matmul_form", "matmul_form_kernel")
+
+
+def _shipped() -> Iterator[tuple[str, int, Any, int]]:
+    """(kernel, upper end of the bucket of B, config, compute capability) of every table."""
+    for path in sorted(Path(tables.__file__).with_name("tiles").glob("*.toml")):
+        for row in tables.read(path):
+            for capability in (90,) if row.kernel == "hopper" else OF_PATTERN[row.gpu]:
+                yield row.kernel, row.bucket, row.config, capability
+
+
+def _launch(
+    given: Collection[str], noise: str, samples: int, ranks: int
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """(types, constants) of a launch with the options that are `given`."""
+    optional = {**OPTIONS, **STORES, **LINE}
+    if ranks > 1:
+        given = (*given, "line")
+    types = {**PLAIN}
+    absent: dict[str, Any] = {name: None for names in optional.values() for name in names}
+    for option in given:
+        for name, kind in optional.get(option, {}).items():
+            types[name] = kind
+            absent.pop(name, None)
+    if "temperatures" in given:
+        types["temperature"] = "*fp32"
+    constants = {**absent, "N": samples, "NOISE": noise, "RANKS": ranks, "WATCH": ranks > 1}
+    for option, constant in PER_ROW.items():
+        constants |= constant if option in given else dict.fromkeys(constant, False)
+    return types, constants
+
+
+def _tiles(config: TileConfig, use_tma: bool) -> dict[str, int | bool]:
+    return {
+        "BLOCK_B": config.block_b,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+        "SLICE": config.slice,
+        "V_ON_M": config.v_on_m,
+        "USE_TMA": use_tma,
+        "FLATTEN": config.flatten,
+    }
+
+
+def _matrices(config: TileConfig, dtype: str, use_tma: bool) -> dict[str, str]:
+    shapes = {"hidden": config.block_b, "weight": config.block_v}
+    return {
+        name: f"tensordesc<{dtype}[{rows}, {config.block_d}]>" if use_tma else f"*{dtype}"
+        for name, rows in shapes.items()
+    }
+
+
+def _portable(
+    config: TileConfig,
+    capability: int,
+    words: str = "",
+    given: Collection[str] = (),
+    dtype: str = "bf16",
+    use_tma: bool = True,
+    noise: str = "group",
+    samples: int = 1,
+    ranks: int = 1,
+) -> Variant:
+    """A variant of the portable kernel. words: of its name, for what the rest does not say."""
+    types, constants = _launch(given, noise, samples, ranks)
+    return variant(
+        "flash_sampling",
+        " ".join([str(config), dtype, noise, words]).strip(),
+        PORTABLE,
+        types | _matrices(config, dtype, use_tma),
+        constants | _tiles(config, use_tma),
+        capability,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _hopper(
+    config: HopperConfig,
+    B: int,
+    words: str = "",
+    given: Collection[str] = (),
+    dtype: str = "bf16",
+    noise: str = "group",
+    samples: int = 1,
+    ranks: int = 1,
+) -> Variant:
+    """A variant of the Hopper kernel for B rows."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    rows = {"hidden": config.box_rows(B), "weight": 128}
+    types, constants = _launch(given, noise, samples, ranks)
+    types |= {name: f"tensordesc<{dtype}[{n}, {CHUNK}],{layout!r}>" for name, n in rows.items()}
+    constants |= {
+        "WARPGROUPS": config.warpgroups,
+        "BLOCK_V": config.block_v,
+        "CONTIGUOUS": config.contiguous,
+        "BLOCK_D": config.block_d,
+        "STAGES": config.num_stages,
+    }
+    box = f"box of {rows['hidden']}" if rows["hidden"] < 64 else ""
+    name = " ".join(filter(None, [str(config), dtype, noise, box, words]))
+    return variant("flash_sampling_hopper", name, HOPPER, types, constants, 90, num_warps=4)
+
+
+def _matmul(config: TileConfig, capability: int, use_tma: bool = True) -> Variant:
+    return variant(
+        "matmul_form",
+        f"{config} {'' if use_tma else 'pointers'}".strip(),
+        MATMUL,
+        {**_matrices(config, "bf16", use_tma), "largest_ptr": "*fp32"}
+        | dict.fromkeys(("B", "V", "D"), "i32"),
+        _tiles(config, use_tma),
+        capability,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _many_options(config: TileConfig, capability: int, noise: str) -> Iterator[Variant]:
+    """Everything at once, pointers and ranks, of one config of the portable kernel."""
+    for samples in (1, 2):  # one is another path through the kernel than several
+        words = f"everything, n = {samples}"
+        yield _portable(config, capability, words, EVERYTHING, noise=noise, samples=samples)
+    yield _portable(config, capability, "pointers", use_tma=False, noise=noise)
+    for ranks in (2, 4, 8):
+        yield _portable(config, capability, f"{ranks} ranks", ("logz",), noise=noise, ranks=ranks)
+
+
+def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -> Iterator[Variant]:
+    tuned = sm == TUNED
+    if shipped == "portable-token":
+        for dtype in ("bf16", "fp16") if tuned else ("bf16",):
+            yield _portable(config, sm, dtype=dtype, noise="token")
+        if bucket in (64, 256) and tuned:
+            yield _portable(config, sm, "everything, n = 1", EVERYTHING, noise="token")
+        return
+    yield _portable(config, sm)
+    yield _matmul(config, sm)
+    if tuned or bucket in (16, 64):
+        yield _portable(config, sm, dtype="fp16")
+        yield _portable(config, sm, noise="none")
+        yield _portable(config, sm, "stores", tuple(STORES))
+        yield _portable(config, sm, "candidates with logz", ("logz",), ranks=0)
+    if bucket == 64 or (tuned and bucket in (16, 256)):
+        yield from _many_options(config, sm, "group")
+        yield _matmul(config, sm, use_tma=False)
+    if bucket == 64 and tuned:
+        for option in EVERYTHING:
+            yield _portable(config, sm, option, (option,))
+        yield _portable(config, sm, "stores without largest", ("logits stored",))
+        yield _portable(config, sm, "stores with everything", FILTERED)
+        yield _portable(config, sm, "n = 4", samples=4)
+        yield _portable(config, sm, "candidates", ranks=0)
+
+
+def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
+    yield _hopper(config, bucket)
+    yield _hopper(config, bucket, dtype="fp16")
+    yield _hopper(config, bucket, noise="none")
+    yield _hopper(config, bucket, "stores", tuple(STORES))
+    yield _hopper(config, bucket, "candidates with logz", ("logz",), ranks=0)
+    if bucket != 128:  # 256 has the same tiles in another order
+        yield _hopper(config, bucket, "everything, n = 1", EVERYTHING)
+    if bucket in (64, 256):
+        yield _hopper(config, bucket, "everything, n = 2", EVERYTHING, samples=2)
+        for ranks in (2, 4, 8) if bucket == 64 else (2,):
+            yield _hopper(config, bucket, f"{ranks} ranks", ("logz",), ranks=ranks)
+    if bucket == 64:
+        for option in EVERYTHING:
+            yield _hopper(config, bucket, option, (option,))
+        for rows in (8, 32):  # fewer rows than a warpgroup has: the kernel was asked for
+            yield _hopper(config, rows)
+        yield _hopper(config, bucket, "stores without largest", ("logits stored",))
+        yield _hopper(config, bucket, "stores with everything", FILTERED)
+        yield _hopper(config, bucket, "n = 4", samples=4)
+        yield _hopper(config, bucket, "candidates", ranks=0)
+
+
+def variants() -> Iterator[Variant]:
+    """Of every config in the tables; those that nobody has tuned fitted to the shared memory."""
+    for shipped, bucket, config, capability in _shipped():
+        if shipped == "hopper":
+            yield from _hopper_variants(bucket, config)
+        else:
+            limit = SHARED_LIMIT[capability] // config.ctas_per_sm - 1024
+            fitted = config.fitted(limit, 2)
+            yield from _portable_variants(shipped, bucket, fitted, capability)

@@ -1,0 +1,243 @@
+"""Variants of the screened sampler's kernels: the portable screen, that for Hopper, the second
+launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+
+from fsbench.kernels.configs.screen import (
+    HopperScreenConfig,
+    ResolveConfig,
+    ScreenConfig,
+    default_configs,
+    hopper_config,
+    portable_config,
+)
+from fsbench.kernels.screened.hopper.kernel import CHUNK
+from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
+
+OPTIONS = {
+    "soft_cap": "fp32",
+    "bias_ptr": "*fp32",
+    "row_bias_ptr": "*bf16",
+    "mask_ptr": "*i32",
+}
+"""Arguments that may be None, and add work."""
+POINTERS = {
+    "fp32": ("scale_ptr", "residual_ptr", "norm_ptr", "numbers_ptr"),
+    "i8": ("codes_ptr", "copy_ptr"),
+    "i32": ("counters_ptr", "listed_ptr", "records_ptr", "list_ptr", "found_ptr"),
+    "i64": ("seed_ptr", "offset_ptr", "lower_ptr", "keys_ptr", "tokens_ptr"),
+    "i1": ("valid_ptr",),
+}
+NUMBERS = {
+    "i32": ("B", "V", "D", "mask_words"),
+    "fp32": ("gamma", "norm_inflation", "root"),
+}
+SCREEN = kernel("kernels.screened.portable", "screen_kernel")
+HOPPER_SCREEN = kernel("kernels.screened.hopper.kernel", "hopper_screen_kernel")
+RESOLVE = kernel("kernels.screened.resolve", "resolve_kernel")
+
+GPU = torch.device("cuda")
+
+
+def _launch(
+    everything: bool, dtype: str, noise: str, early: bool, capability: int
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """(types, constants) of both launches, plain or with every option."""
+    types = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names}
+    types |= {name: kind for kind, names in NUMBERS.items() for name in names}
+    types |= {"hidden_ptr": f"*{dtype}", "weight_ptr": f"*{dtype}"}
+    types |= {"temperature": "*fp32" if everything else "fp32"}
+    per_row = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW")
+    constants: dict[str, Any] = {
+        "NOISE": noise,
+        **dict.fromkeys(per_row, everything),
+        "NVIDIA": True,
+        "EARLY": early,
+        "IN_BULK": capability >= 90,
+    }
+    if everything:
+        types |= OPTIONS
+    else:
+        constants |= dict.fromkeys(OPTIONS)
+    return types, constants
+
+
+def _name(
+    config: ScreenConfig | HopperScreenConfig | ResolveConfig,
+    dtype: str,
+    noise: str,
+    early: bool,
+    words: str,
+) -> str:
+    tile = f"b{config.block_b}v{config.block_v}d{config.block_d}p{config.num_stages}"
+    return " ".join(filter(None, [tile, dtype, noise, "early" if early else "", words]))
+
+
+def _screen(
+    config: ScreenConfig,
+    capability: int = TUNED,
+    words: str = "",
+    dtype: str = "bf16",
+    noise: str = "token",
+    everything: bool = False,
+    use_tma: bool = True,
+    early: bool = False,
+    columns: int = 2048,
+) -> Variant:
+    """columns: of hidden that are rounded at a time: a power of two from D on, at most 2048."""
+    types, constants = _launch(everything, dtype, noise, early, capability)
+    types |= {"codes": "*i8", "copy": "*i8"}
+    if use_tma:
+        types["codes"] = f"tensordesc<i8[{2 * config.block_b}, {config.block_d}]>"
+        types["copy"] = f"tensordesc<i8[{config.block_v}, {config.block_d}]>"
+    constants |= {
+        "ROOM": config.room,
+        "DEPTH": config.depth,
+        "LIST": config.row_room,
+        "CHUNK": columns,
+        "AHEAD": config.ahead,
+        "BLOCK_B": config.block_b,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+        "SLICE": config.slice,
+        "V_ON_M": config.v_on_m,
+        "USE_TMA": use_tma,
+        "FLATTEN": config.flatten,
+    }
+    return variant(
+        "screen",
+        _name(config, dtype, noise, early, words),
+        SCREEN,
+        types,
+        constants,
+        capability,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _hopper_screen(
+    config: HopperScreenConfig,
+    B: int,
+    words: str = "",
+    dtype: str = "bf16",
+    noise: str = "token",
+    per_row: bool = False,
+    early: bool = False,
+) -> Variant:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    box = min(64, max(16, 2 << (B - 1).bit_length()))
+    types, constants = _launch(per_row, dtype, noise, early, TUNED)
+    types |= {
+        "codes": f"tensordesc<i8[{box}, {CHUNK.value}],{layout!r}>",
+        "copy": f"tensordesc<i8[128, {CHUNK.value}],{layout!r}>",
+    }
+    constants |= {
+        "ROOM": config.room,
+        "LIST": config.row_room,
+        "CHUNK_OF_ROW": 2048,
+        "AHEAD": config.ahead,
+        "WARPGROUPS": config.warpgroups,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+        "STAGES": config.num_stages,
+    }
+    name = _name(config, dtype, noise, early, f"box of {box} {words}".strip())
+    return variant("hopper_screen", name, HOPPER_SCREEN, types, constants, TUNED, num_warps=4)
+
+
+def _resolve(
+    B: int,
+    capability: int = TUNED,
+    words: str = "",
+    D: int = 4096,
+    dtype: str = "bf16",
+    noise: str = "token",
+    everything: bool = False,
+    use_tma: bool = True,
+    early: bool = False,
+) -> Variant:
+    """The second launch, for B rows of D columns."""
+    config: ResolveConfig = default_configs(B, D, GPU)[1]
+    types, constants = _launch(everything, dtype, noise, early, capability)
+    for name, rows in {"hidden": config.block_b, "weight": config.block_v}.items():
+        box = f"tensordesc<{dtype}[{rows}, {config.block_d}]>"
+        types[name] = box if use_tma else f"*{dtype}"
+    constants |= {
+        "POWER_B": 1 << (B - 1).bit_length(),
+        "LIST": portable_config(B).row_room,
+        "AT_ONCE": config.at_once,
+        "BLOCKS": max(8, 1 << (-(-D // 256) - 1).bit_length()),
+        "STEP": config.step,
+        "EVEN": D % 256 == 0,
+        "BLOCK_B": config.block_b,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+        "USE_TMA": use_tma,
+        "SLICE": config.block_v,
+        "IN_BULK": constants["IN_BULK"] and use_tma,
+    }
+    return variant(
+        "resolve",
+        _name(config, dtype, noise, early, f"B={B} D={D} {words}".strip()),
+        RESOLVE,
+        types,
+        constants,
+        capability,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _tuned() -> Iterator[Variant]:
+    """For Hopper: every config, and each option with one of them."""
+    for B in (1, 16, 32, 64):  # a row for each config of the portable screen
+        yield _screen(portable_config(B))
+        yield _resolve(B)
+    few, many = portable_config(1), portable_config(64)
+    for config in (few, many):
+        yield _screen(config, words="everything", everything=True)
+    yield _screen(few, words="pointers", use_tma=False)
+    yield _screen(few, dtype="fp16")
+    yield _screen(few, noise="none")
+    yield _screen(few, early=True)
+    yield _screen(few, words="1024 columns", columns=1024)
+    for D in (
+        1000,
+        16_384,
+        32_768,
+        131_072,
+    ):  # steps of 128, 64, 32 and 16; blocks that are not full
+        yield _resolve(16, D=D)
+    for B in (1, 64):
+        yield _resolve(B, words="everything", everything=True)
+    yield _resolve(64, early=True)
+    yield _resolve(64, dtype="fp16")
+    yield _resolve(64, noise="none")
+    yield _resolve(64, words="pointers", use_tma=False)
+    for B in (16, 32, 64):
+        yield _hopper_screen(hopper_config(B), B)
+    for B in (32, 64):
+        yield _hopper_screen(hopper_config(B), B, "everything", per_row=True)
+    yield _hopper_screen(hopper_config(64), 64, dtype="fp16")
+    yield _hopper_screen(hopper_config(64), 64, noise="none")
+    yield _hopper_screen(hopper_config(64), 64, early=True)
+
+
+def variants() -> Iterator[Variant]:
+    """Of every config; on other GPUs than Hopper those for the fewest and for the most rows."""
+    yield from _tuned()
+    for capability in CAPABILITIES:
+        if capability != TUNED:
+            for B in (1, 64):
+                yield _screen(portable_config(B), capability)
+                yield _resolve(B, capability)
+            words = "everything"
+            yield _screen(portable_config(64), capability, words, everything=True)
+            yield _resolve(64, capability, words, everything=True)

@@ -1,0 +1,100 @@
+"""Variants of the kernels that draw from stored logits under filters: the first look, and the rows
+that it leaves to many programs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
+from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
+
+HISTORY = ("history_ptr", "counts_ptr", "lengths_ptr")
+AMOUNTS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+PER_ROW = ("seed", "offset", "top_k", *AMOUNTS)
+EVERYTHING = ("history", "kept", "per row")
+"""Options of the first look."""
+
+TYPES = {
+    "logits_ptr": "*fp32",
+    "largest_ptr": "*fp32",
+    "found_ptr": "*i32",
+    "keys_ptr": "*i64",
+    "plan_ptr": "*i64",
+    "numbers_ptr": "*fp32",
+    "sums_ptr": "*fp32",
+    "before_ptr": "*fp32",
+    "gathered_ptr": "*i64",
+    "seed_ptr": "*i64",
+    "offset_ptr": "*i64",
+    "top_k": "i32",
+    **dict.fromkeys(AMOUNTS, "fp32"),
+    **dict.fromkeys(HISTORY, "*i32"),
+    "tokens_ptr": "*i64",
+    "valid_ptr": "*i1",
+    "kept_ptr": "*i32",
+    **dict.fromkeys(("V", "capacity", "launch", "B", "stride", "blocks"), "i32"),
+}
+LOOK_KERNEL = kernel("kernels.truncated.look", "sampling_look_kernel")
+ROW_KERNELS = {
+    name: kernel("kernels.truncated.rows", f"{name}_kernel")
+    for name in ("sampling_sections", "sampling_cutoff", "sampling_race")
+}
+
+
+def _look(V: int, top_k: int, capability: int, given: Collection[str] = ()) -> Variant:
+    """The first look at rows of V logits, with the options that are `given`."""
+    types = {**TYPES}
+    if "per row" in given:
+        types |= {**dict.fromkeys(AMOUNTS, "*fp32"), "top_k": "*i64"}
+    absent = [*([] if "history" in given else HISTORY), *([] if "kept" in given else ["kept_ptr"])]
+    if is_small(top_k):
+        absent += ["plan_ptr", "numbers_ptr"]
+    constants: dict[str, Any] = {
+        **dict.fromkeys(absent),
+        **{f"{name.upper()}_PER_ROW": "per row" in given for name in PER_ROW},
+        "GROUPS": 1 << (-(-V // 128) * 4 - 1).bit_length(),
+        "CHUNK": chunk(top_k),
+    }
+    words = "everything" if len(given) == len(EVERYTHING) else " ".join(given)
+    name = f"V={V} k={top_k} {words}".strip()
+    return variant("sampling_look", name, LOOK_KERNEL, types, constants, capability, **LOOK)
+
+
+def _row_kernels(
+    capability: int, rows: int = 256, kept: bool = False, first: bool = True, per_row: bool = False
+) -> Iterator[Variant]:
+    """The kernels with many programs per row.
+
+    rows: a power of two, at least B. kept: the kept tokens are counted. first: of the searches.
+    """
+    absent = [*([] if kept else ["kept_ptr"]), *([] if first else ["before_ptr"])]
+    constants: dict[str, Any] = {**dict.fromkeys(absent), "ROWS": rows, "COUNT": kept}
+    constants |= dict.fromkeys(("SEED_PER_ROW", "OFFSET_PER_ROW"), per_row)
+    words = [
+        f"ROWS={rows}",
+        *(["counting"] if kept else []),
+        *([] if first else ["later"]),
+        *(["per row"] if per_row else []),
+    ]
+    for name, function in ROW_KERNELS.items():
+        options = CUTOFF if name == "sampling_cutoff" else {"num_warps": ROW_WARPS}
+        yield variant(name, " ".join(words), function, TYPES, constants, capability, **options)
+
+
+def variants() -> Iterator[Variant]:
+    """Three vocabularies, each way to choose a row's tokens, and every option."""
+    for capability in CAPABILITIES:
+        yield from _row_kernels(capability)
+        yield from _row_kernels(capability, kept=True, first=False, per_row=True)
+        yield _look(32_000, 50, capability)
+        yield _look(128_256, 50, capability)
+        yield _look(151_936, 0, capability, EVERYTHING)
+    yield from _row_kernels(TUNED, first=False)
+    yield from _row_kernels(TUNED, kept=True)
+    yield from _row_kernels(TUNED, rows=32)
+    for top_k in (50, 1000, 0):  # one launch; as many as fit one program; a search
+        yield _look(151_936, top_k, TUNED)
+    yield _look(151_936, 50, TUNED, EVERYTHING)
+    for option in EVERYTHING:
+        yield _look(151_936, 0, TUNED, (option,))
