@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiers import full
 
 from fsbench.discover import Found, discover
 from fsbench.inputs import TORCH_DTYPES, make_hidden, make_weight
@@ -113,7 +114,8 @@ def test_it_passes_verify(name):
 
 @samplers
 @pytest.mark.parametrize(
-    ("dtype", "temperature"), [("bf16", 1.0), ("fp16", 1.0), ("fp32", 0.3), ("fp32", 20.0)]
+    ("dtype", "temperature"),
+    [("fp32", 0.3), full("bf16", 1.0), full("fp16", 1.0), full("fp32", 20.0)],
 )
 def test_it_passes_verify_in_other_settings(name, dtype, temperature, eager, monkeypatch):
     if dtype not in provider(name).capabilities.dtypes:
@@ -124,7 +126,9 @@ def test_it_passes_verify_in_other_settings(name, dtype, temperature, eager, mon
     assert all(check.passed for check in checks), checks
 
 
-@samplers
+@pytest.mark.parametrize(
+    "name", [name if name == "multinomial" else full(name) for name in SAMPLERS]
+)
 def test_it_passes_the_battery(name, eager, monkeypatch):
     """The ci tier with a smaller vocabulary; `fsbench verify` runs it as it is."""
     effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=2051)

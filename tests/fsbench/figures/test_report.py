@@ -115,7 +115,6 @@ def test_in_a_browser(rows, tmp_path):
         [CHROMIUM, *options, f"--user-data-dir={tmp_path}", "--dump-dom", path.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
         check=True,
     )
     assert 'data-errors="0" data-figures="4"' in done.stdout
