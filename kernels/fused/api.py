@@ -119,7 +119,7 @@ def flash_sample(
 
 def describe(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | VocabShard,
     *,
     noise: str = "auto",
     kernel: str = "auto",
@@ -127,17 +127,19 @@ def describe(
 ) -> str:
     """The kernel and tile shapes that flash_sample would run with, as results record them.
 
-    The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read.
+    The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read. For
+    a VocabShard it is what this rank runs on its rows.
 
     Raises:
         InvalidType, InvalidArgument: as flash_sample.
     """
-    hidden, weight = check_matrices(hidden, weight)
+    rows = weight.weight if isinstance(weight, VocabShard) else weight
+    hidden, rows = check_matrices(hidden, rows)
     kernel = check_kernel(kernel, config)
-    choice = choose(hidden, weight, check_noise(noise), kernel, config)
+    choice = choose(hidden, rows, check_noise(noise), kernel, config)
     if isinstance(choice, HopperConfig):
         return str(choice)
-    loads = "tma" if tma_possible(hidden) and tma_possible(weight) else "pointers"
+    loads = "tma" if tma_possible(hidden) and tma_possible(rows) else "pointers"
     return f"{choice} {loads}"
 
 
