@@ -96,6 +96,7 @@ def test_a_killed_run_is_readable_and_resume_completes_it_without_repeating(
     assert set(table["status"]) == {"ok"} and set(table["n_samples"]) == {12}
 
 
+@pytest.mark.full
 def test_a_full_disk_is_one_line_and_the_run_can_be_continued(fsbench, tmp_path):
     """A limit on the size of files stands for the disk: a write that crosses it is cut short."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))"
@@ -117,6 +118,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_continued(fsbench, tmp_path)
     assert len(_rounds(tmp_path / "x")) == 3 * 2 * 4
 
 
+@pytest.mark.full
 def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(plugin, tmp_path):
     arguments = [*TINY, *plugin("slow"), "--iters", "50", "--rounds", "50"]
     process = _held_run(

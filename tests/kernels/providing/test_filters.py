@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from flash_sample_cases import counter, normal_logits
+from tiers import full
 
 from fsbench import reference
 from fsbench.kernels.akunu_exact import akunu_exact
@@ -97,7 +98,7 @@ def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, tur
 
 
 @pytest.mark.parametrize("step", [1, 5], ids=["side by side", "in parts of their own"])
-@pytest.mark.parametrize("limit", [RANKED.value, GATHERED.value])
+@pytest.mark.parametrize("limit", [RANKED.value, full(GATHERED.value)])
 def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step):
     """The cutoff is among them, so all of them are gathered."""
     logits = normal_logits(3, 21_000) / 4

@@ -17,6 +17,7 @@ from flash_sample_cases import (
     problem,
     stored,
 )
+from tiers import first_quick, full
 from truncated_cases import check, history
 
 from fsbench.errors import InvalidArgument, InvalidType
@@ -37,8 +38,8 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
         (2, 33, 40, torch.float16, {"min_p": 0.3}),
         (17, 129, 24, torch.float16, {"top_k": 20, "top_p": 0.8, "min_p": 0.02}),
         (2, 1000, 72, torch.float32, {"top_k": 50, "top_p": 0.9}),
-        (2, 5003, 24, torch.float32, {"top_p": 0.95}),
-        (1, 5003, 24, torch.float32, {"top_k": 700, "min_p": 0.01}),
+        full(2, 5003, 24, torch.float32, {"top_p": 0.95}),
+        full(1, 5003, 24, torch.float32, {"top_k": 700, "min_p": 0.01}),
     ],
     ids=str,
 )
@@ -62,7 +63,9 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("logits", ["normal", "tied", "flat", "one finite", "two levels"])
+@pytest.mark.parametrize(
+    "logits", ["normal", "tied", full("flat"), "one finite", full("two levels")]
+)
 def test_ties_at_every_boundary(logits):
     """Exactly k are kept and the lowest tokens go first, also where nearly all are equal."""
     V = 300
@@ -84,7 +87,7 @@ def test_zeros_of_both_signs_are_equal():
         check(**stored(rows), top_k=k)
 
 
-@pytest.mark.parametrize("top_k", [1, 20, 40])
+@pytest.mark.parametrize("top_k", first_quick([20, 1, 40]))
 def test_more_groups_than_are_in_registers_at_once(top_k):
     """Equal maxima everywhere: every group must be read, a chunk of them at a time."""
     V = 32 * 80 + 5

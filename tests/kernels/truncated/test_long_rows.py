@@ -12,6 +12,7 @@ from flash_sample_cases import (
     normal_logits,
     stored,
 )
+from tiers import first_quick, full
 from truncated_cases import check
 
 from fsbench.kernels import flash_sample, truncated_sample
@@ -27,9 +28,9 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
     "filters",
     [
         {"top_k": 40},
-        {"top_k": 40, "top_p": 0.6},
+        full({"top_k": 40, "top_p": 0.6}),
         {"top_k": torch.tensor([40, 900, 0]), "top_p": torch.tensor([0.9, 1.0, 0.02])},
-        {"min_p": 0.05, "top_p": 0.9},
+        full({"min_p": 0.05, "top_p": 0.9}),
     ],
     ids=str,
 )
@@ -42,7 +43,7 @@ def test_tokens_of_many_groups_are_gathered(filters):
     check(**stored(logits), **filters)
 
 
-@pytest.mark.parametrize("top_k", [113, 448])
+@pytest.mark.parametrize("top_k", [full(113), 448])
 def test_hundreds_of_tokens_are_drawn_from_in_one_launch(top_k):
     """Their groups are up to four chunks."""
     logits = normal_logits(2, 32 * 560)
@@ -61,6 +62,7 @@ def test_few_groups_may_have_more_tokens_than_there_is_room_for():
     check(**stored(logits), top_k=448)
 
 
+@pytest.mark.full
 def test_more_tokens_than_can_be_gathered_are_read_where_they_are():
     V = 9_000
     logits = normal_logits(1, V, sigma=0.1)
@@ -83,7 +85,7 @@ EACH = {
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", first_quick(LAWS))
 def test_rows_for_many_programs(law):
     """Filters that keep thousands, each in its own way, of three blocks; also where all is tied."""
     V = 4_900
@@ -92,6 +94,7 @@ def test_rows_for_many_programs(law):
     check(**stored(logits[:3]), temperature=0.3, top_p=0.8, counting_only=True)
 
 
+@pytest.mark.full
 def test_top_p_alone_asks_for_the_mass_before_the_draw():
     """Rows of three blocks whose draw from all tokens stands or falls without a cutoff."""
     V = 4_900
@@ -107,7 +110,7 @@ def test_top_p_alone_asks_for_the_mass_before_the_draw():
     assert (first[12:] == 4_000).sum() > 2
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 2_300}, {"top_p": 0.5}], ids=str)
+@pytest.mark.parametrize("filters", first_quick([{"top_k": 2_300}, {"top_p": 0.5}]), ids=str)
 def test_a_token_far_above_the_others_does_not_keep_the_search_from_narrowing(filters):
     """All others are in the first section. If it ended there, each step would read the row."""
     logits = normal_logits(2, 4_900) / 10
@@ -118,6 +121,7 @@ def test_a_token_far_above_the_others_does_not_keep_the_search_from_narrowing(fi
         check(**stored(logits), **filters)
 
 
+@pytest.mark.full
 def test_the_largest_tokens_may_be_neighbours():
     """Few blocks of 128 tokens have them, in each of their groups: these must not be too many."""
     V, k = 26_700, 12
@@ -129,7 +133,7 @@ def test_the_largest_tokens_may_be_neighbours():
         check(**stored(logits), temperature=5.0, top_k=k)
 
 
-@pytest.mark.parametrize("programs", [1, 14, 10_000])
+@pytest.mark.parametrize("programs", first_quick([1, 14, 10_000]))
 def test_how_many_programs_share_a_row_does_not_matter(programs):
     call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED, "return_kept": True}
     whole = truncated_sample(**call)
