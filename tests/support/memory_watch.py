@@ -18,7 +18,9 @@ class _Ranges:
     def __init__(self, arguments: object) -> None:
         ranges: list[list[int]] = []
         for tensor in _tensors(arguments):
-            last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            last = sum(
+                (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+            )
             first = tensor.data_ptr()
             if tensor.numel():
                 ranges.append([first, first + (last + 1) * tensor.element_size()])
