@@ -50,7 +50,11 @@ def _compile(number: int, disassemble: bool) -> tuple[int, list[str]]:
         taken, code = _read(cubin)
     else:
         target = GPUTarget("cuda", variant.capability, 32)
-        compiled = triton.compile(source, target=target, options=dict(variant.options))
+        try:
+            compiled = triton.compile(source, target=target, options=dict(variant.options))
+        except Exception as error:
+            title = f"{variant.family} {variant.name} sm_{variant.capability}"
+            raise RuntimeError(f"{title}: it does not compile\n{error}") from None
         usage = _dump(compiled.asm["cubin"], "-res-usage")
         taken = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage))
         taken["dynamic SHARED"] = compiled.metadata.shared
@@ -114,7 +118,7 @@ def _dump(cubin: bytes, form: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [CUOBJDUMP, form, file.name]
+        command = [str(CUOBJDUMP), form, file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
