@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.errors import InvalidType
 from fsbench.kernels import screened
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Screened
-from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.checks.values import check_flag
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen import (
@@ -21,7 +19,7 @@ from fsbench.kernels.configs.screen import (
 )
 from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
-from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.head import ScreenedHead, check_copy
 
 
 def screened_sample(
@@ -63,9 +61,7 @@ def screened_sample(
             fit each other and hidden.
         CaptureError: as flash_sample.
     """
-    if not isinstance(head, ScreenedHead):
-        raise InvalidType(f"head: expected a ScreenedHead; got {type(head).__name__}")
-    _check_copy(head)
+    check_copy(head)
     request = checked_request(
         hidden,
         head.weight,
@@ -110,14 +106,6 @@ def screened_sample(
     else:
         _compute(request, head, out)
     return out
-
-
-def _check_copy(head: ScreenedHead) -> None:
-    V, D = head.weight.shape
-    device = head.weight.device
-    check_tensor("head.codes", head.codes, [torch.int8], [(V, D)], device)
-    for name in ("scale", "residual", "norm"):
-        check_tensor(f"head.{name}", getattr(head, name), [torch.float32], [(V,)], device)
 
 
 def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:
