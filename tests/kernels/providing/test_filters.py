@@ -49,7 +49,7 @@ SAMPLERS = pytest.mark.parametrize(
 
 @SAMPLERS
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize(("V", "T"), [(1, 1.0), (100, 0.0), (1000, 1.7), (5003, 0.4)])
+@pytest.mark.parametrize(("V", "T"), [(1, 1.0), (100, 0.0), (1000, 1.7), full(5003, 0.4)])
 def test_tokens_are_the_oracles_in_the_order_that_is_stated(sampler, order, V, T, filters):
     logits = laws(V)
     kept = reference.truncate(logits, T, **filters, order=order)
@@ -81,7 +81,7 @@ def assert_expected(logits: torch.Tensor, temperature: float = 1.0, **filters: f
 
 
 @DTYPES
-@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize("turns", [0, 1, full(2)])
 @pytest.mark.parametrize("more", [-1, 0, 9])
 def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, turns, more):
     wide = 16 // dtype.itemsize

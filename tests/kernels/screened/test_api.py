@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tiers import full
 from torch import Tensor
 
 from fsbench import reference
@@ -229,14 +230,14 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
 @pytest.mark.parametrize(
     "change",
     [
-        {"block_b": 8},
-        {"block_b": 32},
         {"block_v": 256},
-        {"block_d": 32},
-        {"slice": 32},
         {"v_on_m": True},
-        {"room": 64},
-        {"ctas_per_sm": 2},
+        full({"block_b": 8}),
+        full({"block_b": 32}),
+        full({"block_d": 32}),
+        full({"slice": 32}),
+        full({"room": 64}),
+        full({"ctas_per_sm": 2}),
     ],
     ids=str,
 )

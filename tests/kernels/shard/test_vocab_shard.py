@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from flash_sample_cases import counter, problem
 from ranks import SharedLine, on_ranks
-from tiers import first_quick
+from tiers import full
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
@@ -144,7 +144,7 @@ def found_by(ranks: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("ranks", first_quick(SIZES, 2))
+@pytest.mark.parametrize("ranks", [full(2), 3, full(4), full(8)])
 def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks):
     V = sum(SIZES[ranks])
     hidden, weight = problem(5, V, D)
@@ -220,6 +220,7 @@ def too_many(rank: int) -> list[str]:
     return messages
 
 
+@pytest.mark.full
 @pytest.mark.interpreter
 def test_what_a_shard_cannot_do_is_named():
     assert found_by(2)[1]["too many"] == [
@@ -255,6 +256,7 @@ def padded(rank: int) -> list[int]:
     return flash_sample(hidden, shard, seed=counter(3)).tokens.tolist()
 
 
+@pytest.mark.full
 @pytest.mark.interpreter
 def test_padding_rows_are_no_tokens():
     hidden, weight = problem(4, 700, 16)
