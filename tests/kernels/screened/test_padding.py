@@ -147,14 +147,13 @@ class _ListsStrangers:
         self._kernel, self._strangers = kernel, strangers
 
     def __getitem__(self, grid):
-        def run(*args, **options):
-            self._kernel[grid](*args, **options)
-            named = dict(zip(self._kernel.arg_names, args, strict=False))
-            n, more = int(named["listed_ptr"][0]), len(self._strangers)
-            upper, tokens = named["list_ptr"]
+        def run(*, listed_ptr, list_ptr, **others):
+            self._kernel[grid](listed_ptr=listed_ptr, list_ptr=list_ptr, **others)
+            n, more = int(listed_ptr[0]), len(self._strangers)
+            upper, tokens = list_ptr
             upper[0, n : n + more] = torch.tensor(3e38).view(torch.int32)
             tokens[0, n : n + more] = torch.tensor(self._strangers, dtype=torch.int32)
-            named["listed_ptr"][0] = n + more
+            listed_ptr[0] = n + more
 
         return run
 
