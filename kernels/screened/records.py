@@ -234,21 +234,31 @@ def store_record(at, upper, record, there, NVIDIA: tl.constexpr):
 
 
 @triton.jit
-def lanes_inside(record, V):
-    """The lanes of a record whose tokens are below V, as bits.
+def lanes_below(V):
+    """For lanes_inside: which lanes of the words around token V are below it, four bits a word.
+
+    The first four bits are those of all words that end before V's 16 tokens, the next are the four
+    words of these.
+    """
+    rest = V % 16
+    lanes = 15
+    for word in tl.static_range(4):
+        first = 2 * word
+        inside = _bits(first < rest, first + 1 < rest, first + 8 < rest, first + 9 < rest)
+        lanes |= inside << (4 * word + 4)
+    return lanes
+
+
+@triton.jit
+def lanes_inside(record, below, V):
+    """The lanes of a record whose tokens are below V, as bits; below: of lanes_below.
 
     A row without bounds has infinities, and 0 times one of them is a NaN, which passes every
     comparison: so a record may have lanes of a tile's padding.
     """
-    token = first_token(record)
-    return record & _bits(token < V, token + 1 < V, token + 8 < V, token + 9 < V)
-
-
-@triton.jit
-def first_token(record):
-    """The token of a record's lane 0."""
-    word = record >> 4
-    return (word >> 2) * 16 + (word & 3) * 2
+    word = (record >> 4) - V // 16 * 4
+    place = tl.minimum(tl.maximum(word, -1), 4) + 1
+    return record & (below >> (4 * place)) & 15
 
 
 @triton.jit
@@ -270,6 +280,7 @@ def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_p
     most = tl.max(count, axis=1)
     # More records than there was room for: the row is computed in full.
     tl.atomic_add(listed_ptr + rows, LIST + 1, mask=there & (most > ROOM), sem="relaxed")
+    inside = lanes_below(V)
     place = tl.arange(0, SLOTS * DEPTH)[None, :]
     filled = tl.broadcast_to(count[:, :, None], (R, SLOTS, DEPTH)).reshape(R, SLOTS * DEPTH)
     for first in range(0, tl.minimum(tl.max(most, axis=0), ROOM), DEPTH):
@@ -279,12 +290,13 @@ def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_p
         upper = tl.load(at, mask=known, other=0)
         record = tl.load(at + 1, mask=known, other=0)
         below = upper.to(tl.float32, bitcast=True) < limit
-        lanes = tl.where(known & (below == 0), lanes_inside(record, V), 0)
+        lanes = tl.where(known & (below == 0), lanes_inside(record, inside, V), 0)
         tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
         number = tl.sum(tokens, axis=1)
         before = tl.atomic_add(listed_ptr + rows, number, mask=there & (number > 0), sem="relaxed")
         to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
-        token = first_token(record)
+        word = record >> 4
+        token = (word >> 2) * 16 + (word & 3) * 2
         for lane in tl.static_range(4):
             fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
             tl.store(out + to, upper, mask=fits)

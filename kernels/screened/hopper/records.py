@@ -11,7 +11,7 @@ from fsbench.kernels.noise.arithmetic import halves, nan_max
 from fsbench.kernels.noise.words import random_words, split_words
 from fsbench.kernels.screened.records import (
     bound_of_key,
-    first_token,
+    lanes_below,
     lanes_inside,
     larger,
     reaching,
@@ -140,16 +140,18 @@ def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr,
     out = list_ptr + rows.to(gl.int64)[:, None, None] * LIST
     depth = gl.arange(0, DEPTH, gl.SliceLayout(0, gl.SliceLayout(1, DEEP)))[None, None, :]
     to_list = to_list[:, :, None] + depth * 0
+    inside = lanes_below(V)
     for first in range(0, gl.minimum(most, ROOM), DEPTH):
         i = first + depth
         known = i < filled
         upper = gl.load(mine + 2 * i, mask=known, other=0)
         record = gl.load(mine + 2 * i + 1, mask=known, other=0)
         below = upper.to(gl.float32, bitcast=True) < limit
-        lanes = gl.where(known & (below == 0), lanes_inside(record, V), 0)
+        lanes = gl.where(known & (below == 0), lanes_inside(record, inside, V), 0)
         tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
         to = gl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
-        token = first_token(record)
+        word = record >> 4
+        token = (word >> 2) * 16 + (word & 3) * 2
         for lane in gl.static_range(4):
             fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
             gl.store(out + to, upper, mask=fits)

@@ -21,6 +21,7 @@ from fsbench.kernels.configs.screen import default_configs
 from fsbench.kernels.screened import launch
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import ScreenedHead, prepare_head
+from fsbench.kernels.screened.records import lanes_below, lanes_inside
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
 
@@ -138,6 +139,26 @@ def test_options_touch_nothing_else_in_rows_without_bounds(name, configs, D):
         sample = screened_sample(hidden, head, configs=configs, **options)
     same = flash_sample(hidden, head.weight, noise="token", **options)
     assert sample.tokens.tolist() == same.tokens.tolist()
+
+
+@triton.jit
+def _lanes(lanes_ptr, V, WORDS: tl.constexpr):
+    word = tl.arange(0, WORDS)
+    lanes = lanes_inside((word << 4) | 15, lanes_below(V), V)
+    tl.store(lanes_ptr + word, lanes)
+
+
+@pytest.mark.parametrize("V", [1, 3, 9, 16, 26, 31, 47, 128])
+def test_the_lanes_of_records_are_the_tokens_of_the_vocabulary(V):
+    lanes = torch.full((32,), 99, dtype=torch.int32)
+    _lanes[(1,)](lanes, V, WORDS=32)
+    tokens = [
+        word // 4 * 16 + word % 4 * 2 + (0, 1, 8, 9)[lane]
+        for word in range(32)
+        for lane in range(4)
+        if lanes[word] >> lane & 1
+    ]
+    assert sorted(tokens) == list(range(V)) and lanes.max() <= 15
 
 
 class _ListsStrangers:
