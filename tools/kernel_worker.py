@@ -134,9 +134,10 @@ def main() -> None:
     parser.add_argument("--family", nargs="*", default=[])
     parser.add_argument("--capability", type=int, nargs="*", default=[])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--not-alone", action="store_true")
     parser.add_argument("--instructions", action="store_true")
     asked = parser.parse_args()
-    _variants.extend(selected(asked.family, asked.capability, asked.quick))
+    _variants.extend(selected(asked.family, asked.capability, asked.quick, not asked.not_alone))
     numbers = range(len(_variants))
     work = partial(_compile, disassemble=asked.instructions)
     # Forked, so that nothing is imported again.

@@ -149,7 +149,7 @@ class _ListsStrangers:
     def __getitem__(self, grid):
         def run(*args, **options):
             self._kernel[grid](*args, **options)
-            named = dict(zip(self._kernel.arg_names, args, strict=False))
+            named = {**dict(zip(self._kernel.arg_names, args, strict=False)), **options}
             n, more = int(named["listed_ptr"][0]), len(self._strangers)
             upper, tokens = named["list_ptr"]
             upper[0, n : n + more] = torch.tensor(3e38).view(torch.int32)
