@@ -64,7 +64,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(
-    "logits", ["normal", "tied", full("flat"), "one finite", full("two levels")]
+    "logits", [full("normal"), "tied", full("flat"), "one finite", full("two levels")]
 )
 def test_ties_at_every_boundary(logits):
     """Exactly k are kept and the lowest tokens go first, also where nearly all are equal."""
