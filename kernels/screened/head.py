@@ -103,10 +103,11 @@ def check_copy(head: object) -> ScreenedHead:
 
     Raises:
         InvalidType: no ScreenedHead, or a part of another dtype. InvalidArgument: a part of
-            another shape or on another device.
+            another shape or on another device. Both also as prepare_head.
     """
     if not isinstance(head, ScreenedHead):
         raise InvalidType(f"head: expected a ScreenedHead; got {type(head).__name__}")
+    check_weight(head.weight)
     V, D = head.weight.shape
     device = head.weight.device
     check_tensor("head.codes", head.codes, [torch.int8], [(V, D)], device)

@@ -198,6 +198,8 @@ def test_what_is_no_head_is_not_saved(path):
         save_head(head.weight, path)
     with pytest.raises(InvalidArgument, match=r"head\.norm: expected shape \[70\]; got \[5\]"):
         save_head(head._replace(norm=head.norm[:5]), path)
+    with pytest.raises(InvalidArgument, match="weight: expected a non-empty matrix"):
+        save_head(head._replace(weight=head.weight.view(-1)), path)
     assert not os.listdir(path.parent)
 
 
