@@ -50,10 +50,13 @@ def compile_variants(
     capability: int | None = None,
     quick: bool = False,
     instructions: bool = False,
+    named: str = "",
+    ptx: bool = False,
 ) -> list[Compiled]:
     """The variants of a tree, compiled: all, or those of some families or of one capability.
 
-    quick: one of each family. instructions: these, too, and not the stack alone.
+    quick: one of each family. instructions: these, too, and not the stack alone. named: those whose
+    names have this in them. ptx: lines of PTX in place of the instructions, and 0 for the stack.
 
     Raises:
         RuntimeError: the tree has no list, or it does not compile; with what the process printed.
@@ -63,6 +66,7 @@ def compile_variants(
         raise RuntimeError(f"{tree}: expected a tree with tools/kernel_variants")
     asked = ["--family", *families, *(["--quick"] if quick else [])]
     asked += ["--instructions"] if instructions else []
+    asked += [f"--named={named}", *(["--ptx"] if ptx else [])]
     asked += [] if capability is None else ["--capability", str(capability)]
     with _site(tree) as site, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "compiled.jsonl"
