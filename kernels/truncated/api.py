@@ -17,7 +17,7 @@ from fsbench.kernels.checks.tensors import (
     check_matrices,
     check_temperature,
 )
-from fsbench.kernels.checks.values import check_integer, check_kernel, check_number
+from fsbench.kernels.checks.values import check_flag, check_integer, check_kernel, check_number
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
@@ -63,7 +63,8 @@ def truncated_sample(
     Args:
         hidden, weight, temperature, bias, mask, seed, offset, soft_cap, vocab_size: as in
             flash_sample. A greedy row takes the largest logit, whatever its filters.
-        top_k: keep the k largest logits; 0 or below is off. An integer, or int32 or int64 [B].
+        top_k: keep the k largest logits; 0 or below is off, and so is the number of tokens or
+            above. An integer, or int32 or int64 [B].
         top_p: keep the fewest of the largest whose probability reaches p; 1 or above is off, and 0
             or below keeps one token. A number, or fp32 [B]; a row with NaN has no draw.
         min_p: keep what has at least this part of the largest probability; 0 or below is off. A
@@ -103,7 +104,7 @@ def truncated_sample(
         raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {V}")
     temperature = check_temperature(temperature, B, device)
     filters = Filters(
-        check_top_k("top_k", top_k, B, device),
+        check_top_k("top_k", top_k, B, V, device),
         check_fraction("top_p", top_p, B, device),
         check_fraction("min_p", min_p, B, device),
     )
@@ -116,6 +117,7 @@ def truncated_sample(
         check_counter("offset", offset, B, device)
     if soft_cap is not None:
         soft_cap = check_number("soft_cap", soft_cap, positive=True)
+    check_flag("return_kept", return_kept)
     kernel = check_kernel("auto", config)
     if penalties is not None:
         check_penalties(penalties, B, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from unittest import mock
 
@@ -194,6 +195,23 @@ def test_a_filter_for_all_rows_is_the_same_as_for_each():
     assert torch.equal(whole.tokens, each.tokens) and torch.equal(whole.kept, each.kept)
 
 
+@pytest.mark.parametrize("others", [{}, {"top_p": 0.6}], ids=str)
+def test_a_top_k_of_at_least_all_tokens_is_off(others):
+    """Whatever its 32 lower bits are."""
+    V = 150
+    call = {**stored(normal_logits(8, V)), **others}
+    off = check(**call)
+    large = torch.tensor([V, V + 1, 2**31, 2**32, 2**32 + 1, 2**53 + 1, 2**63 - 2, 2**63 - 1])
+    for top_k in (large, -large, V, 2**31, 2**32 + 1, sys.maxsize, 2**64 + 1, -(2**40) + 1):
+        sample = check(**call, top_k=top_k)
+        assert torch.equal(sample.tokens, off.tokens) and torch.equal(sample.kept, off.kept)
+
+
+def test_the_reference_keeps_all_tokens_at_a_large_top_k(monkeypatch):
+    monkeypatch.setattr(module, "runs_kernels", lambda *_: False)
+    test_a_top_k_of_at_least_all_tokens_is_off({"top_p": 0.6})
+
+
 def test_a_request_with_a_seed_of_its_own_may_move():
     hidden, weight = problem(5, 200, 24)
     seeds, offsets = counter(3, 1, 4, 1, 5), counter(9, 2, 6, 5, 3)
@@ -285,40 +303,6 @@ def test_a_long_history_takes_several_blocks():
     check(**stored(normal_logits(1, V)), penalties=penalties, top_k=5, top_p=0.9)
 
 
-def test_a_history_counts_what_is_appended():
-    prompts, outputs = [[5, 5, 7], [1], []], [[7], [], []]
-    made = TokenHistory.of(prompts, outputs, 4, "cpu")
-    steps = [[5, 2, -1], [7, 2, 3], [9, 1, 3]]
-    for step in steps:
-        made.append(torch.tensor(step))
-    for row, step in enumerate(zip(*steps, strict=True)):
-        outputs[row] += [token for token in step if token >= 0]
-    whole = TokenHistory.of(prompts, outputs, 4, "cpu")
-    for found, wanted in zip(made.dense(10), whole.dense(10), strict=True):
-        assert torch.equal(found > 0, wanted > 0)
-    assert torch.equal(made.dense(10)[1], whole.dense(10)[1])
-    assert torch.equal(made.lengths, whole.lengths) and not made.overflowed.any()
-    for token in (20, 21, 20):
-        made.append(torch.tensor([token, -1, -1]))
-    assert made.lengths.tolist() == [4, 2, 1]
-    assert made.overflowed.tolist() == [True, False, False]
-    assert made.dense(30)[1][0, 20:22].tolist() == [2, 0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([[1]], [], 4), "outputs: expected one for each of 1 prompts; got 0"),
-        (([[1, 2, 3]], [[4]], 3), "capacity: expected at least 4, the distinct tokens of row 0"),
-        (([[1, -2]], [[]], 3), "row 0: expected token ids >= 0; got -2"),
-        (([[1]], [[]], 0), "capacity: expected at least 1; got 0"),
-    ],
-)
-def test_a_history_refuses(arguments, message):
-    with pytest.raises(InvalidArgument, match=message):
-        TokenHistory.of(*arguments, "cpu")
-
-
 # Arguments
 
 
@@ -326,6 +310,7 @@ def test_a_history_refuses(arguments, message):
     ("changes", "error", "message"),
     [
         ({"top_k": 2.0}, InvalidType, "top_k: expected an integer; got float"),
+        ({"top_k": True}, InvalidType, "top_k: expected an integer; got bool"),
         ({"top_k": torch.zeros(3)}, InvalidType, "top_k: expected dtype torch.int32 or"),
         ({"top_k": torch.zeros(2).int()}, InvalidArgument, r"top_k: expected shape \[3\]"),
         ({"top_p": "0.9"}, InvalidType, "top_p: expected a number or a tensor; got str"),
@@ -344,6 +329,7 @@ def test_a_history_refuses(arguments, message):
             "penalties.repetition: expected a number > 0; got 0.0",
         ),
         ({"penalties": Penalties(None)}, InvalidType, "penalties.history: expected a TokenHistory"),
+        ({"return_kept": 1}, InvalidType, "return_kept: expected True or False; got int"),
         ({"config": 5}, InvalidType, "config: expected a TileConfig or HopperConfig; got int"),
         (
             {"config": HopperConfig(1, 128, 128, 4, False)},
