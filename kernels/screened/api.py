@@ -18,7 +18,13 @@ from fsbench.kernels.checks.tensors import (
     check_temperature,
     check_tensor,
 )
-from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_integer, check_number
+from fsbench.kernels.checks.values import (
+    MAX_SAMPLES,
+    check_flag,
+    check_integer,
+    check_number,
+    check_screen_configs,
+)
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen import (
     HopperScreenConfig,
@@ -89,6 +95,7 @@ def screened_sample(
     n = check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
     if soft_cap is not None:
         soft_cap = check_number("soft_cap", soft_cap, positive=True)
+    configs = check_screen_configs(configs)
     check_flag("return_logprob", return_logprob)
     check_flag("return_logz", return_logz)
     if n > 1 or return_logprob or return_logz:
