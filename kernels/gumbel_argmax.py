@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
-from fsbench.kernels.noise.group import group_candidates, group_sums, members, sharpness
+from fsbench.kernels.noise.group import drawing_sums, group_candidates, members
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map, vocab_shard
 from fsbench.problem import Problem
@@ -60,7 +60,7 @@ def _gumbel_argmax_kernel(
         stored = tl.load(logits_ptr + offs_v, mask=offs_v < V, other=float("-inf"))
         v0 += first_token
         y = members(stored.to(tl.float32)[None, :])
-        m, sums = group_sums(y, sharpness(T, 1.0 / T, GREEDY))
+        m, sums = drawing_sums(y, T, 1.0 / T, GREEDY)
         key, _ = group_candidates(y, m, sums, v0, rows, seed, offset, T, 0, GREEDY)
         best = tl.maximum(best, key)
 

@@ -70,6 +70,14 @@ def _compile(number: int, disassemble: bool) -> tuple[int, list[str]]:
     return stack, instructions
 
 
+def _translate(number: int) -> tuple[int, list[str]]:
+    """(0, lines of PTX) of a variant, which are not kept."""
+    variant = _variants[number]
+    target = GPUTarget("cuda", variant.capability, 32)
+    compiled = triton.compile(_source(variant), target=target, options=dict(variant.options))
+    return 0, compiled.asm["ptx"].splitlines()
+
+
 def _read(path: Path) -> Any:
     return json.loads(gzip.decompress(path.read_bytes()))
 
@@ -134,11 +142,15 @@ def main() -> None:
     parser.add_argument("--family", nargs="*", default=[])
     parser.add_argument("--capability", type=int, nargs="*", default=[])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--not-alone", action="store_true")
     parser.add_argument("--instructions", action="store_true")
+    parser.add_argument("--named", default="")
+    parser.add_argument("--ptx", action="store_true")
     asked = parser.parse_args()
-    _variants.extend(selected(asked.family, asked.capability, asked.quick))
+    chosen = selected(asked.family, asked.capability, asked.quick, not asked.not_alone)
+    _variants.extend(variant for variant in chosen if asked.named in variant.name)
     numbers = range(len(_variants))
-    work = partial(_compile, disassemble=asked.instructions)
+    work = _translate if asked.ptx else partial(_compile, disassemble=asked.instructions)
     # Forked, so that nothing is imported again.
     with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
         results = pool.map(work, numbers, chunksize=1)

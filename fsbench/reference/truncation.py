@@ -126,7 +126,9 @@ def penalised(
 class _Rows:
     """The arguments of truncate: float64 [B, 1]; undefined, greedy: bool [B]."""
 
-    def __init__(self, z: Tensor, T: object, k: object, p: object, min_p: object):
+    def __init__(self, z: Tensor, T: object, k: int | Tensor, p: object, min_p: object):
+        V = z.shape[1]  # a k beyond it, which may be too large for a double, keeps as much
+        k = k.clamp_max(V) if isinstance(k, Tensor) else min(k, V)
         T, self.k, self.p, self.min_p = (
             torch.as_tensor(value, device=z.device).double().reshape(-1, 1).expand(len(z), 1)
             for value in (T, k, p, min_p)

@@ -9,7 +9,9 @@ import torch
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 
+ScreenConfigs = tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]
 NOISE = ("auto", "token", "group")
 KERNELS = ("auto", "hopper", "portable")
 MAX_SAMPLES = 2**16 - 1
@@ -67,6 +69,25 @@ def check_kernel(value: object, config: object) -> str:
     if value not in ("auto", of_config):
         raise InvalidArgument(f"config: expected one of the {value} kernel; got {config!r}")
     return of_config
+
+
+def check_screen_configs(value: object) -> ScreenConfigs | None:
+    """None, or the tile shapes of the screen and of the exact computation."""
+    if value is None:
+        return None
+    if not isinstance(value, tuple):
+        raise InvalidType(f"configs: expected a tuple; got {type(value).__name__}")
+    if len(value) != 2:
+        raise InvalidArgument(f"configs: expected two, of both launches; got {len(value)}")
+    screen, resolve = value
+    if not isinstance(screen, ScreenConfig | HopperScreenConfig):
+        raise InvalidType(
+            f"configs: expected a ScreenConfig or HopperScreenConfig first; "
+            f"got {type(screen).__name__}"
+        )
+    if not isinstance(resolve, ResolveConfig):
+        raise InvalidType(f"configs: expected a ResolveConfig second; got {type(resolve).__name__}")
+    return screen, resolve
 
 
 def either(options: Sequence[object]) -> str:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.contract import candidates, greedy_candidates
-from fsbench.kernels.noise.group import group_candidates, group_sums, members, sharpness
+from fsbench.kernels.noise.group import drawing_sums, group_candidates, members
 from fsbench.kernels.noise.keys import LOWEST_KEY
 
 
@@ -126,7 +126,7 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
             # What does not depend on i is computed once.
             if NOISE == "group":
                 y = members(logits)
-                m, sums = group_sums(y, sharpness(temperature, inverse_temperature, GREEDY_ROWS))
+                m, sums = drawing_sums(y, temperature, inverse_temperature, GREEDY_ROWS)
                 key, logit = group_candidates(
                     y, m, sums, v0, row, seed, offset, temperature, first_sample + i,
                     GREEDY_ROWS,

@@ -13,11 +13,10 @@ from fsbench.kernels.device.mass import add_masses
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.arithmetic import halves, nan_max
 from fsbench.kernels.noise.group import (
+    drawing_sums,
     group_draws,
     group_noise,
-    group_sums,
     members,
-    sharpness,
     token_of_member,
 )
 
@@ -83,7 +82,7 @@ def consume(
         y = _processed(y, v0, row, index, B, V, processing, mask_words)
         # Greedy rows have masses of their own, at T = 1, which cannot draw for them.
         SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
-        m, sums = group_sums(y, sharpness(T, inverse_temperature, GREEDY_ROWS and not SEPARATE))
+        m, sums = drawing_sums(y, T, inverse_temperature, GREEDY_ROWS and not SEPARATE)
         if len(stored) > 0:
             there, logits_ptr, largest_ptr, stride = stored
             there = _in_layout(there, LAYOUT)

@@ -18,7 +18,11 @@ from fsbench.kernels.noise.contract import exponential
 from fsbench.kernels.noise.keys import ordered_key
 
 SHARPEST = tl.constexpr(2.0**126)
-"""1 / T of greedy rows: of a group's members only the largest keep a mass, of 1."""
+"""1 / T of greedy rows: what is 2^-117 or more below the largest member has no mass."""
+SMALL = tl.constexpr(2.0**-60)
+LARGE = tl.constexpr(2.0**100)
+"""Of greedy rows, members of groups whose largest is below SMALL are multiplied by LARGE: no two
+numbers of fp32 are nearer than 2^-149, nor nearer than 2^-84 to one of SMALL or more."""
 GROUP_STREAM = tl.constexpr(1 << 16)
 """Added to the sample's number in counter word 3: group noise shares no block with token noise."""
 
@@ -63,9 +67,9 @@ def group_sums(y, inverse_temperature):
     without a finite member has m = -inf and mass 0.
     """
     m = largest_member(y)
-    c = inverse_temperature * LOG2_E
     # Subtracted before scaling: c m would be rounded, and its error grows with m / T.
     finite = tl.where(m == float("-inf"), 0.0, m)
+    c = inverse_temperature * LOG2_E
     total = tl.exp2(c * (y[0] - finite))
     sums = (total,)
     for i in tl.static_range(1, 32):
@@ -75,12 +79,29 @@ def group_sums(y, inverse_temperature):
 
 
 @triton.jit
-def sharpness(temperature, inverse_temperature, GREEDY_ROWS: tl.constexpr):
-    """The 1 / T at which members are drawn; inverse_temperature is of any use where T > 0 only."""
-    if GREEDY_ROWS:
-        return tl.where(temperature == 0.0, SHARPEST, inverse_temperature)
+def drawing_sums(y, temperature, inverse_temperature, GREEDY_ROWS: tl.constexpr):
+    """The group_sums by which members are drawn; inverse_temperature counts where T > 0 only.
+
+    GREEDY_ROWS: temperature may be 0 in some rows: there only the largest members have a mass, of
+    1, however little the others are below them.
+    """
+    if not GREEDY_ROWS:
+        return group_sums(y, inverse_temperature)
     else:
-        return inverse_temperature
+        m = largest_member(y)
+        finite = tl.where(m == float("-inf"), 0.0, m)
+        greedy = temperature == 0.0
+        c = tl.where(greedy, SHARPEST, inverse_temperature) * LOG2_E
+        # Differences of numbers near 0 are so small that SHARPEST leaves them a mass. So those
+        # are scaled by a power of two first, exactly; by 1 (which changes no bit) everywhere else.
+        scale = tl.where(greedy & (tl.abs(finite) < SMALL), LARGE, 1.0)
+        shift = -(finite * scale)
+        total = tl.exp2(c * tl.fma(y[0], scale, shift))
+        sums = (total,)
+        for i in tl.static_range(1, 32):
+            total += tl.exp2(c * tl.fma(y[i], scale, shift))
+            sums = sums + (total,)  # noqa: RUF005
+        return m, sums
 
 
 @triton.jit
@@ -109,7 +130,7 @@ def group_draws(y, m, sums, rate, u, temperature, GREEDY_ROWS: tl.constexpr):
     All are [R, G]. The score is m + T (log mass + Gumbel), and a Gumbel is -log E.
 
     Args:
-        y, m, sums: members and what group_sums made of them, at sharpness(T, 1 / T).
+        y, m, sums: members and what drawing_sums made of them.
         rate, u: of group_noise. temperature: scalar or [R, 1 or G].
         GREEDY_ROWS: temperature may be 0 in some rows: there the first of the largest logits wins.
     """

@@ -9,7 +9,7 @@ from fsbench import reference
 from fsbench.kernels import screened
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Screened
-from fsbench.kernels.checks.values import check_flag
+from fsbench.kernels.checks.values import check_flag, check_screen_configs
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen import (
     HopperScreenConfig,
@@ -75,6 +75,7 @@ def screened_sample(
         num_samples=num_samples,
         noise="token",
     )
+    configs = check_screen_configs(configs)
     check_flag("return_logprob", return_logprob)
     check_flag("return_logz", return_logz)
     if request.num_samples > 1 or return_logprob or return_logz:

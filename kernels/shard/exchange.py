@@ -93,6 +93,9 @@ def _place(k, count, slot, line, RANKS: tl.constexpr):
 def advance(count, slot, there, line):
     """Count the words of slots, after all of them have been received."""
     _, counts_ptr, _, _ = line
+    # Several warps hold a row and load its count, one stores the next: a warp that came late would
+    # load that one, and wait for words that nobody sends before it has ended.
+    tl.debug_barrier()
     tl.store(counts_ptr + slot, count + 1, mask=there)
 
 

@@ -157,7 +157,13 @@ def reachable(shard: VocabShard | None) -> bool:
 
 
 def even_blocks(V: int, ranks: int) -> list[int]:
-    """Bounds of a split of V tokens at multiples of BLOCK, as even as can be; ranks + 1 of them."""
+    """Bounds of a split of V tokens at multiples of BLOCK, as even as can be; ranks + 1 of them.
+
+    Raises:
+        InvalidType, InvalidArgument: V or ranks is no integer, or below 1.
+    """
+    check_integer("V", V, 1, 2**31)
+    check_integer("ranks", ranks, 1, 2**31)
     blocks = -(-V // BLOCK)
     return [min(V, blocks * rank // ranks * BLOCK) for rank in range(ranks)] + [V]
 

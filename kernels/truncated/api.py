@@ -10,7 +10,7 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import TruncatedSample
-from fsbench.kernels.checks.values import check_kernel
+from fsbench.kernels.checks.values import check_flag, check_kernel
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
@@ -56,7 +56,8 @@ def truncated_sample(
     Args:
         hidden, weight, temperature, bias, mask, seed, offset, soft_cap, vocab_size: as in
             flash_sample. A greedy row takes the largest logit, whatever its filters.
-        top_k: keep the k largest logits; 0 or below is off. An integer, or int32 or int64 [B].
+        top_k: keep the k largest logits; 0 or below is off, and so is the number of tokens or
+            above. An integer, or int32 or int64 [B].
         top_p: keep the fewest of the largest whose probability reaches p; 1 or above is off, and 0
             or below keeps one token. A number, or fp32 [B]; a row with NaN has no draw.
         min_p: keep what has at least this part of the largest probability; 0 or below is off. A
@@ -102,10 +103,11 @@ def truncated_sample(
         raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {request.vocab_size}")
     B, device = hidden.shape[0], hidden.device
     filters = Filters(
-        check_top_k("top_k", top_k, B, device),
+        check_top_k("top_k", top_k, B, request.vocab_size, device),
         check_fraction("top_p", top_p, B, device),
         check_fraction("min_p", min_p, B, device),
     )
+    check_flag("return_kept", return_kept)
     kernel = check_kernel("auto", config)
     if penalties is not None:
         check_penalties(penalties, B, device)

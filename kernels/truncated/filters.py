@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.checks.tensors import check_tensor
-from fsbench.kernels.checks.values import check_integer
 from fsbench.kernels.truncated.history import Penalties, TokenHistory
 
 
@@ -20,12 +19,14 @@ class Filters(NamedTuple):
     min_p: float | Tensor
 
 
-def check_top_k(name: str, value: object, B: int, device: torch.device) -> int | Tensor:
-    """An integer, or int32 or int64 [B]."""
+def check_top_k(name: str, value: object, B: int, V: int, device: torch.device) -> int | Tensor:
+    """An integer in [0, V), 0 if it is off; or int32 or int64 [B]."""
     if isinstance(value, torch.Tensor):
         return check_tensor(name, value, [torch.int32, torch.int64], [(B,)], device)
-    # What is below 0 is off, as in other libraries.
-    return max(0, check_integer(name, value, -(2**31), 2**31 - 1))
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{name}: expected an integer; got {type(value).__name__}")
+    # What is below 0 is off, as in other libraries; so is what keeps all V tokens.
+    return value if 0 < value < V else 0
 
 
 def check_fraction(name: str, value: object, B: int, device: torch.device) -> float | Tensor:

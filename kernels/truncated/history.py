@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import index
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+
+_LARGEST = 2**31 - 1
 
 
 class TokenHistory:
@@ -45,8 +48,8 @@ class TokenHistory:
         """The history of rows whose prompts and outputs so far are these token ids.
 
         Raises:
-            InvalidArgument: unequal numbers of rows, a negative id, or more distinct tokens in a
-                row than `capacity`.
+            InvalidType: an id that is no integer. InvalidArgument: unequal numbers of rows, an id
+                below 0 or of 2^31 or more, or more distinct tokens in a row than `capacity`.
         """
         if len(prompts) != len(outputs):
             raise InvalidArgument(
@@ -54,10 +57,8 @@ class TokenHistory:
             )
         history = cls(len(prompts), capacity, "cpu")
         for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-            counts = Counter(map(int, output))
-            distinct = list(dict.fromkeys([*map(int, prompt), *counts]))
-            if distinct and min(distinct) < 0:
-                raise InvalidArgument(f"row {row}: expected token ids >= 0; got {min(distinct)}")
+            counts = Counter(_ids("outputs", row, output))
+            distinct = list(dict.fromkeys([*_ids("prompts", row, prompt), *counts]))
             n = len(distinct)
             if n > capacity:
                 raise InvalidArgument(
@@ -74,9 +75,19 @@ class TokenHistory:
         return history
 
     def append(self, tokens: Tensor) -> None:
-        """Count the tokens [B] of a step as output; ids below 0 (rows without a draw) are not."""
-        new = tokens[:, None].to(torch.int32)
-        drawn = new[:, 0] >= 0
+        """Count the tokens of a step as output: int64 or int32 [B], on the history's device.
+
+        Ids below 0 (rows without a draw) are not counted.
+
+        Raises:
+            InvalidType, InvalidArgument: another dtype, shape or device; on a CPU also an id of
+                2^31 or more. On a GPU, whose values nobody waits for, such a row has `overflowed`.
+        """
+        self._check(tokens)
+        fits = tokens <= _LARGEST
+        self.overflowed |= ~fits
+        drawn = (tokens >= 0) & fits
+        new = torch.where(drawn, tokens, -1).to(torch.int32)[:, None]
         same = (self.tokens == new) & drawn[:, None]
         self.counts += same
         capacity = self.tokens.shape[1]
@@ -87,6 +98,24 @@ class TokenHistory:
         self.tokens.copy_(torch.where(here, new, self.tokens))
         self.counts += here
         self.lengths += here.any(1)
+
+    def _check(self, tokens: object) -> None:
+        if not isinstance(tokens, Tensor):
+            raise InvalidType(f"tokens: expected a tensor; got {type(tokens).__name__}")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise InvalidType(
+                f"tokens: expected dtype torch.int64 or torch.int32; got {tokens.dtype}"
+            )
+        if tokens.shape != self.lengths.shape:
+            raise InvalidArgument(
+                f"tokens: expected shape {list(self.lengths.shape)}; got {list(tokens.shape)}"
+            )
+        if tokens.device != self.tokens.device:
+            raise InvalidArgument(
+                f"tokens: expected it on {self.tokens.device} as the history; got {tokens.device}"
+            )
+        if tokens.device.type == "cpu" and int(tokens.max()) > _LARGEST:
+            raise InvalidArgument(f"tokens: expected ids below 2^31; got {int(tokens.max())}")
 
     def dense(self, V: int) -> tuple[Tensor, Tensor]:
         """(occurs at all, occurrences in the output) of every token: int64 [B, V] each."""
@@ -99,6 +128,22 @@ class TokenHistory:
             1, at, torch.where(used, self.counts, 0).long()
         )
         return seen, counts
+
+
+def _ids(name: str, row: int, given: Sequence[int]) -> list[int]:
+    """Token ids of a row, as numbers."""
+    try:
+        ids = [index(token) for token in given]
+    except TypeError:
+        kinds = sorted({type(token).__name__ for token in given})
+        raise InvalidType(
+            f"{name}: expected integers in row {row}; got {', '.join(kinds)}"
+        ) from None
+    for wrong in (token for token in ids if not 0 <= token <= _LARGEST):
+        raise InvalidArgument(
+            f"{name}: expected token ids from 0 to 2^31 - 1 in row {row}; got {wrong}"
+        )
+    return ids
 
 
 class Penalties(NamedTuple):

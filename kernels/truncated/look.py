@@ -113,7 +113,7 @@ def sampling_look_kernel(
     T = of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW)
     T, inverse_temperature = temperatures(T)
     sharpness = inverse_temperature * LOG2_E
-    k = of_row(top_k, row, tl.int32, TOP_K_PER_ROW)
+    k = of_row(top_k, row, tl.int64 if TOP_K_PER_ROW else tl.int32, TOP_K_PER_ROW)
     p = of_row(top_p, row, tl.float32, TOP_P_PER_ROW)
     least = of_row(min_p, row, tl.float32, MIN_P_PER_ROW)
     drawn = tl.full((), LOWEST_KEY, tl.int64)
@@ -131,7 +131,7 @@ def sampling_look_kernel(
     top = tl.where(valid, top, 0.0)
     order = tl.where(valid, ordered(maxima), LOWEST - 1)  # -inf is LOWEST - 1
     sampled = T > 0.0
-    k = tl.where(sampled, tl.where(k > 0, tl.minimum(k, V), V), 1)
+    k = tl.where(sampled, tl.where(k > 0, tl.minimum(k, V), V), 1).to(tl.int32)
     by_p = sampled & (p < 1.0)
     p = tl.maximum(p, 0.0)
 

@@ -31,6 +31,7 @@ def run(script: Path, device: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name

@@ -43,6 +43,7 @@ def start(*arguments: object, cwd=None) -> tuple[str, set[str], int]:
     return done.stdout, set(names), int(number)
 
 
+@pytest.mark.full
 def test_the_report_sees_torch():
     _, loaded, _ = start("run", "--dry-run")  # device auto asks torch
     assert "torch" in loaded

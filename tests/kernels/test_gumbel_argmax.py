@@ -38,6 +38,13 @@ def test_a_temperature_too_small_to_divide_by_is_zero(temperature):
     assert draw(logits, 0, temperature).tolist() == logits.argmax(1).tolist()
 
 
+@pytest.mark.parametrize("values", [(-0.0, 0.0, -1e-45), (1e-30, 1.0000001e-30, 9.999999e-31)])
+def test_greedy_rows_take_the_lowest_token_of_the_largest_logit(values):
+    drawn = torch.randint(0, 3, (4, 300), generator=torch.Generator().manual_seed(2))
+    logits = torch.tensor(values)[drawn]
+    assert draw(logits, 0, 0.0).tolist() == logits.argmax(1).tolist()
+
+
 @pytest.mark.parametrize("programs", [1, 3])
 def test_programs_share_a_row_in_any_number(programs, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 128)

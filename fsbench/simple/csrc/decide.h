@@ -12,23 +12,28 @@ static int32_t greedy(Scratch& scratch, Reader& read, const int32_t* ids, size_t
 }
 
 // Takes the penalised tokens beyond `hot` out of the tail's maximum and sum, and puts them in again
-// with their penalties. False if the rest would have lost its precision.
+// with their penalties. The sum is relative to the maximum, before and after: a token may rise by
+// more than the exponential of a double can say. False if the rest would have lost its precision.
 static bool corrected_tail(
     const void* row, bool half, const Penalties& penalties, int hot, float T, float& tail_max,
     double& tail_sum) {
+    const size_t first = penalties.from(hot), end = penalties.seen.size();
     double without = 0, with = 0;
     float highest = tail_max;
-    for (size_t i = penalties.from(hot); i < penalties.seen.size(); i++) {
+    for (size_t i = first; i < end; i++) {
         const Seen& one = penalties.seen[i];
         const float z = at(row, one.place, half);
-        float after = penalties.applied(z, one);
-        highest = std::max(highest, after);
+        highest = std::max(highest, penalties.applied(z, one));
         without += std::exp((double(z) - tail_max) / T);
-        with += std::exp((double(after) - tail_max) / T);
     }
     if (!(without <= 0.5 * tail_sum)) return false;
-    tail_sum = tail_sum - without + with;
-    tail_max = highest;  // an upper bound is enough for the filters; see below for the sum
+    for (size_t i = first; i < end; i++) {
+        const Seen& one = penalties.seen[i];
+        const float after = penalties.applied(at(row, one.place, half), one);
+        with += std::exp((double(after) - highest) / T);
+    }
+    tail_sum = (tail_sum - without) * std::exp((double(tail_max) - highest) / T) + with;
+    tail_max = highest;  // an upper bound is enough for the filters
     return true;
 }
 
@@ -84,11 +89,10 @@ static Decision decide(
     const bool need_sum = sampled && !(filters.top_k > 0 || min_p > 0);
 
     float tail_max = -INFINITY;
-    double tail_sum = 0;
-    float tail_base = -INFINITY;  // what tail_sum is relative to
+    double tail_sum = 0;  // relative to exp(tail_max / T)
     bool hot_path = hot > 0 && hot < ring.vocab;
     if (hot_path) {
-        tail_max = tail_base = ring.tail_max[cell];
+        tail_max = ring.tail_max[cell];
         tail_sum = ring.tail_sum[cell];
         if (tail_max == -INFINITY) tail_sum = 0;
         // Not supplied, or spoiled by a NaN or +inf in the tail: look at the tail itself.
@@ -112,7 +116,7 @@ static Decision decide(
                 if (min_p > 0) filters.min_logit = M + T * std::log(min_p);
                 if (need_sum)
                     total = masses(scratch, 0, head, M, scale) +
-                            tail_sum * std::exp((double(tail_base) - M) / T);
+                            tail_sum * std::exp((double(tail_max) - M) / T);
                 if (select(scratch, read, ids, head, filters, M, T, total, tail_max))
                     return {drawn(scratch, u), NAN};
             }
@@ -121,7 +125,7 @@ static Decision decide(
             if (top == -INFINITY) return undefined;
             double hot_mass = masses(scratch, 0, head, top, scale);
             double tail_mass =
-                tail_base > -INFINITY ? tail_sum * std::exp((double(tail_base) - top) / T) : 0;
+                tail_max > -INFINITY ? tail_sum * std::exp((double(tail_max) - top) / T) : 0;
             double r = u * (hot_mass + tail_mass);
             auto logprob = [&](int32_t place, size_t from) {
                 double z = logit_at(scratch, read, place, from);

@@ -127,6 +127,34 @@ def test_penalties_kept_in_steps_are_the_dense_ones(given, hot, dtype):
             outputs[row].append(token)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "repetition"), [(0.015, 0.5), (1e-4, 0.5), (2.0**-100, 0.01), (1.0, 0.01)]
+)
+def test_a_tail_token_that_is_raised_far_above_the_tail_keeps_its_mass(temperature, repetition):
+    """By 15 / T and more: the exponential of that is infinite in double precision, too."""
+    n, hot, raised = 256, 7, V - 1
+    rows = torch.zeros(n, V)
+    rows[:, hot:] = 15.0  # the tail's maximum, which many tokens have
+    rows[:, 3] = 15.0 / repetition  # hot; the raised one comes up to it
+    plane = Plane(RingShape(1, n, V), 2, requests=n)
+    for row in range(n):
+        plane.begin(row, [raised], repetition=repetition)
+    plane.ring.parts["shape"][0] = torch.tensor(plane.shape.hot(hot))
+    plane.ring.tail_max[0], plane.ring.tail_sum[0] = reference.tail(rows, hot, temperature)
+    uniform = torch.empty(n, dtype=torch.float64)
+    z = reference.penalised(rows, [[raised]] * n, [[]] * n, repetition=repetition)
+    for step in range(4):
+        request = torch.arange(n, dtype=torch.int32)
+        tokens = drawn(plane, rows, step, temperature=temperature, request=request)
+        uniforms(uniform, torch.tensor([7]), torch.tensor([step]))
+        expected = reference.decide(z, uniform, temperature=temperature)
+        assert expected.accepts(tokens, uniform).all(), tokens.unique(return_counts=True)
+        assert 0.35 < (tokens == raised).float().mean() < 0.65
+        assert 0.35 < (tokens == 3).float().mean() < 0.65
+        for row in range(n):
+            plane.begin(row, [raised], repetition=repetition)  # what was drawn is forgotten
+
+
 def test_a_new_request_forgets_the_old_one():
     plane = Plane(RingShape(1, 1, V), 1, requests=1)
     rows = logits()[0, :1]

@@ -80,6 +80,23 @@ def test_a_temperature_that_fp32_cannot_divide_by_is_greedy(temperature, noise):
 
 
 @pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("form", ["number", "tensor", "tensor, with log Z"])
+@pytest.mark.parametrize("logits", ["zeros", "near 1e-30"])
+def test_greedy_rows_take_the_lowest_token_of_the_largest_logit(logits, form, noise):
+    """-0 and +0 are equal; numbers that differ in their last bit are not."""
+    drawn = torch.randint(0, 3, (8, 200), generator=torch.Generator().manual_seed(2))
+    values = {"zeros": [-0.0, 0.0, -1e-45], "near 1e-30": [1e-30, 1.0000001e-30, 9.999999e-31]}
+    rows = torch.tensor(values[logits])[drawn]
+    rows[0] = -rows[0].abs()
+    temperature = 0.0 if form == "number" else torch.zeros(8)
+    call = {**stored(rows), "noise": noise, "temperature": temperature, "config": TILES}
+    with_logz = form.endswith("log Z")
+    sample = check(**call, return_logprob=with_logz, return_logz=with_logz)
+    assert sample.tokens.tolist() == rows.argmax(1).tolist()
+    assert sample.tokens.tolist() == [int((row == row.max()).nonzero()[0]) for row in rows]
+
+
+@pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize(
     ("seed", "offset"),
     [

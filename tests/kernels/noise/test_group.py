@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from fsbench import reference
-from fsbench.kernels.noise.group import group_candidates, group_sums, members, sharpness
+from fsbench.kernels.noise.group import drawing_sums, group_candidates, group_sums, members
 from fsbench.kernels.noise.keys import token_of_key
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
@@ -39,7 +39,7 @@ def _draw_kernel(logits_ptr, temperature_ptr, step_ptr, token_ptr, logit_ptr, v0
     row = tl.arange(0, R)[:, None]
     y = members(tl.load(logits_ptr + row * WIDTH + tl.arange(0, WIDTH)[None, :]))
     T = tl.load(temperature_ptr + row)
-    m, sums = group_sums(y, sharpness(T, 1.0 / T, GREEDY_ROWS))
+    m, sums = drawing_sums(y, T, 1.0 / T, GREEDY_ROWS)
     seed = tl.zeros((), tl.int64)
     # Row 0 for all: the same noise meets many logits.
     key, logit = group_candidates(
@@ -203,6 +203,26 @@ def test_rows_at_temperature_zero_take_the_first_of_the_largest():
     assert torch.equal(picked[::2], y[::2].amax(2))
     others, _ = drawn(logits, T.clamp_min(1.0))
     assert torch.equal(tokens[1::2], others[1::2])
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-42, 1e-38, 1e-30, 2.0**-60, 1e-10, 1.0, 1e30, 3e38])
+def test_rows_at_temperature_zero_take_the_largest_however_near_the_others_are(scale):
+    """Members of one group that are neighbours among the numbers of fp32, of either sign."""
+    bits = torch.tensor(scale).view(torch.int32)
+    near = bits + torch.randint(-1, 2, (64, 128), generator=torch.Generator().manual_seed(1))
+    logits = near.int().view(torch.float32)
+    logits[32:] *= -1.0
+    logits[::4, ::3] = -torch.inf
+    logits[1::4, ::3] = -3e38
+    T = torch.tensor([[0.0], [0.5]]).repeat(32, 1)
+    for step in (0, LOWEST_U, HIGHEST_U):
+        tokens, picked = drawn(logits, T, step, greedy=True)
+        y = by_group(logits)
+        _, member = reference.group_and_member(tokens)
+        assert torch.equal(member[::2], y[::2].argmax(2))
+        assert torch.equal(picked[::2], y[::2].amax(2))
+        others, _ = drawn(logits, T.clamp_min(0.5), step)
+        assert torch.equal(tokens[1::2], others[1::2])
 
 
 @pytest.mark.parametrize("temperature", [1e-1, 1e-3, 1e-6])

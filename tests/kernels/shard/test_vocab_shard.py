@@ -22,7 +22,7 @@ from ranks import SharedLine, on_ranks
 from tiers import full
 from torch import Tensor
 
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Sample, VocabShard, even_blocks, flash_sample
 from fsbench.kernels.shard.exchange import AREAS
 from fsbench.kernels.shard.vocab_shard import BLOCK, block_bounds
@@ -37,6 +37,21 @@ def test_an_even_split_is_at_blocks_and_as_even_as_can_be(V, ranks):
     sizes = [last - first for first, last in pairwise(bounds)]
     assert 0 < max(sizes) - min(sizes) + 1 <= 2 * BLOCK
     assert block_bounds(sizes, V) == bounds
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ((-5, 2), InvalidArgument, "V: expected 1 to 2147483648; got -5"),
+        ((0, 2), InvalidArgument, "V: expected 1 to 2147483648; got 0"),
+        ((5000, 0), InvalidArgument, "ranks: expected 1 to 2147483648; got 0"),
+        ((5000.0, 2), InvalidType, "V: expected an integer; got float"),
+        ((5000, True), InvalidType, "ranks: expected an integer; got bool"),
+    ],
+)
+def test_a_split_of_nothing_is_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        even_blocks(*given)
 
 
 def test_bounds_move_up_to_the_next_block():

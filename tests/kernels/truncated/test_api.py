@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from unittest import mock
 
@@ -64,7 +65,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(
-    "logits", ["normal", "tied", full("flat"), "one finite", full("two levels")]
+    "logits", [full("normal"), "tied", full("flat"), "one finite", full("two levels")]
 )
 def test_ties_at_every_boundary(logits):
     """Exactly k are kept and the lowest tokens go first, also where nearly all are equal."""
@@ -141,6 +142,23 @@ def test_a_filter_for_all_rows_is_the_same_as_for_each():
     assert torch.equal(whole.tokens, each.tokens) and torch.equal(whole.kept, each.kept)
 
 
+@pytest.mark.parametrize("others", [{}, {"top_p": 0.6}], ids=str)
+def test_a_top_k_of_at_least_all_tokens_is_off(others):
+    """Whatever its 32 lower bits are."""
+    V = 150
+    call = {**stored(normal_logits(8, V)), **others}
+    off = check(**call)
+    large = torch.tensor([V, V + 1, 2**31, 2**32, 2**32 + 1, 2**53 + 1, 2**63 - 2, 2**63 - 1])
+    for top_k in (large, -large, V, 2**31, 2**32 + 1, sys.maxsize, 2**64 + 1, -(2**40) + 1):
+        sample = check(**call, top_k=top_k)
+        assert torch.equal(sample.tokens, off.tokens) and torch.equal(sample.kept, off.kept)
+
+
+def test_the_reference_keeps_all_tokens_at_a_large_top_k(monkeypatch):
+    monkeypatch.setattr(module, "runs_kernels", lambda *_: False)
+    test_a_top_k_of_at_least_all_tokens_is_off({"top_p": 0.6})
+
+
 def test_a_request_with_a_seed_of_its_own_may_move():
     hidden, weight = problem(5, 200, 24)
     seeds, offsets = counter(3, 1, 4, 1, 5), counter(9, 2, 6, 5, 3)
@@ -192,6 +210,7 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
     ("changes", "error", "message"),
     [
         ({"top_k": 2.0}, InvalidType, "top_k: expected an integer; got float"),
+        ({"top_k": True}, InvalidType, "top_k: expected an integer; got bool"),
         ({"top_k": torch.zeros(3)}, InvalidType, "top_k: expected dtype torch.int32 or"),
         ({"top_k": torch.zeros(2).int()}, InvalidArgument, r"top_k: expected shape \[3\]"),
         ({"top_p": "0.9"}, InvalidType, "top_p: expected a number or a tensor; got str"),
@@ -210,6 +229,7 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
             "penalties.repetition: expected a number > 0; got 0.0",
         ),
         ({"penalties": Penalties(None)}, InvalidType, "penalties.history: expected a TokenHistory"),
+        ({"return_kept": 1}, InvalidType, "return_kept: expected True or False; got int"),
         ({"config": 5}, InvalidType, "config: expected a TileConfig or HopperConfig; got int"),
         (
             {"config": HopperConfig(1, 128, 128, 4, False)},

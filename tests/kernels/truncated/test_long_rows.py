@@ -56,6 +56,7 @@ def test_hundreds_of_tokens_are_drawn_from_in_one_launch(top_k):
         check(**stored(logits), top_k=top_k, top_p=0.9)
 
 
+@pytest.mark.full
 def test_few_groups_may_have_more_tokens_than_there_is_room_for():
     logits = torch.zeros(4, 4_300)
     logits[:, 4_100:] = 1.0  # behind those that there is room for

@@ -16,7 +16,6 @@ from flash_sample_cases import (
 from truncated_cases import check, history
 
 from fsbench import reference
-from fsbench.errors import InvalidArgument
 from fsbench.kernels import Penalties, TokenHistory
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
 from fsbench.verify.check import Setting
@@ -59,40 +58,6 @@ def test_a_long_history_takes_several_blocks():
     seen = torch.randperm(V, generator=torch.Generator().manual_seed(1))[:200].tolist()
     penalties = Penalties(TokenHistory.of([seen], [seen[:70] * 2], 256, "cpu"), 1.5, 0.5, 0.1)
     check(**stored(normal_logits(1, V)), penalties=penalties, top_k=5, top_p=0.9)
-
-
-def test_a_history_counts_what_is_appended():
-    prompts, outputs = [[5, 5, 7], [1], []], [[7], [], []]
-    made = TokenHistory.of(prompts, outputs, 4, "cpu")
-    steps = [[5, 2, -1], [7, 2, 3], [9, 1, 3]]
-    for step in steps:
-        made.append(torch.tensor(step))
-    for row, step in enumerate(zip(*steps, strict=True)):
-        outputs[row] += [token for token in step if token >= 0]
-    whole = TokenHistory.of(prompts, outputs, 4, "cpu")
-    for found, wanted in zip(made.dense(10), whole.dense(10), strict=True):
-        assert torch.equal(found > 0, wanted > 0)
-    assert torch.equal(made.dense(10)[1], whole.dense(10)[1])
-    assert torch.equal(made.lengths, whole.lengths) and not made.overflowed.any()
-    for token in (20, 21, 20):
-        made.append(torch.tensor([token, -1, -1]))
-    assert made.lengths.tolist() == [4, 2, 1]
-    assert made.overflowed.tolist() == [True, False, False]
-    assert made.dense(30)[1][0, 20:22].tolist() == [2, 0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([[1]], [], 4), "outputs: expected one for each of 1 prompts; got 0"),
-        (([[1, 2, 3]], [[4]], 3), "capacity: expected at least 4, the distinct tokens of row 0"),
-        (([[1, -2]], [[]], 3), "row 0: expected token ids >= 0; got -2"),
-        (([[1]], [[]], 0), "capacity: expected at least 1; got 0"),
-    ],
-)
-def test_a_history_refuses(arguments, message):
-    with pytest.raises(InvalidArgument, match=message):
-        TokenHistory.of(*arguments, "cpu")
 
 
 def test_the_sampler_has_the_penalties_of_its_problem():

@@ -1,0 +1,43 @@
+"""The exchange between ranks as it is compiled: when a warp may count on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from kernel_compiler import compile_variants
+
+LOAD = re.compile(r"ld\.global\.b32\s+\{ %r\d+ \}, \[ (%rd\d+) \+ 0 \]")
+STORE = re.compile(r"st\.global\.b32\s+\[ (%rd\d+) \+ 0 \]")
+BARRIER = re.compile(r"bar\.sync\s+0")
+
+
+def counted(ptx: list[str]) -> list[str]:
+    """What stands between the load of a count and its store, of every exchange of a kernel.
+
+    A count is the only number that is loaded and stored at one address.
+    """
+    loaded = {found[1]: line for line, text in enumerate(ptx) if (found := LOAD.search(text))}
+    return [
+        "\n".join(ptx[loaded[found[1]] : line])
+        for line, text in enumerate(ptx)
+        if (found := STORE.search(text)) and found[1] in loaded
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("family", "exchanges"),
+    [("flash_sampling", 2), ("flash_sampling_hopper", 2), ("flash_sampling_two_step", 1)],
+)
+def test_no_warp_counts_on_while_another_may_still_load_the_count(family, exchanges):
+    """A warp that loaded the next count would wait for words that nobody sends."""
+    compiled = compile_variants(families=[family], capability=90, named="2 ranks", ptx=True)
+    assert compiled
+    for each in compiled:
+        between = counted(each.instructions)
+        assert len(between) == exchanges, each.title
+        for code in between:
+            # Behind the last loop, the wait for the others' words.
+            assert BARRIER.search(code.rsplit("$L__BB", 1)[-1]), each.title
