@@ -122,7 +122,7 @@ def _dump(cubin: bytes, form: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [CUOBJDUMP, form, file.name]
+        command = [str(CUOBJDUMP), form, file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -86,9 +86,7 @@ def check_screen_configs(value: object) -> ScreenConfigs | None:
             f"got {type(screen).__name__}"
         )
     if not isinstance(resolve, ResolveConfig):
-        raise InvalidType(
-            f"configs: expected a ResolveConfig second; got {type(resolve).__name__}"
-        )
+        raise InvalidType(f"configs: expected a ResolveConfig second; got {type(resolve).__name__}")
     return screen, resolve
 
 

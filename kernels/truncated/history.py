@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 
-
 _LARGEST = 2**31 - 1
 
 
