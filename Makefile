@@ -28,7 +28,7 @@ bench: setup
 	$(if $(shell command -v nvidia-smi),,$(FSBENCH) hotvocab bench)
 
 # One thread per process: there is a worker for every core already.
-ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto
+ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto --dist worksteal
 
 test: setup
 	$(ON_CPU) -m "not gpu and not full"

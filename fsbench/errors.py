@@ -76,6 +76,12 @@ class EngineFailed(FsbenchError):
     exit_code = 3
 
 
+class UnusableFile(FsbenchError, OSError):
+    """A file of the caller's that cannot be read or written; the message says which and why."""
+
+    exit_code = 2
+
+
 class ResultsError(FsbenchError):
     """A results folder that cannot be read, written or resumed."""
 

@@ -92,7 +92,13 @@ def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
     tokens = words.new_empty(B)
     with launching_on(words.device):
         _choose_rank_kernel[(triton.cdiv(B, BLOCK),)](
-            words, seed, offset, tokens, K, B, BLOCK=BLOCK
+            words_ptr=words,
+            seed_ptr=seed,
+            offset_ptr=offset,
+            tokens_ptr=tokens,
+            K=K,
+            B=B,
+            BLOCK=BLOCK,
         )
     return tokens
 
@@ -104,7 +110,7 @@ def pack_words(keys: Tensor, logz: Tensor) -> Tensor:
     words = keys.new_empty(len(keys))
     with launching_on(keys.device):
         grid = (triton.cdiv(len(keys), BLOCK),)
-        _pack_kernel[grid](keys, logz, words, len(keys), BLOCK=BLOCK)
+        _pack_kernel[grid](keys_ptr=keys, logz_ptr=logz, words_ptr=words, B=len(keys), BLOCK=BLOCK)
     return words
 
 

@@ -66,13 +66,13 @@ def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
     tokens = keys.new_empty(len(keys))
     with launching_on(keys.device):
         _exchange_kernel[(triton.cdiv(len(keys), BLOCK),)](
-            keys,
-            tokens,
-            shard.line.buffers,
-            shard.line.counts,
-            shard.rank,
-            shard.slots,
-            len(keys),
+            keys_ptr=keys,
+            tokens_ptr=tokens,
+            buffers_ptr=shard.line.buffers,
+            counts_ptr=shard.line.counts,
+            rank=shard.rank,
+            area=shard.slots,
+            B=len(keys),
             RANKS=shard.ranks,
             WATCH=keys.device.type == "cuda",
             BLOCK=BLOCK,

@@ -11,7 +11,7 @@ finite at every temperature.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
@@ -132,15 +132,20 @@ def group_gumbel_parallel(
     tokens, log_z = keys.new_empty(B), masses.new_empty(B)
     # In fp32, 1 / T is infinite for a smaller T.
     scale = max(float(temperature), 2.0**-126) if temperature > 0 else 1.0
-    noise = (seed, offset, float(temperature), scale)
+    shared: dict[str, Any] = {
+        "seed_ptr": seed,
+        "offset_ptr": offset,
+        "temperature": float(temperature),
+        "scale": scale,
+        "keys_ptr": keys,
+        "masses_ptr": masses,
+        "groups": groups,
+        "num_warps": NUM_WARPS,
+    }
     BLOCK = triton.next_power_of_2(groups)
     with launching_on(logits.device):
-        _local_sample_kernel[(B * groups,)](
-            logits, *noise, keys, masses, V, groups, GROUP=GROUP, num_warps=NUM_WARPS
-        )
-        _sample_group_kernel[(B,)](
-            *noise, keys, masses, tokens, log_z, groups, BLOCK=BLOCK, num_warps=NUM_WARPS
-        )
+        _local_sample_kernel[(B * groups,)](logits_ptr=logits, V=V, GROUP=GROUP, **shared)
+        _sample_group_kernel[(B,)](tokens_ptr=tokens, log_z_ptr=log_z, BLOCK=BLOCK, **shared)
     return tokens, log_z
 
 

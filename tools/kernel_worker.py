@@ -50,7 +50,11 @@ def _compile(number: int, disassemble: bool) -> tuple[int, list[str]]:
         taken, code = _read(cubin)
     else:
         target = GPUTarget("cuda", variant.capability, 32)
-        compiled = triton.compile(source, target=target, options=dict(variant.options))
+        try:
+            compiled = triton.compile(source, target=target, options=dict(variant.options))
+        except Exception as error:
+            title = f"{variant.family} {variant.name} sm_{variant.capability}"
+            raise RuntimeError(f"{title}: it does not compile\n{error}") from None
         usage = _dump(compiled.asm["cubin"], "-res-usage")
         taken = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage))
         taken["dynamic SHARED"] = compiled.metadata.shared
@@ -138,11 +142,12 @@ def main() -> None:
     parser.add_argument("--family", nargs="*", default=[])
     parser.add_argument("--capability", type=int, nargs="*", default=[])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--not-alone", action="store_true")
     parser.add_argument("--instructions", action="store_true")
     parser.add_argument("--named", default="")
     parser.add_argument("--ptx", action="store_true")
     asked = parser.parse_args()
-    chosen = selected(asked.family, asked.capability, asked.quick)
+    chosen = selected(asked.family, asked.capability, asked.quick, not asked.not_alone)
     _variants.extend(variant for variant in chosen if asked.named in variant.name)
     numbers = range(len(_variants))
     work = _translate if asked.ptx else partial(_compile, disassemble=asked.instructions)

@@ -16,9 +16,6 @@ from fsbench.kernels.configs.gpu import multiprocessors
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
 
-SAMPLES_AT_ONCE = 4
-"""Samples whose candidates a program keeps in registers; more take further launches."""
-
 
 class Operands(NamedTuple):
     """The matrices as a kernel takes them, and the programs that share the work.

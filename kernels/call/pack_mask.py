@@ -37,5 +37,7 @@ def pack_mask(mask: Tensor) -> Tensor:
     B, V = mask.shape
     words = torch.empty(B, triton.cdiv(V, 32), dtype=torch.int32, device=mask.device)
     with launching_on(mask.device):
-        _pack_mask_kernel[(B, triton.cdiv(words.shape[1], BLOCK))](mask, words, V, BLOCK=BLOCK)
+        _pack_mask_kernel[(B, triton.cdiv(words.shape[1], BLOCK))](
+            mask_ptr=mask, words_ptr=words, V=V, BLOCK=BLOCK
+        )
     return words

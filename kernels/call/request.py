@@ -1,4 +1,4 @@
-"""`Request`: the checked arguments of a call, as launches take them."""
+"""`Request`: the arguments of a public call, checked once, as everything after it takes them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fsbench.errors import InvalidArgument
+from fsbench.kernels.checks.tensors import (
+    check_bias,
+    check_counter,
+    check_mask,
+    check_matrices,
+    check_temperature,
+)
+from fsbench.kernels.checks.values import MAX_SAMPLES, check_integer, check_noise, check_number
 from fsbench.kernels.shard.vocab_shard import VocabShard
+
+SAMPLES_AT_ONCE = 4
+"""Samples whose candidates a program keeps in registers; more take further launches."""
 
 
 class Request(NamedTuple):
     """The checked arguments of flash_sample, as it documents them.
 
     weight, shard: if the vocabulary is sharded, the shard's own rows, and the shard.
+    noise: "group" or "token"; "none" leaves the largest logit.
     merge_later: return packed candidates of this weight (noise.keys) in place of tokens.
     """
 
@@ -29,3 +42,67 @@ class Request(NamedTuple):
     noise: str
     shard: VocabShard | None = None
     merge_later: bool = False
+
+
+def checked_request(
+    hidden: Tensor,
+    weight: Tensor | VocabShard,
+    *,
+    seed: Tensor,
+    offset: Tensor | None,
+    temperature: float | Tensor,
+    soft_cap: float | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    vocab_size: int | None,
+    num_samples: int = 1,
+    noise: str = "group",
+    may_be_sharded: bool = False,
+) -> Request:
+    """The request that the arguments of a public call make; flash_sample says what each may be.
+
+    may_be_sharded: whether this call takes a VocabShard in place of a weight.
+
+    Raises:
+        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
+            or range. No tensor's values are looked at: that would wait for the GPU.
+    """
+    shard = weight if may_be_sharded and isinstance(weight, VocabShard) else None
+    hidden, matrix = check_matrices(hidden, weight if shard is None else shard.weight)
+    B, device = hidden.shape[0], hidden.device
+    V = matrix.shape[0] if shard is None else shard.vocab_size
+    if vocab_size is not None:
+        if shard is not None:
+            raise InvalidArgument("vocab_size: expected None with a VocabShard, which has its own")
+        V = check_integer("vocab_size", vocab_size, 1, V)
+    temperature = check_temperature(temperature, B, device)
+    if bias is not None:
+        check_bias(bias, B, V, device)
+    if mask is not None:
+        check_mask(mask, B, V, device)
+    check_counter("seed", seed, B, device)
+    if offset is not None:
+        check_counter("offset", offset, B, device)
+    samples = check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
+    if soft_cap is not None:
+        soft_cap = check_number("soft_cap", soft_cap, positive=True)
+    at_once = min(samples, SAMPLES_AT_ONCE)
+    if shard is not None and B * at_once > shard.slots:
+        raise InvalidArgument(
+            f"hidden: expected at most {shard.slots} rows times samples (up to {SAMPLES_AT_ONCE} "
+            f"at a time), the slots of the VocabShard; got {B} times {at_once}"
+        )
+    return Request(
+        hidden=hidden,
+        weight=matrix,
+        seed=seed,
+        offset=offset,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        vocab_size=V,
+        num_samples=samples,
+        noise=check_noise(noise),
+        shard=shard,
+    )

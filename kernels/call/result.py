@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from fsbench.kernels.call.request import Request
 
 
 class Sample(NamedTuple):
@@ -23,6 +26,18 @@ class Sample(NamedTuple):
     valid: Tensor
     logprob: Tensor | None = None
     logz: Tensor | None = None
+
+
+def empty_sample(request: Request, logprob: bool, logz: bool) -> Sample:
+    """A Sample for a launch to write to."""
+    B, n, device = request.hidden.shape[0], request.num_samples, request.hidden.device
+    shape = (B,) if n == 1 else (B, n)
+    return Sample(
+        torch.empty(shape, dtype=torch.int64, device=device),
+        torch.empty(B, dtype=torch.bool, device=device),
+        torch.empty(shape, dtype=torch.float32, device=device) if logprob else None,
+        torch.empty(B, dtype=torch.float32, device=device) if logz else None,
+    )
 
 
 class Screened(NamedTuple):

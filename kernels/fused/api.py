@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.call.result import Sample
-from fsbench.kernels.checks.tensors import (
-    check_bias,
-    check_counter,
-    check_mask,
-    check_matrices,
-    check_temperature,
-    check_tensor,
-)
-from fsbench.kernels.checks.values import (
-    MAX_SAMPLES,
-    check_flag,
-    check_integer,
-    check_kernel,
-    check_noise,
-    check_number,
-)
+from fsbench.kernels.call.request import Request, checked_request
+from fsbench.kernels.call.result import Sample, empty_sample
+from fsbench.kernels.checks.tensors import check_matrices, check_tensor
+from fsbench.kernels.checks.values import check_flag, check_kernel, check_noise
 from fsbench.kernels.configs.choice import choose, tma_possible
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.fused.op import carry_out, flash_sample_op
+from fsbench.kernels.fused.draw import draw
+from fsbench.kernels.fused.op import through_operator
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 
@@ -102,72 +88,38 @@ def flash_sample(
             or range, or a kernel that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
-    shard = weight if isinstance(weight, VocabShard) else None
-    hidden, weight = check_matrices(hidden, weight if shard is None else shard.weight)
-    B, device = hidden.shape[0], hidden.device
-    V = weight.shape[0] if shard is None else shard.vocab_size
-    if vocab_size is not None:
-        if shard is not None:
-            raise InvalidArgument("vocab_size: expected None with a VocabShard, which has its own")
-        V = check_integer("vocab_size", vocab_size, 1, V)
-    check_temperature(temperature, B, device)
-    if bias is not None:
-        check_bias(bias, B, V, device)
-    if mask is not None:
-        check_mask(mask, B, V, device)
-    check_counter("seed", seed, B, device)
-    if offset is not None:
-        check_counter("offset", offset, B, device)
-    n = check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
-    if soft_cap is not None:
-        soft_cap = check_number("soft_cap", soft_cap, positive=True)
-    check_flag("return_logprob", return_logprob)
-    check_flag("return_logz", return_logz)
-    noise = check_noise(noise)
-    kernel = check_kernel(kernel, config)
-    if shard is not None and B * min(n, 4) > shard.slots:
-        raise InvalidArgument(
-            f"hidden: expected at most {shard.slots} rows times samples (up to 4 at a time), the "
-            f"slots of the VocabShard; got {B} times {min(n, 4)}"
-        )
-
-    shape = (B,) if n == 1 else (B, n)
-    if out is None:
-        out = Sample(
-            torch.empty(shape, dtype=torch.int64, device=device),
-            torch.empty(B, dtype=torch.bool, device=device),
-            torch.empty(shape, dtype=torch.float32, device=device) if return_logprob else None,
-            torch.empty(B, dtype=torch.float32, device=device) if return_logz else None,
-        )
-    else:
-        _check_out(out, shape, device, return_logprob, return_logz)
-    temperatures = temperature if isinstance(temperature, torch.Tensor) else None
-    real = type(hidden) in (torch.Tensor, torch.nn.Parameter)  # and not a fake one
-    act = carry_out if real and not torch.compiler.is_compiling() else flash_sample_op
-    act(
+    request = checked_request(
         hidden,
         weight,
-        seed,
-        offset,
-        1.0 if temperatures is not None else float(temperature),
-        temperatures,
-        soft_cap,
-        bias,
-        mask,
-        V,
-        n,
-        noise,
-        kernel,
-        [int(value) for value in astuple(config)] if config is not None else None,
-        *out,
-        None if shard is None else shard.key,
+        seed=seed,
+        offset=offset,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        vocab_size=vocab_size,
+        num_samples=num_samples,
+        noise=noise,
+        may_be_sharded=True,
     )
+    check_flag("return_logprob", return_logprob)
+    check_flag("return_logz", return_logz)
+    kernel = check_kernel(kernel, config)
+    if out is None:
+        out = empty_sample(request, return_logprob, return_logz)
+    else:
+        _check_out(out, request, return_logprob, return_logz)
+    real = type(hidden) in (torch.Tensor, torch.nn.Parameter)  # and not a fake one
+    if real and not torch.compiler.is_compiling():
+        draw(request, kernel, config, out)
+    else:
+        through_operator(request, kernel, config, out)
     return out
 
 
 def describe(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | VocabShard,
     *,
     noise: str = "auto",
     kernel: str = "auto",
@@ -175,30 +127,33 @@ def describe(
 ) -> str:
     """The kernel and tile shapes that flash_sample would run with, as results record them.
 
-    The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read.
+    The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read. For
+    a VocabShard it is what this rank runs on its rows.
 
     Raises:
         InvalidType, InvalidArgument: as flash_sample.
     """
-    hidden, weight = check_matrices(hidden, weight)
+    rows = weight.weight if isinstance(weight, VocabShard) else weight
+    hidden, rows = check_matrices(hidden, rows)
     kernel = check_kernel(kernel, config)
-    choice = choose(hidden, weight, check_noise(noise), kernel, config)
+    choice = choose(hidden, rows, check_noise(noise), kernel, config)
     if isinstance(choice, HopperConfig):
         return str(choice)
-    loads = "tma" if tma_possible(hidden) and tma_possible(weight) else "pointers"
+    loads = "tma" if tma_possible(hidden) and tma_possible(rows) else "pointers"
     return f"{choice} {loads}"
 
 
-def _check_out(
-    out: object, shape: tuple[int, ...], device: torch.device, logprob: bool, logz: bool
-) -> None:
+def _check_out(out: object, request: Request, logprob: bool, logz: bool) -> None:
+    """Refuse a Sample whose fields do not match what is asked for."""
     if not isinstance(out, Sample):
         raise InvalidType(f"out: expected a Sample; got {type(out).__name__}")
+    device, rows = request.hidden.device, (request.hidden.shape[0],)
+    shape = rows if request.num_samples == 1 else (*rows, request.num_samples)
     check_tensor("out.tokens", out.tokens, [torch.int64], [shape], device)
-    check_tensor("out.valid", out.valid, [torch.bool], [shape[:1]], device)
+    check_tensor("out.valid", out.valid, [torch.bool], [rows], device)
     for name, field, asked, wanted in (
         ("logprob", out.logprob, logprob, shape),
-        ("logz", out.logz, logz, shape[:1]),
+        ("logz", out.logz, logz, rows),
     ):
         if asked:
             check_tensor(f"out.{name}", field, [torch.float32], [wanted], device)

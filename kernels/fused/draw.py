@@ -5,6 +5,7 @@ from __future__ import annotations
 from fsbench.kernels import fused
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample
+from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -12,9 +13,15 @@ from fsbench.kernels.fused.by_reference import compute
 from fsbench.kernels.shard.vocab_shard import reachable
 
 
-def draw(request: Request, choice: TileConfig | HopperConfig, out: Sample) -> None:
-    """Draw into `out` with the kernel of `choice`, on a CPU by the reference (see runs_kernels)."""
-    hidden, device = request.hidden, request.hidden.device
+def draw(
+    request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
+) -> None:
+    """Draw into `out` with a kernel, or on a CPU by the reference (see runs_kernels).
+
+    kernel, config: as `configs.choice.choose` takes them.
+    """
+    hidden, weight, device = request.hidden, request.weight, request.hidden.device
+    choice = choose(hidden, weight, request.noise, kernel, config)
     # A CPU's ranks share no memory that a kernel could reach.
     alone = request.merge_later or reachable(request.shard)
     if device.type == "cuda" or (runs_kernels(device, hidden.dtype) and alone):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Sample
-from fsbench.kernels.configs.choice import choose
+from fsbench.kernels.call.request import checked_request
+from fsbench.kernels.call.result import Sample, empty_sample
 from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
@@ -25,31 +23,20 @@ def local_draw(
 
     The largest over all ranks is the row's: the noise of a token is the same on any rank. logz is
     that of the rank's tokens; it means nothing where these have no draw. Arguments are those of
-    fsbench.kernels.flash_sample, which checks them; this does not.
+    fsbench.kernels.flash_sample.
     """
-    shard = weight if isinstance(weight, VocabShard) else None
-    matrix = weight.weight if isinstance(weight, VocabShard) else weight
-    B, device = hidden.shape[0], hidden.device
-    request = Request(
-        hidden=hidden,
-        weight=matrix,
+    request = checked_request(
+        hidden,
+        weight,
         seed=seed,
         offset=offset,
         temperature=temperature,
         soft_cap=None,
         bias=None,
         mask=None,
-        vocab_size=len(matrix) if shard is None else shard.vocab_size,
-        num_samples=1,
-        noise="group",
-        shard=shard,
-        merge_later=True,
-    )
-    out = Sample(
-        torch.empty(B, dtype=torch.int64, device=device),
-        torch.empty(B, dtype=torch.bool, device=device),
-        None,
-        torch.empty(B, dtype=torch.float32, device=device) if return_logz else None,
-    )
-    draw(request, choose(hidden, matrix, "group"), out)
+        vocab_size=None,
+        may_be_sharded=True,
+    )._replace(merge_later=True)
+    out = empty_sample(request, logprob=False, logz=return_logz)
+    draw(request, "auto", None, out)
     return out

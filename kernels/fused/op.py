@@ -1,14 +1,16 @@
 """torch.ops.fsbench.flash_sample: what flash_sample launches, as an operator that torch knows.
 
 As an operator it is one opaque node to torch.compile and to fake tensors; its arguments have been
-checked by flash_sample, and its results are written to tensors of the caller's. Calls that neither
-of the two sees go past it: torch's way to an operator written in Python costs a step's thread more
-time than the launch.
+checked by flash_sample, and its results are written to tensors of the caller's. An operator takes
+tensors and numbers only, so a request is taken apart for it, here, and put together again. Calls
+that neither of the two sees go past it: torch's way to an operator written in Python costs a step's
+thread more time than the launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any, Optional
 
 import torch
@@ -16,7 +18,6 @@ from torch import Tensor
 
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample
-from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.draw import draw
@@ -25,7 +26,7 @@ from fsbench.kernels.shard.vocab_shard import by_key
 MUTATED = ("tokens", "valid", "logprob", "logz")
 
 
-def carry_out(
+def _carry_out(
     hidden: Tensor,
     weight: Tensor,
     seed: Tensor,
@@ -51,7 +52,6 @@ def carry_out(
     tiles: the fields of the config of `kernel`, which is not "auto" then. shard: key of the
     VocabShard that weight is of.
     """
-    choice = choose(hidden, weight, noise, kernel, _config(kernel, tiles))
     request = Request(
         hidden=hidden,
         weight=weight,
@@ -66,10 +66,36 @@ def carry_out(
         noise=noise,
         shard=None if shard is None else by_key(shard),
     )
-    draw(request, choice, Sample(tokens, valid, logprob, logz))
+    draw(request, kernel, _config(kernel, tiles), Sample(tokens, valid, logprob, logz))
 
 
-flash_sample_op = torch.library.custom_op("fsbench::flash_sample", mutates_args=MUTATED)(carry_out)
+def through_operator(
+    request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
+) -> None:
+    """Draw as `draw` does, by the operator."""
+    given, shard = request.temperature, request.shard
+    by_tensor = isinstance(given, Tensor)
+    flash_sample_op(
+        request.hidden,
+        request.weight,
+        request.seed,
+        request.offset,
+        1.0 if by_tensor else given,
+        given if by_tensor else None,
+        request.soft_cap,
+        request.bias,
+        request.mask,
+        request.vocab_size,
+        request.num_samples,
+        request.noise,
+        kernel,
+        [int(value) for value in astuple(config)] if config is not None else None,
+        *out,
+        None if shard is None else shard.key,
+    )
+
+
+flash_sample_op = torch.library.custom_op("fsbench::flash_sample", mutates_args=MUTATED)(_carry_out)
 
 
 def _config(kernel: str, tiles: Sequence[Any] | None) -> TileConfig | HopperConfig | None:

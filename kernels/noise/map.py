@@ -26,5 +26,12 @@ def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
     values = torch.empty(2, len(codes), dtype=torch.float32, device=codes.device)
     with launching_on(codes.device):
         grid = (triton.cdiv(len(codes), BLOCK),)
-        _noise_map_kernel[grid](codes, *values, len(codes), BLOCK=BLOCK, num_warps=4)
+        _noise_map_kernel[grid](
+            codes_ptr=codes,
+            exponential_ptr=values[0],
+            gumbel_ptr=values[1],
+            n=len(codes),
+            BLOCK=BLOCK,
+            num_warps=4,
+        )
     return values[0], values[1]

@@ -61,7 +61,13 @@ def build_matmul_form(problem: Problem, weight: Tensor, noise: str = "group") ->
         largest = torch.empty(operands.programs_v, B, dtype=torch.float32, device=hidden.device)
         with launching_on(hidden.device):
             _matmul_form_kernel[operands.grid](
-                operands.hidden, operands.weight, largest, B, V, D, **operands.tiles
+                hidden=operands.hidden,
+                weight=operands.weight,
+                largest_ptr=largest,
+                B=B,
+                V=V,
+                D=D,
+                **operands.tiles,
             )
         return largest
 

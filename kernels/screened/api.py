@@ -6,25 +6,10 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.errors import InvalidType
 from fsbench.kernels import screened
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Screened
-from fsbench.kernels.checks.tensors import (
-    check_bias,
-    check_counter,
-    check_mask,
-    check_matrices,
-    check_temperature,
-    check_tensor,
-)
-from fsbench.kernels.checks.values import (
-    MAX_SAMPLES,
-    check_flag,
-    check_integer,
-    check_number,
-    check_screen_configs,
-)
+from fsbench.kernels.checks.values import check_flag, check_screen_configs
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen import (
     HopperScreenConfig,
@@ -34,7 +19,7 @@ from fsbench.kernels.configs.screen import (
 )
 from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
-from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.head import ScreenedHead, check_copy
 
 
 def screened_sample(
@@ -76,53 +61,45 @@ def screened_sample(
             fit each other and hidden.
         CaptureError: as flash_sample.
     """
-    if not isinstance(head, ScreenedHead):
-        raise InvalidType(f"head: expected a ScreenedHead; got {type(head).__name__}")
-    hidden, weight = check_matrices(hidden, head.weight)
-    B, device = hidden.shape[0], hidden.device
-    _check_copy(head)
-    V = weight.shape[0]
-    if vocab_size is not None:
-        V = check_integer("vocab_size", vocab_size, 1, V)
-    check_temperature(temperature, B, device)
-    if bias is not None:
-        check_bias(bias, B, V, device)
-    if mask is not None:
-        check_mask(mask, B, V, device)
-    check_counter("seed", seed, B, device)
-    if offset is not None:
-        check_counter("offset", offset, B, device)
-    n = check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
-    if soft_cap is not None:
-        soft_cap = check_number("soft_cap", soft_cap, positive=True)
+    check_copy(head)
+    request = checked_request(
+        hidden,
+        head.weight,
+        seed=seed,
+        offset=offset,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        vocab_size=vocab_size,
+        num_samples=num_samples,
+        noise="token",
+    )
     configs = check_screen_configs(configs)
     check_flag("return_logprob", return_logprob)
     check_flag("return_logz", return_logz)
-    if n > 1 or return_logprob or return_logz:
-        return Screened(
-            *flash_sample(
-                hidden,
-                weight,
-                temperature=temperature,
-                bias=bias,
-                mask=mask,
-                seed=seed,
-                offset=offset,
-                num_samples=n,
-                soft_cap=soft_cap,
-                vocab_size=V,
-                return_logprob=return_logprob,
-                return_logz=return_logz,
-                noise="token",
-            )
+    if request.num_samples > 1 or return_logprob or return_logz:
+        full = flash_sample(
+            hidden,
+            head.weight,
+            temperature=temperature,
+            bias=bias,
+            mask=mask,
+            seed=seed,
+            offset=offset,
+            num_samples=num_samples,
+            soft_cap=soft_cap,
+            vocab_size=vocab_size,
+            return_logprob=return_logprob,
+            return_logz=return_logz,
+            noise="token",
         )
+        return Screened(*full)
+    B, device = hidden.shape[0], hidden.device
     out = Screened(
         torch.empty(B, dtype=torch.int64, device=device),
         torch.empty(B, dtype=torch.bool, device=device),
         found=torch.empty(B, dtype=torch.int32, device=device),
-    )
-    request = Request(
-        hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, 1, "token"
     )
     if runs_kernels(device, hidden.dtype):
         configs = configs or default_configs(B, hidden.shape[1], device)
@@ -130,14 +107,6 @@ def screened_sample(
     else:
         _compute(request, head, out)
     return out
-
-
-def _check_copy(head: ScreenedHead) -> None:
-    V, D = head.weight.shape
-    device = head.weight.device
-    check_tensor("head.codes", head.codes, [torch.int8], [(V, D)], device)
-    for name in ("scale", "residual", "norm"):
-        check_tensor(f"head.{name}", getattr(head, name), [torch.float32], [(V,)], device)
 
 
 def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:

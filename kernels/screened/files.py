@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,50 +20,128 @@ try:
 except ModuleNotFoundError:
     _installed = False
 
-from fsbench.errors import InvalidArgument, ProviderUnavailable
-from fsbench.kernels.screened.head import ScreenedHead, check_weight
+from fsbench.errors import InvalidArgument, InvalidType, ProviderUnavailable, UnusableFile
+from fsbench.kernels.screened.head import ScreenedHead, check_copy, check_weight, unbounded_row
 
-FORMAT = "fsbench screened head 1"
+FORMAT = "fsbench screened head 2"
+FORMER = "fsbench screened head 1"
+"""Without a hash of the copy: load_head holds every row against the weight instead."""
+_DTYPES = {"I8": torch.int8, "F32": torch.float32}
+"""Of safetensors' names those that a copy has."""
 
 
 def save_head(head: ScreenedHead, path: str | Path) -> None:
-    """Write the copy (not the weight) as safetensors, with the weight's hash.
+    """Write the copy (not the weight) as safetensors, with hashes of the weight and of the copy.
+
+    First every row of the weight, as it is now, is held against its bounds. The file appears when
+    it is complete: a failure leaves what was at `path`.
 
     Raises:
+        InvalidArgument: the weight has changed since prepare_head, so that the copy no longer
+            bounds it; or the head's parts do not fit each other. InvalidType: no ScreenedHead, or
+            a path that is none.
+        UnusableFile: the system refuses to write it.
         ProviderUnavailable: the package safetensors is not installed.
     """
     _require_safetensors()
-    parts = dict(zip(head._fields[1:], (part.contiguous() for part in head[1:]), strict=True))
-    save_file(parts, path, {"format": FORMAT, "weight_sha256": weight_hash(head.weight)})
+    check_copy(head)
+    target = _checked_path(path)
+    if (row := unbounded_row(head)) is not None:
+        raise InvalidArgument(
+            f"head: expected a copy that bounds its weight; got one that does not at row {row}: "
+            "the weight has changed since prepare_head"
+        )
+    names = head._fields[1:]
+    parts = dict(zip(names, (part.detach().contiguous() for part in head[1:]), strict=True))
+    metadata = {
+        "format": FORMAT,
+        "weight_sha256": weight_hash(head.weight),
+        "copy_sha256": _hash(head[1:]),
+    }
+    with _refusals("write", target):
+        if target.is_dir():
+            raise IsADirectoryError(None, "Is a directory")
+        temporary = target.with_name(f".fsbench-{secrets.token_hex(8)}.tmp")
+        try:
+            temporary.touch()  # the system's own words, should it refuse
+            save_file(parts, temporary, metadata)
+            os.replace(temporary, target)
+        except SafetensorError as error:
+            raise UnusableFile(f"cannot write {target}: {error}") from error
+        finally:
+            _remove(temporary)
 
 
 def load_head(path: str | Path, weight: Tensor) -> ScreenedHead:
     """Read a copy onto the device of the weight it was made from.
 
     Raises:
-        InvalidArgument: not a file of save_head, or of another weight: another hash of its dtype,
-            shape and values. InvalidType: as prepare_head.
+        InvalidArgument: not a whole file of save_head; or of another weight: another hash of its
+            dtype, shape and values; or a copy with another hash than when it was saved.
+        InvalidType: as prepare_head, or a path that is none.
+        UnusableFile: the system refuses to read it.
         ProviderUnavailable: the package safetensors is not installed.
     """
     _require_safetensors()
     check_weight(weight)
-    try:
-        with safe_open(path, framework="pt", device=str(weight.device)) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise InvalidArgument(
-                    f"path: expected a file with format {FORMAT!r}; got {metadata.get('format')!r}"
-                )
-            parts = [file.get_tensor(name) for name in ScreenedHead._fields[1:]]
-    except SafetensorError as error:
-        raise InvalidArgument(f"path: expected a screened head; {path}: {error}") from error
-    found = weight_hash(weight)
-    if metadata["weight_sha256"] != found:
+    source = _checked_path(path)
+    with _refusals("read", source):
+        with source.open("rb"):
+            pass  # the system's own words, should it refuse
+        try:
+            metadata, parts = _read(source, weight)
+        except SafetensorError as error:
+            raise InvalidArgument(f"path: expected a screened head; {source}: {error}") from error
+    head = ScreenedHead(weight, *(part.to(weight.device) for part in parts))
+    if metadata["format"] == FORMER:
+        if (row := unbounded_row(head)) is not None:
+            raise InvalidArgument(
+                f"path: expected a copy that bounds the weight; {source} does not at row {row}"
+            )
+    elif metadata["copy_sha256"] != (found := _hash(parts)):
         raise InvalidArgument(
-            f"weight: expected the one that {path} was made from, sha256 "
-            f"{metadata['weight_sha256']}; got {found}"
+            f"path: expected the copy that was saved, sha256 {metadata['copy_sha256']}; "
+            f"{source} has {found}"
         )
-    return ScreenedHead(weight, *parts)
+    return head
+
+
+def _read(source: Path, weight: Tensor) -> tuple[dict[str, str], list[Tensor]]:
+    """(metadata, parts of the copy on the CPU) of a file that has those of this weight."""
+    V, D = weight.shape
+    wanted = {"codes": (torch.int8, [V, D])}
+    wanted |= dict.fromkeys(ScreenedHead._fields[2:], (torch.float32, [V]))
+    with safe_open(source, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") not in (FORMAT, FORMER):
+            raise InvalidArgument(
+                f"path: expected a file with format {FORMAT!r} or {FORMER!r}; {source} has "
+                f"{metadata.get('format')!r}"
+            )
+        for name in ("weight_sha256", "copy_sha256")[: 1 + (metadata["format"] == FORMAT)]:
+            if name not in metadata:
+                raise InvalidArgument(f"path: expected a {name} in its metadata; {source} has none")
+        found = weight_hash(weight)
+        if metadata["weight_sha256"] != found:
+            raise InvalidArgument(
+                f"weight: expected the one that {source} was made from, sha256 "
+                f"{metadata['weight_sha256']}; got {found}"
+            )
+        names = sorted(file.keys())
+        if names != sorted(wanted):
+            raise InvalidArgument(
+                f"path: expected the tensors {', '.join(sorted(wanted))}; {source} has "
+                f"{', '.join(names) or 'none'}"
+            )
+        for name, (dtype, shape) in wanted.items():
+            part = file.get_slice(name)
+            if _DTYPES.get(part.get_dtype()) != dtype or part.get_shape() != shape:
+                raise InvalidArgument(
+                    f"path: expected {name} of {str(dtype)[6:]} {shape}; {source} has "
+                    f"{part.get_dtype()} {part.get_shape()}"
+                )
+        # safetensors maps the file: it must not matter what becomes of that.
+        return metadata, [file.get_tensor(name).clone() for name in wanted]
 
 
 def _require_safetensors() -> None:
@@ -70,10 +152,46 @@ def _require_safetensors() -> None:
         )
 
 
+def _checked_path(path: object) -> Path:
+    if not isinstance(path, str | Path):
+        raise InvalidType(f"path: expected a str or a Path; got {type(path).__name__}")
+    if "\0" in str(path):
+        raise UnusableFile(f"path: expected a file's name; got {str(path)!r}, with a null byte")
+    return Path(path)
+
+
+@contextmanager
+def _refusals(action: str, path: Path) -> Iterator[None]:
+    """Turn the system's refusal of what is done inside into one line that names the path."""
+    try:
+        yield
+    except UnusableFile:
+        raise
+    except OSError as error:
+        raise UnusableFile(f"cannot {action} {path}: {error.strerror or error}") from error
+    except UnicodeError as error:  # safetensors takes names of UTF-8 only
+        raise UnusableFile(f"cannot {action} {str(path)!r}: {error}") from error
+
+
+def _remove(path: Path) -> None:
+    """Remove a file if there is one; a refusal is that of writing it, which was told."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
 def weight_hash(weight: Tensor) -> str:
     """SHA-256 of the dtype, the shape and the bytes of a weight, in hexadecimal."""
-    digest = hashlib.sha256(f"{weight.dtype} {list(weight.shape)}".encode())
-    rows = max(1, (1 << 26) // weight.shape[1])
-    for v in range(0, weight.shape[0], rows):
-        digest.update(weight[v : v + rows].contiguous().view(torch.uint8).cpu().numpy().data)
+    return _hash([weight])
+
+
+def _hash(tensors: Sequence[Tensor]) -> str:
+    """SHA-256 of dtypes, shapes and bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        flat = tensor.detach().contiguous().view(-1)
+        for part in flat.split(1 << 26):
+            digest.update(part.view(torch.uint8).cpu().numpy().data)
     return digest.hexdigest()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.screened.sizes import LARGEST_CODE, LARGEST_D, extra_bytes
 
 LARGEST_ENTRY = 2.0**50
@@ -50,7 +51,8 @@ def prepare_head(weight: Tensor) -> ScreenedHead:
     """Make the int8 copy of weight [V, D] on its device.
 
     A scale is the row's largest entry over 127. The weight must not change afterwards: the
-    bounds are those of the values it has now (load_head checks a saved copy by a hash).
+    bounds are those of the values it has now, and screened_sample does not look whether it has
+    others (save_head and load_head do). The copy has no gradient.
 
     Raises:
         InvalidType: not a matrix of bf16, fp16 or fp32. InvalidArgument: empty, not contiguous,
@@ -64,8 +66,9 @@ def prepare_head(weight: Tensor) -> ScreenedHead:
         *(torch.empty(V, dtype=torch.float32, device=weight.device) for _ in range(3)),
     )
     rows = max(1, _AT_ONCE // D)
+    values = weight.detach()
     for v in range(0, V, rows):
-        parts = _quantized(weight[v : v + rows].double())
+        parts = _quantized(values[v : v + rows].double())
         for whole, part in zip(head[1:], parts, strict=True):
             whole[v : v + rows] = part
     return head
@@ -93,6 +96,54 @@ def _upwards(values: Tensor) -> Tensor:
     rounded = inflated.float()
     above = torch.nextafter(rounded, torch.full_like(rounded, torch.inf))
     return torch.where(rounded.double() < inflated, above, rounded)
+
+
+def check_copy(head: object) -> ScreenedHead:
+    """The head itself, if its parts fit each other; their values are not looked at.
+
+    Raises:
+        InvalidType: no ScreenedHead, or a part of another dtype. InvalidArgument: a part of
+            another shape or on another device. Both also as prepare_head.
+    """
+    if not isinstance(head, ScreenedHead):
+        raise InvalidType(f"head: expected a ScreenedHead; got {type(head).__name__}")
+    check_weight(head.weight)
+    V, D = head.weight.shape
+    device = head.weight.device
+    check_tensor("head.codes", head.codes, [torch.int8], [(V, D)], device)
+    for name in ("scale", "residual", "norm"):
+        check_tensor(f"head.{name}", getattr(head, name), [torch.float32], [(V,)], device)
+    return head
+
+
+def unbounded_row(head: ScreenedHead) -> int | None:
+    """The first row of the weight that its copy does not bound as above; None if there is none.
+
+    As long as prepare_head takes. A weight that changed within its bounds still has all of them.
+    """
+    V, D = head.weight.shape
+    rows = max(1, _AT_ONCE // D)
+    for v in range(0, V, rows):
+        weight, *parts = (part.detach()[v : v + rows].double() for part in head)
+        wrong = (~_bounded(weight, *parts)).nonzero()
+        if len(wrong):
+            return v + int(wrong[0])
+    return None
+
+
+def _bounded(w: Tensor, codes: Tensor, scale: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+    """Whether rows w are bounded by what the copy says of them, bool [R]; all is float64."""
+    copy = codes * scale[:, None]
+    # prepare_head inflates by 2^-30, and float64 errs by less than 2^-35.
+    inflation = 1 + 2.0**-31
+    bounded = (w - copy).norm(dim=1) * inflation <= residual
+    bounded &= copy.norm(dim=1) * inflation <= norm
+    # What keeps sums below an overflow.
+    bounded &= torch.maximum(w.abs(), copy.abs()).amax(1) <= 2 * LARGEST_ENTRY
+    bounded &= codes.amin(1) >= -LARGEST_CODE
+    bounded &= residual >= _SMALLEST_RESIDUAL
+    # With an infinite one nothing is taken for known.
+    return bounded | (residual == torch.inf)
 
 
 def check_weight(weight: object) -> None:

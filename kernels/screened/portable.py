@@ -146,7 +146,7 @@ def screen_kernel(
     tl.debug_barrier()
     records = records_ptr + (pid_v * B + rows).to(tl.int64) * (SLOTS * 2 * ROOM)
     list_what_is_left(
-        rows, ~idle, count, records, lower_ptr, listed_ptr, list_ptr, B, ROOM, LIST, DEPTH
+        rows, ~idle, count, records, lower_ptr, listed_ptr, list_ptr, B, V, ROOM, LIST, DEPTH
     )
 
 

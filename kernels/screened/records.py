@@ -234,12 +234,30 @@ def store_record(at, upper, record, there, NVIDIA: tl.constexpr):
 
 
 @triton.jit
-def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_ptr, B,
+def lanes_inside(record, V):
+    """The lanes of a record whose tokens are below V, as bits.
+
+    A row without bounds has infinities, and 0 times one of them is a NaN, which passes every
+    comparison: so a record may have lanes of a tile's padding.
+    """
+    token = first_token(record)
+    return record & _bits(token < V, token + 1 < V, token + 8 < V, token + 9 < V)
+
+
+@triton.jit
+def first_token(record):
+    """The token of a record's lane 0."""
+    word = record >> 4
+    return (word >> 2) * 16 + (word & 3) * 2
+
+
+@triton.jit
+def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_ptr, B, V,
                        ROOM: tl.constexpr, LIST: tl.constexpr,
                        DEPTH: tl.constexpr):  # fmt: skip
     """Move those of this program's records that still reach the bound to the lists of the rows.
 
-    DEPTH records of every slot at a time.
+    DEPTH records of every slot at a time. Tokens from V on are on no list, whatever their bounds.
 
     Args:
         rows, there, records: [R]; records points to those of the row. count: [R, slots].
@@ -261,13 +279,12 @@ def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_p
         upper = tl.load(at, mask=known, other=0)
         record = tl.load(at + 1, mask=known, other=0)
         below = upper.to(tl.float32, bitcast=True) < limit
-        lanes = tl.where(known & (below == 0), record & 15, 0)
+        lanes = tl.where(known & (below == 0), lanes_inside(record, V), 0)
         tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
         number = tl.sum(tokens, axis=1)
         before = tl.atomic_add(listed_ptr + rows, number, mask=there & (number > 0), sem="relaxed")
         to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
-        word = record >> 4
-        token = (word >> 2) * 16 + (word & 3) * 2
+        token = first_token(record)
         for lane in tl.static_range(4):
             fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
             tl.store(out + to, upper, mask=fits)

@@ -125,7 +125,8 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
     token = tl.load(at + B.to(tl.int64) * LIST, mask=i < last, other=0)
     # The bound has risen since some programs made their part of the list.
     below = upper < bound_of_key(tl.load(lower_ptr + b))
-    there = (i < last) & (below == 0)
+    # No token that does not exist is looked up, whatever is on the list.
+    there = (i < last) & (below == 0) & (token >= 0) & (token < V)
     token = tl.where(there, token, 0)
     if IN_BULK:
         _ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)

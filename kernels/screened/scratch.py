@@ -25,9 +25,13 @@ class Scratch(NamedTuple):
     lists: Tensor
 
 
-def rounding_numbers(D: int) -> tuple[float, float, float]:
-    """What the rounding of a row of hidden needs to know of D: gamma, norm_inflation, root."""
-    return accumulation_error(D), 1 + (D + 4) * 2.0**-24, D**0.5
+def rounding_numbers(D: int) -> dict[str, float]:
+    """What the rounding of a row of hidden needs to know of D, by the kernels' names for it."""
+    return {
+        "gamma": accumulation_error(D),
+        "norm_inflation": 1 + (D + 4) * 2.0**-24,
+        "root": D**0.5,
+    }
 
 
 def rounded_columns(D: int) -> int:

@@ -35,5 +35,7 @@ def merge_keys(keys: Tensor) -> Tensor:
         return unpack(keys.amax(0))
     tokens = keys.new_empty(B)
     with launching_on(keys.device):
-        _merge_keys_kernel[(triton.cdiv(B, BLOCK),)](keys, tokens, K, B, BLOCK=BLOCK)
+        _merge_keys_kernel[(triton.cdiv(B, BLOCK),)](
+            keys_ptr=keys, tokens_ptr=tokens, K=K, B=B, BLOCK=BLOCK
+        )
     return tokens

@@ -8,16 +8,9 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import TruncatedSample
-from fsbench.kernels.checks.tensors import (
-    check_bias,
-    check_counter,
-    check_mask,
-    check_matrices,
-    check_temperature,
-)
-from fsbench.kernels.checks.values import check_flag, check_integer, check_kernel, check_number
+from fsbench.kernels.checks.values import check_flag, check_kernel
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
@@ -95,36 +88,31 @@ def truncated_sample(
             range, or a config that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
-    hidden, weight = check_matrices(hidden, weight)
+    request = checked_request(
+        hidden,
+        weight,
+        seed=seed,
+        offset=offset,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        vocab_size=vocab_size,
+    )
+    if request.vocab_size > MAX_V:
+        raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {request.vocab_size}")
     B, device = hidden.shape[0], hidden.device
-    V = weight.shape[0]
-    if vocab_size is not None:
-        V = check_integer("vocab_size", vocab_size, 1, V)
-    if V > MAX_V:
-        raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {V}")
-    temperature = check_temperature(temperature, B, device)
     filters = Filters(
-        check_top_k("top_k", top_k, B, V, device),
+        check_top_k("top_k", top_k, B, request.vocab_size, device),
         check_fraction("top_p", top_p, B, device),
         check_fraction("min_p", min_p, B, device),
     )
-    if bias is not None:
-        check_bias(bias, B, V, device)
-    if mask is not None:
-        check_mask(mask, B, V, device)
-    check_counter("seed", seed, B, device)
-    if offset is not None:
-        check_counter("offset", offset, B, device)
-    if soft_cap is not None:
-        soft_cap = check_number("soft_cap", soft_cap, positive=True)
     check_flag("return_kept", return_kept)
     kernel = check_kernel("auto", config)
     if penalties is not None:
         check_penalties(penalties, B, device)
-    request = Request(
-        hidden, weight, seed, offset, temperature, soft_cap, bias, mask, V, 1,
-        "group" if penalties is None else "none",
-    )  # fmt: skip
+        # They change the logits after these are stored: no draw from the first ones can stand.
+        request = request._replace(noise="none")
     choice = choose(hidden, weight, request.noise, kernel, config)
     sample = TruncatedSample(
         torch.empty(B, dtype=torch.int64, device=device),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -43,7 +45,6 @@ def launch(
     sample: TruncatedSample,
 ) -> None:
     """The fused kernel, the first look at the logits it leaves, and what rows need beyond that."""
-
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stored = allocate(B, V, device, largest=True)
     fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
@@ -57,32 +58,31 @@ def launch(
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     history = None if penalties is None else penalties.history
-    of_history = (None, None, None) if history is None else (
-        history.tokens, history.counts, history.lengths
-    )  # fmt: skip
-    numbers_of = amounts(penalties)
+    # By the names of the kernel's arguments: numbers, or a number of each row.
+    each = {**filters._asdict(), **amounts(penalties)}
     with launching_on(device):
         sampling_look_kernel[(B,)](
-            *stored,
-            found,
-            keys,
-            plan,
-            numbers,
-            request.seed,
-            request.offset,
-            request.temperature,
-            *filters,
-            *of_history,
-            *numbers_of.values(),
-            *sample,
-            V,
-            stride,
-            1 if history is None else history.tokens.shape[1],
+            logits_ptr=stored.logits,
+            largest_ptr=stored.largest,
+            found_ptr=found,
+            keys_ptr=keys,
+            plan_ptr=plan,
+            numbers_ptr=numbers,
+            seed_ptr=request.seed,
+            offset_ptr=request.offset,
+            temperature=request.temperature,
+            history_ptr=None if history is None else history.tokens,
+            counts_ptr=None if history is None else history.counts,
+            lengths_ptr=None if history is None else history.lengths,
+            tokens_ptr=sample.tokens,
+            valid_ptr=sample.valid,
+            kept_ptr=sample.kept,
+            V=V,
+            stride=stride,
+            capacity=1 if history is None else history.tokens.shape[1],
+            **each,
             **per_row(request),
-            **{
-                f"{name.upper()}_PER_ROW": isinstance(value, torch.Tensor)
-                for name, value in {**filters._asdict(), **numbers_of}.items()
-            },
+            **{f"{name.upper()}_PER_ROW": isinstance(x, torch.Tensor) for name, x in each.items()},
             GROUPS=max(32, triton.next_power_of_2(stride // GROUP.value)),
             CHUNK=few,
             **LOOK,
@@ -100,44 +100,57 @@ def _launch_rows(
     sample: TruncatedSample,
 ) -> None:
     """Many programs for each row that the first look did not finish; the others cost nothing."""
-
     logits = stored.logits
     B, stride = logits.shape
     blocks = triton.cdiv(stride, kernels.BLOCK.value)
     # At least one program for each row; programs for one row share its blocks.
     grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
     rows = max(32, triton.next_power_of_2(B))
-    per = {name: per_row(request)[name] for name in ("SEED_PER_ROW", "OFFSET_PER_ROW")}
-    noise = request.seed, request.offset
+    of_all: dict[str, Any] = {
+        "logits_ptr": logits,
+        "plan_ptr": plan,
+        "numbers_ptr": numbers,
+        "B": B,
+        "stride": stride,
+        "ROWS": rows,
+    }
+    per = per_row(request)
+    of_draws: dict[str, Any] = {
+        "seed_ptr": request.seed,
+        "offset_ptr": request.offset,
+        "SEED_PER_ROW": per["SEED_PER_ROW"],
+        "OFFSET_PER_ROW": per["OFFSET_PER_ROW"],
+        "tokens_ptr": sample.tokens,
+        "valid_ptr": sample.valid,
+        "kept_ptr": sample.kept,
+    }
     times = searches(filters, stride // 32)
     if times > 0:
         sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
         before = logits.new_empty(B, blocks)
         for turn in range(times):
             kernels.sampling_sections_kernel[grid["sections"]](
-                logits,
-                plan,
-                numbers,
-                sums,
-                None if turn else before,
-                turn,
-                B,
-                stride,
-                blocks,
-                ROWS=rows,
+                **of_all,
+                sums_ptr=sums,
+                before_ptr=None if turn else before,
+                launch=turn,
+                blocks=blocks,
                 COUNT=sample.kept is not None,
                 num_warps=ROW_WARPS,
             )
     if times >= 0:
         gathered = plan.new_empty(B, kernels.GATHERED.value)
         kernels.sampling_cutoff_kernel[grid["cutoff"]](
-            logits, plan, numbers, gathered, *noise, *sample, times, B, stride,
-            ROWS=rows, **per, **CUTOFF,
-        )  # fmt: skip
+            **of_all, **of_draws, gathered_ptr=gathered, launch=times, **CUTOFF
+        )
     kernels.sampling_race_kernel[grid["race"]](
-        *stored, plan, numbers, *noise, *sample, times + 1, B, stride, blocks,
-        ROWS=rows, **per, num_warps=ROW_WARPS,
-    )  # fmt: skip
+        **of_all,
+        **of_draws,
+        largest_ptr=stored.largest,
+        launch=times + 1,
+        blocks=blocks,
+        num_warps=ROW_WARPS,
+    )
 
 
 def is_small(top_k: int | Tensor) -> bool:

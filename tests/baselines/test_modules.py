@@ -14,7 +14,9 @@ from fsbench.problem import Problem
 from fsbench.provider import Kind
 
 MODULES = [module.name for module in pkgutil.iter_modules(fsbench.baselines.__path__)]
-NAMES = [name for name in MODULES if not name.startswith("_")]
+NAMES = [
+    module.name for module in pkgutil.iter_modules(fsbench.baselines.__path__) if not module.ispkg
+]
 CPU = {"multinomial", "multinomial_compiled", "exponential_race", "greedy", "matmul_only"}
 CPU_ONLY = {"simple_full_v", "simple_parallel"}
 TRUNCATED = {"sort_top_k_top_p", "sort_top_k_top_p_compiled", "akunu_cpu"}

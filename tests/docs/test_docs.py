@@ -248,6 +248,7 @@ def test_example_is_listed(plugin: Path) -> None:
     assert plugin.stem in fsbench("list", "--provider-path", plugin)
 
 
+@pytest.mark.full
 def test_example_is_verified(plugin: Path) -> None:
     output = fsbench("verify", "--provider", plugin.stem, "--provider-path", plugin,
                      "--device", "cpu", "--dtype", "fp32", "--json")  # fmt: skip

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterator
 
 import pytest
-from tree import ROOT
+from tree import FOLDERS, ROOT
 
 from fsbench.discover import discover
 from fsbench.moved import MOVED
 from fsbench.provider import Kind
-
-FOLDERS = {"fsbench.kernels": "kernels", "fsbench.baselines": "baselines", "fsbench": "fsbench"}
-"""Package -> folder; the first two are links in fsbench/ to folders beside it."""
 
 
 def _modules() -> dict[str, ast.Module]:
@@ -385,37 +381,3 @@ def test_old_names_lead_to_modules_and_hide_none():
     for old, new in MOVED.items():
         assert f"fsbench.{new}" in MODULES
         assert f"fsbench.{old}" not in MODULES
-
-
-# -- Files
-
-
-def test_no_file_is_longer_than_400_lines():
-    folders = (*FOLDERS.values(), "tools", "examples", "tests")
-    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    long = {
-        str(path.relative_to(ROOT)): count
-        for path in paths
-        if (count := len(path.read_text(encoding="utf-8").splitlines())) > 400
-    }
-    assert not long
-
-
-def test_tests_stand_where_what_they_test_stands():
-    """A folder of tests/kernels or tests/fsbench is a folder of the product."""
-    for package in ("kernels", "baselines", "fsbench"):
-        for folder in (ROOT / "tests" / package).rglob("*/"):
-            if folder.name not in ("__pycache__",) and list(folder.glob("test_*.py")):
-                mirrored = ROOT / folder.relative_to(ROOT / "tests")
-                assert mirrored.is_dir(), f"{folder} tests nothing"
-
-
-def test_every_data_file_is_installed():
-    """A wheel has what the checkout has."""
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    patterns = config["package-data"]["fsbench"]
-    data = {path for pattern in patterns for path in (ROOT / "fsbench").glob(pattern)}
-    data |= {p for pattern in patterns for p in (ROOT / "kernels").glob(pattern)}
-    files = {path for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.*")}
-    files = {path for path in files if "__pycache__" not in path.parts}
-    assert data == {path for path in files if path.suffix not in (".py", ".pyc", ".so")}

@@ -26,13 +26,12 @@ def run(script: Path, device: str) -> str:
     env["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded
     if device == "cpu":
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, env=env, timeout=300
-    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name

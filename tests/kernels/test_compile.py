@@ -19,7 +19,9 @@ FAMILIES = {
     *("sampling_look", "sampling_race", "sampling_sections", "screen", "weight_stream"),
 }
 FOR_HOPPER = {"flash_sampling_hopper", "hopper_screen"}
-"""Kernels that compile for compute capability 9.0 only."""
+"""Kernels for compute capability 9.0 only."""
+NOT_FOR_AMPERE = {"screen"}
+"""Kernels with instructions of compute capability 9.0 and up."""
 FILTERING = {"pivot_search", "sampling_look", "sampling_cutoff", "akunu_exact", "akunu_faithful"}
 """Kernels without an accumulator, in which a program has a row's candidates in registers."""
 SCREENED = {"screen", "hopper_screen", "resolve"}
@@ -32,12 +34,14 @@ def most_stack(compiled: Compiled) -> int | None:
         return None
     if compiled.family in SCREENED:
         # The configs were chosen under triton 3.6. 3.9 keeps parts of the exact computation, which
-        # is short, on the stack: up to 464 bytes.
-        known = tuned and "pointers" not in name
+        # is short, on the stack: up to 464 bytes. More with more columns than any model has.
+        known = tuned and "pointers" not in name and "D=131072" not in name
         return (0 if version("triton").startswith("3.6.") else 512) if known else None
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
     # addresses of the pointer path and of stored logits above all, are no tragedy; a thread's
     # accumulator of 256 bytes would be.
+    if compiled.family == "matmul_form" and not tuned and name.startswith("b128"):
+        return 511  # 264 on sm_80; no sampler, and nobody has tuned its tiles there
     addresses = "pointers" in name or "stores" in name
     return 0 if tuned and not addresses and compiled.family not in FILTERING else 255
 
@@ -70,7 +74,8 @@ def test_one_variant_of_each_kernel_compiles_and_spills_nothing():
 @pytest.mark.full
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_every_variant_compiles_and_keeps_its_accumulators_in_registers(capability):
-    variants = compile_variants(capability=capability)
-    families = FAMILIES | FOR_HOPPER if capability == 90 else FAMILIES
-    assert {compiled.family for compiled in variants} == families
+    """Every config; an option alone only where no variant has it among all (compare_kernels.py)."""
+    variants = compile_variants(capability=capability, alone=False)
+    families = {80: FAMILIES - NOT_FOR_AMPERE, 90: FAMILIES | FOR_HOPPER, 100: FAMILIES}
+    assert {compiled.family for compiled in variants} == families[capability]
     assert_little_is_spilled(variants)

@@ -13,6 +13,7 @@ from fsbench.verify.check import Setting
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.full
 def test_it_passes_what_asks_for_tokens_and_options():
     on_cpu = replace(PROVIDER, capabilities=replace(PROVIDER.capabilities, devices=("cpu",)))
     only = ["oracle", "undefined rows", "greedy", "edges", "filters", "invariance"]

@@ -47,6 +47,11 @@ def fine_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Ten
     return torch.from_numpy(source.standard_exponential(shape)).float()
 
 
+def own_exponential(like: Tensor) -> Tensor:
+    """Of a sampler with noise of its own, which follows torch's generator: fp32 as `like`."""
+    return fine_exponential(generator(int(torch.randint(2**62, ()))), tuple(like.shape))
+
+
 def coarse_exponential(source: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     """From 24 bits: E is never below 2^-24, so no Gumbel exceeds 16.6."""
     u = torch.from_numpy(source.random(shape, dtype=np.float32))

@@ -22,7 +22,7 @@ def on_ranks(
     function: Callable[..., Any],
     *args: Any,
     backend: str = "gloo",
-    seconds: float = 300,
+    seconds: float = 3000,
 ) -> list[Any]:
     """function(rank, *args) of every rank, run at the same time; its error, if one fails.
 
@@ -81,7 +81,7 @@ def _rank(
     results.close()
     results.join_thread()
     # Others may still need this rank's end of the group; the parent ends this process.
-    time.sleep(600)
+    time.sleep(3600)
 
 
 def _end_with(parent: int) -> None:

@@ -28,18 +28,31 @@ def every_variant() -> list[Variant]:
     return listed
 
 
+ALONE = (
+    *("soft cap", "bias", "row bias", "mask", "logprob", "logz"),
+    *("seeds", "offsets", "temperatures", "candidates", "n = 4", "4 ranks"),
+    *("stores without largest", "stores with everything", "box of 8", "box of 32"),
+)
+"""Ends of the names of variants with one option, or one size, that others have among more."""
+
+
 def selected(
-    families: Collection[str] = (), capabilities: Collection[int] = (), quick: bool = False
+    families: Collection[str] = (),
+    capabilities: Collection[int] = (),
+    quick: bool = False,
+    alone: bool = True,
 ) -> list[Variant]:
     """The variants of some families and compute capabilities; all, where none are named.
 
     quick: the first of each family only, for compute capability 9.0.
+    alone: also those with one option, which the variants with everything have, too.
     """
     listed = [
         variant
         for variant in every_variant()
         if (not families or variant.family in families)
         and (not capabilities or variant.capability in capabilities)
+        and (alone or not variant.name.endswith(ALONE))
     ]
     if not quick:
         return listed

@@ -227,7 +227,9 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
                 ring, at, tail, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
                 NOISE, ROOM, WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
             )  # fmt: skip
-    list_what_is_left(rows, there, known[1], mine, lower_ptr, listed_ptr, list_ptr, B, ROOM, LIST)
+    list_what_is_left(
+        rows, there, known[1], mine, lower_ptr, listed_ptr, list_ptr, B, V, ROOM, LIST
+    )
 
 
 @gluon.jit

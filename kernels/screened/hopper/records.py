@@ -11,6 +11,8 @@ from fsbench.kernels.noise.arithmetic import halves, nan_max
 from fsbench.kernels.noise.words import random_words, split_words
 from fsbench.kernels.screened.records import (
     bound_of_key,
+    first_token,
+    lanes_inside,
     larger,
     reaching,
     rough_gumbel,
@@ -111,7 +113,7 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
 
 
 @gluon.jit
-def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr, B,
+def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr, B, V,
                        ROOM: gl.constexpr, LIST: gl.constexpr):  # fmt: skip
     """Lists what is left: every thread looks at its own records, DEPTH at a time.
 
@@ -144,11 +146,10 @@ def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr,
         upper = gl.load(mine + 2 * i, mask=known, other=0)
         record = gl.load(mine + 2 * i + 1, mask=known, other=0)
         below = upper.to(gl.float32, bitcast=True) < limit
-        lanes = gl.where(known & (below == 0), record & 15, 0)
+        lanes = gl.where(known & (below == 0), lanes_inside(record, V), 0)
         tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
         to = gl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
-        word = record >> 4
-        token = (word >> 2) * 16 + (word & 3) * 2
+        token = first_token(record)
         for lane in gl.static_range(4):
             fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
             gl.store(out + to, upper, mask=fits)

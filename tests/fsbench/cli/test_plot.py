@@ -132,6 +132,7 @@ def test_a_csv_that_is_none(tmp_path, text):
         _plot(tmp_path / "a")
 
 
+@pytest.mark.full
 def test_imports_nothing_heavy_before_the_command_and_never_torch(tmp_path):
     _results(tmp_path / "a")
     code = (

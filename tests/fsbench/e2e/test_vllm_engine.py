@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tiers import full
 
 from fsbench.e2e import vllm_engine
 from fsbench.e2e.measure import Plan, measure
@@ -86,9 +87,9 @@ def test_environments_differ_in_the_sampler_only(monkeypatch):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("die", r"it has ended; .*vllm-tiny-tp1-vllm\.log: .*the device is gone"),
+        full("die", r"it has ended; .*vllm-tiny-tp1-vllm\.log: .*the device is gone"),
         ("fail", "ValueError: no room for the KV cache"),
-        ("short", "expected 3 requests of 40 tokens; got 3 of \\[39\\]"),
+        full("short", "expected 3 requests of 40 tokens; got 3 of \\[39\\]"),
     ],
 )
 def test_an_engine_that_fails_is_named(tmp_path, monkeypatch, how, message):
@@ -99,6 +100,7 @@ def test_an_engine_that_fails_is_named(tmp_path, monkeypatch, how, message):
     engines.close()
 
 
+@pytest.mark.full
 def test_one_that_does_not_start_leaves_the_others_alone(tmp_path, monkeypatch):
     """It is recorded with its error."""
     real = engine_environment

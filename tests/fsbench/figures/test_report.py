@@ -84,6 +84,7 @@ def test_nothing_measured_is_refused(tmp_path):
         report(tmp_path)
 
 
+@pytest.mark.full
 def test_of_the_committed_results(tmp_path):
     done = report(RESULTS / "paper-20261121", RESULTS / "lean-20261121", "--out", tmp_path / "a/r")
     assert done.stdout == f"wrote {tmp_path}/a/r\n"
@@ -115,7 +116,6 @@ def test_in_a_browser(rows, tmp_path):
         [CHROMIUM, *options, f"--user-data-dir={tmp_path}", "--dump-dom", path.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
         check=True,
     )
     assert 'data-errors="0" data-figures="4"' in done.stdout

@@ -84,7 +84,6 @@ def _build(folder: Path, compiler: str) -> subprocess.CompletedProcess:
         env={**os.environ, "CC": compiler, "CXX": compiler},
         capture_output=True,
         text=True,
-        timeout=300,
     )
 
 

@@ -189,9 +189,7 @@ print("median_us", statistics.median(times_ms) * 1e3)
 )
 def test_cupti_agrees_with_flashinfer(matmul):
     ours = make_timer("cupti", "cuda", l2="cold-write").measure(matmul, 50, nothing)
-    done = subprocess.run(
-        [sys.executable, "-c", FLASHINFER], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", FLASHINFER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     theirs = float(done.stdout.split("median_us")[1].split()[0])
     assert median(ours.span_us) == pytest.approx(theirs, rel=TOLERANCE)

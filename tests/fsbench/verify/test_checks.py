@@ -10,25 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mutant_samplers import own_exponential
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument, VerificationFailed
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
-from fsbench.verify import battery, distribution, joint, noise, verify
+from fsbench.verify import battery, noise, verify
 from fsbench.verify.check import ALPHA, FAMILY, Check, Setting
 from fsbench.verify.drawing import Draws, hash_of, scalar
 from fsbench.verify.statistics import (
-    binomial_p,
-    detectable_factor,
-    detectable_share,
-    detectable_spike,
     fit_check,
-    g_test,
-    independence_p,
-    largest_count_p,
-    poisson_p,
-    pooled,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,125 +49,7 @@ def made(step, **able) -> Provider:
 
 
 def race(logits, T, seed, offset):
-    return (torch.softmax(logits / T, 1) / torch.empty_like(logits).exponential_()).argmax(1)
-
-
-# Statistics
-
-
-def test_pooled_bins_hold_enough_and_leave_nothing_out():
-    expected = np.array([100.0, 3, 3, 30, 24, 0.5, 0.5, 26, 10])
-    edges = pooled(expected)
-    assert edges.tolist() == [0, 1, 4, 7]
-    sums = np.add.reduceat(expected, edges)
-    assert sums.min() >= 25 and sums.sum() == expected.sum()
-
-
-def test_what_is_impossible_refutes_and_is_no_bin():
-    p = np.array([0.5, 0.5, 0.0, 0.0])
-    assert g_test(np.array([500, 500, 0, 0]), p).bins == 2
-    assert g_test(np.array([500, 499, 0, 1]), p).p_value == 0.0
-
-
-def test_p_values_of_the_g_test_are_uniform():
-    p = np.full(60, 1 / 60)
-    rng = np.random.default_rng(0)
-    p_values = np.array([g_test(rng.multinomial(2**13, p), p).p_value for _ in range(500)])
-    assert distribution.uniform_p(p_values) > 1e-3
-
-
-def test_the_variation_bound_holds_and_is_of_use():
-    """The law is 0.002 off; the bound is above that, and not twice the statistic's noise above."""
-    p = np.full(1000, 1e-3)
-    q = p * (1 + 0.004 * np.where(np.arange(1000) % 2, 1, -1))  # total variation 0.002
-    rng = np.random.default_rng(0)
-    bounds = [g_test(rng.multinomial(10**7, q), p).bound for _ in range(50)]
-    assert min(bounds) > 0.002 and max(bounds) < 0.004
-    assert g_test(rng.multinomial(10**8, p), p).bound < 0.001
-
-
-def test_the_bound_does_not_reward_luck_and_is_none_where_the_law_is_refuted():
-    p = np.full(100, 0.01)
-    even = g_test(np.full(100, 1000), p)
-    assert even.p_value == 1.0 and 0 < even.bound < 0.02
-    assert even.bound == g_test(np.array([1010, 990] * 50), p).bound
-    assert g_test(np.array([1100, 900] * 50), p).bound is None
-
-
-@pytest.mark.parametrize("bins", [2, 3, 10, 10_000])
-def test_there_is_a_bound_for_any_number_of_bins(bins):
-    p, rng = np.full(bins, 1 / bins), np.random.default_rng(0)
-    for _ in range(20):
-        assert 0 < g_test(rng.multinomial(100 * bins, p), p).bound < 1
-
-
-@pytest.mark.parametrize(("hits", "low", "high"), [(70, 0.1, 0.1), (130, 0.1, 0.1)])
-def test_binomial_p_values_are_two_sided(hits, low, high):
-    exact = binomial_p(hits, 1000, low, high)
-    assert 1e-4 < exact < 1e-2
-    assert binomial_p(hits, 1000, 0.06, 0.14) > 0.1
-    assert binomial_p(100, 1000, 0.1) == 1.0
-
-
-def test_what_a_tail_test_finds_is_what_a_simulation_finds():
-    draws, p = 10**5, 0.002
-    loss = float(detectable_share(draws, p).split()[2])
-    hits = np.random.default_rng(0).binomial(draws, p * (1 - loss), 4000)
-    found = np.mean([binomial_p(int(h), draws, p) <= ALPHA for h in hits])
-    assert found == pytest.approx(0.9, abs=0.05)
-    assert detectable_share(100, 1e-3).endswith("times too many")
-
-
-def test_what_a_count_of_pairs_finds_is_what_a_simulation_finds():
-    mean = 30_000.0
-    pairs = np.random.default_rng(0).poisson(mean * (1 + detectable_factor(mean)), 1000)
-    found = np.mean([poisson_p(int(n), mean) <= ALPHA for n in pairs])
-    assert found == pytest.approx(0.9, abs=0.05)
-
-
-def test_what_a_spectrum_finds_is_what_a_simulation_finds():
-    cells, draws = 1000, 10_000
-    share = detectable_spike(cells, draws, 1)
-    rng = np.random.default_rng(0)
-    shared = rng.binomial(draws, share, 500)
-    found = []
-    for n in shared:
-        counts = np.bincount(rng.integers(0, cells, draws - n), minlength=cells)
-        counts[17] += n
-        found.append(largest_count_p(int(counts.max()), cells, draws) <= ALPHA)
-    assert np.mean(found) == pytest.approx(0.9, abs=0.06)
-
-
-def test_overlapping_pairs_of_a_chain_have_honest_p_values():
-    generator = torch.Generator().manual_seed(0)
-    p_values = []
-    for _ in range(300):
-        x = torch.randint(4000, (3000,), generator=generator)
-        p_values.append(joint.independence(x[:-1], x[1:], 4000))
-    assert distribution.uniform_p(np.array(p_values)) > 1e-3
-
-
-def test_dependent_places_are_found():
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randint(4000, (2, 20_000), generator=generator)
-    assert joint.independence(x, y, 4000) > 1e-3
-    near = (x + torch.randint(200, (20_000,), generator=generator)) % 4000
-    mixed = torch.where(torch.rand(20_000, generator=generator) < 0.1, near, y)
-    assert joint.independence(x, mixed, 4000) < ALPHA
-    assert independence_p(np.array([[50, 0], [50, 0]])) == 0.0
-
-
-def test_bins_of_the_large_problem_are_about_a_thousand_and_leave_no_token_out():
-    V = 151_936
-    p = 1 / torch.arange(1, V + 1, dtype=torch.float64)
-    p = (p / p.sum())[torch.randperm(V, generator=torch.Generator().manual_seed(0))]
-    bins = distribution.position_bins(p)
-    assert len(bins) == V and 900 < bins.max() + 1 < 1300
-    head = p.argsort(descending=True)[:128]
-    assert (torch.bincount(bins)[bins[head]] == 1).all()
-    # At 10^8 draws hardly any bin is so rare that it is pooled.
-    expected = np.bincount(bins.numpy(), weights=1e8 * p.numpy())
-    assert (expected >= 25).mean() > 0.99
+    return (torch.softmax(logits / T, 1) / own_exponential(logits)).argmax(1)
 
 
 # A sampler that says how it deviates
@@ -189,7 +63,7 @@ def deviating(logits, T, seed, offset):
 
 def cut(logits, T, seed, offset):
     """No Gumbel above 8."""
-    noise = -torch.empty_like(logits).exponential_().log_()
+    noise = -own_exponential(logits).log_()
     return (logits + T * noise.clamp_max_(8.0)).argmax(1)
 
 
@@ -234,11 +108,17 @@ def test_a_declared_cut_does_not_allow_too_many_draws():
     assert check.verdict == "FAILED"
 
 
-def test_a_declared_excess_is_held_to_its_size():
-    """A third more draws of the tail than it should have, as a coarse logarithm may give."""
+@pytest.mark.full
+def test_a_declared_excess_is_held_to_its_size(monkeypatch):
+    """Half more draws of the tail than it should have, as a coarse logarithm may give.
+
+    Of 412 draws expected half more are found beyond doubt where 0.05 is allowed, of 206 not always.
+    """
+    effort = replace(battery.EFFORTS["ci", "cpu"], tail_tokens=2**26)
+    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
 
     def coarse(logits, T, seed, offset):
-        noise = torch.empty_like(logits).exponential_()
+        noise = own_exponential(logits)
         return (logits / T - torch.where(noise < 0.01, noise / 1.5, noise).log_()).argmax(1)
 
     def verdicts(**able):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from flash_sample_cases import counter, normal_logits
+from tiers import full
 
 from fsbench import reference
 from fsbench.kernels.akunu_exact import akunu_exact
@@ -48,7 +49,7 @@ SAMPLERS = pytest.mark.parametrize(
 
 @SAMPLERS
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize(("V", "T"), [(1, 1.0), (100, 0.0), (1000, 1.7), (5003, 0.4)])
+@pytest.mark.parametrize(("V", "T"), [(1, 1.0), (100, 0.0), (1000, 1.7), full(5003, 0.4)])
 def test_tokens_are_the_oracles_in_the_order_that_is_stated(sampler, order, V, T, filters):
     logits = laws(V)
     kept = reference.truncate(logits, T, **filters, order=order)
@@ -80,7 +81,7 @@ def assert_expected(logits: torch.Tensor, temperature: float = 1.0, **filters: f
 
 
 @DTYPES
-@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize("turns", [0, 1, full(2)])
 @pytest.mark.parametrize("more", [-1, 0, 9])
 def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, turns, more):
     wide = 16 // dtype.itemsize
@@ -97,7 +98,7 @@ def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, tur
 
 
 @pytest.mark.parametrize("step", [1, 5], ids=["side by side", "in parts of their own"])
-@pytest.mark.parametrize("limit", [RANKED.value, GATHERED.value])
+@pytest.mark.parametrize("limit", [RANKED.value, full(GATHERED.value)])
 def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step):
     """The cutoff is among them, so all of them are gathered."""
     logits = normal_logits(3, 21_000) / 4

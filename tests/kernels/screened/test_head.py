@@ -1,4 +1,4 @@
-"""Preparing, saving and loading the int8 copy of a head."""
+"""Preparing the int8 copy of a head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.screened import head as _screened_head
-from fsbench.kernels.screened.files import load_head, save_head, weight_hash
+from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import prepare_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,44 +40,14 @@ def test_memory_is_half_of_a_16_bit_weight_and_12_bytes_a_token():
     assert prepare_head(weight).extra_bytes == weight.nbytes // 2 + 12 * 70
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_saved_head_is_loaded_bit_by_bit(tmp_path, dtype):
-    weight = weight_of(dtype=dtype)
-    weight[3, 0] = torch.nan
+def test_nothing_is_kept_for_a_gradient():
+    weight = torch.nn.Parameter(weight_of(dtype=torch.float32))
     head = prepare_head(weight)
-    save_head(head, tmp_path / "head.safetensors")
-    loaded = load_head(tmp_path / "head.safetensors", weight)
-    assert loaded.weight is weight
-    for part, other in zip(head[1:], loaded[1:], strict=True):
-        assert part.dtype == other.dtype
-        assert torch.equal(part, other)
-
-
-def test_a_head_of_another_weight_is_refused(tmp_path):
-    weight = weight_of()
-    path = tmp_path / "head.safetensors"
-    save_head(prepare_head(weight), path)
-    changed = weight.clone()
-    changed[69, 47] += 1
-    for other in (changed, weight[:, :24].contiguous(), weight.half(), weight.view(35, 96)):
-        with pytest.raises(
-            InvalidArgument, match=r"weight: expected the one that .* was made from"
-        ):
-            load_head(path, other)
-
-
-def test_other_files_are_refused(tmp_path):
-    from safetensors.torch import save_file
-
-    weight = weight_of()
-    with pytest.raises(FileNotFoundError):
-        load_head(tmp_path / "nothing.safetensors", weight)
-    (tmp_path / "text").write_text("not a head")
-    with pytest.raises(InvalidArgument, match="path: expected a screened head"):
-        load_head(tmp_path / "text", weight)
-    save_file({"codes": torch.zeros(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(InvalidArgument, match="path: expected a file with format"):
-        load_head(tmp_path / "other.safetensors", weight)
+    assert head.weight is weight
+    assert not any(part.requires_grad for part in head[1:])
+    hidden, seed = weight_of(3, dtype=torch.float32), torch.tensor([1])
+    sample = screened_sample(hidden, head, seed=seed)
+    assert (sample.tokens >= 0).all()
 
 
 def test_what_is_no_head_is_named():
@@ -91,13 +61,3 @@ def test_what_is_no_head_is_named():
         prepare_head(torch.zeros(4, 3).T)
     with pytest.raises(InvalidArgument, match="weight: expected at most 131072 columns"):
         prepare_head(torch.zeros(1, 131_073))
-
-
-def test_the_hash_covers_dtype_shape_and_values():
-    weight = weight_of()
-    hashes = {
-        weight_hash(w)
-        for w in (weight, weight.view(35, 96), weight.view(torch.float16), weight + 1)
-    }
-    assert len(hashes) == 4
-    assert weight_hash(weight.clone()) == weight_hash(weight)

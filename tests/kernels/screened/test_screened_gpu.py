@@ -103,6 +103,25 @@ def test_rows_that_must_be_computed_in_full_are_right_and_counted():
     assert (~sample.valid).nonzero()[:, 0].tolist() == [5, 40]
 
 
+@pytest.mark.parametrize("V, rows", [(100, 100), (1000, 1060), (2500, 2500), (3999, 4100)])
+@pytest.mark.parametrize("B", [5, 24, 64])  # both screens
+def test_rows_without_bounds_draw_no_padding(B, V, rows):
+    # All tokens of such a row are on its list: the vocabulary is small.
+    hidden, weight = matrices(B, 1024, rows)
+    weight[V:] = 64 * hidden[2].sign()
+    T = torch.ones(B, device="cuda")
+    hidden[0, 3], hidden[1] = torch.nan, torch.inf
+    hidden[2] *= 2.0**51
+    T[3], T[4] = torch.nan, 2.0**110
+    for seed in range(5):
+        options = {"seed": on_device(seed), "temperature": T, "vocab_size": V}
+        sample = screened_sample(hidden, prepare_head(weight), **options)
+        same = flash_sample(hidden, weight, noise="token", **options)
+        assert torch.equal(sample.tokens, same.tokens)
+        assert torch.equal(sample.valid, same.valid)
+        assert sample.found.max() <= V
+
+
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_several_samples_of_a_row(n):
     hidden, weight = matrices(20, 1024, 40_000)

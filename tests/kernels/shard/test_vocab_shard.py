@@ -6,16 +6,20 @@ interpreter, with its exchange in memory that the processes share.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from datetime import timedelta
-from itertools import pairwise
+from functools import cache
+from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from flash_sample_cases import counter, problem
 from ranks import SharedLine, on_ranks
+from tiers import full
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
@@ -134,31 +138,48 @@ def draws(rank: int, sizes: list[int], folder: str | None) -> list[list[list[flo
         ]
 
 
-@pytest.mark.parametrize("ranks", SIZES)
-@pytest.mark.parametrize(
-    "form", ["collectives", pytest.param("kernel", marks=pytest.mark.interpreter)]
-)
-def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks, form):
+def asked_of(rank: int, ranks: int, folder: str) -> dict[str, Any]:
+    """What the tests below ask of ranks of one group: to start a group takes longest."""
+    found: dict[str, Any] = {
+        "collectives": draws(rank, SIZES[ranks], None),
+        "kernel": draws(rank, SIZES[ranks], folder),
+    }
+    if ranks == 2:
+        found |= {"too many": too_many(rank), "padded": padded(rank)}
+    if ranks == 3:
+        found |= {"race": race(rank, folder + "/race"), "unequal": unequal(rank)}
+    return found
+
+
+@cache
+def found_by(ranks: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(folder + "/race")
+        return on_ranks(ranks, asked_of, ranks, folder)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("ranks", [full(2), 3, full(4), full(8)])
+def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks):
     V = sum(SIZES[ranks])
     hidden, weight = problem(5, V, D)
-    with tempfile.TemporaryDirectory() as folder:
-        found = on_ranks(ranks, draws, SIZES[ranks], folder if form == "kernel" else None)
     for i, kind in enumerate(KINDS):
         one = answer(
             flash_sample(
                 hidden, weight, return_logprob=True, return_logz=True, **arguments(kind, V)
             )
         )
-        for rank in range(ranks):
-            tokens, valid, logprob, logz = found[rank][i]
-            assert [tokens, valid] == one[:2], (kind, rank)
+        for rank, form in product(range(ranks), ("collectives", "kernel")):
+            mine, first = (found_by(ranks)[at][form][i] for at in (rank, 0))
+            tokens, valid, logprob, logz = mine
+            assert [tokens, valid] == one[:2], (kind, rank, form)
             # Up to rounding, as docs/several-gpus.md says: programs have other tiles to sum up.
             assert torch.allclose(
                 torch.tensor([*logprob, *logz]), torch.tensor([*one[2], *one[3]]),
                 atol=2e-5, rtol=1e-5, equal_nan=True,
             )  # fmt: skip
             # The same bits on all ranks, log-probabilities too.
-            assert str(found[rank][i]) == str(found[0][i]), kind
+            assert str(mine) == str(first), (kind, form)
 
 
 STEPS = 12
@@ -181,8 +202,7 @@ def race(rank: int, folder: str) -> list[list[int]]:
 
 @pytest.mark.interpreter
 def test_no_rank_overtakes_another_in_the_kernel():
-    with tempfile.TemporaryDirectory() as folder:
-        found = on_ranks(3, race, folder)
+    found = [of_rank["race"] for of_rank in found_by(3)]
     hidden, weight = problem(7, 600, 16)
     for step in range(STEPS):
         rows = 1 + (step * 5) % 7
@@ -198,8 +218,9 @@ def unequal(rank: int) -> str:
     return "no error"
 
 
+@pytest.mark.interpreter
 def test_shards_that_do_not_fit_each_other_are_refused_on_every_rank():
-    found = on_ranks(3, unequal)
+    found = [of_rank["unequal"] for of_rank in found_by(3)]
     assert "alike on all ranks" in found[0] and "on rank 1" in found[0]
     assert all("alike on all ranks" in message for message in found)
 
@@ -215,8 +236,10 @@ def too_many(rank: int) -> list[str]:
     return messages
 
 
+@pytest.mark.full
+@pytest.mark.interpreter
 def test_what_a_shard_cannot_do_is_named():
-    assert on_ranks(2, too_many)[1] == [
+    assert found_by(2)[1]["too many"] == [
         "hidden: expected at most 16 rows times samples (up to 4 at a time), the slots of the "
         "VocabShard; got 5 times 4",
         "vocab_size: expected None with a VocabShard, which has its own",
@@ -225,7 +248,7 @@ def test_what_a_shard_cannot_do_is_named():
 
 def leaves(rank: int) -> str:
     hidden, weight = problem(2, 512, 16)
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=3))
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=15))
     shard = shard_of(rank, [256, 256], weight, group=group)
     flash_sample(hidden, shard, seed=counter(1))
     if rank == 1:
@@ -237,6 +260,7 @@ def leaves(rank: int) -> str:
     return "no error"
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_come_is_an_error_to_the_others():
     assert on_ranks(2, leaves) == ["RuntimeError", "left"]
 
@@ -248,7 +272,9 @@ def padded(rank: int) -> list[int]:
     return flash_sample(hidden, shard, seed=counter(3)).tokens.tolist()
 
 
+@pytest.mark.full
+@pytest.mark.interpreter
 def test_padding_rows_are_no_tokens():
     hidden, weight = problem(4, 700, 16)
     one = flash_sample(hidden, weight, vocab_size=600, seed=counter(3)).tokens.tolist()
-    assert on_ranks(2, padded) == [one, one]
+    assert [of_rank["padded"] for of_rank in found_by(2)] == [one, one]

@@ -1,0 +1,176 @@
+"""What `fsbench run` refuses: exit codes, and one line that names the mistake; its help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from tiny_run import TINY
+
+from fsbench import cli
+from fsbench.records.store import read_records
+
+
+def test_a_failed_check_exits_1_and_is_not_timed(fsbench, plugin, tmp_path):
+    wrong = plugin(wrong=" * 0")
+    others = ["--provider", "matmul_only", "--check"]
+    code, out, _ = fsbench("run", *TINY, *wrong, *others, "--out", "x")
+    assert code == 1
+    assert "mine: check_failed (all 2 cells): greedy: " in out
+    table = pd.read_csv(tmp_path / "x" / "results.csv").set_index("provider")
+    assert table.loc["mine", "median_us"].isna().all()
+    # The user may insist.
+    assert fsbench("run", *TINY, *wrong, "--out", "y")[0] == 0
+
+
+def test_failed_cells_exit_3(fsbench, plugin):
+    failing = plugin(wrong=" + 1 // 0")
+    code, out, _ = fsbench("run", *TINY, *failing, "--out", "x")
+    assert code == 3
+    assert "mine: error (all 2 cells): ZeroDivisionError" in out
+
+
+def test_a_weight_too_large_for_memory_is_oom_and_exits_3(fsbench, tmp_path):
+    huge = ["--d", "100000000", "--v", "100000000", "--batch", "1"]
+    code, out, _ = fsbench("run", *TINY, *huge, "--provider", "matmul_only", "--out", "x")
+    assert code == 3
+    (record,) = read_records(tmp_path / "x")
+    assert record.status == "oom" and "oom (all 1 cells)" in out
+
+
+MISTAKES = {
+    "--provider multinomal": "provider: expected one of ...; did you mean 'multinomial'?",
+    "--model qwen3_8b": "model: expected one of ...; did you mean 'qwen3-8b'?",
+    "--preset papper": "preset: expected one of ...; did you mean 'paper'?",
+    "--timer cpt": "timer: expected one of ...",
+    "--dtype bf61": "dtype: expected one of bf16, fp16, fp32; got 'bf61'; did you mean 'bf16'?",
+    "--device gpu": "--device: expected auto, cuda or cpu; got 'gpu'",
+    "--batch 0": "--batch: expected integers >= 1 separated by commas, ...; got '0'",
+    "--batch 1,-2": "--batch: expected integers >= 1 ...; got '1,-2'",
+    "--batch 1;2": "--batch: expected integers >= 1 ...; got '1;2'",
+    "--batch=": "--batch: expected integers >= 1 ...; got ''",
+    "--d 0 --v 5": "--d: expected integers >= 1 ...; got '0'",
+    "--d 5 --v -1": "--v: expected integers >= 1 ...; got '-1'",
+    "--d 64": "--v: expected together with --d; got only --d",
+    "--v 64": "--d: expected together with --v; got only --v",
+    "--temperature -1": "temperature: expected a finite number >= 0 ...; got -1.0",
+    "--temperature nan": "temperature: expected a finite number >= 0 ...; got nan",
+    "--temperature inf": "temperature: expected a finite number >= 0 ...; got inf",
+    "--logits flat": "logits: expected normal:SIGMA, ...; got 'flat'",
+    "--iters 0": "--iters: expected an integer >= 1; got 0",
+    "--iters 2 --rounds 5": "--iters: expected at least one step ... --rounds 5; got 2",
+    "--rounds 0": "--rounds: expected an integer >= 1; got 0",
+    "--warmup -1": "--warmup: expected an integer >= 0; got -1",
+    "--seed 9223372036854775808": "--seed: expected an integer of 64 bits; got ...",
+    "--gpu -1": "--gpu: expected integers >= 0 ...; got '-1'",
+    "--l2 lukewarm": "l2: expected one of cold, cold-write, warm; got 'lukewarm'",
+    "--provider-path missing.py": "--provider-path: expected an existing .py file; got missing.py",
+    "--out a --resume b": "b is not a results folder: it has no env.json",
+    "--resume missing": "missing is not a results folder: it has no env.json",
+    "--resume x --gpu 0,1": "x is not a results folder: it has no env.json",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(fsbench, tmp_path, arguments):
+    given = arguments.split(" ")
+    device = [] if "--device" in given else ["--device", "cpu"]
+    code, out, err = fsbench("run", *device, *given)
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    start, *rest = MISTAKES[arguments].split("...")
+    assert line.startswith(f"error: {start}")
+    assert all(part in line for part in rest)
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--device cpu --timer cupti", "timer cupti: needs a CUDA device, got device cpu; use cpu"),
+        ("--device cpu --timer events", "timer events: needs a CUDA device, got device cpu"),
+        ("--device cuda", "--device cuda: torch sees no CUDA device; `fsbench doctor` says why"),
+    ],
+)
+def test_a_missing_device_or_timer_exits_4(fsbench, tmp_path, monkeypatch, arguments, line):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = fsbench("run", "--preset", "smoke", *arguments.split())
+    assert (code, out) == (4, "")
+    assert err.startswith(f"error: {line}") and len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_exits_4_before_any_is_measured(fsbench, tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    code, _, err = fsbench("run", "--gpu", "0,7")
+    assert (code, err) == (4, "error: --gpu: expected indices below 2; got 7\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_option_exits_2(fsbench):
+    code, _, err = fsbench("run", "--bogus")
+    assert code == 2 and "--bogus" in err and "Traceback" not in err
+
+
+def test_out_and_resume_together_are_refused(fsbench):
+    fsbench("run", "--preset", "smoke", *TINY, "--out", "x")
+    code, _, err = fsbench("run", "--resume", "x", "--out", "y")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "--out: expected without --resume" in err
+    code, _, err = fsbench("run", "--resume", "x", "--gpu", "0,1")
+    assert (code, "--gpu: expected one index with --resume; got '0,1'" in err) == (2, True)
+
+
+def test_out_on_results_is_refused_and_they_stay_as_they_are(fsbench, tmp_path):
+    fsbench("run", "--preset", "smoke", *TINY, "--out", "x")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()}
+    code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--out", "x")
+    assert code == 2 and "x already holds results; use --resume x or another --out" in err
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()}
+
+
+def test_an_out_that_cannot_be_written_is_one_line(fsbench, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--out", "file")
+    assert (code, err) == (2, "error: cannot write results in file: File exists\n")
+
+
+def test_every_option_has_help():
+    import typer
+
+    for name, command in typer.main.get_command(cli.app).commands.items():
+        assert command.help, name
+        for parameter in command.params:
+            assert parameter.help, f"{name} {parameter.name}"
+
+
+def test_exit_codes_are_documented_where_users_look(fsbench):
+    code, out, _ = fsbench("--help")
+    assert code == 0
+    meanings = ("ok", "a check failed", "usage", "some cells failed", "no usable device or timer")
+    codes = ", ".join(f"{number} {meaning}" for number, meaning in enumerate(meanings))
+    assert f"Exit codes: {codes}." in " ".join(out.split())
+
+
+def test_version(fsbench):
+    import fsbench as package
+
+    assert fsbench("--version") == (0, f"{package.__version__}\n", "")
+
+
+def test_python_m_fsbench(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "fsbench", "run", "--dry-run", "--device", "cpu"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "problems x" in done.stdout

@@ -1,0 +1,213 @@
+"""Saving and loading the int8 copy of a head: what is written is loaded, all else is refused."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from fsbench.errors import InvalidArgument, InvalidType, UnusableFile
+from fsbench.kernels.screened import files
+from fsbench.kernels.screened.files import load_head, save_head, weight_hash
+from fsbench.kernels.screened.head import ScreenedHead, prepare_head
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def weight_of(V: int = 70, D: int = 48, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(V, D, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "head.safetensors"
+
+
+def metadata_of(path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+def saved(path) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, str]]:
+    """A weight, and what save_head wrote of it at path: tensors and metadata."""
+    weight = weight_of()
+    save_head(prepare_head(weight), path)
+    # Clones: those of safetensors are views of the file, which tests write again.
+    tensors = {name: part.clone() for name, part in load_file(path).items()}
+    return weight, tensors, metadata_of(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_saved_head_is_loaded_bit_by_bit(path, dtype):
+    weight = torch.nn.Parameter(weight_of(dtype=dtype))
+    with torch.no_grad():
+        weight[3, 0], weight[4], weight[5, 1] = torch.nan, 0.0, torch.inf
+    head = prepare_head(weight)
+    save_head(head, path)
+    loaded = load_head(str(path), weight)
+    assert loaded.weight is weight
+    for part, other in zip(head[1:], loaded[1:], strict=True):
+        assert part.dtype == other.dtype
+        assert torch.equal(part, other)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_head_of_another_weight_is_refused(path):
+    weight, _, _ = saved(path)
+    changed = weight.clone()
+    changed[69, 47] += 1
+    for other in (changed, weight[:, :24].contiguous(), weight.half(), weight.view(35, 96)):
+        with pytest.raises(
+            InvalidArgument, match=r"weight: expected the one that .* was made from"
+        ):
+            load_head(path, other)
+
+
+@pytest.mark.parametrize("value", [40.0, -0.5, torch.nan, torch.inf, 2.0**60])
+def test_a_weight_that_changed_after_preparing_is_not_saved(path, value):
+    weight = weight_of()
+    head = prepare_head(weight)
+    weight[69, 47] = value
+    with pytest.raises(InvalidArgument, match=r"head: expected a copy .* row 69"):
+        save_head(head, path)
+    assert not os.listdir(path.parent)
+
+
+@pytest.mark.parametrize("part", ScreenedHead._fields[1:])
+def test_a_flipped_bit_of_the_copy_is_refused(path, part):
+    weight, tensors, metadata = saved(path)
+    for bit in (0, 7, 8 * tensors[part].nbytes - 2):
+        changed = tensors[part].clone()
+        changed.view(torch.uint8).flatten()[bit // 8] ^= 1 << bit % 8
+        save_file({**tensors, part: changed}, path, metadata)
+        with pytest.raises(InvalidArgument, match=r"path: expected the copy .* sha256"):
+            load_head(path, weight)
+
+
+def test_a_file_of_format_1_is_held_against_the_weight(path):
+    """It has no hash of the copy."""
+    weight, tensors, metadata = saved(path)
+    old = {"format": files.FORMER, "weight_sha256": metadata["weight_sha256"]}
+    save_file(tensors, path, old)
+    for part, other in zip(load_head(path, weight)[1:], prepare_head(weight)[1:], strict=True):
+        assert torch.equal(part, other)
+    for name, value in {
+        "codes": -128,
+        "scale": torch.nan,
+        "residual": 0.0,
+        "norm": torch.nan,
+    }.items():
+        part = tensors[name].clone()
+        part[33] = value
+        save_file({**tensors, name: part}, path, old)
+        with pytest.raises(InvalidArgument, match=r"path: expected a copy .* row 33"):
+            load_head(path, weight)
+
+
+def without(named: dict, name: str) -> dict:
+    return {key: value for key, value in named.items() if key != name}
+
+
+def test_other_files_are_refused(path):
+    weight, tensors, metadata = saved(path)
+    whole = path.read_bytes()
+    for content, wrong in (
+        (b"", "screened head"),
+        (b"not a head", "screened head"),
+        (whole[:100], "screened head"),
+        (whole[:-1], "screened head"),
+        (whole[: len(whole) // 2], "screened head"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidArgument, match=f"path: expected a {wrong}"):
+            load_head(path, weight)
+    for parts, facts, wrong in (
+        (tensors, None, "a file with format"),
+        (tensors, metadata | {"format": "fsbench screened head 3"}, "a file with format"),
+        (tensors, without(metadata, "weight_sha256"), "a weight_sha256"),
+        (tensors, without(metadata, "copy_sha256"), "a copy_sha256"),
+        (without(tensors, "norm"), metadata, "the tensors codes, norm, residual, scale;"),
+        (tensors | {"codes": tensors["codes"].float()}, metadata, "codes of int8"),
+        (tensors | {"scale": tensors["scale"][:5]}, metadata, r"scale of float32 \[70\]"),
+        (tensors | {"codes": tensors["codes"].view(35, 96)}, metadata, r"codes of int8 \[70, 48\]"),
+        (tensors | {"norm": tensors["norm"].double()}, metadata, "norm of float32"),
+    ):
+        save_file(parts, path, facts)
+        with pytest.raises(InvalidArgument, match=f"path: expected {wrong}"):
+            load_head(path, weight)
+
+
+def test_what_cannot_be_read_names_the_path(path, tmp_path):
+    weight = weight_of()
+    with pytest.raises(UnusableFile, match=rf"cannot read {path}: No such file"):
+        load_head(path, weight)
+    with pytest.raises(UnusableFile, match=r"cannot read .*: Is a directory"):
+        load_head(tmp_path, weight)
+    for load in (lambda: load_head(5, weight), lambda: save_head(prepare_head(weight), None)):
+        with pytest.raises(InvalidType, match=r"expected a str or a Path; got (int|NoneType)"):
+            load()
+    for load in (lambda: load_head("a\0", weight), lambda: save_head(prepare_head(weight), "a\0")):
+        with pytest.raises(UnusableFile, match="null"):
+            load()
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(path, tmp_path, monkeypatch):
+    head = prepare_head(weight_of())
+    with pytest.raises(UnusableFile, match=r"cannot write .*: Is a directory"):
+        save_head(head, tmp_path)
+    with pytest.raises(UnusableFile, match=r"cannot write .*: No such file"):
+        save_head(head, tmp_path / "nowhere" / "head")
+    (tmp_path / "text").write_text("a file")
+    with pytest.raises(UnusableFile, match=r"cannot write .*: Not a directory"):
+        save_head(head, tmp_path / "text" / "head")
+    (tmp_path / "text").unlink()
+    save_head(head, path)
+    before = path.read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_head(head, path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
+
+
+def test_a_full_disk_leaves_nothing_behind(path):
+    """A limit on the size of files stands for it; Python ignores the signal that comes with it."""
+    head = prepare_head(weight_of())
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UnusableFile, match=rf"cannot write {path}: .*[Ff]ile too large"):
+            save_head(head, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not os.listdir(path.parent)
+
+
+def test_what_is_no_head_is_not_saved(path):
+    head = prepare_head(weight_of())
+    with pytest.raises(InvalidType, match="head: expected a ScreenedHead; got Tensor"):
+        save_head(head.weight, path)
+    with pytest.raises(InvalidArgument, match=r"head\.norm: expected shape \[70\]; got \[5\]"):
+        save_head(head._replace(norm=head.norm[:5]), path)
+    with pytest.raises(InvalidArgument, match="weight: expected a non-empty matrix"):
+        save_head(head._replace(weight=head.weight.view(-1)), path)
+    assert not os.listdir(path.parent)
+
+
+def test_the_hash_covers_dtype_shape_and_values():
+    weight = weight_of()
+    hashes = {
+        weight_hash(w)
+        for w in (weight, weight.view(35, 96), weight.view(torch.float16), weight + 1)
+    }
+    assert len(hashes) == 4
+    assert weight_hash(weight.clone()) == weight_hash(weight)

@@ -1,0 +1,191 @@
+"""Tokens from V on are never drawn, and what lies around the tensors is never touched.
+
+In rows whose scores have no bound (an undefined or huge hidden state, a temperature that is none)
+every token passes the screen; those of a tile's padding have to be told apart from the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from memory_watch import within_tensors
+from torch import Tensor
+from triton.runtime.errors import InterpreterError
+
+from fsbench.kernels import flash_sample
+from fsbench.kernels.configs.screen import default_configs
+from fsbench.kernels.screened import launch
+from fsbench.kernels.screened.api import screened_sample
+from fsbench.kernels.screened.head import ScreenedHead, prepare_head
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
+
+SCREEN, RESOLVE = default_configs(4, 64, torch.device("cpu"))
+ROOMY = (replace(SCREEN, room=64, row_room=4096), RESOLVE)
+"""As on a GPU: small vocabularies fit on the lists."""
+
+
+def amid(inner: Tensor, around: float, room: int = 4096) -> Tensor:
+    """A copy of `inner` in the middle of a tensor full of `around`."""
+    whole = torch.full((inner.numel() + 2 * room,), around).to(inner.dtype)
+    whole[room : room + inner.numel()] = inner.flatten()
+    return whole[room : room + inner.numel()].view(inner.shape)
+
+
+def matrices(V: int, rows: int, D: int = 64) -> tuple[Tensor, ScreenedHead]:
+    """Hidden, and a head of which tokens from V on, and what is around it, would win.
+
+    Sums are exact in fp32: how a CPU's matmul rounds depends on its shape.
+    """
+    draw = torch.Generator().manual_seed(V)
+    hidden = (4 * torch.randn(4, D, generator=draw)).round() / 8
+    weight = (8 * torch.randn(rows, D, generator=draw)).round() / 16
+    weight[V:] = 64 * hidden[2].sign()
+    head = prepare_head(weight)
+    parts = (amid(head.weight, 2.0**20), amid(head.codes, 127), amid(head.scale, 2.0**20))
+    return hidden, ScreenedHead(*parts, *(amid(part, torch.nan) for part in head[3:]))
+
+
+ROWS: dict[str, float | list[float]] = {
+    "2^51": 2.0**51,
+    "a single 2^51": [2.0**51],
+    "NaN": torch.nan,
+    "a single NaN": [torch.nan],
+    "infinity": torch.inf,
+}
+"""What becomes of hidden's row 2: of all of it, or of its first entry."""
+TEMPERATURES = {"NaN": torch.nan, "-1": -1.0, "2^110": 2.0**110, "infinity": torch.inf}
+QUICK = ("2^51", "2^110")
+
+
+def case(name: str, row, T, V: int = 100, rows: int = 100):
+    slow = [] if name.endswith(QUICK) and V == 100 else [pytest.mark.full]
+    return pytest.param(row, T, V, rows, id=name, marks=slow)
+
+
+CASES = [
+    *(case(f"row of {name}", row, None) for name, row in ROWS.items()),
+    *(case(f"T of {name}", None, T) for name, T in TEMPERATURES.items()),
+    case("vocab_size=1000", 2.0**51, None, 1000, 1060),
+    case("V=2500", 2.0**51, None, 2500, 2500),
+]
+
+
+@pytest.mark.parametrize("row, T, V, rows", CASES)
+def test_rows_without_bounds_draw_no_padding(row, T, V, rows):
+    hidden, head = matrices(V, rows)
+    if isinstance(row, list):
+        hidden[2, 0] = row[0]
+    elif row is not None:
+        hidden[2] = row
+    temperature = torch.tensor([1.0, 0.5, 1.0 if T is None else T, 0.0])
+    hidden, temperature = amid(hidden, torch.nan), amid(temperature, torch.nan)
+    options = {"seed": torch.tensor([5]), "temperature": temperature, "vocab_size": V}
+    with within_tensors() as launches:
+        sample = screened_sample(hidden, head, configs=ROOMY, **options)
+    assert len(launches) == 2
+    same = flash_sample(hidden, head.weight, noise="token", **options)
+    assert sample.tokens.tolist() == same.tokens.tolist()
+    assert sample.valid.tolist() == same.valid.tolist()
+    assert sample.found is not None and sample.found[2] == V  # all of them, from the list
+
+
+def bits_of(value: int, V: int) -> Tensor:
+    return torch.full((4, -(-V // 32)), value, dtype=torch.int32)
+
+
+OPTIONS = {
+    "bias": {"bias": amid(torch.linspace(-2, 2, 100), 1e30)},
+    "bias per row": {"bias": amid(torch.linspace(-2, 2, 400).view(4, 100), 1e30)},
+    "bias that forbids": {"bias": amid(torch.full((100,), -torch.inf), 1e30)},
+    "undefined bias": {"bias": amid(torch.full((4, 100), torch.nan), 1e30)},
+    "all bits set": {"mask": amid(bits_of(-1, 100), -1)},
+    "no bit set": {"mask": amid(bits_of(0, 100), -1)},
+    "soft cap": {"soft_cap": 2.0},
+}
+EVERYTHING = {
+    "everything": {
+        "bias": amid(torch.linspace(-2, 2, 400).view(4, 100), torch.nan),
+        "mask": amid(bits_of(0x55555555, 100), -1),
+        "soft_cap": 5.0,
+        "seed": amid(torch.tensor([5, 6, 7, 8]), 1),
+        "offset": amid(torch.tensor([1, 2, 3, 4]), 1),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.full) for name in OPTIONS), "everything"],
+)
+@pytest.mark.parametrize("configs", [ROOMY, None], ids=["listed", "in full"])
+@pytest.mark.parametrize("D", [64, pytest.param(30, marks=pytest.mark.full)])
+def test_options_touch_nothing_else_in_rows_without_bounds(name, configs, D):
+    hidden, head = matrices(100, 100, D)
+    hidden[1], hidden[2, 3] = torch.nan, 2.0**51
+    temperature = amid(torch.tensor([1.0, 0.5, 1.0, -1.0]), torch.nan)
+    hidden = amid(hidden, torch.nan)
+    options = {
+        "seed": torch.tensor([5]),
+        "temperature": temperature,
+        **(OPTIONS | EVERYTHING)[name],
+    }
+    with within_tensors():
+        sample = screened_sample(hidden, head, configs=configs, **options)
+    same = flash_sample(hidden, head.weight, noise="token", **options)
+    assert sample.tokens.tolist() == same.tokens.tolist()
+
+
+class _ListsStrangers:
+    """The portable screen, which also puts tokens on row 0's list that do not exist."""
+
+    def __init__(self, kernel, strangers: list[int]) -> None:
+        self._kernel, self._strangers = kernel, strangers
+
+    def __getitem__(self, grid):
+        def run(*args, **options):
+            self._kernel[grid](*args, **options)
+            named = {**dict(zip(self._kernel.arg_names, args, strict=False)), **options}
+            n, more = int(named["listed_ptr"][0]), len(self._strangers)
+            upper, tokens = named["list_ptr"]
+            upper[0, n : n + more] = torch.tensor(3e38).view(torch.int32)
+            tokens[0, n : n + more] = torch.tensor(self._strangers, dtype=torch.int32)
+            named["listed_ptr"][0] = n + more
+
+        return run
+
+
+def test_the_exact_part_passes_over_tokens_that_do_not_exist(monkeypatch):
+    hidden, head = matrices(100, 100)
+    bias = amid(torch.linspace(-2, 2, 400).view(4, 100), 1e30)
+    options = {"seed": torch.tensor([5]), "bias": bias}
+    plain = screened_sample(hidden, head, configs=ROOMY, **options)
+    strangers = _ListsStrangers(launch.screen_kernel, [100, 2**31 - 1, -1])
+    monkeypatch.setattr(launch, "screen_kernel", strangers)
+    with within_tensors():
+        sample = screened_sample(hidden, head, configs=ROOMY, **options)
+    assert sample.tokens.tolist() == plain.tokens.tolist()
+    assert sample.found.tolist() == plain.found.tolist()
+
+
+@triton.jit
+def _copy(to_ptr, from_ptr, n, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    tl.store(to_ptr + i, tl.load(from_ptr + i, mask=i < n, other=0.0), mask=i < n)
+
+
+def test_the_watch_sees_a_read_and_a_write_beside_a_tensor():
+    whole = torch.zeros(64)
+    with within_tensors() as launches:
+        _copy[(1,)](whole[:9], whole[32:41], 9, SIZE=16)
+    assert launches == [2]
+    for to, source, act in (
+        (whole[:9], whole[32:42], "a write"),
+        (whole[:10], whole[32:41], "a read"),
+    ):
+        with within_tensors(), pytest.raises(InterpreterError, match=f"{act} of 1 .* 0 bytes"):
+            _copy[(1,)](to, source, 10, SIZE=16)

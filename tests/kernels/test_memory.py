@@ -1,0 +1,75 @@
+"""No launch reads or writes outside its tensors, in undefined rows neither.
+
+Of the screened sampler: screened/test_padding.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from memory_watch import within_tensors
+from truncated_cases import history
+
+from fsbench.kernels import Penalties, flash_sample, truncated_sample
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
+
+B, V = 5, 530
+EVERYTHING = {
+    "temperature": torch.tensor([1.0, torch.nan, -1.0, 2.0**110, torch.inf]),
+    "bias": torch.cat([torch.linspace(-2, 2, 4 * V), torch.full((V,), torch.nan)]).view(B, V),
+    "mask": torch.full((B, 17), -1, dtype=torch.int32),  # with bits of tokens that do not exist
+    "soft_cap": 5.0,
+    "seed": torch.arange(B),
+    "offset": torch.arange(B),
+}
+
+
+def undefined(D: int) -> dict[str, torch.Tensor]:
+    """Matrices of a call whose rows are but for the first undefined or huge."""
+    draw = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(B, D, generator=draw), torch.randn(V, D, generator=draw)
+    hidden[1], hidden[2, 0], hidden[3, 1], hidden[4] = torch.nan, torch.inf, torch.nan, 2.0**51
+    weight[7, 3] = torch.inf
+    return {"hidden": hidden, "weight": weight, "seed": torch.tensor([3])}
+
+
+@pytest.mark.parametrize("D", [32, pytest.param(30, marks=pytest.mark.full)])  # by TMA, and not
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"noise": "group"}, marks=pytest.mark.full),
+        pytest.param({"noise": "token"}, marks=pytest.mark.full),
+        pytest.param({"temperature": 0.0}, marks=pytest.mark.full),
+        {"noise": "group", **EVERYTHING, "num_samples": 3},
+        pytest.param({"noise": "token", **EVERYTHING, "num_samples": 3}, marks=pytest.mark.full),
+    ],
+    ids=["group", "token", "greedy", "everything", "everything, token"],
+)
+def test_flash_sample(D, options):
+    with within_tensors() as launches:
+        sample = flash_sample(**{**undefined(D), **options}, return_logprob=True, return_logz=True)
+    assert any(launches) and not sample.valid[1:].any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"top_k": 1}, marks=pytest.mark.full),
+        pytest.param({"top_k": 40, "top_p": 0.9}, marks=pytest.mark.full),
+        pytest.param({"top_p": 0.5, "min_p": 0.1}, marks=pytest.mark.full),
+        pytest.param({"top_k": 40, "top_p": 0.9, **EVERYTHING}, marks=pytest.mark.full),
+        {
+            "top_k": torch.tensor([0, 1, 40, 529, 2**31 - 1], dtype=torch.int32),
+            "top_p": torch.tensor([1.0, 0.5, torch.nan, 0.0, 2.0]),
+            "min_p": torch.tensor([0.0, 0.1, torch.nan, -1.0, 2.0]),
+            "penalties": Penalties(history(B, V), repetition=1.2, presence=0.5),
+            **EVERYTHING,
+        },
+    ],
+    ids=["top-1", "top-k", "top-p", "with options", "everything"],
+)
+def test_truncated_sample(options):
+    with within_tensors() as launches:
+        truncated_sample(**{**undefined(32), **options}, return_kept=True)
+    assert any(launches)

@@ -1,0 +1,156 @@
+"""Rows whose tokens are gathered, or shared by many programs: what is kept is as in short ones."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+from flash_sample_cases import (
+    SEED,
+    normal_logits,
+    stored,
+)
+from tiers import first_quick, full
+from truncated_cases import check
+
+from fsbench.kernels import flash_sample, truncated_sample
+from fsbench.kernels.truncated import gathered as _gathered_draw
+from fsbench.kernels.truncated import launch as launches
+from fsbench.kernels.truncated import rows as _row_kernels
+from fsbench.kernels.truncated.filters import Filters
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_k": 40},
+        full({"top_k": 40, "top_p": 0.6}),
+        {"top_k": torch.tensor([40, 900, 0]), "top_p": torch.tensor([0.9, 1.0, 0.02])},
+        full({"min_p": 0.05, "top_p": 0.9}),
+    ],
+    ids=str,
+)
+def test_tokens_of_many_groups_are_gathered(filters):
+    """168 groups have one logit each that may be kept: more than a chunk, but few tokens."""
+    blocks = 42
+    logits = normal_logits(3, blocks * 128, sigma=0.3) - 6.0
+    first = torch.arange(blocks)[:, None] * 128 + 2 * torch.arange(4)  # of each group
+    logits[:, first.flatten()] = 1.0 + normal_logits(3, 168, sigma=0.2).round(decimals=1)  # ties
+    check(**stored(logits), **filters)
+
+
+@pytest.mark.parametrize("top_k", [full(113), 448])
+def test_hundreds_of_tokens_are_drawn_from_in_one_launch(top_k):
+    """Their groups are up to four chunks."""
+    logits = normal_logits(2, 32 * 560)
+    reads = mock.Mock(side_effect=AssertionError("a program reads the whole row"))
+    more = mock.Mock(side_effect=AssertionError("more launches"))
+    with (
+        mock.patch.object(_gathered_draw, "cut_of_row", reads),
+        mock.patch.object(launches, "_launch_rows", more),
+    ):
+        check(**stored(logits), top_k=top_k, top_p=0.9)
+
+
+@pytest.mark.full
+def test_few_groups_may_have_more_tokens_than_there_is_room_for():
+    logits = torch.zeros(4, 4_300)
+    logits[:, 4_100:] = 1.0  # behind those that there is room for
+    check(**stored(logits), top_k=448)
+
+
+@pytest.mark.full
+def test_more_tokens_than_can_be_gathered_are_read_where_they_are():
+    V = 9_000
+    logits = normal_logits(1, V, sigma=0.1)
+    check(**stored(logits), top_k=8_700, top_p=0.99, counting_only=True)
+    check(**stored(logits), top_k=200, min_p=0.9)
+
+
+LAWS = {
+    "normal": lambda V: normal_logits(7, V),
+    "near-uniform": lambda V: normal_logits(7, V, sigma=1e-4) + 3.0,
+    "flat": lambda V: torch.zeros(7, V),
+    "two levels": lambda V: (torch.arange(7 * V).view(7, V) % 3 == 0).float(),
+    "peaked": lambda V: normal_logits(7, V).index_fill(1, torch.tensor([V // 2]), 12.0),
+    "masked": lambda V: normal_logits(7, V).masked_fill(torch.arange(V) % 7 > 0, -torch.inf),
+}
+EACH = {
+    "top_k": torch.tensor([0, 0, 140, 0, 4500, 4500, 2]),
+    "top_p": torch.tensor([0.9, 0.3, 0.5, 1.0, 1.0, 0.7, 0.9]),
+    "min_p": torch.tensor([0.0, 0.4, 0.0, 0.05, 0.0, 0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("law", first_quick(LAWS))
+def test_rows_for_many_programs(law):
+    """Filters that keep thousands, each in its own way, of three blocks; also where all is tied."""
+    V = 4_900
+    logits = LAWS[law](V)
+    check(**stored(logits), **EACH)
+    check(**stored(logits[:3]), temperature=0.3, top_p=0.8, counting_only=True)
+
+
+@pytest.mark.full
+def test_top_p_alone_asks_for_the_mass_before_the_draw():
+    """Rows of three blocks whose draw from all tokens stands or falls without a cutoff."""
+    V = 4_900
+    logits = normal_logits(24, V)
+    # Two tokens of probability 0.45 and 0.4: the second one crosses p = 0.6 and so is kept.
+    logits[12:] = 0.0
+    logits[12:, 7] = math.log(3.0 * (V - 2))
+    logits[12:, 4_000] = math.log(0.4 / 0.15 * (V - 2))
+    call = stored(logits)
+    sample = check(**call, top_p=torch.tensor([0.5, 0.6]).repeat_interleave(12))
+    first = flash_sample(**call, seed=SEED).tokens
+    assert 2 < (first == sample.tokens)[:12].sum() < 10
+    assert (first[12:] == 4_000).sum() > 2
+
+
+@pytest.mark.parametrize("filters", first_quick([{"top_k": 2_300}, {"top_p": 0.5}]), ids=str)
+def test_a_token_far_above_the_others_does_not_keep_the_search_from_narrowing(filters):
+    """All others are in the first section. If it ended there, each step would read the row."""
+    logits = normal_logits(2, 4_900) / 10
+    logits[:, 4_000] = 12.0
+    logits[1] /= 4
+    search = mock.Mock(side_effect=AssertionError("a program reads the whole row"))
+    with mock.patch.object(_row_kernels, "cut_by_scans", search):
+        check(**stored(logits), **filters)
+
+
+@pytest.mark.full
+def test_the_largest_tokens_may_be_neighbours():
+    """Few blocks of 128 tokens have them, in each of their groups: these must not be too many."""
+    V, k = 26_700, 12
+    logits = normal_logits(1, V)
+    token = torch.arange(13)[:, None] * 128 + torch.arange(0, 8, 2)
+    logits[0, token.flatten()] = (30.0 + torch.arange(13)).repeat_interleave(4)
+    search = mock.Mock(side_effect=AssertionError("a program reads the whole row"))
+    with mock.patch.object(_gathered_draw, "cut_of_row", search):
+        check(**stored(logits), temperature=5.0, top_k=k)
+
+
+@pytest.mark.parametrize("programs", first_quick([1, 14, 10_000]))
+def test_how_many_programs_share_a_row_does_not_matter(programs):
+    call = {**stored(normal_logits(7, 4_900)), **EACH, "seed": SEED, "return_kept": True}
+    whole = truncated_sample(**call)
+    with mock.patch.dict(launches.PROGRAMS, dict.fromkeys(launches.PROGRAMS, programs)):
+        other = truncated_sample(**call)
+    assert torch.equal(other.tokens, whole.tokens) and torch.equal(other.kept, whole.kept)
+
+
+def test_launches_that_no_row_can_need_are_left_out():
+    def times(groups=200, **filters):
+        return launches.searches(
+            Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), groups
+        )
+
+    assert times(min_p=0.1) == -1
+    assert times(top_k=150, top_p=0.5) == 0
+    assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == launches.SEARCHES
+    assert times(top_k=torch.ones(1)) == launches.SEARCHES
+    assert launches.is_small(448) and not launches.is_small(449) and not launches.is_small(0)

@@ -1,0 +1,74 @@
+"""Penalties of truncated_sample, and the history that they read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from flash_sample_cases import (
+    SEED,
+    counter,
+    normal_logits,
+    problem,
+    stored,
+)
+from truncated_cases import check, history
+
+from fsbench import reference
+from fsbench.kernels import Penalties, TokenHistory
+from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
+from fsbench.verify.check import Setting
+from fsbench.verify.drawing import exact_head, random_logits
+from fsbench.verify.pathwise import penalised, truncation
+from fsbench.verify.truncation import PENALISED
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        (1.3, 0.0, 0.0),
+        (1.0, 0.7, 0.2),
+        (0.8, -0.5, -0.4),  # seen tokens are preferred: the largest of a run grows
+        (torch.linspace(0.5, 2, 9), torch.linspace(-1, 1, 9), torch.linspace(1, 0, 9)),
+    ],
+    ids=["repetition", "presence and frequency", "rewards", "of every row"],
+)
+def test_penalties(amounts):
+    V = 150
+    penalties = Penalties(history(9, V), *amounts)
+    for filters in ({"top_k": 6}, {"top_p": 0.7, "min_p": 0.05}):
+        check(**stored(normal_logits(9, V)), penalties=penalties, **filters, temperature=0.7)
+
+
+def test_penalties_act_on_the_processed_logits_and_spare_forbidden_tokens():
+    hidden, weight = problem(5, 100, 24)
+    mask = normal_logits(5, 100) > 0
+    penalties = Penalties(history(5, 100), 0.5, -3.0, 0.1)
+    sample = check(
+        hidden=hidden, weight=weight, mask=mask, soft_cap=4.0, penalties=penalties, top_k=9
+    )
+    assert mask.gather(1, sample.tokens[:, None]).all()
+
+
+def test_a_long_history_takes_several_blocks():
+    V = 400
+    seen = torch.randperm(V, generator=torch.Generator().manual_seed(1))[:200].tolist()
+    penalties = Penalties(TokenHistory.of([seen], [seen[:70] * 2], 256, "cpu"), 1.5, 0.5, 0.1)
+    check(**stored(normal_logits(1, V)), penalties=penalties, top_k=5, top_p=0.9)
+
+
+def test_the_sampler_has_the_penalties_of_its_problem():
+    setting = Setting("cpu", "fp16")
+    for case in ({"top_k": 20, "top_p": 0.9}, {}, {"min_p": 0.1}):
+        problem = replace(setting.problem(5, 600), **case, **PENALISED)
+        hidden, weight, logits = exact_head(problem, random_logits(problem, 1))
+        tokens = PROVIDER.build(problem, weight)(hidden, SEED, counter(3))
+        logits = penalised(problem, logits)
+        kept = truncation(problem, PROVIDER.capabilities, logits, 1e-5)
+        expected = reference.expect(
+            logits, SEED, counter(3), truncation=kept, logits_error=1e-5
+        )  # fmt: skip
+        assert expected.accepts(tokens).all()
