@@ -131,6 +131,22 @@ def test_padding_is_never_drawn_even_if_every_logit_is_lower_than_the_cap(B):
         assert sample.valid.all() and (sample.tokens >= 0).all() and (sample.tokens < V).all()
 
 
+@pytest.mark.parametrize("values", [(-0.0, 0.0, -1e-45), (1e-30, 1.0000001e-30, 9.999999e-31)])
+def test_greedy_rows_take_the_lowest_token_of_the_largest_logit(values):
+    """-0 and +0 are equal; numbers that differ in their last bit are not. In both kernels."""
+    B, V = 70, 1000
+    hidden = torch.zeros(B, 64, dtype=torch.bfloat16, device="cuda")
+    weight = torch.zeros(V, 64, dtype=torch.bfloat16, device="cuda")
+    drawn = torch.randint(0, 3, (B, V), generator=torch.Generator().manual_seed(2))
+    bias = torch.tensor(values)[drawn].cuda()
+    expected = (bias == bias.amax(1, keepdim=True)).int().argmax(1)
+    for temperature in (0.0, torch.zeros(B, device="cuda")):
+        for more in ({}, {"return_logprob": True}, {"num_samples": 2}):
+            for kernel in ("hopper", "portable"):
+                sample = draw(hidden, weight, kernel, bias=bias, temperature=temperature, **more)
+                assert (sample.tokens.view(B, -1) == expected[:, None]).all(), (kernel, more)
+
+
 def test_bad_rows_are_invalid_and_alone():
     for B in (5, 70, 256):
         hidden, weight = problem(B, 3000, 256)
