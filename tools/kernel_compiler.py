@@ -49,14 +49,14 @@ def compile_variants(
     families: Sequence[str] = (),
     capability: int | None = None,
     quick: bool = False,
-    alone: bool = True,
+    brief: bool = False,
     instructions: bool = False,
     named: str = "",
     ptx: bool = False,
 ) -> list[Compiled]:
     """The variants of a tree, compiled: all, or those of some families or of one capability.
 
-    quick: one of each family. alone: also variants with one option that others have among more.
+    quick: one of each family. brief: every config, and every option once.
     instructions: these, too, and not the stack alone. named: those whose names have this in them.
     ptx: lines of PTX in place of the instructions, and 0 for the stack.
 
@@ -67,7 +67,7 @@ def compile_variants(
     if not (tree / "tools" / "kernel_variants").is_dir():
         raise RuntimeError(f"{tree}: expected a tree with tools/kernel_variants")
     asked = ["--family", *families, *(["--quick"] if quick else [])]
-    asked += [] if alone else ["--not-alone"]
+    asked += ["--brief"] if brief else []
     asked += ["--instructions"] if instructions else []
     asked += [f"--named={named}", *(["--ptx"] if ptx else [])]
     asked += [] if capability is None else ["--capability", str(capability)]

@@ -71,7 +71,7 @@ VARIANTS = """
 from types import SimpleNamespace
 from fsbench.kernels import tiny
 
-def selected(families, capabilities, quick):
+def selected(families, capabilities, quick, brief):
     return [
         SimpleNamespace(
             family="tiny", name=f"block of {block}", kernel=tiny.NAME, options={"num_warps": 4},

@@ -10,6 +10,7 @@ A new kernel, config or option is added here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from kernel_variants import fused, screened, stored, truncated
@@ -30,30 +31,37 @@ def every_variant() -> list[Variant]:
 
 ALONE = (
     *("soft cap", "bias", "row bias", "mask", "logprob", "logz"),
-    *("seeds", "offsets", "temperatures", "candidates", "n = 4", "4 ranks"),
+    *("seeds", "offsets", "temperatures", "n = 4", "4 ranks", "candidates"),
     *("stores without largest", "stores with everything", "box of 8", "box of 32"),
 )
-"""Ends of the names of variants with one option, or one size, that others have among more."""
+"""What variants have, by the ends of their names, that others have among more."""
+OF_EACH_CONFIG = ("bf16 group", "bf16 token", "bf16 none", "bf16 group stores")
+"""Ends of the names of variants that show what a config needs; others show what an option does."""
+
+
+MORE = re.compile("everything|pointers|greedy|per row|k=|choice")
+"""What is compiled of the other families beside a first variant of each config."""
 
 
 def selected(
     families: Collection[str] = (),
     capabilities: Collection[int] = (),
     quick: bool = False,
-    alone: bool = True,
+    brief: bool = False,
 ) -> list[Variant]:
     """The variants of some families and compute capabilities; all, where none are named.
 
     quick: the first of each family only, for compute capability 9.0.
-    alone: also those with one option, which the variants with everything have, too.
+    brief: every config, and every option once; an option alone only where none has it among more.
     """
     listed = [
         variant
         for variant in every_variant()
         if (not families or variant.family in families)
         and (not capabilities or variant.capability in capabilities)
-        and (alone or not variant.name.endswith(ALONE))
     ]
+    if brief:
+        listed = _brief(listed)
     if not quick:
         return listed
     first: dict[str, Variant] = {}
@@ -61,3 +69,21 @@ def selected(
         if variant.capability == 90:
             first.setdefault(variant.family, variant)
     return list(first.values())
+
+
+def _brief(listed: list[Variant]) -> list[Variant]:
+    """Those that `selected` says."""
+    seen: set[tuple[str, int, str]] = set()
+    left = []
+    for variant in listed:
+        config, _, what = variant.name.partition(" ")
+        fused = variant.family.startswith("flash_sampling")
+        # Beside the fused kernels, what a config needs shows in its first variant.
+        shown = what if fused else config
+        once = (variant.family, variant.capability, shown)
+        known = once in seen and not (what in OF_EACH_CONFIG if fused else MORE.search(what))
+        if known or what.removeprefix("bf16 group ") in ALONE:
+            continue
+        seen.add(once)
+        left.append(variant)
+    return left

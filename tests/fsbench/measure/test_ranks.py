@@ -75,7 +75,8 @@ def started(tmp_path: Path, *names: str, more: tuple[str, ...] = ()) -> Popen[st
     arguments += ["--dtype", "fp32", "--iters", "6", "--rounds", "2", "--warmup", "1"]
     for name in names:
         path = tmp_path / f"{name}.py"
-        path.write_text(plugin(name))
+        if not path.exists():  # another run may be reading it
+            path.write_text(plugin(name))
         arguments += ["--provider-path", str(path), "--provider", name]
     out = tmp_path / names[0]
     return Popen(
@@ -90,6 +91,7 @@ def results(process: Popen[str]) -> pd.DataFrame:
     output, _ = process.communicate()
     assert isinstance(process.args, list)
     out = Path(process.args[process.args.index("--out") + 1])
+    assert (out / "results.csv").exists(), output
     table = pd.read_csv(out / "results.csv", keep_default_na=False)
     table.attrs = {"code": process.returncode, "output": output}
     return table
