@@ -21,6 +21,7 @@ MAPS = [
 ]
 
 
+@pytest.mark.full
 def test_the_call_passes_what_asks_for_options():
     """In bf16 on a CPU flash_sample is the reference: here its arguments are tried, and results."""
     on_cpu = replace(PROVIDER, capabilities=replace(PROVIDER.capabilities, devices=("cpu",)))

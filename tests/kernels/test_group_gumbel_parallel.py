@@ -85,6 +85,7 @@ def test_the_kernel_draws_from_the_softmax(monkeypatch):
     fit(tokens, (logits / 0.5).softmax(0))
 
 
+@pytest.mark.full
 def test_choice_of_group_is_independent_of_token_noise_rows_and_steps(monkeypatch):
     """Four equally likely tokens, two in each of two groups.
 

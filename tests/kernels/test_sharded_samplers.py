@@ -34,6 +34,7 @@ def test_packed_candidates_are_ordered_by_score_then_by_lower_token():
     assert ((keys >> 31) & 1 == 0).all()  # the bit that shard.exchange uses
 
 
+@pytest.mark.full
 def test_a_rank_is_chosen_in_proportion_to_its_mass():
     masses = torch.tensor([0.5, 0.2, 0.3])
     B = 20_000

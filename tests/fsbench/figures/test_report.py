@@ -107,6 +107,7 @@ CLICK = """<script>addEventListener("load", () => {
 });</script></body>"""
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 def test_in_a_browser(rows, tmp_path):
     path = tmp_path / "report.html"

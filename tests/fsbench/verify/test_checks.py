@@ -67,6 +67,7 @@ def cut(logits, T, seed, offset):
     return (logits + T * noise.clamp_max_(8.0)).argmax(1)
 
 
+@pytest.mark.full
 def test_a_declared_deviation_is_held_to_its_size():
     def verdicts(**able):
         names = ["fit", "fit of seeds", "tiles", "collisions", "variation"]
@@ -87,6 +88,7 @@ def test_a_declared_cut_of_the_tail_is_no_failure_and_is_told():
     assert (near.verdict, far.verdict) == ("FAILED", "not exact")
 
 
+@pytest.mark.full
 def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(monkeypatch):
     effort = replace(battery.EFFORTS["ci", "cpu"], variation_draws={"stored": 2**15})
     monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)

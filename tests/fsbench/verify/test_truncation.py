@@ -163,6 +163,7 @@ def test_tokens_are_compared_with_the_oracle():
     assert not truncation.check_truncated_oracle(wrong, SETTING, SHAPES).passed
 
 
+@pytest.mark.full
 def test_the_gate_asks_about_filters_only_where_they_are_on(monkeypatch):
     monkeypatch.setitem(battery.GATE_DRAWS, "cpu", 2**12)
     monkeypatch.setitem(battery.GATE_TRUNCATED_DRAWS, "cpu", 2**10)

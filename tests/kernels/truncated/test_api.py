@@ -142,7 +142,7 @@ def test_a_filter_for_all_rows_is_the_same_as_for_each():
     assert torch.equal(whole.tokens, each.tokens) and torch.equal(whole.kept, each.kept)
 
 
-@pytest.mark.parametrize("others", [{}, {"top_p": 0.6}], ids=str)
+@pytest.mark.parametrize("others", [{}, full({"top_p": 0.6})], ids=str)
 def test_a_top_k_of_at_least_all_tokens_is_off(others):
     """Whatever its 32 lower bits are."""
     V = 150

@@ -24,6 +24,7 @@ from fsbench.kernels.truncated.filters import Filters
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "filters",
     [
@@ -43,6 +44,7 @@ def test_tokens_of_many_groups_are_gathered(filters):
     check(**stored(logits), **filters)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("top_k", [full(113), 448])
 def test_hundreds_of_tokens_are_drawn_from_in_one_launch(top_k):
     """Their groups are up to four chunks."""
