@@ -14,14 +14,16 @@ from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.checks.tensors import check_matrices
 from fsbench.kernels.checks.values import check_integer
 from fsbench.kernels.shard import AREAS
+
+if dist.is_available():  # some builds of torch are without it, and draw from whole heads
+    import torch.distributed._symmetric_memory as symmetric
+    from torch.distributed import ProcessGroup
 
 BLOCK = 256
 """Shards begin at multiples of it: the widest tile, so that a tile and the groups of its noise lie
@@ -110,7 +112,7 @@ class VocabShard:
         check_integer("slots", slots, 1, 2**24)
         world = dist.group.WORLD if group is None else group
         self.rank = dist.get_rank(world)  # which raises where there is no group
-        self.group = cast(ProcessGroup, world)
+        self.group = cast("ProcessGroup", world)
         self.ranks = dist.get_world_size(self.group)
         mine = (weight.shape[1], weight.dtype, weight.device.type)
         facts: list[tuple[int, tuple[object, ...]]] = [(0, ())] * self.ranks

@@ -89,3 +89,15 @@ def test_the_plug_in_accepts_flash_sample_without_loading_other_samplers():
         assert "fsbench.kernels.gumbel_argmax" not in sys.modules
     """)
     assert "vllm: expected version" in out
+
+
+def test_a_torch_without_its_distributed_part_draws_too():
+    """Only a VocabShard needs it; some builds of torch are without."""
+    out = run_without_others("""
+        torch.distributed.is_available = lambda: False
+        sys.modules["torch.distributed._symmetric_memory"] = None
+        from fsbench.kernels import flash_sample
+        hidden, weight = torch.ones(2, 8), torch.eye(8).repeat(4, 1)
+        print(flash_sample(hidden, weight, seed=torch.tensor([7])).valid.all())
+    """)
+    assert "tensor(True)" in out
