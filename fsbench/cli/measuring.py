@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from fsbench.measure.plan import Plan
     from fsbench.measure.ranks import Job, Report
+    from fsbench.records.cell import CellRecord
     from fsbench.records.store import Store
 
 
@@ -36,6 +37,7 @@ def measure_on(
     """
     from fsbench.machine import device_state
     from fsbench.machine.environment import environment
+    from fsbench.measure.outcomes import Outcomes
     from fsbench.measure.runner import Runner
     from fsbench.timers import make_timer
 
@@ -51,10 +53,10 @@ def measure_on(
     store = _store(facts, out / suffix if out else None, resume, suffix)
     try:
         with _progress(store.folder) as report:
-            Runner(plan, store, timer, facts["gpu"], nvml_index, report).run()
+            Runner(plan, Outcomes(store, report), timer, facts["gpu"], nvml_index).run()
     finally:
         store.close()
-    return _finish(store.folder, options)
+    return _finish(store.folder, store.records, options)
 
 
 def measure_over_ranks(
@@ -67,6 +69,7 @@ def measure_over_ranks(
     """
     from fsbench.machine.environment import environment
     from fsbench.measure import ranks
+    from fsbench.records.store import read_records
 
     plan = job.plan
     degrees = list(dict.fromkeys(problem.tp for problem in plan.problems))
@@ -91,7 +94,7 @@ def measure_over_ranks(
                 ranks.measure(part, report)
             else:
                 ranks.measure_as_rank(part, rank, "env://", report)
-    return 0 if rank else _finish(folder, options)
+    return 0 if rank else _finish(folder, read_records(folder), options)
 
 
 def _rank_of_torchrun(degrees: list[int], folder: Path | None) -> int | None:
@@ -131,15 +134,13 @@ def _progress(folder: Path, silent: bool = False) -> Iterator[Report]:
         raise
 
 
-def _finish(folder: Path, options: dict[str, Any]) -> int:
+def _finish(folder: Path, records: list[CellRecord], options: dict[str, Any]) -> int:
     """Export and print what a folder holds; returns the exit code."""
     from fsbench.analysis import logits_store, scaling, tables
     from fsbench.cli.reporting import print_breakdown, print_energy, print_summary
     from fsbench.records import breakdown, summary
-    from fsbench.records.store import read_records
 
-    records = read_records(folder)
-    table = summary.export_csv(folder)
+    table = summary.export_csv(folder, records)
     written = tables.write_tables(folder, table)
     written += scaling.write_scaling(folder, tables.configurations(table))
     written += logits_store.write_tables(folder, table)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fsbench.analysis.tables import Configuration
     from fsbench.measure.plan import Plan
-    from fsbench.records.store import CellRecord
+    from fsbench.records.cell import CellRecord
 
 
 def print_plan(plan: Plan) -> None:

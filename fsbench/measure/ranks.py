@@ -26,10 +26,11 @@ from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
 from fsbench.machine import device_state
 from fsbench.measure.distributed import Team
+from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
-from fsbench.problem import Problem
-from fsbench.records.store import Cell, Store
+from fsbench.records.cell import Cell
+from fsbench.records.store import Store
 from fsbench.timers import make_timer
 
 
@@ -78,7 +79,7 @@ def measure_as_rank(
 ) -> None:
     """Carry out the job as one of its ranks, in this process; rank 0 writes the results.
 
-    report, begin, troubled: see Runner.
+    report, begin, troubled: see Outcomes.
     """
     gpu_name, nvml_index = "", None
     if job.device == "cuda":
@@ -92,8 +93,8 @@ def measure_as_rank(
     team.gather(None)  # all have read the folder before the first line is written
     store = Store.reopen(job.folder) if rank == 0 else replica
     try:
-        runner = Runner(plan, store, timer, gpu_name, nvml_index, report, begin, troubled, team)
-        runner.run()
+        outcomes = Outcomes(store, report, begin, troubled, team)
+        Runner(plan, outcomes, timer, gpu_name, nvml_index).run()
         team.gather(None)
     finally:
         store.close()
@@ -108,7 +109,7 @@ def measure(job: Job, report: Report) -> None:
     Raises:
         FsbenchError: ranks failed before they came to a cell.
     """
-    given_up: set[tuple[str, Problem]] = set()
+    given_up: set[Cell] = set()
     while True:
         attempt = replace(job, plan=replace(job.plan, given_up=frozenset(given_up)))
         failure = _Attempt(attempt, report).run()
@@ -120,14 +121,7 @@ def measure(job: Job, report: Report) -> None:
         store = Store.reopen(job.folder)
         store.append_status(cell, status, reason)
         store.close()
-        given_up.add((cell.provider, _problem_of(cell, job.plan)))
-
-
-def _problem_of(cell: Cell, plan: Plan) -> Problem:
-    def is_of(problem: Problem) -> bool:
-        return all(getattr(cell, name) == value for name, value in problem.fields().items())
-
-    return next(problem for problem in plan.problems if is_of(problem))
+        given_up.add(cell)
 
 
 class _Attempt:

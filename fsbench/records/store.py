@@ -15,132 +15,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from fsbench.errors import ResultsError
+from fsbench.records.cell import FORMS, STATUSES, Cell, CellRecord, Energy, Round
 from fsbench.records.disk import append_line, refusals, write_atomically
 
 SCHEMA = 1
 """Version of points.jsonl and env.json; a folder of another version is never resumed."""
-
-STATUSES = (
-    "ok",
-    "check_failed",
-    "unsupported",
-    "unavailable",
-    "oom",
-    "timeout",
-    "error",
-    "timer_unavailable",
-)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """provider x problem x way of measuring: what one row of results.csv is about."""
-
-    provider: str
-    label: str
-    kind: str
-    fused: bool
-    gpu: str
-    device: str
-    b: int
-    d: int
-    v: int
-    dtype: str
-    tp: int
-    temperature: float
-    logits: str
-    timer: str
-    graph: bool
-    l2: str
-    # Records from before truncated problems do not have these.
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    mixed: bool = False
-    # Nor from before penalties these.
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    history: int = 0
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Identity of the cell; the label may change without making it another cell."""
-        return tuple(value for name, value in asdict(self).items() if name != "label")
-
-
-@dataclass(frozen=True)
-class Round:
-    """Samples of one interleaved round of one cell, with the state of the GPU around it.
-
-    span_us is one entry per iteration, last end - first start; busy_us (union of the kernels'
-    intervals) and sum_us (their sum) are empty for timers that do not see kernels; kernels maps a
-    kernel's name to its mean time per iteration. peak_extra_bytes is memory beyond the weight and
-    hidden that the sampler held or touched in a step. first_call_s is the wall time of building the
-    sampler and calling it once, and warm names what was not cold then (fsbench.machine.caches).
-    """
-
-    span_us: list[float]
-    busy_us: list[float] = field(default_factory=list)
-    sum_us: list[float] = field(default_factory=list)
-    n_kernels: int | None = None
-    kernels: dict[str, float] = field(default_factory=dict)
-    clocks: dict[str, Any] = field(default_factory=dict)
-    config: str = ""
-    peak_extra_bytes: int | None = None
-    first_call_s: float | None = None
-    warm: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Energy:
-    """What a loop of steps took: joules, seconds and steps, and the GPU's power when idle, W."""
-
-    joules: float
-    seconds: float
-    steps: int
-    idle_w: float
-
-
-FORMS = ("matmul", "greedy")
-"""A sampler with less in it: its matmul alone; the same kernel without noise."""
-
-
-@dataclass
-class CellRecord:
-    """All that is known of one cell: its rounds by number, or the reason there are none.
-
-    forms: rounds of FORMS of the sampler, taken in turn with its own. lacks: what else was asked
-    for and could not be measured ("energy", or a form), and why.
-    """
-
-    cell: Cell
-    rounds: dict[int, Round] = field(default_factory=dict)
-    status: str = "ok"
-    reason: str = ""
-    forms: dict[str, dict[int, Round]] = field(default_factory=dict)
-    energy: Energy | None = None
-    lacks: dict[str, str] = field(default_factory=dict)
-
-    def add_round(self, number: int, measured: Round) -> None:
-        """Add a measured round. What kept the cell from being measured before is then history."""
-        self.rounds[number] = measured
-        self.status, self.reason = "ok", ""
-
-    def add_form(self, form: str, number: int, measured: Round) -> None:
-        """Add a round of one of FORMS."""
-        self.forms.setdefault(form, {})[number] = measured
-        self.lacks.pop(form, None)
-
-    def add_energy(self, energy: Energy) -> None:
-        """Add the energy, which replaces an earlier one."""
-        self.energy = energy
-        self.lacks.pop("energy", None)
 
 
 class Store:
@@ -150,9 +34,9 @@ class Store:
     path and the reason; nothing is left half-written.
     """
 
-    def __init__(self, folder: Path, records: dict[tuple[object, ...], CellRecord]):
+    def __init__(self, folder: Path, records: Iterable[CellRecord] = ()):
         self.folder = folder
-        self._records = records
+        self._records = {record.cell: record for record in records}
         with refusals("write results in", folder):
             self._file: TextIO | None = open(  # noqa: SIM115
                 folder / "points.jsonl", "a", encoding="utf-8"
@@ -168,7 +52,7 @@ class Store:
                 )
             folder.mkdir(parents=True, exist_ok=True)
         _write_environment(folder, environment)
-        return cls(folder, {})
+        return cls(folder)
 
     @classmethod
     def resume(cls, folder: Path, environment: dict[str, Any]) -> Store:
@@ -189,12 +73,12 @@ class Store:
         records = read_records(folder)
         _drop_cut_line(points)
         _write_environment(folder, {**before, "resumed": [*before.get("resumed", []), environment]})
-        return cls(folder, {record.cell.key: record for record in records})
+        return cls(folder, records)
 
     @classmethod
     def reopen(cls, folder: Path) -> Store:
         """Go on with a folder of this very run, from another process of it."""
-        return cls(folder, {record.cell.key: record for record in read_records(folder)})
+        return cls(folder, read_records(folder))
 
     @classmethod
     def replica(cls, folder: Path) -> Store:
@@ -202,53 +86,43 @@ class Store:
         store = cls.__new__(cls)
         store.folder = folder
         store._file = None
-        store._records = {record.cell.key: record for record in read_records(folder)}
+        store._records = {record.cell: record for record in read_records(folder)}
         return store
 
     def record(self, cell: Cell) -> CellRecord:
         """What is already known of a cell (an empty record if nothing)."""
-        return self._records.get(cell.key) or CellRecord(cell)
+        return self._records.get(cell) or CellRecord(cell)
 
     def append_round(self, cell: Cell, number: int, measured: Round) -> None:
         """Add one measured round, on disk before this returns."""
-        self._append({"cell": asdict(cell), "round": number, "measured": asdict(measured)})
-        self._known(cell).add_round(number, measured)
+        self._append(cell, {"round": number, "measured": asdict(measured)})
 
     def append_form(self, cell: Cell, form: str, number: int, measured: Round) -> None:
         """As append_round, of one of FORMS of the cell's sampler."""
         assert form in FORMS, form
-        line = {"form": form, "round": number, "measured": asdict(measured)}
-        self._append({"cell": asdict(cell), **line})
-        self._known(cell).add_form(form, number, measured)
+        self._append(cell, {"form": form, "round": number, "measured": asdict(measured)})
 
     def append_energy(self, cell: Cell, energy: Energy) -> None:
         """Add the energy of a cell, on disk before this returns."""
-        self._append({"cell": asdict(cell), "energy": asdict(energy)})
-        self._known(cell).add_energy(energy)
+        self._append(cell, {"energy": asdict(energy)})
 
     def append_lack(self, cell: Cell, what: str, reason: str) -> None:
         """Record why a form or the energy of a cell is missing; nothing if it says so already."""
-        lacks = self._known(cell).lacks
-        if lacks.get(what) != reason:
-            self._append({"cell": asdict(cell), "lacks": what, "reason": reason})
-            lacks[what] = reason
+        if self.record(cell).lacks.get(what) != reason:
+            self._append(cell, {"lacks": what, "reason": reason})
 
     def append_status(self, cell: Cell, status: str, reason: str) -> None:
         """Record why a cell has no (more) samples; does nothing if that is what it says already."""
         assert status in STATUSES, status
-        record = self._known(cell)
+        record = self._records.setdefault(cell, CellRecord(cell))
         if (record.status, record.reason) != (status, reason):
-            self._append({"cell": asdict(cell), "status": status, "reason": reason})
-            record.status, record.reason = status, reason
+            self._append(cell, {"status": status, "reason": reason})
 
-    def _known(self, cell: Cell) -> CellRecord:
-        return self._records.setdefault(cell.key, CellRecord(cell))
-
-    def _append(self, line: dict[str, Any]) -> None:
-        if self._file is None:
-            return
-        with refusals("write results in", self.folder):
-            append_line(self._file, {"schema": SCHEMA, **line})
+    def _append(self, cell: Cell, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            with refusals("write results in", self.folder):
+                append_line(self._file, {"schema": SCHEMA, "cell": cell.columns(), **line})
+        self._records.setdefault(cell, CellRecord(cell)).add(line)
 
     @property
     def records(self) -> list[CellRecord]:
@@ -287,7 +161,7 @@ def read_records(folder: Path) -> list[CellRecord]:
     path = folder / "points.jsonl"
     lines = _read(path).split(b"\n")
     lines.pop()  # what follows the last newline: empty, or the line a crash cut short
-    records: dict[tuple[object, ...], CellRecord] = {}
+    records: dict[Cell, CellRecord] = {}
     for number, text in enumerate(lines, start=1):
         try:
             line = json.loads(text)
@@ -295,27 +169,11 @@ def read_records(folder: Path) -> list[CellRecord]:
                 raise ResultsError(
                     f"{path}:{number}: expected schema {SCHEMA}; got {line['schema']!r}"
                 )
-            cell = Cell(**line["cell"])
-            _add_line(records.setdefault(cell.key, CellRecord(cell)), line)
+            cell = Cell.of(line["cell"])
+            records.setdefault(cell, CellRecord(cell)).add(line)
         except (ValueError, KeyError, TypeError) as error:
             raise ResultsError(f"{path}:{number}: not a results line ({error})") from error
     return list(records.values())
-
-
-def _add_line(record: CellRecord, line: dict[str, Any]) -> None:
-    """Put what a line says about a cell into its record."""
-    if "form" in line:
-        record.add_form(line["form"], line["round"], Round(**line["measured"]))
-    elif "round" in line:
-        record.add_round(line["round"], Round(**line["measured"]))
-    elif "energy" in line:
-        record.add_energy(Energy(**line["energy"]))
-    elif "lacks" in line:
-        record.lacks[line["lacks"]] = line["reason"]
-    elif line["status"] in STATUSES:
-        record.status, record.reason = line["status"], line["reason"]
-    else:
-        raise ValueError(f"unknown status {line['status']!r}")
 
 
 def _drop_cut_line(path: Path) -> None:

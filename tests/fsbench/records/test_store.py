@@ -5,21 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cells import cell
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsbench.errors import ResultsError
-from fsbench.records import store as results
+from fsbench.records.cell import FORMS, STATUSES, CellRecord, Energy, Round
 from fsbench.records.store import (
-    FORMS,
-    STATUSES,
-    Cell,
-    Energy,
-    Round,
     Store,
     read_environment,
     read_records,
@@ -29,25 +24,8 @@ from fsbench.records.store import (
 
 MACHINE = {"gpu": "NVIDIA H200", "device": "cuda", "cpu": "some CPU"}
 
-CELL = Cell(
-    provider="fast",
-    label="Fast",
-    kind="exact",
-    fused=True,
-    gpu="NVIDIA H200",
-    device="cuda",
-    b=1,
-    d=64,
-    v=1000,
-    dtype="bf16",
-    tp=1,
-    temperature=1.0,
-    logits="normal:1",
-    timer="cupti",
-    graph=True,
-    l2="cold",
-)
-OTHER = replace(CELL, provider="slow", label="Slow", fused=False)
+CELL = cell()
+OTHER = cell(provider="slow", label="Slow", fused=False)
 
 
 @pytest.fixture
@@ -61,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def numbers(records: list[results.CellRecord]) -> dict[str, list[int]]:
+def numbers(records: list[CellRecord]) -> dict[str, list[int]]:
     return {record.cell.provider: sorted(record.rounds) for record in records}
 
 
@@ -86,7 +64,7 @@ energies = st.builds(
 )
 events = st.lists(
     st.tuples(
-        st.sampled_from([CELL, OTHER, replace(CELL, b=2)]),
+        st.sampled_from([CELL, OTHER, cell(b=3)]),
         st.tuples(st.integers(0, 4), rounds)
         | st.tuples(st.sampled_from(FORMS), st.tuples(st.integers(0, 4), rounds))
         | st.tuples(st.just("energy"), energies)
@@ -102,17 +80,17 @@ events = st.lists(
 def test_what_is_appended_is_read_back(tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("store") / "run"
     store = Store.create(folder, MACHINE)
-    for cell, (what, value) in events:
+    for one, (what, value) in events:
         if isinstance(value, Round):
-            store.append_round(cell, what, value)
+            store.append_round(one, what, value)
         elif what in FORMS:
-            store.append_form(cell, what, *value)
+            store.append_form(one, what, *value)
         elif what == "energy":
-            store.append_energy(cell, value)
+            store.append_energy(one, value)
         elif what == "lacks":
-            store.append_lack(cell, value, "it is not there")
+            store.append_lack(one, value, "it is not there")
         else:
-            store.append_status(cell, what, value)
+            store.append_status(one, what, value)
         assert read_records(folder) == store.records  # on disk at once, not only after close
     store.close()
     resumed = Store.resume(folder, MACHINE)
@@ -141,8 +119,8 @@ def test_the_same_status_is_not_written_twice(folder):
 
 def test_the_label_is_not_part_of_a_cells_identity(folder):
     store = Store.resume(folder, MACHINE)
-    assert sorted(store.record(replace(CELL, label="new name")).rounds) == [0, 1, 2]
-    assert store.record(replace(CELL, b=2)).rounds == {}
+    assert sorted(store.record(cell(label="new name")).rounds) == [0, 1, 2]
+    assert store.record(cell(b=3)).rounds == {}
     store.close()
 
 
@@ -177,8 +155,7 @@ def test_a_last_line_cut_anywhere_loses_that_line_only(folder):
 def test_damage_in_the_middle_names_file_and_line(folder, damage):
     points = folder / "points.jsonl"
     lines = points.read_bytes().split(b"\n")
-    cell = json.dumps(json.loads(lines[1])["cell"]).encode()
-    lines[1] = damage.replace(b"CELL", cell)
+    lines[1] = damage.replace(b"CELL", json.dumps(CELL.columns()).encode())
     points.write_bytes(b"\n".join(lines))
     for read in (read_records, lambda folder: Store.resume(folder, MACHINE)):
         with pytest.raises(ResultsError, match=r"points\.jsonl:2: not a results line"):
