@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -178,8 +178,8 @@ class Effort:
     seed: Annotated[int, Option(help="Seed of inputs and noise.")] = 0
     check: Annotated[bool, Option(help="Verify each sampler before timing it.")] = True
     timeout: Annotated[
-        float, Option(help="Seconds that ranks (--tp) may be silent before their cell ends.")
-    ] = 300.0
+        float, Option(help="Seconds without progress, compiling included, after which a cell ends.")
+    ] = 600.0
     breakdown: Annotated[
         bool,
         Option(
@@ -195,6 +195,14 @@ class Effort:
             help="After timing, repeat each cell this long and count the joules per token.",
         ),
     ] = None
+
+    def seconds(self) -> float:
+        """--timeout."""
+        if not 0 < self.timeout <= 1e6:
+            raise InvalidArgument(
+                f"--timeout: expected seconds above 0, at most 1e6; got {self.timeout:g}"
+            )
+        return self.timeout
 
     def plan(self, problems: list[Problem], providers: list[Found], preset: Preset) -> Plan:
         """The plan of these problems and providers."""
@@ -257,9 +265,9 @@ def run(
     Without options: the paper's Tables 4 and 5 on this GPU, or the CPU samplers where there is
     none. A sampler that fails verification is not timed. What was measured survives any crash.
     """
-    from fsbench.cli.measuring import measure_on, measure_over_ranks
+    from fsbench.cli.measuring import measure
     from fsbench.measure.presets import preset as named_preset
-    from fsbench.measure.ranks import Job
+    from fsbench.measure.worker import Job
     from fsbench.timers import timer_name
 
     if results.out and results.resume:
@@ -288,19 +296,17 @@ def run(
         print_plan(plan)
         return
     options = _to_repeat({**context.params, "device": device, "preset": name})
-    if several:
-        job = Job(
-            plan, [entry.name for entry in plan.providers], options["provider_path"], device,
-            indices, timer, machine.l2, effort.timeout,
-        )  # fmt: skip
-        exit_code = measure_over_ranks(job, options, results.out, results.resume)
-    else:
-        exit_code = 0
-        for index in indices:
-            suffix = f"gpu{index}" if len(indices) > 1 else ""
+    job = Job(
+        plan, [entry.name for entry in plan.providers], options["provider_path"], device,
+        indices, timer, machine.l2, effort.seconds(), together=several,
+    )  # fmt: skip
+    exit_code = 0
+    for index in [None] if several else indices:
+        one = job if index is None else replace(job, indices=[index])
+        suffix = f"gpu{index}" if index is not None and len(indices) > 1 else ""
+        if index is not None:
             options["gpu"] = str(index)
-            code = measure_on(index, plan, options, results.out, results.resume, suffix)
-            exit_code = max(exit_code, code)
+        exit_code = max(exit_code, measure(one, options, results.out, results.resume, suffix))
     if exit_code:
         raise typer.Exit(exit_code)
 

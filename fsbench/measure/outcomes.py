@@ -17,7 +17,6 @@ from fsbench.errors import (
 )
 from fsbench.machine.device_state import require_live_device
 from fsbench.measure.distributed import Team
-from fsbench.problem import Problem
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
 
@@ -29,7 +28,7 @@ class Outcomes:
     """Tells what is going on; turns what a sampler raises into a row of results.
 
     report: called with (cells done, cells in all, what is going on); a cell at work counts as a
-        part of one. begin: with each cell that is worked on. troubled: with (status, reason) of a
+        part of one. begin: with a cell before it is worked on. troubled: with (status, reason) of a
         failure of this rank.
     team: of the ranks that measure together. All take the same decisions: they agree on every
         failure. Rank 0's store is written to, the others' are replicas.
@@ -51,10 +50,12 @@ class Outcomes:
         self._done = total - len(cells)
         self._left = dict.fromkeys(cells, parts)
 
-    def say(self, problem: Problem, what: str) -> None:
-        """Report what is going on."""
+    def at(self, cell: Cell, what: str) -> None:
+        """Report what is going on, at a cell which is about to be worked on."""
+        problem = cell.problem
         where = f"B={problem.B} D={problem.D} V={problem.V}"
-        self.report(self._done, self.total, f"{where}: {what}")
+        self.report(self._done, self.total, f"{where}: {cell.label}{what}")
+        self.begin(cell)
 
     def finish(self, cell: Cell) -> None:
         """Nothing is left to do for a cell."""
@@ -65,7 +66,7 @@ class Outcomes:
 
         The cell then has a status, and is finished.
         """
-        self._at(cell, what)
+        self.at(cell, what)
         result, failure = None, None
         try:
             result = work()
@@ -91,7 +92,7 @@ class Outcomes:
 
     def beside(self, cell: Cell, what: str, work: Callable[[], T]) -> T | None:
         """Measure something of a cell beside its time. None if that failed; the cell lacks it."""
-        self._at(cell, f", {what}")
+        self.at(cell, f", {what}")
         try:
             return work()
         except KeyboardInterrupt:
@@ -100,10 +101,6 @@ class Outcomes:
             self.store.append_lack(cell, what, describe(error))
             require_live_device(cell.problem.device, error)
             return None
-
-    def _at(self, cell: Cell, what: str) -> None:
-        self.say(cell.problem, cell.label + what)
-        self.begin(cell)
 
     def _failed(self, cell: Cell, error: BaseException | None) -> bool:
         """Whether this or another rank failed at a cell, which then gets a status."""

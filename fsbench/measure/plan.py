@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsbench.discover import Found
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, as_text
 from fsbench.measure import energy
 from fsbench.problem import Problem
 from fsbench.records.cell import Cell, Conditions
@@ -19,7 +19,7 @@ class Plan:
     graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
     seed: of inputs and noise, an int64. forms: time results.FORMS of fused samplers, too.
     energy_s: seconds of a loop that measures each cell's energy, once it is timed; None: no loop.
-    given_up: cells to leave out.
+    given_up: cells to leave out. last: a cell to measure by itself, after all others.
     """
 
     problems: list[Problem]
@@ -33,6 +33,7 @@ class Plan:
     forms: bool = False
     energy_s: float | None = None
     given_up: frozenset[Cell] = frozenset()
+    last: Cell | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("iters", 1), ("rounds", 1)):
@@ -70,7 +71,7 @@ class Plan:
         graph = self.graph and problem.device == "cuda" and able.graph_safe
         return Cell(
             entry.name,
-            provider.label,
+            as_text(provider.label),
             str(provider.kind_on(problem)),
             able.fused,
             Conditions(gpu, timer, graph, l2),

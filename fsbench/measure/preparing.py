@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsbench import inputs, verify
-from fsbench.errors import VerificationFailed, describe
+from fsbench.errors import InvalidType, VerificationFailed, as_text, describe
 from fsbench.graphs import capture
 from fsbench.machine import caches
 from fsbench.machine.device_state import free_memory, synchronize
@@ -64,7 +64,8 @@ def work_list(plan: Plan, store: Store, gpu: str, timer: str, l2: str) -> list[B
 
     gpu, timer, l2: see Plan.cell.
     """
-    batches = []
+    batches: list[Batch] = []
+    last: list[Batch] = []
     for problem in plan.problems:
         samplers = []
         for entry in plan.providers:
@@ -75,11 +76,13 @@ def work_list(plan: Plan, store: Store, gpu: str, timer: str, l2: str) -> list[B
                 continue
             if refusal := entry.refusal(problem):
                 store.append_status(cell, *refusal)
+            elif cell == plan.last and entry.provider:
+                last.append(Batch(problem, [(entry.provider, cell)]))
             elif entry.provider:
                 samplers.append((entry.provider, cell))
         if samplers:
             batches.append(Batch(problem, samplers))
-    return batches
+    return batches + last
 
 
 def _complete(plan: Plan, provider: Provider, record: CellRecord) -> bool:
@@ -122,7 +125,8 @@ class Preparation:
 
     def contenders(self, batch: Batch) -> tuple[list[Contender], Tensor]:
         """The samplers of a batch that are ready, and the offset that all their steps read."""
-        self.outcomes.say(batch.problem, "inputs")
+        # If making the inputs ends this process, the first cell is given up, then the second.
+        self.outcomes.at(batch.samplers[0][1], ", inputs")
         try:
             inputs = self.inputs_of(batch.problem)
         except Exception as error:
@@ -159,7 +163,7 @@ class Preparation:
 
     def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """Verify, build, check on the problem, capture and warm up."""
-        self._gate_check(provider, inputs.problem)
+        self._gate_check(provider, cell)
         launch, facts = self._build(provider, inputs)
         if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
@@ -169,7 +173,7 @@ class Preparation:
                 tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
                 if any(theirs != tokens for theirs in team.gather(tokens)):
                     raise VerificationFailed("ranks: they return different tokens")
-        facts["config"] = getattr(launch, "config", "")
+        facts["config"] = _config(launch)
         forms: dict[str, Callable[[], object]] = {}
         lacks: dict[str, str] = {}
         for form, build in form_builds(self.plan, provider, inputs.problem).items():
@@ -194,10 +198,11 @@ class Preparation:
         synchronize(cell.problem.device)
         return step
 
-    def _gate_check(self, provider: Provider, problem: Problem) -> None:
+    def _gate_check(self, provider: Provider, cell: Cell) -> None:
         """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
         if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
             return
+        problem = cell.problem
         # Verified with the same filters, whatever they are here.
         truncated = bool(problem.filters or problem.penalties)
         key = (provider.name, problem.device, problem.dtype, problem.temperature, truncated)
@@ -205,7 +210,10 @@ class Preparation:
             self._called.add(provider.name)
 
             setting = Setting(problem.device, problem.dtype, problem.temperature, truncated)
-            failed = [check for check in verify.verify(provider, setting) if not check.passed]
+            failed = []
+            for check in verify.verify(provider, setting):
+                self.outcomes.at(cell, f", {check.name} checked")
+                failed += [] if check.passed else [check]
             self._gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
         if self._gate[key]:
             raise VerificationFailed(self._gate[key])
@@ -242,6 +250,13 @@ class Preparation:
             peak = torch.cuda.max_memory_allocated() - before
             facts["peak_extra_bytes"] = max(peak, 0) + getattr(launch, "shared_bytes", 0)
         return launch, facts
+
+
+def _config(launch: Launch) -> str:
+    config = getattr(launch, "config", "")
+    if not isinstance(config, str):
+        raise InvalidType(f"launch.config: expected a string; got {as_text(repr(config))}")
+    return as_text(config)
 
 
 def spread_seed(seed: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fsbench.problem import Problem
+from fsbench.records.typed import fits, typed
 
 STATUSES = (
     "ok",
@@ -57,14 +58,17 @@ class Cell:
         """The cell of these columns; those of Problem that have a default may be missing.
 
         Raises:
-            ValueError, TypeError: a column is unknown or missing, or Problem refuses its value.
+            ValueError, TypeError: a column is unknown, missing or of another type, or Problem
+                refuses its value.
         """
         given = dict(columns)
         parts = {
-            name: part(**{f: given.pop(column) for column, f in _named(part) if column in given})
+            name: typed(
+                part, {f: given.pop(column) for column, f in _named(part) if column in given}
+            )
             for name, part in _PARTS.items()
         }
-        return cls(**given, **parts)
+        return typed(cls, {**given, **parts})
 
 
 _PARTS: dict[str, Any] = {"conditions": Conditions, "problem": Problem}
@@ -101,6 +105,16 @@ class Round:
     first_call_s: float | None = None
     warm: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if not self.span_us or min(self.span_us) < 0:
+            raise ValueError(f"span_us: expected times >= 0; got {self.span_us!r:.40}")
+        for name in ("busy_us", "sum_us"):
+            if getattr(self, name) and len(getattr(self, name)) != len(self.span_us):
+                raise ValueError(f"{name}: expected as many as span_us")
+        for name, value in self.clocks.items():
+            if not fits(value, list[str] if name == "throttle" else float | None):
+                raise TypeError(f"clocks: {name}: got {value!r:.40}")
+
 
 @dataclass(frozen=True)
 class Energy:
@@ -110,6 +124,10 @@ class Energy:
     seconds: float
     steps: int
     idle_w: float
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.steps > 0):
+            raise ValueError(f"energy: expected seconds and steps > 0; got {self}")
 
 
 @dataclass
@@ -131,29 +149,47 @@ class CellRecord:
     def add(self, line: Mapping[str, Any]) -> None:
         """Add what a line of points.jsonl says: a round, a form's, energy, a lack or a status.
 
+        line: without `schema`, `cell` and `crc32`.
+
         A round clears what kept the cell from being measured before; what is measured after all
         is lacking no more.
 
         Raises:
             ValueError, TypeError, KeyError: it is not such a line.
         """
-        if "form" in line:
-            form = _one_of(FORMS, line["form"])
-            self.forms.setdefault(form, {})[line["round"]] = Round(**line["measured"])
-            self.lacks.pop(form, None)
-        elif "round" in line:
-            self.rounds[line["round"]] = Round(**line["measured"])
+        names = set(line)
+        if names == {"round", "measured"}:
+            self.rounds[_number(line["round"])] = typed(Round, line["measured"])
             self.status, self.reason = "ok", ""
-        elif "energy" in line:
-            self.energy = Energy(**line["energy"])
+        elif names == {"form", "round", "measured"}:
+            form = _one_of(FORMS, line["form"])
+            rounds = self.forms.setdefault(form, {})
+            rounds[_number(line["round"])] = typed(Round, line["measured"])
+            self.lacks.pop(form, None)
+        elif names == {"energy"}:
+            self.energy = typed(Energy, line["energy"])
             self.lacks.pop("energy", None)
-        elif "lacks" in line:
-            self.lacks[_one_of(("energy", *FORMS), line["lacks"])] = line["reason"]
+        elif names == {"lacks", "reason"}:
+            self.lacks[_one_of(("energy", *FORMS), line["lacks"])] = _text(line["reason"])
+        elif names == {"status", "reason"}:
+            self.status, self.reason = _one_of(STATUSES, line["status"]), _text(line["reason"])
         else:
-            self.status, self.reason = _one_of(STATUSES, line["status"]), line["reason"]
+            raise ValueError(f"unknown fields: {', '.join(map(repr, sorted(names)))}")
 
 
 def _one_of(known: tuple[str, ...], given: Any) -> str:
     if given not in known:
-        raise ValueError(f"expected one of {', '.join(known)}; got {given!r}")
+        raise ValueError(f"expected one of {', '.join(known)}; got {given!r:.40}")
+    return given
+
+
+def _number(given: Any) -> int:
+    if not fits(given, int) or given < 0:
+        raise ValueError(f"round: expected an integer >= 0; got {given!r:.40}")
+    return given
+
+
+def _text(given: Any) -> str:
+    if not fits(given, str):
+        raise ValueError(f"reason: expected a text; got {given!r:.40}")
     return given
