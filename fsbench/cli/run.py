@@ -236,9 +236,13 @@ def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
             )
         for parameter in context.command.params:
             value = options.get(parameter.name or "")
-            kind = list[str] | None if parameter.multiple else str | float | bool | None
-            if not fits(value, kind):
-                raise ResultsError(f"{folder}/env.json: {parameter.name}: got {value!r:.60}")
+            texts = parameter.multiple
+            if not fits(value, list[str] | None if texts else str | float | bool | None):
+                expected = "a list of texts" if texts else "a text or a number"
+                raise ResultsError(
+                    f"{folder}/env.json: options: {parameter.name}: expected {expected}; "
+                    f"got {value!r:.60}"
+                )
         context.default_map = options
     return folder
 

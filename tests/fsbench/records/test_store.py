@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsbench.errors import ResultsError
+from fsbench.records import store as results
 from fsbench.records.cell import FORMS, STATUSES, CellRecord, Energy, Round
 from fsbench.records.store import (
     Store,
@@ -332,3 +333,73 @@ def test_folders_from_before_energy_and_forms_are_read(folder):
     before = read_records(folder)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_records(folder) == before
+
+
+def test_every_changed_digit_of_a_line_is_noticed(folder):
+    points = folder / "points.jsonl"
+    whole = points.read_bytes()
+    end = whole.index(b"\n")
+    digits = [at for at in range(end) if whole[at : at + 1].isdigit()]
+    assert len(digits) > 20
+    for at in digits:
+        digit = b"%d" % ((int(whole[at : at + 1]) + 1) % 10)
+        points.write_bytes(whole[:at] + digit + whole[at + 1 :])
+        with pytest.raises(ResultsError, match=r"points\.jsonl:1: "):
+            read_records(folder)
+
+
+def test_lines_from_before_checksums_are_read(folder):
+    before = read_records(folder)
+    (folder / "points.jsonl").write_text(without_checksums(folder))
+    assert read_records(folder) == before
+
+
+def test_a_locked_folder_is_refused_until_its_owner_closes(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "PATIENCE", 0.0)
+    owner = Store.resume(folder, MACHINE)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(ResultsError, match=f"process {os.getpid()} is writing results there"):
+        Store.resume(folder, MACHINE)
+    assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
+    owner.close()
+    Store.resume(folder, MACHINE).close()
+    new = Store.create(tmp_path / "new", MACHINE)
+    with pytest.raises(ResultsError, match="is writing results there"):
+        Store.create(tmp_path / "new", MACHINE)
+    new.close()
+
+
+def test_the_cell_at_work_is_on_disk_until_the_run_ends(folder):
+    store = Store.resume(folder, MACHINE)
+    assert store.interrupted is None
+    store.begin(OTHER)
+    left = (folder / "running.json").read_bytes()
+    assert json.loads(left)["pid"] == os.getpid()
+    store.close()
+    assert not (folder / "running.json").exists()
+    (folder / "running.json").write_bytes(left)  # as after a kill
+    store = Store.resume(folder, MACHINE)
+    store.close()
+    assert store.interrupted == OTHER
+    (folder / "running.json").write_text("{")
+    store = Store.resume(folder, MACHINE)
+    store.close()
+    assert store.interrupted is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"span_us": wrong} for wrong in ([], ["1"], [-1.0], [1e999], [True], 5, None)),
+        *({"busy_us": [1.0, 2.0]}, {"n_kernels": 1.5}, {"peak_extra_bytes": 2**70}),
+        *({"kernels": {"a": "b"}}, {"clocks": {"sm_mhz": "fast"}}, {"clocks": {"throttle": 1}}),
+        *({"config": 1}, {"warm": "x"}, {"first_call_s": []}),
+    ],
+    ids=str,
+)
+def test_values_of_another_type_are_named(folder, changes):
+    line = json.loads(without_checksums(folder).splitlines()[0])
+    line["measured"] |= changes
+    (folder / "points.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ResultsError, match=r"points\.jsonl:1: not a results line \(\w+: "):
+        read_records(folder)
