@@ -160,9 +160,8 @@ def test_letters_in_a_column_of_numbers_are_named(fsbench, good):
 def test_a_table_that_is_older_than_its_samples_is_derived_again(fsbench, good):
     """As after a resume that was killed."""
     store = Store.resume(good, json.loads((good / "env.json").read_text()))
-    store.append_round(
-        cell(provider="new", b=1, d=16, v=50, label="Brand new"), 0, Round([9.0] * 4)
-    )
+    new = replace(store.records[0].cell, provider="new", label="Brand new")
+    store.append_round(new, 0, Round([9.0] * 4))
     store.close()
     os.utime(good / "results.csv", ns=(0, 0))
     stale = (good / "results.csv").read_bytes()
