@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -117,15 +118,12 @@ def assert_named(fsbench, good, seed):
             assert (bad / "env.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_damage_is_named(fsbench, good, seed):
-    assert_named(fsbench, good, seed)
-
-
-@pytest.mark.full
-def test_damage_is_named_400_times(fsbench, good):
+@pytest.mark.parametrize(
+    "seeds", [range(24), pytest.param(range(1000, 1400), marks=pytest.mark.full)], ids=["24", "400"]
+)
+def test_damage_is_named(fsbench, good, seeds):
     failed = []
-    for seed in range(1000, 1400):
+    for seed in seeds:
         try:
             assert_named(fsbench, good, seed)
         except AssertionError as error:
