@@ -103,6 +103,7 @@ def test_every_column_of_results_csv_is_documented() -> None:
 
 def test_every_field_of_points_jsonl_is_documented() -> None:
     wanted = {"schema", "cell", "round", "measured", "form", "energy", "lacks", "status", "reason"}
+    wanted.add("crc32")
     wanted |= {*COLUMNS_OF_CELLS, *(each.name for kind in (Round, Energy) for each in fields(kind))}
     assert set(first_cells(section("results-format.md", "points.jsonl"))) == wanted
 

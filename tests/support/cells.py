@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsbench.records.cell import Cell
+from fsbench.records.cell import Cell, CellRecord
 
 _COLUMNS = dict(
     provider="fast",
@@ -26,3 +26,13 @@ _COLUMNS = dict(
 def cell(**changes: Any) -> Cell:
     """A cell; changes are columns of results.csv."""
     return Cell.of({**_COLUMNS, **changes})
+
+
+CELL = cell()
+OTHER = cell(provider="slow", label="Slow", fused=False)
+MACHINE = {"gpu": "NVIDIA H200", "device": "cuda", "cpu": "some CPU"}
+
+
+def numbers(records: list[CellRecord]) -> dict[str, list[int]]:
+    """Sampler -> the rounds that it has."""
+    return {record.cell.provider: sorted(record.rounds) for record in records}
