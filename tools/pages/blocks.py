@@ -112,4 +112,3 @@ def with_source(text: str, *records: str) -> str:
 def h200(*runs: str) -> list[str]:
     """Paths of runs below results/, for `source`."""
     return [f"h200/{run}" for run in runs]
-

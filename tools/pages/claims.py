@@ -160,7 +160,9 @@ def share_of_sampling() -> str:
         [label, *_share(run, name), TOLD_APART[split_by[name]]]
         for label, (run, name) in names.items()
     ]
-    return with_source(table(["", "B = 1", "16", "64", "256", "told apart"], rows), *h200(PAPER, LEAN))
+    return with_source(
+        table(["", "B = 1", "16", "64", "256", "told apart"], rows), *h200(PAPER, LEAN)
+    )
 
 
 def _overhead(D: int) -> pd.DataFrame:
@@ -273,4 +275,3 @@ def two_terms_more() -> str:
         *("largest error", "tried at B"),
     ]
     return with_source(table(heads, rows), *h200(*ALL[:3]))
-

@@ -161,6 +161,12 @@ def claims_in_words() -> str:
 
 
 @block
+def kernel_classes() -> str:
+    rows = [[str(part), f"`{_cell(rule)}`"] for part, rule in breakdown.RULES]
+    return table(["part", "names"], rows, left=2)
+
+
+@block
 def presets() -> str:
     rows = [
         [

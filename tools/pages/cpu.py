@@ -140,6 +140,18 @@ def cpu_findings() -> str:
 
 
 @block
+def cpu_verdicts() -> str:
+    """The tier `ci` of the four designs."""
+    lines = (RESULTS / PLAIN / "verify.jsonl").read_text(encoding="utf-8").splitlines()
+    checks = pd.DataFrame(check for check in map(json.loads, lines) if "verdict" in check)
+    rows = [
+        [f"`{name}`", f"{(of.verdict == 'ok').sum()} of {len(of)}"]
+        for name, of in checks.groupby("provider")
+    ]
+    return with_source(table(["sampler", "checks of tier `ci` that are ok"], rows), PLAIN)
+
+
+@block
 def cpu_variation() -> str:
     """The bound on the distance between SHVS and the float64 baseline."""
     found = _read(PLAIN, "variation").groupby("controls").last()

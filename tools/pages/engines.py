@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pages.blocks import H200, block, bullets, h200, span, table, with_source
+from fsbench.e2e.models import decoders
+from pages.blocks import H200, block, bullets, h200, listed, span, table, with_source
 
 RUNS = {
     "Qwen3-1.7B": "e2e-vllm-1.7b-20261122",
@@ -15,6 +16,11 @@ RUNS = {
 
 def _of(model: str) -> pd.DataFrame:
     return pd.read_csv(H200 / RUNS[model] / "e2e.csv").set_index(["sampler", "b"])
+
+
+@block
+def e2e_models() -> str:
+    return f"Models: {listed(f'`{name}`' for name in decoders())}."
 
 
 @block

@@ -37,7 +37,9 @@ def _records() -> list[str]:
 
 def _source() -> str:
     """Of all records in one folder: a link for each would be a paragraph."""
-    return source(*_records()).split(" Record:")[0] + " Record: [verify](ROOT/results/h200/verify).*"
+    return (
+        source(*_records()).split(" Record:")[0] + " Record: [verify](ROOT/results/h200/verify).*"
+    )
 
 
 @block
@@ -111,4 +113,3 @@ def words_and_lanes() -> str:
     tokens[word, lane] = torch.arange(16)
     heads = ["word (mod 4)", *(f"lane {number}" for number in range(4))]
     return table(heads, [[number, *row] for number, row in enumerate(tokens.tolist())])
-

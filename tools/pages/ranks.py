@@ -111,7 +111,9 @@ def eight_gpus() -> str:
     shapes = _times(RUN)[["d", "v"]].drop_duplicates().sort_values("d")
     for D, V in shapes.values.tolist():
         alone = {
-            n: _times(f"{SHARDS}/d{D}_v{largest_shard(V, n)}").set_index(["provider", "b"]).median_us
+            n: _times(f"{SHARDS}/d{D}_v{largest_shard(V, n)}")
+            .set_index(["provider", "b"])
+            .median_us
             for n in (1, 2, 4, 8)
         }
         # cuBLAS takes other kernels for shards of other sizes: not modelled.
@@ -126,5 +128,7 @@ def eight_gpus() -> str:
         *("D", "sampler", "B", "T(1)", "T(2)", "T(4)", "T(4) by the model", "S(8)"),
         *("T(8) by the model", "ideal"),
     ]
-    records = h200(RUN, *(f"{SHARDS}/d{D}_v{largest_shard(V, 8)}" for D, V in shapes.values.tolist()))
+    records = h200(
+        RUN, *(f"{SHARDS}/d{D}_v{largest_shard(V, 8)}" for D, V in shapes.values.tolist())
+    )
     return with_source(table(heads, rows, left=2), *records)

@@ -51,7 +51,12 @@ def slacks() -> str:
         ["LARGEST_D", sizes.LARGEST_D, "so that integer sums are exact"],
     ]
     return table(
-        ["constant", "value", "for"], ([f"`{name}`" if name.isupper() else name, f"{value:.6g}", why] for name, value, why in rows), left=1
+        ["constant", "value", "for"],
+        (
+            [f"`{name}`" if name.isupper() else name, f"{value:.6g}", why]
+            for name, value, why in rows
+        ),
+        left=1,
     )
 
 
@@ -152,7 +157,9 @@ def hard_cases() -> str:
     rows = []
     for case, of in cases.groupby("case", sort=False):
         of = of.sort_values(["d", "b"])
-        rows.append([case, *(f"{row.time_us:.0f} ({row.candidates:.0f})" for row in of.itertuples())])
+        rows.append(
+            [case, *(f"{row.time_us:.0f} ({row.candidates:.0f})" for row in of.itertuples())]
+        )
     shapes = cases[["d", "b"]].drop_duplicates().sort_values(["d", "b"])
     heads = ["case", *(f"D = {row.d}, B = {row.b}" for row in shapes.itertuples())]
     return with_source(table(heads, rows), *h200(f"{CASES}/cases.json"))
@@ -166,7 +173,9 @@ def equal_tokens() -> str:
     unequal = cases.unequal.sum() + many["unequal"] + tokens.unequal.sum()
     passed = [
         sum(json.loads(line)["passed"] for line in text.splitlines()[1:])
-        for text in ((H200 / CASES / f"{name}.jsonl").read_text() for name in ("verify", "verify-greedy"))
+        for text in (
+            (H200 / CASES / f"{name}.jsonl").read_text() for name in ("verify", "verify-greedy")
+        )
     ]
     return (
         f"{cases.draws.sum():,} draws of the cases above, and {many['draws']:,} of one long "

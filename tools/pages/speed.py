@@ -182,7 +182,10 @@ def heads_of_models() -> str:
     ratio, lead = ratio.droplevel("run"), lead.droplevel("run")
     rows = [
         [model.name, f"{model.D:,}", f"{model.V:,}"]
-        + [f"{ratio[model.D, model.V, B]:.2f} ({lead[model.D, model.V, B]:.2f})" for B in (1, 64, 256)]
+        + [
+            f"{ratio[model.D, model.V, B]:.2f} ({lead[model.D, model.V, B]:.2f})"
+            for B in (1, 64, 256)
+        ]
         for model in named_models().values()
     ]
     return with_source(table(["model", "D", "V", "B = 1", "64", "256"], rows), *h200(*HEADS))
@@ -275,4 +278,3 @@ def options_cost(D: str) -> str:
             cells.append(f"{cost} ({own:.1f})" if own >= 0.05 else cost)
         rows.append(cells)
     return with_source(table(["option", "B = 1", "16", "64", "256"], rows), *h200(path))
-
