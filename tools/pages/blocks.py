@@ -72,36 +72,43 @@ def medians(*runs: str) -> pd.Series[float]:
     return results(*runs).set_index(["provider", "d", "b"]).median_us.sort_index()
 
 
-def environment(path: Path) -> dict[str, Any]:
-    """What a record was measured on: of a folder, of a file beside it, or of its first line."""
+def environments(path: Path) -> list[dict[str, Any]]:
+    """What a record was measured on: of a folder, of a file beside it, or of lines of its own.
+
+    Several where the record was made in several calls.
+    """
     for beside in (path / "env.json", path.with_suffix(".env.json")):
         if beside.exists():
-            return dict(json.loads(beside.read_text(encoding="utf-8")))
-    with path.open(encoding="utf-8") as lines:
-        text = lines.readline() if path.suffix == ".jsonl" else lines.read()
-    return dict(json.loads(text)["environment"])
+            found = json.loads(beside.read_text(encoding="utf-8"))
+            return [found, *found.get("resumed", [])]
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".jsonl":
+        return [json.loads(text)["environment"]]
+    lines = map(json.loads, text.splitlines())
+    return [line["environment"] for line in lines if "environment" in line]
 
 
-def source(*records: str) -> str:
-    """One line below a table: GPU (or CPU), date and commit of the records, with links to them.
+def measured_on(*records: str) -> str:
+    """'NVIDIA H200, 2026-11-21, commit 8ecc1ef': GPU (or CPU), dates and commits of records.
 
     Args:
         records: paths below results/.
     """
-    found = [environment(RESULTS / record) for record in records]
+    found = [each for record in records for each in environments(RESULTS / record)]
     machines = dict.fromkeys(each["gpu"] or each["cpu"] for each in found)
     dates = sorted({each["utc"][:10] for each in found})
     commits = dict.fromkeys(
         each["git_sha"][:7] + (" with uncommitted changes" if each["git_dirty"] else "")
         for each in found
     )
+    days = " and ".join(dict.fromkeys((dates[0], dates[-1])))
+    return f"{', '.join(machines)}, {days}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
+
+
+def source(*records: str) -> str:
+    """One line below a table: what its records were measured on, and links to them."""
     links = (f"[{Path(record).name}](ROOT/results/{record})" for record in records)
-    parts = [
-        ", ".join(machines),
-        " and ".join(dict.fromkeys((dates[0], dates[-1]))),
-        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
-    ]
-    return f"*{', '.join(parts)}. Record: {', '.join(links)}.*"
+    return f"*{measured_on(*records)}. Record: {', '.join(links)}.*"
 
 
 def with_source(text: str, *records: str) -> str:

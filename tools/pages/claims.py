@@ -72,10 +72,10 @@ def claims() -> str:
         ],
         [
             "The advantage narrows at large batch sizes",
-            f"**not of necessity**: at B = 256 the paper has {span(printed['FI2', 256])} of FI2's "
-            f"speed, our portable kernel {span(largest[PORTABLE][FI2])}, the one for Hopper "
-            f"{span(largest[HOPPER][FI2])}. [Between the powers of two](#between-the-powers-of-two) "
-            "it does",
+            f"**not of necessity**: at B = 256 the paper has {span(printed['FI2', 256])} of "
+            f"FI2's speed, our portable kernel {span(largest[PORTABLE][FI2])}, the one for Hopper "
+            f"{span(largest[HOPPER][FI2])}. "
+            "[Between the powers of two](#between-the-powers-of-two) it does",
         ],
         [
             "The gain is primarily from fusion",
@@ -91,8 +91,8 @@ def claims() -> str:
         ],
         [
             "The I/O model is accurate (Table 9)",
-            f"**does not hold up to B = 64**: storing the logits costs {span(beyond, '.1f')} points "
-            "more than 2B/D at D = 4096 ([below](#table-9-storing-the-logits))",
+            f"**does not hold up to B = 64**: storing the logits costs {span(beyond, '.1f')} "
+            "points more than 2B/D at D = 4096 ([below](#table-9-storing-the-logits))",
         ],
         [
             "Real speedups exceed the model's, because separate kernels are eliminated",
@@ -115,7 +115,8 @@ def claims() -> str:
             "([end to end](end-to-end.md))",
         ],
     ]
-    return table(["claim", "on an H200"], rows, left=2)
+    of_cells = h200(*ALL, *HEADS, ODD, STORE, "profile-20261121", "tp-20261122")
+    return with_source(table(["claim", "on an H200"], rows, left=2), *of_cells)
 
 
 @block
@@ -216,7 +217,7 @@ def compared_with_the_paper() -> str:
             ("B = 128 and 256", of[of.index >= 128]),
         )
     ]
-    counts = listed(f"{verdicts.count(word)} {word}" for word in ("agrees", "better", "worse"))
+    counts = listed(f"{verdicts.count(word)} `{word}`" for word in ("agrees", "better", "worse"))
     text = table(["", "cells", "ours / paper"], rows)
     return with_source(f"{text}\n\nVerdicts: {counts}.", *h200(PAPER))
 

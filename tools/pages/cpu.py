@@ -21,7 +21,7 @@ from pages.blocks import (
     SMALL,
     block,
     bullets,
-    environment,
+    environments,
     medians,
     table,
     with_source,
@@ -125,7 +125,7 @@ def cpu_findings() -> str:
     whole, hot = of.loc[("plain", "offloaded")], of.loc[("plain", "SHVS")]
     filtered = of.loc[("production", "SHVS")]
     seen = _read(PLAIN, "penalties").set_index("seen").ratio
-    busy = environment(RESULTS / PLAIN)["others_cores"]
+    busy = environments(RESULTS / PLAIN)[0]["others_cores"]
     return bullets(
         f"A row takes {whole.row_us:.0f} us whole and {hot.row_us:.1f} us by its hot tokens "
         f"({hot.times_offloaded:.1f} times as many rows): they settle {100 * hot.settled:.0f} % of "

@@ -66,4 +66,4 @@ def tpot_findings() -> str:
         "the GPU waits for the host. The lowest runs of `flash_sample` save "
         f"{span(saved, '.1f')} % (a negative number is a loss)."
     )
-    return bullets(*lines)
+    return with_source(bullets(*lines), *h200(*RUNS.values()))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fsbench import reference
-from pages.blocks import H200, block, listed, source, table
+from pages.blocks import H200, block, listed, measured_on, table
 
 Record = dict[str, Any]
 VERIFY = H200 / "verify"
@@ -31,15 +31,10 @@ def _providers() -> list[str]:
     return sorted(path.stem for path in VERIFY.glob("*.jsonl"))
 
 
-def _records() -> list[str]:
-    return [f"h200/verify/{name}.jsonl" for name in _providers()]
-
-
 def _source() -> str:
     """Of all records in one folder: a link for each would be a paragraph."""
-    return (
-        source(*_records()).split(" Record:")[0] + " Record: [verify](ROOT/results/h200/verify).*"
-    )
+    records = (f"h200/verify/{name}.jsonl" for name in _providers())
+    return f"*{measured_on(*records)}. Record: [verify](ROOT/results/h200/verify).*"
 
 
 @block

@@ -111,7 +111,7 @@ def filter_findings() -> str:
     )
     joint = grid[["flashinfer_top_k_top_p_lean", JOINT]].min(axis=1) / grid[OURS]
     joint, akunu = joint.dropna(), (grid.akunu_exact / grid[OURS]).dropna()
-    return bullets(
+    lines = (
         f"With k = 50 and p = 0.9 the fused path is {span(rivals, '.1f')} times as fast as "
         f"FlashInfer with top-k first, and takes {span(ours / us.matmul_only)} of the time of the "
         "matmul alone.",
@@ -124,6 +124,7 @@ def filter_findings() -> str:
         f"{len(joint)} cells. `akunu_exact` takes {span(akunu)} times as long, and is faster in "
         f"{sum(akunu < 1)} of {len(akunu)}.",
     )
+    return with_source(bullets(*lines), *h200(CUT, *laws, GRID))
 
 
 @block

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from pages.blocks import ROOT
 
 PATH = ROOT / "plots" / "idea.svg"
@@ -38,7 +40,7 @@ def _row(top: int, title: str, boxes: tuple[Box, ...]) -> list[str]:
         parts.append(
             f'<text x="{left + width / 2:g}" y="{middle + 5}" text-anchor="middle">{text}</text>'
         )
-    for (left, width, _, _), (end, *_) in zip(boxes, boxes[1:], strict=False):
+    for (left, width, _, _), (end, *_) in pairwise(boxes):
         parts.append(
             f'<path d="M{left + width + 2} {middle} H{end - 4}" stroke="#333" '
             'marker-end="url(#tip)"/>'

@@ -80,13 +80,13 @@ def over_ranks_findings() -> str:
         nccl = median.loc[["flash_sampling_all_reduce", "flash_sampling_gather"]] - two_step
         lines.append(
             f"{n} GPUs, D = 8192: the fused kernel with its exchange takes "
-            f"{span(ours / median.loc[MATMUL])} of the time of the local matmul alone. The exchange "
-            f"inside the kernel gains {(two_step - ours).max():.1f} us at most over a second kernel; "
-            f"both gain {span(nccl.stack(), '.0f')} us over NCCL. The one-pass argmax takes "
+            f"{span(ours / median.loc[MATMUL])} of the time of the local matmul alone. The "
+            f"exchange inside the kernel gains {(two_step - ours).max():.1f} us at most over a "
+            f"second kernel; both gain {span(nccl.stack(), '.0f')} us over NCCL. The one-pass argmax takes "
             f"{span(median.loc[ONE_PASS] / ours)} times as long, FI2, which gathers logits, "
             f"{span(median.loc[FI2] / ours)} times."
         )
-    return bullets(*lines)
+    return with_source(bullets(*lines), *h200(RUN))
 
 
 def largest_shard(V: int, ranks: int) -> int:

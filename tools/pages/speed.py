@@ -59,7 +59,7 @@ def over_matmul(*runs: str, ours: str = HOPPER) -> pd.Series[float]:
 def at(values: pd.Series[float], least: int, most: int) -> pd.Series[float]:
     """Those of B in least .. most."""
     B = values.index.get_level_values("b")
-    return values[(B >= least) & (B <= most)]
+    return values[(least <= B) & (most >= B)]
 
 
 @block
@@ -126,7 +126,7 @@ def decisions() -> str:
             f"{span(saved, '.1f')} % less time per output token, Qwen3-8B",
         ],
     ]
-    return table(["request", "call", "measured on an H200"], rows, left=3)
+    return table(["request", "call", "on an H200 (its page has date and commit)"], rows, left=3)
 
 
 @block
@@ -141,7 +141,7 @@ def findings() -> str:
     checks = {name: checks_of(name) for name in (PORTABLE, HOPPER)}
     bounds = [each["variation"]["bound"] for each in checks.values()]
     passed = {sum(c["verdict"] == "ok" for c in each.values()) for each in checks.values()}
-    return bullets(
+    lines = (
         f"Up to B = 128 fused sampling takes {span(at(matmul, 1, 128))} of the time of cuBLAS's "
         f"matmul alone, at B = 256 {span(at(matmul, 256, 256))}.",
         f"Every sampler over stored logits takes longer: {span(rivals)} times as long, over all "
@@ -161,6 +161,7 @@ def findings() -> str:
         f"[full battery](ROOT/docs/exactness.md), with a total variation distance below "
         f"{max(bounds):.2g}.",
     )
+    return with_source(bullets(*lines), *h200(*ALL, *HEADS))
 
 
 def at_most(values: pd.Series[float], B: int) -> float:
