@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pages import picture
-from pages.blocks import BLOCKS, source
+from pages.blocks import BLOCKS, said, source
 from pages.code import shown_commands
 from pages.write import MARKED, pages, regenerated
 from tree import H200, ROOT
@@ -69,6 +69,12 @@ def test_a_source_names_gpu_date_and_commit() -> None:
     assert "commit 5771289 with uncommitted changes" in source("h200/options/options.csv")
     assert "commits 8ecc1ef, 7cfb3e2" in source("h200/lean-20261121", "h200/truncated-20261122")
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
+
+
+def test_words_that_the_records_do_not_bear_are_not_written() -> None:
+    assert said("faster", 1.1 > 1) == "faster"
+    with pytest.raises(ValueError, match="the records do not say: faster"):
+        said("faster", 0.9 > 1)
 
 
 def test_the_readme_is_short() -> None:

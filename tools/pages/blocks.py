@@ -53,6 +53,17 @@ def span(values: Iterable[float], form: str = ".2f") -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def said(words: str, so: object) -> str:
+    """Words that a page says of records, if they are so.
+
+    Raises:
+        ValueError: they are not: the page needs other words.
+    """
+    if not so:
+        raise ValueError(f"the records do not say: {words}")
+    return words
+
+
 def listed(words: Iterable[object]) -> str:
     """'1, 2 and 3'."""
     *some, last = map(str, words)

@@ -29,6 +29,7 @@ from pages.blocks import (
     block,
     bullets,
     h200,
+    said,
     span,
     table,
     with_source,
@@ -82,9 +83,9 @@ def over_ranks_findings() -> str:
             f"{n} GPUs, D = 8192: the fused kernel with its exchange takes "
             f"{span(ours / median.loc[MATMUL])} of the time of the local matmul alone. The "
             f"exchange inside the kernel gains {(two_step - ours).max():.1f} us at most over a "
-            f"second kernel; both gain {span(nccl.stack(), '.0f')} us over NCCL. The one-pass argmax takes "
-            f"{span(median.loc[ONE_PASS] / ours)} times as long, FI2, which gathers logits, "
-            f"{span(median.loc[FI2] / ours)} times."
+            f"second kernel; both gain {span(nccl.stack(), '.0f')} us over NCCL. The "
+            f"one-pass argmax takes {span(median.loc[ONE_PASS] / ours)} times as long, FI2, which "
+            f"gathers logits, {span(median.loc[FI2] / ours)} times."
         )
     return with_source(bullets(*lines), *h200(RUN))
 
@@ -107,7 +108,7 @@ def _times(path: str) -> pd.DataFrame:
 @block
 def eight_gpus() -> str:
     times = _times(RUN).set_index(["d", "provider", "b", "tp"]).median_us
-    rows = []
+    rows, faster = [], []
     shapes = _times(RUN)[["d", "v"]].drop_duplicates().sort_values("d")
     for D, V in shapes.values.tolist():
         alone = {
@@ -122,6 +123,7 @@ def eight_gpus() -> str:
             S = {n: alone[n][name, B] for n in alone}
             eight = predicted(T, S, 8)
             us = [*T.values(), predicted(T, S, 4), S[8], eight]
+            faster.append(eight < T[4])
             cells = [f"{value:.0f}" for value in us]
             rows.append([D, f"`{name}`", B, *cells, f"{100 * T[1] / (8 * eight):.0f} %"])
     heads = [
@@ -131,4 +133,5 @@ def eight_gpus() -> str:
     records = h200(
         RUN, *(f"{SHARDS}/d{D}_v{largest_shard(V, 8)}" for D, V in shapes.values.tolist())
     )
-    return with_source(table(heads, rows, left=2), *records)
+    told = said("By the model, eight GPUs are faster than four in every row.", all(faster))
+    return with_source(f"{table(heads, rows, left=2)}\n\n{told}", *records)
