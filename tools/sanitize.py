@@ -97,16 +97,17 @@ def calls(B: int) -> Iterator[tuple[str, Any]]:
     yield "screened_sample, all options", partial(screened_sample, hidden, head, **everything)
     history = TokenHistory.of([[1, 2]] * B, [[3]] * B, 8, "cuda")
     penalties = Penalties(history, repetition=1.2, presence=0.1, frequency=0.1)
-    for name, filters in {
+    filters: dict[str, dict[str, Any]] = {
         "k = 20, p = 0.9": {"top_k": 20, "top_p": 0.9},
         "k = 900": {"top_k": 900},
         "p = 0.9": {"top_p": 0.9},
         "min-p = 0.1": {"min_p": 0.1},
         "penalties": {"top_k": 50, "penalties": penalties},
-    }.items():
-        call = partial(truncated_sample, hidden, weight, **filters)
-        yield f"truncated_sample, {name}", partial(call, **least)
-        yield f"truncated_sample, {name}, all options", partial(call, **everything)
+    }
+    for name, kept in filters.items():
+        truncated = partial(truncated_sample, hidden, weight, **kept)
+        yield f"truncated_sample, {name}", partial(truncated, **least)
+        yield f"truncated_sample, {name}, all options", partial(truncated, **everything)
 
 
 def check(name: str, call: Any) -> None:

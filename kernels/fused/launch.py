@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,9 +50,8 @@ def launch(
         work = workspace(B * at_once, device)
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
-            run = prepared_launch(
-                (n, *kind), lambda n=n: _prepare(request, config, n, logits, stored)
-            )
+            prepare = partial(_prepare, request, config, n, logits, stored)
+            run = prepared_launch((n, *kind), prepare)
             if first_sample == 0:
                 loaded_hidden, loaded_weight = run.operands.load(hidden, weight)
                 winners, masses = _partial_sums(run.operands.programs_v, B, at_once, out)
