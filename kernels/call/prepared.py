@@ -1,0 +1,100 @@
+"""Launches that are prepared once: the next call of the same kind goes past Triton's binder.
+
+Triton binds, specializes and looks up some forty arguments at every launch, which takes the host
+longer than everything else of an eager call. What decides the compiled kernel, though, is the same
+for all calls of a kind: shapes, dtypes, options. So the kernel that the first call compiled is kept
+with the arguments that stay, and later calls fill in the ones that move: tensors and floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fsbench.kernels.call.operands import Operands, greedy
+from fsbench.kernels.call.request import Request
+
+_MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
+
+_by_kind: dict[Hashable, PreparedLaunch] = {}
+
+
+@dataclass
+class PreparedLaunch:
+    """A kernel, its grid and matrices, and the arguments that stay for calls of one kind.
+
+    Calling it with the arguments that move launches the kernel on the current device and stream.
+    """
+
+    kernel: Any
+    operands: Operands
+    fixed: dict[str, Any]
+    _compiled: dict[Hashable, tuple[Any, list[Any], list[int]]] = field(default_factory=dict)
+
+    def __call__(self, **moving: Any) -> None:
+        """Launch. moving: tensors, descriptors, floats, None, or integers other than 1."""
+        values = [v.data_ptr() if isinstance(v, Tensor) else v for v in moving.values()]
+        # Triton compiles for what is None, and for which integers are multiples of 16.
+        key = tuple([v if v is None else type(v) is int and v % 16 == 0 for v in values])
+        known = self._compiled.get(key)
+        if known is None:
+            self._first(key, moving)
+            return
+        run, arguments, places = known
+        arguments = arguments.copy()
+        for place, value in zip(places, values, strict=True):
+            arguments[place] = value
+        run(*arguments)
+
+    def _first(self, key: Hashable, moving: dict[str, Any]) -> None:
+        arguments = {**self.fixed, **moving}
+        compiled = self.kernel[self.operands.grid](**arguments)
+        if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
+            return
+        names = self.kernel.arg_names
+        arguments |= dict.fromkeys(moving)  # keeps no tensor alive
+        if len(self._compiled) >= _MOST:
+            self._compiled.clear()
+        self._compiled[key] = (
+            compiled[(*self.operands.grid, 1, 1)],
+            [arguments[name] for name in names],
+            [names.index(name) for name in moving],
+        )
+
+
+def prepared_launch(kind: Hashable, prepare: Callable[[], PreparedLaunch]) -> PreparedLaunch:
+    """The launch of a kind of call: what `prepare` returned for it the first time."""
+    found = _by_kind.get(kind)
+    if found is None:
+        if len(_by_kind) >= _MOST:
+            _by_kind.clear()
+        found = _by_kind[kind] = prepare()
+    return found
+
+
+def kind_of(request: Request) -> tuple[Hashable, ...]:
+    """What decides how a request is launched: all of it but addresses and the size of a float."""
+    shard, bias, mask = request.shard, request.bias, request.mask
+    temperature, offset = request.temperature, request.offset
+    return (
+        request.hidden.shape,
+        request.hidden.dtype,
+        request.hidden.device,
+        request.weight.shape,
+        request.seed.shape,
+        offset if offset is None else offset.shape,
+        None if isinstance(temperature, Tensor) else greedy(request),
+        request.soft_cap is None,
+        bias if bias is None else (bias.shape, bias.dtype),
+        mask if mask is None else (mask.shape, mask.dtype),
+        request.vocab_size,
+        request.num_samples,
+        request.noise,
+        shard
+        if shard is None
+        else (shard.rank, shard.ranks, shard.first_token, shard.num_tokens, shard.slots),
+        request.merge_later,
+    )
