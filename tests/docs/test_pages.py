@@ -71,6 +71,24 @@ def test_a_source_names_gpu_date_and_commit() -> None:
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
 
 
+NOT_MEASURED = {
+    *("decisions", "two-runs", "cpu-findings", "equal-tokens"),  # beside or linked to a source
+    *("methods", "filter-orders", "e2e-models"),  # names
+    *("slacks", "words-and-lanes", "tail-of-the-contract"),  # follow by computing
+    *("candidates", "candidates-by-noise", "akunu-variation"),  # computed on a CPU, no times
+}
+
+
+def test_a_measured_table_names_gpu_date_and_commit() -> None:
+    of_code = {name for name, make in BLOCKS.items() if make.__module__ == "pages.code"}
+    for page in pages():
+        for found in MARKED.finditer(page.read_text(encoding="utf-8")):
+            if found[2].split()[0] not in NOT_MEASURED | of_code:
+                assert re.search(r"^\*.+, 20\d\d-.+, commits? [0-9a-f]{7}", found[0], re.M), found[
+                    2
+                ]
+
+
 def test_words_that_the_records_do_not_bear_are_not_written() -> None:
     assert said("faster", 1.1 > 1) == "faster"
     with pytest.raises(ValueError, match="the records do not say: faster"):
