@@ -39,7 +39,7 @@ class PreparedLaunch:
         """Launch. moving: tensors, descriptors, floats, None, or integers other than 1."""
         # Triton compiles for dtypes, and for which addresses and integers are multiples of 16.
         values: list[Any] = []
-        kinds: list[Hashable] = []
+        kinds: list[Any] = []
         for value in moving.values():
             if isinstance(value, Tensor):
                 address = value.data_ptr()
