@@ -7,7 +7,6 @@ import weakref
 import pytest
 import torch
 
-from fsbench.kernels.call.operands import Operands
 from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared_launch
 from fsbench.kernels.call.request import checked_request
 
@@ -35,7 +34,7 @@ class Kernel:
 
 @pytest.fixture
 def launch():
-    return PreparedLaunch(Kernel(), Operands(lambda h, w: (h, w), 1, (7,), {}), {"fixed": "F"})
+    return PreparedLaunch(Kernel(), (7,), {"fixed": "F"})
 
 
 def test_the_second_launch_passes_the_binder_with_its_own_arguments(launch):
@@ -48,9 +47,11 @@ def test_the_second_launch_passes_the_binder_with_its_own_arguments(launch):
 
 def test_what_triton_compiles_for_is_bound_anew(launch):
     words = torch.zeros(32, dtype=torch.int64)
-    for first, third in ((words, None), (words[1:], None), (words, words), (words, words[1:])):
-        launch(first=first, second=0.5, third=third)
-    assert len(launch.kernel.bound) == 4 and not launch.kernel.direct
+    halves = words.half()
+    for first in (words, words[1:], halves):
+        for third in (None, words, words[1:], 16, 17):
+            launch(first=first, second=0.5, third=third)
+    assert len(launch.kernel.bound) == 3 * 5 and not launch.kernel.direct
 
 
 def test_no_tensor_is_kept_alive(launch):
@@ -104,7 +105,14 @@ def test_a_float_is_of_one_kind_whatever_its_size():
     assert kind_of(request(soft_cap=1.0)) == kind_of(request(soft_cap=30))
 
 
-def test_a_kind_is_prepared_once():
-    numbers = iter(range(9))
-    found = [prepared_launch(kind, lambda: next(numbers)) for kind in ("one", "one", "two")]
-    assert found == [0, 0, 1]
+def test_a_launch_is_prepared_once_for_what_stays():
+    kernel, device = Kernel(), torch.device("cpu")
+
+    def launch(**changes):
+        given = {"kernel": kernel, "device": device, "grid": (7,), "fixed": {"fixed": "F"}}
+        return prepared_launch(**given | changes)
+
+    assert launch() is launch()
+    others = [{"kernel": Kernel()}, {"grid": (8,)}, {"fixed": {"fixed": "G"}}]
+    others.append({"device": torch.device("cuda", 1)})
+    assert len({id(launch(**other)) for other in [{}, *others]}) == 5
