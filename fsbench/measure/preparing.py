@@ -21,7 +21,6 @@ from fsbench.measure.plan import Plan
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 from fsbench.records.cell import Cell, CellRecord
-from fsbench.records.store import Store
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
 
@@ -59,11 +58,12 @@ class Batch(NamedTuple):
     samplers: list[tuple[Provider, Cell]]
 
 
-def work_list(plan: Plan, store: Store, gpu: str, timer: str, l2: str) -> list[Batch]:
-    """What of the plan the store lacks. Records the reason of what cannot be measured.
+def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> list[Batch]:
+    """What of the plan the results lack. Records the reason of what cannot be measured.
 
     gpu, timer, l2: see Plan.cell.
     """
+    store = outcomes.store
     batches: list[Batch] = []
     last: list[Batch] = []
     for problem in plan.problems:
@@ -74,6 +74,7 @@ def work_list(plan: Plan, store: Store, gpu: str, timer: str, l2: str) -> list[B
                 continue
             if entry.provider and _complete(plan, entry.provider, store.record(cell)):
                 continue
+            outcomes.begin(cell)  # what it supports is asked of its own code
             if refusal := entry.refusal(problem):
                 store.append_status(cell, *refusal)
             elif cell == plan.last and entry.provider:

@@ -53,7 +53,7 @@ class Runner:
     def run(self) -> None:
         """Measure every cell of the plan that the store lacks."""
         plan, outcomes = self.plan, self.outcomes
-        batches = work_list(plan, outcomes.store, self.gpu_name, self.timer.name, self.timer.l2)
+        batches = work_list(plan, outcomes, self.gpu_name, self.timer.name, self.timer.l2)
         outcomes.expect(
             len(plan.problems) * len(plan.providers),
             [cell for batch in batches for _, cell in batch.samplers],

@@ -158,36 +158,33 @@ class Store:
 
     def append_round(self, cell: Cell, number: int, measured: Round) -> None:
         """Add one measured round, on disk before this returns."""
-        self._append(cell, {"round": number, "measured": asdict(measured)})
+        self.append(cell, {"round": number, "measured": asdict(measured)})
 
     def append_form(self, cell: Cell, form: str, number: int, measured: Round) -> None:
         """As append_round, of one of FORMS of the cell's sampler."""
         assert form in FORMS, form
-        self._append(cell, {"form": form, "round": number, "measured": asdict(measured)})
+        self.append(cell, {"form": form, "round": number, "measured": asdict(measured)})
 
     def append_energy(self, cell: Cell, energy: Energy) -> None:
         """Add the energy of a cell, on disk before this returns."""
-        self._append(cell, {"energy": asdict(energy)})
+        self.append(cell, {"energy": asdict(energy)})
 
     def append_lack(self, cell: Cell, what: str, reason: str) -> None:
         """Record why a form or the energy of a cell is missing; nothing if it says so already."""
         if self.record(cell).lacks.get(what) != reason:
-            self._append(cell, {"lacks": what, "reason": reason})
+            self.append(cell, {"lacks": what, "reason": reason})
 
     def append_status(self, cell: Cell, status: str, reason: str) -> None:
         """Record why a cell has no (more) samples; does nothing if that is what it says already."""
         assert status in STATUSES, status
         record = self._records.setdefault(cell, CellRecord(cell))
         if (record.status, record.reason) != (status, reason):
-            self._append(cell, {"status": status, "reason": reason})
-
-    def _append(self, cell: Cell, line: dict[str, Any]) -> None:
-        self._write(cell, line)
-        self._records.setdefault(cell, CellRecord(cell)).add(line)
+            self.append(cell, {"status": status, "reason": reason})
 
     def append(self, cell: Cell, line: dict[str, Any]) -> None:
-        """Add a line that a replica wrote; on disk before this returns."""
-        self._append(cell, line)
+        """Add what a line says of a cell (CellRecord.add); on disk before this returns."""
+        self._write(cell, line)
+        self._records.setdefault(cell, CellRecord(cell)).add(line)
 
     def _to_disk(self, cell: Cell, line: dict[str, Any]) -> None:
         assert self._points is not None, "the store is closed"

@@ -35,7 +35,6 @@ def build(problem, weight):
 PROVIDER = Provider(
     name="mine", label={label}, kind=Kind.GREEDY, build=build,
     capabilities=Capabilities(devices=("cpu",), dtypes=("fp32",), zero_temperature=True),
-)
 """
 
 
@@ -43,9 +42,10 @@ PROVIDER = Provider(
 def measured(fsbench, tmp_path):
     """Runs a sampler that misbehaves at B = 3 between two others: (exit code, table, output)."""
 
-    def run(misbehaviour="pass", config="''", label="'Mine'", more=()):
+    def run(misbehaviour="pass", config="''", label="'Mine'", more=(), supports="None"):
         path = tmp_path / "mine.py"
-        path.write_text(PLUGIN.format(misbehaviour=misbehaviour, config=config, label=label))
+        text = PLUGIN.format(misbehaviour=misbehaviour, config=config, label=label)
+        path.write_text(text + f"    supports=lambda problem: {supports},\n)\n")
         plugin = ("--provider-path", path, "--provider", "mine")
         names = ("--provider", "greedy", *plugin, "--provider", "matmul_only")
         code, out, err = fsbench("run", *TINY, *names, "--out", "x", *more)
@@ -100,13 +100,21 @@ def test_a_timeout_that_is_no_time(fsbench, given):
 
 def test_a_run_that_measured_nothing_does_not_end_well(fsbench, tmp_path):
     path = tmp_path / "mine.py"
-    text = PLUGIN.format(misbehaviour="pass", config="''", label="'Mine'")
+    text = PLUGIN.format(misbehaviour="pass", config="''", label="'Mine'") + ")"
     path.write_text(text.replace("steps = 0", "steps = os._exit(0)"))
     options = ["--provider-path", path, "--provider", "mine", "--out", "x"]
     assert fsbench("run", *TINY, *options)[0] == 3
     assert {record.reason for record in read_records(tmp_path / "x")} == {
         "its process exited with code 0"
     }
+
+
+@pytest.mark.parametrize("supports", ["os._exit(0)", "sys.exit(0)"])
+def test_being_asked_what_it_supports_may_end_the_process(measured, supports):
+    code, table, _ = measured(supports=supports)
+    assert code == 3
+    assert set(table.loc["mine"].status) == {"error"}
+    assert set(table.drop("mine", level=0).status) == {"ok"}
 
 
 def test_a_config_that_is_no_text_is_a_reason(measured):
@@ -128,7 +136,7 @@ def test_text_that_is_not_unicode_is_escaped(measured):
 def test_a_sampler_is_verified_once_whatever_ends_the_process(fsbench, tmp_path):
     """Its own file counts how often it is asked for what only the battery asks for."""
     path = tmp_path / "mine.py"
-    text = PLUGIN.format(misbehaviour="os._exit(1)", config="''", label="'Mine'")
+    text = PLUGIN.format(misbehaviour="os._exit(1)", config="''", label="'Mine'") + ")"
     count = f"open({str(tmp_path / 'asked')!r}, 'a').write(f'{{problem.V}} ')"
     path.write_text(text.replace("    steps = 0\n", f"    steps = 0\n    {count}\n"))
     options = [option for option in TINY if option != "--no-check"]

@@ -123,7 +123,7 @@ def test_results_that_cannot_be_written_end_the_run(sampler, run, monkeypatch):
     def full(self, cell, line):
         raise ResultsError("cannot write results: No space left on device")
 
-    monkeypatch.setattr(Store, "_append", full)
+    monkeypatch.setattr(Store, "append", full)
     for providers in ([sampler("A")], [sampler("A", {"build": ValueError()})]):
         with pytest.raises(ResultsError, match="No space left"):
             run(*providers)
