@@ -18,10 +18,10 @@ import triton.language as tl
 
 from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.noise.keys import LOWEST_KEY
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered
 from fsbench.kernels.providing.filters import draw_of_stored, launch_rows
 from fsbench.kernels.providing.launches import noise_map
-from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row, ordered
+from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row
 from fsbench.kernels.truncated.gathered import append, draw_of_gathered
 from fsbench.problem import FILTERS
 from fsbench.provider import Capabilities, Kind, Provider

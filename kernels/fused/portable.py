@@ -11,10 +11,10 @@ import triton.language as tl
 
 from fsbench.kernels.device.epilogue import allowed_words, best_of_tile, processed, shared_bias
 from fsbench.kernels.device.mainloop import program_share, tile_logits
-from fsbench.kernels.device.mass import add_mass, add_masses
+from fsbench.kernels.device.mass import add_mass, add_masses, mass_of_programs
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
-from fsbench.kernels.noise.arithmetic import halves, log, nan_max
+from fsbench.kernels.noise.arithmetic import halves, nan_max
 from fsbench.kernels.noise.keys import LOWEST_KEY, take_keys, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
@@ -139,9 +139,13 @@ def flash_sampling_kernel(
         found = take_keys(keys_ptr, at, there)
         chosen = ()
         if masses_ptr is not None:
-            largest_of_row, log_mass = _log_mass(
-                masses_ptr, programs_v, rows, inverse_temperature, B
+            AT_ONCE: tl.constexpr = min(128, 4096 // BLOCK_B)
+            program = tl.arange(0, AT_ONCE)[None, :]
+            largest_of_row, log_mass = mass_of_programs(
+                masses_ptr, programs_v, program, rows, inverse_temperature, B
             )
+            largest_of_row = largest_of_row[:, None]
+            log_mass = log_mass[:, None]
         if winners_ptr is not None:
             token = token_of_key(found)
             source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
@@ -219,25 +223,3 @@ def _consume(
             N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
         )  # fmt: skip
         return best, best_logit, largest, mass
-
-
-@triton.jit
-def _log_mass(masses_ptr, programs_v, rows, inverse_temperature, B):
-    """(largest logit, log of the mass in units of exp(largest / T)) of every row, [R, 1] each.
-
-    The mass is at least 1, the largest logit's own; that of idle rows is 0 and of no use.
-    """
-    R: tl.constexpr = rows.shape[0]
-    AT_ONCE: tl.constexpr = min(128, 4096 // R)  # programs
-    largest = tl.full((R, AT_ONCE), float("-inf"), tl.float32)
-    mass = tl.zeros((R, AT_ONCE), tl.float32)
-    for first in range(0, programs_v, AT_ONCE):
-        program = first + tl.arange(0, AT_ONCE)[None, :]
-        at = masses_ptr + program * B + rows[:, None]
-        there = (program < programs_v) & (rows < B)[:, None]
-        m = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        s = tl.load(at + programs_v * B, mask=there, other=0.0, cache_modifier=".cg")
-        largest, mass = add_masses(largest, mass, m, s, inverse_temperature)
-    row_largest = tl.reduce(largest, 1, nan_max)[:, None]
-    _, total = add_masses(row_largest, 0.0, largest, mass, inverse_temperature)
-    return row_largest, log(tl.maximum(tl.sum(total, axis=1), 1.0))[:, None]

@@ -87,7 +87,7 @@ def launch(
         if isinstance(config, HopperScreenConfig):
             hopper.launch.screen(grid, request, head, config, scratch, out, options | early)
         else:
-            more = {**early, "NVIDIA": nvidia}
+            more = {**early, "NVIDIA": nvidia, "FENCED": modern}
             _screen(grid, request, head, config, scratch, out, processed, options | more)
         resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
             hidden=matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
@@ -182,7 +182,7 @@ def _screen(
         mask_words=processed.mask_words,
         ROOM=config.room,
         DEPTH=config.depth,
-        CHUNK=rounded_columns(D),
+        ROUNDED_AT_ONCE=rounded_columns(D),
         AHEAD=config.ahead,
         BLOCK_B=config.block_b,
         BLOCK_V=config.block_v,

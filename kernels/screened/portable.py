@@ -67,7 +67,7 @@ def screen_kernel(
     ROOM: tl.constexpr,
     LIST: tl.constexpr,
     DEPTH: tl.constexpr,
-    CHUNK: tl.constexpr,
+    ROUNDED_AT_ONCE: tl.constexpr,  # columns of hidden that are rounded at a time
     AHEAD: tl.constexpr,  # KiB of the copy that a program asks for before hidden is rounded
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -78,17 +78,19 @@ def screen_kernel(
     FLATTEN: tl.constexpr,
     EARLY: tl.constexpr,  # the second launch may begin, and wait
     NVIDIA: tl.constexpr,  # else plain Triton: the interpreter
+    FENCED: tl.constexpr,  # see screened.rounding
 ):
     if EARLY:
         gdc_launch_dependents()
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     if USE_TMA and NVIDIA:
         _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
+    cols = tl.arange(0, ROUNDED_AT_ONCE)
     round_claimed_rows(
-        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, tl.arange(0, CHUNK), B, D,
-        gamma, norm_inflation, root, NVIDIA,
+        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
+        norm_inflation, root, FENCED,
     )  # fmt: skip
-    wait_for_rows(counters_ptr, B, NVIDIA)
+    wait_for_rows(counters_ptr, B, FENCED)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
     idle = rows >= B
     seed, row, offset, T, _ = settings(

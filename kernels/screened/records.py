@@ -11,7 +11,8 @@ import triton.language as tl
 
 from fsbench.kernels.device.epilogue import capped, masked
 from fsbench.kernels.noise.arithmetic import halves, nan_max
-from fsbench.kernels.noise.words import random_words, split_words
+from fsbench.kernels.noise.keys import flipped, ordered
+from fsbench.kernels.noise.words import first_of_word, random_words, split_words
 from fsbench.kernels.screened import bounds as in_torch
 
 LARGEST_TEMPERATURE = tl.constexpr(in_torch.LARGEST_TEMPERATURE)
@@ -27,18 +28,17 @@ LN_2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def bound_key(x):
     """fp32 -> int64 of the same order, above the lowest one; no NaN."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) << 32
+    return ordered(x).to(tl.int64) << 32
 
 
 @triton.jit
 def bound_of_key(key):
     """The inverse of bound_key; LOWEST_BOUND for a key at rest."""
-    ordered = (key >> 32).to(tl.int32)
-    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    order = (key >> 32).to(tl.int32)
+    bits = flipped(order)
     # A key at rest has bits that are no number.
-    x = tl.where(ordered == -(2**31), 0, bits).to(tl.float32, bitcast=True)
-    return tl.where(ordered == -(2**31), LOWEST_BOUND, x)
+    x = tl.where(order == -(2**31), 0, bits).to(tl.float32, bitcast=True)
+    return tl.where(order == -(2**31), LOWEST_BOUND, x)
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def leave_records(z, words, v0, vectors, rows, row, seed, offset, T, extra, reac
     else:
         scale_ptr, residual_ptr, norm_ptr, bias_ptr = vectors
         word = tl.arange(0, WORDS)
-        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
+        first = first_of_word(v0, word)[None, :]
         z0, z1, z2, z3 = split_words(z)
         row_biases = None
         if row_bias_ptr is not None:
@@ -296,7 +296,7 @@ def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_p
         before = tl.atomic_add(listed_ptr + rows, number, mask=there & (number > 0), sem="relaxed")
         to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
         word = record >> 4
-        token = (word >> 2) * 16 + (word & 3) * 2
+        token = first_of_word(0, word)
         for lane in tl.static_range(4):
             fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
             tl.store(out + to, upper, mask=fits)

@@ -12,9 +12,10 @@ from triton.language.extra.cuda import gdc_wait
 
 from fsbench.kernels.device.epilogue import allowed_words, best_of_tile, capped, processed
 from fsbench.kernels.device.mainloop import ROTATION, first_column, tile_logits
-from fsbench.kernels.device.rows import settings
-from fsbench.kernels.noise.contract import gumbel, noise_of_row, temperatures
+from fsbench.kernels.device.rows import noise_of_rows, settings
+from fsbench.kernels.noise.contract import gumbel, temperatures
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
+from fsbench.kernels.noise.words import bits_of_tokens
 from fsbench.kernels.screened.records import bound_of_key
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
 
@@ -138,13 +139,15 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
     if row_bias_ptr is not None:
         y += tl.load(row_bias_ptr + b.to(tl.int64) * V + token).to(tl.float32)
     if NOISE == "token":
-        seed, offset, row = noise_of_row(seed_ptr, offset_ptr, b, SEED_PER_ROW, OFFSET_PER_ROW)
+        seed, offset, row = noise_of_rows(
+            seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
+        )
         if TEMPERATURE_PER_ROW:
             T = tl.load(temperature + b)
         else:
             T = tl.full((), temperature, tl.float32)
         T, _ = temperatures(T)
-        y += T * gumbel(_word(token, row, seed, offset, 0))
+        y += T * gumbel(bits_of_tokens(token, row, seed, offset))
     score = tl.where(y == y, y, float("inf"))
     key = tl.where(there, ordered_key(score, token), LOWEST_KEY)
     # Whoever arrives last sees both: arriving releases what all of a program has done.
@@ -206,17 +209,6 @@ def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.conste
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
     own = (first // ROTATION)[:, None] == block[None, :]
     return tl.sum(tl.where(own, acc, 0.0), axis=1)
-
-
-@triton.jit
-def _word(token, row, seed, offset, sample):
-    """The 32 random bits of each token."""
-    zero = token * 0
-    word = (token >> 4) * 4 + ((token >> 1) & 3)
-    r0, r1, r2, r3 = tl.philox(seed, word, row + zero, offset.to(tl.int32) + zero, zero + sample)
-    even = tl.where((token & 8) != 0, r2, r0)
-    odd = tl.where((token & 8) != 0, r3, r1)
-    return tl.where((token & 1) != 0, odd, even)
 
 
 @triton.jit

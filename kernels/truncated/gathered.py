@@ -6,7 +6,7 @@ Up to RANKED are ranked, up to GATHERED searched in registers; with more it read
 import triton
 import triton.language as tl
 
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, token_of_key
 from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.truncated.cutoff import (
     FEW_RANKED,
@@ -18,7 +18,6 @@ from fsbench.kernels.truncated.cutoff import (
     cut_of_row,
     first_key,
     load_keys,
-    ordered,
     packed_weights,
     unpacked,
 )

@@ -15,20 +15,13 @@ leaves a plan, and the kernels of truncated.rows do the row with many programs.
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.rows import noise_of_rows
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
-from fsbench.kernels.noise.contract import noise_of_row, temperatures
+from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.group import group_of_token, token_of_member
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key
-from fsbench.kernels.truncated.cutoff import (
-    GATHERED,
-    LOWEST,
-    first_key,
-    of_row,
-    ordered,
-    reached_by,
-    value_of,
-)
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, value_of
+from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row, reached_by
 from fsbench.kernels.truncated.gathered import draw_of_gathered
 from fsbench.kernels.truncated.plan import (
     BY_COUNT,
@@ -109,7 +102,9 @@ def sampling_look_kernel(
             of_row(frequency, row, tl.float32, FREQUENCY_PER_ROW), V,
         )  # fmt: skip
 
-    seed, offset, number = noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW)
+    seed, offset, number = noise_of_rows(
+        seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
+    )
     T = of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW)
     T, inverse_temperature = temperatures(T)
     sharpness = inverse_temperature * LOG2_E

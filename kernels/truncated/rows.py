@@ -20,9 +20,9 @@ and decides:
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.rows import noise_of_rows
 from fsbench.kernels.device.stored_logits import place_of_largest
-from fsbench.kernels.noise.contract import noise_of_row
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, token_of_key, value_of
 from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.truncated.cutoff import (
     GATHERED,
@@ -34,11 +34,9 @@ from fsbench.kernels.truncated.cutoff import (
     first_key,
     is_kept,
     load_keys,
-    ordered,
     packed_weights,
     sums_of_row,
     unpacked,
-    value_of,
 )
 from fsbench.kernels.truncated.gathered import draw_of_few
 from fsbench.kernels.truncated.plan import (
@@ -224,8 +222,8 @@ def sampling_cutoff_kernel(
             n = tl.load(plan_ptr + TAKEN, cache_modifier=".cg").to(tl.int32)
             drawn = tl.load(plan_ptr + DRAWN)
             if (mode == GATHER) & (n <= GATHERED):
-                seed, offset, number = noise_of_row(
-                    seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW
+                seed, offset, number = noise_of_rows(
+                    seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
                 )
                 p = tl.load(numbers_ptr + P)
                 token, kept = draw_of_few(
@@ -343,7 +341,9 @@ def sampling_race_kernel(
         logits_ptr += row.to(tl.int64) * stride
         groups = stride // 128 * 4
         cut = tl.load(plan_ptr + CUT)
-        seed, offset, number = noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW)
+        seed, offset, number = noise_of_rows(
+            seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
+        )
         T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
         best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
         each = tl.zeros((RUNS, RUN // 4), tl.int32)

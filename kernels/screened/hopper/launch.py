@@ -11,8 +11,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.configs.screen import HopperScreenConfig
+from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.screened.head import ScreenedHead
-from fsbench.kernels.screened.hopper.kernel import CHUNK, ROWS, hopper_screen_kernel
+from fsbench.kernels.screened.hopper.kernel import COLUMNS, hopper_screen_kernel
 from fsbench.kernels.screened.scratch import Scratch, rounded_columns, rounding_numbers
 
 
@@ -32,8 +33,8 @@ def screen(
     hopper_screen_kernel[grid](
         hidden_ptr=request.hidden,
         codes_ptr=scratch.codes,
-        codes=TensorDescriptor.from_tensor(scratch.codes, [box, CHUNK.value], layout),
-        copy=TensorDescriptor.from_tensor(head.codes, [128, CHUNK.value], layout),
+        codes=TensorDescriptor.from_tensor(scratch.codes, [box, COLUMNS.value], layout),
+        copy=TensorDescriptor.from_tensor(head.codes, [128, COLUMNS.value], layout),
         copy_ptr=head.codes,
         scale_ptr=head.scale,
         residual_ptr=head.residual,
@@ -53,7 +54,7 @@ def screen(
         D=D,
         **rounding_numbers(D),
         ROOM=config.room,
-        CHUNK_OF_ROW=rounded_columns(D),
+        ROUNDED_AT_ONCE=rounded_columns(D),
         AHEAD=config.ahead,
         WARPGROUPS=config.warpgroups,
         BLOCK_V=config.block_v,

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.noise.arithmetic import halves, nan_max
-from fsbench.kernels.noise.words import random_words, split_words
+from fsbench.kernels.noise.words import first_of_word, random_words, split_words
 from fsbench.kernels.screened.records import (
     bound_of_key,
     lanes_below,
@@ -81,7 +81,7 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
         row, seed, offset = noise
         T, extra, reach, spread = bounds
         word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
-        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
+        first = first_of_word(v0, word)[None, :]
         w0, w1, w2, w3 = split_words(z)
         z0 = gl.convert_layout(w0, LAYOUT, assert_trivial=True)
         z1 = gl.convert_layout(w1, LAYOUT, assert_trivial=True)
@@ -151,7 +151,7 @@ def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr,
         tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
         to = gl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
         word = record >> 4
-        token = (word >> 2) * 16 + (word & 3) * 2
+        token = first_of_word(0, word)
         for lane in gl.static_range(4):
             fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
             gl.store(out + to, upper, mask=fits)
