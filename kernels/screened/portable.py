@@ -118,7 +118,8 @@ def screen_kernel(
     limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
     slot = tl.arange(0, SLOTS)[None, :]
     mine = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
-    vectors = (scale_ptr, residual_ptr, norm_ptr, bias_ptr)
+    # What is absent is an empty tuple, as None cannot be in one.
+    vectors = (scale_ptr, residual_ptr, norm_ptr, () if bias_ptr is None else (bias_ptr,))
     for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
         v0 = tile_v * BLOCK_V
         words = None
@@ -138,7 +139,7 @@ def screen_kernel(
         if v0 + BLOCK_V > V:
             z = tl.where((v0 + tl.arange(0, BLOCK_V) < V)[None, :], z, float("-inf"))
         limit, count = leave_records(
-            z, words, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
+            z, words, v0, vectors, rows, (row, seed, offset), (T, extra, reach, spread), soft_cap,
             row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
         best = tl.max(limit, axis=1)

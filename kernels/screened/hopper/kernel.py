@@ -309,7 +309,7 @@ def hopper_screen_kernel(
     share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
     # What is absent is an empty tuple, as None cannot be in one.
     request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
-    vectors = (scale_ptr, residual_ptr, norm_ptr)
+    vectors = (scale_ptr, residual_ptr, norm_ptr, ())  # and no bias
     state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
              list_ptr, found_ptr)  # fmt: skip
     sizes = (B, V, D, gamma, norm_inflation, root)
