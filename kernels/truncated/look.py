@@ -130,19 +130,8 @@ def sampling_look_kernel(
     by_p = sampled & (p < 1.0)
     p = tl.maximum(p, 0.0)
 
-    # Groups below `low` hold nothing that is kept.
     above_all = ordered(top) + 1
-    low = tl.full((), LOWEST, tl.int32)
-    if sampled & (least > 0.0):
-        threshold = top + T * log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
-        low = tl.maximum(low, ordered(threshold))
-    if k < groups:
-        if k < groups // 16:
-            # Few of so few are two in a block of 128 tokens, and blocks are fewer than groups.
-            blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
-            low = reached_by(blocks, k, low, above_all)
-        if tl.sum((order >= low).to(tl.int32)) > tl.minimum(2 * k, CHUNK):
-            low = reached_by(order, k, low, above_all)
+    low = _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK)
     here = True
     if plan_ptr is not None:
         # Neither needs a search: greedy decoding, and min-p or nothing.
@@ -151,16 +140,10 @@ def sampling_look_kernel(
         many = (stands == 0) & (tl.sum((order >= low).to(tl.int32)) > CHUNK)
         here = (stands | many) == 0
         if many:
-            mode = tl.where(by_p, BY_MASS, RACE)
-            few = (k < groups) & (k <= GATHERED_K)
-            mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), mode)
-            start = tl.maximum(value_of(low), _smallest_of_sample(logits_ptr, top, stride))
-            if mode == BY_MASS:
-                # What is below has less than half of the mass that top-p gives up.
-                span = log(1.0 - p) - log(2.0 * V.to(tl.float32))
-                start = tl.maximum(start, top + T * span)
-            store_plan(plan_ptr, numbers_ptr, row, mode, low, above_all, k, drawn, top, start,
-                       sharpness, tl.where(by_p, p, 2.0), T)  # fmt: skip
+            _leave_plan(
+                logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, drawn, top,
+                sharpness, T, groups, V, stride,
+            )  # fmt: skip
             if kept_ptr is not None:
                 tl.store(kept_ptr + row, 0)
         else:
@@ -176,6 +159,45 @@ def sampling_look_kernel(
         tl.store(valid_ptr + row, winner >= 0)
         if kept_ptr is not None:
             tl.store(kept_ptr + row, tl.where(winner >= 0, kept, 0))
+
+
+@triton.jit
+def _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK: tl.constexpr):
+    """`ordered`: groups whose largest logit is below it hold nothing that is kept.
+
+    order: `ordered` of the groups' largest logits, int32 [GROUPS].
+    """
+    GROUPS: tl.constexpr = order.shape[0]
+    low = tl.full((), LOWEST, tl.int32)
+    if sampled & (least > 0.0):
+        threshold = top + T * log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
+        low = tl.maximum(low, ordered(threshold))
+    if k < groups:
+        if k < groups // 16:
+            # Few of so few are two in a block of 128 tokens, and blocks are fewer than groups.
+            blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
+            low = reached_by(blocks, k, low, above_all)
+        if tl.sum((order >= low).to(tl.int32)) > tl.minimum(2 * k, CHUNK):
+            low = reached_by(order, k, low, above_all)
+    return low
+
+
+@triton.jit
+def _leave_plan(logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, drawn, top,
+                sharpness, T, groups, V, stride):  # fmt: skip
+    """The plan of a row with too many groups for this program: see truncated.plan."""
+    mode = tl.where(by_p, BY_MASS, RACE)
+    few = (k < groups) & (k <= GATHERED_K)
+    mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), mode)
+    start = tl.maximum(value_of(low), _smallest_of_sample(logits_ptr, top, stride))
+    if mode == BY_MASS:
+        # What is below has less than half of the mass that top-p gives up.
+        span = log(1.0 - p) - log(2.0 * V.to(tl.float32))
+        start = tl.maximum(start, top + T * span)
+    store_plan(
+        plan_ptr, numbers_ptr, row, mode, low, above_all, k, drawn, top, start, sharpness,
+        tl.where(by_p, p, 2.0), T,
+    )  # fmt: skip
 
 
 @triton.jit

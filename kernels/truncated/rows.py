@@ -170,7 +170,7 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, 
         distance = value_of(low) - tl.load(numbers_ptr + TOP)
         least = tl.exp2(tl.load(numbers_ptr + SHARPNESS) * distance)
     # Not all of the room, since sums are rounded.
-    then = tl.where(from_low - above < 0.9 * GATHERED * least, mode + FEW, mode)
+    then = tl.where(from_low - above < 0.9 * GATHERED * least, mode | FEW, mode)
     if before_ptr is not None:
         before = tl.zeros((AT_ONCE,), tl.float32)
         for first in tl.range(0, blocks, AT_ONCE):
@@ -238,10 +238,10 @@ def sampling_cutoff_kernel(
                     tl.store(kept_ptr + row, kept)
                 set_mode(plan_ptr, DONE, launch + 1)
             else:
-                kind = tl.where(mode > GATHER, mode - FEW, mode)
                 cut = _cutoff(
-                    logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, kind, low, high, stride
-                )
+                    logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode & ~FEW, low, high,
+                    stride,
+                )  # fmt: skip
                 tl.store(plan_ptr + CUT, cut)
                 stands = (drawn >= cut) & (kept_ptr is None)
                 set_mode(plan_ptr, tl.where(stands, DONE, RACE), launch + 1)
@@ -273,7 +273,18 @@ def _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stri
 
 @triton.jit
 def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high, stride):
-    """The cutoff, among the n gathered if that is everything between low and high."""
+    """The cutoff of a row, a key.
+
+        n gathered         mode        top-p    the cutoff is where
+        room for all       BY_MASS     yes      `wanted` mass is reached among the gathered
+        room for all       others      no       `wanted` tokens are reached among the gathered
+        room for all       others      yes      then p of the mass from there on, in the whole row
+        more than room     BY_MASS     yes      `wanted` mass is reached in the whole row
+        more than room     others      no       k tokens are reached in the whole row
+        more than room     others      yes      then p of the mass from there on, in the whole row
+
+    `wanted` of the gathered is less by what is above them. BY_MASS is top-p alone, without top-k.
+    """
     k = tl.load(plan_ptr + K).to(tl.int32)
     p = tl.load(numbers_ptr + P)
     top = tl.load(numbers_ptr + TOP)
