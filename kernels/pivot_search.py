@@ -29,7 +29,7 @@ from fsbench.provider import Capabilities, Kind, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 4096
+TOKENS_AT_ONCE = 4096
 NUM_WARPS = 16
 
 
@@ -154,7 +154,7 @@ def pivot_search(
     launch_rows(
         _pivot_search_kernel, B, logits.device,
         logits, keys, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
-        PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=BLOCK, num_warps=NUM_WARPS,
+        PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=TOKENS_AT_ONCE, num_warps=NUM_WARPS,
     )  # fmt: skip
     return tokens
 

@@ -66,7 +66,7 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def first_row(b0, B, WARPGROUP: gl.constexpr):
-    """Of a warpgroup. It repeats rows of others where its own would end beyond the batch.
+    """First row of a warpgroup. It repeats others' rows where its own would end beyond the batch.
 
     TMA takes longer for rows that are not there than for those that are.
     """

@@ -13,14 +13,14 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from fsbench.kernels.device.epilogue import allowed_words
 from fsbench.kernels.device.mainloop import first_column, load_tile, program_share
-from fsbench.kernels.device.prefetch import prefetch, touch
+from fsbench.kernels.device.prefetch import prefetch_rows, touch
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.screened.records import (
     ABSOLUTE_SLACK,
     CAP_SLACK,
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
-    NOISE_SLACK,
+    ROUGH_SLACK,
     bound_key,
     bound_of_key,
     leave_records,
@@ -107,7 +107,7 @@ def screen_kernel(
     reach = tl.load(numbers_ptr + B + rows, mask=~idle, other=0.0)[:, None]
     spread = tl.load(numbers_ptr + 2 * B + rows, mask=~idle, other=0.0)[:, None]
     sane = T <= LARGEST_TEMPERATURE  # False for NaN
-    extra = tl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
+    extra = tl.where(sane, T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
     T = tl.where(sane, T, 0.0)
     if soft_cap is not None:
         extra += soft_cap * CAP_SLACK
@@ -179,5 +179,5 @@ def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
 def _prefetch(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, KIB: tl.constexpr):
     """Ask for the first columns of a tile of the copy."""
     line = tl.arange(0, 8 * KIB)  # of 128 bytes
-    row = tl.minimum(v0 + line % BLOCK_V, V - 1)
-    prefetch(copy_ptr + row.to(tl.int64) * D + (first_column(v0, D) + line // BLOCK_V * 128) % D)
+    column = (first_column(v0, D) + line // BLOCK_V * 128) % D
+    prefetch_rows(copy_ptr, v0, line, column, V, D, BLOCK_V)

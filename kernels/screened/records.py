@@ -16,7 +16,7 @@ from fsbench.kernels.noise.words import first_of_word, random_words, split_words
 from fsbench.kernels.screened import bounds as in_torch
 
 LARGEST_TEMPERATURE = tl.constexpr(in_torch.LARGEST_TEMPERATURE)
-NOISE_SLACK = tl.constexpr(in_torch.ROUGH_NOISE_SLACK * in_torch.INFLATION)
+ROUGH_SLACK = tl.constexpr(in_torch.ROUGH_NOISE_SLACK * in_torch.INFLATION)
 BIAS_SLACK = tl.constexpr(in_torch.BIAS_SLACK)
 CAP_SLACK = tl.constexpr(in_torch.CAP_SLACK)
 ABSOLUTE_SLACK = tl.constexpr(in_torch.ABSOLUTE_SLACK)

@@ -11,10 +11,11 @@ import triton.language as tl
 from fsbench.kernels.noise.arithmetic import nan_max
 from fsbench.kernels.screened import bounds as in_torch
 from fsbench.kernels.screened.head import LARGEST_ENTRY as _LARGEST_ENTRY
+from fsbench.kernels.screened.head import SMALLEST_MAXIMUM as _SMALLEST_MAXIMUM
 
 LARGEST_ENTRY = tl.constexpr(_LARGEST_ENTRY)
 LARGEST_STEPS = tl.constexpr(float(in_torch.LARGEST_STEPS))
-SMALLEST_MAXIMUM = tl.constexpr(in_torch.SMALLEST_MAXIMUM)
+SMALLEST_MAXIMUM = tl.constexpr(_SMALLEST_MAXIMUM)
 INFLATION = tl.constexpr(in_torch.INFLATION)
 ROUNDING = tl.constexpr(in_torch.ROUNDING)
 ROW_NUMBERS = tl.constexpr(3)

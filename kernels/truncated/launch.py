@@ -20,7 +20,7 @@ from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import Filters, amounts
 from fsbench.kernels.truncated.history import Penalties
-from fsbench.kernels.truncated.look import COUNTERS, GATHERED_K, GROUP, sampling_look_kernel
+from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
 
 SMALL_K = 448
@@ -50,7 +50,7 @@ def launch(
     fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
     stride = stored.logits.shape[1]
     few = chunk(filters.top_k)
-    found = torch.empty(B, COUNTERS.value + few, dtype=torch.int32, device=device)
+    found = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
     most = min(few * GROUP.value, GATHERED.value)
     keys = torch.empty(B, most, dtype=torch.int64, device=device)
     plan = numbers = None

@@ -40,7 +40,7 @@ GROUP = tl.constexpr(32)
 GATHERED_K = tl.constexpr(2048)
 """Up to this k what reaches the kth largest maximum is gathered at once."""
 
-COUNTERS = tl.constexpr(32)
+HEADER = tl.constexpr(32)
 """Numbers before the groups that are found: two, and the rest of their line of 128 bytes."""
 
 SAMPLES = tl.constexpr(64)
@@ -51,7 +51,7 @@ SAMPLES = tl.constexpr(64)
 def sampling_look_kernel(
     logits_ptr,  # [B, stride] fp32; penalties are written back
     largest_ptr,  # [stride // 128, B, 4] fp32; likewise
-    found_ptr,  # [B, COUNTERS + CHUNK] int32, scratch: how many groups and tokens; the groups
+    found_ptr,  # [B, HEADER + CHUNK] int32, scratch: how many groups and tokens; the groups
     keys_ptr,  # [B, least of CHUNK * 32 and GATHERED] int64, scratch: tokens in them
     plan_ptr,  # [B, PLAN] int64, out (truncated.plan); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
@@ -89,7 +89,7 @@ def sampling_look_kernel(
     B = tl.num_programs(0)
     groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
     logits_ptr += row.to(tl.int64) * stride
-    found_ptr += row * (COUNTERS + CHUNK)
+    found_ptr += row * (HEADER + CHUNK)
     keys_ptr += row.to(tl.int64) * min(CHUNK * GROUP, GATHERED)
     counter = tl.arange(0, 2)
     tl.store(found_ptr + counter, counter * 0)
@@ -211,14 +211,14 @@ def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.conste
     AT_ONCE: tl.constexpr = min(CHUNK, 128)
     place = _places(found_ptr, order, low)
     tl.store(
-        found_ptr + COUNTERS + place, tl.arange(0, GROUPS), mask=(order >= low) & (place < CHUNK)
+        found_ptr + HEADER + place, tl.arange(0, GROUPS), mask=(order >= low) & (place < CHUNK)
     )
     tl.debug_barrier()
     groups = tl.load(found_ptr, cache_modifier=".cg")
     for first in tl.range(0, tl.minimum(groups, CHUNK), AT_ONCE):
         at = first + tl.arange(0, AT_ONCE)
         there = at < groups
-        found = tl.load(found_ptr + COUNTERS + at, mask=there, other=0, cache_modifier=".cg")
+        found = tl.load(found_ptr + HEADER + at, mask=there, other=0, cache_modifier=".cg")
         token = token_of_member(0, found[:, None], tl.arange(0, GROUP)[None, :])
         y = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
         behind = _places(found_ptr + 1, ordered(y), low)

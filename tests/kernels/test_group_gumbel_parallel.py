@@ -57,7 +57,7 @@ def fit(tokens: torch.Tensor, p: torch.Tensor) -> None:
     ids=str,
 )
 def test_tokens_and_log_z_are_those_of_the_algorithm(B, V, group, dtype, temperature, monkeypatch):
-    monkeypatch.setattr(module, "GROUP", group)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", group)
     logits = 2 * torch.randn(B, V, generator=torch.Generator().manual_seed(V)) - 30
     logits = logits.to(dtype)
     for step in (2, 2**32 - 1):
@@ -79,7 +79,7 @@ def test_the_algorithm_draws_from_the_softmax(temperature):
 
 def test_the_kernel_draws_from_the_softmax(monkeypatch):
     """Few draws, but the kernel's: two groups, the second partial, with some zero-mass tokens."""
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.tensor([0.5, 0.0, 0.0, *[-INF] * 13, 0.5, 0.25, *[-INF] * 2])
     tokens, _ = draw(logits.expand(100, -1).contiguous(), 0, 0.5)
     fit(tokens, (logits / 0.5).softmax(0))
@@ -92,7 +92,7 @@ def test_choice_of_group_is_independent_of_token_noise_rows_and_steps(monkeypatc
     They are the tokens of the Philox words 0 and 1 in their groups: had group k the noise of word
     k, group 0 would be chosen just when token 0 beats token 2, so token 2 would never be drawn.
     """
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.full((64, 32), -INF)
     logits[:, [0, 2, 16, 18]] = 0.0
     steps = torch.stack([draw(logits, step, 1.0)[0] for step in (0, 1)])
@@ -106,7 +106,7 @@ def test_choice_of_group_is_independent_of_token_noise_rows_and_steps(monkeypatc
 
 
 def test_groups_without_mass_are_never_chosen(monkeypatch):
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.full((4, 70), -INF)
     allowed = [[20], [69], [0, 1, 50], [33, 34]]
     for row, tokens in enumerate(allowed):
@@ -120,7 +120,7 @@ def test_groups_without_mass_are_never_chosen(monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_without_a_draw_are_minus_one(temperature, monkeypatch):
-    monkeypatch.setattr(module, "GROUP", 64)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 64)
     logits = torch.randn(5, 200, generator=torch.Generator().manual_seed(2))
     clean, clean_log_z = draw(logits, 0, temperature)
     logits[1, 199] = torch.nan
@@ -133,7 +133,7 @@ def test_rows_without_a_draw_are_minus_one(temperature, monkeypatch):
 
 
 def test_greedy_is_the_lowest_id_among_ties(monkeypatch):
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.full((3, 60), -9.0)
     logits[0, [7, 12, 40]] = -3.0
     logits[1, [31, 32, 59]] = -3.0
@@ -145,7 +145,7 @@ def test_greedy_is_the_lowest_id_among_ties(monkeypatch):
 
 
 def test_temperatures_below_the_smallest_fp32_number_are_greedy(monkeypatch):
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
     for temperature in (1e-60, 1e-40):
         tokens, log_z = draw(logits, 0, temperature)

@@ -7,6 +7,17 @@ loader runs ahead. docs/kernel.md has a figure.
 
 What the logits and the noise are, and what a program leaves behind, is that of
 fused.portable, bit for bit.
+
+Functions hand on tuples. What is absent is an empty one, as None cannot be in a tuple:
+
+    ring        (tiles of weight, tiles of hidden, barriers of what is loaded, of what is free)
+    share       (first row, number among the programs of these rows, how many these are,
+                first token, tokens of this rank)
+    sizes       (B, V, D, mask_words, first_sample)
+    noise       (seed_ptr, (offset_ptr,), temperature)
+    processing  ((soft_cap,), (bias_ptr,), (row_bias_ptr,), (mask_ptr,))
+    scratch     (keys_ptr, (winners_ptr,), (masses_ptr,), (logits_ptr,), (largest_ptr,), stride)
+    rows, stored, best, largest, mass: as device.hopper_epilogue.consume takes them
 """
 
 from triton.experimental import gluon
@@ -29,12 +40,11 @@ from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
 LOADER_REGISTERS = gl.constexpr(24)
-SECOND_REGISTERS = gl.constexpr(232)
-
-
-THIRD_REGISTERS = gl.constexpr(160)
-"""Of a thread of the loading warp, of the second warpgroup of two, and of the second and third of
-three; the first warpgroup gets the rest."""
+"""Registers of a thread of the loading warp."""
+SECOND_OF_TWO = gl.constexpr(232)
+"""Of the second warpgroup of two; the first one gets the rest."""
+OTHERS_OF_THREE = gl.constexpr(160)
+"""Of the second and the third of three."""
 AT_ONCE = gl.constexpr(16)
 """Programs whose masses a thread adds up at once."""
 
@@ -252,7 +262,6 @@ def hopper_kernel(
     pid_v = gl.program_id(0) // num_tiles_b
     programs_v = gl.num_programs(0) // num_tiles_b
     b0 = pid_b * BLOCK_B
-    # What is absent is an empty tuple, as None cannot be in one.
     share = (b0, pid_v, programs_v, first_token, num_tokens)
     sizes = (B, V, D, mask_words, first_sample)
     noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
@@ -286,7 +295,7 @@ def hopper_kernel(
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 4, 1],
-            [THIRD_REGISTERS, THIRD_REGISTERS, LOADER_REGISTERS],
+            [OTHERS_OF_THREE, OTHERS_OF_THREE, LOADER_REGISTERS],
         )  # fmt: skip
     elif WARPGROUPS == 2:
         gl.warp_specialize(
@@ -301,7 +310,7 @@ def hopper_kernel(
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
-            [SECOND_REGISTERS, LOADER_REGISTERS],
+            [SECOND_OF_TWO, LOADER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(

@@ -23,7 +23,7 @@ from fsbench.kernels.device.hopper_mainloop import (
     tile_product,
 )
 from fsbench.kernels.device.mainloop import first_column
-from fsbench.kernels.device.prefetch import prefetch, touch
+from fsbench.kernels.device.prefetch import prefetch_rows, touch
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.screened.hopper.records import (
@@ -36,7 +36,7 @@ from fsbench.kernels.screened.records import (
     ABSOLUTE_SLACK,
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
-    NOISE_SLACK,
+    ROUGH_SLACK,
     bound_key,
     bound_of_key,
     larger,
@@ -123,15 +123,15 @@ def _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: g
     """Bring the part of the copy of step g into the L2; nothing waits for it."""
     v0, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     line = gl.arange(0, BLOCK_V * BLOCK_D // 128, gl.BlockedLayout([1], [32], [1], [0]))
-    row = gl.minimum(v0 + line % BLOCK_V, V - 1)
-    prefetch(copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1))
+    column = gl.minimum(d0 + line // BLOCK_V * 128, D - 1)
+    prefetch_rows(copy_ptr, v0, line, column, V, D, BLOCK_V)
 
 
 @gluon.jit
 def _load(copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD: gl.constexpr,
           WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
           STAGES: gl.constexpr):  # fmt: skip
-    """The loading warp. The copy needs nobody; the codes must have been written."""
+    """The loading warp. Nobody writes the copy; the codes must have been written."""
     _, _, _, free = ring
     steps = gl.cdiv(D, BLOCK_D)
     rounds, tail = _tiles(share, V, BLOCK_V)
@@ -189,7 +189,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     reach = gl.load(numbers_ptr + B + rows, mask=there, other=0.0)[:, None]
     spread = gl.load(numbers_ptr + 2 * B + rows, mask=there, other=0.0)[:, None]
     sane = T <= LARGEST_TEMPERATURE  # False for NaN
-    extra = gl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
+    extra = gl.where(sane, T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
     T = gl.where(sane, T, 0.0)
     noise = (row, seed, offset)
     bounds = (T, extra, reach, spread)
