@@ -13,17 +13,6 @@ def prefetch(at):
 
 
 @triton.jit
-def prefetch_rows(matrix_ptr, row0, lines, column, rows, D, HEIGHT: tl.constexpr):
-    """Ask for lines of HEIGHT rows of a matrix of bytes [rows, D], from row0 on.
-
-    lines: int32 [N], their numbers, row by row of a column of lines. column: int32 [N], where they
-    begin in their rows.
-    """
-    row = tl.minimum(row0 + lines % HEIGHT, rows - 1)
-    prefetch(matrix_ptr + row.to(tl.int64) * D + column)
-
-
-@triton.jit
 def touch(at, NVIDIA: tl.constexpr):
     """Bring what pointers `at` point to into the nearest cache; nothing waits for it."""
     if NVIDIA:

@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from fsbench.kernels.device.epilogue import allowed_words
 from fsbench.kernels.device.mainloop import first_column, load_tile, program_share
-from fsbench.kernels.device.prefetch import prefetch_rows, touch
+from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.screened.records import (
     ABSOLUTE_SLACK,
@@ -179,5 +179,5 @@ def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
 def _prefetch(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, KIB: tl.constexpr):
     """Ask for the first columns of a tile of the copy."""
     line = tl.arange(0, 8 * KIB)  # of 128 bytes
-    column = (first_column(v0, D) + line // BLOCK_V * 128) % D
-    prefetch_rows(copy_ptr, v0, line, column, V, D, BLOCK_V)
+    row = tl.minimum(v0 + line % BLOCK_V, V - 1)
+    prefetch(copy_ptr + row.to(tl.int64) * D + (first_column(v0, D) + line // BLOCK_V * 128) % D)

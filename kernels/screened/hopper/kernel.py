@@ -23,7 +23,7 @@ from fsbench.kernels.device.hopper_mainloop import (
     tile_product,
 )
 from fsbench.kernels.device.mainloop import first_column
-from fsbench.kernels.device.prefetch import prefetch_rows, touch
+from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.screened.hopper.records import (
@@ -123,8 +123,8 @@ def _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: g
     """Bring the part of the copy of step g into the L2; nothing waits for it."""
     v0, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     line = gl.arange(0, BLOCK_V * BLOCK_D // 128, gl.BlockedLayout([1], [32], [1], [0]))
-    column = gl.minimum(d0 + line // BLOCK_V * 128, D - 1)
-    prefetch_rows(copy_ptr, v0, line, column, V, D, BLOCK_V)
+    row = gl.minimum(v0 + line % BLOCK_V, V - 1)
+    prefetch(copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1))
 
 
 @gluon.jit
