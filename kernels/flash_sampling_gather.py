@@ -25,7 +25,7 @@ from fsbench.kernels.providing.launches import (
     vocab_shard,
 )
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+from fsbench.provider import Capabilities, Kind, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,16 +116,6 @@ def pack_words(keys: Tensor, logz: Tensor) -> Tensor:
     return words
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return FlashSampling(problem, weight)
-
-
-def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider."""
-    return _Gathered(problem, shard)
-
-
 class _Gathered(WorkspaceLaunch):
     def __init__(self, problem: Problem, shard: Shard):
         self._head = vocab_shard(shard)
@@ -147,7 +137,7 @@ PROVIDER = Provider(
     requires=("triton",),
     noise_map=noise_map,
     capabilities=Capabilities(fused=True, host_sync_free=True, batch_invariant=True),
-    build=build,
-    build_sharded=build_sharded,
+    build=FlashSampling,
+    build_sharded=_Gathered,
     presets=("tp",),
 )

@@ -17,7 +17,7 @@ from fsbench.kernels.noise.group import drawing_sums, group_candidates, members
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map, vocab_shard
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+from fsbench.provider import Capabilities, Kind, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,22 +125,14 @@ def gumbel_argmax(
     return tokens
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return _GumbelArgmax(problem, weight)
-
-
 class _GumbelArgmax(WorkspaceLaunch):
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return gumbel_argmax(hidden @ self._weight.T, seed, offset, self._temperature)
 
 
-def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider. The ranks gather their best candidates, packed: 8 bytes per row and rank."""
-    return _Gathered(problem, shard)
-
-
 class _Gathered(WorkspaceLaunch):
+    """The ranks gather their best candidates, packed: 8 bytes per row and rank."""
+
     def __init__(self, problem: Problem, shard: Shard):
         self._head = vocab_shard(shard)
         super().__init__(problem, self._head.weight)
@@ -163,7 +155,7 @@ PROVIDER = Provider(
     capabilities=Capabilities(
         noise="group", zero_temperature=True, host_sync_free=True, batch_invariant=True
     ),
-    build=build,
-    build_sharded=build_sharded,
+    build=_GumbelArgmax,
+    build_sharded=_Gathered,
     presets=("quick", "lean", "tp"),
 )
