@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from capability_checks import assert_law
 
 from fsbench.kernels import group_gumbel_online as module
-from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,13 +25,6 @@ def draw_many(row: torch.Tensor, temperature: float) -> torch.Tensor:
     return tokens
 
 
-def fit(tokens: torch.Tensor, p: torch.Tensor) -> None:
-    """The tokens are independent draws with probabilities p."""
-    counts = torch.bincount(tokens, minlength=len(p)).numpy()
-    check = goodness_of_fit(counts, p.double().numpy())
-    assert check.passed, check
-
-
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(4)
@@ -44,7 +37,7 @@ def test_tokens_are_drawn_from_the_softmax(chunk, temperature, monkeypatch):
     monkeypatch.setattr(module, "TOKENS_AT_ONCE", chunk)
     logits = 1.5 * torch.randn(100) - 20
     logits[[0, 40, 99]] = -18.0
-    fit(draw_many(logits, temperature), (logits / temperature).softmax(0))
+    assert_law("tokens", draw_many(logits, temperature), (logits / temperature).softmax(0))
 
 
 def test_choices_of_rows_steps_and_chunks_are_independent(monkeypatch):
@@ -52,15 +45,15 @@ def test_choices_of_rows_steps_and_chunks_are_independent(monkeypatch):
     monkeypatch.setattr(module, "TOKENS_AT_ONCE", 1)
     first, second = draw_many(torch.zeros(3), 1.0), draw_many(torch.zeros(3), 1.0)
     uniform = torch.full((9,), 1 / 9)
-    fit(3 * first[0::2] + first[1::2], uniform)
-    fit(3 * first + second, uniform)
+    assert_law("tokens", 3 * first[0::2] + first[1::2], uniform)
+    assert_law("tokens", 3 * first + second, uniform)
 
 
 def test_log_masses_are_compared_in_float64(monkeypatch):
     """At logits / T of ten million, fp32 has whole numbers only."""
     monkeypatch.setattr(module, "TOKENS_AT_ONCE", 1)
     logits = torch.tensor([1.0, 1.0 - 2.0**-24])
-    fit(draw_many(logits, 1e-7), (logits.double() / 1e-7).softmax(0))
+    assert_law("tokens", draw_many(logits, 1e-7), (logits.double() / 1e-7).softmax(0))
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 20.0])

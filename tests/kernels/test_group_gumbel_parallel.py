@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from capability_checks import assert_law
 
 from fsbench import reference
 from fsbench.kernels import group_gumbel_parallel as module
 from fsbench.reference.philox import random_words
-from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -35,13 +35,6 @@ def algorithm(logits: torch.Tensor, step: int, temperature: float, group: int) -
     bits, _, _, _ = random_words(torch.arange(len(masses)), rows, offset, 2 << 16, seed)
     chosen = (torch.stack(masses, 1) + reference.gumbel(bits)).argmax(1)
     return torch.stack(samples, 1)[rows, chosen]
-
-
-def fit(tokens: torch.Tensor, p: torch.Tensor) -> None:
-    """The tokens are independent draws with probabilities p."""
-    counts = torch.bincount(tokens, minlength=len(p)).numpy()
-    check = goodness_of_fit(counts, p.double().numpy())
-    assert check.passed, check
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
@@ -74,7 +67,7 @@ def test_the_algorithm_draws_from_the_softmax(temperature):
     logits = 2 * torch.randn(40, generator=torch.Generator().manual_seed(1))
     same = logits.expand(2**13, -1)
     tokens = torch.cat([algorithm(same, step, temperature, 16) for step in range(8)])
-    fit(tokens, (logits / temperature).softmax(0))
+    assert_law("tokens", tokens, (logits / temperature).softmax(0))
 
 
 def test_the_kernel_draws_from_the_softmax(monkeypatch):
@@ -82,7 +75,7 @@ def test_the_kernel_draws_from_the_softmax(monkeypatch):
     monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.tensor([0.5, 0.0, 0.0, *[-INF] * 13, 0.5, 0.25, *[-INF] * 2])
     tokens, _ = draw(logits.expand(100, -1).contiguous(), 0, 0.5)
-    fit(tokens, (logits / 0.5).softmax(0))
+    assert_law("tokens", tokens, (logits / 0.5).softmax(0))
 
 
 @pytest.mark.full
@@ -97,12 +90,12 @@ def test_choice_of_group_is_independent_of_token_noise_rows_and_steps(monkeypatc
     logits[:, [0, 2, 16, 18]] = 0.0
     steps = torch.stack([draw(logits, step, 1.0)[0] for step in (0, 1)])
     group, second = steps // 16, (steps % 16) // 2
-    fit((2 * group + second).flatten(), torch.full((4,), 0.25))
+    assert_law("tokens", (2 * group + second).flatten(), torch.full((4,), 0.25))
     half = torch.full((2,), 0.5)
     for number in group:
-        fit(number, half)  # not one choice for all rows
-    fit((group[0] == group[1]).long(), half)  # nor one for all steps
-    fit((group[:, 1:] == group[:, :-1]).long().flatten(), half)  # nor for neighbours
+        assert_law("tokens", number, half)  # not one choice for all rows
+    assert_law("tokens", (group[0] == group[1]).long(), half)  # nor one for all steps
+    assert_law("tokens", (group[:, 1:] == group[:, :-1]).long(), half)  # nor for neighbours
 
 
 def test_groups_without_mass_are_never_chosen(monkeypatch):
