@@ -18,6 +18,7 @@ from fsbench.kernels.call.operands import (
     processing,
     vocab_programs,
 )
+from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.call.workspace import workspace
@@ -120,7 +121,10 @@ def launch(
             hopper.launch.screen(grid, B, head, config, scratch, of_both | of_screens)
         else:
             by_tma = tma_possible(head.codes)
-            screen_kernel[grid](
+            launch_kernel(
+                screen_kernel,
+                device,
+                grid,
                 codes=matrix_operand(scratch.codes, 2 * config.block_b, config.block_d, by_tma),
                 copy=matrix_operand(head.codes, config.block_v, config.block_d, by_tma),
                 DEPTH=config.depth,
@@ -138,7 +142,10 @@ def launch(
                 **of_logits,
             )
         by_tma = tma_possible(hidden) and tma_possible(weight)
-        resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
+        launch_kernel(
+            resolve_kernel,
+            device,
+            (multiprocessors(device) * resolving.ctas_per_sm,),
             hidden=matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
             weight=matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
             weight_ptr=weight,

@@ -8,6 +8,7 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.screened.head import ScreenedHead
@@ -26,7 +27,10 @@ def screen(
     """Launch it with the arguments that it shares with the portable screen, and its own."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     box = min(ROWS.value, max(16, 2 * triton.next_power_of_2(B)))
-    hopper_screen_kernel[grid](
+    launch_kernel(
+        hopper_screen_kernel,
+        scratch.codes.device,
+        grid,
         codes=TensorDescriptor.from_tensor(scratch.codes, [box, COLUMNS.value], layout),
         copy=TensorDescriptor.from_tensor(head.codes, [128, COLUMNS.value], layout),
         WARPGROUPS=config.warpgroups,
