@@ -160,8 +160,15 @@ def _read_csv(folder: Path) -> pd.DataFrame:
         elif _is(str, hint):
             continue
         else:
-            numbers = pd.to_numeric(column, errors="coerce")
-            wrong, expected = column[column.notna() & ~np.isfinite(numbers)], "a number"
+            numbers, expected = pd.to_numeric(column, errors="coerce"), "a number"
+            fine = np.isfinite(numbers)
+            if name in ("median_us", "ci_lo_us", "ci_hi_us"):
+                fine &= numbers > 0
+            if hint is int:
+                expected = "an integer"
+                fine &= numbers % 1 == 0
+            given = (table.get("median_us", column) if name.startswith("ci_") else column).notna()
+            wrong = column[~fine & (given | (name in CELL_COLUMNS))]
         if len(wrong):
             raise ResultsError(f"{path}: {name}: expected {expected}; got {wrong.iloc[0]!r:.40}")
     return table.assign(folder=str(folder))
