@@ -21,6 +21,7 @@ from fsbench.errors import (
 )
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.verify import (
+    call,
     distribution,
     invariance,
     joint,
@@ -33,7 +34,7 @@ from fsbench.verify.check import Check, Setting
 from fsbench.verify.drawing import Draws
 from fsbench.verify.pathwise import SHAPES, Shapes
 
-_SIZES_B = (1, 3, 16, 17, 64, 65, 255, 256)
+_SIZES_B = (1, 3, 16, 17, 64, 65, 256, 300)
 _SIZES_V = (1, 2, 127, 128, 129, 1000, 50257, 151936)
 _COSTS = ("group", "token", "stored", "chunks")
 
@@ -42,13 +43,15 @@ _COSTS = ("group", "token", "stored", "chunks")
 class Effort:
     """How much each check does.
 
-    vocabulary: V of the large problem. fit_draws: draws of `fit`.
+    vocabulary: V of the large problem. fit_draws: draws of `fit`, also for `rows` and `steps`: of
+        at least 256 launches. block_draws: of `blocks`.
     seeds, seed_draws: of `fit of seeds`, draws each.
     variation_draws: of `variation`, by what a draw costs (`cost`).
     gaps, tail_tokens: of `tail`, random numbers spent on each gap.
     joint_steps, other_steps: launches of 256 equal rows, of the seed and of each other seed.
-    filter_steps: launches of each filter. codes: of `noise map`. maxima: rows of `maximum`.
-    truncated_draws: of each law of `truncation`.
+    call_steps: launches of `call`. filtered, filter_steps: (B, V) of `filters`, launches of each
+        filter. codes: of `noise map`. maxima: rows of `maximum`.
+    truncated_draws: of each law of `truncation`, and of `truncated draws`.
     shapes: of `oracle`, `greedy` and `edges`. sizes: batches of `invariance`.
     any_shapes, any_sizes: the same for samplers with noise of their own, which may take seconds to
         compile for each.
@@ -56,6 +59,7 @@ class Effort:
 
     vocabulary: int
     fit_draws: int
+    block_draws: int
     seeds: int
     seed_draws: int
     variation_draws: dict[str, int]
@@ -63,6 +67,8 @@ class Effort:
     tail_tokens: int
     joint_steps: int
     other_steps: int
+    call_steps: int
+    filtered: tuple[int, int]
     filter_steps: int
     truncated_draws: int
     codes: int
@@ -75,7 +81,8 @@ class Effort:
 
 _CPU_CI = Effort(
     vocabulary=9001,  # a part of a tile at the end, and more than one chunk of the online samplers
-    fit_draws=2**16,
+    fit_draws=300 * 264,
+    block_draws=2**15,
     seeds=8,
     seed_draws=2**13,
     variation_draws=dict.fromkeys(_COSTS, 2**13),
@@ -83,18 +90,21 @@ _CPU_CI = Effort(
     tail_tokens=2**25,
     joint_steps=48,
     other_steps=12,
-    filter_steps=64,
+    call_steps=32,
+    filtered=(256, 300),
+    filter_steps=54,
     truncated_draws=2**12,
     codes=2**18,
     maxima={"token": 2**9, "group": 2**12},
-    shapes=(*SHAPES, (64, 128), (255, 2)),
-    sizes=(1, 2, 16, 17, 65, 255),
+    shapes=(*SHAPES, (64, 128), (300, 2)),
+    sizes=(1, 2, 16, 17, 65, 257),
     any_shapes=((1, 1000), (3, 1), (16, 129), (17, 2)),
     any_sizes=(1, 17, 64),
 )
 _CPU_FULL = Effort(
     vocabulary=151_936,
     fit_draws=2**20,
+    block_draws=2**25,
     seeds=64,
     seed_draws=2**16,
     variation_draws=dict.fromkeys(_COSTS, 2**15),
@@ -102,18 +112,21 @@ _CPU_FULL = Effort(
     tail_tokens=2**31,
     joint_steps=64,
     other_steps=16,
+    call_steps=256,
+    filtered=(256, 300),
     filter_steps=256,
     truncated_draws=2**16,
     codes=2**22,
     maxima={"token": 2**10, "group": 2**14},
     shapes=(*SHAPES, *zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
-    sizes=(1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256),
+    sizes=(1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256, 257),
     any_shapes=tuple(zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
     any_sizes=(1, 17, 64, 256),
 )
 _CUDA_FULL = Effort(
     vocabulary=151_936,
     fit_draws=2**20,
+    block_draws=2**27,
     seeds=64,
     seed_draws=2**18,
     # What half a minute to a minute buys. 25 million bound the total variation by 0.002.
@@ -127,28 +140,32 @@ _CUDA_FULL = Effort(
     tail_tokens=2**36,
     joint_steps=4096,
     other_steps=1024,
+    call_steps=1024,
+    filtered=(256, 151_936),
     filter_steps=1024,
     truncated_draws=2**20,
     codes=2**32,
     maxima={"token": 2**14, "group": 2**16},
     shapes=tuple((B, V) for B in _SIZES_B for V in _SIZES_V),
-    sizes=tuple(range(1, 257)),
+    sizes=tuple(range(1, 258)),
     any_shapes=tuple(zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
     any_sizes=(1, 17, 64, 256),
 )
 _CUDA_CI = replace(
     _CUDA_FULL,
+    block_draws=2**25,
     seeds=8,
     variation_draws={"group": 2**24, "token": 2**21, "stored": 2**21, "chunks": 2**19},
     tail_tokens=2**34,
     joint_steps=512,
     other_steps=128,
+    call_steps=128,
     filter_steps=128,
     truncated_draws=2**16,
     codes=2**26,
     maxima={"token": 2**11, "group": 2**14},
     shapes=(*SHAPES, *zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
-    sizes=(1, 2, 16, 17, 65, 255),
+    sizes=(1, 2, 16, 17, 65, 257),
     any_shapes=_CPU_CI.any_shapes,
     any_sizes=_CPU_CI.any_sizes,
 )
@@ -166,8 +183,9 @@ GATE_TRUNCATED_DRAWS = {"cuda": 2**16, "cpu": 2**12}
 
 CHECKS = (
     *("philox", "noise map", "maximum", "oracle", "undefined rows", "greedy", "edges", "filters"),
-    *("invariance", "fit", "fit of seeds", "tiles", "collisions", "rows", "steps", "seeds"),
-    *("samples", "tail", "variation", "truncated oracle", "truncation"),
+    *("call", "invariance", "fit", "fit of seeds", "blocks", "tiles", "collisions", "rows"),
+    *("steps", "seeds", "samples", "tail", "variation", "truncated oracle", "truncation"),
+    "truncated draws",
 )
 """Every check by name; there is a `tail` for each gap."""
 
@@ -269,7 +287,8 @@ def _truncated(
 
 def _gate_fit(provider: Provider, setting: Setting) -> Check:
     draws = distribution.small_draws(provider, setting)
-    return distribution.check_fit(provider, draws, GATE_DRAWS[setting.device])
+    tokens = distribution.fit_tokens(draws, GATE_DRAWS[setting.device])
+    return distribution.check_fit(draws, tokens)
 
 
 class _Battery:
@@ -277,7 +296,9 @@ class _Battery:
 
     def __init__(self, provider: Provider, setting: Setting, tier: str):
         self.provider, self.setting = provider, setting
-        self.effort = EFFORTS[tier, setting.device]
+        # A step that the host takes part in costs what it costs on a CPU.
+        device = setting.device if provider.capabilities.graph_safe else "cpu"
+        self.effort = EFFORTS[tier, device]
         contract = provider.capabilities.noise is not None
         self.shapes = self.effort.shapes if contract else self.effort.any_shapes
         self.sizes = self.effort.sizes if contract else self.effort.any_sizes
@@ -285,6 +306,10 @@ class _Battery:
     @cached_property
     def small(self) -> Draws:
         return distribution.small_draws(self.provider, self.setting)
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        return distribution.fit_tokens(self.small, self.effort.fit_draws)
 
     @cached_property
     def large(self) -> Draws:
@@ -311,6 +336,8 @@ class _Battery:
             )
             if able.mask or able.bias:
                 todo.append(("filters", self._filters))
+            if able.per_row_temperature or able.per_request_seed or able.logprob:
+                todo.append(("call", self._call))
             if able.batch_invariant:
                 todo.append(("invariance", self._invariance))
         if draws(self.provider):
@@ -323,6 +350,7 @@ class _Battery:
                 truncation.CASES,
                 self.effort.truncated_draws,
             )
+            todo.append(("truncated draws", self._truncated_draws))
         return todo
 
     def _contract(self, form: str) -> Todo:
@@ -341,7 +369,15 @@ class _Battery:
         ]
 
     def _filters(self) -> Check:
-        return support.check_filters(self.provider, self.setting, self.effort.filter_steps)
+        effort = self.effort
+        return call.check_filters(self.provider, self.setting, effort.filtered, effort.filter_steps)
+
+    def _call(self) -> Check:
+        return call.check_call(self.provider, self.setting, self.effort.call_steps)
+
+    def _truncated_draws(self) -> Check:
+        wanted = self.effort.truncated_draws
+        return truncation.check_truncated_draws(self.provider, self.setting, wanted)
 
     def _invariance(self) -> Check:
         return invariance.check_invariance(self.provider, self.setting, self.sizes)
@@ -351,32 +387,29 @@ class _Battery:
         able = provider.capabilities
         variation = effort.variation_draws[cost(able)]
         todo: Todo = [
-            ("fit", lambda: distribution.check_fit(provider, self.small, effort.fit_draws)),
+            ("fit", lambda: distribution.check_fit(self.small, self.tokens)),
             ("fit of seeds", self._fit_of_seeds),
-            ("tiles", lambda: joint.check_tiles(provider, self.large, self.flat)),
-            ("collisions", lambda: joint.check_collisions(provider, self.large, self.flat)),
-            ("rows", lambda: joint.check_rows(self.large, self.flat)),
-            ("steps", lambda: joint.check_steps(self.large, self.flat)),
-            (
-                "seeds",
-                lambda: joint.check_seeds(provider, self.large, self.flat, effort.other_steps),
-            ),
+            ("blocks", lambda: distribution.check_blocks(self.small, effort.block_draws)),
+            ("tiles", lambda: joint.check_tiles(self.large, self.flat)),
+            ("collisions", lambda: joint.check_collisions(self.large, self.flat)),
+            ("rows", lambda: joint.check_rows(self.large, self.flat, self.small, self.tokens)),
+            ("steps", lambda: joint.check_steps(self.large, self.flat, self.small, self.tokens)),
+            ("seeds", self._seeds),
         ]
         if able.num_samples:
             todo.append(
                 ("samples", lambda: joint.check_samples(provider, self.large, effort.other_steps))
             )
         todo += [(f"tail {gap:g}", partial(self._tail, gap)) for gap in effort.gaps]
-        todo.append(
-            ("variation", lambda: distribution.check_variation(provider, self.large, variation))
-        )
+        todo.append(("variation", lambda: distribution.check_variation(self.large, variation)))
         return todo
+
+    def _seeds(self) -> Check:
+        return joint.check_seeds(self.large, self.flat, self.small, self.effort.other_steps)
 
     def _fit_of_seeds(self) -> Check:
         effort = self.effort
-        return distribution.check_fit_of_seeds(
-            self.provider, self.small, effort.seeds, effort.seed_draws
-        )
+        return distribution.check_fit_of_seeds(self.small, effort.seeds, effort.seed_draws)
 
     def _tail(self, gap: float) -> Check:
-        return distribution.check_tail(self.provider, self.large, gap, self.effort.tail_tokens)
+        return distribution.check_tail(self.large, gap, self.effort.tail_tokens)
