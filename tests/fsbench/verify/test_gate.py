@@ -68,7 +68,7 @@ def test_fit_accepts_an_honest_sampler_at_any_temperature(dtype, temperature):
     check = fit(provider(honest), Setting("cpu", dtype, temperature))
     assert check.passed, check
     assert check.p_value > 1e-3 and check.detects.endswith("rms error of probabilities")
-    assert check.draws == DRAWS
+    assert DRAWS <= check.draws < DRAWS + 300, "in whole launches"
 
 
 def test_a_known_deviation_is_tolerated_up_to_its_size():
