@@ -77,9 +77,10 @@ def verify(
     steps, seeds and samples. docs/exactness.md says what each check sees, and
     what none can. An honest sampler fails with probability 1e-6; seeds are fixed.
 
-    Ends with a sentence about each sampler: passed, or rejected and why. Verdicts: ok; not exact, where a sampler declares that it deviates and keeps
-    to that; FAILED. Exit code 1 if a check failed, 4 if a sampler that was asked
-    for by name cannot run here.
+    Verdicts: ok; not exact, where a sampler declares that it deviates and keeps
+    to that; FAILED. At the end a sentence about each sampler: passed, or rejected
+    and why. Exit code 1 if a check failed, 4 if a sampler that was asked for by
+    name cannot run here.
     """
     import torch
     from rich.console import Console

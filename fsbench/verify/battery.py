@@ -189,7 +189,7 @@ CHECKS = (
 )
 """Every check by name; there is a `tail` for each gap."""
 
-Todo = list[tuple[str, Callable[[], Check]]]
+Todo = Iterator[tuple[str, Callable[[], Check]]]
 
 
 def verify(
@@ -249,18 +249,16 @@ def cost(able: Capabilities) -> str:
 
 
 def _gate(provider: Provider, setting: Setting) -> Todo:
-    todo: Todo = []
     if provider.capabilities.noise is not None:
-        todo.append(("oracle", lambda: pathwise.check_oracle(provider, setting)))
-        todo.append(("undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)))
+        yield "oracle", lambda: pathwise.check_oracle(provider, setting)
+        yield "undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)
     if takes_greedy(provider):
-        todo.append(("greedy", lambda: support.check_greedy(provider, setting)))
+        yield "greedy", lambda: support.check_greedy(provider, setting)
     if draws(provider):
-        todo.append(("fit", lambda: _gate_fit(provider, setting)))
+        yield "fit", lambda: _gate_fit(provider, setting)
     if provider.capabilities.filters and setting.truncated:
         wanted = GATE_TRUNCATED_DRAWS[setting.device]
-        todo += _truncated(provider, setting, pathwise.SHAPES, truncation.GATE, wanted)
-    return todo
+        yield from _truncated(provider, setting, pathwise.SHAPES, truncation.GATE, wanted)
 
 
 def _truncated(
@@ -271,18 +269,12 @@ def _truncated(
     wanted: int,
 ) -> Todo:
     """The checks of a sampler that has filters."""
-    todo: Todo = []
     if provider.capabilities.noise is not None:
-        todo.append(
-            (
-                "truncated oracle",
-                lambda: truncation.check_truncated_oracle(provider, setting, shapes),
-            )
+        yield (
+            "truncated oracle",
+            lambda: truncation.check_truncated_oracle(provider, setting, shapes),
         )
-    todo.append(
-        ("truncation", lambda: truncation.check_truncation(provider, setting, cases, wanted))
-    )
-    return todo
+    yield "truncation", lambda: truncation.check_truncation(provider, setting, cases, wanted)
 
 
 def _gate_fit(provider: Provider, setting: Setting) -> Check:
@@ -299,9 +291,6 @@ class _Battery:
         # A step that the host takes part in costs what it costs on a CPU.
         device = setting.device if provider.capabilities.graph_safe else "cpu"
         self.effort = EFFORTS[tier, device]
-        contract = provider.capabilities.noise is not None
-        self.shapes = self.effort.shapes if contract else self.effort.any_shapes
-        self.sizes = self.effort.sizes if contract else self.effort.any_sizes
 
     @cached_property
     def small(self) -> Draws:
@@ -322,94 +311,64 @@ class _Battery:
 
     def todo(self) -> Todo:
         """Cheap and sharp checks first."""
-        kind, able = self.provider.kind, self.provider.capabilities
-        todo: Todo = []
-        if able.noise is not None:
-            todo += self._contract(able.noise)
-        if takes_greedy(self.provider):
-            todo.append(
-                ("greedy", lambda: support.check_greedy(self.provider, self.setting, self.shapes))
-            )
-        if kind is not Kind.LOWER_BOUND:
-            todo.append(
-                ("edges", lambda: support.check_edges(self.provider, self.setting, self.shapes))
-            )
-            if able.mask or able.bias:
-                todo.append(("filters", self._filters))
-            if able.per_row_temperature or able.per_request_seed or able.logprob:
-                todo.append(("call", self._call))
-            if able.batch_invariant:
-                todo.append(("invariance", self._invariance))
-        if draws(self.provider):
-            todo += self._drawn()
-        if able.filters:
-            todo += _truncated(
-                self.provider,
-                self.setting,
-                self.shapes,
-                truncation.CASES,
-                self.effort.truncated_draws,
-            )
-            todo.append(("truncated draws", self._truncated_draws))
-        return todo
-
-    def _contract(self, form: str) -> Todo:
         provider, setting, effort = self.provider, self.setting, self.effort
-        todo: Todo = [("philox", lambda: noise.check_philox(setting.device))]
-        if provider.noise_map is not None:
-            todo.append(
-                ("noise map", lambda: noise.check_noise_map(provider, setting, effort.codes))
+        able, form = provider.capabilities, provider.capabilities.noise
+        shapes, sizes = (effort.any_shapes, effort.any_sizes)
+        if form is not None:
+            shapes, sizes = effort.shapes, effort.sizes
+            V, rows = effort.vocabulary, effort.maxima[form]
+            yield "philox", lambda: noise.check_philox(setting.device)
+            if provider.noise_map is not None:
+                yield "noise map", lambda: noise.check_noise_map(provider, setting, effort.codes)
+            yield "maximum", lambda: noise.check_maximum(setting, form, V, rows)
+            yield "oracle", lambda: pathwise.check_oracle(provider, setting, shapes)
+            yield "undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)
+        if takes_greedy(provider):
+            yield "greedy", lambda: support.check_greedy(provider, setting, shapes)
+        if provider.kind is not Kind.LOWER_BOUND:
+            yield "edges", lambda: support.check_edges(provider, setting, shapes)
+            if able.mask or able.bias:
+                yield (
+                    "filters",
+                    lambda: call.check_filters(
+                        provider, setting, effort.filtered, effort.filter_steps
+                    ),
+                )
+            if able.per_row_temperature or able.per_request_seed or able.logprob:
+                yield "call", lambda: call.check_call(provider, setting, effort.call_steps)
+            if able.batch_invariant:
+                yield "invariance", lambda: invariance.check_invariance(provider, setting, sizes)
+        if draws(provider):
+            yield from self._drawn()
+        if able.filters:
+            wanted = effort.truncated_draws
+            yield from _truncated(provider, setting, shapes, truncation.CASES, wanted)
+            yield (
+                "truncated draws",
+                lambda: truncation.check_truncated_draws(provider, setting, wanted),
             )
-        V, rows = effort.vocabulary, effort.maxima[form]
-        return [
-            *todo,
-            ("maximum", lambda: noise.check_maximum(setting, form, V, rows)),
-            ("oracle", lambda: pathwise.check_oracle(provider, setting, self.shapes)),
-            ("undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)),
-        ]
-
-    def _filters(self) -> Check:
-        effort = self.effort
-        return call.check_filters(self.provider, self.setting, effort.filtered, effort.filter_steps)
-
-    def _call(self) -> Check:
-        return call.check_call(self.provider, self.setting, self.effort.call_steps)
-
-    def _truncated_draws(self) -> Check:
-        wanted = self.effort.truncated_draws
-        return truncation.check_truncated_draws(self.provider, self.setting, wanted)
-
-    def _invariance(self) -> Check:
-        return invariance.check_invariance(self.provider, self.setting, self.sizes)
 
     def _drawn(self) -> Todo:
-        provider, effort = self.provider, self.effort
-        able = provider.capabilities
-        variation = effort.variation_draws[cost(able)]
-        todo: Todo = [
-            ("fit", lambda: distribution.check_fit(self.small, self.tokens)),
-            ("fit of seeds", self._fit_of_seeds),
-            ("blocks", lambda: distribution.check_blocks(self.small, effort.block_draws)),
-            ("tiles", lambda: joint.check_tiles(self.large, self.flat)),
-            ("collisions", lambda: joint.check_collisions(self.large, self.flat)),
-            ("rows", lambda: joint.check_rows(self.large, self.flat, self.small, self.tokens)),
-            ("steps", lambda: joint.check_steps(self.large, self.flat, self.small, self.tokens)),
-            ("seeds", self._seeds),
-        ]
+        effort, able = self.effort, self.provider.capabilities
+        seeds, seed_draws = effort.seeds, effort.seed_draws
+        yield "fit", lambda: distribution.check_fit(self.small, self.tokens)
+        yield (
+            "fit of seeds",
+            lambda: distribution.check_fit_of_seeds(self.small, seeds, seed_draws),
+        )
+        yield "blocks", lambda: distribution.check_blocks(self.small, effort.block_draws)
+        yield "tiles", lambda: joint.check_tiles(self.large, self.flat)
+        yield "collisions", lambda: joint.check_collisions(self.large, self.flat)
+        yield "rows", lambda: joint.check_rows(self.large, self.flat, self.small, self.tokens)
+        yield "steps", lambda: joint.check_steps(self.large, self.flat, self.small, self.tokens)
+        steps = effort.other_steps
+        yield "seeds", lambda: joint.check_seeds(self.large, self.flat, self.small, steps)
         if able.num_samples:
-            todo.append(
-                ("samples", lambda: joint.check_samples(provider, self.large, effort.other_steps))
-            )
-        todo += [(f"tail {gap:g}", partial(self._tail, gap)) for gap in effort.gaps]
-        todo.append(("variation", lambda: distribution.check_variation(self.large, variation)))
-        return todo
-
-    def _seeds(self) -> Check:
-        return joint.check_seeds(self.large, self.flat, self.small, self.effort.other_steps)
-
-    def _fit_of_seeds(self) -> Check:
-        effort = self.effort
-        return distribution.check_fit_of_seeds(self.small, effort.seeds, effort.seed_draws)
+            yield "samples", lambda: joint.check_samples(self.provider, self.large, steps)
+        for gap in effort.gaps:
+            yield f"tail {gap:g}", partial(self._tail, gap)
+        wanted = effort.variation_draws[cost(able)]
+        yield "variation", lambda: distribution.check_variation(self.large, wanted)
 
     def _tail(self, gap: float) -> Check:
         return distribution.check_tail(self.large, gap, self.effort.tail_tokens)
