@@ -334,7 +334,8 @@ class _Battery:
                         provider, setting, effort.filtered, effort.filter_steps
                     ),
                 )
-            if able.per_row_temperature or able.per_request_seed or able.logprob:
+            asked = able.per_row_temperature or able.per_request_seed or able.logprob
+            if draws(provider) and asked:
                 yield "call", lambda: call.check_call(provider, setting, effort.call_steps)
             if able.batch_invariant:
                 yield "invariance", lambda: invariance.check_invariance(provider, setting, sizes)

@@ -60,8 +60,11 @@ def check_call(provider: Provider, setting: Setting, steps: int) -> Check:
                 told = f"expected token {int(expected.tokens[at])}, got {int(drawn[0][at])}"
                 return Check("call", False, f"row {at} of T = {float(T[at]):g}: {told}", _ROWS)
         if able.logprob:
+            logprob = getattr(result, "logprob", None)
+            if logprob is None or logprob.shape != (_ROWS,):
+                return Check("call", False, "gave no log-probability for each token", _ROWS)
             wanted = reference.log_probability(logits, drawn[-1].clamp(0, _VOCABULARY - 1), T)
-            error = (result.logprob - wanted).abs() / (1 + wanted.abs())
+            error = (logprob - wanted).abs() / (1 + wanted.abs())
             worst_error = max(worst_error, float(error.nan_to_num(nan=torch.inf).max()))
     if worst_error > _LOGPROB_ERROR:
         told = f"log-probabilities are off by {worst_error:.2g} (of 1 + |log p|)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from fsbench.verify.drawing import (
 )
 
 _WHOLE = 300  # rows of the batch that all others are compared with
-_FILTERS = {"top_k": 20, "top_p": 0.9, "min_p": 0.02}
+_FILTERS: dict[str, Any] = {"top_k": 20, "top_p": 0.9, "min_p": 0.02}
 _VOCABULARY = 5003
 _SHARDS = (0, 1280, 2560, 3840, _VOCABULARY)  # multiples of 128: no group of tokens is divided
 

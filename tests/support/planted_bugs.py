@@ -2,16 +2,23 @@
 
 `SURVIVORS` are those that the battery of version 0.1.0 let pass, `FIELD` those of public issues:
 bug -> (sampler, the check that must see it). A sampler is `planted` or `filtered` (a launch), or
-`complete` (a full call, with noise of its own).
+`complete` (a full call).
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import mutant_samplers as samplers
 import torch
-from mutant_samplers import argmax, fine_exponential, generator, gumbel, mixed, planted, whole_noise
+from mutant_samplers import (
+    argmax,
+    contract,
+    fine_exponential,
+    generator,
+    gumbel,
+    mixed,
+    planted,
+    whole_noise,
+)  # fmt: skip
 from torch import Tensor
 
 from fsbench import reference
@@ -40,12 +47,12 @@ def seed_cut_to_33_bits(seed, step, *rest):
     return whole_noise(seed & (2**33 - 1), step, *rest)
 
 
-def rows_64_tiles_apart(seed, step, B, V, uniform=None):
-    """Tile t of row b has stream 64 b + t: the 65th tile is the next row's first."""
+def rows_12_tiles_apart(seed, step, B, V, uniform=None):
+    """Tile t of row b has stream 12 b + t: the 13th tile is the next row's first."""
     tiles = -(-V // samplers.TILE)
     source = generator(mixed(seed, step))
-    streams = gumbel(fine_exponential(source, (64 * B + tiles, samplers.TILE)))
-    own = 64 * torch.arange(B)[:, None] + torch.arange(tiles)
+    streams = gumbel(fine_exponential(source, (12 * B + tiles, samplers.TILE)))
+    own = 12 * torch.arange(B)[:, None] + torch.arange(tiles)
     return streams[own].flatten(1)[:, :V]
 
 
@@ -144,71 +151,25 @@ def filtered(
     return Provider("filtered", "Filtered", Kind.TRUNCATED, build, capabilities=capabilities)
 
 
-# Full calls
+# Of the full call: what `contract` gives to a mistake -> what is used instead
 
 
-def complete(
-    temperature=lambda T: T,
-    sample_number=lambda number: number,
-    noise=lambda noise, seeds: noise,
-    mask=lambda allowed, seed, step: allowed,
-    logprob=lambda logprob: logprob,
-) -> Provider:
-    """A full call with noise of its own, of the arguments that a mistake replaces.
-
-    temperature: of T [B]. sample_number: of each sample. noise: of the noise [B, V] and the number
-    of seeds. mask: of the allowed tokens [B, V], seed and step. logprob: of what is returned.
-    """
-
-    def sample(
-        hidden, weight, *, seed, offset, num_samples=1, return_logprob=False, **options
-    ):  # fmt: skip
-        allowed = options.get("mask")
-        if allowed is not None:
-            allowed = reference.logits.unpacked(allowed, len(weight))
-            allowed = mask(allowed, int(seed[0]), int(offset))
-        logits = reference.processed_logits(
-            hidden.float() @ weight.float().T, bias=options.get("bias"), mask=allowed
-        )
-        B, V = logits.shape
-        T = torch.as_tensor(options.get("temperature", 1.0)).float().expand(B)
-        drawn = []
-        for number in map(sample_number, range(num_samples)):
-            if len(seed) == 1:
-                g = whole_noise(mixed(int(seed), number), int(offset), B, V)
-            else:
-                g = torch.cat([
-                    whole_noise(mixed(int(own), number), int(offset), 1, V) for own in seed
-                ])  # fmt: skip
-            drawn.append((logits + temperature(T)[:, None] * noise(g, len(seed))).argmax(1))
-        tokens = drawn[0] if num_samples == 1 else torch.stack(drawn, 1)
-        told = reference.log_probability(logits, tokens, T) if return_logprob else None
-        return SimpleNamespace(tokens=tokens, logprob=None if told is None else logprob(told))
-
-    def build(problem: Problem, weight: Tensor):
-        def launch(hidden, seed, offset):
-            options = {"temperature": problem.temperature}
-            return sample(hidden, weight, seed=seed, offset=offset, **options).tokens
-
-        return launch
-
-    options = ("per_row_temperature", "greedy_rows", "bias", "mask", "per_request_seed")
-    able = Capabilities(
-        ("cpu",), ("fp32", "bf16"), zero_temperature=True, logprob=True, num_samples=True,
-        **dict.fromkeys(options, True),
-    )  # fmt: skip
-    return Provider("complete", "Complete", Kind.EXACT, build, capabilities=able, sample=sample)
-
-
-def forbidden_once_in_17000(allowed: Tensor, seed: int, step: int) -> Tensor:
+def forbidden_once_in_17000(allowed: Tensor, seed: Tensor, step: Tensor) -> Tensor:
     """One row in 17,000 has a token that is masked."""
-    u = generator(mixed(seed, step, 3)).random(len(allowed))
+    u = generator(mixed(int(seed[0]), int(step), 3)).random(len(allowed))
     return allowed ^ (torch.from_numpy(u) < 1 / 17_000)[:, None]
 
 
-def of_row_xor_8(T: Tensor) -> Tensor:
+def of_row_xor_8(T: float | Tensor, seed: Tensor) -> float | Tensor:
+    if not isinstance(T, Tensor):
+        return T
     rows = torch.arange(len(T))
     return T[torch.where(rows ^ 8 < len(T), rows ^ 8, rows)]
+
+
+def complete(**mistake: samplers.Change) -> Provider:
+    """A sampler with the full call that does not say whose noise it has."""
+    return contract(own=True, **mistake)
 
 
 SURVIVORS = {
@@ -220,7 +181,7 @@ SURVIVORS = {
     "T twice from row 8 on": (planted(draw=temperature_twice_from_row_8), "fit"),
     "T of row b xor 8": (complete(temperature=of_row_xor_8), "call"),
     "log-probability 0": (complete(logprob=torch.zeros_like), "call"),
-    "samples 4, 5, .. are 0, 1, ..": (complete(sample_number=lambda n: n % 4), "samples"),
+    "samples 4, 5, .. are 0, 1, ..": (complete(sample=lambda of: (of[0], of[1] % 4)), "samples"),
     "second race with the noise of seed + 1": (
         filtered(second_seed=lambda seed: seed + 1),
         "truncated draws",
@@ -239,7 +200,7 @@ FIELD = {
         "invariance",
     ),
     "another law with seeds (sglang-omni 1239)": (
-        complete(noise=lambda g, seeds: g if seeds == 1 else 0.8 * g),
+        complete(temperature=lambda T, seed: T if len(seed) == 1 else 0.8 * T),
         "call",
     ),
     "ties at the boundary over-accepted (FlashInfer 3774)": (
@@ -247,5 +208,5 @@ FIELD = {
         "truncation",
     ),
     "a graph repeats its samples (vllm-omni 4261)": (frozen_at_capture(), "steps"),
-    "streams of tiles collide (FlashSampling 362e45c)": (planted(rows_64_tiles_apart), "rows"),
+    "streams of tiles collide (FlashSampling 362e45c)": (planted(rows_12_tiles_apart), "rows"),
 }

@@ -7,6 +7,7 @@ from dataclasses import replace
 import mutant_samplers as samplers
 import numpy as np
 import pytest
+import torch
 from mutant_samplers import contract, planted
 from planted_bugs import FIELD, RARE, SURVIVORS, race_in_fp32
 from tiers import first_quick, full
@@ -49,14 +50,17 @@ MUTANTS = {  # bug -> (sampler, the check that must see it)
     "padding with 0 for -inf": (planted(draw=samplers.padded_with_zero), "edges"),
     "padding returned": (planted(draw=samplers.padding_returned), "edges"),
     "T = 0 sampled": (planted(draw=samplers.warm_argmax, greedy=True), "greedy"),
-    "greedy rows sampled": (contract(greedy_rows_sampled=True), "filters"),
-    "mask ignored": (contract(mask_ignored=True), "filters"),
-    "mask of the neighbour": (contract(neighbours_mask=True), "invariance"),
-    "request keyed by its row": (contract(request_keyed_by_row=True), "invariance"),
-    "sample added to the seed": (contract(sample_added_to_seed=True), "samples"),
+    "greedy rows sampled": (contract(temperature=samplers.never_quite_greedy), "filters"),
+    "mask ignored": (contract(mask=lambda allowed, *_: allowed | True), "filters"),
+    "mask of the neighbour": (contract(mask=samplers.neighbours_mask), "invariance"),
+    "request keyed by its row": (
+        contract(seed=lambda seed: seed + torch.arange(len(seed))),
+        "invariance",
+    ),
+    "sample added to the seed": (contract(sample=lambda of: (sum(of), 0)), "samples"),
     "offset one ahead": (contract(step=lambda offset: offset + 1), "oracle"),
     "offset cut to 31 bits": (contract(step=lambda offset: offset & 0x7FFFFFFF), "oracle"),
-    "NaN rows drawn": (contract(undefined_rows_drawn=True), "undefined rows"),
+    "NaN rows drawn": (contract(tokens=lambda tokens: tokens.clamp_min(0)), "undefined rows"),
     "noise map not monotone": (contract(noise_map=samplers.rounded_map), "noise map"),
     "noise map not finite": (contract(noise_map=samplers.closed_map), "noise map"),
 }

@@ -24,7 +24,7 @@ OF_FILTERS = ("truncation", "truncated draws")
 
 @pytest.fixture(autouse=True)
 def fewer_tokens(monkeypatch):
-    effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=8321)
+    effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=2051)
     monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
 
 
