@@ -10,7 +10,8 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.provider import Provider
 from fsbench.verify.check import ALPHA, Check, Setting
-from fsbench.verify.drawing import exact_head, require_form, require_support, scalar
+from fsbench.verify.drawing import exact_head, require_form, require_inside, require_support, scalar
+from fsbench.verify.pathwise import first_wrong
 from fsbench.verify.statistics import detectable_bias, goodness_of_fit
 
 _ROWS, _VOCABULARY = 300, 500
@@ -54,11 +55,9 @@ def check_call(provider: Provider, setting: Setting, steps: int) -> Check:
         drawn.append(require_form(result.tokens, (_ROWS,)).long().clone())
         if step == 0 and able.noise is not None:
             expected = reference.expect(logits, seed, offset, T, able.noise)
-            wrong = ~expected.accepts(drawn[0])
-            if wrong.any():
-                at = int(wrong.nonzero()[0])
-                told = f"expected token {int(expected.tokens[at])}, got {int(drawn[0][at])}"
-                return Check("call", False, f"row {at} of T = {float(T[at]):g}: {told}", _ROWS)
+            wrong = first_wrong(expected, drawn[0])
+            if wrong:
+                return Check("call", False, wrong, _ROWS)
         if able.logprob:
             logprob = getattr(result, "logprob", None)
             if logprob is None or logprob.shape != (_ROWS,):
@@ -70,9 +69,7 @@ def check_call(provider: Provider, setting: Setting, steps: int) -> Check:
         told = f"log-probabilities are off by {worst_error:.2g} (of 1 + |log p|)"
         return Check("call", False, told, steps * _ROWS)
     tokens = torch.stack(drawn, 1)
-    outside = (tokens < 0) | (tokens >= _VOCABULARY)
-    if outside.any():
-        return Check("call", False, f"drew token {int(tokens[outside][0])}", tokens.numel())
+    require_inside(tokens, _VOCABULARY)
     worst, tests = 1.0, sum(value > 0 for value in values)
     for number, value in enumerate(values):
         mine = tokens[turn == number].flatten()

@@ -129,7 +129,7 @@ def _mixed(
     problem = replace(setting.problem(len(hidden), len(weight), T), **filters)
     mixed = _tokens(provider, replace(problem, mixed=True), hidden, weight)
     for turn, own in enumerate(replace(problem, mixed=True).row_filters()[:4]):
-        values = dict(zip(_FILTERS, own, strict=True))
+        values: dict[str, Any] = dict(zip(_FILTERS, own, strict=True))
         alone = _tokens(provider, replace(problem, **values), hidden, weight)
         what = f"neighbours with other filters than {values}"
         compared += _require_equal(what, mixed[turn::4], alone[turn::4])

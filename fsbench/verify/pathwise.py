@@ -63,19 +63,24 @@ def check_oracle(provider: Provider, setting: Setting, shapes: Shapes = SHAPES) 
                 problem.temperature,
                 provider.capabilities.noise or "token",
             )
-            wrong = ~expected.accepts(tokens)
-            if wrong.any():
-                row = int(wrong.nonzero()[0])
-                return Check(
-                    "oracle",
-                    False,
-                    f"B={problem.B} V={problem.V} seed={seed} step={step} row {row}: expected "
-                    f"token {int(expected.tokens[row])}, got {int(tokens[row])}",
-                    rows,
+            wrong = first_wrong(expected, tokens)
+            if wrong:
+                where = (
+                    f"B={problem.B} V={problem.V} T={problem.temperature:g} seed={seed} step={step}"
                 )
+                return Check("oracle", False, f"{where} {wrong}", rows)
             rows += problem.B
             ties += int((tokens != expected.tokens).sum())
     return Check("oracle", True, f"{rows} rows equal the oracle, {ties} by a rounding tie", rows)
+
+
+def first_wrong(expected: reference.Expected, tokens: Tensor) -> str | None:
+    """The first of tokens [B] that is not accepted, in words; None if all are."""
+    wrong = ~expected.accepts(tokens)
+    if not wrong.any():
+        return None
+    row = int(wrong.nonzero()[0])
+    return f"row {row}: expected token {int(expected.tokens[row])}, got {int(tokens[row])}"
 
 
 def check_undefined_rows(provider: Provider, setting: Setting) -> Check:

@@ -21,7 +21,7 @@ from fsbench.provider import Capabilities, Provider
 from fsbench.verify.check import ALPHA, Check, Setting
 from fsbench.verify.drawing import Draws, exact_head, launched_tokens, random_logits
 from fsbench.verify.joint import SEED, alike
-from fsbench.verify.pathwise import Shapes, noise_of, penalised, truncation
+from fsbench.verify.pathwise import Shapes, first_wrong, noise_of, penalised, truncation
 from fsbench.verify.statistics import detectable_bias, goodness_of_fit
 
 Filters = dict[str, Any]
@@ -239,14 +239,9 @@ def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes)
                 logits_error=error,
                 truncation=truncation(problem, able, logits, error),
             )
-            wrong = ~expected.accepts(tokens)
-            if wrong.any():
-                row = int(wrong.nonzero()[0])
-                detail = (
-                    f"{problem} row {row}: expected token {int(expected.tokens[row])}, "
-                    f"got {int(tokens[row])}"
-                )
-                return Check("truncated oracle", False, detail, rows)
+            wrong = first_wrong(expected, tokens)
+            if wrong:
+                return Check("truncated oracle", False, f"{problem} {wrong}", rows)
             rows += B
             ties += int((tokens != expected.tokens).sum())
     detail = f"{rows} rows equal the oracle, {ties} by rounding"
