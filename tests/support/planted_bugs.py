@@ -160,11 +160,16 @@ def forbidden_once_in_17000(allowed: Tensor, seed: Tensor, step: Tensor) -> Tens
     return allowed ^ (torch.from_numpy(u) < 1 / 17_000)[:, None]
 
 
-def of_row_xor_8(T: float | Tensor, seed: Tensor) -> float | Tensor:
-    if not isinstance(T, Tensor):
-        return T
-    rows = torch.arange(len(T))
-    return T[torch.where(rows ^ 8 < len(T), rows ^ 8, rows)]
+def of_row_xor(bit: int) -> samplers.Change:
+    """The temperature of another row, where T is a tensor."""
+
+    def change(T: float | Tensor, seed: Tensor) -> float | Tensor:
+        if not isinstance(T, Tensor):
+            return T
+        rows = torch.arange(len(T))
+        return T[torch.where(rows ^ bit < len(T), rows ^ bit, rows)]
+
+    return change
 
 
 def complete(**mistake: samplers.Change) -> Provider:
@@ -179,7 +184,7 @@ SURVIVORS = {
     "seed bits 33 to 63 ignored": (planted(seed_cut_to_33_bits), "seeds"),
     "the last V mod 32 tokens 18 % too rare": (planted(draw=last_block_rarer), "blocks"),
     "T twice from row 8 on": (planted(draw=temperature_twice_from_row_8), "fit"),
-    "T of row b xor 8": (complete(temperature=of_row_xor_8), "call"),
+    "T of row b xor 8": (complete(temperature=of_row_xor(8)), "call"),
     "log-probability 0": (complete(logprob=torch.zeros_like), "call"),
     "samples 4, 5, .. are 0, 1, ..": (complete(sample=lambda of: (of[0], of[1] % 4)), "samples"),
     "second race with the noise of seed + 1": (

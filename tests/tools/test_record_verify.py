@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import record_verify
 from tree import ROOT
 
 TOOL = ROOT / "tools" / "record_verify.py"
@@ -51,6 +52,11 @@ def test_only_what_has_no_conclusion_runs_again(folder):
     assert record(folder).returncode == 0
     assert json.loads(cut.read_text().splitlines()[-1])["provider"] == "greedy"
     assert whole.stat().st_mtime_ns == kept
+
+
+def test_all_that_run_here_are_judged():
+    names = record_verify.samplers("cpu")
+    assert set(NAMES) < set(names) and "matmul_only" not in names and "flash_sampling" not in names
 
 
 def test_a_sampler_that_is_not_judged_is_said(folder):

@@ -39,6 +39,12 @@ def test_it_is_found(bug):
     assert not check.passed and "Error" not in check.detail, check
 
 
+@pytest.mark.parametrize("bit", [1, *map(full, (2, 4, 16, 32, 64)), 128])
+def test_no_exchange_of_rows_keeps_the_pattern_of_temperatures(bit):
+    (check,) = judged(bugs.complete(temperature=bugs.of_row_xor(bit)), "call")
+    assert not check.passed and "rows of T = " in check.detail, check
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("bug", bugs.RARE)
 def test_a_rare_one_is_found_with_the_draws_of_a_gpu(bug, monkeypatch):
