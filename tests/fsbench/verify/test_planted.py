@@ -42,7 +42,7 @@ def test_it_is_found(bug):
 @pytest.mark.parametrize("bit", [1, *map(full, (2, 4, 16, 32, 64)), 128])
 def test_no_exchange_of_rows_keeps_the_pattern_of_temperatures(bit):
     (check,) = judged(bugs.complete(temperature=bugs.of_row_xor(bit)), "call")
-    assert not check.passed and "rows of T = " in check.detail, check
+    assert not check.passed and "Error" not in check.detail, check
 
 
 @pytest.mark.full
