@@ -88,9 +88,18 @@ class ResultsError(FsbenchError):
     exit_code = 2
 
 
+def as_text(value: object) -> str:
+    """str(value), whatever it is: what is not Unicode is escaped, and a failure of str is named."""
+    try:
+        text = str(value)
+    except BaseException as error:
+        text = f"(no text: str() raised {type(error).__name__})"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def one_line(error: BaseException) -> str:
     """What an error says, on one line and cut at 300 characters: for results and lists."""
-    return " ".join(str(error).split())[:300]
+    return " ".join(as_text(error).split())[:300]
 
 
 def describe(error: BaseException) -> str:
@@ -103,7 +112,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
+        or "can't allocate memory" in as_text(error)
     )
 
 
