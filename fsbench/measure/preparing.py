@@ -14,6 +14,7 @@ from torch import Tensor
 from fsbench import inputs, verify
 from fsbench.errors import VerificationFailed, describe
 from fsbench.graphs import capture
+from fsbench.inputs import fingerprint
 from fsbench.machine import caches
 from fsbench.machine.device_state import free_memory, synchronize
 from fsbench.measure.distributed import Team
@@ -34,6 +35,10 @@ class Inputs:
     hidden: Tensor
     seed: Tensor
     offset: Tensor
+
+    def fingerprints(self) -> dict[str, int]:
+        """Name -> fingerprint of every tensor but `offset`, which advances."""
+        return {name: fingerprint(getattr(self, name)) for name in ("weight", "hidden", "seed")}
 
 
 @dataclass
@@ -63,6 +68,7 @@ class Preparation:
     _gate: dict[tuple[object, ...], str] = field(default_factory=dict)
     _weight: tuple[tuple[object, ...], Tensor] | None = None
     _called: set[str] = field(default_factory=set)
+    _marks: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._warm = caches.filled()
@@ -89,13 +95,38 @@ class Preparation:
             self._weight = (key, inputs.make_weight(problem, self.plan.seed))
         torch.manual_seed(self.plan.seed)
         device = torch.device(problem.device)
-        return Inputs(
+        made = Inputs(
             problem,
             self._weight[1],
             inputs.make_hidden(problem, self.plan.seed),
             seed=torch.tensor([spread_seed(self.plan.seed)], dtype=torch.int64, device=device),
             offset=torch.zeros(1, dtype=torch.int64, device=device),
         )
+        self._marks = made.fingerprints()
+        return made
+
+    def require_intact(self, inputs: Inputs, offset: int) -> None:
+        """Undo what a sampler wrote into the inputs that all samplers of the problem read.
+
+        Call it after each sampler's turn: after `contender`, and after a round. offset: the steps
+        that the harness itself has counted so far.
+
+        Raises:
+            VerificationFailed: it names the tensors that were written.
+        """
+        found = inputs.fingerprints()
+        written = [name for name, mark in self._marks.items() if found[name] != mark]
+        if written:
+            kept, self._weight = self._weight, None
+            fresh = self.inputs_of(inputs.problem)
+            for name in written:  # in place: samplers that are built hold these tensors
+                getattr(inputs, name).copy_(getattr(fresh, name))
+            self._weight = kept
+        if int(inputs.offset) != offset:
+            inputs.offset.fill_(offset)
+            written.append("offset")
+        if written:
+            raise VerificationFailed(f"it writes into {', '.join(written)}")
 
     def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """Verify, build, check on the problem, capture and warm up."""

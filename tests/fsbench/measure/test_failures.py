@@ -14,8 +14,11 @@ from fsbench.errors import (
     ResultsError,
     TimerUnavailable,
     UnsupportedProblem,
+    VerificationFailed,
 )
 from fsbench.machine import device_state
+from fsbench.measure.plan import Plan
+from fsbench.measure.preparing import Preparation
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.records.store import Store, read_records
@@ -179,3 +182,17 @@ def test_a_sampler_that_cannot_do_the_shapes_of_the_checks_is_unsupported(sample
     record = run(only, check=True)["A"]
     assert record.status == "unsupported" and "V must be 40" in record.reason
     assert run(only, check=False)["A"].status == "ok"
+
+
+@pytest.mark.parametrize("name", ["weight", "hidden", "seed", "offset"])
+def test_a_sampler_that_writes_into_the_inputs_is_named_and_they_are_restored(name):
+    preparation = Preparation(Plan([SMALL], []))
+    made = preparation.inputs_of(SMALL)
+    tensors = ("weight", "hidden", "seed", "offset")
+    before = {each: getattr(made, each).clone() for each in tensors}
+    preparation.require_intact(made, 0)
+    getattr(made, name)[..., -1].add_(1)
+    with pytest.raises(VerificationFailed, match=f"it writes into {name}$"):
+        preparation.require_intact(made, 0)
+    assert all(torch.equal(getattr(made, each), before[each]) for each in tensors)
+    preparation.require_intact(made, 0)
