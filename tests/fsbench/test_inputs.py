@@ -104,7 +104,7 @@ def test_head_with_logits_takes_at_most_d_rows():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
-@pytest.mark.parametrize("shape", [(1,), (7, 3), (64, 5)])
+@pytest.mark.parametrize("shape", [(1,), (7, 3), (60, 4)])
 def test_a_fingerprint_changes_with_every_element_and_their_order(monkeypatch, dtype, shape):
     monkeypatch.setattr(inputs, "_WORDS_AT_ONCE", 4)
     tensor = torch.arange(1, 1 + torch.Size(shape).numel()).to(dtype).view(shape)
