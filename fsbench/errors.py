@@ -22,6 +22,12 @@ class InvalidArgument(FsbenchError, ValueError):
     exit_code = 2
 
 
+class InvalidOption(FsbenchError):
+    """A value of a command's option that its reader refuses (fsbench.cli.options)."""
+
+    exit_code = 2
+
+
 class InvalidType(FsbenchError, TypeError):
     """An argument of the wrong type or dtype."""
 
@@ -88,6 +94,11 @@ class ResultsError(FsbenchError):
     exit_code = 2
 
 
+def shown(given: str) -> str:
+    """What a caller gave, quoted and cut at 80 characters."""
+    return repr(given) if len(given) <= 80 else f"{given[:77]!r}..."
+
+
 def one_line(error: BaseException) -> str:
     """What an error says, on one line and cut at 300 characters: for results and lists."""
     return " ".join(str(error).split())[:300]
@@ -112,4 +123,4 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> InvalidArgument
     known = sorted(known)
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return InvalidArgument(f"{what}: expected one of {', '.join(known)}; got {given!r}{hint}")
+    return InvalidArgument(f"{what}: expected one of {', '.join(known)}; got {shown(given)}{hint}")
