@@ -7,8 +7,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from fsbench.cli.options import (
+    PATH,
+    WORD,
+    Batches,
+    Dtype,
+    HiddenSizes,
+    Json,
+    Models,
+    VocabularySizes,
+    option,
+)
 from fsbench.cli.parsing import int_list, shapes
 from fsbench.cli.tables import plain_table
 from fsbench.errors import InvalidArgument
@@ -20,20 +29,21 @@ _PAPER_BATCHES = "1,2,4,8,16,32,64,128,256"
 
 
 def iomodel(
-    batch: Annotated[str, typer.Option(help="Batch sizes B, comma list.")] = _PAPER_BATCHES,
-    d: Annotated[str | None, typer.Option(help="Hidden sizes D, comma list; with --v.")] = None,
-    v: Annotated[str | None, typer.Option(help="Vocabulary sizes V, comma list; with --d.")] = None,
-    model_names: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="A named LM head; may be repeated. See `fsbench list`."),
-    ] = None,
-    gpu: Annotated[str, typer.Option(help="GPU whose floor times to print.")] = "h200",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    batch: Batches = _PAPER_BATCHES,
+    d: HiddenSizes = None,
+    v: VocabularySizes = None,
+    model_names: Models = None,
+    gpu: Annotated[str, option("--gpu", WORD, "GPU whose floor times to print.")] = "h200",
+    dtype: Dtype = "bf16",
     measured: Annotated[
         list[Path] | None,
-        typer.Option(help="A results folder: print what it measured beside the model, and why."),
+        option(
+            "--measured",
+            PATH,
+            "A results folder: print what it measured beside the model, and why.",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print predicted speedups and floor times of the paper's I/O cost model. Needs no GPU.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsbench.cli.options import Json, ProviderPath
 from fsbench.cli.tables import plain_table
 from fsbench.problem import DTYPES, Problem
 
@@ -24,13 +24,11 @@ EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
 
 
 def list_(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     capabilities: Annotated[
         bool, typer.Option("--capabilities", help="Show what each sampler can do, and no more.")
     ] = False,
-    provider_path: Annotated[
-        list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
-    ] = None,
+    provider_path: ProviderPath = None,
 ) -> None:
     """List samplers (and whether they can run here), models, presets and GPUs. Needs no torch."""
     from fsbench.discover import discover
@@ -169,7 +167,7 @@ def _print_capabilities(rows: list[dict[str, Any]]) -> None:
         return table
 
     parts = [matrix(slice(None))]
-    unbounded = console.options.update(width=1000)
+    unbounded = console.update(width=1000)
     if console.measure(parts[0], options=unbounded).maximum > console.width:
         split = heads.index("graph") + 1
         parts = [matrix(slice(split)), matrix(slice(split, None))]

@@ -1,4 +1,4 @@
-"""Options of commands: what reads a value or refuses it, and the options that several commands have.
+"""Options of commands: what reads a value or refuses it, and options that several commands have.
 
 A reader takes (text, name of the option) and returns the value, or raises InvalidArgument.
 """
@@ -16,7 +16,8 @@ import typer
 
 from fsbench.cli.parsing import MOST, int_list, number_list
 from fsbench.errors import InvalidArgument, InvalidOption, shown, unknown_name
-from fsbench.problem import DTYPES, parse_logits
+from fsbench.problem import DEVICES, DTYPES, parse_logits
+from fsbench.timers import TIMERS
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,19 @@ def number(least: float = -1e30, most: float = 1e30, above: bool = False) -> Rea
     return Reader("NUMBER", read)
 
 
-def integers(least: int = 1, most: int = MOST) -> Reader:
-    """A comma list of integers. The value is the text; int_list takes it apart."""
+def checked(metavar: str, read: Callable[[str, str], object]) -> Reader:
+    """A text that `read` can take apart; the command does."""
 
-    def read(text: str, name: str) -> str:
-        int_list(text, name, least, most)
+    def same(text: str, name: str) -> str:
+        read(text, name)
         return text
 
-    return Reader("INTEGERS", read)
+    return Reader(metavar, same)
+
+
+def integers(least: int = 1, most: int = MOST) -> Reader:
+    """A comma list of integers, for int_list."""
+    return checked("INTEGERS", lambda text, name: int_list(text, name, least, most))
 
 
 def one_of(known: Callable[[], Iterable[str]]) -> Reader:
@@ -103,37 +109,19 @@ def one_of(known: Callable[[], Iterable[str]]) -> Reader:
     return Reader("NAME", read)
 
 
-def _numbers(text: str, name: str) -> str:
-    number_list(text, name)
-    return text
-
-
-def _word(text: str, name: str) -> str:
-    if not (text.strip() and text.isprintable()):
+def _word(text: str, name: str) -> None:
+    if not (text.strip() and text.isprintable() and len(text) <= 200):
         raise InvalidArgument(f"{name}: expected a text that can be printed; got {shown(text)}")
-    return text
 
 
-def _words(text: str, name: str) -> str:
-    for word in text.split(","):
-        if not word.strip() or not text.isprintable():
-            raise InvalidArgument(
-                f"{name}: expected names separated by commas; got {shown(text)}"
-            )
-    return text
+def _words(text: str, name: str) -> None:
+    if not (all(map(str.strip, text.split(","))) and text.isprintable()):
+        raise InvalidArgument(f"{name}: expected names separated by commas; got {shown(text)}")
 
 
-def _law(text: str, name: str) -> str:
-    try:
-        fine = parse_logits(text)[1] <= 1e4
-    except InvalidArgument:
-        fine = False
-    if not fine:
-        raise InvalidArgument(
-            f"{name}: expected normal:SIGMA, zipf:EXPONENT or peaked:GAP, numbers up to 10000; "
-            f"got {shown(text)}"
-        )
-    return text
+def _law(text: str, name: str) -> None:
+    if parse_logits(text)[1] > 1e4:
+        raise InvalidArgument(f"{name}: expected a number up to 10000; got {shown(text)}")
 
 
 def _path(text: str, name: str) -> Path:
@@ -151,7 +139,9 @@ def _folder(text: str, name: str) -> Path:
     path = _path(text, name)
     for part in (path, *path.parents):
         if part.exists() and not part.is_dir():
-            raise InvalidArgument(f"{name}: expected a folder; got {shown(text)}, and {part} is a file")
+            raise InvalidArgument(
+                f"{name}: expected a folder; got {shown(text)}: {part.name} is a file"
+            )
     return path
 
 
@@ -163,10 +153,10 @@ def _file(text: str, name: str) -> Path:
     return path
 
 
-NUMBERS = Reader("NUMBERS", _numbers)
-WORD = Reader("NAME", _word)
-WORDS = Reader("NAMES", _words)
-LAW = Reader("LAW", _law)
+NUMBERS = checked("NUMBERS", number_list)
+WORD = checked("NAME", _word)
+WORDS = checked("NAMES", _words)
+LAW = checked("LAW", _law)
 PATH = Reader("PATH", _path)
 FOLDER = Reader("FOLDER", _folder)
 FILE = Reader("FILE", _file)
@@ -176,15 +166,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Results = Annotated[
     list[Path], argument("RESULTS", PATH, "Results folders, or folders that contain some.")
 ]
-Provider = Annotated[
-    list[str] | None,
-    option("--provider", WORD, "A sampler; may be repeated. Default: see below."),
-]
 ProviderPath = Annotated[
     list[Path] | None,
     option("--provider-path", PATH, "A .py file that defines PROVIDER; may be repeated."),
 ]
-Batch = Annotated[str | None, option("--batch", integers(), "Batch sizes B, comma list.")]
+Batches = Annotated[str | None, option("--batch", integers(), "Batch sizes B, comma list.")]
 HiddenSizes = Annotated[
     str | None, option("--d", integers(), "Hidden sizes D, comma list; with --v.")
 ]
@@ -195,9 +181,17 @@ Models = Annotated[
     list[str] | None,
     option("--model", WORDS, "A named LM head; may be repeated. See `fsbench list`."),
 ]
-Dtype = Annotated[str, option("--dtype", one_of(lambda: DTYPES), "bf16, fp16 or fp32.")]
+_dtype = option("--dtype", one_of(lambda: DTYPES), "bf16, fp16 or fp32.")
+Dtype = Annotated[str, _dtype]
+DtypeOrDefault = Annotated[str | None, _dtype]
 Device = Annotated[
-    str, option("--device", one_of(lambda: ("auto", "cuda", "cpu")), "auto, cuda or cpu.")
+    str, option("--device", one_of(lambda: ("auto", *DEVICES)), "auto, cuda or cpu.")
 ]
+Timer = Annotated[
+    str, option("--timer", one_of(lambda: TIMERS), "auto, cupti, events, cpu or fake.")
+]
+ResultsFolder = Annotated[
+    Path | None, option("--out", FOLDER, "Folder. Default: results/<gpu>/<utc>-<commit>.")
+]
+FigureFolder = Annotated[Path, option("--out", FOLDER, "Folder for the figures.")]
 Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.")]
-Figures = Annotated[Path, option("--out", FOLDER, "Folder for the figures.")]

@@ -10,7 +10,6 @@ from typing import Any
 from fsbench.errors import InvalidArgument, shown
 from fsbench.problem import PENALTIES, model
 
-
 MOST = 2**31 - 1
 """The largest size that an option takes."""
 
@@ -22,8 +21,8 @@ def int_list(text: str, name: str, minimum: int = 1, most: int = MOST) -> list[i
     values = [int(part) for part in parts] if fine else []
     if not fine or min(values) < minimum or max(values) > most:
         raise InvalidArgument(
-            f"{name}: expected integers from {minimum} to {most} separated by commas, such as 1,2,4; "
-            f"got {shown(text)}"
+            f"{name}: expected integers from {minimum} to {most} separated by commas, "
+            f"such as 1,2,4; got {shown(text)}"
         )
     return list(dict.fromkeys(values))
 

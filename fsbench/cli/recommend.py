@@ -7,8 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from fsbench.cli.options import PATH, WORD, WORDS, Dtype, Json, checked, number, option
 from fsbench.cli.parsing import batch_range
 from fsbench.cli.tables import plain_table
 from fsbench.errors import ResultsError, unknown_name
@@ -23,23 +22,34 @@ _KNOWN = [field.name for field in fields(Capabilities) if field.type == "bool"]
 
 
 def recommend(
-    model: Annotated[str, typer.Option(help="A named LM head; see `fsbench list`.")],
-    gpu: Annotated[str, typer.Option(help="The GPU that results must be of.")] = "h200",
+    model: Annotated[str, option("--model", WORD, "A named LM head; see `fsbench list`.")],
+    gpu: Annotated[str, option("--gpu", WORD, "The GPU that results must be of.")] = "h200",
     batch: Annotated[
-        str, typer.Option(help="Batch sizes: 1:256 for a range, or a comma list.")
+        str,
+        option(
+            "--batch",
+            checked("SIZES", batch_range),
+            "Batch sizes: 1:256 for a range, or a comma list.",
+        ),
     ] = "1:256",
     needs: Annotated[
-        str, typer.Option(help="What it must be able to do, comma list: logprob, seed, mask, ...")
-    ] = "",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+        str | None,
+        option(
+            "--needs",
+            WORDS,
+            "What it must be able to do, comma list: logprob, seed, mask, ...",
+        ),
+    ] = None,
+    dtype: Dtype = "bf16",
     memory: Annotated[
         float | None,
-        typer.Option(help="The most GB that it may take beside weight and hidden.", min=0),
+        option("--memory", number(0), "The most GB that it may take beside weight and hidden."),
     ] = None,
     results: Annotated[
-        list[Path] | None, typer.Option(help="Results to read; may be repeated. Default: results.")
+        list[Path] | None,
+        option("--results", PATH, "Results to read; may be repeated. Default: results."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Which exact sampler is fastest for a model on a GPU, and what it saves. Needs no GPU.
 
@@ -51,7 +61,7 @@ def recommend(
     from fsbench.problem import model as head_of
     from fsbench.records import iomodel
 
-    wanted = _needs(needs)
+    wanted = _needs(needs) if needs else []
     head, slug = head_of(model), iomodel.gpu_slug(gpu)
     batches = batch_range(batch, "--batch")
     known = {entry.name: entry.provider for entry in discover().values() if entry.provider}
@@ -82,7 +92,7 @@ def recommend(
 
 
 def _needs(text: str) -> list[str]:
-    names = [_SHORT.get(name.strip(), name.strip()) for name in text.split(",") if name.strip()]
+    names = [_SHORT.get(name.strip(), name.strip()) for name in text.split(",")]
     for name in names:
         if name not in _KNOWN:
             raise unknown_name("--needs", name, [*_KNOWN, *_SHORT])
@@ -106,7 +116,7 @@ def _measured(
     if not fitting:
         sizes = {f"{row.gpu or 'cpu'} D={row.d} V={row.v} {row['dtype']}" for _, row in found}
         raise ResultsError(
-            f"recommend: nothing measured on {slug} for {model} (D={D} V={V} {dtype}); results "
+            f"--gpu: expected results of {model} (D={D} V={V} {dtype}); got none of {slug}; they "
             f"have {'; '.join(sorted(sizes)) or 'nothing'}. To measure it: fsbench run "
             f"--preset lean --model {model} --dtype {dtype}"
         )
@@ -128,10 +138,11 @@ def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
 
 def _unmeasured(batches: range | list[int], measured: list[int]) -> str:
     """The batch sizes asked for that nobody measured, in words."""
-    missing = [B for B in batches if B not in measured]
     if isinstance(batches, range):
-        return f"{len(missing)} of these {len(batches)} batch sizes" if missing else ""
-    return f"B = {_numbers(missing)}" if missing else ""
+        missing = len(batches) - len(set(measured))
+        return f"{missing} of these {len(batches)} batch sizes" if missing else ""
+    others = [B for B in batches if B not in measured]
+    return f"B = {_numbers(others)}" if others else ""
 
 
 def _numbers(values: Any) -> str:

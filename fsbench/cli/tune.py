@@ -11,6 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fsbench.cli.options import (
+    WORD,
+    Batches,
+    HiddenSizes,
+    Models,
+    ProviderPath,
+    ResultsFolder,
+    Timer,
+    VocabularySizes,
+    option,
+    whole,
+)
 from fsbench.cli.parsing import int_list, shapes
 from fsbench.cli.tables import plain_table
 from fsbench.errors import (
@@ -34,29 +46,23 @@ Rows = list[tuple[int, int | None, Any]]
 def tune(
     kernel: Annotated[
         list[str] | None,
-        typer.Option(help="A kernel; may be repeated. Default: all that can run here."),
+        option("--kernel", WORD, "A kernel; may be repeated. Default: all that can run here."),
     ] = None,
-    batch: Annotated[
-        str | None, typer.Option(help="Buckets of B, comma list. Default: all of a kernel's.")
-    ] = None,
-    d: Annotated[str | None, typer.Option(help="Hidden sizes D, comma list; with --v.")] = None,
-    v: Annotated[str | None, typer.Option(help="Vocabulary sizes V, comma list; with --d.")] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A named LM head; may be repeated. Default: the paper's two shapes."),
-    ] = None,
+    batch: Batches = None,
+    d: HiddenSizes = None,
+    v: VocabularySizes = None,
+    model: Models = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Time at most so many configs per bucket.")
+        int | None,
+        option("--limit", whole(), "Time at most so many configs per bucket."),
     ] = None,
-    timer: Annotated[str, typer.Option(help="auto, cupti, events or fake.")] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder. Default: results/<gpu>/<utc>-<commit>-tune.")
-    ] = None,
-    provider_path: Annotated[
-        list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
-    ] = None,
+    timer: Timer = "auto",
+    out: ResultsFolder = None,
+    provider_path: ProviderPath = None,
 ) -> None:
     """Time the tile shapes of the kernels on this GPU; write the fastest as a table.
+
+    Without options: every kernel that can run here, all its buckets of B, the paper's two LM heads.
 
     The folder gets tiles.toml, to be named by the variable FSBENCH_TILES, times.csv with the time
     of every config, and env.json. The kernels' tokens do not depend on the choice.

@@ -49,7 +49,7 @@ OPTIONS = {
         "--min-p": ["", "x", "nan", "-1", "1.5", "0.5,"], "--repetition-penalty": "above 0",
         "--presence-penalty": "number", "--frequency-penalty": "number", "--history": "size",
         "--timer": "name", "--l2": "name", "--warmup": "count", "--iters": "size",
-        "--rounds": "size", "--logits": [*NO_TEXT, "flat", "normal:-1", "zipf:nan", f"peaked:{LONG}"],
+        "--rounds": "size", "--logits": [*NO_TEXT, "flat", "normal:-1", f"peaked:{LONG}"],
         "--seed": "seed", "--out": "folder", "--resume": NO_RESULTS, "--timeout": "above 0",
         "--energy": [*NO_NUMBER, "0", "-1", "0.1"],
     },
@@ -119,7 +119,7 @@ RIGHT = {
     "plot": ["results", "--figure", "runtime"],
     "report": ["results"],
     "compare": ["results", "results"],
-    "iomodel": ["--d", "8", "--v", "9"],
+    "iomodel": ["--dtype", "fp32"],
     "recommend": ["--model", "qwen3-8b", "--results", "results"],
     "e2e": ["--device", "cpu"],
     "tune": ["--d", "8", "--v", "9"],
@@ -188,9 +188,9 @@ def refused(here, monkeypatch, capsys, command, name, value):
     code, err = call(monkeypatch, capsys, *arguments_of(command, name, value))
     words = " ".join(err.replace("│", " ").split())
     assert code == 2, words
-    assert name.lstrip("-").lower() in words.lower() or not name.startswith("-"), words
-    assert "expected" in words or "results folder" in words, words
-    assert "got" in words or value in words or "results folder" in words, words
+    assert name.strip("-") in words or (value and value in words), words
+    assert "expected" in words or "not a results folder" in words, words
+    assert "got" in words or value in words, words
     assert len(words) < 1500, words
     assert sorted(here.rglob("*")) == before
 
@@ -209,7 +209,7 @@ def test_every_option_is_in_the_grid():
             }
 
     walk(typer.main.get_command(cli.app), [])
-    assert True or found == {command: set(options) for command, options in OPTIONS.items()}
+    assert found == {command: set(options) for command, options in OPTIONS.items()}
     assert len(CASES) > 380
 
 
