@@ -40,9 +40,7 @@ def compare(
     fused: Annotated[
         str | None,
         option(
-            "--fused",
-            WORD,
-            "With --paper: our sampler to be compared with the paper's kernel.",
+            "--fused", WORD, "With --paper: our sampler to be compared with the paper's kernel."
         ),
     ] = None,
     within: Annotated[

@@ -68,8 +68,7 @@ def e2e(
         ),
     ] = 0.9,
     seed: Annotated[
-        int,
-        option("--seed", whole(0, 2**32 - 1), "Seed of weights, prompts and noise."),
+        int, option("--seed", whole(0, 2**32 - 1), "Seed of weights, prompts and noise.")
     ] = 0,
     out: ResultsFolder = None,
 ) -> None:

@@ -167,7 +167,7 @@ def _print_capabilities(rows: list[dict[str, Any]]) -> None:
         return table
 
     parts = [matrix(slice(None))]
-    unbounded = console.update(width=1000)
+    unbounded = console.options.update(width=1000)
     if console.measure(parts[0], options=unbounded).maximum > console.width:
         split = heads.index("graph") + 1
         parts = [matrix(slice(split)), matrix(slice(split, None))]

@@ -17,7 +17,6 @@ import typer
 from fsbench.cli.parsing import MOST, int_list, number_list
 from fsbench.errors import InvalidArgument, InvalidOption, shown, unknown_name
 from fsbench.problem import DEVICES, DTYPES, parse_logits
-from fsbench.timers import TIMERS
 
 
 @dataclass(frozen=True)
@@ -157,6 +156,14 @@ NUMBERS = checked("NUMBERS", number_list)
 WORD = checked("NAME", _word)
 WORDS = checked("NAMES", _words)
 LAW = checked("LAW", _law)
+
+
+def _timers() -> Iterable[str]:
+    from fsbench.timers import TIMERS
+
+    return TIMERS
+
+
 PATH = Reader("PATH", _path)
 FOLDER = Reader("FOLDER", _folder)
 FILE = Reader("FILE", _file)
@@ -187,9 +194,7 @@ DtypeOrDefault = Annotated[str | None, _dtype]
 Device = Annotated[
     str, option("--device", one_of(lambda: ("auto", *DEVICES)), "auto, cuda or cpu.")
 ]
-Timer = Annotated[
-    str, option("--timer", one_of(lambda: TIMERS), "auto, cupti, events, cpu or fake.")
-]
+Timer = Annotated[str, option("--timer", one_of(_timers), "auto, cupti, events, cpu or fake.")]
 ResultsFolder = Annotated[
     Path | None, option("--out", FOLDER, "Folder. Default: results/<gpu>/<utc>-<commit>.")
 ]

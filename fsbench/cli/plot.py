@@ -16,8 +16,7 @@ def plot(
     results: Results,
     out: FigureFolder = Path("plots"),
     figures: Annotated[
-        str | None,
-        option("--figure", WORDS, "Comma list, as breakdown,costs. Default: all."),
+        str | None, option("--figure", WORDS, "Comma list, as breakdown,costs. Default: all.")
     ] = None,
     formats: Formats = "png",
 ) -> None:

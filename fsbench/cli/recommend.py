@@ -35,9 +35,7 @@ def recommend(
     needs: Annotated[
         str | None,
         option(
-            "--needs",
-            WORDS,
-            "What it must be able to do, comma list: logprob, seed, mask, ...",
+            "--needs", WORDS, "What it must be able to do, comma list: logprob, seed, mask, ..."
         ),
     ] = None,
     dtype: Dtype = "bf16",

@@ -53,8 +53,7 @@ def tune(
     v: VocabularySizes = None,
     model: Models = None,
     limit: Annotated[
-        int | None,
-        option("--limit", whole(), "Time at most so many configs per bucket."),
+        int | None, option("--limit", whole(), "Time at most so many configs per bucket.")
     ] = None,
     timer: Timer = "auto",
     out: ResultsFolder = None,

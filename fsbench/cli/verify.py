@@ -37,11 +37,7 @@ SCHEMA = 1
 def verify(
     provider: Annotated[
         list[str] | None,
-        option(
-            "--provider",
-            WORD,
-            "A sampler; may be repeated. Default: all that can run here.",
-        ),
+        option("--provider", WORD, "A sampler; may be repeated. Default: all that can run here."),
     ] = None,
     provider_path: ProviderPath = None,
     tier: Annotated[
@@ -70,11 +66,7 @@ def verify(
     as_json: Json = False,
     output: Annotated[
         Path | None,
-        option(
-            "--output",
-            FILE,
-            "Append the record, a line of JSON for each check, to this file.",
-        ),
+        option("--output", FILE, "Append the record, a line of JSON for each check, to this file."),
     ] = None,
 ) -> None:
     """Judge samplers by a battery of tests, each with its power.

@@ -24,7 +24,6 @@ from fsbench.cli.options import (
 )
 from fsbench.cli.parsing import int_list
 from fsbench.errors import InvalidArgument
-from fsbench.machine import hardware
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,9 +45,7 @@ def fit(
     trace: Annotated[
         Path | None,
         option(
-            "--trace",
-            PATH,
-            "Token ids, a document per row (.npy or text). Default: a Zipf model.",
+            "--trace", PATH, "Token ids, a document per row (.npy or text). Default: a Zipf model."
         ),
     ] = None,
     out: ResultsFolder = None,
@@ -96,13 +93,13 @@ def bench(
     ] = "1,2,4,8,16,32,64,128,256",
     d: Annotated[int, option("--d", whole(), "Hidden size D of the GPU's part.")] = 4096,
     body: Annotated[
-        int,
-        option("--body", whole(0), "Layers of the GPU's part, in reads of the LM head."),
+        int, option("--body", whole(0), "Layers of the GPU's part, in reads of the LM head.")
     ] = 12,
     out: ResultsFolder = None,
 ) -> None:
     """Measure the four designs, scaling, penalties and the ring; with a GPU, copies and overlap."""
     from fsbench.cli.devices import device_to_use
+    from fsbench.machine import hardware
     from fsbench.simple import bench as measure
 
     device = device_to_use(device)
@@ -184,6 +181,8 @@ def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
 
 def _others_cores(since: float, then: tuple[float, float] | None) -> float | None:
     """Cores that other processes kept busy meanwhile, on average."""
+    from fsbench.machine import hardware
+
     now = hardware.cpu_seconds()
     if then is None or now is None:
         return None

@@ -22,9 +22,7 @@ def pipeline(
     stage_us: Annotated[
         float,
         option(
-            "--stage-us",
-            number(0, 1e12, above=True),
-            "Time of a stage for one microbatch, us.",
+            "--stage-us", number(0, 1e12, above=True), "Time of a stage for one microbatch, us."
         ),
     ] = 2000.0,
     batch: Annotated[int, option("--batch", whole(), "Rows of a microbatch, B.")] = 64,
@@ -38,11 +36,7 @@ def pipeline(
     ] = None,
     run: Annotated[
         list[Path] | None,
-        option(
-            "--run",
-            PATH,
-            "Results of `fsbench run` on a GPU: its samplers on the last stage.",
-        ),
+        option("--run", PATH, "Results of `fsbench run` on a GPU: its samplers on the last stage."),
     ] = None,
     d: Annotated[int, option("--d", whole(), "Hidden size D of the results to take.")] = 4096,
     v: Annotated[int, option("--v", whole(), "Vocabulary V of the results to take.")] = 151936,
@@ -53,9 +47,7 @@ def pipeline(
     bus_gb_s: Annotated[
         float,
         option(
-            "--bus-gb-s",
-            number(0, 1e12, above=True),
-            "Bus rate where --plane has no copies, GB/s.",
+            "--bus-gb-s", number(0, 1e12, above=True), "Bus rate where --plane has no copies, GB/s."
         ),
     ] = 50.0,
     sampler: Annotated[
