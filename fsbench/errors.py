@@ -99,14 +99,19 @@ def shown(given: str) -> str:
     return repr(given) if len(given) <= 80 else f"{given[:77]!r}..."
 
 
-def one_line(error: BaseException) -> str:
-    """What an error says, on one line and cut at 300 characters: for results and lists."""
-    return " ".join(str(error).split())[:300]
+def one_line(said: object) -> str:
+    """What an error or a text says, in one printable line of at most 300 characters."""
+    try:
+        text = str(said)
+    except BaseException:  # somebody else's __str__
+        text = "(it cannot be printed)"
+    line = " ".join(text.split())[:300]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def describe(error: BaseException) -> str:
     """The same with the error's class in front: for errors that are not fsbench's own."""
-    return ": ".join(filter(None, (type(error).__name__, one_line(error))))
+    return ": ".join(filter(None, (one_line(type(error).__name__), one_line(error))))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

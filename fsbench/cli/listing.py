@@ -10,17 +10,13 @@ import typer
 
 from fsbench.cli.options import Json, ProviderPath
 from fsbench.cli.tables import plain_table
-from fsbench.problem import DTYPES, Problem
+from fsbench.problem import DTYPES
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from fsbench.discover import Found
-
-
-EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
-"""The LM head by which the list tells what samplers keep in memory beside it (Qwen3-8B's)."""
 
 
 def list_(
@@ -31,14 +27,17 @@ def list_(
     provider_path: ProviderPath = None,
 ) -> None:
     """List samplers (and whether they can run here), models, presets and GPUs. Needs no torch."""
-    from fsbench.discover import discover
+    from fsbench.discover import discover, kept_stdout
     from fsbench.machine import hardware
     from fsbench.measure.presets import PRESETS
     from fsbench.problem import models
     from fsbench.records import iomodel
 
+    found = discover(provider_path or []).values()
+    with kept_stdout():
+        providers = [_provider_facts(entry) for entry in found]
     facts: dict[str, Any] = {
-        "providers": [_provider_facts(entry) for entry in discover(provider_path or []).values()],
+        "providers": providers,
         "models": [{"name": m.name, "v": m.V, "d": m.D} for m in models().values()],
         "presets": [{"name": name, "summary": p.summary} for name, p in PRESETS.items()],
         "gpus_here": [gpu.name for gpu in hardware.gpus()],
@@ -53,6 +52,8 @@ def list_(
 
 
 def _provider_facts(entry: Found) -> dict[str, Any]:
+    from fsbench.discover import EXAMPLE
+
     facts: dict[str, Any] = {
         "name": entry.name,
         "label": None,
@@ -79,6 +80,8 @@ def _provider_facts(entry: Found) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
+    from fsbench.discover import EXAMPLE
+
     console = _console()
     providers = _table("provider", "kind", "runs here on")
     for row in facts["providers"]:
