@@ -8,13 +8,13 @@ Input is the table of results.csv (fsbench.records.summary), one or several runs
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from fsbench.errors import ResultsError
+from fsbench.errors import ResultsError, one_line
 from fsbench.problem import PENALTIES, Problem
 from fsbench.provider import Kind
 from fsbench.records.disk import refusals, write_atomically
@@ -142,6 +142,7 @@ def normalized(frame: pd.DataFrame) -> pd.DataFrame:
     frame["mixed"] = frame.mixed.astype(bool)
     for name in ("gpu", "l2"):  # '' and 'n/a', which pandas reads as NaN
         frame[name] = frame[name].astype(object).where(frame[name].notna(), "").replace("n/a", "")
+    frame["label"] = frame.label.map(one_line).str.replace("^['_]+", "", regex=True)
     frame["gpu_name"] = frame.gpu
     frame["gpu"] = frame.gpu.map(gpu_slug)
     return frame
@@ -260,7 +261,7 @@ def markdown(configuration: Configuration) -> str:
     ]
     for provider in _compared(configuration):
         columns = _section(configuration, table, provider)
-        parts += [f"## {configuration.label(provider)}", _markdown_table(table.index, columns)]
+        parts += [f"## {_escaped(configuration.label(provider))}", _markdown_table(table.index, columns)]
     parts += ["## Median time, us", _markdown_table(table.index, _times(configuration, table))]
     return "\n\n".join(parts) + "\n"
 
@@ -317,10 +318,19 @@ def _times(configuration: Configuration, table: pd.DataFrame) -> list[_Column]:
 
 
 def _markdown_table(batches: pd.Index, columns: list[_Column]) -> str:
-    headings = ["B", *(heading.replace("|", "\\|") for heading, _ in columns)]
     rows = zip(map(str, batches), *(cells for _, cells in columns), strict=True)
+    return markdown_table(["B", *(heading for heading, _ in columns)], rows)
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, all columns aligned to the right; its texts stay in their cells."""
     lines = [headings, ["---:"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    """A text that neither ends a cell of Markdown nor begins a tag."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:

@@ -19,7 +19,7 @@ from fsbench.cli.options import (
     option,
 )
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
 from fsbench.records import iomodel as model
@@ -93,9 +93,7 @@ def _predict(problem: Problem, gpu: model.Gpu) -> dict[str, Any]:
 
 
 def _print_tables(rows: list[dict[str, Any]], gpu: model.Gpu) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    print_ = console(soft_wrap=False).print
     for (label, d, v, dtype), group in groupby(
         rows, key=lambda row: (row["model"], row["d"], row["v"], row["dtype"])
     ):
@@ -126,10 +124,10 @@ def _print_tables(rows: list[dict[str, Any]], gpu: model.Gpu) -> None:
                 f"{row['floor_us']:.1f}",
                 *([f"{row['measured_floor_us']:.1f}"] if gpu.measured else []),
             )
-        console.print(table)
+        print_(table)
     for roof in filter(None, (gpu.datasheet, gpu.measured)):
-        console.print(f"{gpu.slug} {roof.source}: {roof.tb_per_s} TB/s, {roof.tflops} TFLOP/s bf16")
-    console.print(
+        print_(f"{gpu.slug} {roof.source}: {roof.tb_per_s} TB/s, {roof.tflops} TFLOP/s bf16")
+    print_(
         "floor: the fused step at those rates; the measured ones are what plain kernels reached "
         "(a read-only stream, a large square matmul), not limits. 1 MB = 1e6 bytes."
     )

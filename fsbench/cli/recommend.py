@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fsbench.cli.options import PATH, WORD, WORDS, Dtype, Json, checked, number, option
 from fsbench.cli.parsing import batch_range
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import ResultsError, unknown_name
 from fsbench.provider import Capabilities, Kind
 
@@ -148,8 +148,6 @@ def _numbers(values: Any) -> str:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from rich.console import Console
-
     label = facts["labels"]
     table = plain_table()
     for heading in ("B", "use", "us", "takes MB", "as fast", "instead of", "saves us", "saves"):
@@ -167,16 +165,16 @@ def _print(facts: dict[str, Any]) -> None:
             "-" if saved is None else f"{saved:.1f}",
             "-" if saved is None else f"{saved / (each['us'] + saved):.1%}",
         )
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(facts["configuration"])
-    console.print(table)
+    print_ = console().print
+    print_(facts["configuration"])
+    print_(table)
     for name, needs in facts["cannot"].items():
-        console.print(f"not considered: {label[name]}, without {', '.join(needs)}")
+        print_(f"not considered: {label[name]}, without {', '.join(needs)}")
     for name, what in facts["deviates"].items():
-        console.print(f"not exact: {label.get(name, name)}: {what}")
+        print_(f"not exact: {label.get(name, name)}: {what}")
     if facts["unmeasured"]:
-        console.print(f"not measured: {facts['unmeasured']}")
-    console.print(
+        print_(f"not measured: {facts['unmeasured']}")
+    print_(
         "MB: the peak beside weight and hidden, with copies of the weight (--memory sets a limit). "
         "Times are of plain sampling; docs/using-the-kernel.md tells what options of the fused "
         "kernel cost. What they cost the others was not measured."

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fsbench.cli.options import (
     WORD,
@@ -24,7 +23,7 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import (
     DeviceUnavailable,
     InvalidArgument,
@@ -82,7 +81,6 @@ def tune(
     folder = out or new_folder(facts, "tune")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "env.json").write_text(json.dumps(facts, indent=2) + "\n")
-    console = Console(stderr=True, highlight=False, markup=False)
     tables, complete = [], True
     with open(folder / "times.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -90,7 +88,7 @@ def tune(
         for provider, problems in todo:
             own = tuning.of(provider)
             timings = []
-            with Progress(console) as progress:
+            with Progress(console(stderr=True, soft_wrap=False)) as progress:
                 for found in tuning.measure(
                     provider, paths, problems, limit, clock, progress.report
                 ):
@@ -204,4 +202,4 @@ def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
             shown[1],
             change,
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    console().print(table)

@@ -13,6 +13,7 @@ import pandas as pd
 from fsbench.problem import Problem
 from fsbench.records import breakdown, iomodel
 from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.sheet import as_csv
 from fsbench.records.stats import median_interval
 from fsbench.records.store import Cell, CellRecord, read_records
 
@@ -115,7 +116,7 @@ def export_csv(folder: Path) -> pd.DataFrame:
     """Derive results.csv from points.jsonl in one folder; returns the table."""
     table = frame(read_records(folder))
     with refusals("write results in", folder):
-        write_atomically(folder / "results.csv", table.to_csv(index=False, float_format="%.6g"))
+        write_atomically(folder / "results.csv", as_csv(table, index=False))
     return table
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fsbench.cli.options import PATH, WORD, Json, integers, number, option, whole
 from fsbench.cli.parsing import int_list
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import InvalidArgument, ResultsError, shown
 
 if TYPE_CHECKING:
@@ -170,8 +170,6 @@ def _of_text(text: str, stage_us: float) -> Sampling:
 
 
 def _print(rows: list[dict[str, Any]], stages: int, stage_us: float, batch: int) -> None:
-    from rich.console import Console
-
     table = plain_table(f"{stages} stages of {stage_us:g} us, microbatches of {batch} rows")
     for heading in (
         "in flight",
@@ -201,5 +199,5 @@ def _print(rows: list[dict[str, Any]], stages: int, stage_us: float, batch: int)
             f"{100 * row['bubble']:.1f} %",
             style=style,
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    console().print(table)
     print("adds: on the last stage, then beside it (bus, CPUs). Bold: the fastest, and its equals.")
