@@ -261,7 +261,10 @@ def markdown(configuration: Configuration) -> str:
     ]
     for provider in _compared(configuration):
         columns = _section(configuration, table, provider)
-        parts += [f"## {_escaped(configuration.label(provider))}", _markdown_table(table.index, columns)]
+        parts += [
+            f"## {_escaped(configuration.label(provider))}",
+            _markdown_table(table.index, columns),
+        ]
     parts += ["## Median time, us", _markdown_table(table.index, _times(configuration, table))]
     return "\n\n".join(parts) + "\n"
 
