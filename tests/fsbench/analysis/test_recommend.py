@@ -136,7 +136,7 @@ def test_needs_rule_samplers_out_and_say_so():
     ("arguments", "error", "message"),
     [
         (["--model", "qwen3-8b", "--needs", "speed"], InvalidArgument, "--needs: expected one of"),
-        (["--model", "qwen3-8b", "--batch", "8:1"], InvalidOption, "expected a range such as"),
+        (["--model", "qwen3-8b", "--batch", "8:1"], InvalidOption, "--batch: expected a range"),
         (["--model", "qwen3-8b", "--batch", "5"], ResultsError, "results have B = 1, 2, 4, 8"),
         (["--model", "qwen3-8b", "--gpu", "b200"], ResultsError, "got none of b200"),
         (["--model", "gemma3-27b"], ResultsError, "fsbench run --preset lean --model gemma3-27b"),
