@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,16 +20,15 @@ from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
 
 
 class Operands(NamedTuple):
-    """The matrices as a kernel takes them, and the programs that share the work.
+    """How a kernel loads the matrices, and the programs that share the work.
 
-    hidden, weight: descriptors if TMA can load both, else the tensors.
+    load: (hidden, weight) -> both as the kernel takes them: descriptors, or the tensors.
     programs_v: that share the vocabulary, for each block of rows.
     grid: blocks of rows times programs_v.
     tiles: what a kernel must be compiled with for it.
     """
 
-    hidden: Any
-    weight: Any
+    load: Callable[[Tensor, Tensor], tuple[Any, Any]]
     programs_v: int
     grid: tuple[int]
     tiles: dict[str, Any]
@@ -38,9 +39,15 @@ def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) ->
     use_tma = tma_possible(hidden) and tma_possible(weight)
     blocks_b = triton.cdiv(hidden.shape[0], config.block_b)
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
+
+    def load(hidden: Tensor, weight: Tensor) -> tuple[Any, Any]:
+        return (
+            matrix_operand(hidden, config.block_b, config.block_d, use_tma),
+            matrix_operand(weight, config.block_v, config.block_d, use_tma),
+        )
+
     return Operands(
-        matrix_operand(hidden, config.block_b, config.block_d, use_tma),
-        matrix_operand(weight, config.block_v, config.block_d, use_tma),
+        load,
         programs_v,
         (blocks_b * programs_v,),
         {
@@ -64,11 +71,30 @@ def vocab_programs(
     return max(1, min(programs // blocks_b, triton.cdiv(V, block_v)))
 
 
+class Address(NamedTuple):
+    """What a descriptor needs of a tensor; it keeps no memory alive, so it may be cached."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
 def matrix_operand(
     matrix: Tensor, rows: int, cols: int, use_tma: bool
 ) -> Tensor | TensorDescriptor:
     """A descriptor for boxes [rows, cols], or the tensor where TMA cannot load it."""
-    return TensorDescriptor.from_tensor(matrix, [rows, cols]) if use_tma else matrix
+    if not use_tma:
+        return matrix
+    if matrix.device.type == "cpu":  # the interpreter reads the tensor
+        return TensorDescriptor.from_tensor(matrix, [rows, cols])
+    return _descriptor(Address(matrix.data_ptr(), matrix.dtype), *matrix.shape, rows, cols)
+
+
+@lru_cache(maxsize=4096)  # to check one takes longer than to find it
+def _descriptor(base: Address, rows: int, cols: int, box_rows: int, box_cols: int) -> Any:
+    return TensorDescriptor(base, [rows, cols], [cols, 1], [box_rows, box_cols])
 
 
 class Processing(NamedTuple):

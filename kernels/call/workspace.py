@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from fsbench.errors import CaptureError
-from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.gpu import launching_on, stream_handle
 from fsbench.kernels.noise import keys as noise_keys
 
 LOWEST_KEY: int = noise_keys.LOWEST_KEY.value
@@ -61,32 +61,40 @@ def workspace(rows: int, device: torch.device) -> Workspace:
         CaptureError: during CUDA-graph capture, if the stock does not suffice.
     """
     rows = -(-rows // 16) * 16  # keeps the alignment that Triton compiles for
-    with _lock:
-        if device.type == "cpu":  # the interpreter: launches run one after the other
-            return _of_stream(device, 0, rows)
-        with launching_on(device):
-            stock = _stock.get(device)
-            if torch.cuda.is_current_stream_capturing():
-                if stock is None or len(stock) < rows:
-                    raise CaptureError(
-                        f"the workspaces for captured launches on {device} are used up: launch "
-                        "once outside of a capture, at this batch size, to have more"
-                    )
-                mine, _stock[device] = stock.split(rows)
-                return mine
-            if stock is None or len(stock) < max(_STOCK_ROWS // 2, rows):
+    if device.type == "cpu":  # the interpreter: launches run one after the other
+        return _of_stream(device, 0, rows)
+    with launching_on(device):
+        capturing = torch.cuda.is_current_stream_capturing()
+        stock = _stock.get(device)
+        if capturing or stock is None or len(stock) < max(_STOCK_ROWS // 2, rows):
+            with _lock:
+                if capturing:
+                    return _cut_from_stock(device, rows)
                 _stock[device] = _allocate(max(_STOCK_ROWS, rows), device)
                 # Any stream may use it next, so it must be cleared by then.
                 torch.cuda.current_stream().synchronize()
-            return _of_stream(device, torch.cuda.current_stream().cuda_stream, rows)
+        return _of_stream(device, stream_handle(device), rows)
+
+
+def _cut_from_stock(device: torch.device, rows: int) -> Workspace:
+    stock = _stock.get(device)
+    if stock is None or len(stock) < rows:
+        raise CaptureError(
+            f"the workspaces for captured launches on {device} are used up: launch "
+            "once outside of a capture, at this batch size, to have more"
+        )
+    own, _stock[device] = stock.split(rows)
+    return own
 
 
 def _of_stream(device: torch.device, stream: int, rows: int) -> Workspace:
     size = max(_MIN_ROWS, 1 << (rows - 1).bit_length())
     key = (device, stream, size)
-    if key not in _by_stream:
-        _by_stream[key] = _allocate(size, device)
-    return _by_stream[key]
+    found = _by_stream.get(key)
+    if found is None:
+        with _lock:  # launches of one stream follow each other, so either one will do
+            found = _by_stream.setdefault(key, _allocate(size, device))
+    return found
 
 
 def held_bytes(device: torch.device) -> int:

@@ -33,8 +33,10 @@ def check_tensor(
         raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
     if value.dtype not in dtypes:
         raise InvalidType(f"{name}: expected dtype {either(dtypes)}; got {value.dtype}")
-    # Not `not in shapes`, which torch.compile gets wrong for dynamic shapes (torch 2.13).
-    if all(tuple(value.shape) != shape for shape in shapes):
+    for shape in shapes:  # not `in shapes`, which torch.compile gets wrong for dynamic shapes
+        if value.shape == shape:
+            break
+    else:
         wanted = either([list(shape) for shape in dict.fromkeys(shapes)])
         raise InvalidArgument(f"{name}: expected shape {wanted}; got {list(value.shape)}")
     if value.device != device:

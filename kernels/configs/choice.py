@@ -44,13 +44,16 @@ def hopper_config(B: int, D: int, device: torch.device) -> HopperConfig:
     return config
 
 
-def why_not_hopper(hidden: Tensor, weight: Tensor, noise: str) -> str | None:
-    """None, or why the Hopper kernel cannot run on these matrices with this noise."""
-    if hidden.device.type != "cuda" or torch.cuda.get_device_capability(hidden.device) != (9, 0):
+def why_not_hopper(device: torch.device, by_tma: bool, noise: str) -> str | None:
+    """None, or why the Hopper kernel cannot run on this device with this noise.
+
+    by_tma: whether TMA can load both matrices.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a GPU of compute capability 9.0"
     if noise == "token":
         return "it draws with group noise only"
-    if not (tma_possible(hidden) and tma_possible(weight)):
+    if not by_tma:
         return "it loads by TMA: addresses and rows of multiples of 16 bytes"
     return None
 
@@ -71,11 +74,28 @@ def choose(
     Raises:
         InvalidArgument: the Hopper kernel is asked for and cannot run.
     """
-    reason = why_not_hopper(hidden, weight, noise)
+    by_tma = tma_possible(hidden) and tma_possible(weight)
+    shape = (*hidden.shape, hidden.device, hidden.element_size())
+    return config_for(*shape, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+
+
+@cache
+def config_for(
+    B: int,
+    D: int,
+    device: torch.device,
+    element_bytes: int,
+    *,
+    by_tma: bool,
+    noise: str,
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
+) -> TileConfig | HopperConfig:
+    """What `choose` chooses, by all that decides it."""
+    reason = why_not_hopper(device, by_tma, noise)
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
-    B, D = hidden.shape
     wanted = kernel == "hopper" or isinstance(config, HopperConfig) or B > PORTABLE_ROWS
     if kernel == "portable" or reason or not wanted:
-        return config or default_config(B, D, hidden.device, hidden.element_size(), noise)
-    return config or hopper_config(B, D, hidden.device)
+        return config or default_config(B, D, device, element_bytes, noise)
+    return config or hopper_config(B, D, device)

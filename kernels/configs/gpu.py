@@ -31,6 +31,12 @@ def launching_on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
+def stream_handle(device: torch.device) -> int:
+    """The current stream of a GPU, as CUDA knows it; torch makes an object of it, more slowly."""
+    handle: int = triton.runtime.driver.active.get_current_stream(device.index)
+    return handle
+
+
 def multiprocessors(device: torch.device) -> int:
     """How many programs run at a time, at one program per multiprocessor."""
     if device.type != "cuda":

@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsbench.kernels.call.operands import (
+    Operands,
+    Processing,
     greedy,
     load_operands,
     per_row,
     processing,
 )
+from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared
 from fsbench.kernels.call.request import SAMPLES_AT_ONCE, Request
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.call.workspace import workspace
+from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.stored_logits import StoredLogits
 from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import flash_sampling_kernel
-
-
-class _Part(NamedTuple):
-    """This GPU's part of the vocabulary, and its line to the other ranks: arguments of a kernel."""
-
-    first_token: int
-    num_tokens: int
-    buffers_ptr: Tensor | None = None
-    counts_ptr: Tensor | None = None
-    rank: int = 0
-    area: int = 0
-
-
-def _part(request: Request) -> tuple[int, _Part]:
-    """(RANKS of the kernel, the part)."""
-    shard = request.shard
-    if shard is None:
-        return int(not request.merge_later), _Part(0, request.vocab_size)
-    ranks = 0 if request.merge_later else shard.ranks
-    first, tokens, rank = shard.first_token, shard.num_tokens, shard.rank
-    if ranks <= 1:
-        return ranks, _Part(first, tokens, rank=rank)
-    assert shard.line is not None
-    return ranks, _Part(
-        first, tokens, shard.line.buffers, shard.line.counts, rank, area=shard.slots
-    )
 
 
 def launch(
@@ -62,30 +41,30 @@ def launch(
     stored: where the logits are written, too.
     """
     hidden, weight, samples = request.hidden, request.weight, request.num_samples
-    B, D = hidden.shape
-    device = hidden.device
-    ranks, part = _part(request)
-    kernel: Any
-    if isinstance(config, HopperConfig):
-        kernel = hopper.operands.hopper_kernel
-        operands = hopper.operands.operands(hidden, weight, part.num_tokens, config)
-    else:
-        kernel = flash_sampling_kernel
-        operands = load_operands(hidden, weight, part.num_tokens, config)
-        operands.tiles["SLICE"] = config.slice
+    B, device = hidden.shape[0], hidden.device
     at_once = min(samples, SAMPLES_AT_ONCE)
-    work = workspace(B * at_once, device)
-    winners = masses = None
-    if out.logprob is not None:
-        winners = torch.empty(operands.programs_v, B, at_once, dtype=torch.float32, device=device)
-    if out.logprob is not None or out.logz is not None:
-        masses = torch.empty(2, operands.programs_v, B, dtype=torch.float32, device=device)
     logits = processing(request)
+    line = None if request.shard is None or request.merge_later else request.shard.line
+    kind = (
+        config,
+        tma_possible(hidden) and tma_possible(weight),
+        out.logprob is None,
+        out.logz is None,
+        None if stored is None else stored.logits.shape,
+        *kind_of(request),
+    )
     with launching_on(device):
+        work = workspace(B * at_once, device)
         for first_sample in range(0, samples, at_once):
-            kernel[operands.grid](
-                hidden=operands.hidden,
-                weight=operands.weight,
+            n = min(at_once, samples - first_sample)
+            prepare = partial(_prepare, request, config, n, logits, stored)
+            operands, run = prepared((n, *kind), prepare)
+            if first_sample == 0:
+                loaded_hidden, loaded_weight = operands.load(hidden, weight)
+                winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
+            run(
+                hidden=loaded_hidden,
+                weight=loaded_weight,
                 seed_ptr=request.seed,
                 offset_ptr=request.offset,
                 temperature=request.temperature,
@@ -103,18 +82,61 @@ def launch(
                 logz_ptr=out.logz,
                 logits_ptr=None if stored is None else stored.logits,
                 largest_ptr=None if stored is None else stored.largest,
-                stride=0 if stored is None else stored.logits.shape[1],
-                B=B,
-                V=request.vocab_size,
-                D=D,
-                mask_words=logits.mask_words,
-                samples=samples,
+                buffers_ptr=None if line is None else line.buffers,
+                counts_ptr=None if line is None else line.counts,
                 first_sample=first_sample,
-                N=min(at_once, samples - first_sample),
-                NOISE="none" if greedy(request) else request.noise,
-                RANKS=ranks,
-                WATCH=device.type == "cuda",
-                **part._asdict(),
-                **per_row(request),
-                **operands.tiles,
             )
+
+
+def _partial_sums(
+    programs_v: int, B: int, samples: int, out: Sample
+) -> tuple[Tensor | None, Tensor | None]:
+    """What each program leaves for log-probabilities: its winners, and its masses; or None."""
+    winners = masses = None
+    if out.logprob is not None:
+        winners = out.logprob.new_empty(programs_v, B, samples)
+    if out.logprob is not None or out.logz is not None:
+        device = out.tokens.device
+        masses = torch.empty(2, programs_v, B, dtype=torch.float32, device=device)
+    return winners, masses
+
+
+def _prepare(
+    request: Request,
+    config: TileConfig | HopperConfig,
+    n: int,
+    logits: Processing,
+    stored: StoredLogits | None,
+) -> tuple[Operands, PreparedLaunch]:
+    """The kernel of a config, with all that is alike in calls of one kind; n samples a launch."""
+    hidden, shard = request.hidden, request.shard
+    B, D = hidden.shape
+    tokens = request.vocab_size if shard is None else shard.num_tokens
+    ranks = 0 if request.merge_later else 1 if shard is None else shard.ranks
+    kernel: Any
+    if isinstance(config, HopperConfig):
+        kernel = hopper.operands.hopper_kernel
+        operands = hopper.operands.operands(hidden, request.weight, tokens, config)
+    else:
+        kernel = flash_sampling_kernel
+        operands = load_operands(hidden, request.weight, tokens, config)
+        operands.tiles["SLICE"] = config.slice
+    fixed = {
+        "stride": 0 if stored is None else stored.logits.shape[1],
+        "B": B,
+        "V": request.vocab_size,
+        "D": D,
+        "mask_words": logits.mask_words,
+        "samples": request.num_samples,
+        "N": n,
+        "NOISE": "none" if greedy(request) else request.noise,
+        "RANKS": ranks,
+        "WATCH": hidden.device.type == "cuda",
+        "first_token": 0 if shard is None else shard.first_token,
+        "num_tokens": tokens,
+        "rank": 0 if shard is None else shard.rank,
+        "area": shard.slots if shard is not None and ranks > 1 else 0,
+        **per_row(request),
+        **operands.tiles,
+    }
+    return operands, PreparedLaunch(kernel, operands.grid, fixed)

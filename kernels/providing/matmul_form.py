@@ -59,10 +59,11 @@ def build_matmul_form(problem: Problem, weight: Tensor, noise: str = "group") ->
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         operands = load_operands(hidden, weight, V, config)
         largest = torch.empty(operands.programs_v, B, dtype=torch.float32, device=hidden.device)
+        loaded_hidden, loaded_weight = operands.load(hidden, weight)
         with launching_on(hidden.device):
             _matmul_form_kernel[operands.grid](
-                hidden=operands.hidden,
-                weight=operands.weight,
+                hidden=loaded_hidden,
+                weight=loaded_weight,
                 largest_ptr=largest,
                 B=B,
                 V=V,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fsbench.kernels import fused
 from fsbench.kernels.call.operands import per_row
+from fsbench.kernels.call.prepared import prepared_launch
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.configs.gpu import launching_on
@@ -60,8 +61,20 @@ def launch(
     history = None if penalties is None else penalties.history
     # By the names of the kernel's arguments: numbers, or a number of each row.
     each = {**filters._asdict(), **amounts(penalties)}
+    moving = {name: x for name, x in each.items() if not isinstance(x, int)}
+    fixed = {
+        "V": V,
+        "stride": stride,
+        "capacity": 1 if history is None else history.tokens.shape[1],
+        **{name: x for name, x in each.items() if name not in moving},
+        **per_row(request),
+        **{f"{name.upper()}_PER_ROW": isinstance(x, Tensor) for name, x in each.items()},
+        "GROUPS": max(32, triton.next_power_of_2(stride // GROUP.value)),
+        "CHUNK": few,
+        **LOOK,
+    }
     with launching_on(device):
-        sampling_look_kernel[(B,)](
+        prepared_launch(sampling_look_kernel, device, (B,), fixed)(
             logits_ptr=stored.logits,
             largest_ptr=stored.largest,
             found_ptr=found,
@@ -77,15 +90,7 @@ def launch(
             tokens_ptr=sample.tokens,
             valid_ptr=sample.valid,
             kept_ptr=sample.kept,
-            V=V,
-            stride=stride,
-            capacity=1 if history is None else history.tokens.shape[1],
-            **each,
-            **per_row(request),
-            **{f"{name.upper()}_PER_ROW": isinstance(x, torch.Tensor) for name, x in each.items()},
-            GROUPS=max(32, triton.next_power_of_2(stride // GROUP.value)),
-            CHUNK=few,
-            **LOOK,
+            **moving,
         )
         if plan is not None and numbers is not None:
             _launch_rows(request, filters, stored, plan, numbers, sample)
@@ -106,50 +111,54 @@ def _launch_rows(
     # At least one program for each row; programs for one row share its blocks.
     grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
     rows = max(32, triton.next_power_of_2(B))
-    of_all: dict[str, Any] = {
-        "logits_ptr": logits,
-        "plan_ptr": plan,
-        "numbers_ptr": numbers,
-        "B": B,
-        "stride": stride,
-        "ROWS": rows,
-    }
+    numbers_of_all: dict[str, Any] = {"B": B, "stride": stride, "ROWS": rows}
+    of_all = {"logits_ptr": logits, "plan_ptr": plan, "numbers_ptr": numbers}
     per = per_row(request)
-    of_draws: dict[str, Any] = {
+    per.pop("TEMPERATURE_PER_ROW")
+    of_draws = {
         "seed_ptr": request.seed,
         "offset_ptr": request.offset,
-        "SEED_PER_ROW": per["SEED_PER_ROW"],
-        "OFFSET_PER_ROW": per["OFFSET_PER_ROW"],
         "tokens_ptr": sample.tokens,
         "valid_ptr": sample.valid,
         "kept_ptr": sample.kept,
     }
+
+    def launch(name: str, kernel: Any, fixed: dict[str, Any], **moving: Tensor | None) -> None:
+        prepared_launch(kernel, logits.device, grid[name], numbers_of_all | fixed)(
+            **of_all, **moving
+        )
+
     times = searches(filters, stride // 32)
     if times > 0:
         sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
         before = logits.new_empty(B, blocks)
         for turn in range(times):
-            kernels.sampling_sections_kernel[grid["sections"]](
-                **of_all,
+            launch(
+                "sections",
+                kernels.sampling_sections_kernel,
+                {
+                    "launch": turn,
+                    "blocks": blocks,
+                    "COUNT": sample.kept is not None,
+                    "num_warps": ROW_WARPS,
+                },
                 sums_ptr=sums,
                 before_ptr=None if turn else before,
-                launch=turn,
-                blocks=blocks,
-                COUNT=sample.kept is not None,
-                num_warps=ROW_WARPS,
             )
     if times >= 0:
-        gathered = plan.new_empty(B, kernels.GATHERED.value)
-        kernels.sampling_cutoff_kernel[grid["cutoff"]](
-            **of_all, **of_draws, gathered_ptr=gathered, launch=times, **CUTOFF
+        launch(
+            "cutoff",
+            kernels.sampling_cutoff_kernel,
+            {"launch": times, **per, **CUTOFF},
+            **of_draws,
+            gathered_ptr=plan.new_empty(B, kernels.GATHERED.value),
         )
-    kernels.sampling_race_kernel[grid["race"]](
-        **of_all,
+    launch(
+        "race",
+        kernels.sampling_race_kernel,
+        {"launch": times + 1, "blocks": blocks, **per, "num_warps": ROW_WARPS},
         **of_draws,
         largest_ptr=stored.largest,
-        launch=times + 1,
-        blocks=blocks,
-        num_warps=ROW_WARPS,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fsbench.kernels.call.operands import Operands, vocab_programs
+from fsbench.kernels.call.operands import Address, Operands, vocab_programs
 from fsbench.kernels.configs.hopper import CHUNK, HopperConfig
 from fsbench.kernels.fused.hopper.kernel import hopper_kernel
 
@@ -16,13 +18,12 @@ __all__ = ["hopper_kernel", "operands"]
 
 def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Operands:
     """How the Hopper kernel loads hidden [B, D] and the first V rows of weight."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     B = hidden.shape[0]
+    box_rows = config.box_rows(B)
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device)
     return Operands(
-        TensorDescriptor.from_tensor(hidden, [config.box_rows(B), CHUNK], layout),
-        TensorDescriptor.from_tensor(weight, [128, CHUNK], layout),
+        lambda hidden, weight: (_boxes(hidden, box_rows), _boxes(weight, 128)),
         programs_v,
         (blocks_b * programs_v,),
         {
@@ -34,3 +35,13 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
             "num_warps": 4,
         },
     )
+
+
+def _boxes(matrix: Tensor, box_rows: int) -> TensorDescriptor:
+    return _descriptor(Address(matrix.data_ptr(), matrix.dtype), *matrix.shape, box_rows)
+
+
+@lru_cache(maxsize=4096)  # to check one takes longer than to find it
+def _descriptor(base: Address, rows: int, cols: int, box_rows: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor(base, [rows, cols], [cols, 1], [box_rows, CHUNK], layout)

@@ -50,14 +50,14 @@ def test_every_kernel_has_a_class(records, name):
     assert record.status == "ok", record.reason
     assert not record.lacks
     found = split(record)
-    if found is None:  # neither its names nor a form tell: it is one kernel, and not fused
-        assert record.rounds[0].n_kernels == 1 and not record.cell.fused
+    if found is None:  # neither its names nor a form tell: it is one kernel
+        assert record.rounds[0].n_kernels == 1 and not record.forms
         return
     assert found.matmul_us > 0
     if found.by == "names":
         kernels = kernel_rows([record])
         assert not list(kernels[kernels["part"] == Part.UNKNOWN]["kernel"])
-        assert found.sampling_us > 0
+        assert found.sampling_us > 0 or name == "simple_offload"  # which draws on the CPU
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in MINE])

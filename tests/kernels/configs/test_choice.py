@@ -16,9 +16,13 @@ HOPPER = HopperConfig(1, 128, 64, 2, False)
 
 @pytest.fixture
 def both(monkeypatch):
-    monkeypatch.setattr(_choice, "why_not_hopper", lambda *matrices: None)
+    """A GPU that can run both kernels; what is chosen for it is forgotten afterwards."""
+    monkeypatch.setattr(_choice, "why_not_hopper", lambda *facts: None)
     monkeypatch.setattr(_choice, "default_config", lambda *shape: PORTABLE)
     monkeypatch.setattr(_choice, "hopper_config", lambda *shape: HOPPER)
+    _choice.config_for.cache_clear()
+    yield
+    _choice.config_for.cache_clear()
 
 
 def chosen(B: int, **wish: object) -> object:

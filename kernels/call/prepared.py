@@ -1,0 +1,120 @@
+"""Launches that are prepared once: the next call of the same kind goes past Triton's binder.
+
+Triton binds, specializes and looks up some forty arguments at every launch, which takes the host
+longer than everything else of an eager call. What decides the compiled kernel, though, is the same
+for all calls of a kind: shapes, dtypes, options. So the kernel that the first call compiled is kept
+with the arguments that stay, and later calls fill in the ones that move: tensors and floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsbench.kernels.call.operands import greedy
+from fsbench.kernels.call.request import Request
+
+_MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
+
+_by_kind: dict[Hashable, Any] = {}
+
+
+@dataclass
+class PreparedLaunch:
+    """A kernel, its grid, and the arguments that stay for calls of one kind.
+
+    Calling it with the arguments that move launches the kernel on the current device and stream.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    fixed: dict[str, Any]
+    _compiled: dict[Hashable, tuple[Any, list[Any], list[int]]] = field(default_factory=dict)
+
+    def __call__(self, **moving: Any) -> None:
+        """Launch. moving: tensors, descriptors, floats, None, or integers other than 1."""
+        # Triton compiles for dtypes, and for which addresses and integers are multiples of 16.
+        values: list[Any] = []
+        kinds: list[Any] = []
+        for value in moving.values():
+            if isinstance(value, Tensor):
+                address = value.data_ptr()
+                values.append(address)
+                kinds.append((value.dtype, address % 16 == 0))
+            else:
+                values.append(value)
+                kinds.append(value % 16 == 0 if type(value) is int else type(value))
+        key = tuple(kinds)
+        known = self._compiled.get(key)
+        if known is None:
+            self._first(key, moving)
+            return
+        run, arguments, places = known
+        arguments = arguments.copy()
+        for place, value in zip(places, values, strict=True):
+            arguments[place] = value
+        run(*arguments)
+
+    def _first(self, key: Hashable, moving: dict[str, Any]) -> None:
+        arguments = {**self.fixed, **moving}
+        compiled = self.kernel[self.grid](**arguments)
+        if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
+            return
+        names = self.kernel.arg_names
+        arguments |= dict.fromkeys(moving)  # keeps no tensor alive
+        if len(self._compiled) >= _MOST:
+            self._compiled.clear()
+        self._compiled[key] = (
+            compiled[(*self.grid, 1, 1)[:3]],
+            [arguments[name] for name in names],
+            [names.index(name) for name in moving],
+        )
+
+
+def prepared(kind: Hashable, prepare: Callable[[], Any]) -> Any:
+    """What calls of a kind have in common: what `prepare` returned for it the first time."""
+    found = _by_kind.get(kind)
+    if found is None:
+        if len(_by_kind) >= _MOST:
+            _by_kind.clear()
+        found = _by_kind[kind] = prepare()
+    return found
+
+
+def prepared_launch(
+    kernel: Any, device: torch.device, grid: tuple[int, ...], fixed: dict[str, Any]
+) -> PreparedLaunch:
+    """The launch of a kernel with these arguments, which all are known by their values."""
+    launch: PreparedLaunch = prepared(
+        (kernel, device, grid, *fixed.values()), lambda: PreparedLaunch(kernel, grid, fixed)
+    )
+    return launch
+
+
+def kind_of(request: Request) -> tuple[Hashable, ...]:
+    """What decides how a request is launched: all of it but addresses and the size of a float."""
+    shard, bias, mask = request.shard, request.bias, request.mask
+    temperature, offset = request.temperature, request.offset
+    return (
+        request.hidden.shape,
+        request.hidden.dtype,
+        request.hidden.device,
+        request.weight.shape,
+        request.seed.shape,
+        offset if offset is None else offset.shape,
+        None if isinstance(temperature, Tensor) else greedy(request),
+        request.soft_cap is None,
+        bias if bias is None else (bias.shape, bias.dtype),
+        mask if mask is None else (mask.shape, mask.dtype),
+        request.vocab_size,
+        request.num_samples,
+        request.noise,
+        shard
+        if shard is None
+        else (shard.rank, shard.ranks, shard.first_token, shard.num_tokens, shard.slots),
+        request.merge_later,
+    )
