@@ -99,13 +99,18 @@ def shown(given: str) -> str:
     return repr(given) if len(given) <= 80 else f"{given[:77]!r}..."
 
 
+def as_text(value: object) -> str:
+    """str(value), whatever it is: what is not Unicode is escaped, and a failure of str is named."""
+    try:
+        text = str(value)
+    except BaseException as error:
+        text = f"(no text: str() raised {type(error).__name__})"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def one_line(said: object) -> str:
     """What an error or a text says, in one printable line of at most 300 characters."""
-    try:
-        text = str(said)
-    except BaseException:  # somebody else's __str__
-        text = "(it cannot be printed)"
-    line = " ".join(text.split())[:300]
+    line = " ".join(as_text(said).split())[:300]
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
@@ -119,7 +124,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
+        or "can't allocate memory" in as_text(error)
     )
 
 

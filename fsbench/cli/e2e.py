@@ -101,9 +101,9 @@ def e2e(
     )
     versions = {package: package_version(package) for package in ("transformers", "vllm")}
     facts = {**environment(device, sys.argv), **versions, "engine": engine}
+    make_engine(engine, device, Path(), memory).check(plan)  # before anything is written
     folder = out or new_folder(facts, "e2e")
     chosen = make_engine(engine, device, folder, memory)
-    chosen.check(plan)  # before anything is written
     store = Store(folder, facts)
     try:
         failed = measure(plan, chosen, store, lambda text: print(text, file=sys.stderr, flush=True))

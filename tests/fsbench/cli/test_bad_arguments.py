@@ -9,7 +9,8 @@ import pytest
 import typer
 
 from fsbench import cli
-from fsbench.records.store import Cell, Round, Store
+from fsbench.records.cell import Cell, Round
+from fsbench.records.store import Store
 from fsbench.simple import bench
 
 LONG = "9" * 5000
@@ -151,8 +152,8 @@ def here(tmp_path, monkeypatch):
     how = dict(dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold")
     shape = dict(b=1, d=4096, v=151936, gpu="NVIDIA H200", device="cuda", graph=True)
     for name in ("flash_sampling_token", "multinomial"):
-        cell = Cell(name, name, "exact", name != "multinomial", **how, **shape)
-        store.append_round(cell, 0, Round([1.0] * 8))
+        who = dict(provider=name, label=name, kind="exact", fused=name != "multinomial")
+        store.append_round(Cell.of({**who, **how, **shape}), 0, Round([1.0] * 8))
     store.close()
 
     def reached(*arguments, **keywords):

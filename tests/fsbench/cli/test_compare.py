@@ -10,7 +10,8 @@ from fsbench import paper
 from fsbench.cli import app
 from fsbench.cli.compare import fail_limit
 from fsbench.errors import InvalidArgument, ResultsError
-from fsbench.records.store import Cell, Round, Store
+from fsbench.records.cell import Cell, Round
+from fsbench.records.store import Store, read_records
 
 FUSED = paper.source()["fused"]["provider"]
 
@@ -18,7 +19,7 @@ FUSED = paper.source()["fused"]["provider"]
 def _cell(provider, b, **changes):
     how = dict(dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold")
     fixed = dict(d=4096, v=151936, graph=True, gpu="NVIDIA H200", device="cuda", kind="exact")
-    return Cell(**{**fixed, **how, **dict(provider=provider, label=provider, b=b), **changes})
+    return Cell.of({**fixed, **how, **dict(provider=provider, label=provider, b=b), **changes})
 
 
 def _run(folder, times, oom=(), sm_mhz=1980, **environment):
@@ -221,7 +222,7 @@ def test_a_run_that_was_killed_can_be_compared(two_runs):
     from fsbench.records.summary import export_csv
 
     before = _compare(*two_runs).stdout
-    export_csv(two_runs[0])
+    export_csv(two_runs[0], read_records(two_runs[0]))
     assert _compare(*two_runs).stdout == before
 
 

@@ -13,7 +13,8 @@ from fsbench.cli import app
 from fsbench.cli.reading import read_results
 from fsbench.figures import configuration
 from fsbench.figures.style import styles
-from fsbench.records.store import Cell, Round, Store
+from fsbench.records.cell import Cell, Round
+from fsbench.records.store import Store
 from fsbench.records.summary import export_csv
 
 LABELS = (
@@ -45,7 +46,8 @@ def folder(tmp_path, monkeypatch):
         kind = "exact" if name not in ours[2:] else "lower_bound"
         fused = name == ours[0] or name in ("s1", "s7")
         for d, v in ((4096, 151936), (8192, 128256)):
-            cell = Cell(name, label, kind, fused, b=1, d=d, v=v, **how, **machine)
+            who = dict(provider=name, label=label, kind=kind, fused=fused, b=1, d=d, v=v)
+            cell = Cell.of({**who, **how, **machine})
             store.append_round(cell, 0, Round([10.0 + number] * 8))
     store.close()
     return tmp_path / "run"

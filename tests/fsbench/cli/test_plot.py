@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from fsbench.cli import app
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.figures.style import SETTINGS
-from fsbench.records.store import Cell, Round, Store
+from fsbench.records.cell import Cell, Round
+from fsbench.records.store import Store
 from fsbench.records.summary import export_csv
 
 PROVIDERS = {"fast": ("exact", True), "slow": ("exact", False), "floor": ("lower_bound", False)}
@@ -21,7 +22,8 @@ def _cell(provider, b, gpu="NVIDIA H200", **changes):
     kind, fused = PROVIDERS[provider]
     fixed = dict(d=64, v=1000, dtype="bf16", tp=1, temperature=1.0, logits="normal:1")
     how = dict(timer="cupti", graph=True, l2="cold", device="cuda" if gpu else "cpu")
-    return Cell(provider, provider, kind, fused, gpu, b=b, **{**fixed, **how, **changes})
+    who = dict(provider=provider, label=provider, kind=kind, fused=fused, gpu=gpu, b=b)
+    return Cell.of({**who, **fixed, **how, **changes})
 
 
 def _results(folder, providers=tuple(PROVIDERS), times=(10.0, 20.0, 5.0), export=True, **changes):
@@ -31,7 +33,7 @@ def _results(folder, providers=tuple(PROVIDERS), times=(10.0, 20.0, 5.0), export
             store.append_round(_cell(provider, b, **changes), 0, Round([time] * 8))
     store.close()
     if export:
-        export_csv(folder)
+        export_csv(folder, store.records)
     return folder
 
 
@@ -112,7 +114,7 @@ def test_no_cell_that_is_ok(tmp_path):
     store.append_status(_cell("slow", 1), "error", "why")
     store.append_status(_cell("slow", 2), "error", "why")
     store.close()
-    export_csv(tmp_path / "a")
+    export_csv(tmp_path / "a", store.records)
     with pytest.raises(ResultsError, match="at least one cell with status ok; got 2 error, 1 oom"):
         _plot(tmp_path / "a", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -138,7 +138,8 @@ def test_options_reach_the_measurement(fsbench, tmp_path):
     options = ["--temperature", "0.5", "--logits", "zipf:1.5", "--batch", "2"]
     assert fsbench("run", "--preset", "smoke", *TINY, *options, "--out", "x")[0] == 0
     for record in read_records(tmp_path / "x"):
-        assert (record.cell.temperature, record.cell.logits, record.cell.b) == (0.5, "zipf:1.5", 2)
+        assert (record.cell.problem.temperature, record.cell.problem.logits) == (0.5, "zipf:1.5")
+        assert record.cell.problem.B == 2
 
 
 def test_a_plug_in_given_by_path_is_measured_beside_the_preset(fsbench, plugin, tmp_path):

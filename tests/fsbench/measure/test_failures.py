@@ -100,7 +100,7 @@ def test_a_weight_that_does_not_fit_costs_the_cells_of_its_problem(
     large = Problem(2, 16, 41, "fp32", device="cpu")
     run(sampler("A"), sampler("B"), problems=[large, SMALL])
     records = read_records(tmp_path / "run")
-    assert {(record.cell.provider, record.cell.v): record.status for record in records} == {
+    assert {(record.cell.provider, record.cell.problem.V): record.status for record in records} == {
         ("A", 41): "oom",
         ("B", 41): "oom",
         ("A", 40): "ok",
@@ -123,7 +123,7 @@ def test_a_dead_gpu_ends_the_run(run, sampler, monkeypatch):
 
 
 def test_results_that_cannot_be_written_end_the_run(sampler, run, monkeypatch):
-    def full(self, line):
+    def full(self, cell, line):
         raise ResultsError("cannot write results: No space left on device")
 
     monkeypatch.setattr(Store, "_append", full)
