@@ -33,8 +33,9 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import filters, int_list, penalties_of, shapes
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.problem import Problem
+from fsbench.records.typed import fits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -289,7 +290,17 @@ def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
     if folder is not None:
         from fsbench.records.store import read_environment
 
-        context.default_map = read_environment(folder).get("options", {})
+        options = read_environment(folder).get("options")
+        if options is None:
+            raise ResultsError(
+                f"{folder}/env.json: expected the options of `fsbench run`; got none"
+            )
+        for parameter in context.command.params:
+            value = options.get(parameter.name or "")
+            kind = list[str] | None if parameter.multiple else str | float | bool | None
+            if not fits(value, kind):
+                raise ResultsError(f"{folder}/env.json: {parameter.name}: got {value!r:.60}")
+        context.default_map = options
     return folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from fsbench.problem import Problem
 from fsbench.records.typed import fits, typed
@@ -81,6 +81,12 @@ def _named(part: type) -> list[tuple[str, str]]:
 
 COLUMNS = tuple(column for part in (Cell, *_PARTS.values()) for column, _ in _named(part))
 """The columns of results.csv that say which cell a row is about."""
+
+
+def column_types() -> dict[str, Any]:
+    """The type of each of COLUMNS."""
+    parts = (Cell, *_PARTS.values())
+    return {c: get_type_hints(part)[name] for part in parts for c, name in _named(part)}
 
 
 @dataclass(frozen=True)

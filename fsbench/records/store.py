@@ -76,14 +76,13 @@ class Store:
         with refusals("write results in", folder):
             folder.mkdir(parents=True, exist_ok=True)
         store = cls._locked(folder)
-        if (folder / "points.jsonl").stat().st_size:  # another process was faster
-            store.close()
-            require_empty(folder)
         try:
+            require_empty(folder)  # still: another process may have been faster
             _write_environment(folder, environment)
             store.begin(None)
         except BaseException:
-            (folder / "points.jsonl").unlink()
+            if not (folder / "points.jsonl").stat().st_size:
+                (folder / "points.jsonl").unlink()
             store.close()
             raise
         return store
@@ -234,9 +233,10 @@ def _running(folder: Path) -> tuple[int | None, Cell | None]:
 
 
 def require_empty(folder: Path) -> None:
-    """Raise ResultsError if a folder holds results, or cannot."""
+    """Raise ResultsError if a folder holds results, or cannot. An empty points.jsonl is none."""
+    points, table = folder / "points.jsonl", folder / "results.csv"
     with refusals("write results in", folder):
-        if any((folder / name).exists() for name in ("points.jsonl", "results.csv")):
+        if table.exists() or (points.exists() and points.stat().st_size):
             raise ResultsError(
                 f"{folder} already holds results; use --resume {folder} or another --out"
             )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pandas as pd
 
+from fsbench.errors import ResultsError
 from fsbench.records import breakdown, iomodel
 from fsbench.records.cell import COLUMNS as CELL_COLUMNS
-from fsbench.records.cell import CellRecord, Round
+from fsbench.records.cell import CellRecord, Round, column_types
 from fsbench.records.disk import refusals, write_atomically
 from fsbench.records.sheet import as_csv
 from fsbench.records.stats import median_interval
@@ -138,6 +139,34 @@ def export_csv(folder: Path, records: Iterable[CellRecord]) -> pd.DataFrame:
 
 
 def read_csv(folders: Iterable[Path]) -> pd.DataFrame:
-    """The results.csv of several folders, one below the other, with the folder as a column."""
-    tables = [pd.read_csv(folder / "results.csv").assign(folder=str(folder)) for folder in folders]
-    return pd.concat(tables, ignore_index=True)
+    """The results.csv of several folders, one below the other, with the folder as a column.
+
+    Raises:
+        ResultsError: a file cannot be read, or a column has a value of another type.
+    """
+    return pd.concat([_read_csv(folder) for folder in folders], ignore_index=True)
+
+
+def _read_csv(folder: Path) -> pd.DataFrame:
+    path = folder / "results.csv"
+    types = {**column_types(), "status": str, "reason": str, **get_type_hints(Figures)}
+    try:
+        table = pd.read_csv(path, dtype={n: str for n, hint in types.items() if _is(str, hint)})
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"cannot read {path}: {error}") from error
+    for name in table.columns.intersection(list(types)):
+        column, hint = table[name], types[name]
+        if _is(bool, hint):
+            wrong, expected = column[~column.isin([True, False])], "True or False"
+        elif _is(str, hint):
+            continue
+        else:
+            numbers = pd.to_numeric(column, errors="coerce")
+            wrong, expected = column[column.notna() & ~np.isfinite(numbers)], "a number"
+        if len(wrong):
+            raise ResultsError(f"{path}: {name}: expected {expected}; got {wrong.iloc[0]!r:.40}")
+    return table.assign(folder=str(folder))
+
+
+def _is(kind: type, hint: Any) -> bool:
+    return hint is kind or kind in get_args(hint)

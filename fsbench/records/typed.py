@@ -46,7 +46,7 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) in (int, float) and math.isfinite(value) and abs(value) < 2.0**63
     if hint is int:
-        return type(value) is int and abs(value) < 2**63
+        return type(value) is int and abs(value) <= 2**63
     return type(value) is hint and (hint is not str or _writable(value))
 
 
@@ -55,4 +55,4 @@ def _writable(text: str) -> bool:
 
 
 def _word(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else f"{hint}"
