@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fsbench.errors import DeviceUnavailable
-from fsbench.machine import hardware
 
 
 def device_to_use(asked: str) -> str:
@@ -32,6 +31,7 @@ def require_gpus(indices: list[int]) -> None:
 
 def require_energy(device: str, indices: list[int]) -> None:
     """Raise DeviceUnavailable unless NVML counts the energy of these GPUs."""
+    from fsbench.machine import hardware
     from fsbench.machine.device_state import nvml_index
 
     found = [nvml_index(index) for index in indices] if device == "cuda" else [None]

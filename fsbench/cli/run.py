@@ -207,11 +207,11 @@ class Machine:
     def indices(self, device: str, resume: bool) -> list[int]:
         """Of the GPUs: of all ranks, if there are several; else one after the other."""
         given = int_list(self.gpu, "--gpu", minimum=0)
-        if device == "cpu" and given != [0]:
-            raise InvalidArgument(f"--gpu: expected none with --device cpu; got {self.gpu!r}")
         ranks = max(self.degrees())
         if resume and len(given) > 1 and ranks == 1:
             raise InvalidArgument(f"--gpu: expected one index with --resume; got {self.gpu!r}")
+        if device == "cpu" and given != [0]:
+            raise InvalidArgument(f"--gpu: expected none with --device cpu; got {self.gpu!r}")
         if ranks > 1:
             if given == [0]:
                 given = list(range(ranks))

@@ -47,7 +47,7 @@ class Contender:
     """A sampler that is built and ready to be timed on the problem at hand.
 
     facts: of its preparation, fields of Round. forms: steps of its FORMS by name; lacks: why some
-    could not be prepared.
+    could not be prepared. require_intact: see Preparation, of its inputs.
     """
 
     cell: Cell
@@ -55,6 +55,7 @@ class Contender:
     facts: dict[str, Any]
     forms: dict[str, Callable[[], object]]
     lacks: dict[str, str]
+    require_intact: Callable[[int], None]
 
 
 class Batch(NamedTuple):
@@ -141,7 +142,7 @@ class Preparation:
         ready = []
         for provider, cell in batch.samplers:
             contender = self.outcomes.part(
-                cell, "", partial(self.contender, provider, cell, inputs)
+                cell, "", partial(self.intact_contender, provider, cell, inputs)
             )
             if contender is None:
                 free_memory(batch.problem.device)
@@ -169,11 +170,17 @@ class Preparation:
         self._marks = made.fingerprints()
         return made
 
+    def intact_contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
+        """`contender`, and `require_intact` whatever comes of it."""
+        try:
+            return self.contender(provider, cell, inputs)
+        finally:
+            self.require_intact(inputs, 0)
+
     def require_intact(self, inputs: Inputs, offset: int) -> None:
         """Undo what a sampler wrote into the inputs that all samplers of the problem read.
 
-        Call it after each sampler's turn: after `contender`, and after a round. offset: the steps
-        that the harness itself has counted so far.
+        offset: the steps that the harness itself has counted so far.
 
         Raises:
             VerificationFailed: it names the tensors that were written.
@@ -212,7 +219,8 @@ class Preparation:
                 forms[form] = self._ready(cell, build(inputs.weight), inputs)
             except Exception as error:
                 lacks[form] = describe(error)
-        return Contender(cell, self._ready(cell, launch, inputs), facts, forms, lacks)
+        step = self._ready(cell, launch, inputs)
+        return Contender(cell, step, facts, forms, lacks, partial(self.require_intact, inputs))
 
     def _ready(self, cell: Cell, launch: Launch, inputs: Inputs) -> Callable[[], object]:
         """The step to be timed, captured if the cell says so, and warmed up."""

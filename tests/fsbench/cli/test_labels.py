@@ -14,7 +14,7 @@ from fsbench.cli.reading import read_results
 from fsbench.figures import configuration
 from fsbench.figures.style import styles
 from fsbench.records.cell import Cell, Round
-from fsbench.records.store import Store
+from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv
 
 LABELS = (
@@ -72,7 +72,7 @@ def test_no_command_stumbles(folder, command):
 
 
 def test_csv_has_no_formula_and_reads_back(folder):
-    export_csv(folder)
+    export_csv(folder, read_records(folder))
     with open(folder / "results.csv", newline="") as file:
         cells = [cell for row in csv.reader(file) for cell in row]
     assert not [cell for cell in cells if re.match(r"[=+@]|-\D", cell)]

@@ -128,7 +128,7 @@ def test_figure(folder, tmp_path):
     assert saved.lines[0].get_ydata().tolist() == pytest.approx([5.0, 5.0])
     bound = next(line for line in lower.lines if line.get_label() == "sampling in no time")
     assert bound.get_ydata().tolist() == pytest.approx([3.75, 3.75])
-    assert upper.get_title() == "qwen3-8b, TP 1"
+    assert upper.get_title("left") == "qwen3-8b, TP 1"
 
 
 def test_a_cut_line_is_left_out_and_a_damaged_one_named(folder):

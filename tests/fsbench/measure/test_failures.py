@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from runner_doubles import SMALL
@@ -14,11 +16,8 @@ from fsbench.errors import (
     ResultsError,
     TimerUnavailable,
     UnsupportedProblem,
-    VerificationFailed,
 )
 from fsbench.machine import device_state
-from fsbench.measure.plan import Plan
-from fsbench.measure.preparing import Preparation
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.records.store import Store, read_records
@@ -185,14 +184,46 @@ def test_a_sampler_that_cannot_do_the_shapes_of_the_checks_is_unsupported(sample
 
 
 @pytest.mark.parametrize("name", ["weight", "hidden", "seed", "offset"])
-def test_a_sampler_that_writes_into_the_inputs_is_named_and_they_are_restored(name):
-    preparation = Preparation(Plan([SMALL], []))
-    made = preparation.inputs_of(SMALL)
-    tensors = ("weight", "hidden", "seed", "offset")
-    before = {each: getattr(made, each).clone() for each in tensors}
-    preparation.require_intact(made, 0)
-    getattr(made, name)[..., -1].add_(1)
-    with pytest.raises(VerificationFailed, match=f"it writes into {name}$"):
-        preparation.require_intact(made, 0)
-    assert all(torch.equal(getattr(made, each), before[each]) for each in tensors)
-    preparation.require_intact(made, 0)
+@pytest.mark.parametrize("when", [1, 2, 4])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sampler_that_writes_into_the_inputs_costs_its_own_cell(
+    sampler, run, log, name, when, fails
+):
+    """In its first step, in round 0 or in round 2; and the others read what they should."""
+    seen = []
+
+    def build(problem, weight):
+        steps = 0
+
+        def launch(hidden, seed, offset):
+            nonlocal steps
+            steps += 1
+            tensors = {"weight": weight, "hidden": hidden, "seed": seed, "offset": offset}
+            if steps == when:
+                tensors[name].view(-1)[-1] += 1
+                if fails:
+                    raise RuntimeError("it fails, too")
+            return hidden.argmax(1)
+
+        return launch
+
+    def watching(problem, weight):
+        def launch(hidden, seed, offset):
+            seen.append((float(weight.sum()), float(hidden.sum()), int(seed)))
+            return hidden.argmax(1)
+
+        return launch
+
+    writer, watcher = (
+        replace(sampler(letter), provider=replace(sampler(letter).provider, build=each))
+        for letter, each in (("A", build), ("B", watching))
+    )
+    if name == "weight" and when == 1:
+        return_at_build = replace(writer.provider, build=lambda p, w: (w.zero_(), build(p, w))[1])
+        writer = replace(writer, provider=return_at_build)
+    records = run(writer, watcher, sampler("C"))
+    assert records["A"].status == "check_failed"
+    assert records["A"].reason == f"it writes into {name}"
+    assert [records[each].status for each in "BC"] == ["ok", "ok"]
+    assert len(set(seen)) == 1
+    assert log.offsets["C"] == sorted(set(log.offsets["C"]))
