@@ -29,7 +29,7 @@ _PAPER_BATCHES = "1,2,4,8,16,32,64,128,256"
 
 
 def iomodel(
-    batch: Batches = _PAPER_BATCHES,
+    batch: Batches = None,
     d: HiddenSizes = None,
     v: VocabularySizes = None,
     model_names: Models = None,
@@ -47,7 +47,7 @@ def iomodel(
 ) -> None:
     """Print predicted speedups and floor times of the paper's I/O cost model. Needs no GPU.
 
-    Every --d with every --v, and every --model, is one shape; without any, the paper's two. With
+    Every --d with every --v, and every --model, is one shape; without any, the paper's two and its batch sizes. With
     --measured (may be repeated) the shapes are those of the results (docs/io-model.md).
     """
     if measured:
@@ -59,7 +59,7 @@ def iomodel(
         return
     chosen = model.gpu(gpu)
     heads = shapes(model_names or [], d, v) or shapes(_PAPER_MODELS, None, None)
-    batches = int_list(batch, "--batch")
+    batches = int_list(batch or _PAPER_BATCHES, "--batch")
     rows = [
         {"model": label, **_predict(Problem(B, D, V, dtype), chosen)}
         for label, D, V in heads

@@ -6,6 +6,7 @@ import json
 
 import pandas as pd
 import pytest
+from cells import results_row
 from tree import H200
 from typer.testing import CliRunner
 
@@ -18,15 +19,8 @@ from fsbench.errors import FsbenchError, InvalidArgument, InvalidOption, Results
 RESULTS = H200
 
 
-def row(provider, b, median, spread=0.01, kind="exact", fused=False, **changes):
-    return {
-        **dict(provider=provider, label=provider.title(), kind=kind, fused=fused, folder="run1"),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=4096, v=151936, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(status="ok", reason="", median_us=median),
-        **dict(ci_lo_us=(1 - spread) * median, ci_hi_us=(1 + spread) * median),
-        **changes,
-    }
+def row(provider, b, median, spread=0.01, **changes):
+    return results_row(provider, b, median, spread, **{"label": provider.title(), **changes})
 
 
 def advice(rows, candidates=None, **limits):

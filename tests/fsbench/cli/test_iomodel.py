@@ -1,8 +1,6 @@
 """`fsbench iomodel`, and the option parsers it shares with `fsbench run`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -115,14 +113,3 @@ def test_shapes_of_nothing_is_empty():
 def test_shapes_wants_d_and_v_together(d, v, missing):
     with pytest.raises(InvalidArgument, match=f"^{missing}: expected together with"):
         shapes([], d, v)
-
-
-def test_starts_without_torch_pandas_matplotlib_scipy():
-    code = (
-        "import sys; from fsbench.cli import app\n"
-        "app(['iomodel', '--batch', '1'], standalone_mode=False)\n"
-        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy', 'numpy'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
