@@ -47,8 +47,8 @@ def iomodel(
 ) -> None:
     """Print predicted speedups and floor times of the paper's I/O cost model. Needs no GPU.
 
-    Every --d with every --v, and every --model, is one shape; without any, the paper's two and its batch sizes. With
-    --measured (may be repeated) the shapes are those of the results (docs/io-model.md).
+    Every --d with every --v, and every --model, is one shape; by default, the paper's two shapes
+    at its batch sizes. With --measured (may be repeated) the shapes are those of the results (docs/io-model.md).
     """
     if measured:
         from fsbench.cli.attribution import print_measured
