@@ -80,4 +80,3 @@ if [ "$gpus" -gt 1 ]; then
     SLOT=$(seq -s, 0 $((gpus - 1))) run "tp fsbench run --preset tp --tp $degrees --no-check
         --model llama3-70b,qwen3-8b --batch 1,16,64,256 --out $FOLDER/tp"
 fi
-python3 tools/exactness_tables.py "$FOLDER"/verify/*.jsonl > "$FOLDER/verify/tables.md"

@@ -48,7 +48,8 @@ def iomodel(
     """Print predicted speedups and floor times of the paper's I/O cost model. Needs no GPU.
 
     Every --d with every --v, and every --model, is one shape; by default, the paper's two shapes
-    at its batch sizes. With --measured (may be repeated) the shapes are those of the results (docs/io-model.md).
+    at its batch sizes. With --measured (may be repeated) the shapes are those of the results
+    (docs/io-model.md).
     """
     if measured:
         from fsbench.cli.attribution import print_measured

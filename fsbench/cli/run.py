@@ -210,8 +210,6 @@ class Machine:
         ranks = max(self.degrees())
         if resume and len(given) > 1 and ranks == 1:
             raise InvalidArgument(f"--gpu: expected one index with --resume; got {self.gpu!r}")
-        if device == "cpu" and given != [0]:
-            raise InvalidArgument(f"--gpu: expected none with --device cpu; got {self.gpu!r}")
         if ranks > 1:
             if given == [0]:
                 given = list(range(ranks))
@@ -220,8 +218,8 @@ class Machine:
                     f"--gpu: expected an index for each of {ranks} ranks; got {self.gpu!r}"
                 )
             given = given[:ranks]
-        elif device == "cpu":
-            return [0]
+        elif device == "cpu" and given != [0]:
+            raise InvalidArgument(f"--gpu: expected none with --device cpu; got {self.gpu!r}")
         if device == "cuda":
             require_gpus(given)
         return given
@@ -297,9 +295,13 @@ def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
             )
         for parameter in context.command.params:
             value = options.get(parameter.name or "")
-            kind = list[str] | None if parameter.multiple else str | float | bool | None
-            if not fits(value, kind):
-                raise ResultsError(f"{folder}/env.json: {parameter.name}: got {value!r:.60}")
+            texts = parameter.multiple
+            if not fits(value, list[str] | None if texts else str | float | bool | None):
+                expected = "a list of texts" if texts else "a text or a number"
+                raise ResultsError(
+                    f"{folder}/env.json: options: {parameter.name}: expected {expected}; "
+                    f"got {value!r:.60}"
+                )
         context.default_map = options
     return folder
 

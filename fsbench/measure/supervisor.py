@@ -101,13 +101,13 @@ class _Attempt:
                     lines.append(ours)
                 return self._watch(dict(enumerate(lines)))
             finally:
-                for process in self._processes:
-                    assert process.pid
+                for each in self._processes:
+                    assert each.pid
                     with suppress(OSError):  # there is no such group, or no more
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.kill()
-                for process, line in zip(self._processes, lines, strict=False):
-                    process.join()
+                        os.killpg(each.pid, signal.SIGKILL)
+                    each.kill()
+                for each, line in zip(self._processes, lines, strict=False):
+                    each.join()
                     line.close()
 
     def _watch(self, lines: dict[int, Connection]) -> _Failure | None:

@@ -242,8 +242,12 @@ def require_empty(folder: Path) -> None:
             )
 
 
-_FACTS = dict.fromkeys(("utc", "fsbench", "git_sha", "device", "gpu", "cpu"), str | None)
-_FACTS |= {"git_dirty": bool | None, "options": dict[str, Any], "resumed": list[dict[str, Any]]}
+_FACTS: dict[str, Any] = {
+    **dict.fromkeys(("utc", "fsbench", "git_sha", "device", "gpu", "cpu"), str | None),
+    "git_dirty": bool | None,
+    "options": dict[str, Any],
+    "resumed": list[dict[str, Any]],
+}
 """Types of what is read of env.json, where it is there."""
 
 

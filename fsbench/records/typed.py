@@ -20,7 +20,7 @@ def typed(kind: type[T], values: Any) -> T:
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"expected an object; got {values!r:.40}")
-    hints = _hints(kind)
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     for name, value in values.items():
         if name in hints and not fits(value, hints[name]):
             raise TypeError(f"{name}: expected {_word(hints[name])}; got {value!r:.40}")

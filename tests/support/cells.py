@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsbench.records.cell import Cell
+from fsbench.records.cell import Cell, CellRecord
 
 _COLUMNS = dict(
     provider="fast",
@@ -40,3 +40,13 @@ def results_row(
         **dict(median_us=median, ci_lo_us=(1 - spread) * median, ci_hi_us=(1 + spread) * median),
         **changes,
     }
+
+
+CELL = cell()
+OTHER = cell(provider="slow", label="Slow", fused=False)
+MACHINE = {"gpu": "NVIDIA H200", "device": "cuda", "cpu": "some CPU"}
+
+
+def numbers(records: list[CellRecord]) -> dict[str, list[int]]:
+    """Sampler -> the rounds that it has."""
+    return {record.cell.provider: sorted(record.rounds) for record in records}

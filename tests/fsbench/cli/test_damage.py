@@ -6,11 +6,15 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 from tiny_run import TINY
 
 from fsbench.figures.style import SETTINGS
+from fsbench.records.cell import Round
+from fsbench.records.store import Store, read_records
 
 COMMANDS = ("run", "compare", "report", "plot")
 
@@ -114,17 +118,58 @@ def assert_named(fsbench, good, seed):
             assert (bad / "env.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_damage_is_named(fsbench, good, seed):
-    assert_named(fsbench, good, seed)
-
-
-@pytest.mark.full
-def test_damage_is_named_400_times(fsbench, good):
+@pytest.mark.parametrize(
+    "seeds", [range(24), pytest.param(range(1000, 1400), marks=pytest.mark.full)], ids=["24", "400"]
+)
+def test_damage_is_named(fsbench, good, seeds):
     failed = []
-    for seed in range(1000, 1400):
+    for seed in seeds:
         try:
             assert_named(fsbench, good, seed)
         except AssertionError as error:
             failed.append(f"{error}: {error.__cause__!r}")
     assert not failed, "\n".join(failed)
+
+
+def test_options_that_are_none_end_a_resume_and_the_folder_stays_as_it_is(fsbench, good):
+    path = good / "env.json"
+    whole = json.loads(path.read_text())
+    for options in (None, [], 5, {"iters": []}, {"provider": [1]}, {"provider_path": {"a": 1}}):
+        damaged = {**whole, "options": options}
+        if options is None:
+            del damaged["options"]
+        path.write_text(json.dumps(damaged))
+        before = {each.name: each.read_bytes() for each in good.iterdir()}
+        code, _, err = fsbench("run", "--resume", "good", "--batch", "7")
+        assert code == 2 and "env.json" in err and "expected" in err, options
+        assert before == {each.name: each.read_bytes() for each in good.iterdir()}
+
+
+def test_letters_in_a_column_of_numbers_are_named(fsbench, good):
+    table = good / "results.csv"
+    for name, value, expected in (("median_us", "12a", "a number"), ("graph", "maybe", "True or")):
+        lines = [line.split(",") for line in table.read_text().splitlines()]
+        lines[1][lines[0].index(name)] = value
+        table.write_text("\n".join(map(",".join, lines)))
+        code, _, err = fsbench("plot", "good")
+        assert code == 2 and f"results.csv: {name}: expected {expected}" in err
+
+
+def test_a_table_that_is_older_than_its_samples_is_derived_again(fsbench, good):
+    """As after a resume that was killed."""
+    store = Store.resume(good, json.loads((good / "env.json").read_text()))
+    new = replace(store.records[0].cell, provider="new", label="Brand new")
+    store.append_round(new, 0, Round([9.0] * 4))
+    store.close()
+    os.utime(good / "results.csv", ns=(0, 0))
+    stale = (good / "results.csv").read_bytes()
+    for command in ("compare", "report", "plot"):
+        code, out, err = fsbench(*arguments(command, "good"))
+        assert code == 0, err
+        if command == "compare":
+            assert "new" in out
+    assert "Brand new" in (good.parent / "report.html").read_text()
+    assert (good / "results.csv").read_bytes() == stale  # it is the run's to write
+    assert fsbench("run", "--resume", "good")[0] == 0
+    assert "Brand new" in set(pd.read_csv(good / "results.csv")["label"])
+    assert len(read_records(good)) == 7

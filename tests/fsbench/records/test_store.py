@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
-from cells import cell
+from cells import CELL, MACHINE, OTHER, cell, numbers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsbench.errors import ResultsError
-from fsbench.records.cell import FORMS, STATUSES, CellRecord, Energy, Round
+from fsbench.records import store as results
+from fsbench.records.cell import FORMS, STATUSES, Energy, Round
 from fsbench.records.store import (
     Store,
     read_environment,
@@ -22,32 +22,6 @@ from fsbench.records.store import (
     results_folders,
     write_atomically,
 )
-
-MACHINE = {"gpu": "NVIDIA H200", "device": "cuda", "cpu": "some CPU"}
-
-CELL = cell()
-OTHER = cell(provider="slow", label="Slow", fused=False)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three rounds of one cell and a status of another: four lines."""
-    store = Store.create(tmp_path / "run", MACHINE)
-    for number in range(3):
-        store.append_round(CELL, number, Round([10.0 + number]))
-    store.append_status(OTHER, "oom", "no memory left")
-    store.close()
-    return tmp_path / "run"
-
-
-def without_checksums(folder: Path) -> str:
-    """The lines of points.jsonl as they were written before they had checksums."""
-    return re.sub(r', "crc32": \d+}', "}", (folder / "points.jsonl").read_text())
-
-
-def numbers(records: list[CellRecord]) -> dict[str, list[int]]:
-    return {record.cell.provider: sorted(record.rounds) for record in records}
-
 
 times = st.lists(st.floats(0, 1e7), min_size=3, max_size=3)
 rounds = st.builds(
@@ -128,63 +102,6 @@ def test_the_label_is_not_part_of_a_cells_identity(folder):
     assert sorted(store.record(cell(label="new name")).rounds) == [0, 1, 2]
     assert store.record(cell(b=3)).rounds == {}
     store.close()
-
-
-def test_a_last_line_cut_anywhere_loses_that_line_only(folder):
-    points = folder / "points.jsonl"
-    whole = points.read_bytes()
-    start = whole[:-1].rfind(b"\n") + 1  # of the last line
-    for end in range(start, len(whole)):
-        points.write_bytes(whole[:end])
-        assert numbers(read_records(folder)) == {"fast": [0, 1, 2]}, end
-    # Resuming removes the rest of it, so that what is appended starts on a line of its own.
-    store = Store.resume(folder, MACHINE)
-    assert points.read_bytes() == whole[:start]
-    store.append_round(OTHER, 0, Round([1.0]))
-    store.close()
-    assert numbers(read_records(folder)) == {"fast": [0, 1, 2], "slow": [0]}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"garbage",
-        b"",
-        b"5",
-        b"{}",
-        b'{"schema": 1, "cell": {}, "round": 0}',
-        b"\xff\xfe",
-        b'{"schema": 1, "cell": CELL, "status": "no such status", "reason": ""}',
-        b'{"schema": 1, "cell": CELL, "round": 0, "measured": {"no_such_field": 1}}',
-    ],
-)
-def test_damage_in_the_middle_names_file_and_line(folder, damage):
-    points = folder / "points.jsonl"
-    lines = points.read_bytes().split(b"\n")
-    lines[1] = damage.replace(b"CELL", json.dumps(CELL.columns()).encode())
-    points.write_bytes(b"\n".join(lines))
-    for read in (read_records, lambda folder: Store.resume(folder, MACHINE)):
-        with pytest.raises(ResultsError, match=r"points\.jsonl:2: not a results line"):
-            read(folder)
-    assert points.read_bytes() == b"\n".join(lines)  # resuming did not touch it
-
-
-def test_another_schema_is_named(folder):
-    old = without_checksums(folder).replace('{"schema": 1,', '{"schema": 7,', 1)
-    (folder / "points.jsonl").write_text(old)
-    with pytest.raises(ResultsError, match=r"points\.jsonl:1: expected schema 1; got 7"):
-        read_records(folder)
-    record = folder / "env.json"
-    record.write_text(record.read_text().replace('"schema": 1', '"schema": 7'))
-    with pytest.raises(ResultsError, match=r"env\.json: expected schema 1; got 7"):
-        Store.resume(folder, MACHINE)
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1', "\x00"])
-def test_a_damaged_environment_record_is_named(folder, text):
-    (folder / "env.json").write_text(text)
-    with pytest.raises(ResultsError, match=r"env\.json: not an environment record"):
-        read_environment(folder)
 
 
 @pytest.mark.parametrize("name", ["gpu", "device", "cpu"])
@@ -322,13 +239,34 @@ def test_what_was_missing_and_is_measured_after_all_is_missing_no_more(folder):
     assert read_records(folder) == store.records
 
 
-def test_folders_from_before_energy_and_forms_are_read(folder):
-    """Lines as they were written before these fields existed."""
-    path = folder / "points.jsonl"
-    lines = [json.loads(line) for line in without_checksums(folder).splitlines()]
-    for line in lines:
-        for name in ("first_call_s", "warm"):
-            line.get("measured", {}).pop(name, None)
-    before = read_records(folder)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_records(folder) == before
+def test_a_locked_folder_is_refused_until_its_owner_closes(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "PATIENCE", 0.0)
+    owner = Store.resume(folder, MACHINE)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(ResultsError, match=f"process {os.getpid()} is writing results there"):
+        Store.resume(folder, MACHINE)
+    assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
+    owner.close()
+    Store.resume(folder, MACHINE).close()
+    new = Store.create(tmp_path / "new", MACHINE)
+    with pytest.raises(ResultsError, match="is writing results there"):
+        Store.create(tmp_path / "new", MACHINE)
+    new.close()
+
+
+def test_the_cell_at_work_is_on_disk_until_the_run_ends(folder):
+    store = Store.resume(folder, MACHINE)
+    assert store.interrupted is None
+    store.begin(OTHER)
+    left = (folder / "running.json").read_bytes()
+    assert json.loads(left)["pid"] == os.getpid()
+    store.close()
+    assert not (folder / "running.json").exists()
+    (folder / "running.json").write_bytes(left)  # as after a kill
+    store = Store.resume(folder, MACHINE)
+    store.close()
+    assert store.interrupted == OTHER
+    (folder / "running.json").write_text("{")
+    store = Store.resume(folder, MACHINE)
+    store.close()
+    assert store.interrupted is None
