@@ -8,7 +8,7 @@ Input is the table of results.csv (fsbench.records.summary), one or several runs
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fsbench.problem import PENALTIES, Problem
 from fsbench.provider import Kind
 from fsbench.records.disk import refusals, write_atomically
 from fsbench.records.iomodel import gpu_slug
+from fsbench.records.sheet import escaped, markdown_table
 from fsbench.records.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
@@ -262,7 +263,7 @@ def markdown(configuration: Configuration) -> str:
     for provider in _compared(configuration):
         columns = _section(configuration, table, provider)
         parts += [
-            f"## {_escaped(configuration.label(provider))}",
+            f"## {escaped(configuration.label(provider))}",
             _markdown_table(table.index, columns),
         ]
     parts += ["## Median time, us", _markdown_table(table.index, _times(configuration, table))]
@@ -323,17 +324,6 @@ def _times(configuration: Configuration, table: pd.DataFrame) -> list[_Column]:
 def _markdown_table(batches: pd.Index, columns: list[_Column]) -> str:
     rows = zip(map(str, batches), *(cells for _, cells in columns), strict=True)
     return markdown_table(["B", *(heading for heading, _ in columns)], rows)
-
-
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, all columns aligned to the right; its texts stay in their cells."""
-    lines = [headings, ["---:"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    """A text that neither ends a cell of Markdown nor begins a tag."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:

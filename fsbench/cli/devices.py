@@ -1,8 +1,21 @@
-"""The device that a command works on."""
+"""The device that a command works on, and the timer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Annotated
+
+from fsbench.cli.options import one_of, option
 from fsbench.errors import DeviceUnavailable
+
+
+def _timers() -> Iterable[str]:
+    from fsbench.timers import TIMERS
+
+    return TIMERS
+
+
+Timer = Annotated[str, option("--timer", one_of(_timers), "auto, cupti, events, cpu or fake.")]
 
 
 def device_to_use(asked: str) -> str:

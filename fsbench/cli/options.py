@@ -158,12 +158,6 @@ WORDS = checked("NAMES", _words)
 LAW = checked("LAW", _law)
 
 
-def _timers() -> Iterable[str]:
-    from fsbench.timers import TIMERS
-
-    return TIMERS
-
-
 PATH = Reader("PATH", _path)
 FOLDER = Reader("FOLDER", _folder)
 FILE = Reader("FILE", _file)
@@ -188,15 +182,20 @@ Models = Annotated[
     list[str] | None,
     option("--model", WORDS, "A named LM head; may be repeated. See `fsbench list`."),
 ]
-_dtype = option("--dtype", one_of(lambda: DTYPES), "bf16, fp16 or fp32.")
-Dtype = Annotated[str, _dtype]
-DtypeOrDefault = Annotated[str | None, _dtype]
+_dtypes = one_of(lambda: DTYPES)
+Dtype = Annotated[str, option("--dtype", _dtypes, "bf16, fp16 or fp32.")]
+DtypeOrDefault = Annotated[
+    str | None,
+    option(
+        "--dtype", _dtypes, "bf16, fp16 or fp32. Default: the preset's; e2e: bf16, on a CPU fp32."
+    ),
+]
 Device = Annotated[
     str, option("--device", one_of(lambda: ("auto", *DEVICES)), "auto, cuda or cpu.")
 ]
-Timer = Annotated[str, option("--timer", one_of(_timers), "auto, cupti, events, cpu or fake.")]
 ResultsFolder = Annotated[
-    Path | None, option("--out", FOLDER, "Folder. Default: results/<gpu>/<utc>-<commit>.")
+    Path | None,
+    option("--out", FOLDER, "Folder. Default: results/<gpu>/<utc>-<commit>[-<command>]."),
 ]
 FigureFolder = Annotated[Path, option("--out", FOLDER, "Folder for the figures.")]
 Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.")]

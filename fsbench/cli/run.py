@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from fsbench.cli.devices import device_to_use, require_energy, require_gpus
+from fsbench.cli.devices import Timer, device_to_use, require_energy, require_gpus
 from fsbench.cli.grouping import grouped
 from fsbench.cli.options import (
     LAW,
@@ -24,7 +24,6 @@ from fsbench.cli.options import (
     Models,
     ProviderPath,
     ResultsFolder,
-    Timer,
     VocabularySizes,
     integers,
     number,

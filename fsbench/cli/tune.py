@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsbench.cli.devices import Timer
 from fsbench.cli.options import (
     WORD,
     Batches,
@@ -17,7 +18,6 @@ from fsbench.cli.options import (
     Models,
     ProviderPath,
     ResultsFolder,
-    Timer,
     VocabularySizes,
     option,
     whole,

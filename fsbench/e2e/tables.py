@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsbench.analysis.tables import markdown_table
 from fsbench.e2e.records import read
 from fsbench.e2e.summary import summary
 from fsbench.paper import table
 from fsbench.records.disk import refusals, write_atomically
-from fsbench.records.sheet import as_csv
+from fsbench.records.sheet import as_csv, markdown_table
 
 if TYPE_CHECKING:
     import pandas as pd
