@@ -48,7 +48,7 @@ def measure(
 
     def opened() -> Store:
         if not stores:
-            stores.append(Store.create(out or new_folder(facts, suffix), facts))
+            stores.append(Store.create(out or _own_folder(facts, suffix), facts))
         return stores[0]
 
     try:
@@ -148,22 +148,29 @@ def _finish(store: Store, options: dict[str, Any]) -> int:
 
 
 def new_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """A new folder results/<gpu>/<utc>-<commit>, with the suffix if there is one.
+    """results/<gpu>/<utc>-<commit>, with the suffix if there is one: a name that is still free.
 
     Runs that begin within one second have folders that end in -2, -3 and so on.
     """
-    from fsbench.records.disk import refusals
     from fsbench.records.iomodel import gpu_slug
 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     commit = (facts["git_sha"] or "nogit")[:7]
-    for number in count(1):
-        name = "-".join(filter(None, (stamp, commit, suffix, str(number) if number > 1 else "")))
-        folder = Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name
+    first = "-".join(filter(None, (stamp, commit, suffix)))
+    names = (f"{first}-{number}" if number > 1 else first for number in count(1))
+    folders = (Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name for name in names)
+    return next(folder for folder in folders if not folder.exists())
+
+
+def _own_folder(facts: dict[str, Any], suffix: str) -> Path:
+    """A new folder that no other process has: two may see the same free name."""
+    from fsbench.records.disk import refusals
+
+    while True:
+        folder = new_folder(facts, suffix)
         with refusals("write results in", folder), suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-    raise AssertionError
 
 
 def _exit_code(table: pd.DataFrame) -> int:

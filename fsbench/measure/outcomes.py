@@ -21,6 +21,7 @@ from fsbench.records.cell import Cell
 from fsbench.records.store import Store
 
 T = TypeVar("T")
+Setting = tuple[object, ...]
 
 
 @dataclass
@@ -30,6 +31,8 @@ class Outcomes:
     report: called with (cells done, cells in all, what is going on); a cell at work counts as a
         part of one. begin: with a cell before it is worked on. troubled: with (status, reason) of a
         failure of this rank.
+    gate: what a sampler failed in verification, "" if in nothing, by name and setting. verified:
+        called with each of these that is new.
     team: of the ranks that measure together. All take the same decisions: they agree on every
         failure. Rank 0's store is written to, the others' are replicas.
     """
@@ -38,6 +41,8 @@ class Outcomes:
     report: Callable[[float, int, str], None] = lambda done, total, what: None
     begin: Callable[[Cell], None] = lambda cell: None
     troubled: Callable[[str, str], None] = lambda status, reason: None
+    verified: Callable[[Setting, str], None] = lambda setting, failed: None
+    gate: dict[Setting, str] = field(default_factory=dict)
     team: Team | None = None
     total: int = 0
     parts: int = 1

@@ -122,7 +122,6 @@ class Preparation:
 
     plan: Plan
     outcomes: Outcomes
-    _gate: dict[tuple[object, ...], str] = field(default_factory=dict)
     _weight: tuple[tuple[object, ...], Tensor] | None = None
     _called: set[str] = field(default_factory=set)
     _marks: dict[str, int] = field(default_factory=dict)
@@ -245,7 +244,8 @@ class Preparation:
         # Verified with the same filters, whatever they are here.
         truncated = bool(problem.filters or problem.penalties)
         key = (provider.name, problem.device, problem.dtype, problem.temperature, truncated)
-        if key not in self._gate:
+        gate = self.outcomes.gate
+        if key not in gate:
             self._called.add(provider.name)
 
             setting = Setting(problem.device, problem.dtype, problem.temperature, truncated)
@@ -253,9 +253,10 @@ class Preparation:
             for check in verify.verify(provider, setting):
                 self.outcomes.at(cell, f", {check.name} checked")
                 failed += [] if check.passed else [check]
-            self._gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
-        if self._gate[key]:
-            raise VerificationFailed(self._gate[key])
+            gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+            self.outcomes.verified(key, gate[key])
+        if gate[key]:
+            raise VerificationFailed(gate[key])
 
     def _build(self, provider: Provider, inputs: Inputs) -> tuple[Launch, dict[str, Any]]:
         """The launch, and the facts of Round that only building shows.

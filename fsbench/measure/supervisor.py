@@ -42,6 +42,7 @@ def measure(job: Job, open_store: Callable[[], Store], report: Report) -> None:
         FsbenchError: the processes failed before they came to a cell.
     """
     given_up: frozenset[Cell] = frozenset()
+    job = replace(job, gate={})
     while True:
         part = replace(job, plan=replace(job.plan, given_up=given_up))
         attempt = _Attempt(part, open_store, report)
@@ -155,6 +156,10 @@ class _Attempt:
         self._trouble = None
         if kind == "progress":
             self.report(*value)
+            return
+        if kind == "verified":  # not to be done again by the processes that follow these
+            setting, failed = value
+            self.job.gate[setting] = failed
             return
         if kind == "cell":
             (self.cell,) = value

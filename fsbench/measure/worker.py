@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
 from fsbench.machine import device_state
 from fsbench.measure.distributed import Team
-from fsbench.measure.outcomes import Outcomes
+from fsbench.measure.outcomes import Outcomes, Setting
 from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
 from fsbench.records.store import Store
@@ -32,7 +32,7 @@ class Job:
 
     plan: without its providers, which are found again by `names` (and `provider_paths`).
     indices: of the GPUs, one per rank. timer: its own name. seconds: that all may be silent.
-    together: the processes are ranks that share the vocabulary, if only one.
+    together: the processes are ranks that share the vocabulary, if only one. gate: see Outcomes.
     """
 
     plan: Plan
@@ -44,6 +44,7 @@ class Job:
     l2: str
     seconds: float
     together: bool = False
+    gate: dict[Setting, str] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -104,6 +105,8 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
             report=lambda *progress: tell("progress", *progress) if first else None,
             begin=lambda cell: ask("cell", cell) if first else None,
             troubled=lambda *trouble: tell("trouble", *trouble),
+            verified=lambda *verdict: tell("verified", *verdict) if first else None,
+            gate=dict(job.gate),
         )
         runner = ready_runner(job, rank, meet, outcomes)
         outcomes.store.know(ask("ready"))

@@ -115,3 +115,22 @@ def test_text_that_is_not_unicode_is_escaped(measured):
     code, table, _ = measured(config="'\\udcff'")
     assert code == 0
     assert set(table.loc["mine"].config) == {"\\udcff"}
+
+
+def test_a_sampler_is_verified_once_whatever_ends_the_process(fsbench, tmp_path):
+    """Its own file counts how often it is asked for what only the battery asks for."""
+    path = tmp_path / "mine.py"
+    text = PLUGIN.format(misbehaviour="os._exit(1)", config="''", label="'Mine'")
+    count = f"open({str(tmp_path / 'asked')!r}, 'a').write(f'{{problem.V}} ')"
+    path.write_text(text.replace("    steps = 0\n", f"    steps = 0\n    {count}\n"))
+    options = [option for option in TINY if option != "--no-check"]
+    names = ["--provider-path", path, "--provider", "mine"]
+    assert fsbench("run", *options, *names, "--batch", "3,1,2", "--out", "x")[0] == 3
+    asked = (tmp_path / "asked").read_text().split()
+    battery = [V for V in asked if V != "50"]
+    assert asked.count("50") == 3 and len(battery) > 0
+    assert {r.status for r in read_records(tmp_path / "x")} == {"ok", "error"}
+    (tmp_path / "asked").unlink()
+    path.write_text(path.read_text().replace("os._exit(1)", "pass"))
+    assert fsbench("run", *options, *names, "--batch", "1", "--out", "y")[0] == 0
+    assert [V for V in (tmp_path / "asked").read_text().split() if V != "50"] == battery
