@@ -85,14 +85,17 @@ def prepared(kind: Hashable, prepare: Callable[[], Any]) -> Any:
     return found
 
 
-def prepared_launch(
-    kernel: Any, device: torch.device, grid: tuple[int, ...], fixed: dict[str, Any]
-) -> PreparedLaunch:
-    """The launch of a kernel with these arguments, which all are known by their values."""
-    launch: PreparedLaunch = prepared(
-        (kernel, device, grid, *fixed.values()), lambda: PreparedLaunch(kernel, grid, fixed)
-    )
-    return launch
+def launch_kernel(
+    kernel: Any, device: torch.device, grid: tuple[int, ...], **arguments: Any
+) -> None:
+    """kernel[grid](**arguments), from the second time on past the binder.
+
+    What is compiled for by its value is an int, a bool or a string; everything else moves.
+    """
+    moving = {name: x for name, x in arguments.items() if not isinstance(x, int | str)}
+    fixed = {name: x for name, x in arguments.items() if name not in moving}
+    kind = (kernel, device, grid, *fixed.items())
+    prepared(kind, lambda: PreparedLaunch(kernel, grid, fixed))(**moving)
 
 
 def kind_of(request: Request) -> tuple[Hashable, ...]:

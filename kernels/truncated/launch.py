@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsbench.kernels import fused
 from fsbench.kernels.call.operands import per_row
-from fsbench.kernels.call.prepared import prepared_launch
+from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.configs.gpu import launching_on
@@ -21,7 +21,7 @@ from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import Filters, amounts
 from fsbench.kernels.truncated.history import Penalties
-from fsbench.kernels.truncated.look import COUNTERS, GATHERED_K, GROUP, sampling_look_kernel
+from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
 
 SMALL_K = 448
@@ -51,7 +51,7 @@ def launch(
     fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
     stride = stored.logits.shape[1]
     few = chunk(filters.top_k)
-    found = torch.empty(B, COUNTERS.value + few, dtype=torch.int32, device=device)
+    found = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
     most = min(few * GROUP.value, GATHERED.value)
     keys = torch.empty(B, most, dtype=torch.int64, device=device)
     plan = numbers = None
@@ -61,20 +61,11 @@ def launch(
     history = None if penalties is None else penalties.history
     # By the names of the kernel's arguments: numbers, or a number of each row.
     each = {**filters._asdict(), **amounts(penalties)}
-    moving = {name: x for name, x in each.items() if not isinstance(x, int)}
-    fixed = {
-        "V": V,
-        "stride": stride,
-        "capacity": 1 if history is None else history.tokens.shape[1],
-        **{name: x for name, x in each.items() if name not in moving},
-        **per_row(request),
-        **{f"{name.upper()}_PER_ROW": isinstance(x, Tensor) for name, x in each.items()},
-        "GROUPS": max(32, triton.next_power_of_2(stride // GROUP.value)),
-        "CHUNK": few,
-        **LOOK,
-    }
     with launching_on(device):
-        prepared_launch(sampling_look_kernel, device, (B,), fixed)(
+        launch_kernel(
+            sampling_look_kernel,
+            device,
+            (B,),
             logits_ptr=stored.logits,
             largest_ptr=stored.largest,
             found_ptr=found,
@@ -90,7 +81,15 @@ def launch(
             tokens_ptr=sample.tokens,
             valid_ptr=sample.valid,
             kept_ptr=sample.kept,
-            **moving,
+            V=V,
+            stride=stride,
+            capacity=1 if history is None else history.tokens.shape[1],
+            **each,
+            **per_row(request),
+            **{f"{name.upper()}_PER_ROW": isinstance(x, torch.Tensor) for name, x in each.items()},
+            GROUPS=max(32, triton.next_power_of_2(stride // GROUP.value)),
+            CHUNK=few,
+            **LOOK,
         )
         if plan is not None and numbers is not None:
             _launch_rows(request, filters, stored, plan, numbers, sample)
@@ -111,54 +110,63 @@ def _launch_rows(
     # At least one program for each row; programs for one row share its blocks.
     grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
     rows = max(32, triton.next_power_of_2(B))
-    numbers_of_all: dict[str, Any] = {"B": B, "stride": stride, "ROWS": rows}
-    of_all = {"logits_ptr": logits, "plan_ptr": plan, "numbers_ptr": numbers}
+    of_all: dict[str, Any] = {
+        "logits_ptr": logits,
+        "plan_ptr": plan,
+        "numbers_ptr": numbers,
+        "B": B,
+        "stride": stride,
+        "ROWS": rows,
+    }
     per = per_row(request)
-    per.pop("TEMPERATURE_PER_ROW")
-    of_draws = {
+    of_draws: dict[str, Any] = {
         "seed_ptr": request.seed,
         "offset_ptr": request.offset,
+        "SEED_PER_ROW": per["SEED_PER_ROW"],
+        "OFFSET_PER_ROW": per["OFFSET_PER_ROW"],
         "tokens_ptr": sample.tokens,
         "valid_ptr": sample.valid,
         "kept_ptr": sample.kept,
     }
-
-    def launch(name: str, kernel: Any, fixed: dict[str, Any], **moving: Tensor | None) -> None:
-        prepared_launch(kernel, logits.device, grid[name], numbers_of_all | fixed)(
-            **of_all, **moving
-        )
-
     times = searches(filters, stride // 32)
     if times > 0:
         sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
         before = logits.new_empty(B, blocks)
         for turn in range(times):
-            launch(
-                "sections",
+            launch_kernel(
                 kernels.sampling_sections_kernel,
-                {
-                    "launch": turn,
-                    "blocks": blocks,
-                    "COUNT": sample.kept is not None,
-                    "num_warps": ROW_WARPS,
-                },
+                logits.device,
+                grid["sections"],
+                **of_all,
                 sums_ptr=sums,
                 before_ptr=None if turn else before,
+                launch=turn,
+                blocks=blocks,
+                COUNT=sample.kept is not None,
+                num_warps=ROW_WARPS,
             )
     if times >= 0:
-        launch(
-            "cutoff",
+        gathered = plan.new_empty(B, kernels.GATHERED.value)
+        launch_kernel(
             kernels.sampling_cutoff_kernel,
-            {"launch": times, **per, **CUTOFF},
+            logits.device,
+            grid["cutoff"],
+            **of_all,
             **of_draws,
-            gathered_ptr=plan.new_empty(B, kernels.GATHERED.value),
+            gathered_ptr=gathered,
+            launch=times,
+            **CUTOFF,
         )
-    launch(
-        "race",
+    launch_kernel(
         kernels.sampling_race_kernel,
-        {"launch": times + 1, "blocks": blocks, **per, "num_warps": ROW_WARPS},
+        logits.device,
+        grid["race"],
+        **of_all,
         **of_draws,
         largest_ptr=stored.largest,
+        launch=times + 1,
+        blocks=blocks,
+        num_warps=ROW_WARPS,
     )
 
 

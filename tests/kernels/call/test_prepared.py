@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
+from unittest import mock
 
 import pytest
 import torch
 
-from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared_launch
+from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, launch_kernel
 from fsbench.kernels.call.request import checked_request
 
 B, D, V = 16, 32, 320
@@ -105,14 +107,26 @@ def test_a_float_is_of_one_kind_whatever_its_size():
     assert kind_of(request(soft_cap=1.0)) == kind_of(request(soft_cap=30))
 
 
-def test_a_launch_is_prepared_once_for_what_stays():
+def test_only_what_is_alike_is_launched_past_the_binder():
     kernel, device = Kernel(), torch.device("cpu")
 
     def launch(**changes):
-        given = {"kernel": kernel, "device": device, "grid": (7,), "fixed": {"fixed": "F"}}
-        return prepared_launch(**given | changes)
+        arguments = {"first": None, "fixed": "F", "second": 0.5, "third": 3} | changes
+        launch_kernel(kernel, arguments.pop("device", device), (7,), **arguments)
 
-    assert launch() is launch()
-    others = [{"kernel": Kernel()}, {"grid": (8,)}, {"fixed": {"fixed": "G"}}]
-    others.append({"device": torch.device("cuda", 1)})
-    assert len({id(launch(**other)) for other in [{}, *others]}) == 5
+    launch()
+    launch(second=0.7)
+    assert len(kernel.bound) == 1 and kernel.direct == [(None, "F", 0.7, 3)]
+    changes = [{"fixed": "G"}, {"third": 4}, {"third": 1.0}, {"first": 1.0}]
+    for change in [*changes, {"device": torch.device("cuda", 1)}]:
+        launch(**change)
+    assert len(kernel.bound) == 6 and len(kernel.direct) == 1
+
+
+def test_a_first_launch_that_fails_is_tried_again():
+    kernel = Kernel()
+    kernel._bind = mock.Mock(side_effect=[RuntimeError("out of memory"), kernel])
+    for _ in range(2):
+        with suppress(RuntimeError):
+            launch_kernel(kernel, torch.device("cpu"), (7,), **dict.fromkeys(Kernel.arg_names))
+    assert kernel._bind.call_count == 2
