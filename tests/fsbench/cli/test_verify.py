@@ -143,20 +143,11 @@ def test_what_cannot_be_checked_is_said_and_is_no_failure(fsbench, monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        ("--provider gredy", 2, "provider: expected one of "),
-        ("--dtype fp8", 2, "dtype: expected one of bf16, fp16, fp32; got 'fp8'"),
-        ("--tier fast", 2, "--tier: expected one of ci, full, gate; got 'fast'"),
-        ("--check tails", 2, "--check: expected one of "),
         ("--output no/such/folder", 2, "cannot write no/such/folder: No such file"),
-        ("--temperature nan", 2, "temperature: expected a finite number >= 0"),
-        ("--temperature -1", 2, "temperature: expected a finite number >= 0"),
-        ("--temperature 0", 2, "--temperature: expected a number > 0"),
         (3 * "--temperature 1 ", 2, "--temperature: expected one or two; got 3"),
-        ("--device tpu", 2, "--device: expected auto, cuda or cpu; got 'tpu'"),
         ("--device cuda", 4, "--device cuda: torch sees no CUDA device"),
         ("--provider matmul_only", 2, "matmul_only: is a lower bound, not a sampler"),
         ("--provider weight_stream", 4, "weight_stream: runs on cuda only"),
-        ("--provider-path nothing.py", 2, "--provider-path: expected an existing .py file"),
     ],
 )
 def test_mistakes_are_one_line(fsbench, arguments, code, line):
