@@ -9,19 +9,51 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from fsbench.cli.devices import device_to_use, require_gpus
+from fsbench.cli.devices import Timer, device_to_use, require_energy, require_gpus
 from fsbench.cli.grouping import grouped
+from fsbench.cli.options import (
+    LAW,
+    NUMBERS,
+    PATH,
+    SEED,
+    WORD,
+    Batches,
+    Device,
+    DtypeOrDefault,
+    HiddenSizes,
+    Models,
+    ProviderPath,
+    ResultsFolder,
+    VocabularySizes,
+    integers,
+    number,
+    one_of,
+    option,
+    whole,
+)
 from fsbench.cli.parsing import filters, int_list, penalties_of, shapes
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.problem import Problem
 from fsbench.records.typed import fits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from fsbench.discover import Found
     from fsbench.measure.plan import Plan
     from fsbench.measure.presets import Preset
+
+
+def _presets() -> Iterable[str]:
+    from fsbench.measure.presets import PRESETS
+
+    return PRESETS
+
+
+def _l2_states() -> Iterable[str]:
+    from fsbench.timers import L2_STATES
+
+    return L2_STATES
 
 
 @dataclass(frozen=True)
@@ -30,15 +62,17 @@ class Samplers:
 
     preset: Annotated[
         str | None,
-        Option(help="paper, lean, tp, quick, truncated, smoke or cpu. Default: paper, tp or cpu."),
+        option(
+            "--preset",
+            one_of(_presets),
+            "paper, lean, tp, quick, truncated, smoke or cpu. Default: paper, tp or cpu.",
+        ),
     ] = None
     provider: Annotated[
         list[str] | None,
-        Option(help="A sampler; may be repeated. Default: those of the preset."),
+        option("--provider", WORD, "A sampler; may be repeated. Default: those of the preset."),
     ] = None
-    provider_path: Annotated[
-        list[Path] | None, Option(help="A .py file that defines PROVIDER; may be repeated.")
-    ] = None
+    provider_path: ProviderPath = None
 
     def found(self, preset: str) -> list[Found]:
         """The samplers named, or else those of the preset and of the user's files.
@@ -63,13 +97,11 @@ class Samplers:
 class Shapes:
     """On which shapes."""
 
-    batch: Annotated[str | None, Option(help="Batch sizes B, comma list.")] = None
-    d: Annotated[str | None, Option(help="Hidden sizes D, comma list; with --v.")] = None
-    v: Annotated[str | None, Option(help="Vocabulary sizes V, comma list; with --d.")] = None
-    model: Annotated[
-        list[str] | None, Option(help="A named LM head; may be repeated. See `fsbench list`.")
-    ] = None
-    dtype: Annotated[str | None, Option(help="bf16, fp16 or fp32. Default: the preset's.")] = None
+    batch: Batches = None
+    d: HiddenSizes = None
+    v: VocabularySizes = None
+    model: Models = None
+    dtype: DtypeOrDefault = None
 
     def heads(self, preset: Preset) -> list[tuple[int, int]]:
         """(D, V)."""
@@ -85,37 +117,50 @@ class Shapes:
 class Law:
     """What is drawn."""
 
-    temperature: Annotated[float, Option(help="Temperature >= 0; 0 is greedy.")] = 1.0
+    temperature: Annotated[
+        float, option("--temperature", number(0), "Temperature >= 0; 0 is greedy.")
+    ] = 1.0
     top_k: Annotated[
-        str | None, Option("--top-k", help="Keep the k likeliest tokens, comma list; 0 is off.")
+        str | None,
+        option("--top-k", integers(0), "Keep the k likeliest tokens, comma list; 0 is off."),
     ] = None
     top_p: Annotated[
         str | None,
-        Option("--top-p", help="Keep the likeliest of probability p, comma list; 1 is off."),
+        option("--top-p", NUMBERS, "Keep the likeliest of probability p, comma list; 1 is off."),
     ] = None
     min_p: Annotated[
         str | None,
-        Option("--min-p", help="Keep those of this part of the largest, comma list; 0 is off."),
+        option("--min-p", NUMBERS, "Keep those of this part of the largest, comma list; 0 is off."),
     ] = None
     mixed: Annotated[bool, Option("--mixed", help="Rows take turns: all filters, some, none.")] = (
         False
     )
     repetition_penalty: Annotated[
         float,
-        Option(help="Divide the logits > 0 of tokens seen, multiply the others; 1 is off."),
+        option(
+            "--repetition-penalty",
+            number(0, above=True),
+            "Divide the logits > 0 of tokens seen, multiply the others; 1 is off.",
+        ),
     ] = 1.0
     presence_penalty: Annotated[
-        float, Option(help="Less for a token that is in the output; 0 is off.")
+        float,
+        option("--presence-penalty", number(), "Less for a token that is in the output; 0 is off."),
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Option(help="Less for each time that it is there; 0 is off.")
+        float,
+        option("--frequency-penalty", number(), "Less for each time that it is there; 0 is off."),
     ] = 0.0
     history: Annotated[
         int | None,
-        Option(help="Tokens that a row has seen, made up; with penalties. Default: 1024."),
+        option(
+            "--history",
+            whole(1, 10**6),
+            "Tokens that a row has seen, made up; with penalties. Default: 1024.",
+        ),
     ] = None
     logits: Annotated[
-        str, Option(help="Law of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.")
+        str, option("--logits", LAW, "Law of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.")
     ] = "normal:1"
 
     def laws(self, preset: Preset) -> list[dict[str, Any]]:
@@ -133,15 +178,26 @@ class Machine:
     """On what."""
 
     tp: Annotated[
-        str, Option(help="Ranks that share the vocabulary (tensor parallel), comma list.")
+        str,
+        option(
+            "--tp",
+            integers(1, 64),
+            "Ranks that share the vocabulary (tensor parallel), comma list.",
+        ),
     ] = "1"
     gpu: Annotated[
         str,
-        Option(help="Local GPU indices, comma list; one after the other. With --tp: of the ranks."),
+        option(
+            "--gpu",
+            integers(0, 255),
+            "Local GPU indices, comma list; one after the other. With --tp: of the ranks.",
+        ),
     ] = "0"
-    device: Annotated[str, Option(help="auto, cuda or cpu.")] = "auto"
-    timer: Annotated[str, Option(help="auto, cupti, events, cpu or fake.")] = "auto"
-    l2: Annotated[str, Option(help="L2 before each step: cold, cold-write or warm.")] = "cold"
+    device: Device = "auto"
+    timer: Timer = "auto"
+    l2: Annotated[
+        str, option("--l2", one_of(_l2_states), "L2 before each step: cold, cold-write or warm.")
+    ] = "cold"
 
     def degrees(self) -> list[int]:
         """--tp."""
@@ -161,8 +217,8 @@ class Machine:
                     f"--gpu: expected an index for each of {ranks} ranks; got {self.gpu!r}"
                 )
             given = given[:ranks]
-        elif device == "cpu":
-            return [0]
+        elif device == "cpu" and given != [0]:
+            raise InvalidArgument(f"--gpu: expected none with --device cpu; got {self.gpu!r}")
         if device == "cuda":
             require_gpus(given)
         return given
@@ -173,13 +229,22 @@ class Effort:
     """How."""
 
     graph: Annotated[bool, Option(help="Replay CUDA graphs, as engines do.")] = True
-    warmup: Annotated[int | None, Option(help="Untimed steps per cell.")] = None
-    iters: Annotated[int | None, Option(help="Timed steps per cell, in all rounds.")] = None
-    rounds: Annotated[int | None, Option(help="Interleaved rounds.")] = None
-    seed: Annotated[int, Option(help="Seed of inputs and noise.")] = 0
+    warmup: Annotated[
+        int | None, option("--warmup", whole(0, 10**9), "Untimed steps per cell.")
+    ] = None
+    iters: Annotated[
+        int | None, option("--iters", whole(1, 10**9), "Timed steps per cell, in all rounds.")
+    ] = None
+    rounds: Annotated[int | None, option("--rounds", whole(1, 10**9), "Interleaved rounds.")] = None
+    seed: Annotated[int, option("--seed", SEED, "Seed of inputs and noise.")] = 0
     check: Annotated[bool, Option(help="Verify each sampler before timing it.")] = True
     timeout: Annotated[
-        float, Option(help="Seconds without progress, compiling included, after which a cell ends.")
+        float,
+        option(
+            "--timeout",
+            number(0, 1e6, above=True),
+            "Seconds without progress, compiling included, after which a cell ends.",
+        ),
     ] = 600.0
     breakdown: Annotated[
         bool,
@@ -191,19 +256,12 @@ class Effort:
     ] = False
     energy: Annotated[
         float | None,
-        Option(
-            metavar="SECONDS",
-            help="After timing, repeat each cell this long and count the joules per token.",
+        option(
+            "--energy",
+            number(0.5, 1e5),
+            "After timing, repeat each cell this long and count the joules per token.",
         ),
     ] = None
-
-    def seconds(self) -> float:
-        """--timeout."""
-        if not 0 < self.timeout <= 1e6:
-            raise InvalidArgument(
-                f"--timeout: expected seconds above 0, at most 1e6; got {self.timeout:g}"
-            )
-        return self.timeout
 
     def plan(self, problems: list[Problem], providers: list[Found], preset: Preset) -> Plan:
         """The plan of these problems and providers."""
@@ -251,13 +309,13 @@ def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
 class Results:
     """Where to."""
 
-    out: Annotated[
-        Path | None, Option(help="Results folder. Default: results/<gpu>/<utc>-<commit>.")
-    ] = None
+    out: ResultsFolder = None
     resume: Annotated[
         Path | None,
-        Option(
-            help="Continue this results folder: measure what is missing, with its options.",
+        option(
+            "--resume",
+            PATH,
+            "Continue this results folder: measure what is missing, with its options.",
             callback=_as_before,
             is_eager=True,
         ),
@@ -304,6 +362,8 @@ def run(
     if several and (effort.breakdown or effort.energy is not None):
         raise InvalidArgument(f"--tp: expected 1 with --breakdown or --energy; got {machine.tp}")
     indices = machine.indices(device, resume=results.resume is not None)
+    if effort.energy is not None:
+        require_energy(device, indices)
     timer = timer_name(machine.timer, device, several)
     if results.dry_run:
         from fsbench.cli.reporting import print_plan
@@ -313,7 +373,7 @@ def run(
     options = _to_repeat({**context.params, "device": device, "preset": name})
     job = Job(
         plan, [entry.name for entry in plan.providers], options["provider_path"], device,
-        indices, timer, machine.l2, effort.seconds(), together=several,
+        indices, timer, machine.l2, effort.timeout, together=several,
     )  # fmt: skip
     exit_code = 0
     for index in [None] if several else indices:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fsbench import inputs, verify
 from fsbench.errors import InvalidType, VerificationFailed, as_text, describe
 from fsbench.graphs import capture
+from fsbench.inputs import fingerprint
 from fsbench.machine import caches
 from fsbench.machine.device_state import free_memory, synchronize
 from fsbench.measure.outcomes import Outcomes
@@ -35,13 +36,17 @@ class Inputs:
     seed: Tensor
     offset: Tensor
 
+    def fingerprints(self) -> dict[str, int]:
+        """Name -> fingerprint of every tensor but `offset`, which advances."""
+        return {name: fingerprint(getattr(self, name)) for name in ("weight", "hidden", "seed")}
+
 
 @dataclass
 class Contender:
     """A sampler that is built and ready to be timed on the problem at hand.
 
     facts: of its preparation, fields of Round. forms: steps of its FORMS by name; lacks: why some
-    could not be prepared.
+    could not be prepared. require_intact: see Preparation, of its inputs.
     """
 
     cell: Cell
@@ -49,6 +54,7 @@ class Contender:
     facts: dict[str, Any]
     forms: dict[str, Callable[[], object]]
     lacks: dict[str, str]
+    require_intact: Callable[[int], None]
 
 
 class Batch(NamedTuple):
@@ -119,6 +125,7 @@ class Preparation:
     outcomes: Outcomes
     _weight: tuple[tuple[object, ...], Tensor] | None = None
     _called: set[str] = field(default_factory=set)
+    _marks: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._warm = caches.filled()
@@ -135,7 +142,7 @@ class Preparation:
         ready = []
         for provider, cell in batch.samplers:
             contender = self.outcomes.part(
-                cell, "", partial(self.contender, provider, cell, inputs)
+                cell, "", partial(self.intact_contender, provider, cell, inputs)
             )
             if contender is None:
                 free_memory(batch.problem.device)
@@ -153,13 +160,44 @@ class Preparation:
             self._weight = (key, inputs.make_weight(problem, self.plan.seed))
         torch.manual_seed(self.plan.seed)
         device = torch.device(problem.device)
-        return Inputs(
+        made = Inputs(
             problem,
             self._weight[1],
             inputs.make_hidden(problem, self.plan.seed),
             seed=torch.tensor([spread_seed(self.plan.seed)], dtype=torch.int64, device=device),
             offset=torch.zeros(1, dtype=torch.int64, device=device),
         )
+        self._marks = made.fingerprints()
+        return made
+
+    def intact_contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
+        """`contender`, and `require_intact` whatever comes of it."""
+        try:
+            return self.contender(provider, cell, inputs)
+        finally:
+            self.require_intact(inputs, 0)
+
+    def require_intact(self, inputs: Inputs, offset: int) -> None:
+        """Undo what a sampler wrote into the inputs that all samplers of the problem read.
+
+        offset: the steps that the harness itself has counted so far.
+
+        Raises:
+            VerificationFailed: it names the tensors that were written.
+        """
+        found = inputs.fingerprints()
+        written = [name for name, mark in self._marks.items() if found[name] != mark]
+        if written:
+            kept, self._weight = self._weight, None
+            fresh = self.inputs_of(inputs.problem)
+            for name in written:  # in place: samplers that are built hold these tensors
+                getattr(inputs, name).copy_(getattr(fresh, name))
+            self._weight = kept
+        if int(inputs.offset) != offset:
+            inputs.offset.fill_(offset)
+            written.append("offset")
+        if written:
+            raise VerificationFailed(f"it writes into {', '.join(written)}")
 
     def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """Verify, build, check on the problem, capture and warm up."""
@@ -181,7 +219,8 @@ class Preparation:
                 forms[form] = self._ready(cell, build(inputs.weight), inputs)
             except Exception as error:
                 lacks[form] = describe(error)
-        return Contender(cell, self._ready(cell, launch, inputs), facts, forms, lacks)
+        step = self._ready(cell, launch, inputs)
+        return Contender(cell, step, facts, forms, lacks, partial(self.require_intact, inputs))
 
     def _ready(self, cell: Cell, launch: Launch, inputs: Inputs) -> Callable[[], object]:
         """The step to be timed, captured if the cell says so, and warmed up."""

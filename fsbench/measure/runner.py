@@ -77,9 +77,6 @@ class Runner:
         """
         store = self.outcomes.store
 
-        def advance() -> None:
-            offset.add_(1)
-
         for number in range(self.plan.rounds):
             for contender in list(contenders):
                 cell = contender.cell
@@ -88,7 +85,7 @@ class Runner:
                     measured = self.outcomes.part(
                         cell,
                         f", round {number + 1} of {self.plan.rounds}",
-                        partial(self._round, contender.step, number, advance, contender.facts),
+                        partial(self._round, contender, contender.step, number, offset),
                     )
                     if measured is None:
                         contenders.remove(contender)
@@ -98,7 +95,7 @@ class Runner:
                     if number in record.forms.get(form, {}):
                         continue
                     measured = self.outcomes.beside(
-                        cell, form, partial(self._round, step, number, advance, {})
+                        cell, form, partial(self._round, contender, step, number, offset)
                     )
                     if measured is None:
                         del contender.forms[form]
@@ -106,16 +103,27 @@ class Runner:
                         store.append_form(cell, form, number, measured)
 
     def _round(
-        self,
-        step: Callable[[], object],
-        number: int,
-        advance: Callable[[], None],
-        facts: dict[str, Any],
+        self, contender: Contender, step: Callable[[], object], number: int, offset: Tensor
     ) -> Round:
-        """One round of a step, with the state of the GPU around it."""
+        """One round of a contender's step, or of a form of it, with the state of the GPU around it.
+
+        Raises:
+            VerificationFailed: it wrote into what all samplers read.
+        """
+        expected = int(offset)
+
+        def advance() -> None:
+            nonlocal expected
+            expected += 1
+            offset.add_(1)
+
         before = hardware.clocks(self.nvml_index)
-        measured = self.timer.measure(step, self.plan.iterations(number), advance)
+        try:
+            measured = self.timer.measure(step, self.plan.iterations(number), advance)
+        finally:
+            contender.require_intact(expected)
         clocks = _combined(before, hardware.clocks(self.nvml_index))
+        facts = contender.facts if step is contender.step else {}
         return Round(**asdict(measured), clocks=clocks, **facts)
 
     def _energies(self, contenders: list[Contender], offset: Tensor) -> None:

@@ -25,6 +25,7 @@ import pandas as pd
 
 from fsbench.records.cell import COLUMNS, FORMS, CellRecord, Round
 from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.sheet import as_csv
 
 FILE = "breakdown.csv"
 """In a results folder: every kernel of every cell."""
@@ -148,5 +149,5 @@ def export_csv(folder: Path, records: Iterable[CellRecord]) -> Path | None:
         return None
     path = folder / FILE
     with refusals("write results in", folder):
-        write_atomically(path, rows.to_csv(index=False, float_format="%.6g"))
+        write_atomically(path, as_csv(rows, index=False))
     return path

@@ -15,6 +15,7 @@ from fsbench.records import breakdown, iomodel
 from fsbench.records.cell import COLUMNS as CELL_COLUMNS
 from fsbench.records.cell import CellRecord, Round, column_types
 from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.sheet import as_csv
 from fsbench.records.stats import median_interval
 
 
@@ -133,7 +134,7 @@ def export_csv(folder: Path, records: Iterable[CellRecord]) -> pd.DataFrame:
     """Write results.csv of the records of points.jsonl into a folder; returns the table."""
     table = frame(records)
     with refusals("write results in", folder):
-        write_atomically(folder / "results.csv", table.to_csv(index=False, float_format="%.6g"))
+        write_atomically(folder / "results.csv", as_csv(table, index=False))
     return table
 
 

@@ -28,6 +28,20 @@ def cell(**changes: Any) -> Cell:
     return Cell.of({**_COLUMNS, **changes})
 
 
+def results_row(
+    provider: str, b: int, median: float, spread: float = 0.1, **changes: Any
+) -> dict[str, Any]:
+    """A row of results.csv whose interval is this part of the median to either side."""
+    return {
+        **_COLUMNS,
+        **dict(provider=provider, label=f"Label of {provider}", fused=False, b=b),
+        **dict(d=4096, v=151936, tp=1, temperature=1.0, logits="normal:1"),
+        **dict(status="ok", reason="", folder="run1", gb_per_s=1.0, tflops=1.0),
+        **dict(median_us=median, ci_lo_us=(1 - spread) * median, ci_hi_us=(1 + spread) * median),
+        **changes,
+    }
+
+
 CELL = cell()
 OTHER = cell(provider="slow", label="Slow", fused=False)
 MACHINE = {"gpu": "NVIDIA H200", "device": "cuda", "cpu": "some CPU"}

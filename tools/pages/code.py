@@ -50,7 +50,16 @@ def _kernel_columns() -> list[str]:
 
 
 def _verdict_keys() -> list[str]:
-    of_lines = ["schema", "environment", "setting", "provider", "skipped", "verdict", "seconds"]
+    of_lines = [
+        "schema",
+        "environment",
+        "setting",
+        "provider",
+        "skipped",
+        "conclusion",
+        "verdict",
+        "seconds",
+    ]
     return [*of_lines, *_fields(Check)]
 
 

@@ -1,8 +1,6 @@
 """`fsbench plot` on results folders as `fsbench run` leaves them."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -132,18 +130,3 @@ def test_a_csv_that_is_none(tmp_path, text):
     (tmp_path / "a" / "results.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(ResultsError, match=r"results\.csv"):
         _plot(tmp_path / "a")
-
-
-@pytest.mark.full
-def test_imports_nothing_heavy_before_the_command_and_never_torch(tmp_path):
-    _results(tmp_path / "a")
-    code = (
-        "import sys; from fsbench.cli import app\n"
-        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy', 'numpy'}\n"
-        "before = sorted(heavy & set(sys.modules))\n"
-        f"app(['plot', {str(tmp_path / 'a')!r}, '--out', {str(tmp_path / 'out')!r}], "
-        "standalone_mode=False)\n"
-        "print(before, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[] False"

@@ -92,12 +92,6 @@ def test_a_cell_that_hangs_is_ended(measured):
     assert set(table.drop(("mine", 3)).status) == {"ok"}
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf"])
-def test_a_timeout_that_is_no_time(fsbench, given):
-    code, _, err = fsbench("run", *TINY, f"--timeout={given}")
-    assert code == 2 and "--timeout: expected seconds above 0" in err
-
-
 def test_a_run_that_measured_nothing_does_not_end_well(fsbench, tmp_path):
     path = tmp_path / "mine.py"
     text = PLUGIN.format(misbehaviour="pass", config="''", label="'Mine'") + ")"
@@ -126,11 +120,9 @@ def test_a_config_that_is_no_text_is_a_reason(measured):
 
 
 def test_text_that_is_not_unicode_is_escaped(measured):
-    code, table, out = measured(config="'\\udcff'", label="'M\\ud800'")
+    code, table, _ = measured(config="'\\udcff'")
     assert code == 0
-    assert set(table.loc["mine"].label) == {"M\\ud800"}
     assert set(table.loc["mine"].config) == {"\\udcff"}
-    assert "M\\ud800" in out
 
 
 def test_a_sampler_is_verified_once_whatever_ends_the_process(fsbench, tmp_path):
