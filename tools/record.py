@@ -107,7 +107,9 @@ def samplers() -> list[str]:
 def commit_here() -> str:
     """FSBENCH_COMMIT, or this tree's commit, with -dirty if its code differs from that."""
     sha, dirty = git_state(ROOT)
-    return os.environ.get("FSBENCH_COMMIT") or f"{sha}{'-dirty' if dirty else ''}"
+    if not (told := os.environ.get("FSBENCH_COMMIT") or sha):
+        raise SystemExit("record: expected FSBENCH_COMMIT where git does not tell the commit")
+    return f"{told}-dirty" if dirty else told
 
 
 def same_code(a: str, b: str) -> bool:
@@ -249,6 +251,8 @@ def main(arguments: list[str] | None = None) -> None:
     table = given.jobs.resolve()
     os.chdir(ROOT)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu.index) for gpu in gpus)
+    if not shutil.which("fsbench"):
+        raise SystemExit("record: expected fsbench on PATH; `make record` puts it there")
     jobs = read_jobs(table)
     for pattern in given.only.split(","):
         if not any(fnmatch(job.name, pattern) for job in jobs):
