@@ -58,10 +58,6 @@ class Job:
         """Whether `fsbench run --resume` continues it."""
         return self.command.startswith("fsbench run ")
 
-    def needs(self, seconds: float) -> float:
-        """Minutes a call must have left to begin it, if these seconds were not enough before."""
-        return WORTH_MINUTES if self.resumable else max(self.minutes, seconds / 60)
-
 
 class Started(NamedTuple):
     """A job that runs on these GPUs since `began` (monotonic)."""
@@ -91,6 +87,14 @@ def read_jobs(path: Path) -> list[Job]:
             own = {**words, "each": each, "name": job.name}
             jobs.append(replace(job, command=fill(job.command, **own), out=fill(job.out, **own)))
     return jobs
+
+
+def chosen(jobs: list[Job], patterns: list[str]) -> list[Job]:
+    """The jobs that match a pattern, each of which has to match one."""
+    for pattern in patterns:
+        if not any(fnmatch(job.name, pattern) for job in jobs):
+            raise SystemExit(f"record: --only: no job is {pattern!r}; --list names them")
+    return [job for job in jobs if any(fnmatch(job.name, pattern) for pattern in patterns)]
 
 
 def samplers() -> list[str]:
@@ -152,8 +156,9 @@ class Recorder:
             while (left := (deadline - time.monotonic()) / 60) > 0:
                 self.reap()
                 for job in list(waiting):
-                    seconds = self.state.get(job.name, {}).get("seconds", 0)
-                    if job.needs(seconds) <= left and (gpus := self.free(job)):
+                    spent = self.state.get(job.name, {}).get("seconds", 0) / 60  # not enough
+                    needs = WORTH_MINUTES if job.resumable else max(job.minutes, spent)
+                    if needs <= left and (gpus := self.free(job)):
                         waiting.remove(job)
                         self.begin(job, gpus)
                 if not self.running:
@@ -175,15 +180,16 @@ class Recorder:
 
     def begin(self, job: Job, gpus: list[str]) -> None:
         """Start a job, or continue it."""
-        out = self.folder / self.state.get(job.name, {"out": self.unused(job)})["out"]
+        known = job.name in self.state
+        out = self.folder / (self.state[job.name]["out"] if known else self.unused(job))
         degrees = ",".join(str(n) for n in (1, 2, 4, 8) if n <= len(self.gpus))
         command = fill(job.command, out=shlex.quote(str(out)), degrees=degrees)
-        if job.resumable and (out / "env.json").exists():
+        if known and job.resumable and (out / "env.json").exists():
             command = f"fsbench run --resume {shlex.quote(str(out))}"
-        elif out.is_dir():  # what this job left when it was stopped
+        elif known and out.is_dir():  # what this job left when it was stopped
             shutil.rmtree(out)
-        else:
-            out.unlink(missing_ok=True)
+        elif out.is_file():  # some programs append
+            out.unlink()
         out.parent.mkdir(parents=True, exist_ok=True)
         self.note(job, out=str(out.relative_to(self.folder)), commit=self.commit)
         with open(self.folder / "log" / f"{job.name}.txt", "ab") as log:
@@ -200,13 +206,10 @@ class Recorder:
         print(f"{job.name}: begins on GPU {','.join(gpus)}", flush=True)
 
     def unused(self, job: Job) -> str:
-        """Where a job writes: names with a date are never used again."""
-        name = out = fill(job.out, date=f"{datetime.now(UTC):%Y%m%d}")
-        number = 1
-        while "{date}" in job.out and (self.folder / out).exists():
-            number += 1
-            out = f"{name}-{number}"
-        return out
+        """Where a job writes: NAME-DATE, or with the time, too, if that exists."""
+        now = datetime.now(UTC)
+        out = fill(job.out, date=f"{now:%Y%m%d}")
+        return fill(job.out, date=f"{now:%Y%m%dT%H%M%S}") if (self.folder / out).exists() else out
 
     def reap(self, stopped: bool = False) -> None:
         """Note what the jobs took that run no more. stopped: they did not end by themselves."""
@@ -253,11 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu.index) for gpu in gpus)
     if not shutil.which("fsbench"):
         raise SystemExit("record: expected fsbench on PATH; `make record` puts it there")
-    jobs = read_jobs(table)
-    for pattern in given.only.split(","):
-        if not any(fnmatch(job.name, pattern) for job in jobs):
-            raise SystemExit(f"record: --only: no job is {pattern!r}; --list names them")
-    jobs = [job for job in jobs if any(fnmatch(job.name, one) for one in given.only.split(","))]
+    jobs = chosen(read_jobs(table), given.only.split(","))
     commit = commit_here()
     if given.list:
         show(jobs, read_state(folder), commit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -18,23 +19,24 @@ from fsbench.measure.presets import PRESETS
 FSBENCH = """#!/bin/bash
 # fsbench COMMAND HOW OUT, or fsbench run --resume OUT
 echo "$*" >> "$CALLS"
+[ "$2" = deaf ] && trap "" INT
 mkdir -p "$3" && touch "$3/env.json"
 case $2 in
     fails) exit 3 ;;
     waits) exec sleep 600 ;;
-    deaf) trap "" INT; while true; do sleep 0.05; done ;;
+    deaf) while true; do sleep 0.05; done ;;
 esac
 """
 
 
 class Clock:
-    """Stands still until `path` exists; then jumps, and ticks a second when asked if it `runs`."""
+    """Stands still until a job has begun; then jumps, and goes on at every look if it `runs`."""
 
-    def __init__(self, path, runs):
-        self.path, self.runs, self.now = path, runs, 0.0
+    def __init__(self, folder, runs):
+        self.folder, self.runs, self.now = folder, runs, 0.0
 
     def __call__(self):
-        if self.path.exists():
+        if list(self.folder.glob("*/env.json")):
             self.now = max(self.now + self.runs, 3600.0)
         return self.now
 
@@ -56,13 +58,13 @@ def call(tmp_path, monkeypatch):
         table = tmp_path / "jobs.toml"
         table.write_text(
             "".join(
-                f"[{name}]\ncommand = 'fsbench {how} {{out}}'\n"
-                f"out = '{name}'\nminutes = {minutes}\n"
+                f"[{name}]\ncommand = 'fsbench {how} {{out}}'\nminutes = {minutes}\n"
                 for name, (how, minutes) in jobs.items()
             )
         )
         record.main(["--jobs", str(table), "--folder", str(tmp_path / "out"), *options])
-        calls = (tmp_path / "calls").read_text().replace(f"{tmp_path}/out/", "").splitlines()
+        calls = (tmp_path / "calls").read_text().replace(f"{tmp_path}/out/", "")
+        calls = re.sub(r"-\d{8}(T\d{6})?$", "", calls, flags=re.MULTILINE).splitlines()
         (tmp_path / "calls").write_text("")
         return json.loads((tmp_path / "out" / "record.json").read_text()), calls
 
@@ -99,19 +101,18 @@ def test_a_job_is_stopped_at_the_deadline_and_goes_on_later(
 ):
     """A run is continued, other jobs begin anew, once a call has more time than they were given."""
     with monkeypatch.context() as clock:
-        clock.setattr(
-            record.time, "monotonic", Clock(tmp_path / "out" / "long" / "env.json", not heeds)
-        )
+        clock.setattr(record.time, "monotonic", Clock(tmp_path / "out", not heeds))
         what = "waits" if heeds else "deaf"
         state, _ = call({"long": (f"{how} {what}", 1), "b": ("verify ends", 1)}, "--minutes", "5")
     assert "exit" not in state["long"] and state["long"]["seconds"] >= 3600 and "b" not in state
     jobs = {"long": (f"{how} ends", 1), "b": ("verify ends", 1)}
-    (tmp_path / "out" / "long" / "part").touch()
+    part = tmp_path / "out" / state["long"]["out"] / "part"
+    part.touch()
     state, calls = call(jobs, "--minutes", "5")
     assert calls == (["run --resume long"] if how == "run" else []) + ["verify ends b"]
     state, calls = call(jobs)
     assert calls == ([] if how == "run" else [again]) and state["long"]["exit"] == 0
-    assert (tmp_path / "out" / "long" / "part").exists() == (how == "run")
+    assert part.exists() == (how == "run")
 
 
 def test_a_job_begins_only_if_its_time_fits(call):
@@ -162,7 +163,7 @@ def test_other_code_is_refused_or_measured_anew(call, tmp_path, monkeypatch):
     commit("kernels/a.py")
     monkeypatch.setattr(record, "ROOT", tree)
     monkeypatch.delenv("FSBENCH_COMMIT")
-    first = call({"a": ("run ends", 1)})[0]["a"]["commit"]
+    first = call({"a": ("run ends", 1)})[0]["a"]
     commit("docs.md")
     assert call({"a": ("run ends", 1)})[1] == []
     commit("kernels/b.py")
@@ -170,7 +171,8 @@ def test_other_code_is_refused_or_measured_anew(call, tmp_path, monkeypatch):
         call({"a": ("run ends", 1)})
     assert call({"a": ("run ends", 1), "b": ("run ends", 1)}, "--only", "b")[1] == ["run ends b"]
     state, calls = call({"a": ("run ends", 1)}, "--again")
-    assert calls and state["a"]["commit"] != first
+    assert calls == ["run ends a"] and state["a"]["commit"] != first["commit"]
+    assert (tmp_path / "out" / first["out"]).is_dir() and state["a"]["out"] != first["out"]
     assert call({"a": ("run ends", 1)}, "--again")[1] == []
 
 
