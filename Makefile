@@ -15,7 +15,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
 # Installed first, so that no dependency picks another: without a GPU, the version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots clean
+.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs clean
 
 setup: $(VENV)/ready
 
@@ -78,6 +78,10 @@ plots: setup
 	# Exposed time from a machine with a GPU; the other figures are drawn again, from a CPU's.
 	$(FSBENCH) hotvocab plot $(call RUNS,simple) --out plots
 	$(FSBENCH) hotvocab plot results/cpu/simple-20261121 --out plots
+
+# Tables and numbers of README.md and docs/, from results/ and the code (tools/pages).
+docs: setup
+	PYTHONPATH=tools $(VENV)/bin/python -m pages
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -8,10 +8,8 @@ from stored probabilities in plain torch. The noise is torch's generator: seed a
 read.
 
 Not corrected here, because it is what is deployed: torch's fp32 Exp(1) is never below 2^-24, so no
-token gains more than log 2^24 = 16.6 on its logit, and unlikely tokens are drawn too rarely. With
-one dominant token and all others a gap of 14 / 16 / 18 / 20 below it, the tail gets .998 / .91 /
-.12 / 0 of its probability with torch's own exponential, .931 / .60 / .041 / 0 with the 31-bit
-uniforms that compiled code draws on a GPU (docs/noise.md has all).
+token gains more than log 2^24 = 16.6 on its logit, and unlikely tokens are drawn too rarely
+(docs/exactness.md has how rarely, as measured).
 
 Undefined rows: a NaN logit, or no finite one, makes every probability of the row NaN; argmax then
 returns token 0.

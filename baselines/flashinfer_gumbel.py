@@ -5,9 +5,8 @@
 Passes over the logits beyond the matmul: division by T, FlashInfer's cast to fp32, the sampler.
 `flashinfer_gumbel_lean` omits the first two. Random numbers: see `providing.flashinfer`.
 
-FlashInfer draws u <= 1 - 2^-23, so g <= 15.94: with one dominant token and all others a gap of
-14 / 16 / 18 / 20 below it, the tail gets .867 / .35 / .0008 / 0 of its probability
-(docs/noise.md has other noise).
+FlashInfer's fp32 uniforms end short of 1, so tokens some 16 T below the leader and further down are
+drawn too rarely (docs/exactness.md has how rarely, as measured).
 
 Undefined rows, by reading: after a NaN the running maximum restarts, so the token is arbitrary; a
 row of -inf only ends on a padding lane, so the id may be V or more.

@@ -76,6 +76,8 @@ OPTIONS = (
 class Capabilities:
     """What a sampler can do; docs/adding-a-sampler.md says how each is checked.
 
+    devices: "cuda", "cpu"; elsewhere it is listed as unavailable.
+    dtypes: of hidden and weight; other problems are unsupported.
     noise: "token" or "group" if tokens follow fsbench.reference.expect with that form of noise, for
         the same logits, seed and offset; None if its noise is its own (then it is judged in
         distribution).
@@ -188,11 +190,13 @@ class Provider:
 
     name: primary key in results, equal to the file's stem; never renamed.
     label: legend text, free to change.
+    kind: what its tokens mean (`Kind`); only like is compared with like.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
     not_built: None, or why what it needs besides packages is not there, in one line: a library that
         is compiled at install. Imports no torch.
     compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
+    capabilities: what it can do; a test holds it to each of them.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
     kept_bytes: problem -> memory that `build` keeps beside the weight to serve it: a copy, tables.

@@ -21,7 +21,7 @@ from fsbench.provider import Capabilities, Kind, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 4096
+TOKENS_AT_ONCE = 4096
 NUM_WARPS = 32
 
 
@@ -50,7 +50,7 @@ def akunu_scores(
     launch_rows(
         akunu_faithful_kernel, B, logits.device,
         logits, scores, seed, offset, float(temperature), top_k, float(top_p), float(min_p), V,
-        BLOCK=BLOCK, num_warps=NUM_WARPS,
+        BLOCK=TOKENS_AT_ONCE, num_warps=NUM_WARPS,
     )  # fmt: skip
     return scores
 

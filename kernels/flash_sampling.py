@@ -11,39 +11,17 @@ nothing but a few KiB of workspace. flash_sample runs it where flash_sampling_ho
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import (
     FULL_CONTRACT,
     FlashSampling,
+    build_sharded,
     flash_sample,
+    matmul_form,
     noise_map,
-    vocab_shard,
 )
 from fsbench.kernels.providing.tuning import tuning
-from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return FlashSampling(problem, weight, kernel="portable")
-
-
-def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider."""
-    return FlashSampling(problem, vocab_shard(shard), kernel="portable")
-
-
-def matmul_form(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    from fsbench.kernels.providing.matmul_form import build_matmul_form
-
-    return build_matmul_form(problem, weight)
-
+from fsbench.provider import Kind, Provider
 
 PROVIDER = Provider(
     name="flash_sampling",
@@ -52,8 +30,8 @@ PROVIDER = Provider(
     requires=("triton",),
     noise_map=noise_map,
     capabilities=FULL_CONTRACT,
-    build=build,
-    build_sharded=build_sharded,
+    build=partial(FlashSampling, kernel="portable"),
+    build_sharded=partial(build_sharded, kernel="portable"),
     sample=partial(flash_sample, kernel="portable"),
     presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("portable"),

@@ -25,14 +25,14 @@ from fsbench.kernels.providing.launches import (
     vocab_shard,
 )
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+from fsbench.provider import Capabilities, Kind, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 RANK_STREAM = tl.constexpr(3 << 16)
 """Counter word 3 of the noise that chooses a rank: no Philox block is shared with other noise."""
-BLOCK = 128  # rows per program
+ROWS_AT_ONCE = 128  # rows per program
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -91,14 +91,14 @@ def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
     K, B = words.shape
     tokens = words.new_empty(B)
     with launching_on(words.device):
-        _choose_rank_kernel[(triton.cdiv(B, BLOCK),)](
+        _choose_rank_kernel[(triton.cdiv(B, ROWS_AT_ONCE),)](
             words_ptr=words,
             seed_ptr=seed,
             offset_ptr=offset,
             tokens_ptr=tokens,
             K=K,
             B=B,
-            BLOCK=BLOCK,
+            BLOCK=ROWS_AT_ONCE,
         )
     return tokens
 
@@ -109,19 +109,11 @@ def pack_words(keys: Tensor, logz: Tensor) -> Tensor:
 
     words = keys.new_empty(len(keys))
     with launching_on(keys.device):
-        grid = (triton.cdiv(len(keys), BLOCK),)
-        _pack_kernel[grid](keys_ptr=keys, logz_ptr=logz, words_ptr=words, B=len(keys), BLOCK=BLOCK)
+        grid = (triton.cdiv(len(keys), ROWS_AT_ONCE),)
+        _pack_kernel[grid](
+            keys_ptr=keys, logz_ptr=logz, words_ptr=words, B=len(keys), BLOCK=ROWS_AT_ONCE
+        )
     return words
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return FlashSampling(problem, weight)
-
-
-def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider."""
-    return _Gathered(problem, shard)
 
 
 class _Gathered(WorkspaceLaunch):
@@ -145,7 +137,7 @@ PROVIDER = Provider(
     requires=("triton",),
     noise_map=noise_map,
     capabilities=Capabilities(fused=True, host_sync_free=True, batch_invariant=True),
-    build=build,
-    build_sharded=build_sharded,
+    build=FlashSampling,
+    build_sharded=_Gathered,
     presets=("tp",),
 )

@@ -5,20 +5,10 @@ What sampling costs is the difference to this.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from fsbench.kernels.providing.launches import FlashSampling
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider. The problem's temperature has no influence."""
-    return FlashSampling(problem, weight, temperature=0.0)
-
+from fsbench.provider import Capabilities, Kind, Provider
 
 PROVIDER = Provider(
     name="flash_sampling_greedy",
@@ -28,6 +18,6 @@ PROVIDER = Provider(
     capabilities=Capabilities(
         zero_temperature=True, fused=True, host_sync_free=True, batch_invariant=True
     ),
-    build=build,
+    build=partial(FlashSampling, temperature=0.0),  # whatever the problem's is
     presets=("lean",),
 )

@@ -7,31 +7,17 @@ flash_sampling, bit for bit.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import (
     FULL_CONTRACT,
     FlashSampling,
+    build_sharded,
     flash_sample,
     noise_map,
-    vocab_shard,
 )
 from fsbench.kernels.providing.tuning import tuning
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return FlashSampling(problem, weight, kernel="hopper")
-
-
-def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider."""
-    return FlashSampling(problem, vocab_shard(shard), kernel="hopper")
+from fsbench.provider import Kind, Provider
 
 
 def supports(problem: Problem) -> str | None:
@@ -50,8 +36,8 @@ PROVIDER = Provider(
     noise_map=noise_map,
     capabilities=FULL_CONTRACT,
     supports=supports,
-    build=build,
-    build_sharded=build_sharded,
+    build=partial(FlashSampling, kernel="hopper"),
+    build_sharded=partial(build_sharded, kernel="hopper"),
     sample=partial(flash_sample, kernel="hopper"),
     presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("hopper"),

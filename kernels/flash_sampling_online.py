@@ -1,8 +1,8 @@
 """Streaming Gumbel-max over vocabulary chunks, in plain torch: the memory-saving form of the idea.
 
 Algorithm I.1 of the FlashSampling paper applied to logits that are computed chunk by chunk: at any
-moment one [B, CHUNK] block of logits exists, and per row one running best. It runs wherever torch
-does; on a CPU the chunk of logits stays in cache between the matmul and the noise.
+moment a few columns of logits exist, and per row one running best. It runs wherever torch does; on
+a CPU the chunk of logits stays in cache between the matmul and the noise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fsbench.provider import Capabilities, Kind, Launch, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 8192
+TOKENS_AT_ONCE = 8192
 """Vocabulary rows per step; the last chunk is shorter."""
 
 
@@ -37,8 +37,8 @@ def flash_sampling_online(hidden: Tensor, weight: Tensor, temperature: float) ->
     best = torch.full((B,), -torch.inf, device=hidden.device)
     token = torch.full((B,), -1, dtype=torch.int64, device=hidden.device)
     undefined = torch.zeros(B, dtype=torch.bool, device=hidden.device)
-    for v0 in range(0, V, CHUNK):
-        scores = (hidden @ weight[v0 : v0 + CHUNK].T).float()
+    for v0 in range(0, V, TOKENS_AT_ONCE):
+        scores = (hidden @ weight[v0 : v0 + TOKENS_AT_ONCE].T).float()
         # NaN and +inf both make the row maximum fail this comparison.
         undefined |= ~(scores.amax(1) < torch.inf)
         if temperature > 0:

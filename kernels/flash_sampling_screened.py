@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from fsbench.kernels.providing.launches import FULL_CONTRACT, noise_map
 from fsbench.kernels.providing.screened import ScreenedLaunch, kept_bytes, unsupported_reason
-from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fsbench.kernels.call.result import Screened
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return ScreenedLaunch(problem, weight)
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> Screened:
@@ -41,7 +35,7 @@ PROVIDER = Provider(
     requires=("triton",),
     noise_map=noise_map,
     capabilities=replace(FULL_CONTRACT, noise="token"),
-    build=build,
+    build=ScreenedLaunch,
     sample=sample,
     kept_bytes=kept_bytes,
     supports=unsupported_reason,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,11 +52,6 @@ def flash_sampling_store(
     return tokens, stored.logits[:, :V]
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return _FlashSamplingStore(problem, weight)
-
-
 class _FlashSamplingStore(WorkspaceLaunch):
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         tokens, _ = flash_sampling_store(
@@ -73,5 +67,5 @@ PROVIDER = Provider(
     requires=("triton",),
     noise_map=noise_map,
     capabilities=Capabilities(noise="group", host_sync_free=True, batch_invariant=True),
-    build=build,
+    build=_FlashSamplingStore,
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fsbench.kernels.providing.filters import filters_of, penalties_of
 from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,11 +27,6 @@ def unsupported_reason(problem: Problem) -> str | None:
     from fsbench.kernels.truncated.api import MAX_V
 
     return f"takes V up to {MAX_V}, not {problem.V}" if problem.V > MAX_V else None
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return _TopkTopp(problem, weight)
 
 
 class _TopkTopp(WorkspaceLaunch):
@@ -82,7 +77,7 @@ PROVIDER = Provider(
     ),
     noise_map=noise_map,
     supports=unsupported_reason,
-    build=build,
+    build=_TopkTopp,
     sample=sample,
     presets=("truncated",),
 )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fsbench.kernels.shard.vocab_shard import VocabShard
 
-BLOCK = 64  # rows per program
+ROWS_AT_ONCE = 64  # rows per program
 
 
 @triton.jit(do_not_specialize=["B", "rank"])
@@ -65,7 +65,7 @@ def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
         return merge_keys(shard.gather(keys))
     tokens = keys.new_empty(len(keys))
     with launching_on(keys.device):
-        _exchange_kernel[(triton.cdiv(len(keys), BLOCK),)](
+        _exchange_kernel[(triton.cdiv(len(keys), ROWS_AT_ONCE),)](
             keys_ptr=keys,
             tokens_ptr=tokens,
             buffers_ptr=shard.line.buffers,
@@ -75,7 +75,7 @@ def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
             B=len(keys),
             RANKS=shard.ranks,
             WATCH=keys.device.type == "cuda",
-            BLOCK=BLOCK,
+            BLOCK=ROWS_AT_ONCE,
         )
     return tokens
 

@@ -6,20 +6,10 @@ that `greedy` finds equal in bf16 it takes the larger; equal ones go to the lowe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from fsbench.kernels.providing.screened import ScreenedLaunch, kept_bytes, unsupported_reason
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider. The problem's temperature has no influence."""
-    return ScreenedLaunch(problem, weight, temperature=0.0)
-
+from fsbench.provider import Capabilities, Kind, Provider
 
 PROVIDER = Provider(
     name="greedy_screened",
@@ -29,7 +19,7 @@ PROVIDER = Provider(
     capabilities=Capabilities(
         zero_temperature=True, fused=True, host_sync_free=True, batch_invariant=True
     ),
-    build=build,
+    build=partial(ScreenedLaunch, temperature=0.0),  # whatever the problem's is
     kept_bytes=kept_bytes,
     supports=unsupported_reason,
 )

@@ -21,7 +21,7 @@ from fsbench.provider import Capabilities, Kind, Launch, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 8192
+TOKENS_AT_ONCE = 8192
 """Vocabulary rows per step (the paper's g); the last chunk is shorter."""
 
 
@@ -49,9 +49,9 @@ def group_gumbel_online(
     B, V = hidden.shape[0], weight.shape[0]
     log_mass = torch.full((B,), -torch.inf, dtype=torch.float64, device=hidden.device)
     token = torch.full((B,), -1, dtype=torch.int64, device=hidden.device)
-    for v0 in range(0, V, CHUNK):
+    for v0 in range(0, V, TOKENS_AT_ONCE):
         # Undefined rows need no care here: a log-mass of NaN or +inf never becomes finite again.
-        chunk_mass, sample = local_sample(hidden @ weight[v0 : v0 + CHUNK].T, temperature)
+        chunk_mass, sample = local_sample(hidden @ weight[v0 : v0 + TOKENS_AT_ONCE].T, temperature)
         if temperature == 0:
             replace = chunk_mass > log_mass
             log_mass = torch.maximum(log_mass, chunk_mass)

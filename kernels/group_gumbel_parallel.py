@@ -26,7 +26,7 @@ from fsbench.provider import Capabilities, Kind, Launch, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROUP = 1024
+TOKENS_OF_GROUP = 1024
 """Tokens per group (the paper's g); a power of two, 16 or more."""
 NUM_WARPS = 4
 
@@ -126,7 +126,7 @@ def group_gumbel_parallel(
     from fsbench.kernels.configs.gpu import launching_on
 
     B, V = logits.shape
-    groups = triton.cdiv(V, GROUP)
+    groups = triton.cdiv(V, TOKENS_OF_GROUP)
     keys = logits.new_empty(B, groups, dtype=torch.int64)
     masses = logits.new_empty(B, groups, dtype=torch.float32)
     tokens, log_z = keys.new_empty(B), masses.new_empty(B)
@@ -144,7 +144,7 @@ def group_gumbel_parallel(
     }
     BLOCK = triton.next_power_of_2(groups)
     with launching_on(logits.device):
-        _local_sample_kernel[(B * groups,)](logits_ptr=logits, V=V, GROUP=GROUP, **shared)
+        _local_sample_kernel[(B * groups,)](logits_ptr=logits, V=V, GROUP=TOKENS_OF_GROUP, **shared)
         _sample_group_kernel[(B,)](tokens_ptr=tokens, log_z_ptr=log_z, BLOCK=BLOCK, **shared)
     return tokens, log_z
 

@@ -17,12 +17,12 @@ from fsbench.kernels.noise.group import drawing_sums, group_candidates, members
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map, vocab_shard
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+from fsbench.provider import Capabilities, Kind, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 2048
+TOKENS_AT_ONCE = 2048
 NUM_WARPS = 2
 PROGRAMS_PER_MULTIPROCESSOR = 8
 """A thread has one group of 32 tokens to itself. Of 28 settings tried on an H200 within 3 % of the
@@ -104,7 +104,7 @@ def gumbel_argmax(
     work = workspace(B, logits.device)
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
     programs = multiprocessors(logits.device) * PROGRAMS_PER_MULTIPROCESSOR
-    splits = max(1, min(triton.cdiv(programs, B), triton.cdiv(V, BLOCK)))
+    splits = max(1, min(triton.cdiv(programs, B), triton.cdiv(V, TOKENS_AT_ONCE)))
     with launching_on(logits.device):
         _gumbel_argmax_kernel[(B * splits,)](
             logits_ptr=logits,
@@ -119,15 +119,10 @@ def gumbel_argmax(
             splits=splits,
             KEYS=keys,
             GREEDY=temperature == 0,
-            BLOCK=BLOCK,
+            BLOCK=TOKENS_AT_ONCE,
             num_warps=NUM_WARPS,
         )
     return tokens
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return _GumbelArgmax(problem, weight)
 
 
 class _GumbelArgmax(WorkspaceLaunch):
@@ -135,12 +130,9 @@ class _GumbelArgmax(WorkspaceLaunch):
         return gumbel_argmax(hidden @ self._weight.T, seed, offset, self._temperature)
 
 
-def build_sharded(problem: Problem, shard: Shard) -> Launch:
-    """See Provider. The ranks gather their best candidates, packed: 8 bytes per row and rank."""
-    return _Gathered(problem, shard)
-
-
 class _Gathered(WorkspaceLaunch):
+    """The ranks gather their best candidates, packed: 8 bytes per row and rank."""
+
     def __init__(self, problem: Problem, shard: Shard):
         self._head = vocab_shard(shard)
         super().__init__(problem, self._head.weight)
@@ -163,7 +155,7 @@ PROVIDER = Provider(
     capabilities=Capabilities(
         noise="group", zero_temperature=True, host_sync_free=True, batch_invariant=True
     ),
-    build=build,
-    build_sharded=build_sharded,
+    build=_GumbelArgmax,
+    build_sharded=_Gathered,
     presets=("quick", "lean", "tp"),
 )

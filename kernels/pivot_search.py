@@ -11,25 +11,24 @@ the row for every step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 
 from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.noise.keys import LOWEST_KEY
-from fsbench.kernels.providing.filters import draw_of_stored, launch_rows
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered
+from fsbench.kernels.providing.filters import STORED_LOGITS, draw_of_stored, draw_rows
 from fsbench.kernels.providing.launches import noise_map
-from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row, ordered
+from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row
 from fsbench.kernels.truncated.gathered import append, draw_of_gathered
-from fsbench.problem import FILTERS
-from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 4096
+TOKENS_AT_ONCE = 4096
 NUM_WARPS = 16
 
 
@@ -128,35 +127,15 @@ def _pivot_search_kernel(
 
 
 def pivot_search(
-    logits: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    temperature: float,
-    *,
-    top_k: int | Tensor = 0,
-    top_p: float | Tensor = 1.0,
-    min_p: float | Tensor = 0.0,
+    logits: Tensor, seed: Tensor, offset: Tensor, temperature: float, **filters: Any
 ) -> Tensor:
-    """Draw a token per row of stored logits [B, V], contiguous, bf16, fp16 or fp32.
-
-    Args:
-        seed, offset: int64 [1]. temperature: >= 0; 0 is greedy.
-        top_k, top_p, min_p: numbers, or all three int32 and fp32 [B].
-
-    Returns:
-        int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one.
-    """
+    """A token of each row of stored logits; see draw_rows."""
     import torch
 
-    B, V = logits.shape
-    tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
-    keys = torch.empty(B, GATHERED.value, dtype=torch.int64, device=logits.device)
-    launch_rows(
-        _pivot_search_kernel, B, logits.device,
-        logits, keys, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
-        PER_ROW=isinstance(top_k, torch.Tensor), BLOCK=BLOCK, num_warps=NUM_WARPS,
+    return draw_rows(
+        _pivot_search_kernel, logits, seed, offset, temperature, [(GATHERED.value, torch.int64)],
+        **filters, BLOCK=TOKENS_AT_ONCE, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return tokens
 
 
 PROVIDER = Provider(
@@ -164,14 +143,7 @@ PROVIDER = Provider(
     label="cuBLAS + pivot search",
     kind=Kind.TRUNCATED,
     requires=("triton",),
-    capabilities=Capabilities(
-        noise="token",
-        zero_temperature=True,
-        host_sync_free=True,
-        batch_invariant=True,
-        filters=FILTERS,
-        mixed_filters=True,
-    ),
+    capabilities=STORED_LOGITS,
     noise_map=noise_map,
     build=draw_of_stored(pivot_search),
     presets=("truncated",),

@@ -81,6 +81,8 @@ def compile_variants(
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(site), str(tree / "tools")]),
                 "TRITON_INTERPRET": "0",
+                # With line numbers, ptxas names registers by where a function stands in its file.
+                **({"TRITON_DISABLE_LINE_INFO": "1"} if instructions else {}),
                 "TRITON_CACHE_DIR": str(Path(folder) / "triton"),  # too large to be kept
             },
             cwd=folder,

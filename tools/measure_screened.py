@@ -27,21 +27,19 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 from torch import Tensor
 
 from fsbench import inputs
-from fsbench.graphs import capture
 from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
 from fsbench.machine.environment import environment
 from fsbench.problem import Problem
-from fsbench.timers import make_timer
 
-SHAPES = ((4096, 151936), (8192, 128256))  # the paper's, (D, V)
 BATCHES = (1, 16, 64)
 SPREADS = (0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 8.0, 16.0)
 ROUNDS = 3
@@ -54,14 +52,6 @@ COLUMNS = (
 AT_ONCE = 256  # rows of a step of the comparison of many draws
 
 
-def allowing(share: float, B: int, V: int) -> Tensor:
-    """A packed mask that allows about this share of the tokens."""
-    allowed = torch.rand(B, V, device="cuda") < share
-    bits = torch.nn.functional.pad(allowed, (0, -V % 32)).view(B, -1, 32).long()
-    words = (bits << torch.arange(32, device="cuda")).sum(2)
-    return torch.where(words >= 2**31, words - 2**32, words).int()
-
-
 def cases(B: int, D: int, V: int) -> dict[str, tuple[Tensor, dict[str, Any]]]:
     """Hidden states and options by name, for a weight of standard normal numbers."""
     torch.manual_seed(B + D)
@@ -70,6 +60,10 @@ def cases(B: int, D: int, V: int) -> dict[str, tuple[Tensor, dict[str, Any]]]:
     def spread(sigma: float) -> Tensor:
         return (sigma * unit).bfloat16()
 
+    def allowing(share: float) -> Tensor:
+        """A mask that allows about this share of the tokens."""
+        return measuring.packed(torch.rand(B, V, device="cuda") < share)
+
     found: dict[str, tuple[Tensor, dict[str, Any]]] = {
         f"normal:{sigma:g}": (spread(sigma), {}) for sigma in SPREADS
     }
@@ -77,8 +71,8 @@ def cases(B: int, D: int, V: int) -> dict[str, tuple[Tensor, dict[str, Any]]]:
         "normal:3, T = 0": (spread(3), {"temperature": 0.0}),
         "normal:3, T = 0.5": (spread(3), {"temperature": 0.5}),
         "normal:0.1, T = 0": (spread(0.1), {"temperature": 0.0}),
-        "normal:3, 10 % allowed": (spread(3), {"mask": allowing(0.1, B, V)}),
-        "normal:3, 0.1 % allowed": (spread(3), {"mask": allowing(0.001, B, V)}),
+        "normal:3, 10 % allowed": (spread(3), {"mask": allowing(0.1)}),
+        "normal:3, 0.1 % allowed": (spread(3), {"mask": allowing(0.001)}),
     }
 
 
@@ -88,27 +82,7 @@ def one_hot(B: int, weight: Tensor) -> Tensor:
     return (30 * weight[rows].float() / weight[rows].float().norm(dim=1)[:, None]).bfloat16()
 
 
-def replay(
-    sample: Callable[..., Tensor], hidden: Tensor, head: object, options: dict[str, Any]
-) -> Callable[[], Tensor]:
-    """A graph of one decode step."""
-
-    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return sample(hidden, head, seed=seed, offset=offset, **options)
-
-    seed, offset = torch.ones(2, 1, dtype=torch.int64, device="cuda")
-    return capture(launch, hidden, seed, offset)
-
-
-def screened_tokens(hidden: Tensor, head: ScreenedHead, **options: Any) -> Tensor:
-    return screened_sample(hidden, head, **options).tokens
-
-
-def fused_tokens(hidden: Tensor, weight: Tensor, **options: Any) -> Tensor:
-    return flash_sample(hidden, weight, noise="token", **options).tokens
-
-
-def matmul(hidden: Tensor, weight: Tensor, **options: Any) -> Tensor:
+def matmul(hidden: Tensor, weight: Tensor, **_: Any) -> Tensor:
     return hidden @ weight.T
 
 
@@ -116,17 +90,14 @@ def measure(
     name: str, hidden: Tensor, options: dict[str, Any], weight: Tensor, head: ScreenedHead
 ) -> list[object]:
     """The row of one case."""
+    fused = partial(flash_sample, noise="token")
     steps = {
-        "screened": replay(screened_tokens, hidden, head, options),
-        "matmul": replay(matmul, hidden, weight, {}),
-        "token": replay(fused_tokens, hidden, weight, options),
+        "screened": measuring.replay(screened_sample, hidden, head, **options),
+        "matmul": measuring.replay(matmul, hidden, weight),
+        "token": measuring.replay(fused, hidden, weight, **options),
     }
-    timer = make_timer("cupti", "cuda")
-    times: dict[str, list[float]] = {step: [] for step in steps}
-    for _ in range(ROUNDS):
-        for step, launch in steps.items():
-            span = timer.measure(launch, ITERATIONS, lambda: None).span_us
-            times[step].append(statistics.median(span))
+    found_times = measuring.in_rounds(steps, ROUNDS, ITERATIONS)
+    times = {step: [statistics.median(one.span_us) for one in found_times[step]] for step in steps}
     ratios = [
         statistics.median(a / b for a, b in zip(times["screened"], times[other], strict=True))
         for other in ("matmul", "token")
@@ -197,7 +168,7 @@ def main() -> None:
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for D, V in SHAPES:
+        for D, V in measuring.PAPER_SHAPES:
             weight = inputs.make_weight(Problem(1, D, V, logits=f"normal:{D**0.5}"), 0)
             prepare_head(weight[:1024])
             torch.cuda.synchronize()

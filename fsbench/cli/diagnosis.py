@@ -19,7 +19,7 @@ from fsbench.errors import ProviderUnavailable, TimerUnavailable
 from fsbench.machine import hardware
 from fsbench.machine.packages import package_version
 
-_GPU_EXTRA = "pip install 'fsbench[gpu]'"
+_GPU_EXTRA = "pip install -e '.[gpu]'"
 _WITHOUT_GPU = "not needed without an NVIDIA GPU"
 _ROOMY_BYTES = 8e9  # the paper's larger head is 2.1 GB; logits, copies and the flush come on top
 

@@ -40,14 +40,14 @@ class Part(StrEnum):
     FUSED = "fused"  # matmul and sampling in one kernel
 
 
-_RULES = (
+RULES = (
     (Part.OTHER, r"^(memcpy|memset)$"),
     # cuBLAS (nvjet, xmma, ampere_bf16_s16816gemm, gemv, splitKreduce), CUTLASS, Inductor (tem: mm).
     (Part.MATMUL, r"nvjet|xmma|gemm|gemv|splitk|cutlass|cublas|matmul|^triton_(tem|mm|bmm)"),
     # What a sampler's kernels are called by those who write samplers.
     (Part.SAMPLING, r"sampl|gumbel|argmax|softmax|top_?[kp]|exponential|flashinfer"),
     # Passes that torch makes: its own kernels and those that Inductor generates.
-    (Part.SAMPLING, r"at6native|at::native|^triton_(poi|red|per)_fused|\bcub\b|n3cub"),
+    (Part.SAMPLING, r"at6native|at::native|^triton_(poi_fused|red_fused|per_fused)|\bcub\b|n3cub"),
 )
 """(part, pattern of the name in lower case); the first that is found decides."""
 
@@ -55,7 +55,7 @@ _RULES = (
 def part_of(kernel: str) -> Part:
     """What a kernel is for, by its name as CUPTI gives it, cut or not (`Round.kernels`)."""
     name = kernel.lower()
-    return next((part for part, rule in _RULES if re.search(rule, name)), Part.UNKNOWN)
+    return next((part for part, rule in RULES if re.search(rule, name)), Part.UNKNOWN)
 
 
 @dataclass(frozen=True)

@@ -12,33 +12,43 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fsbench.kernels.call.operands import Operands, greedy
+from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.request import Request
 
 _MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
 
-_by_kind: dict[Hashable, PreparedLaunch] = {}
+_by_kind: dict[Hashable, Any] = {}
 
 
 @dataclass
 class PreparedLaunch:
-    """A kernel, its grid and matrices, and the arguments that stay for calls of one kind.
+    """A kernel, its grid, and the arguments that stay for calls of one kind.
 
     Calling it with the arguments that move launches the kernel on the current device and stream.
     """
 
     kernel: Any
-    operands: Operands
+    grid: tuple[int, ...]
     fixed: dict[str, Any]
     _compiled: dict[Hashable, tuple[Any, list[Any], list[int]]] = field(default_factory=dict)
 
     def __call__(self, **moving: Any) -> None:
         """Launch. moving: tensors, descriptors, floats, None, or integers other than 1."""
-        values = [v.data_ptr() if isinstance(v, Tensor) else v for v in moving.values()]
-        # Triton compiles for what is None, and for which integers are multiples of 16.
-        key = tuple([v if v is None else type(v) is int and v % 16 == 0 for v in values])
+        # Triton compiles for dtypes, and for which addresses and integers are multiples of 16.
+        values: list[Any] = []
+        kinds: list[Any] = []
+        for value in moving.values():
+            if isinstance(value, Tensor):
+                address = value.data_ptr()
+                values.append(address)
+                kinds.append((value.dtype, address % 16 == 0))
+            else:
+                values.append(value)
+                kinds.append(value % 16 == 0 if type(value) is int else type(value))
+        key = tuple(kinds)
         known = self._compiled.get(key)
         if known is None:
             self._first(key, moving)
@@ -51,7 +61,7 @@ class PreparedLaunch:
 
     def _first(self, key: Hashable, moving: dict[str, Any]) -> None:
         arguments = {**self.fixed, **moving}
-        compiled = self.kernel[self.operands.grid](**arguments)
+        compiled = self.kernel[self.grid](**arguments)
         if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
             return
         names = self.kernel.arg_names
@@ -59,20 +69,33 @@ class PreparedLaunch:
         if len(self._compiled) >= _MOST:
             self._compiled.clear()
         self._compiled[key] = (
-            compiled[(*self.operands.grid, 1, 1)],
+            compiled[(*self.grid, 1, 1)[:3]],
             [arguments[name] for name in names],
             [names.index(name) for name in moving],
         )
 
 
-def prepared_launch(kind: Hashable, prepare: Callable[[], PreparedLaunch]) -> PreparedLaunch:
-    """The launch of a kind of call: what `prepare` returned for it the first time."""
+def prepared(kind: Hashable, prepare: Callable[[], Any]) -> Any:
+    """What calls of a kind have in common: what `prepare` returned for it the first time."""
     found = _by_kind.get(kind)
     if found is None:
         if len(_by_kind) >= _MOST:
             _by_kind.clear()
         found = _by_kind[kind] = prepare()
     return found
+
+
+def launch_kernel(
+    kernel: Any, device: torch.device, grid: tuple[int, ...], **arguments: Any
+) -> None:
+    """kernel[grid](**arguments), from the second time on past the binder.
+
+    What is compiled for by its value is an int, a bool or a string; everything else moves.
+    """
+    moving = {name: x for name, x in arguments.items() if not isinstance(x, int | str)}
+    fixed = {name: x for name, x in arguments.items() if name not in moving}
+    kind = (kernel, device, grid, *fixed.items())
+    prepared(kind, lambda: PreparedLaunch(kernel, grid, fixed))(**moving)
 
 
 def kind_of(request: Request) -> tuple[Hashable, ...]:

@@ -8,6 +8,7 @@ device.epilogue, which has what the two share.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from fsbench.kernels.configs import hopper
 from fsbench.kernels.device.epilogue import capped
 from fsbench.kernels.device.mass import add_masses
 from fsbench.kernels.device.stored_logits import place_of_largest
@@ -20,7 +21,7 @@ from fsbench.kernels.noise.group import (
     token_of_member,
 )
 
-ROWS = gl.constexpr(64)
+ROWS = gl.constexpr(hopper.ROWS)
 """Batch rows of a warpgroup: the M of its instruction."""
 
 

@@ -8,6 +8,7 @@ Portable twin: device.mainloop, which has what the two share.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -25,10 +26,34 @@ CHUNK = gl.constexpr(hopper.CHUNK)
 
 
 @gluon.constexpr_function
-def _accumulator_layout(WIDTH):
+def _accumulator_layout(N, BITS):
+    """Of an instruction for N columns, whose operands have so many bits."""
     return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 256 // BITS]
     )
+
+
+@gluon.jit
+def allocated_ring(
+    weight, hidden, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """A ring in shared memory, all of it free. weight, hidden: descriptors."""
+    BOX: gl.constexpr = weight.block_type.shape[1]
+    CHUNKS: gl.constexpr = BLOCK_D // BOX
+    weight_ring = gl.allocate_shared_memory(
+        weight.dtype, [STAGES * CHUNKS, BLOCK_V, BOX], weight.layout
+    )
+    hidden_ring = gl.allocate_shared_memory(
+        hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, BOX], hidden.layout
+    )
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(free.index(i), count=WARPGROUPS)
+    fence_async_shared()
+    return weight_ring, hidden_ring, loaded, free
 
 
 @gluon.jit
@@ -41,7 +66,7 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def first_row(b0, B, WARPGROUP: gl.constexpr):
-    """Of a warpgroup. It repeats rows of others where its own would end beyond the batch.
+    """First row of a warpgroup. It repeats others' rows where its own would end beyond the batch.
 
     TMA takes longer for rows that are not there than for those that are.
     """
@@ -151,28 +176,24 @@ def load_tiles(
 
 
 @gluon.jit
-def tile_logits(
+def tile_product(
     ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """This warpgroup's [ROWS, WIDTH] logits of the next tile in the ring, and where that ends."""
-    acc = gl.zeros([ROWS, WIDTH], gl.float32, _accumulator_layout(WIDTH))
-    return multiplied(
-        acc, ring, stage, phase, D, WARPGROUP, WARPGROUPS, BLOCK_D // CHUNK, BLOCK_D, STAGES
-    )
+    """This warpgroup's product of the next tile in the ring, [ROWS, WIDTH], and where that ends.
 
+    Of 16-bit numbers it is fp32, of bytes int32.
 
-@gluon.jit
-def multiplied(
-    acc, ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
-    CHUNKS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """The product of the next tile in the ring in acc, [ROWS, WIDTH], and where the tile ends.
-
-    CHUNKS: boxes of TMA in BLOCK_D columns.
+    Returns:
+        (product, stage, phase).
     """
     weight_ring, hidden_ring, loaded, free = ring
-    WIDTH: gl.constexpr = acc.shape[1]
+    CHUNKS: gl.constexpr = BLOCK_D // weight_ring.shape[2]
+    BITS: gl.constexpr = weight_ring.dtype.primitive_bitwidth
+    DTYPE: gl.constexpr = gl.int32 if BITS == 8 else gl.float32
+    # An instruction on bytes has at most 128 columns here.
+    N: gl.constexpr = min(WIDTH, 128) if BITS == 8 else WIDTH
+    acc = gl.zeros([ROWS, WIDTH], DTYPE, _accumulator_layout(N, BITS))
     use_acc = False
     for _ in range(0, D, BLOCK_D):
         mbarrier.wait(loaded.index(stage), phase)

@@ -8,8 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench.kernels.call.operands import Processing, greedy, load_operands, per_row, processing
-from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared_launch
+from fsbench.kernels.call.operands import (
+    Operands,
+    Processing,
+    greedy,
+    load_operands,
+    per_row,
+    processing,
+)
+from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared
 from fsbench.kernels.call.request import SAMPLES_AT_ONCE, Request
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.call.workspace import workspace
@@ -51,10 +58,10 @@ def launch(
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
             prepare = partial(_prepare, request, config, n, logits, stored)
-            run = prepared_launch((n, *kind), prepare)
+            operands, run = prepared((n, *kind), prepare)
             if first_sample == 0:
-                loaded_hidden, loaded_weight = run.operands.load(hidden, weight)
-                winners, masses = _partial_sums(run.operands.programs_v, B, at_once, out)
+                loaded_hidden, loaded_weight = operands.load(hidden, weight)
+                winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
             run(
                 hidden=loaded_hidden,
                 weight=loaded_weight,
@@ -100,7 +107,7 @@ def _prepare(
     n: int,
     logits: Processing,
     stored: StoredLogits | None,
-) -> PreparedLaunch:
+) -> tuple[Operands, PreparedLaunch]:
     """The kernel of a config, with all that is alike in calls of one kind; n samples a launch."""
     hidden, shard = request.hidden, request.shard
     B, D = hidden.shape
@@ -132,4 +139,4 @@ def _prepare(
         **per_row(request),
         **operands.tiles,
     }
-    return PreparedLaunch(kernel, operands, fixed)
+    return operands, PreparedLaunch(kernel, operands.grid, fixed)

@@ -11,10 +11,10 @@ import triton.language as tl
 
 from fsbench.kernels.device.epilogue import allowed_words, best_of_tile, processed, shared_bias
 from fsbench.kernels.device.mainloop import program_share, tile_logits
-from fsbench.kernels.device.mass import add_mass, add_masses
+from fsbench.kernels.device.mass import add_mass, add_masses, mass_of_programs
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
-from fsbench.kernels.noise.arithmetic import halves, log, nan_max
+from fsbench.kernels.noise.arithmetic import nan_max, pieces
 from fsbench.kernels.noise.keys import LOWEST_KEY, take_keys, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
@@ -136,41 +136,65 @@ def flash_sampling_kernel(
     tl.debug_barrier()
     if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
         tl.atomic_xchg(arrivals_ptr + pid_b, 0)
-        found = take_keys(keys_ptr, at, there)
-        chosen = ()
-        if masses_ptr is not None:
-            largest_of_row, log_mass = _log_mass(
-                masses_ptr, programs_v, rows, inverse_temperature, B
-            )
-        if winners_ptr is not None:
-            token = token_of_key(found)
-            source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
-            theirs = winners_ptr + source * B * N + at
-            drawn = there & (token >= 0)
-            logit = tl.load(theirs, mask=drawn, other=float("nan"), cache_modifier=".cg")
-            chosen = (logit,)
-        if RANKS > 1:
-            line = (buffers_ptr, counts_ptr, rank, area)
-            found, chosen = best_of_ranks(found, chosen, at, there, line, RANKS, WATCH)
-            if masses_ptr is not None:
-                largest_of_row, log_mass = mass_of_ranks(
-                    largest_of_row, log_mass, inverse_temperature, rows[:, None],
-                    (rows < B)[:, None], line, RANKS, WATCH,
-                )  # fmt: skip
+        line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
+        _finish(
+            keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr, logz_ptr, line,
+            rows, sample, there, at, inverse_temperature, programs_v, first_token, samples,
+            first_sample, B, N, RANKS, WATCH, BLOCK_B, BLOCK_V,
+        )  # fmt: skip
+
+
+@triton.jit
+def _finish(
+    keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr, logz_ptr, line, rows,
+    sample, there, at, inverse_temperature, programs_v, first_token, samples, first_sample, B,
+    N: tl.constexpr, RANKS: tl.constexpr, WATCH: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """The last program of a block of rows: decode its tokens, reset the workspace.
+
+    Args:
+        line: to the other ranks, as in shard.exchange; or ().
+        rows: int32 [BLOCK_B]. sample: [1, COLUMNS], 0 to N - 1 and beyond.
+        there, at: [BLOCK_B, COLUMNS]: which draws there are, and their places among the keys.
+    """
+    found = take_keys(keys_ptr, at, there)
+    chosen = ()
+    if masses_ptr is not None:
+        AT_ONCE: tl.constexpr = min(128, 4096 // BLOCK_B)
+        program = tl.arange(0, AT_ONCE)[None, :]
+        largest, log_mass = mass_of_programs(
+            masses_ptr, programs_v, program, rows, inverse_temperature, B
+        )
+        largest = largest[:, None]
+        log_mass = log_mass[:, None]
+    if winners_ptr is not None:
         token = token_of_key(found)
-        out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
-        tl.store(tokens_ptr + out, found if RANKS == 0 else token.to(tl.int64), mask=there)
-        # Whether a row has a draw is the same for all of its samples.
-        valid = valid_ptr + rows[:, None] + sample * 0
-        tl.store(valid, token >= 0, mask=there & (sample == 0))
-        if logz_ptr is not None:
-            logz = largest_of_row * inverse_temperature + log_mass
-            logz = tl.where(token >= 0, logz, float("nan"))
-            tl.store(logz_ptr + rows[:, None] + sample * 0, logz, mask=there & (sample == 0))
-        if logprob_ptr is not None:
-            logprob = (chosen[0] - largest_of_row) * inverse_temperature - log_mass
-            logprob = tl.where(token >= 0, logprob, float("nan"))
-            tl.store(logprob_ptr + out, logprob, mask=there)
+        source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
+        theirs = winners_ptr + source * B * N + at
+        drawn = there & (token >= 0)
+        logit = tl.load(theirs, mask=drawn, other=float("nan"), cache_modifier=".cg")
+        chosen = (logit,)
+    if RANKS > 1:
+        found, chosen = best_of_ranks(found, chosen, at, there, line, RANKS, WATCH)
+        if masses_ptr is not None:
+            largest, log_mass = mass_of_ranks(
+                largest, log_mass, inverse_temperature, rows[:, None], (rows < B)[:, None], line,
+                RANKS, WATCH,
+            )  # fmt: skip
+    token = token_of_key(found)
+    out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
+    tl.store(tokens_ptr + out, found if RANKS == 0 else token.to(tl.int64), mask=there)
+    # Whether a row has a draw is the same for all of its samples.
+    valid = valid_ptr + rows[:, None] + sample * 0
+    tl.store(valid, token >= 0, mask=there & (sample == 0))
+    if logz_ptr is not None:
+        logz = tl.where(token >= 0, largest * inverse_temperature + log_mass, float("nan"))
+        tl.store(logz_ptr + rows[:, None] + sample * 0, logz, mask=there & (sample == 0))
+    if logprob_ptr is not None:
+        logprob = (chosen[0] - largest) * inverse_temperature - log_mass
+        logprob = tl.where(token >= 0, logprob, float("nan"))
+        tl.store(logprob_ptr + out, logprob, mask=there)
 
 
 @triton.jit
@@ -184,60 +208,22 @@ def _consume(
 
     More at once would need too many registers.
     """
-    WIDTH: tl.constexpr = logits.shape[1]
-    if WIDTH > SUBTILE:
-        low, high = halves(logits)
-        words_low = None
-        words_high = None
-        if words is not None:
-            words_low, words_high = halves(words)
-        bias_low = None
-        bias_high = None
-        if bias is not None:
-            bias_low, bias_high = bias.reshape(2, WIDTH // 2).permute(1, 0).split()
-        best, best_logit, largest, mass = _consume(
-            low, words_low, bias_low, v0, rows, row, seed, offset, T, inverse_temperature,
-            first_sample, best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr,
-            largest_ptr, stride, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+    tiles = pieces(logits, SUBTILE)
+    for i in tl.static_range(len(tiles)):
+        first = v0 + i * SUBTILE
+        y = processed(
+            tiles[i], rows, first, B, V, soft_cap,
+            None if bias is None else pieces(bias[None, :], SUBTILE)[i].reshape(SUBTILE),
+            row_bias_ptr, None if words is None else pieces(words, SUBTILE // 32)[i],
         )  # fmt: skip
-        return _consume(
-            high, words_high, bias_high, v0 + WIDTH // 2, rows, row, seed, offset, T,
-            inverse_temperature, first_sample, best, best_logit, largest, mass, soft_cap,
-            row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
-            N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
-        )  # fmt: skip
-    else:
-        logits = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
         if logits_ptr is not None:
-            store_logits(logits_ptr, logits, rows, v0, B, stride)
+            store_logits(logits_ptr, y, rows, first, B, stride)
         if largest_ptr is not None:
-            store_largest(largest_ptr, logits, rows, v0, B, stride)
+            store_largest(largest_ptr, y, rows, first, B, stride)
         if WITH_MASS:
-            largest, mass = add_mass(logits, inverse_temperature, largest, mass, NOISE)
+            largest, mass = add_mass(y, inverse_temperature, largest, mass, NOISE)
         best, best_logit = best_of_tile(
-            logits, v0, row, seed, offset, T, inverse_temperature, first_sample, best, best_logit,
+            y, first, row, seed, offset, T, inverse_temperature, first_sample, best, best_logit,
             N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
         )  # fmt: skip
-        return best, best_logit, largest, mass
-
-
-@triton.jit
-def _log_mass(masses_ptr, programs_v, rows, inverse_temperature, B):
-    """(largest logit, log of the mass in units of exp(largest / T)) of every row, [R, 1] each.
-
-    The mass is at least 1, the largest logit's own; that of idle rows is 0 and of no use.
-    """
-    R: tl.constexpr = rows.shape[0]
-    AT_ONCE: tl.constexpr = min(128, 4096 // R)  # programs
-    largest = tl.full((R, AT_ONCE), float("-inf"), tl.float32)
-    mass = tl.zeros((R, AT_ONCE), tl.float32)
-    for first in range(0, programs_v, AT_ONCE):
-        program = first + tl.arange(0, AT_ONCE)[None, :]
-        at = masses_ptr + program * B + rows[:, None]
-        there = (program < programs_v) & (rows < B)[:, None]
-        m = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        s = tl.load(at + programs_v * B, mask=there, other=0.0, cache_modifier=".cg")
-        largest, mass = add_masses(largest, mass, m, s, inverse_temperature)
-    row_largest = tl.reduce(largest, 1, nan_max)[:, None]
-    _, total = add_masses(row_largest, 0.0, largest, mass, inverse_temperature)
-    return row_largest, log(tl.maximum(tl.sum(total, axis=1), 1.0))[:, None]
+    return best, best_logit, largest, mass

@@ -14,6 +14,16 @@ def halves(x):
 
 
 @triton.jit
+def pieces(x, WIDTH: tl.constexpr):
+    """[R, W] -> a tuple of its parts [R, WIDTH], from left to right. It renames registers."""
+    if x.shape[1] == WIDTH:
+        return (x,)
+    else:
+        low, high = halves(x)
+        return pieces(low, WIDTH) + pieces(high, WIDTH)
+
+
+@triton.jit
 def log(x):
     """Natural logarithm of a positive normal fp32 x, within 2 ulp: no special cases, no table.
 

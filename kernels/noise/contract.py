@@ -17,18 +17,6 @@ SMALLEST_TEMPERATURE = tl.constexpr(2.0**-120)
 
 
 @triton.jit
-def noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW: tl.constexpr,
-                 OFFSET_PER_ROW: tl.constexpr):  # fmt: skip
-    """(seed, offset, number in the noise) of a row."""
-    seed = tl.load(seed_ptr + row if SEED_PER_ROW else seed_ptr)
-    offset = tl.zeros((), tl.int64)
-    if offset_ptr is not None:
-        offset = tl.load(offset_ptr + row if OFFSET_PER_ROW else offset_ptr)
-    # A seed of its own identifies a request; else its row in the batch does.
-    return seed, offset, row * 0 if SEED_PER_ROW else row
-
-
-@triton.jit
 def temperatures(T):
     """(T, 1 / T) as kernels use them: 0 and 1 in greedy rows, NaN for what is no temperature."""
     # NaN makes every score of the row NaN, and the row invalid.

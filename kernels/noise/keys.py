@@ -8,15 +8,30 @@ LOWEST_KEY = tl.constexpr(-(2**63))
 
 
 @triton.jit
+def flipped(bits):
+    """Bits of fp32 numbers -> int32 in the order of these, and back: its own inverse."""
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def ordered(y):
+    """fp32 -> int32 in the same order; -0 as +0. Not for NaN."""
+    return flipped((y + 0.0).to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def value_of(order):
+    """The fp32 of `ordered`."""
+    return flipped(order).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def ordered_key(score, token):
     """Pack (score, token) into an int64 whose order is: larger score first, then lower token id.
 
     A NaN score must have been replaced by +inf before. token is a nonnegative int32.
     """
-    score += 0.0  # -0 equals +0
-    bits = score.to(tl.int32, bitcast=True)
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+    return (ordered(score).to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
 
 
 @triton.jit
@@ -32,7 +47,7 @@ def token_of_key(key):
 
     A row is invalid if its best score is +inf (a NaN or +inf logit) or -inf (no finite logit).
     """
-    ordered = (key >> 32).to(tl.int32)
+    order = (key >> 32).to(tl.int32)
     token = 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
-    finite = (ordered < 0x7F800000) & (ordered > -0x7F800001)
+    finite = (order < 0x7F800000) & (order > -0x7F800001)
     return tl.where(finite, token, -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.noise.contract import exponential, gumbel
 
-BLOCK = 4096
+CODES_AT_ONCE = 4096
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -25,13 +25,13 @@ def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
     """(Exp(1), Gumbel(0, 1)) of 32-bit codes, int64 [n], as the kernels compute them: fp32 [n]."""
     values = torch.empty(2, len(codes), dtype=torch.float32, device=codes.device)
     with launching_on(codes.device):
-        grid = (triton.cdiv(len(codes), BLOCK),)
+        grid = (triton.cdiv(len(codes), CODES_AT_ONCE),)
         _noise_map_kernel[grid](
             codes_ptr=codes,
             exponential_ptr=values[0],
             gumbel_ptr=values[1],
             n=len(codes),
-            BLOCK=BLOCK,
+            BLOCK=CODES_AT_ONCE,
             num_warps=4,
         )
     return values[0], values[1]

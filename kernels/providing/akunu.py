@@ -25,15 +25,8 @@ import triton.language as tl
 
 from fsbench.kernels.noise.arithmetic import LOG2_E, halves, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.noise.keys import LOWEST_KEY
-from fsbench.kernels.truncated.cutoff import (
-    GATHERED,
-    LOWEST,
-    first_key,
-    of_row,
-    ordered,
-    reached_by,
-)
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered
+from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row, reached_by
 from fsbench.kernels.truncated.gathered import append, draw_of_gathered
 
 SPAN = tl.constexpr(30.0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Launch
+from fsbench.provider import Capabilities, Launch
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
 AKUNU_ORDER = ("top_k", "top_p", "min_p", "temperature")
 """akunu's order of filters: they act at T = 1."""
+
+
+STORED_LOGITS = Capabilities(
+    noise="token",
+    zero_temperature=True,
+    host_sync_free=True,
+    batch_invariant=True,
+    filters=FILTERS,
+    mixed_filters=True,
+)
+"""Of a draw from stored logits under filters, with noise of the contract."""
 
 
 def filters_of(problem: Problem, device: torch.device) -> dict[str, Any]:
@@ -60,6 +71,42 @@ def draw_of_stored(draw: Callable[..., Tensor]) -> Callable[[Problem, Tensor], L
         return launch
 
     return build
+
+
+def draw_rows(
+    kernel: Any,
+    logits: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    temperature: float,
+    scratch: Sequence[tuple[int, torch.dtype]],
+    *,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    **meta: Any,
+) -> Tensor:
+    """Draw a token per row of stored logits [B, V], contiguous, bf16, fp16 or fp32.
+
+    Args:
+        kernel: with a program for every row. scratch: width and dtype of what it needs of each row.
+        seed, offset: int64 [1]. temperature: >= 0; 0 is greedy.
+        top_k, top_p, min_p: numbers, or all three int32 and fp32 [B].
+
+    Returns:
+        int64 [B]; -1 for a row with a NaN or +inf logit or without a finite one.
+    """
+    import torch
+
+    B, V = logits.shape
+    tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
+    room = [torch.empty(B, width, dtype=dtype, device=logits.device) for width, dtype in scratch]
+    launch_rows(
+        kernel, B, logits.device,
+        logits, *room, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
+        PER_ROW=isinstance(top_k, torch.Tensor), **meta,
+    )  # fmt: skip
+    return tokens
 
 
 def launch_rows(kernel: Any, rows: int, device: torch.device, *arguments: Any, **meta: Any) -> None:

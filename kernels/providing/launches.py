@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Shard
+from fsbench.provider import Capabilities, Launch, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,6 +127,18 @@ class FlashSampling(WorkspaceLaunch):
             kernel=self._kernel,
             config=self._config,
         ).tokens
+
+
+def build_sharded(problem: Problem, shard: Shard, **options: Any) -> FlashSampling:
+    """See Provider: FlashSampling with these options, on a rank's rows."""
+    return FlashSampling(problem, vocab_shard(shard), **options)
+
+
+def matmul_form(problem: Problem, weight: Tensor, noise: str = "group") -> Launch:
+    """See Provider."""
+    from fsbench.kernels.providing.matmul_form import build_matmul_form
+
+    return build_matmul_form(problem, weight, noise)
 
 
 class MergedLater(WorkspaceLaunch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -51,8 +53,11 @@ def screened_sample(
             with both exact, at the price of the full kernel.
         configs: tile shapes of the two launches; by default those in use for B and this GPU.
 
-    Two launches, which the host does not wait for, and nothing to clear
-    between calls. As flash_sample it has a workspace of each stream, and may be captured in a CUDA
+    Returns:
+        Screened: the fields of Sample, and how many tokens of each row were computed exactly.
+
+    Two launches, which the host does not wait for, and nothing to clear between calls. As
+    flash_sample it has a workspace of each stream, and may be captured in a CUDA
     graph after one launch outside. On CPU tensors it runs in torch, or under TRITON_INTERPRET=1 the
     kernels (but not in bf16).
 
@@ -62,39 +67,25 @@ def screened_sample(
         CaptureError: as flash_sample.
     """
     check_copy(head)
-    request = checked_request(
-        hidden,
-        head.weight,
-        seed=seed,
-        offset=offset,
-        temperature=temperature,
-        soft_cap=soft_cap,
-        bias=bias,
-        mask=mask,
-        vocab_size=vocab_size,
-        num_samples=num_samples,
-        noise="token",
-    )
     configs = check_screen_configs(configs)
     check_flag("return_logprob", return_logprob)
     check_flag("return_logz", return_logz)
-    if request.num_samples > 1 or return_logprob or return_logz:
-        full = flash_sample(
-            hidden,
-            head.weight,
-            temperature=temperature,
-            bias=bias,
-            mask=mask,
-            seed=seed,
-            offset=offset,
-            num_samples=num_samples,
-            soft_cap=soft_cap,
-            vocab_size=vocab_size,
-            return_logprob=return_logprob,
-            return_logz=return_logz,
-            noise="token",
-        )
-        return Screened(*full)
+    arguments: dict[str, Any] = {
+        "temperature": temperature,
+        "bias": bias,
+        "mask": mask,
+        "seed": seed,
+        "offset": offset,
+        "num_samples": num_samples,
+        "soft_cap": soft_cap,
+        "vocab_size": vocab_size,
+        "noise": "token",
+    }
+    one = isinstance(num_samples, int) and num_samples == 1
+    if not one or return_logprob or return_logz:
+        asked = {"return_logprob": return_logprob, "return_logz": return_logz}
+        return Screened(*flash_sample(hidden, head.weight, **arguments, **asked))
+    request = checked_request(hidden, head.weight, **arguments)
     B, device = hidden.shape[0], hidden.device
     out = Screened(
         torch.empty(B, dtype=torch.int64, device=device),

@@ -18,12 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.kernels.screened.head import LARGEST_ENTRY, ScreenedHead
+from fsbench.kernels.screened.head import LARGEST_ENTRY, SMALLEST_MAXIMUM, ScreenedHead
 
 LARGEST_STEPS = 32_512
 """256 * 127: hidden is rounded to 16 bits, of which the high byte must not exceed 127."""
-SMALLEST_MAXIMUM = 2.0**-90
-"""Rows of hidden below it are not rounded but all error, as in screened.head."""
 LARGEST_TEMPERATURE = 2.0**100
 """Rows with a higher one are computed in full: their scores might overflow."""
 INFLATION = 1 + 2.0**-18

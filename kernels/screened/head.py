@@ -20,7 +20,7 @@ from fsbench.kernels.screened.sizes import LARGEST_CODE, LARGEST_D, extra_bytes
 LARGEST_ENTRY = 2.0**50
 """Rows with larger or undefined entries are not screened: a logit of two such could overflow."""
 SMALLEST_MAXIMUM = 2.0**-90
-"""Rows below it have codes of 0 and are all residual: no product of scales can underflow."""
+"""Rows below it, of hidden too, have codes of 0 and are all error: no product can underflow."""
 _SMALLEST_RESIDUAL = 2.0**-110
 
 

@@ -12,13 +12,13 @@ import torch
 import triton
 
 from fsbench.kernels.call.operands import (
-    Processing,
     greedy,
     matrix_operand,
     per_row,
     processing,
     vocab_programs,
 )
+from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.call.workspace import workspace
@@ -72,47 +72,86 @@ def launch(
         torch.empty(programs_v, B, config.slots, config.room, 2, **integers),
         torch.empty(2, B, config.row_room, **integers),
     )
-    by_tma = tma_possible(hidden) and tma_possible(weight)
     processed = processing(request)
-    options: dict[str, Any] = {
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    of_both: dict[str, Any] = {
+        "hidden_ptr": hidden,
+        "seed_ptr": request.seed,
+        "offset_ptr": request.offset,
+        "temperature": request.temperature,
+        "counters_ptr": scratch.counters,
+        "lower_ptr": scratch.lower,
+        "listed_ptr": scratch.listed,
+        "list_ptr": scratch.lists,
+        "found_ptr": out.found,
+        "B": B,
+        "V": request.vocab_size,
+        "D": D,
         "NOISE": "none" if greedy(request) else "token",
         **per_row(request),
         "LIST": config.row_room,
+        "EARLY": resolving.early and modern,
     }
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
-    early = {"EARLY": resolving.early and modern}
+    of_screens: dict[str, Any] = {
+        "codes_ptr": scratch.codes,
+        "copy_ptr": head.codes,
+        "scale_ptr": head.scale,
+        "residual_ptr": head.residual,
+        "norm_ptr": head.norm,
+        "numbers_ptr": scratch.numbers,
+        "records_ptr": scratch.records,
+        **rounding_numbers(D),
+        "ROOM": config.room,
+        "ROUNDED_AT_ONCE": rounded_columns(D),
+        "AHEAD": config.ahead,
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
+    }
+    of_logits: dict[str, Any] = {
+        "soft_cap": request.soft_cap,
+        "bias_ptr": processed.bias,
+        "row_bias_ptr": processed.row_bias,
+        "mask_ptr": processed.mask,
+        "mask_words": processed.mask_words,
+    }
     grid = (blocks_b * programs_v,)
     with launching_on(device):
         if isinstance(config, HopperScreenConfig):
-            hopper.launch.screen(grid, request, head, config, scratch, out, options | early)
+            hopper.launch.screen(grid, B, head, config, scratch, of_both | of_screens)
         else:
-            more = {**early, "NVIDIA": nvidia}
-            _screen(grid, request, head, config, scratch, out, processed, options | more)
-        resolve_kernel[(multiprocessors(device) * resolving.ctas_per_sm,)](
+            by_tma = tma_possible(head.codes)
+            launch_kernel(
+                screen_kernel,
+                device,
+                grid,
+                codes=matrix_operand(scratch.codes, 2 * config.block_b, config.block_d, by_tma),
+                copy=matrix_operand(head.codes, config.block_v, config.block_d, by_tma),
+                DEPTH=config.depth,
+                BLOCK_B=config.block_b,
+                SLICE=config.slice,
+                V_ON_M=config.v_on_m,
+                USE_TMA=by_tma,
+                FLATTEN=config.flatten,
+                NVIDIA=nvidia,
+                FENCED=modern,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+                **of_both,
+                **of_screens,
+                **of_logits,
+            )
+        by_tma = tma_possible(hidden) and tma_possible(weight)
+        launch_kernel(
+            resolve_kernel,
+            device,
+            (multiprocessors(device) * resolving.ctas_per_sm,),
             hidden=matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
             weight=matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
-            hidden_ptr=hidden,
             weight_ptr=weight,
-            seed_ptr=request.seed,
-            offset_ptr=request.offset,
-            temperature=request.temperature,
-            soft_cap=request.soft_cap,
-            bias_ptr=processed.bias,
-            row_bias_ptr=processed.row_bias,
-            mask_ptr=processed.mask,
-            counters_ptr=scratch.counters,
-            lower_ptr=scratch.lower,
-            listed_ptr=scratch.listed,
-            list_ptr=scratch.lists,
             keys_ptr=work.keys,
-            found_ptr=out.found,
             tokens_ptr=out.tokens,
             valid_ptr=out.valid,
-            B=B,
-            V=request.vocab_size,
-            D=D,
-            mask_words=processed.mask_words,
             POWER_B=triton.next_power_of_2(B),
             AT_ONCE=resolving.at_once,
             BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
@@ -123,12 +162,12 @@ def launch(
             BLOCK_D=resolving.block_d,
             USE_TMA=by_tma,
             SLICE=resolving.block_v,
+            IN_BULK=modern and by_tma,
             num_warps=resolving.num_warps,
             num_stages=resolving.num_stages,
-            IN_BULK=modern and by_tma,
-            **({"launch_pdl": True} if early["EARLY"] else {}),
-            **options,
-            **early,
+            **({"launch_pdl": True} if of_both["EARLY"] else {}),
+            **of_both,
+            **of_logits,
         )
 
 
@@ -136,62 +175,3 @@ def _fits_hopper(request: Request, head: ScreenedHead) -> bool:
     """Whether the screen for Hopper can serve it: a plain request, on matrices that TMA loads."""
     plain = request.bias is None and request.mask is None and request.soft_cap is None
     return plain and tma_possible(head.codes)
-
-
-def _screen(
-    grid: tuple[int],
-    request: Request,
-    head: ScreenedHead,
-    config: ScreenConfig,
-    scratch: Scratch,
-    out: Screened,
-    processed: Processing,
-    options: dict[str, Any],
-) -> None:
-    """The portable screen."""
-    hidden = request.hidden
-    B, D = hidden.shape
-    by_tma = tma_possible(head.codes)
-    screen_kernel[grid](
-        hidden_ptr=hidden,
-        codes_ptr=scratch.codes,
-        codes=matrix_operand(scratch.codes, 2 * config.block_b, config.block_d, by_tma),
-        copy_ptr=head.codes,
-        copy=matrix_operand(head.codes, config.block_v, config.block_d, by_tma),
-        scale_ptr=head.scale,
-        residual_ptr=head.residual,
-        norm_ptr=head.norm,
-        numbers_ptr=scratch.numbers,
-        seed_ptr=request.seed,
-        offset_ptr=request.offset,
-        temperature=request.temperature,
-        soft_cap=request.soft_cap,
-        bias_ptr=processed.bias,
-        row_bias_ptr=processed.row_bias,
-        mask_ptr=processed.mask,
-        counters_ptr=scratch.counters,
-        lower_ptr=scratch.lower,
-        listed_ptr=scratch.listed,
-        records_ptr=scratch.records,
-        list_ptr=scratch.lists,
-        found_ptr=out.found,
-        B=B,
-        V=request.vocab_size,
-        D=D,
-        **rounding_numbers(D),
-        mask_words=processed.mask_words,
-        ROOM=config.room,
-        DEPTH=config.depth,
-        CHUNK=rounded_columns(D),
-        AHEAD=config.ahead,
-        BLOCK_B=config.block_b,
-        BLOCK_V=config.block_v,
-        BLOCK_D=config.block_d,
-        SLICE=config.slice,
-        V_ON_M=config.v_on_m,
-        USE_TMA=by_tma,
-        FLATTEN=config.flatten,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **options,
-    )

@@ -20,7 +20,7 @@ from fsbench.kernels.screened.records import (
     CAP_SLACK,
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
-    NOISE_SLACK,
+    ROUGH_SLACK,
     bound_key,
     bound_of_key,
     leave_records,
@@ -67,7 +67,7 @@ def screen_kernel(
     ROOM: tl.constexpr,
     LIST: tl.constexpr,
     DEPTH: tl.constexpr,
-    CHUNK: tl.constexpr,
+    ROUNDED_AT_ONCE: tl.constexpr,  # columns of hidden that are rounded at a time
     AHEAD: tl.constexpr,  # KiB of the copy that a program asks for before hidden is rounded
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -78,17 +78,19 @@ def screen_kernel(
     FLATTEN: tl.constexpr,
     EARLY: tl.constexpr,  # the second launch may begin, and wait
     NVIDIA: tl.constexpr,  # else plain Triton: the interpreter
+    FENCED: tl.constexpr,  # see screened.rounding
 ):
     if EARLY:
         gdc_launch_dependents()
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     if USE_TMA and NVIDIA:
         _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
+    cols = tl.arange(0, ROUNDED_AT_ONCE)
     round_claimed_rows(
-        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, tl.arange(0, CHUNK), B, D,
-        gamma, norm_inflation, root, NVIDIA,
+        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
+        norm_inflation, root, FENCED,
     )  # fmt: skip
-    wait_for_rows(counters_ptr, B, NVIDIA)
+    wait_for_rows(counters_ptr, B, FENCED)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
     idle = rows >= B
     seed, row, offset, T, _ = settings(
@@ -105,7 +107,7 @@ def screen_kernel(
     reach = tl.load(numbers_ptr + B + rows, mask=~idle, other=0.0)[:, None]
     spread = tl.load(numbers_ptr + 2 * B + rows, mask=~idle, other=0.0)[:, None]
     sane = T <= LARGEST_TEMPERATURE  # False for NaN
-    extra = tl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
+    extra = tl.where(sane, T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
     T = tl.where(sane, T, 0.0)
     if soft_cap is not None:
         extra += soft_cap * CAP_SLACK
@@ -116,7 +118,8 @@ def screen_kernel(
     limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
     slot = tl.arange(0, SLOTS)[None, :]
     mine = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
-    vectors = (scale_ptr, residual_ptr, norm_ptr, bias_ptr)
+    # What is absent is an empty tuple, as None cannot be in one.
+    vectors = (scale_ptr, residual_ptr, norm_ptr, () if bias_ptr is None else (bias_ptr,))
     for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
         v0 = tile_v * BLOCK_V
         words = None
@@ -136,7 +139,7 @@ def screen_kernel(
         if v0 + BLOCK_V > V:
             z = tl.where((v0 + tl.arange(0, BLOCK_V) < V)[None, :], z, float("-inf"))
         limit, count = leave_records(
-            z, words, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
+            z, words, v0, vectors, rows, (row, seed, offset), (T, extra, reach, spread), soft_cap,
             row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
         best = tl.max(limit, axis=1)

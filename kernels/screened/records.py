@@ -10,12 +10,13 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.device.epilogue import capped, masked
-from fsbench.kernels.noise.arithmetic import halves, nan_max
-from fsbench.kernels.noise.words import random_words, split_words
+from fsbench.kernels.noise.arithmetic import nan_max, pieces
+from fsbench.kernels.noise.keys import flipped, ordered
+from fsbench.kernels.noise.words import first_of_word, random_words, split_words
 from fsbench.kernels.screened import bounds as in_torch
 
 LARGEST_TEMPERATURE = tl.constexpr(in_torch.LARGEST_TEMPERATURE)
-NOISE_SLACK = tl.constexpr(in_torch.ROUGH_NOISE_SLACK * in_torch.INFLATION)
+ROUGH_SLACK = tl.constexpr(in_torch.ROUGH_NOISE_SLACK * in_torch.INFLATION)
 BIAS_SLACK = tl.constexpr(in_torch.BIAS_SLACK)
 CAP_SLACK = tl.constexpr(in_torch.CAP_SLACK)
 ABSOLUTE_SLACK = tl.constexpr(in_torch.ABSOLUTE_SLACK)
@@ -27,18 +28,17 @@ LN_2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def bound_key(x):
     """fp32 -> int64 of the same order, above the lowest one; no NaN."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) << 32
+    return ordered(x).to(tl.int64) << 32
 
 
 @triton.jit
 def bound_of_key(key):
     """The inverse of bound_key; LOWEST_BOUND for a key at rest."""
-    ordered = (key >> 32).to(tl.int32)
-    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    order = (key >> 32).to(tl.int32)
+    bits = flipped(order)
     # A key at rest has bits that are no number.
-    x = tl.where(ordered == -(2**31), 0, bits).to(tl.float32, bitcast=True)
-    return tl.where(ordered == -(2**31), LOWEST_BOUND, x)
+    x = tl.where(order == -(2**31), 0, bits).to(tl.float32, bitcast=True)
+    return tl.where(order == -(2**31), LOWEST_BOUND, x)
 
 
 @triton.jit
@@ -66,8 +66,7 @@ def _rough_log2(x, NVIDIA: tl.constexpr):
 
 
 @triton.jit
-def _ends(z, tokens, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V, extra,
-          reach, spread, soft_cap, temperature, noise):  # fmt: skip
+def _ends(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap, noise):
     """(lower, upper) of scores y + T g. See screened.bounds.score_bounds.
 
     NaN stands for a score without a bound, so that comparisons let it pass. Where a bias of -inf
@@ -76,8 +75,9 @@ def _ends(z, tokens, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, ro
     Args:
         z, noise: [R, W]; z is still to be multiplied by the tokens' scales. tokens: int32 [1, W].
         row_biases: pointers to bias[rows, 0], [R, 1], or None.
-        extra, reach, spread, temperature: [R, 1].
     """
+    scale_ptr, residual_ptr, norm_ptr, bias_ptr = vectors
+    temperature, extra, reach, spread = bounds
     inside = tokens < V
     y = z * tl.load(scale_ptr + tokens, mask=inside, other=1.0)
     residual = tl.load(residual_ptr + tokens, mask=inside, other=0.0)
@@ -85,8 +85,8 @@ def _ends(z, tokens, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, ro
     bound = residual * reach + (norm * spread + extra)
     if soft_cap is not None:
         y = capped(y, soft_cap)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    if len(bias_ptr) > 0:
+        bias = tl.load(bias_ptr[0] + tokens, mask=inside, other=float("-inf")).to(tl.float32)
         y += bias
         bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
     if row_biases is not None:
@@ -101,16 +101,19 @@ def _ends(z, tokens, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, ro
 
 
 @triton.jit
-def leave_records(z, words, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
-           row_bias_ptr, limit, count, mine, B, V, NOISE: tl.constexpr, ROOM: tl.constexpr,
-           NVIDIA: tl.constexpr):  # fmt: skip
+def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias_ptr, limit, count,
+                  mine, B, V, NOISE: tl.constexpr, ROOM: tl.constexpr,
+                  NVIDIA: tl.constexpr):  # fmt: skip
     """Leave records of the words of a tile [R, WIDTH] that may win.
 
     Word after word of every slot [R, W], W words side by side. A slot has a bound, a number and
     room for records of its own, so threads do not have to agree on anything.
 
     Args:
-        vectors: pointers (scale, residual, norm, bias or None).
+        words: of device.epilogue.allowed_words, or None.
+        vectors: pointers (scale, residual, norm, (bias,) or ()).
+        noise: (number in the noise, seed, offset) of the rows. bounds: (T, extra, reach, spread),
+            [R, 1] each.
         mine: int32 [R, W] pointers to the slots' records: (upper bound, word and lanes), one after
             the other.
         limit, count: [R, W]: the largest lower bound that the slot knows of, and the number of its
@@ -120,76 +123,69 @@ def leave_records(z, words, v0, vectors, rows, row, seed, offset, T, extra, reac
         (limit, count).
     """
     R: tl.constexpr = z.shape[0]
-    WIDTH: tl.constexpr = z.shape[1]
-    WORDS: tl.constexpr = count.shape[1]
-    if WIDTH > 4 * WORDS:
-        low, high = halves(z)
-        words_low = None
-        words_high = None
-        if words is not None:
-            words_low, words_high = halves(words)
-        limit, count = leave_records(
-            low, words_low, v0, vectors, rows, row, seed, offset, T, extra, reach, spread, soft_cap,
-            row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
-        )  # fmt: skip
-        return leave_records(
-            high, words_high, v0 + WIDTH // 2, vectors, rows, row, seed, offset, T, extra, reach,
-            spread, soft_cap, row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
-        )  # fmt: skip
-    else:
-        scale_ptr, residual_ptr, norm_ptr, bias_ptr = vectors
-        word = tl.arange(0, WORDS)
-        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
-        z0, z1, z2, z3 = split_words(z)
-        row_biases = None
-        if row_bias_ptr is not None:
-            row_biases = row_bias_ptr + rows.to(tl.int64)[:, None] * V
+    SLICE: tl.constexpr = 4 * count.shape[1]
+    slices = pieces(z, SLICE)
+    row_biases = None
+    if row_bias_ptr is not None:
+        row_biases = row_bias_ptr + rows.to(tl.int64)[:, None] * V
+    for i in tl.static_range(len(slices)):
+        word = tl.arange(0, count.shape[1])
+        z_of_lanes = split_words(slices[i])
         allowed = tl.where((rows < B)[:, None], 15, 0)
         if words is not None:
-            m0, m1, m2, m3 = split_words(masked(tl.zeros((R, WIDTH), tl.float32), words))
+            of_slice = pieces(words, SLICE // 32)[i]
+            m0, m1, m2, m3 = split_words(masked(tl.zeros((R, SLICE), tl.float32), of_slice))
             allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
-        g0 = 0.0
-        g1 = 0.0
-        g2 = 0.0
-        g3 = 0.0
-        if NOISE == "token":
-            # Always 0; ties the noise to the layout of z, and makes a word wait for the one
-            # before, as in noise.contract.candidates. A bound is never NaN.
-            zero = ((z0 < float("-inf")) | (limit != limit)).to(tl.int32)
-            r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, 0, zero)
-            g0 = rough_gumbel(r0, NVIDIA)
-            g1 = rough_gumbel(r1, NVIDIA)
-            g2 = rough_gumbel(r2, NVIDIA)
-            g3 = rough_gumbel(r3, NVIDIA)
-        l0, u0 = _ends(
-            z0, first, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
-            extra, reach, spread, soft_cap, T, g0,
+        upper, limit = bounds_of_words(
+            z_of_lanes, None if words is None else allowed, v0 + i * SLICE, vectors, row_biases,
+            rows, noise, bounds, soft_cap, word, limit, B, V, NOISE, NVIDIA,
         )  # fmt: skip
-        l1, u1 = _ends(
-            z1, first + 1, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
-            extra, reach, spread, soft_cap, T, g1,
-        )  # fmt: skip
-        l2, u2 = _ends(
-            z2, first + 8, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
-            extra, reach, spread, soft_cap, T, g2,
-        )  # fmt: skip
-        l3, u3 = _ends(
-            z3, first + 9, scale_ptr, residual_ptr, norm_ptr, bias_ptr, row_biases, rows, B, V,
-            extra, reach, spread, soft_cap, T, g3,
-        )  # fmt: skip
-        if words is not None:
-            l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
-            l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))
-            l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
-            l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
-        limit = larger(limit, larger(larger(l0, l1), larger(l2, l3)))
-        lanes = allowed & reaching(u0, u1, u2, u3, limit)
-        upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
-        record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
+        lanes = allowed & reaching(upper, limit)
+        largest, record = record_of(upper, v0 + i * SLICE, word, lanes)
         fits = (lanes != 0) & (count < ROOM)
-        store_record(mine + 2 * count, upper, record, fits, NVIDIA)
+        store_record(mine + 2 * count, largest, record, fits, NVIDIA)
         count += (lanes != 0).to(tl.int32)
-        return limit, count
+    return limit, count
+
+
+@triton.jit
+def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, soft_cap, word,
+                    limit, B, V, NOISE: tl.constexpr, NVIDIA: tl.constexpr):  # fmt: skip
+    """(upper bounds by lane, limit) of a word of every slot, [R, W] each.
+
+    Args:
+        z: four tensors [R, W], by lane. word: int32 [W], 0 .. W - 1.
+        allowed: int32 [R, W], the lanes whose tokens may win, as bits; or None for all of them.
+            What is not allowed has no part in the limit.
+        others: as in leave_records.
+    """
+    row, seed, offset = noise
+    first = first_of_word(v0, word)[None, :]
+    gumbels = (0.0, 0.0, 0.0, 0.0)
+    if NOISE == "token":
+        # Always 0; ties the noise to the layout of z, and makes a word wait for the one before, as
+        # in noise.contract.candidates. A bound is never NaN.
+        zero = ((z[0] < float("-inf")) | (limit != limit)).to(tl.int32)
+        bits = random_words(v0, word, row, seed, offset, 0, zero)
+        gumbels = ()
+        for lane in tl.static_range(4):
+            gumbels = gumbels + (rough_gumbel(bits[lane], NVIDIA),)  # noqa: RUF005
+    lower = ()
+    upper = ()
+    for lane in tl.static_range(4):
+        least, most = _ends(
+            z[lane], first + (lane % 2 + lane // 2 * 8), vectors, row_biases, rows, B, V, bounds,
+            soft_cap, gumbels[lane],
+        )  # fmt: skip
+        lower = lower + (least,)  # noqa: RUF005
+        upper = upper + (most,)  # noqa: RUF005
+    l0, l1, l2, l3 = lower
+    if allowed is not None:
+        l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
+        l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))
+        l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
+        l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
+    return upper, larger(limit, larger(larger(l0, l1), larger(l2, l3)))
 
 
 @triton.jit
@@ -199,8 +195,9 @@ def larger(a, b):
 
 
 @triton.jit
-def reaching(u0, u1, u2, u3, least):
-    """Bit i is set where u_i is not below least."""
+def reaching(upper, least):
+    """Bit i is set where upper[i] is not below least."""
+    u0, u1, u2, u3 = upper
     return _bits((u0 < least) == 0, (u1 < least) == 0, (u2 < least) == 0, (u3 < least) == 0)
 
 
@@ -208,6 +205,13 @@ def reaching(u0, u1, u2, u3, least):
 def _bits(b0, b1, b2, b3):
     low = b0.to(tl.int32) | (b1.to(tl.int32) << 1)
     return low | (b2.to(tl.int32) << 2) | (b3.to(tl.int32) << 3)
+
+
+@triton.jit
+def record_of(upper, v0, word, lanes):
+    """(largest upper bound, number of the word above its lanes that may win, as four bits)."""
+    largest = nan_max(nan_max(upper[0], upper[1]), nan_max(upper[2], upper[3]))
+    return largest, (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
 
 
 @triton.jit
@@ -289,17 +293,34 @@ def list_what_is_left(rows, there, count, records, lower_ptr, listed_ptr, list_p
         known = there[:, None] & (i < tl.minimum(filled, ROOM))
         upper = tl.load(at, mask=known, other=0)
         record = tl.load(at + 1, mask=known, other=0)
-        below = upper.to(tl.float32, bitcast=True) < limit
-        lanes = tl.where(known & (below == 0), lanes_inside(record, inside, V), 0)
-        tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
+        lanes, tokens = lanes_left(upper, record, known, limit, inside, V)
         number = tl.sum(tokens, axis=1)
         before = tl.atomic_add(listed_ptr + rows, number, mask=there & (number > 0), sem="relaxed")
         to = before[:, None] + tl.cumsum(tokens, axis=1) - tokens
-        word = record >> 4
-        token = (word >> 2) * 16 + (word & 3) * 2
-        for lane in tl.static_range(4):
-            fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
-            tl.store(out + to, upper, mask=fits)
-            tl.store(out + to + B.to(tl.int64) * LIST,
-                     token + (lane & 1) + (lane >> 1) * 8, mask=fits)  # fmt: skip
-            to += (lanes >> lane) & 1
+        list_tokens(out, to, upper, record, lanes, B, LIST)
+
+
+@triton.jit
+def lanes_left(upper, record, known, limit, inside, V):
+    """(which lanes of records still reach the bound, as bits; how many these are).
+
+    known: which records there are. limit: the bound. inside: of lanes_below.
+    """
+    below = upper.to(tl.float32, bitcast=True) < limit
+    lanes = tl.where(known & (below == 0), lanes_inside(record, inside, V), 0)
+    return lanes, (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
+
+
+@triton.jit
+def list_tokens(out, to, upper, record, lanes, B, LIST: tl.constexpr):
+    """Put the tokens of records on the lists of their rows, from place `to` on.
+
+    out: pointers to the rows' lists [2, B, LIST]. What is beyond LIST is left out.
+    """
+    token = first_of_word(0, record >> 4)
+    for lane in tl.static_range(4):
+        fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
+        tl.store(out + to, upper, mask=fits)
+        of_lane = token + (lane & 1) + (lane >> 1) * 8
+        tl.store(out + to + B.to(tl.int64) * LIST, of_lane, mask=fits)
+        to += (lanes >> lane) & 1

@@ -10,11 +10,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from fsbench.kernels.device.epilogue import allowed_words, best_of_tile, capped, processed
+from fsbench.kernels.device.epilogue import (
+    allowed_words,
+    best_of_tile,
+    capped,
+    processed,
+    shared_bias,
+)
 from fsbench.kernels.device.mainloop import ROTATION, first_column, tile_logits
-from fsbench.kernels.device.rows import settings
-from fsbench.kernels.noise.contract import gumbel, noise_of_row, temperatures
+from fsbench.kernels.device.rows import noise_of_rows, settings
+from fsbench.kernels.noise.contract import gumbel, temperatures
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
+from fsbench.kernels.noise.words import bits_of_tokens
 from fsbench.kernels.screened.records import bound_of_key
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
 
@@ -66,6 +73,51 @@ def resolve_kernel(
         gdc_wait()  # for all that the screen has written
     every = tl.arange(0, POWER_B)
     number = tl.load(listed_ptr + every, mask=every < B, other=0)
+    _resolve_lists(
+        number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
+        bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D, NOISE,
+        SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN,
+        IN_BULK,
+    )  # fmt: skip
+    if tl.max(number, 0) > LIST:
+        _draw_in_full(
+            hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr, row_bias_ptr,
+            mask_ptr, listed_ptr, keys_ptr, found_ptr, B, V, D, mask_words, NOISE, SEED_PER_ROW,
+            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, BLOCK_B, BLOCK_V, BLOCK_D, USE_TMA, SLICE,
+        )  # fmt: skip
+    tl.debug_barrier()
+    if tl.atomic_add(counters_ptr + ARRIVED, 1) == tl.num_programs(0) - 1:
+        _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr, B)
+
+
+@triton.jit
+def _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr, B):
+    """The last program: write the tokens, and put back to rest what the next call needs."""
+    # The lowest bound is that of a key at rest.
+    for first in range(0, B, 128):
+        rows = first + tl.arange(0, 128)
+        there = rows < B
+        token = token_of_key(take_keys(keys_ptr, rows, there))
+        tl.store(tokens_ptr + rows, token.to(tl.int64), mask=there)
+        tl.store(valid_ptr + rows, token >= 0, mask=there)
+        tl.store(lower_ptr + rows, tl.full((128,), LOWEST_KEY, tl.int64), mask=there)
+        tl.store(listed_ptr + rows, 0, mask=there)
+    tl.store(counters_ptr + CLAIMED, 0)
+    tl.store(counters_ptr + ROUNDED, 0)
+    tl.store(counters_ptr + ARRIVED, 0)
+
+
+@triton.jit
+def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature,
+                   soft_cap, bias_ptr, row_bias_ptr, lower_ptr, list_ptr, keys_ptr, found_ptr, B,
+                   V, D, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
+                   OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr,
+                   LIST: tl.constexpr, AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr,
+                   STEP: tl.constexpr, EVEN: tl.constexpr, IN_BULK: tl.constexpr):  # fmt: skip
+    """This program's parts of the lists: exact scores of single tokens.
+
+    number: of tokens on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1.
+    """
     # A row whose list is too short has no part of this.
     tokens = tl.where(number > LIST, 0, number)
     # Few tokens are spread over all programs; with many, half of the programs have a part.
@@ -82,33 +134,6 @@ def resolve_kernel(
             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN,
             IN_BULK,
         )  # fmt: skip
-
-    if tl.max(number, 0) > LIST:
-        for block in range(0, tl.cdiv(B, BLOCK_B)):
-            rows = block * BLOCK_B + tl.arange(0, BLOCK_B)
-            listed = tl.load(listed_ptr + rows, mask=rows < B, other=0)
-            if tl.max(listed, 0) > LIST:
-                _whole_rows(
-                    hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
-                    row_bias_ptr, mask_ptr, keys_ptr, found_ptr, block * BLOCK_B, rows,
-                    listed > LIST, B, V, D, mask_words, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
-                    TEMPERATURE_PER_ROW, BLOCK_B, BLOCK_V, BLOCK_D, USE_TMA, SLICE,
-                )  # fmt: skip
-
-    tl.debug_barrier()
-    if tl.atomic_add(counters_ptr + ARRIVED, 1) == tl.num_programs(0) - 1:
-        # The lowest bound is that of a key at rest.
-        for first in range(0, B, 128):
-            rows = first + tl.arange(0, 128)
-            there = rows < B
-            token = token_of_key(take_keys(keys_ptr, rows, there))
-            tl.store(tokens_ptr + rows, token.to(tl.int64), mask=there)
-            tl.store(valid_ptr + rows, token >= 0, mask=there)
-            tl.store(lower_ptr + rows, tl.full((128,), LOWEST_KEY, tl.int64), mask=there)
-            tl.store(listed_ptr + rows, 0, mask=there)
-        tl.store(counters_ptr + CLAIMED, 0)
-        tl.store(counters_ptr + ROUNDED, 0)
-        tl.store(counters_ptr + ARRIVED, 0)
 
 
 @triton.jit
@@ -138,13 +163,15 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
     if row_bias_ptr is not None:
         y += tl.load(row_bias_ptr + b.to(tl.int64) * V + token).to(tl.float32)
     if NOISE == "token":
-        seed, offset, row = noise_of_row(seed_ptr, offset_ptr, b, SEED_PER_ROW, OFFSET_PER_ROW)
+        seed, offset, row = noise_of_rows(
+            seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
+        )
         if TEMPERATURE_PER_ROW:
             T = tl.load(temperature + b)
         else:
             T = tl.full((), temperature, tl.float32)
         T, _ = temperatures(T)
-        y += T * gumbel(_word(token, row, seed, offset, 0))
+        y += T * gumbel(bits_of_tokens(token, row, seed, offset))
     score = tl.where(y == y, y, float("inf"))
     key = tl.where(there, ordered_key(score, token), LOWEST_KEY)
     # Whoever arrives last sees both: arriving releases what all of a program has done.
@@ -209,14 +236,23 @@ def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.conste
 
 
 @triton.jit
-def _word(token, row, seed, offset, sample):
-    """The 32 random bits of each token."""
-    zero = token * 0
-    word = (token >> 4) * 4 + ((token >> 1) & 3)
-    r0, r1, r2, r3 = tl.philox(seed, word, row + zero, offset.to(tl.int32) + zero, zero + sample)
-    even = tl.where((token & 8) != 0, r2, r0)
-    odd = tl.where((token & 8) != 0, r3, r1)
-    return tl.where((token & 1) != 0, odd, even)
+def _draw_in_full(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
+                  row_bias_ptr, mask_ptr, listed_ptr, keys_ptr, found_ptr, B, V, D, mask_words,
+                  NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
+                  TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr, BLOCK_B: tl.constexpr,
+                  BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, USE_TMA: tl.constexpr,
+                  SLICE: tl.constexpr):  # fmt: skip
+    """The blocks of rows with one whose list is too short: all programs share their tokens."""
+    for block in range(0, tl.cdiv(B, BLOCK_B)):
+        rows = block * BLOCK_B + tl.arange(0, BLOCK_B)
+        listed = tl.load(listed_ptr + rows, mask=rows < B, other=0)
+        if tl.max(listed, 0) > LIST:
+            _whole_rows(
+                hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
+                row_bias_ptr, mask_ptr, keys_ptr, found_ptr, block * BLOCK_B, rows, listed > LIST,
+                B, V, D, mask_words, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW,
+                BLOCK_B, BLOCK_V, BLOCK_D, USE_TMA, SLICE,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -246,8 +282,7 @@ def _whole_rows(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bia
             words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
         bias = None
         if bias_ptr is not None:
-            offs_v = v0 + tl.arange(0, BLOCK_V)
-            bias = tl.load(bias_ptr + offs_v, mask=offs_v < V, other=0.0).to(tl.float32)
+            bias = shared_bias(bias_ptr, v0, V, BLOCK_V)
         logits = tile_logits(
             hidden, weight, b0, v0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, True, USE_TMA
         )

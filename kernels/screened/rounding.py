@@ -11,10 +11,11 @@ import triton.language as tl
 from fsbench.kernels.noise.arithmetic import nan_max
 from fsbench.kernels.screened import bounds as in_torch
 from fsbench.kernels.screened.head import LARGEST_ENTRY as _LARGEST_ENTRY
+from fsbench.kernels.screened.head import SMALLEST_MAXIMUM as _SMALLEST_MAXIMUM
 
 LARGEST_ENTRY = tl.constexpr(_LARGEST_ENTRY)
 LARGEST_STEPS = tl.constexpr(float(in_torch.LARGEST_STEPS))
-SMALLEST_MAXIMUM = tl.constexpr(in_torch.SMALLEST_MAXIMUM)
+SMALLEST_MAXIMUM = tl.constexpr(_SMALLEST_MAXIMUM)
 INFLATION = tl.constexpr(in_torch.INFLATION)
 ROUNDING = tl.constexpr(in_torch.ROUNDING)
 ROW_NUMBERS = tl.constexpr(3)
@@ -47,11 +48,11 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_in
         norm_inflation: 1 + (D + 4) 2^-24. root: sqrt(D).
         cols: 0, 1, ... of as many columns as are taken at a time.
     """
-    CHUNK: tl.constexpr = cols.shape[0]
+    AT_ONCE: tl.constexpr = cols.shape[0]
     row = hidden_ptr + b.to(tl.int64) * D
     nothing = (cols * 0).to(tl.float32)
     largest = nothing
-    for d in range(0, D, CHUNK):
+    for d in range(0, D, AT_ONCE):
         h = tl.load(row + d + cols, mask=d + cols < D, other=0.0).to(tl.float32)
         largest = nan_max(largest, tl.abs(h))
     top = tl.reduce(largest, 0, nan_max)
@@ -63,7 +64,7 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_in
     errors = nothing
     high_row = codes_ptr + code_row(b, 0).to(tl.int64) * D
     low_row = codes_ptr + code_row(b, 1).to(tl.int64) * D
-    for d in range(0, D, CHUNK):
+    for d in range(0, D, AT_ONCE):
         there = d + cols < D
         h = tl.load(row + d + cols, mask=there, other=0.0).to(tl.float32)
         x = tl.where(rounded, h, 0.0) * inverse
@@ -90,33 +91,36 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_in
 
 @triton.jit
 def round_claimed_rows(hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D,
-                       gamma, norm_inflation, root, NVIDIA: tl.constexpr):  # fmt: skip
-    """Round the rows that this program gets hold of; cols as in _round_row."""
+                       gamma, norm_inflation, root, FENCED: tl.constexpr):  # fmt: skip
+    """Round the rows that this program gets hold of; cols as in _round_row.
+
+    FENCED: TMA may read the codes: on NVIDIA GPUs of compute capability 9.0 and later.
+    """
     b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
     while b < B:
         _round_row(
             hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_inflation, root
         )  # fmt: skip
         tl.store(found_ptr + b, 0)
-        _fence_for_tma(b, NVIDIA)
+        _fence_for_tma(b, FENCED)
         tl.debug_barrier()
         tl.atomic_add(counters_ptr + ROUNDED, 1, sem="release")
         b = tl.atomic_add(counters_ptr + CLAIMED, 1, sem="relaxed")
 
 
 @triton.jit
-def wait_for_rows(counters_ptr, B, NVIDIA: tl.constexpr):
+def wait_for_rows(counters_ptr, B, FENCED: tl.constexpr):
     """Until all rows are rounded, by programs that run."""
     rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
     while rounded < B:
         rounded = tl.atomic_add(counters_ptr + ROUNDED, 0, sem="acquire")
-    _fence_for_tma(rounded, NVIDIA)
+    _fence_for_tma(rounded, FENCED)
 
 
 @triton.jit
-def _fence_for_tma(x, NVIDIA: tl.constexpr):
+def _fence_for_tma(x, FENCED: tl.constexpr):
     """TMA reads what was written before; x is any int32 scalar."""
-    if NVIDIA:
+    if FENCED:
         tl.inline_asm_elementwise(
             "fence.proxy.async.global; mov.b32 $0, $1;", "=r,r", [x], tl.int32, False, 1
         )

@@ -10,7 +10,7 @@ from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.noise.packed import unpack
 
-BLOCK = 128  # rows per program
+ROWS_AT_ONCE = 128  # rows per program
 
 
 @triton.jit(do_not_specialize=["B", "K"])
@@ -35,7 +35,7 @@ def merge_keys(keys: Tensor) -> Tensor:
         return unpack(keys.amax(0))
     tokens = keys.new_empty(B)
     with launching_on(keys.device):
-        _merge_keys_kernel[(triton.cdiv(B, BLOCK),)](
-            keys_ptr=keys, tokens_ptr=tokens, K=K, B=B, BLOCK=BLOCK
+        _merge_keys_kernel[(triton.cdiv(B, ROWS_AT_ONCE),)](
+            keys_ptr=keys, tokens_ptr=tokens, K=K, B=B, BLOCK=ROWS_AT_ONCE
         )
     return tokens

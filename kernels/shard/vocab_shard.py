@@ -25,7 +25,7 @@ if dist.is_available():  # some builds of torch are without it, and draw from wh
     import torch.distributed._symmetric_memory as symmetric
     from torch.distributed import ProcessGroup
 
-BLOCK = 256
+SHARD_UNIT = 256
 """Shards begin at multiples of it: the widest tile, so that a tile and the groups of its noise lie
 in one shard, and its logits are summed up in the order of one GPU."""
 _SLOTS = 4096
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 
 def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
-    """Where shards of these sizes begin, moved up to multiples of BLOCK; and the end of the last.
+    """Where shards of these sizes begin, moved up to multiples of SHARD_UNIT; and the last's end.
 
     Raises:
         InvalidArgument: a rank is left without a token, or the shards have too few.
@@ -59,12 +59,12 @@ def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
         raise InvalidArgument(
             f"vocab_size: expected at most {bounds[-1]}, the rows of all shards; got {vocab_size}"
         )
-    bounds = [min(vocab_size, -(-bound // BLOCK) * BLOCK) for bound in bounds]
+    bounds = [min(vocab_size, -(-bound // SHARD_UNIT) * SHARD_UNIT) for bound in bounds]
     for rank, (first, last) in enumerate(pairwise(bounds)):
         if first == last:
             raise InvalidArgument(
-                f"weight: expected shards that hold a block of {BLOCK} tokens each; rank {rank} "
-                f"of {len(sizes)} has none, with {sizes} rows for {vocab_size} tokens"
+                f"weight: expected shards that hold a block of {SHARD_UNIT} tokens each; rank "
+                f"{rank} of {len(sizes)} has none, with {sizes} rows for {vocab_size} tokens"
             )
     return bounds
 
@@ -80,7 +80,7 @@ class VocabShard:
         vocab_size: of the whole vocabulary, if padding rows follow the tokens.
         slots: rows times samples that one call can draw, at most.
 
-    All ranks construct it together. Shards are used from a multiple of BLOCK tokens to the next:
+    All ranks construct it together. Shards are used from a multiple of 256 tokens to the next:
     rows before the first one move to the rank before, whose shard is then copied, once. A split
     with bounds at such multiples (`even_blocks`) copies nothing.
 
@@ -159,15 +159,15 @@ def reachable(shard: VocabShard | None) -> bool:
 
 
 def even_blocks(V: int, ranks: int) -> list[int]:
-    """Bounds of a split of V tokens at multiples of BLOCK, as even as can be; ranks + 1 of them.
+    """Bounds of a split of V tokens at multiples of 256, as even as can be; ranks + 1 of them.
 
     Raises:
         InvalidType, InvalidArgument: V or ranks is no integer, or below 1.
     """
     check_integer("V", V, 1, 2**31)
     check_integer("ranks", ranks, 1, 2**31)
-    blocks = -(-V // BLOCK)
-    return [min(V, blocks * rank // ranks * BLOCK) for rank in range(ranks)] + [V]
+    blocks = -(-V // SHARD_UNIT)
+    return [min(V, blocks * rank // ranks * SHARD_UNIT) for rank in range(ranks)] + [V]
 
 
 def _rows_of_blocks(

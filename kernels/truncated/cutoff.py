@@ -10,7 +10,7 @@ few keys each is compared with all instead.
 import triton
 import triton.language as tl
 
-from fsbench.kernels.noise.keys import ordered_key
+from fsbench.kernels.noise.keys import ordered, ordered_key, value_of
 
 LOWEST = tl.constexpr(-2139095040)
 """`ordered` of the lowest finite fp32."""
@@ -47,19 +47,6 @@ def of_row(value, row, DTYPE: tl.constexpr, PER_ROW: tl.constexpr):
         return tl.load(value + row).to(DTYPE)
     else:
         return tl.full((), value, DTYPE)
-
-
-@triton.jit
-def ordered(y):
-    """fp32 -> int32 in the same order; -0 as +0. Not for NaN."""
-    bits = (y + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def value_of(order):
-    """The fp32 of `ordered`."""
-    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
 
 
 @triton.jit

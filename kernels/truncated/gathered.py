@@ -6,7 +6,7 @@ Up to RANKED are ranked, up to GATHERED searched in registers; with more it read
 import triton
 import triton.language as tl
 
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, token_of_key
 from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.truncated.cutoff import (
     FEW_RANKED,
@@ -18,7 +18,6 @@ from fsbench.kernels.truncated.cutoff import (
     cut_of_row,
     first_key,
     load_keys,
-    ordered,
     packed_weights,
     unpacked,
 )
@@ -27,7 +26,7 @@ from fsbench.kernels.truncated.race import RUN, load_runs, race, race_of_tokens
 SCANNED = tl.constexpr(2048)
 """Tokens that are read at once of a row with more of them."""
 
-CHUNK = tl.constexpr(128)
+RUNS_AT_ONCE = tl.constexpr(128)
 """Runs of such a row that race at once."""
 
 
@@ -64,10 +63,10 @@ def draw_of_gathered(logits_ptr, keys_ptr, n, low, drawn, k, p, by_p, least, val
             cut = tl.maximum(cut, least)
             winner = token_of_key(drawn)
             if (drawn < cut) | COUNT:
-                best = tl.full((CHUNK, RUN // 4), LOWEST_KEY, tl.int64)
-                many = tl.zeros((CHUNK, RUN // 4), tl.int32)
-                for chunk in tl.range(0, tl.cdiv(V, CHUNK * RUN)):
-                    logits, word = load_runs(logits_ptr, chunk, V, CHUNK)
+                best = tl.full((RUNS_AT_ONCE, RUN // 4), LOWEST_KEY, tl.int64)
+                many = tl.zeros((RUNS_AT_ONCE, RUN // 4), tl.int32)
+                for chunk in tl.range(0, tl.cdiv(V, RUNS_AT_ONCE * RUN)):
+                    logits, word = load_runs(logits_ptr, chunk, V, RUNS_AT_ONCE)
                     more, each = race(split_words(logits), word, cut, T, seed, offset, row)
                     best = tl.maximum(best, more)
                     if COUNT:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fsbench.kernels import fused
 from fsbench.kernels.call.operands import per_row
+from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.configs.gpu import launching_on
@@ -20,7 +21,7 @@ from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import Filters, amounts
 from fsbench.kernels.truncated.history import Penalties
-from fsbench.kernels.truncated.look import COUNTERS, GATHERED_K, GROUP, sampling_look_kernel
+from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
 
 SMALL_K = 448
@@ -50,7 +51,7 @@ def launch(
     fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
     stride = stored.logits.shape[1]
     few = chunk(filters.top_k)
-    found = torch.empty(B, COUNTERS.value + few, dtype=torch.int32, device=device)
+    found = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
     most = min(few * GROUP.value, GATHERED.value)
     keys = torch.empty(B, most, dtype=torch.int64, device=device)
     plan = numbers = None
@@ -61,7 +62,10 @@ def launch(
     # By the names of the kernel's arguments: numbers, or a number of each row.
     each = {**filters._asdict(), **amounts(penalties)}
     with launching_on(device):
-        sampling_look_kernel[(B,)](
+        launch_kernel(
+            sampling_look_kernel,
+            device,
+            (B,),
             logits_ptr=stored.logits,
             largest_ptr=stored.largest,
             found_ptr=found,
@@ -129,7 +133,10 @@ def _launch_rows(
         sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
         before = logits.new_empty(B, blocks)
         for turn in range(times):
-            kernels.sampling_sections_kernel[grid["sections"]](
+            launch_kernel(
+                kernels.sampling_sections_kernel,
+                logits.device,
+                grid["sections"],
                 **of_all,
                 sums_ptr=sums,
                 before_ptr=None if turn else before,
@@ -140,10 +147,20 @@ def _launch_rows(
             )
     if times >= 0:
         gathered = plan.new_empty(B, kernels.GATHERED.value)
-        kernels.sampling_cutoff_kernel[grid["cutoff"]](
-            **of_all, **of_draws, gathered_ptr=gathered, launch=times, **CUTOFF
+        launch_kernel(
+            kernels.sampling_cutoff_kernel,
+            logits.device,
+            grid["cutoff"],
+            **of_all,
+            **of_draws,
+            gathered_ptr=gathered,
+            launch=times,
+            **CUTOFF,
         )
-    kernels.sampling_race_kernel[grid["race"]](
+    launch_kernel(
+        kernels.sampling_race_kernel,
+        logits.device,
+        grid["race"],
         **of_all,
         **of_draws,
         largest_ptr=stored.largest,

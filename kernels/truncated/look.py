@@ -15,20 +15,13 @@ leaves a plan, and the kernels of truncated.rows do the row with many programs.
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.rows import noise_of_rows
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
-from fsbench.kernels.noise.contract import noise_of_row, temperatures
+from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.group import group_of_token, token_of_member
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key
-from fsbench.kernels.truncated.cutoff import (
-    GATHERED,
-    LOWEST,
-    first_key,
-    of_row,
-    ordered,
-    reached_by,
-    value_of,
-)
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, value_of
+from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row, reached_by
 from fsbench.kernels.truncated.gathered import draw_of_gathered
 from fsbench.kernels.truncated.plan import (
     BY_COUNT,
@@ -47,7 +40,7 @@ GROUP = tl.constexpr(32)
 GATHERED_K = tl.constexpr(2048)
 """Up to this k what reaches the kth largest maximum is gathered at once."""
 
-COUNTERS = tl.constexpr(32)
+HEADER = tl.constexpr(32)
 """Numbers before the groups that are found: two, and the rest of their line of 128 bytes."""
 
 SAMPLES = tl.constexpr(64)
@@ -58,7 +51,7 @@ SAMPLES = tl.constexpr(64)
 def sampling_look_kernel(
     logits_ptr,  # [B, stride] fp32; penalties are written back
     largest_ptr,  # [stride // 128, B, 4] fp32; likewise
-    found_ptr,  # [B, COUNTERS + CHUNK] int32, scratch: how many groups and tokens; the groups
+    found_ptr,  # [B, HEADER + CHUNK] int32, scratch: how many groups and tokens; the groups
     keys_ptr,  # [B, least of CHUNK * 32 and GATHERED] int64, scratch: tokens in them
     plan_ptr,  # [B, PLAN] int64, out (truncated.plan); or None: every row is done here
     numbers_ptr,  # [B, NUMBERS] fp32, out; or None
@@ -96,7 +89,7 @@ def sampling_look_kernel(
     B = tl.num_programs(0)
     groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
     logits_ptr += row.to(tl.int64) * stride
-    found_ptr += row * (COUNTERS + CHUNK)
+    found_ptr += row * (HEADER + CHUNK)
     keys_ptr += row.to(tl.int64) * min(CHUNK * GROUP, GATHERED)
     counter = tl.arange(0, 2)
     tl.store(found_ptr + counter, counter * 0)
@@ -109,7 +102,9 @@ def sampling_look_kernel(
             of_row(frequency, row, tl.float32, FREQUENCY_PER_ROW), V,
         )  # fmt: skip
 
-    seed, offset, number = noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW)
+    seed, offset, number = noise_of_rows(
+        seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
+    )
     T = of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW)
     T, inverse_temperature = temperatures(T)
     sharpness = inverse_temperature * LOG2_E
@@ -135,19 +130,8 @@ def sampling_look_kernel(
     by_p = sampled & (p < 1.0)
     p = tl.maximum(p, 0.0)
 
-    # Groups below `low` hold nothing that is kept.
     above_all = ordered(top) + 1
-    low = tl.full((), LOWEST, tl.int32)
-    if sampled & (least > 0.0):
-        threshold = top + T * log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
-        low = tl.maximum(low, ordered(threshold))
-    if k < groups:
-        if k < groups // 16:
-            # Few of so few are two in a block of 128 tokens, and blocks are fewer than groups.
-            blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
-            low = reached_by(blocks, k, low, above_all)
-        if tl.sum((order >= low).to(tl.int32)) > tl.minimum(2 * k, CHUNK):
-            low = reached_by(order, k, low, above_all)
+    low = _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK)
     here = True
     if plan_ptr is not None:
         # Neither needs a search: greedy decoding, and min-p or nothing.
@@ -156,16 +140,10 @@ def sampling_look_kernel(
         many = (stands == 0) & (tl.sum((order >= low).to(tl.int32)) > CHUNK)
         here = (stands | many) == 0
         if many:
-            mode = tl.where(by_p, BY_MASS, RACE)
-            few = (k < groups) & (k <= GATHERED_K)
-            mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), mode)
-            start = tl.maximum(value_of(low), _smallest_of_sample(logits_ptr, top, stride))
-            if mode == BY_MASS:
-                # What is below has less than half of the mass that top-p gives up.
-                span = log(1.0 - p) - log(2.0 * V.to(tl.float32))
-                start = tl.maximum(start, top + T * span)
-            store_plan(plan_ptr, numbers_ptr, row, mode, low, above_all, k, drawn, top, start,
-                       sharpness, tl.where(by_p, p, 2.0), T)  # fmt: skip
+            _leave_plan(
+                logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, drawn, top,
+                sharpness, T, groups, V, stride,
+            )  # fmt: skip
             if kept_ptr is not None:
                 tl.store(kept_ptr + row, 0)
         else:
@@ -184,6 +162,45 @@ def sampling_look_kernel(
 
 
 @triton.jit
+def _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK: tl.constexpr):
+    """`ordered`: groups whose largest logit is below it hold nothing that is kept.
+
+    order: `ordered` of the groups' largest logits, int32 [GROUPS].
+    """
+    GROUPS: tl.constexpr = order.shape[0]
+    low = tl.full((), LOWEST, tl.int32)
+    if sampled & (least > 0.0):
+        threshold = top + T * log(tl.minimum(tl.maximum(least, 1e-37), 1.0))
+        low = tl.maximum(low, ordered(threshold))
+    if k < groups:
+        if k < groups // 16:
+            # Few of so few are two in a block of 128 tokens, and blocks are fewer than groups.
+            blocks = tl.max(order.reshape(GROUPS // 4, 4), axis=1)
+            low = reached_by(blocks, k, low, above_all)
+        if tl.sum((order >= low).to(tl.int32)) > tl.minimum(2 * k, CHUNK):
+            low = reached_by(order, k, low, above_all)
+    return low
+
+
+@triton.jit
+def _leave_plan(logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, drawn, top,
+                sharpness, T, groups, V, stride):  # fmt: skip
+    """The plan of a row with too many groups for this program: see truncated.plan."""
+    mode = tl.where(by_p, BY_MASS, RACE)
+    few = (k < groups) & (k <= GATHERED_K)
+    mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), mode)
+    start = tl.maximum(value_of(low), _smallest_of_sample(logits_ptr, top, stride))
+    if mode == BY_MASS:
+        # What is below has less than half of the mass that top-p gives up.
+        span = log(1.0 - p) - log(2.0 * V.to(tl.float32))
+        start = tl.maximum(start, top + T * span)
+    store_plan(
+        plan_ptr, numbers_ptr, row, mode, low, above_all, k, drawn, top, start, sharpness,
+        tl.where(by_p, p, 2.0), T,
+    )  # fmt: skip
+
+
+@triton.jit
 def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.constexpr):
     """Put the keys from `low` on of the groups that reach it at keys_ptr; how many there are.
 
@@ -194,14 +211,14 @@ def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.conste
     AT_ONCE: tl.constexpr = min(CHUNK, 128)
     place = _places(found_ptr, order, low)
     tl.store(
-        found_ptr + COUNTERS + place, tl.arange(0, GROUPS), mask=(order >= low) & (place < CHUNK)
+        found_ptr + HEADER + place, tl.arange(0, GROUPS), mask=(order >= low) & (place < CHUNK)
     )
     tl.debug_barrier()
     groups = tl.load(found_ptr, cache_modifier=".cg")
     for first in tl.range(0, tl.minimum(groups, CHUNK), AT_ONCE):
         at = first + tl.arange(0, AT_ONCE)
         there = at < groups
-        found = tl.load(found_ptr + COUNTERS + at, mask=there, other=0, cache_modifier=".cg")
+        found = tl.load(found_ptr + HEADER + at, mask=there, other=0, cache_modifier=".cg")
         token = token_of_member(0, found[:, None], tl.arange(0, GROUP)[None, :])
         y = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
         behind = _places(found_ptr + 1, ordered(y), low)

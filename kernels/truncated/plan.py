@@ -8,10 +8,10 @@ A row has PLAN int64 and NUMBERS fp32 in memory. The modes:
     BY_MASS   where `wanted` mass is reached
     GATHER    top-k, then top-p, among what is gathered from low on
 
-Until its mode is DONE a row's token is the draw from all tokens, which stands if it is kept.
+BY_COUNT and BY_MASS have the flag FEW once the tokens in [low, high) are so few that there is room
+to gather them: then the search is over, and they are.
 
-FEW is added to BY_COUNT and BY_MASS when the tokens in [low, high) are so few that there is room to
-gather them.
+Until its mode is DONE a row's token is the draw from all tokens, which stands if it is kept.
 
 The launches are numbered, and a row has a mode for each: `assigned` shares out the programs of a
 launch among the rows that it is for, however few these are, and for that all of them must see the
@@ -29,7 +29,8 @@ RACE = tl.constexpr(1)
 BY_COUNT = tl.constexpr(2)
 BY_MASS = tl.constexpr(3)
 GATHER = tl.constexpr(4)
-FEW = tl.constexpr(3)
+FEW = tl.constexpr(8)
+"""A flag on the two modes of a search: no more of it is needed."""
 
 # int64
 PLAN = tl.constexpr(16)

@@ -4,8 +4,9 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.noise.contract import gumbel
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key
-from fsbench.kernels.truncated.cutoff import LOWEST, is_kept, ordered
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key
+from fsbench.kernels.noise.words import bits_of_tokens, first_of_word
+from fsbench.kernels.truncated.cutoff import LOWEST, is_kept
 
 RUN = tl.constexpr(32)
 """Neighbouring tokens that race together: eight Philox words."""
@@ -29,7 +30,7 @@ def race(y, word, cut, T, seed, offset, row):
             int32 [CHUNK, 8].
         cut: tokens from this key on race; their scores are those of `candidates`.
     """
-    token = (word >> 2) * 16 + (word & 3) * 2
+    token = first_of_word(0, word)
     y0 = _racing(y[0], token, cut)
     y1 = _racing(y[1], token + 1, cut)
     y2 = _racing(y[2], token + 8, cut)
@@ -60,9 +61,5 @@ def _candidate(y, bits, token, T):
 @triton.jit
 def race_of_tokens(y, token, cut, T, seed, offset, row):
     """As `race`, of tokens in any order, int32 [N]: int64 [N]; a Philox call for each."""
-    zero = token * 0
-    word = ((token >> 4) << 2) | ((token >> 1) & 3)
-    r0, r1, r2, r3 = tl.philox(seed, word, zero + row, zero + offset.to(tl.int32), zero)
-    odd = (token & 1) != 0
-    bits = tl.where((token & 8) != 0, tl.where(odd, r3, r2), tl.where(odd, r1, r0))
+    bits = bits_of_tokens(token, row, seed, offset)
     return _candidate(tl.where(is_kept(y, token, cut), y, float("-inf")), bits, token, T)

@@ -20,9 +20,9 @@ and decides:
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.rows import noise_of_rows
 from fsbench.kernels.device.stored_logits import place_of_largest
-from fsbench.kernels.noise.contract import noise_of_row
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, token_of_key, value_of
 from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.truncated.cutoff import (
     GATHERED,
@@ -34,11 +34,9 @@ from fsbench.kernels.truncated.cutoff import (
     first_key,
     is_kept,
     load_keys,
-    ordered,
     packed_weights,
     sums_of_row,
     unpacked,
-    value_of,
 )
 from fsbench.kernels.truncated.gathered import draw_of_few
 from fsbench.kernels.truncated.plan import (
@@ -172,7 +170,7 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, 
         distance = value_of(low) - tl.load(numbers_ptr + TOP)
         least = tl.exp2(tl.load(numbers_ptr + SHARPNESS) * distance)
     # Not all of the room, since sums are rounded.
-    then = tl.where(from_low - above < 0.9 * GATHERED * least, mode + FEW, mode)
+    then = tl.where(from_low - above < 0.9 * GATHERED * least, mode | FEW, mode)
     if before_ptr is not None:
         before = tl.zeros((AT_ONCE,), tl.float32)
         for first in tl.range(0, blocks, AT_ONCE):
@@ -224,8 +222,8 @@ def sampling_cutoff_kernel(
             n = tl.load(plan_ptr + TAKEN, cache_modifier=".cg").to(tl.int32)
             drawn = tl.load(plan_ptr + DRAWN)
             if (mode == GATHER) & (n <= GATHERED):
-                seed, offset, number = noise_of_row(
-                    seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW
+                seed, offset, number = noise_of_rows(
+                    seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
                 )
                 p = tl.load(numbers_ptr + P)
                 token, kept = draw_of_few(
@@ -240,10 +238,10 @@ def sampling_cutoff_kernel(
                     tl.store(kept_ptr + row, kept)
                 set_mode(plan_ptr, DONE, launch + 1)
             else:
-                kind = tl.where(mode > GATHER, mode - FEW, mode)
                 cut = _cutoff(
-                    logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, kind, low, high, stride
-                )
+                    logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode & ~FEW, low, high,
+                    stride,
+                )  # fmt: skip
                 tl.store(plan_ptr + CUT, cut)
                 stands = (drawn >= cut) & (kept_ptr is None)
                 set_mode(plan_ptr, tl.where(stands, DONE, RACE), launch + 1)
@@ -275,7 +273,18 @@ def _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stri
 
 @triton.jit
 def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high, stride):
-    """The cutoff, among the n gathered if that is everything between low and high."""
+    """The cutoff of a row, a key.
+
+        n gathered         mode        top-p    the cutoff is where
+        room for all       BY_MASS     yes      `wanted` mass is reached among the gathered
+        room for all       others      no       `wanted` tokens are reached among the gathered
+        room for all       others      yes      then p of the mass from there on, in the whole row
+        more than room     BY_MASS     yes      `wanted` mass is reached in the whole row
+        more than room     others      no       k tokens are reached in the whole row
+        more than room     others      yes      then p of the mass from there on, in the whole row
+
+    `wanted` of the gathered is less by what is above them. BY_MASS is top-p alone, without top-k.
+    """
     k = tl.load(plan_ptr + K).to(tl.int32)
     p = tl.load(numbers_ptr + P)
     top = tl.load(numbers_ptr + TOP)
@@ -343,7 +352,9 @@ def sampling_race_kernel(
         logits_ptr += row.to(tl.int64) * stride
         groups = stride // 128 * 4
         cut = tl.load(plan_ptr + CUT)
-        seed, offset, number = noise_of_row(seed_ptr, offset_ptr, row, SEED_PER_ROW, OFFSET_PER_ROW)
+        seed, offset, number = noise_of_rows(
+            seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
+        )
         T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
         best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
         each = tl.zeros((RUNS, RUN // 4), tl.int32)

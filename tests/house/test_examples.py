@@ -1,4 +1,4 @@
-"""The examples run: examples/ and every block of code in two pages of docs/."""
+"""The examples run: examples/ and every block of code on four pages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 from tree import ROOT
 
-PAGES = {"using-the-kernel.md": "flash_sample", "truncated.md": "truncated_sample"}
-"""Page of docs/ -> the function that it is about."""
+PAGES = {
+    "README.md": "flash_sample",
+    "docs/using-the-kernel.md": "flash_sample",
+    "docs/truncated.md": "truncated_sample",
+    "docs/screened-head.md": "screened_sample",
+}
+"""Page -> the function that it is about."""
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -44,7 +49,7 @@ def test_example_runs(path, device):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_the_page_runs(page, device, tmp_path):
     """In order, as one program. Its lines keep their numbers, so a traceback points at the page."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     lines = text.splitlines()
     program = [""] * len(lines)
     for block in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):

@@ -28,8 +28,6 @@ MADE = {"inverse_cdf.py", "my_sampler.py", "FILE.py", "e2e.md", "tiles.toml"}
 FOREIGN = {
     "gumbel_topk_f16",  # akunu's kernel
     "final_logit_softcapping",  # of a model's config.json
-    *("triton_tem", "triton_mm", "triton_bmm"),  # kernels that torch.compile makes begin so
-    *("triton_poi_fused", "triton_red_fused", "triton_per_fused"),
 }
 """Names of other projects."""
 TREES = "kernels|fsbench|baselines|docs|tests|tools|examples"

@@ -8,14 +8,14 @@ from fsbench.kernels import flash_sampling_online as module
 
 
 def test_greedy_over_many_chunks_is_the_argmax(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 37)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 37)
     hidden, weight = torch.randn(5, 24), torch.randn(1000, 24)
     tokens = module.flash_sampling_online(hidden, weight, 0.0)
     assert tokens.tolist() == (hidden @ weight.T).argmax(1).tolist()
 
 
 def test_rows_without_a_draw_are_minus_one(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 16)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 16)
     hidden, weight = torch.randn(4, 8), torch.ones(50, 8)
     hidden[0] = torch.nan
     hidden[1] = -torch.inf

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from capability_checks import assert_law
 
 from fsbench.kernels import group_gumbel_distributed as module
 from fsbench.problem import Problem
-from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,13 +29,6 @@ def merged(log_masses: list[float], **options: bool) -> torch.Tensor:
     return module.merge(masses, torch.arange(K)[:, None].expand(K, DRAWS), **options)
 
 
-def fit(tokens: torch.Tensor, p: torch.Tensor) -> None:
-    """The tokens are independent draws with probabilities p."""
-    counts = torch.bincount(tokens, minlength=len(p)).numpy()
-    check = goodness_of_fit(counts, p.double().numpy())
-    assert check.passed, check
-
-
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(5)
@@ -53,7 +46,8 @@ def seed():
     ids=str,
 )
 def test_merge_chooses_shards_in_proportion_to_their_mass(log_masses):
-    fit(merged(log_masses), torch.tensor(log_masses, dtype=torch.float64).softmax(0))
+    p = torch.tensor(log_masses, dtype=torch.float64).softmax(0)
+    assert_law("tokens", merged(log_masses), p)
 
 
 def test_merge_of_one_shard_is_its_sample():
@@ -75,8 +69,8 @@ def test_merge_at_temperature_zero_takes_the_first_of_the_largest():
 def test_merges_of_rows_and_steps_are_independent():
     first, second = merged([0.0, 0.0, 0.0]), merged([0.0, 0.0, 0.0])
     uniform = torch.full((9,), 1 / 9)
-    fit(3 * first[0::2] + first[1::2], uniform)
-    fit(3 * first + second, uniform)
+    assert_law("tokens", 3 * first[0::2] + first[1::2], uniform)
+    assert_law("tokens", 3 * first + second, uniform)
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0])
@@ -85,14 +79,14 @@ def test_tokens_are_drawn_from_the_softmax(V, temperature):
     """V below, equal to and not a multiple of SHARDS; first and last token are likely ones."""
     logits = torch.randn(V) - 20
     logits[[0, -1]] = -19.0
-    fit(launch(logits, temperature), (logits / temperature).softmax(0))
+    assert_law("tokens", launch(logits, temperature), (logits / temperature).softmax(0))
 
 
 def test_shards_may_be_of_any_size():
     logits = torch.randn(20)
     shards = logits[:, None].split([0, 1, 0, 12, 7, 0])
     tokens = module.group_gumbel_distributed(torch.ones(DRAWS, 1), shards, 1.0)
-    fit(tokens, logits.softmax(0))
+    assert_law("tokens", tokens, logits.softmax(0))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

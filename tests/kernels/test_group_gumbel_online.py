@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from capability_checks import assert_law
 
 from fsbench.kernels import group_gumbel_online as module
-from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,13 +25,6 @@ def draw_many(row: torch.Tensor, temperature: float) -> torch.Tensor:
     return tokens
 
 
-def fit(tokens: torch.Tensor, p: torch.Tensor) -> None:
-    """The tokens are independent draws with probabilities p."""
-    counts = torch.bincount(tokens, minlength=len(p)).numpy()
-    check = goodness_of_fit(counts, p.double().numpy())
-    assert check.passed, check
-
-
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(4)
@@ -41,32 +34,32 @@ def seed():
 @pytest.mark.parametrize("chunk", [1, 16, 100, 8192])
 def test_tokens_are_drawn_from_the_softmax(chunk, temperature, monkeypatch):
     """100 tokens: chunks of one token, a partial last one, a single whole one, one too large."""
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", chunk)
     logits = 1.5 * torch.randn(100) - 20
     logits[[0, 40, 99]] = -18.0
-    fit(draw_many(logits, temperature), (logits / temperature).softmax(0))
+    assert_law("tokens", draw_many(logits, temperature), (logits / temperature).softmax(0))
 
 
 def test_choices_of_rows_steps_and_chunks_are_independent(monkeypatch):
     """With one token per chunk only the merges choose; pairs of them are uniform over all pairs."""
-    monkeypatch.setattr(module, "CHUNK", 1)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 1)
     first, second = draw_many(torch.zeros(3), 1.0), draw_many(torch.zeros(3), 1.0)
     uniform = torch.full((9,), 1 / 9)
-    fit(3 * first[0::2] + first[1::2], uniform)
-    fit(3 * first + second, uniform)
+    assert_law("tokens", 3 * first[0::2] + first[1::2], uniform)
+    assert_law("tokens", 3 * first + second, uniform)
 
 
 def test_log_masses_are_compared_in_float64(monkeypatch):
     """At logits / T of ten million, fp32 has whole numbers only."""
-    monkeypatch.setattr(module, "CHUNK", 1)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 1)
     logits = torch.tensor([1.0, 1.0 - 2.0**-24])
-    fit(draw_many(logits, 1e-7), (logits.double() / 1e-7).softmax(0))
+    assert_law("tokens", draw_many(logits, 1e-7), (logits.double() / 1e-7).softmax(0))
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 20.0])
 @pytest.mark.parametrize("chunk", [1, 7, 8192])
 def test_log_z_is_the_logsumexp(chunk, temperature, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", chunk)
     logits = torch.randn(4, 100) + torch.tensor([[50.0], [-1e4], [1e4], [-90.0]])
     logits[3, :90] = -INF
     _, log_z = draw(torch.where(logits.isinf(), -3e38, logits), temperature)
@@ -78,7 +71,7 @@ def test_log_z_is_the_logsumexp(chunk, temperature, monkeypatch):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_of_every_kind(temperature, monkeypatch):
     """Undefined rows, chunks without mass, and the sound rows among them; 3 chunks of 4 tokens."""
-    monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 4)
     rows = {
         "nan": ([1.0] * 11 + [torch.nan], None),
         "nan first": ([torch.nan] + [1.0] * 11, None),
@@ -107,7 +100,7 @@ def test_an_undefined_row_leaves_its_neighbours_alone():
 
 @pytest.mark.parametrize("chunk", [1, 4, 8192])
 def test_greedy_is_the_lowest_id_among_ties(chunk, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", chunk)
     logits = torch.full((3, 10), -9.0)
     logits[0, [2, 3, 9]] = -3.0
     logits[1, [7, 8]] = -3.0
@@ -119,7 +112,7 @@ def test_greedy_is_the_lowest_id_among_ties(chunk, monkeypatch):
 
 
 def test_temperatures_below_the_smallest_fp32_number_are_greedy(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 16)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 16)
     logits = torch.randn(5, 50)
     for temperature in (1e-60, 1e-40):
         assert torch.equal(draw(logits, temperature)[0], logits.argmax(1))

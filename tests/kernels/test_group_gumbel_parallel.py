@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from capability_checks import assert_law
 
 from fsbench import reference
 from fsbench.kernels import group_gumbel_parallel as module
 from fsbench.reference.philox import random_words
-from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -37,13 +37,6 @@ def algorithm(logits: torch.Tensor, step: int, temperature: float, group: int) -
     return torch.stack(samples, 1)[rows, chosen]
 
 
-def fit(tokens: torch.Tensor, p: torch.Tensor) -> None:
-    """The tokens are independent draws with probabilities p."""
-    counts = torch.bincount(tokens, minlength=len(p)).numpy()
-    check = goodness_of_fit(counts, p.double().numpy())
-    assert check.passed, check
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize(
     ("B", "V", "group", "dtype"),
@@ -57,7 +50,7 @@ def fit(tokens: torch.Tensor, p: torch.Tensor) -> None:
     ids=str,
 )
 def test_tokens_and_log_z_are_those_of_the_algorithm(B, V, group, dtype, temperature, monkeypatch):
-    monkeypatch.setattr(module, "GROUP", group)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", group)
     logits = 2 * torch.randn(B, V, generator=torch.Generator().manual_seed(V)) - 30
     logits = logits.to(dtype)
     for step in (2, 2**32 - 1):
@@ -74,15 +67,15 @@ def test_the_algorithm_draws_from_the_softmax(temperature):
     logits = 2 * torch.randn(40, generator=torch.Generator().manual_seed(1))
     same = logits.expand(2**13, -1)
     tokens = torch.cat([algorithm(same, step, temperature, 16) for step in range(8)])
-    fit(tokens, (logits / temperature).softmax(0))
+    assert_law("tokens", tokens, (logits / temperature).softmax(0))
 
 
 def test_the_kernel_draws_from_the_softmax(monkeypatch):
     """Few draws, but the kernel's: two groups, the second partial, with some zero-mass tokens."""
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.tensor([0.5, 0.0, 0.0, *[-INF] * 13, 0.5, 0.25, *[-INF] * 2])
     tokens, _ = draw(logits.expand(100, -1).contiguous(), 0, 0.5)
-    fit(tokens, (logits / 0.5).softmax(0))
+    assert_law("tokens", tokens, (logits / 0.5).softmax(0))
 
 
 @pytest.mark.full
@@ -92,21 +85,21 @@ def test_choice_of_group_is_independent_of_token_noise_rows_and_steps(monkeypatc
     They are the tokens of the Philox words 0 and 1 in their groups: had group k the noise of word
     k, group 0 would be chosen just when token 0 beats token 2, so token 2 would never be drawn.
     """
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.full((64, 32), -INF)
     logits[:, [0, 2, 16, 18]] = 0.0
     steps = torch.stack([draw(logits, step, 1.0)[0] for step in (0, 1)])
     group, second = steps // 16, (steps % 16) // 2
-    fit((2 * group + second).flatten(), torch.full((4,), 0.25))
+    assert_law("tokens", (2 * group + second).flatten(), torch.full((4,), 0.25))
     half = torch.full((2,), 0.5)
     for number in group:
-        fit(number, half)  # not one choice for all rows
-    fit((group[0] == group[1]).long(), half)  # nor one for all steps
-    fit((group[:, 1:] == group[:, :-1]).long().flatten(), half)  # nor for neighbours
+        assert_law("tokens", number, half)  # not one choice for all rows
+    assert_law("tokens", (group[0] == group[1]).long(), half)  # nor one for all steps
+    assert_law("tokens", (group[:, 1:] == group[:, :-1]).long(), half)  # nor for neighbours
 
 
 def test_groups_without_mass_are_never_chosen(monkeypatch):
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.full((4, 70), -INF)
     allowed = [[20], [69], [0, 1, 50], [33, 34]]
     for row, tokens in enumerate(allowed):
@@ -120,7 +113,7 @@ def test_groups_without_mass_are_never_chosen(monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_without_a_draw_are_minus_one(temperature, monkeypatch):
-    monkeypatch.setattr(module, "GROUP", 64)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 64)
     logits = torch.randn(5, 200, generator=torch.Generator().manual_seed(2))
     clean, clean_log_z = draw(logits, 0, temperature)
     logits[1, 199] = torch.nan
@@ -133,7 +126,7 @@ def test_rows_without_a_draw_are_minus_one(temperature, monkeypatch):
 
 
 def test_greedy_is_the_lowest_id_among_ties(monkeypatch):
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.full((3, 60), -9.0)
     logits[0, [7, 12, 40]] = -3.0
     logits[1, [31, 32, 59]] = -3.0
@@ -145,7 +138,7 @@ def test_greedy_is_the_lowest_id_among_ties(monkeypatch):
 
 
 def test_temperatures_below_the_smallest_fp32_number_are_greedy(monkeypatch):
-    monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(module, "TOKENS_OF_GROUP", 16)
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
     for temperature in (1e-60, 1e-40):
         tokens, log_z = draw(logits, 0, temperature)

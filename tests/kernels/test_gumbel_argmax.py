@@ -47,7 +47,7 @@ def test_greedy_rows_take_the_lowest_token_of_the_largest_logit(values):
 
 @pytest.mark.parametrize("programs", [1, 3])
 def test_programs_share_a_row_in_any_number(programs, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 128)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 128)
     monkeypatch.setattr(module, "PROGRAMS_PER_MULTIPROCESSOR", programs)
     logits = torch.randn(3, 1500, generator=torch.Generator().manual_seed(1))
     assert_draws_what_it_should(logits, 2, 1.0)

@@ -337,7 +337,7 @@ def check_num_samples(provider: Provider, device: str, dtype: str) -> None:
 def assert_law(what: str, outcomes: Tensor, p: Tensor) -> None:
     """The outcomes, integers, are independent draws from the probabilities p."""
     counts = torch.bincount(outcomes.flatten(), minlength=len(p))
-    verdict = goodness_of_fit(counts.numpy(), p.numpy())
+    verdict = goodness_of_fit(counts.numpy(), p.double().numpy())
     assert verdict.passed, f"{what}: {verdict.detail}"
 
 

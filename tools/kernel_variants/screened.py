@@ -17,7 +17,7 @@ from fsbench.kernels.configs.screen import (
     hopper_config,
     portable_config,
 )
-from fsbench.kernels.screened.hopper.kernel import CHUNK
+from fsbench.kernels.screened.hopper.kernel import COLUMNS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 OPTIONS = {
@@ -58,6 +58,7 @@ def _launch(
         "NOISE": noise,
         **dict.fromkeys(per_row, everything),
         "NVIDIA": True,
+        "FENCED": capability >= TUNED,
         "EARLY": early,
         "IN_BULK": capability >= 90,
     }
@@ -100,7 +101,7 @@ def _screen(
         "ROOM": config.room,
         "DEPTH": config.depth,
         "LIST": config.row_room,
-        "CHUNK": columns,
+        "ROUNDED_AT_ONCE": columns,
         "AHEAD": config.ahead,
         "BLOCK_B": config.block_b,
         "BLOCK_V": config.block_v,
@@ -135,13 +136,13 @@ def _hopper_screen(
     box = min(64, max(16, 2 << (B - 1).bit_length()))
     types, constants = _launch(per_row, dtype, noise, early, TUNED)
     types |= {
-        "codes": f"tensordesc<i8[{box}, {CHUNK.value}],{layout!r}>",
-        "copy": f"tensordesc<i8[128, {CHUNK.value}],{layout!r}>",
+        "codes": f"tensordesc<i8[{box}, {COLUMNS.value}],{layout!r}>",
+        "copy": f"tensordesc<i8[128, {COLUMNS.value}],{layout!r}>",
     }
     constants |= {
         "ROOM": config.room,
         "LIST": config.row_room,
-        "CHUNK_OF_ROW": 2048,
+        "ROUNDED_AT_ONCE": 2048,
         "AHEAD": config.ahead,
         "WARPGROUPS": config.warpgroups,
         "BLOCK_V": config.block_v,
@@ -237,8 +238,6 @@ def variants() -> Iterator[Variant]:
         if capability != TUNED:
             for B in (1, 64):
                 yield _resolve(B, capability)
-            yield _resolve(64, capability, "everything", everything=True)
-        if capability > TUNED:  # below, there is no fence between what is stored and TMA
-            for B in (1, 64):
                 yield _screen(portable_config(B), capability)
+            yield _resolve(64, capability, "everything", everything=True)
             yield _screen(portable_config(64), capability, "everything", everything=True)

@@ -14,9 +14,9 @@ from fsbench.kernels import (
     pivot_search,
 )
 from fsbench.kernels.call.pack_mask import BLOCK as PACKED
-from fsbench.kernels.flash_sampling_gather import BLOCK as GATHERED
-from fsbench.kernels.noise.map import BLOCK as MAPPED
-from fsbench.kernels.shard.merge_keys import BLOCK as MERGED
+from fsbench.kernels.flash_sampling_gather import ROWS_AT_ONCE as GATHERED
+from fsbench.kernels.noise.map import CODES_AT_ONCE as MAPPED
+from fsbench.kernels.shard.merge_keys import ROWS_AT_ONCE as MERGED
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -51,7 +51,7 @@ def _akunu(capability: int) -> Iterator[Variant]:
         "bf16",
         kernel("kernels.providing.akunu", "akunu_faithful_kernel"),
         _dtype("bf16"),
-        {"BLOCK": akunu_faithful.BLOCK},
+        {"BLOCK": akunu_faithful.TOKENS_AT_ONCE},
         capability,
         num_warps=akunu_faithful.NUM_WARPS,
     )
@@ -68,7 +68,7 @@ def _akunu(capability: int) -> Iterator[Variant]:
             "akunu_exact", words, exact, types, constants, capability,
             num_warps=akunu_exact.NUM_WARPS,
         )  # fmt: skip
-        constants = {"PER_ROW": per_row, "BLOCK": pivot_search.BLOCK}
+        constants = {"PER_ROW": per_row, "BLOCK": pivot_search.TOKENS_AT_ONCE}
         yield variant(
             "pivot_search", words, search, types, constants, capability,
             num_warps=pivot_search.NUM_WARPS,
@@ -86,7 +86,7 @@ def _stored_logits(capability: int) -> Iterator[Variant]:
             " ".join(words),
             one_pass,
             _dtype(dtype),
-            {"KEYS": keys, "GREEDY": greedy, "BLOCK": gumbel_argmax.BLOCK},
+            {"KEYS": keys, "GREEDY": greedy, "BLOCK": gumbel_argmax.TOKENS_AT_ONCE},
             capability,
             num_warps=gumbel_argmax.NUM_WARPS,
         )
@@ -96,7 +96,7 @@ def _stored_logits(capability: int) -> Iterator[Variant]:
             f"{dtype} group",
             kernel("kernels.group_gumbel_parallel", "local_sample_kernel"),
             _dtype(dtype),
-            {"GROUP": group_gumbel_parallel.GROUP},
+            {"GROUP": group_gumbel_parallel.TOKENS_OF_GROUP},
             capability,
             num_warps=group_gumbel_parallel.NUM_WARPS,
         )
@@ -150,7 +150,7 @@ def _others(capability: int) -> Iterator[Variant]:
             f"{ranks} ranks",
             kernel("kernels.flash_sampling_two_step", "exchange_kernel"),
             TYPES,
-            {"RANKS": ranks, "WATCH": True, "BLOCK": flash_sampling_two_step.BLOCK},
+            {"RANKS": ranks, "WATCH": True, "BLOCK": flash_sampling_two_step.ROWS_AT_ONCE},
             capability,
             num_warps=4,
         )

@@ -38,7 +38,7 @@ try:
 except ImportError as error:
     cupti, _CUPTI_PROBLEM = None, str(error)
 
-_INSTALL = "pip install 'fsbench[gpu]', or choose --timer events"
+_INSTALL = "pip install -e '.[gpu]' in a checkout of fsbench, or choose --timer events"
 _BUFFER_BYTES = 8 * 1024 * 1024  # what NVIDIA's samples hand out; some 40,000 kernel records
 _NAME_LENGTH = 80
 

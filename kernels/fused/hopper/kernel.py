@@ -7,35 +7,44 @@ loader runs ahead. docs/kernel.md has a figure.
 
 What the logits and the noise are, and what a program leaves behind, is that of
 fused.portable, bit for bit.
+
+Functions hand on tuples. What is absent is an empty one, as None cannot be in a tuple:
+
+    ring        (tiles of weight, tiles of hidden, barriers of what is loaded, of what is free)
+    share       (first row, number among the programs of these rows, how many these are,
+                first token, tokens of this rank)
+    sizes       (B, V, D, mask_words, first_sample)
+    noise       (seed_ptr, (offset_ptr,), temperature)
+    processing  ((soft_cap,), (bias_ptr,), (row_bias_ptr,), (mask_ptr,))
+    scratch     (keys_ptr, (winners_ptr,), (masses_ptr,), (logits_ptr,), (largest_ptr,), stride)
+    rows, stored, best, largest, mass: as device.hopper_epilogue.consume takes them
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
 from fsbench.kernels.device.hopper_mainloop import (
-    CHUNK,
+    allocated_ring,
     first_of_tile,
     first_row,
     load_tiles,
     program_of,
     schedule,
-    tile_logits,
+    tile_product,
 )
-from fsbench.kernels.device.hopper_rows import per_row, row_temperatures
-from fsbench.kernels.device.mass import add_masses
-from fsbench.kernels.noise.arithmetic import log, nan_max
+from fsbench.kernels.device.mass import add_masses, mass_of_programs
+from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows, temperatures_of_rows
+from fsbench.kernels.noise.arithmetic import nan_max
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
 LOADER_REGISTERS = gl.constexpr(24)
-SECOND_REGISTERS = gl.constexpr(232)
-
-
-THIRD_REGISTERS = gl.constexpr(160)
-"""Of a thread of the loading warp, of the second warpgroup of two, and of the second and third of
-three; the first warpgroup gets the rest."""
+"""Registers of a thread of the loading warp."""
+SECOND_OF_TWO = gl.constexpr(232)
+"""Of the second warpgroup of two; the first one gets the rest."""
+OTHERS_OF_THREE = gl.constexpr(160)
+"""Of the second and the third of three."""
 AT_ONCE = gl.constexpr(16)
 """Programs whose masses a thread adds up at once."""
 
@@ -54,7 +63,7 @@ def _tile(
 ):  # fmt: skip
     """Let the next tile in the ring enter the running candidates and masses; see consume."""
     _, V, D, _, _ = sizes
-    logits, stage, phase = tile_logits(
+    logits, stage, phase = tile_product(
         ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
     )
     if v0 + WIDTH > V:
@@ -86,19 +95,16 @@ def _compute(
     stored = ()
     if len(logits_ptr) > 0:
         stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
-    offset = gl.to_tensor(0).to(gl.int64)
-    if len(offset_ptr) > 0:
-        offset = per_row(offset_ptr[0], row[:, None], B, OFFSET_PER_ROW)
-    T, inverse_temperature = row_temperatures(temperature, row[:, None], B, TEMPERATURE_PER_ROW)
-    rows = (
-        row[:, None],
-        # A seed of its own identifies a request; else its row in the batch does.
-        row[:, None] * 0 if SEED_PER_ROW else row[:, None],
-        per_row(seed_ptr, row[:, None], B, SEED_PER_ROW),
-        offset,
-        T,
-        inverse_temperature,
+    column = row[:, None]
+    in_batch = column < B
+    offset = offsets_of_rows(
+        offset_ptr[0] if len(offset_ptr) > 0 else None, column, in_batch, OFFSET_PER_ROW
     )
+    T, inverse_temperature = temperatures_of_rows(
+        temperature, column, in_batch, TEMPERATURE_PER_ROW
+    )
+    seed, noise_row = seeds_of_rows(seed_ptr, column, in_batch, SEED_PER_ROW)
+    rows = (column, noise_row, seed, offset, T, inverse_temperature)
     best = ()
     for _ in gl.static_range(N):
         best += ((
@@ -147,27 +153,6 @@ def _compute(
 
 
 @gluon.jit
-def _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT: gl.constexpr):
-    """As fused.portable._log_mass. row: [R] in a slice of LAYOUT."""
-    inverse = inverse_temperature
-    if len(inverse.shape) > 0:
-        inverse = inverse[:, None]
-    idle = (row * 0).to(gl.float32)[:, None]
-    program = gl.arange(0, AT_ONCE, gl.SliceLayout(0, LAYOUT))[None, :]
-    mass = idle + (program * 0).to(gl.float32)
-    largest = mass - float("inf")
-    for first in range(0, programs_v, AT_ONCE):
-        at = masses_ptr + (first + program) * B + row[:, None]
-        there = (first + program < programs_v) & (row < B)[:, None]
-        m = gl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        s = gl.load(at + programs_v * B, mask=there, other=0.0, cache_modifier=".cg")
-        largest, mass = add_masses(largest, mass, m, s, inverse)
-    row_largest = gl.reduce(largest, 1, nan_max)
-    _, total = add_masses(row_largest[:, None], 0.0, largest, mass, inverse)
-    return row_largest, log(gl.maximum(gl.sum(total, axis=1), 1.0))
-
-
-@gluon.jit
 def _finish(
     share, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
     logz_ptr, line, B, samples, first_sample, N: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
@@ -183,8 +168,14 @@ def _finish(
     if SPAN > BLOCK_B:
         there &= row < b0 + BLOCK_B
     if masses_ptr is not None:
-        _, inverse_temperature = row_temperatures(temperature, row, B, TEMPERATURE_PER_ROW)
-        largest, log_mass = _log_mass(masses_ptr, programs_v, row, inverse_temperature, B, LAYOUT)
+        _, inverse_temperature = temperatures_of_rows(
+            temperature, row, row < B, TEMPERATURE_PER_ROW
+        )
+        inverse = inverse_temperature
+        if TEMPERATURE_PER_ROW:
+            inverse = inverse[:, None]
+        program = gl.arange(0, AT_ONCE, gl.SliceLayout(0, LAYOUT))[None, :]
+        largest, log_mass = mass_of_programs(masses_ptr, programs_v, program, row, inverse, B)
         if RANKS > 1:
             largest, log_mass = mass_of_ranks(
                 largest, log_mass, inverse_temperature, row, there, line, RANKS, WATCH
@@ -265,27 +256,12 @@ def hopper_kernel(
     STAGES: gl.constexpr,
 ):
     BLOCK_B: gl.constexpr = WARPGROUPS * ROWS
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
-    weight_ring = gl.allocate_shared_memory(
-        weight.dtype, [STAGES * CHUNKS, BLOCK_V, CHUNK], weight.layout
-    )
-    hidden_ring = gl.allocate_shared_memory(
-        hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, CHUNK], hidden.layout
-    )
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(free.index(i), count=WARPGROUPS)
-    fence_async_shared()
-
+    ring = allocated_ring(weight, hidden, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
     num_tiles_b = gl.cdiv(B, BLOCK_B)
     pid_b = gl.program_id(0) % num_tiles_b
     pid_v = gl.program_id(0) // num_tiles_b
     programs_v = gl.num_programs(0) // num_tiles_b
     b0 = pid_b * BLOCK_B
-    # What is absent is an empty tuple, as None cannot be in one.
-    ring = (weight_ring, hidden_ring, loaded, free)
     share = (b0, pid_v, programs_v, first_token, num_tokens)
     sizes = (B, V, D, mask_words, first_sample)
     noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
@@ -319,7 +295,7 @@ def hopper_kernel(
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 4, 1],
-            [THIRD_REGISTERS, THIRD_REGISTERS, LOADER_REGISTERS],
+            [OTHERS_OF_THREE, OTHERS_OF_THREE, LOADER_REGISTERS],
         )  # fmt: skip
     elif WARPGROUPS == 2:
         gl.warp_specialize(
@@ -334,7 +310,7 @@ def hopper_kernel(
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
-            [SECOND_REGISTERS, LOADER_REGISTERS],
+            [SECOND_OF_TWO, LOADER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(

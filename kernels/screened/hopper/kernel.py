@@ -11,16 +11,20 @@ and soft cap; the others run there.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from fsbench.kernels.device.hopper_mainloop import copy_to_shared, multiplied, next_stage, schedule
-from fsbench.kernels.device.hopper_rows import per_row
+from fsbench.kernels.device.hopper_epilogue import ROWS
+from fsbench.kernels.device.hopper_mainloop import (
+    allocated_ring,
+    copy_to_shared,
+    next_stage,
+    schedule,
+    tile_product,
+)
 from fsbench.kernels.device.mainloop import first_column
 from fsbench.kernels.device.prefetch import prefetch, touch
+from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.screened.hopper.records import (
     SLOTS,
@@ -32,26 +36,17 @@ from fsbench.kernels.screened.records import (
     ABSOLUTE_SLACK,
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
-    NOISE_SLACK,
+    ROUGH_SLACK,
     bound_key,
     bound_of_key,
     larger,
 )
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 
-ROWS = gl.constexpr(64)
-"""Rows of codes of a warpgroup: the M of its instruction."""
-CHUNK = gl.constexpr(128)
+COLUMNS = gl.constexpr(128)
 """Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
 LOADER_REGISTERS = gl.constexpr(40)
 SECOND_REGISTERS = gl.constexpr(216)
-
-
-@gluon.constexpr_function
-def _accumulator_layout(WIDTH):
-    return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, min(WIDTH, 128), 32]
-    )
 
 
 @gluon.jit
@@ -86,7 +81,7 @@ def _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl
                  BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
     """Ask for the part of the copy of step g of the program, and expect that of the codes too."""
     weight_ring, _, loaded, _ = ring
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
     BLOCKS: gl.constexpr = BLOCK_V // 128
     v0, d0, whole = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     bar = loaded.index(stage)
@@ -99,11 +94,11 @@ def _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl
         mbarrier.expect(bar, BOXES + CODES)
     for i in gl.static_range(CHUNKS):
         tile = weight_ring.index(stage * CHUNKS + i)
-        copy_to_shared(copy, [v0, d0 + i * CHUNK], bar, tile.slice(0, 128, dim=0))
+        copy_to_shared(copy, [v0, d0 + i * COLUMNS], bar, tile.slice(0, 128, dim=0))
         if whole:
             for block in gl.static_range(1, BLOCKS):
                 rows = tile.slice(block * 128, 128, dim=0)
-                copy_to_shared(copy, [v0 + block * 128, d0 + i * CHUNK], bar, rows)
+                copy_to_shared(copy, [v0 + block * 128, d0 + i * COLUMNS], bar, rows)
 
 
 @gluon.jit
@@ -111,14 +106,14 @@ def _copy_codes(codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl.conste
                 BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
     """As _copy_weight, of the codes of hidden."""
     _, codes_ring, loaded, _ = ring
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
     BOX: gl.constexpr = codes.block_type.shape[0]
     _, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     for i in gl.static_range(CHUNKS):
         for group in gl.static_range(WARPGROUPS):
             rows = codes_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
             copy_to_shared(
-                codes, [2 * share[0] + group * ROWS, d0 + i * CHUNK], loaded.index(stage),
+                codes, [2 * share[0] + group * ROWS, d0 + i * COLUMNS], loaded.index(stage),
                 rows.slice(0, BOX, dim=0),
             )  # fmt: skip
 
@@ -136,7 +131,7 @@ def _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: g
 def _load(copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD: gl.constexpr,
           WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
           STAGES: gl.constexpr):  # fmt: skip
-    """The loading warp. The copy needs nobody; the codes must have been written."""
+    """The loading warp. Nobody writes the copy; the codes must have been written."""
     _, _, _, free = ring
     steps = gl.cdiv(D, BLOCK_D)
     rounds, tail = _tiles(share, V, BLOCK_V)
@@ -159,20 +154,10 @@ def _load(copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD: gl.c
 
 
 @gluon.jit
-def _tile_sums(ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
-               WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """This warpgroup's sums of the next tile in the ring, int32 [ROWS, WIDTH]."""
-    acc = gl.zeros([ROWS, WIDTH], gl.int32, _accumulator_layout(WIDTH))
-    return multiplied(
-        acc, ring, stage, phase, D, WARPGROUP, WARPGROUPS, BLOCK_D // CHUNK, BLOCK_D, STAGES
-    )
-
-
-@gluon.jit
 def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr,
             TEMPERATURE_PER_ROW: gl.constexpr, ROOM: gl.constexpr, LIST: gl.constexpr,
-            CHUNK_OF_ROW: gl.constexpr, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
+            ROUNDED_AT_ONCE: gl.constexpr, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
             BLOCK_D: gl.constexpr, STAGES: gl.constexpr, WARPGROUP: gl.constexpr):  # fmt: skip
     """A computing warpgroup: the records and then the lists of its rows."""
     b0, pid_v, programs_v = share
@@ -182,7 +167,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     B, V, D, gamma, norm_inflation, root = sizes
     if WARPGROUP == 0:
         FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
-        cols = gl.arange(0, CHUNK_OF_ROW, FLAT)
+        cols = gl.arange(0, ROUNDED_AT_ONCE, FLAT)
         round_claimed_rows(
             hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
             norm_inflation, root, True,
@@ -191,20 +176,20 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     LAYOUT: gl.constexpr = word_layout()
     rows = b0 + WARPGROUP * 32 + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
     there = rows < B
-    offset = gl.to_tensor(0).to(gl.int64)
-    if len(offset_ptr) > 0:
-        offset = per_row(offset_ptr[0], rows[:, None], B, OFFSET_PER_ROW)
-    seed = per_row(seed_ptr, rows[:, None], B, SEED_PER_ROW)
+    column = rows[:, None]
+    offset = offsets_of_rows(
+        offset_ptr[0] if len(offset_ptr) > 0 else None, column, column < B, OFFSET_PER_ROW
+    )
+    seed, row = seeds_of_rows(seed_ptr, column, column < B, SEED_PER_ROW)
     if TEMPERATURE_PER_ROW:
         T, _ = temperatures(gl.load(temperature + rows[:, None], mask=there[:, None], other=0.0))
     else:
-        T, _ = temperatures((rows[:, None] * 0).to(gl.float32) + temperature)
-    row = rows[:, None] * 0 if SEED_PER_ROW else rows[:, None]
+        T, _ = temperatures((column * 0).to(gl.float32) + temperature)
     step = gl.load(numbers_ptr + rows, mask=there, other=0.0)[:, None]
     reach = gl.load(numbers_ptr + B + rows, mask=there, other=0.0)[:, None]
     spread = gl.load(numbers_ptr + 2 * B + rows, mask=there, other=0.0)[:, None]
     sane = T <= LARGEST_TEMPERATURE  # False for NaN
-    extra = gl.where(sane, T * NOISE_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
+    extra = gl.where(sane, T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
     T = gl.where(sane, T, 0.0)
     noise = (row, seed, offset)
     bounds = (T, extra, reach, spread)
@@ -255,7 +240,7 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
     touch(vectors[2] + ahead, True)
     # Other programs raise it meanwhile; an older one only leaves over more.
     key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
-    sums, stage, phase = _tile_sums(
+    sums, stage, phase = tile_product(
         ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
     )
     limit = larger(limit, bound_of_key(key)[:, None])
@@ -280,8 +265,8 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
 def hopper_screen_kernel(
     hidden_ptr,  # this and what follows: as portable.screen_kernel
     codes_ptr,
-    codes,  # descriptor of boxes [16 .. 64, CHUNK]
-    copy,  # descriptor of boxes [128, CHUNK]
+    codes,  # descriptor of boxes [16 .. 64, COLUMNS]
+    copy,  # descriptor of boxes [128, COLUMNS]
     copy_ptr,  # the same
     scale_ptr,
     residual_ptr,
@@ -308,7 +293,7 @@ def hopper_screen_kernel(
     TEMPERATURE_PER_ROW: gl.constexpr,
     ROOM: gl.constexpr,
     LIST: gl.constexpr,
-    CHUNK_OF_ROW: gl.constexpr,
+    ROUNDED_AT_ONCE: gl.constexpr,
     AHEAD: gl.constexpr,  # KiB of the copy that a program asks for besides its ring
     WARPGROUPS: gl.constexpr,  # that compute
     BLOCK_V: gl.constexpr,
@@ -318,27 +303,13 @@ def hopper_screen_kernel(
 ):
     if EARLY:
         gdc_launch_dependents()
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
-    weight_ring = gl.allocate_shared_memory(
-        copy.dtype, [STAGES * CHUNKS, BLOCK_V, CHUNK], copy.layout
-    )
-    codes_ring = gl.allocate_shared_memory(
-        codes.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, CHUNK], codes.layout
-    )
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(free.index(i), count=WARPGROUPS)
-    fence_async_shared()
-
+    ring = allocated_ring(copy, codes, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
     num_tiles_b = gl.cdiv(B, 32 * WARPGROUPS)
     b0 = gl.program_id(0) % num_tiles_b * (32 * WARPGROUPS)
     share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
-    ring = (weight_ring, codes_ring, loaded, free)
     # What is absent is an empty tuple, as None cannot be in one.
     request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
-    vectors = (scale_ptr, residual_ptr, norm_ptr)
+    vectors = (scale_ptr, residual_ptr, norm_ptr, ())  # and no bias
     state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
              list_ptr, found_ptr)  # fmt: skip
     sizes = (B, V, D, gamma, norm_inflation, root)
@@ -346,10 +317,10 @@ def hopper_screen_kernel(
         gl.warp_specialize(
             [
                 (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
-                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE,
                            WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
                 (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
-                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE,
                            WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 1)),
                 (_load, (copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD,
                          WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
@@ -361,7 +332,7 @@ def hopper_screen_kernel(
         gl.warp_specialize(
             [
                 (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
-                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, CHUNK_OF_ROW,
+                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE,
                            WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
                 (_load, (copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD,
                          WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),

@@ -7,15 +7,16 @@ accumulators: every thread works on its own.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fsbench.kernels.noise.arithmetic import halves, nan_max
-from fsbench.kernels.noise.words import random_words, split_words
+from fsbench.kernels.noise.arithmetic import pieces
+from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.screened.records import (
     bound_of_key,
+    bounds_of_words,
     lanes_below,
-    lanes_inside,
-    larger,
+    lanes_left,
+    list_tokens,
     reaching,
-    rough_gumbel,
+    record_of,
     store_record,
 )
 
@@ -50,66 +51,31 @@ def _record_layout():
 
 
 @gluon.jit
-def _ends(z, tokens, vectors, V, extra, reach, spread, T, noise):
-    """(lower, upper) of scores, of plain requests. See screened.records._ends."""
-    scale_ptr, residual_ptr, norm_ptr = vectors
-    inside = tokens < V
-    y = z * gl.load(scale_ptr + tokens, mask=inside, other=1.0)
-    residual = gl.load(residual_ptr + tokens, mask=inside, other=0.0)
-    norm = gl.load(norm_ptr + tokens, mask=inside, other=0.0)
-    bound = residual * reach + (norm * spread + extra)
-    score = y + T * noise
-    return score - bound, score + bound
-
-
-@gluon.jit
 def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
-           NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
-    """Leaves records of z, fp32 [32, WIDTH], 4 SLOTS columns at a time. See screened.records."""
-    WIDTH: gl.constexpr = z.shape[1]
-    if WIDTH > 4 * SLOTS:
-        low, high = halves(z)
-        limit, count = leave_records(
-            low, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
-        )
-        return leave_records(
-            high, v0 + WIDTH // 2, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE,
-            ROOM,
+                  NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
+    """Leave records of z, fp32 [32, WIDTH], 4 SLOTS columns at a time. See screened.records.
+
+    mine: int32 [32] pointers to the rows' records.
+    """
+    LAYOUT: gl.constexpr = word_layout()
+    word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
+    slices = pieces(z, 4 * SLOTS)
+    for i in gl.static_range(len(slices)):
+        z_of_lanes = ()
+        of_slice = split_words(slices[i])
+        for lane in gl.static_range(4):
+            z_of_lanes += (gl.convert_layout(of_slice[lane], LAYOUT, assert_trivial=True),)
+        first = v0 + i * 4 * SLOTS
+        upper, limit = bounds_of_words(
+            z_of_lanes, None, first, vectors, None, rows, noise, bounds, None, word, limit, B, V,
+            NOISE, True,
         )  # fmt: skip
-    else:
-        LAYOUT: gl.constexpr = word_layout()
-        row, seed, offset = noise
-        T, extra, reach, spread = bounds
-        word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
-        first = (v0 + (word >> 2) * 16 + (word & 3) * 2)[None, :]
-        w0, w1, w2, w3 = split_words(z)
-        z0 = gl.convert_layout(w0, LAYOUT, assert_trivial=True)
-        z1 = gl.convert_layout(w1, LAYOUT, assert_trivial=True)
-        z2 = gl.convert_layout(w2, LAYOUT, assert_trivial=True)
-        z3 = gl.convert_layout(w3, LAYOUT, assert_trivial=True)
-        g0 = 0.0
-        g1 = 0.0
-        g2 = 0.0
-        g3 = 0.0
-        if NOISE == "token":
-            zero = (limit != limit).to(gl.int32)
-            r0, r1, r2, r3 = random_words(v0, word, row, seed, offset, 0, zero)
-            g0 = rough_gumbel(r0, True)
-            g1 = rough_gumbel(r1, True)
-            g2 = rough_gumbel(r2, True)
-            g3 = rough_gumbel(r3, True)
-        l0, u0 = _ends(z0, first, vectors, V, extra, reach, spread, T, g0)
-        l1, u1 = _ends(z1, first + 1, vectors, V, extra, reach, spread, T, g1)
-        l2, u2 = _ends(z2, first + 8, vectors, V, extra, reach, spread, T, g2)
-        l3, u3 = _ends(z3, first + 9, vectors, V, extra, reach, spread, T, g3)
-        limit = larger(limit, larger(larger(l0, l1), larger(l2, l3)))
-        lanes = gl.where((rows < B)[:, None], reaching(u0, u1, u2, u3, limit), 0)
-        upper = nan_max(nan_max(u0, u1), nan_max(u2, u3))
-        record = (((v0 >> 4) * 4 + word)[None, :] << 4) | lanes
-        place = (gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT)) * (2 * ROOM))[None, :]
-        at = mine[:, None] + (place + 2 * count)
-        store_record(at, upper, record, (lanes != 0) & (count < ROOM), True)
-        return limit, count + (lanes != 0).to(gl.int32)
+        lanes = gl.where((rows < B)[:, None], reaching(upper, limit), 0)
+        largest, record = record_of(upper, first, word, lanes)
+        at = mine[:, None] + ((word * (2 * ROOM))[None, :] + 2 * count)
+        store_record(at, largest, record, (lanes != 0) & (count < ROOM), True)
+        count += (lanes != 0).to(gl.int32)
+    return limit, count
 
 
 @gluon.jit
@@ -146,15 +112,6 @@ def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr,
         known = i < filled
         upper = gl.load(mine + 2 * i, mask=known, other=0)
         record = gl.load(mine + 2 * i + 1, mask=known, other=0)
-        below = upper.to(gl.float32, bitcast=True) < limit
-        lanes = gl.where(known & (below == 0), lanes_inside(record, inside, V), 0)
-        tokens = (lanes & 1) + ((lanes >> 1) & 1) + ((lanes >> 2) & 1) + (lanes >> 3)
+        lanes, tokens = lanes_left(upper, record, known, limit, inside, V)
         to = gl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
-        word = record >> 4
-        token = (word >> 2) * 16 + (word & 3) * 2
-        for lane in gl.static_range(4):
-            fits = (((lanes >> lane) & 1) != 0) & (to < LIST)
-            gl.store(out + to, upper, mask=fits)
-            of_lane = token + (lane & 1) + (lane >> 1) * 8
-            gl.store(out + to + B.to(gl.int64) * LIST, of_lane, mask=fits)
-            to += (lanes >> lane) & 1
+        list_tokens(out, to, upper, record, lanes, B, LIST)

@@ -76,8 +76,8 @@ def test_every_check_is_run():
     ("package", "check", "command"),
     [
         ("triton", diagnosis.check_triton, "pip install 'triton>=3.6'"),
-        ("flashinfer-python", diagnosis.check_flashinfer, "pip install 'fsbench[gpu]'"),
-        ("cupti-python", diagnosis.check_cupti, "pip install 'fsbench[gpu]'"),
+        ("flashinfer-python", diagnosis.check_flashinfer, "pip install -e '.[gpu]'"),
+        ("cupti-python", diagnosis.check_cupti, "pip install -e '.[gpu]'"),
     ],
 )
 def test_a_missing_package(box, package, check, command):
@@ -177,7 +177,7 @@ def test_the_command_prints_one_line_per_check_with_its_fix(box):
     assert len(lines) == len(diagnosis.CHECKS)
     # Brackets are markup to rich; the command must come out as it is typed.
     assert [line for line in lines if line.startswith("missing")] == [
-        "missing flashinfer  not installed  ->  pip install 'fsbench[gpu]'"
+        "missing flashinfer  not installed  ->  pip install -e '.[gpu]'"
     ]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from fsbench import reference
+from fsbench import inputs, reference
+from fsbench.problem import Problem, models
 from fsbench.reference import logits as logits_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -186,3 +188,22 @@ def test_the_error_of_a_matmul_ignores_rows_that_are_not_finite():
     assert 0 < error < 1e-4
     hidden[1, 0], weight[2, 0] = torch.nan, torch.inf
     assert reference.matmul_error(hidden, weight) <= error
+
+
+def test_matmul_error_holds_for_an_accumulator_that_truncates():
+    """As docs/noise.md says: tensor cores that cut off, at the largest D of the named models."""
+    D = max(model.D for model in models().values())
+    for law in ("normal:1", "zipf:1", "peaked:20"):
+        problem = Problem(2, D, 256, "bf16", device="cpu", logits=law)
+        weight, hidden = inputs.make_weight(problem, 0), inputs.make_hidden(problem, 0)
+        products = hidden.double()[:, None, :] * weight.double()[None]
+        groups = products.reshape(2, 256, D // 16, 16).sum(-1).numpy()
+        accumulator = np.zeros((2, 256))
+        for step in range(D // 16):
+            exact = accumulator + groups[..., step]
+            rounded = exact.astype(np.float32)
+            over = np.abs(rounded.astype(float)) > np.abs(exact)
+            toward_zero = np.where(over, np.nextafter(rounded, np.float32(0)), rounded)
+            accumulator = toward_zero.astype(float)
+        error = np.abs(accumulator - products.sum(-1).numpy()).max()
+        assert error < reference.matmul_error(hidden, weight)

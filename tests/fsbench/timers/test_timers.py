@@ -242,7 +242,7 @@ def test_an_old_or_absent_cupti_is_unavailable_with_the_command(cupti, monkeypat
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", absent)
-    with pytest.raises(TimerUnavailable, match=r"cupti-python; pip install 'fsbench\[gpu\]'"):
+    with pytest.raises(TimerUnavailable, match=r"cupti-python; pip install -e '.\[gpu\]'"):
         make_timer("cupti", "cuda", l2="warm")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
+from unittest import mock
 
 import pytest
 import torch
 
-from fsbench.kernels.call.operands import Operands
-from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared_launch
+from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, launch_kernel
 from fsbench.kernels.call.request import checked_request
 
 B, D, V = 16, 32, 320
@@ -35,7 +36,7 @@ class Kernel:
 
 @pytest.fixture
 def launch():
-    return PreparedLaunch(Kernel(), Operands(lambda h, w: (h, w), 1, (7,), {}), {"fixed": "F"})
+    return PreparedLaunch(Kernel(), (7,), {"fixed": "F"})
 
 
 def test_the_second_launch_passes_the_binder_with_its_own_arguments(launch):
@@ -48,9 +49,11 @@ def test_the_second_launch_passes_the_binder_with_its_own_arguments(launch):
 
 def test_what_triton_compiles_for_is_bound_anew(launch):
     words = torch.zeros(32, dtype=torch.int64)
-    for first, third in ((words, None), (words[1:], None), (words, words), (words, words[1:])):
-        launch(first=first, second=0.5, third=third)
-    assert len(launch.kernel.bound) == 4 and not launch.kernel.direct
+    halves = words.half()
+    for first in (words, words[1:], halves):
+        for third in (None, words, words[1:], 16, 17):
+            launch(first=first, second=0.5, third=third)
+    assert len(launch.kernel.bound) == 3 * 5 and not launch.kernel.direct
 
 
 def test_no_tensor_is_kept_alive(launch):
@@ -104,7 +107,26 @@ def test_a_float_is_of_one_kind_whatever_its_size():
     assert kind_of(request(soft_cap=1.0)) == kind_of(request(soft_cap=30))
 
 
-def test_a_kind_is_prepared_once():
-    numbers = iter(range(9))
-    found = [prepared_launch(kind, lambda: next(numbers)) for kind in ("one", "one", "two")]
-    assert found == [0, 0, 1]
+def test_only_what_is_alike_is_launched_past_the_binder():
+    kernel, device = Kernel(), torch.device("cpu")
+
+    def launch(**changes):
+        arguments = {"first": None, "fixed": "F", "second": 0.5, "third": 3} | changes
+        launch_kernel(kernel, arguments.pop("device", device), (7,), **arguments)
+
+    launch()
+    launch(second=0.7)
+    assert len(kernel.bound) == 1 and kernel.direct == [(None, "F", 0.7, 3)]
+    changes = [{"fixed": "G"}, {"third": 4}, {"third": 1.0}, {"first": 1.0}]
+    for change in [*changes, {"device": torch.device("cuda", 1)}]:
+        launch(**change)
+    assert len(kernel.bound) == 6 and len(kernel.direct) == 1
+
+
+def test_a_first_launch_that_fails_is_tried_again():
+    kernel = Kernel()
+    kernel._bind = mock.Mock(side_effect=[RuntimeError("out of memory"), kernel])
+    for _ in range(2):
+        with suppress(RuntimeError):
+            launch_kernel(kernel, torch.device("cpu"), (7,), **dict.fromkeys(Kernel.arg_names))
+    assert kernel._bind.call_count == 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_cases import counter, problem
 
 from fsbench import inputs, reference
 from fsbench.errors import InvalidArgument
@@ -23,17 +24,6 @@ pytestmark = [
 ]
 
 SEED = 2**40 + 77
-
-
-def counter(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64, device="cuda")
-
-
-def problem(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16):
-    generator = torch.Generator("cuda").manual_seed(B + V + D)
-    hidden = torch.randn(B, D, generator=generator, device="cuda").to(dtype)
-    weight = torch.randn(V, D, generator=generator, device="cuda") * (2 / D**0.5)
-    return hidden, weight.to(dtype)
 
 
 def options(names: str, B: int, V: int) -> dict[str, Any]:

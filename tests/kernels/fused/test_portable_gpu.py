@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu_cases import counter, problem
 
 from fsbench import inputs, reference
 from fsbench.errors import CaptureError
@@ -19,17 +20,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
-
-
-def scalar(value: int) -> torch.Tensor:
-    return torch.tensor([value], dtype=torch.int64, device="cuda")
-
-
-def problem(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16):
-    generator = torch.Generator("cuda").manual_seed(B + V + D)
-    hidden = torch.randn(B, D, generator=generator, device="cuda").to(dtype)
-    weight = torch.randn(V, D, generator=generator, device="cuda") * (2 / D**0.5)
-    return hidden, weight.to(dtype)
 
 
 def assert_accepted(tokens, hidden, weight, seed, offset, noise="group"):
@@ -59,7 +49,7 @@ def assert_accepted(tokens, hidden, weight, seed, offset, noise="group"):
 @pytest.mark.parametrize("kernel", ["auto", "portable"])
 def test_tokens_are_the_oracles(kernel, B, V, D, dtype):
     hidden, weight = problem(B, V, D, dtype)
-    seed, offset = scalar(-(V**3)), scalar(D)
+    seed, offset = counter(-(V**3)), counter(D)
     for noise in ("group", "token") if B in (3, 200) else ("group",):
         sample = flash_sample(hidden, weight, seed=seed, offset=offset, noise=noise, kernel=kernel)
         assert_accepted(sample.tokens, hidden, weight, seed, offset, noise)
@@ -132,7 +122,9 @@ def test_a_cold_row_takes_the_largest_logit(temperature):
     logits = 20 + 10 * torch.randn(16, 2000, device="cuda")
     hidden, weight = inputs.head_with_logits(logits, torch.float16)
     stored = hidden.float() @ weight.float().T
-    sample = flash_sample(hidden, weight, temperature=temperature, seed=scalar(1), return_logz=True)
+    sample = flash_sample(
+        hidden, weight, temperature=temperature, seed=counter(1), return_logz=True
+    )
     assert torch.equal(sample.tokens, stored.argmax(1))
     logz = torch.logsumexp(stored.double() / temperature, 1)
     torch.testing.assert_close(sample.logz.double(), logz, atol=1e-3, rtol=1e-6)
@@ -143,7 +135,7 @@ def test_logits_and_tokens_are_bitwise_the_same_for_every_config_and_batch(D):
     """The order of summation follows the token, and the tensor cores keep to it."""
     V = 5001
     hidden, weight = problem(256, V, D)
-    seed, offset = scalar(1), scalar(2)
+    seed, offset = counter(1), counter(2)
     whole, first = flash_sampling_store(hidden, weight, temperature=1.0, seed=seed, offset=offset)
     for B in BUCKETS:
         part = hidden[:B].contiguous()
@@ -176,7 +168,7 @@ def test_a_request_gets_the_same_tokens_at_any_position_and_batch_size():
 
 def test_torch_compile_captures_the_operator():
     hidden, weight = problem(20, 3000, 128)
-    seed, offset = scalar(3), scalar(4)
+    seed, offset = counter(3), counter(4)
 
     def step(hidden):
         sample = flash_sample(hidden * 2, weight, seed=seed, offset=offset, return_logprob=True)
@@ -190,7 +182,7 @@ def test_torch_compile_captures_the_operator():
 
 def test_a_weight_of_more_than_2_to_31_elements():
     hidden, weight = problem(2, 2**31 // 4096 + 300, 4096)
-    seed, offset = scalar(1), scalar(2)
+    seed, offset = counter(1), counter(2)
     # The last rows alone can win: an address that wraps around would not find them.
     weight[: 2**31 // 4096].mul_(0.01)
     weight[2**31 // 4096 :].mul_(20)
@@ -208,7 +200,7 @@ def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
     logits = 2 * torch.randn(min(B, 64), 3001, device="cuda")
     hidden, weight = inputs.head_with_logits(logits, torch.bfloat16, 64)
     hidden = hidden[torch.arange(B, device="cuda") % len(hidden)].contiguous()
-    seed, offset = scalar(5), scalar(6)
+    seed, offset = counter(5), counter(6)
     expected = reference.expect(hidden.float() @ weight.float().T, seed, offset, 1.0, "group")
     for config in [
         find("portable", B, 4096, "NVIDIA H200"),
@@ -224,7 +216,7 @@ def test_tokens_of_a_row_do_not_depend_on_the_batch():
     logits = 2 * torch.randn(64, 5003, device="cuda")
     hidden, weight = inputs.head_with_logits(logits, torch.bfloat16, 64)
     hidden = hidden.repeat(4, 1)
-    seed, offset = scalar(9), scalar(1)
+    seed, offset = counter(9), counter(1)
     whole = flash_sample(hidden, weight, seed=seed, offset=offset).tokens
     for B in (1, 2, 15, 16, 17, 31, 33, 64, 65, 127, 129, 255):
         part = flash_sample(hidden[:B].contiguous(), weight, seed=seed, offset=offset).tokens
@@ -234,7 +226,7 @@ def test_tokens_of_a_row_do_not_depend_on_the_batch():
 @pytest.mark.parametrize("B", [1, 64, 256])
 def test_a_graph_draws_fresh_noise_at_each_replay_and_equals_eager(B):
     hidden, weight = problem(B, 4001, 256)
-    seed, offset = scalar(3), scalar(0)
+    seed, offset = counter(3), counter(0)
 
     def launch(hidden, seed, offset):
         return flash_sample(hidden, weight, seed=seed, offset=offset).tokens
@@ -244,13 +236,13 @@ def test_a_graph_draws_fresh_noise_at_each_replay_and_equals_eager(B):
     for step in range(20):
         offset.fill_(step)
         drawn.append(replay().tolist())
-        assert drawn[-1] == launch(hidden, seed, scalar(step)).tolist()
+        assert drawn[-1] == launch(hidden, seed, counter(step)).tolist()
     assert len({tuple(tokens) for tokens in drawn}) > 15
 
 
 def test_ten_thousand_replays_leave_the_workspace_as_it_was():
     hidden, weight = problem(33, 2000, 64)
-    seed, offset = scalar(3), scalar(0)
+    seed, offset = counter(3), counter(0)
     replay = capture(
         lambda h, s, o: flash_sample(h, weight, seed=s, offset=o).tokens, hidden, seed, offset
     )
@@ -263,9 +255,9 @@ def test_ten_thousand_replays_leave_the_workspace_as_it_was():
 
 def test_two_streams_at_once():
     problems = [problem(64, 30_000, 512), problem(48, 20_000, 512)]
-    seed = scalar(4)
+    seed = counter(4)
     streams = [torch.cuda.Stream() for _ in problems]
-    offsets = [scalar(step) for step in range(50)]
+    offsets = [counter(step) for step in range(50)]
     torch.cuda.synchronize()
     results = [[], []]
     for offset in offsets:
@@ -280,7 +272,7 @@ def test_two_streams_at_once():
 
 def test_two_graphs_replayed_at_once():
     problems = [problem(64, 30_000, 512), problem(64, 30_001, 512)]
-    seed, offset = scalar(4), scalar(8)
+    seed, offset = counter(4), counter(8)
     replays = []
     for hidden, weight in problems:
 
@@ -302,7 +294,7 @@ def test_two_graphs_replayed_at_once():
 
 def test_a_capture_without_a_spare_workspace_says_what_to_do(monkeypatch):
     hidden, weight = problem(8, 500, 64)
-    seed, offset = scalar(4), scalar(8)
+    seed, offset = counter(4), counter(8)
     flash_sample(hidden, weight, seed=seed, offset=offset)
     monkeypatch.setattr(_workspace, "_stock", {})
     graph = torch.cuda.CUDAGraph()
@@ -312,7 +304,7 @@ def test_a_capture_without_a_spare_workspace_says_what_to_do(monkeypatch):
 
 def test_no_host_sync_and_no_logits_in_memory():
     hidden, weight = problem(256, 151_936, 512)
-    seed, offset = scalar(1), scalar(1)
+    seed, offset = counter(1), counter(1)
     flash_sample(hidden, weight, seed=seed, offset=offset)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -328,7 +320,7 @@ def test_no_host_sync_and_no_logits_in_memory():
 
 def test_outputs_are_written_whatever_the_allocator_hands_out():
     hidden, weight = problem(100, 777, 64)
-    seed, offset = scalar(1), scalar(1)
+    seed, offset = counter(1), counter(1)
     first = flash_sample(hidden, weight, seed=seed, offset=offset)
     tokens = first.tokens.clone()
     first.tokens.fill_(-777)
@@ -344,7 +336,7 @@ def test_outputs_are_written_whatever_the_allocator_hands_out():
 def test_one_pass_argmax_over_stored_logits(B, V):
     logits = (2 * torch.randn(B, V, device="cuda")).bfloat16()
     for step in range(3):
-        seed, offset = scalar(V), scalar(step)
+        seed, offset = counter(V), counter(step)
         expected = reference.expect(logits, seed, offset, 1.0, "group")
         assert expected.accepts(gumbel_argmax(logits, seed, offset, 1.0)).all()
 
@@ -352,7 +344,7 @@ def test_one_pass_argmax_over_stored_logits(B, V):
 def test_many_graphs_can_be_captured_after_one_launch():
     """As an engine does: one graph for every batch size."""
     hidden, weight = problem(256, 2000, 64)
-    seed, offset = scalar(4), scalar(8)
+    seed, offset = counter(4), counter(8)
     for B in (16, 32, 64, 128, 256):  # compile
         flash_sample(hidden[:B], weight, seed=seed, offset=offset)
     graphs = []
@@ -368,7 +360,7 @@ def test_many_graphs_can_be_captured_after_one_launch():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_tensors_on_a_gpu_that_is_not_the_current_one():
-    on_first = [*problem(20, 3000, 128), scalar(1), scalar(2)]
+    on_first = [*problem(20, 3000, 128), counter(1), counter(2)]
     on_second = [tensor.to("cuda:1") for tensor in on_first]
     tokens = []
     for hidden, weight, seed, offset in (on_first, on_second):

@@ -17,6 +17,7 @@ from fsbench.kernels import flash_sample
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.configs.screen import default_configs
 from fsbench.kernels.noise.contract import gumbel
+from fsbench.kernels.screened import api
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.bounds import screen_hidden
 from fsbench.kernels.screened.head import prepare_head
@@ -137,6 +138,15 @@ def test_several_samples_are_those_of_flash_sample(n, dtype):
     assert sample.valid.tolist() == [True, True, False, True, True]
     one = screened_sample(hidden, prepare_head(weight), **options)
     assert (one.tokens == sample.tokens[:, 0]).float().mean() >= 0.8  # but for ties of rounding
+
+
+def test_arguments_are_checked_once(monkeypatch):
+    """By flash_sample, where the call is one of it."""
+    monkeypatch.setattr(api, "checked_request", None)
+    hidden, weight = matrices(2, 16, 64, torch.bfloat16)
+    for more in ({"num_samples": 2}, {"return_logz": True}):
+        sample = screened_sample(hidden, prepare_head(weight), seed=torch.tensor([0]), **more)
+        assert sample.valid.all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

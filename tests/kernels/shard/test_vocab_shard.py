@@ -25,7 +25,7 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Sample, VocabShard, even_blocks, flash_sample
 from fsbench.kernels.shard.exchange import AREAS
-from fsbench.kernels.shard.vocab_shard import BLOCK, block_bounds
+from fsbench.kernels.shard.vocab_shard import SHARD_UNIT, block_bounds
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8])
@@ -33,9 +33,9 @@ from fsbench.kernels.shard.vocab_shard import BLOCK, block_bounds
 def test_an_even_split_is_at_blocks_and_as_even_as_can_be(V, ranks):
     bounds = even_blocks(V, ranks)
     assert bounds[0] == 0 and bounds[-1] == V and len(bounds) == ranks + 1
-    assert all(bound % BLOCK == 0 for bound in bounds[:-1])
+    assert all(bound % SHARD_UNIT == 0 for bound in bounds[:-1])
     sizes = [last - first for first, last in pairwise(bounds)]
-    assert 0 < max(sizes) - min(sizes) + 1 <= 2 * BLOCK
+    assert 0 < max(sizes) - min(sizes) + 1 <= 2 * SHARD_UNIT
     assert block_bounds(sizes, V) == bounds
 
 

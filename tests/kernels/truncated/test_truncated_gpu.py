@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu_cases import counter, problem
 
 from fsbench import reference
 from fsbench.discover import discover
@@ -31,17 +32,6 @@ WITH_FILTERS = [
     if entry.provider and entry.provider.capabilities.filters
 ]
 CONTRACT = [name for name in WITH_FILTERS if discover()[name].provider.capabilities.noise]
-
-
-def scalar(value: int) -> torch.Tensor:
-    return torch.tensor([value], dtype=torch.int64, device="cuda")
-
-
-def matrices(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16, sigma: float = 2.0):
-    generator = torch.Generator("cuda").manual_seed(B + V + D)
-    hidden = torch.randn(B, D, generator=generator, device="cuda").to(dtype)
-    weight = torch.randn(V, D, generator=generator, device="cuda") * (sigma / D**0.5)
-    return hidden, weight.to(dtype)
 
 
 def exact(B: int, V: int, tied: bool = False):
@@ -105,8 +95,8 @@ FILTERS = [
 def test_tokens_are_the_oracles(B, V, filters):
     for tied in (False, True):
         hidden, weight, logits = exact(B, V, tied)
-        sample = drawn(hidden, weight, seed=scalar(5), offset=scalar(V), **filters)
-        assert_expected(sample, logits, scalar(5), scalar(V), **filters)
+        sample = drawn(hidden, weight, seed=counter(5), offset=counter(V), **filters)
+        assert_expected(sample, logits, counter(5), counter(V), **filters)
 
 
 @pytest.mark.parametrize("law", ["flat", "near-uniform", "two levels", "peaked"])
@@ -128,9 +118,9 @@ def test_rows_that_many_programs_share_whatever_the_law(law):
         "top_p": torch.tensor([0.9, 0.3, 0.5, 1.0, 1.0, 0.7, 0.9], device="cuda"),
         "min_p": torch.tensor([0.0, 0.4, 0.0, 0.05, 0.0, 0.0, 0.0], device="cuda"),
     }
-    call = {"seed": scalar(5), "temperature": 0.7}
+    call = {"seed": counter(5), "temperature": 0.7}
     sample = drawn(hidden, weight, **call, **filters)
-    assert_expected(sample, logits, scalar(5), scalar(0), 0.7, **filters)
+    assert_expected(sample, logits, counter(5), counter(0), 0.7, **filters)
     for _ in range(5):  # in whatever order programs arrive
         again = drawn(hidden, weight, **call, **filters)
         assert torch.equal(again.tokens, sample.tokens) and torch.equal(again.kept, sample.kept)
@@ -140,19 +130,19 @@ def test_rows_that_many_programs_share_whatever_the_law(law):
 @pytest.mark.parametrize("D", [101, 1152, 4096])
 @pytest.mark.parametrize("B", [1, 16, 100, 256])
 def test_real_matmuls_and_filters_of_every_row(B, D, dtype):
-    hidden, weight = matrices(B, 20_011, D, dtype)
+    hidden, weight = problem(B, 20_011, D, dtype)
     filters = row_filters(B)
     temperature = torch.linspace(0, 2, B, device="cuda")
-    sample = drawn(hidden, weight, seed=scalar(1), temperature=temperature, **filters)
+    sample = drawn(hidden, weight, seed=counter(1), temperature=temperature, **filters)
     logits = hidden.double() @ weight.double().T
     error = reference.matmul_error(hidden, weight)
-    assert_expected(sample, logits, scalar(1), scalar(0), temperature, error, **filters)
+    assert_expected(sample, logits, counter(1), counter(0), temperature, error, **filters)
 
 
 @pytest.mark.parametrize("B", [1, 64, 256])
 def test_without_filters_tokens_are_those_of_flash_sample(B):
-    hidden, weight = matrices(B, 151_936, 1024)
-    call = {"seed": scalar(3), "offset": scalar(4), "temperature": 0.8}
+    hidden, weight = problem(B, 151_936, 1024)
+    call = {"seed": counter(3), "offset": counter(4), "temperature": 0.8}
     sample = truncated_sample(hidden, weight, **call)
     plain = flash_sample(hidden, weight, **call)
     assert torch.equal(sample.tokens, plain.tokens)
@@ -160,21 +150,21 @@ def test_without_filters_tokens_are_those_of_flash_sample(B):
 
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_tiles_and_kernels_do_not_matter(bucket):
-    hidden, weight = matrices(bucket, 20_011, 512)
+    hidden, weight = problem(bucket, 20_011, 512)
     filters = row_filters(bucket)
-    first = drawn(hidden, weight, seed=scalar(3), **filters)
+    first = drawn(hidden, weight, seed=counter(3), **filters)
     logits = hidden.double() @ weight.double().T
     error = reference.matmul_error(hidden, weight)
-    assert_expected(first, logits, scalar(3), scalar(0), error=error, **filters)
+    assert_expected(first, logits, counter(3), counter(0), error=error, **filters)
     hopper = hopper_tiles.space(bucket) if torch.cuda.get_device_capability() == (9, 0) else []
     for config in (*space(bucket)[::40], *hopper[::3]):
-        other = drawn(hidden, weight, seed=scalar(3), **filters, config=config)
+        other = drawn(hidden, weight, seed=counter(3), **filters, config=config)
         assert torch.equal(other.tokens, first.tokens), config
         assert torch.equal(other.kept, first.kept), config
 
 
 def test_batch_and_place_do_not_matter():
-    hidden, weight = matrices(256, 20_011, 512)
+    hidden, weight = problem(256, 20_011, 512)
     seeds = torch.arange(256, device="cuda")
     filters = row_filters(256)
     whole = drawn(hidden, weight, seed=seeds, **filters)
@@ -204,25 +194,25 @@ def test_penalties(amounts):
     history.append(torch.arange(B, device="cuda"))
     penalties = Penalties(history, *amounts)
     filters = {"top_k": 50, "top_p": 0.9}
-    sample = drawn(hidden, weight, seed=scalar(2), penalties=penalties, **filters)
+    sample = drawn(hidden, weight, seed=counter(2), penalties=penalties, **filters)
     names = ("repetition", "presence", "frequency")
     seen, counts = history.dense(V)
     changed = reference.penalised(logits, seen, counts, **dict(zip(names, amounts, strict=True)))
-    assert_expected(sample, changed, scalar(2), scalar(0), error=1e-5, noise="token", **filters)
+    assert_expected(sample, changed, counter(2), counter(0), error=1e-5, noise="token", **filters)
 
 
 def test_rows_without_a_draw():
     hidden, weight, _ = exact(8, 20_011)
     hidden[2] = torch.nan
-    sample = drawn(hidden, weight, seed=scalar(2), top_k=50, top_p=0.9)
+    sample = drawn(hidden, weight, seed=counter(2), top_k=50, top_p=0.9)
     assert sample.tokens[2] == -1 and sample.kept[2] == 0
     assert sample.valid.sum() == 7
 
 
 def test_graphs_draw_afresh_and_read_filters_again():
-    hidden, weight = matrices(64, 20_011, 512)
+    hidden, weight = problem(64, 20_011, 512)
     filters = row_filters(64)
-    seed, offset = scalar(3), scalar(0)
+    seed, offset = counter(3), counter(0)
 
     def launch(hidden, seed, offset):
         return truncated_sample(hidden, weight, seed=seed, offset=offset, **filters).tokens
@@ -236,10 +226,10 @@ def test_graphs_draw_afresh_and_read_filters_again():
 
 
 def test_nothing_waits_for_the_gpu():
-    hidden, weight = matrices(64, 20_011, 512)
+    hidden, weight = problem(64, 20_011, 512)
     filters = row_filters(64)
     history = TokenHistory(64, 32, "cuda")
-    call = {"seed": scalar(3), "penalties": Penalties(history, 1.1), **filters}
+    call = {"seed": counter(3), "penalties": Penalties(history, 1.1), **filters}
     truncated_sample(hidden, weight, **call)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -253,11 +243,11 @@ def test_nothing_waits_for_the_gpu():
 def test_akunu(dtype, filters):
     logits = (3 * torch.randn(4, 151_936, device="cuda")).to(dtype)
     kept = reference.truncate(logits, 1.5, **filters, order=AKUNU_ORDER)
-    expected = reference.expect(logits, scalar(1), scalar(2), 1.5, truncation=kept)
-    assert expected.accepts(akunu_exact(logits, scalar(1), scalar(2), 1.5, **filters)).all()
+    expected = reference.expect(logits, counter(1), counter(2), 1.5, truncation=kept)
+    assert expected.accepts(akunu_exact(logits, counter(1), counter(2), 1.5, **filters)).all()
     from fsbench.kernels.providing import akunu_reference as chapter
 
-    scores = akunu_scores(logits, scalar(1), scalar(2), 1.5, **filters)
+    scores = akunu_scores(logits, counter(1), counter(2), 1.5, **filters)
     own = chapter.kept(logits, **filters)
     differ = ((scores > -torch.inf) != own).sum(1)
     # A threshold of fp32 masses may fall to the other side of a few of the logits.

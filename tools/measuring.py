@@ -1,0 +1,70 @@
+"""What the tools that measure kernels share: graphs, rounds of timing, masks, the record."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsbench.graphs import capture
+from fsbench.machine.environment import environment
+from fsbench.timers import make_timer
+from fsbench.timers.measurement import Measurement
+
+PAPER_SHAPES = ((4096, 151936), (8192, 128256))
+"""(D, V)."""
+
+
+def replay(
+    sample: Callable[..., Any], hidden: Tensor, head: object, **options: Any
+) -> tuple[Callable[[], Tensor], Tensor]:
+    """(a graph of one decode step, the offset that it reads); sample returns tokens or a Sample."""
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        drawn = sample(hidden, head, **{"seed": seed, "offset": offset, **options})
+        return drawn if isinstance(drawn, Tensor) else drawn.tokens
+
+    seed, offset = torch.ones(2, 1, dtype=torch.int64, device="cuda")
+    return capture(launch, hidden, seed, offset), offset
+
+
+def in_rounds(
+    steps: dict[str, tuple[Callable[[], Tensor], Tensor]], rounds: int, iterations: int
+) -> dict[str, list[Measurement]]:
+    """Time graphs of `replay`, cold L2, one after the other in every round; the offset advances."""
+    timer = make_timer("cupti", "cuda")
+    found: dict[str, list[Measurement]] = {name: [] for name in steps}
+    for step, _ in steps.values():
+        timer.measure(step, 3, lambda: None)
+    for _ in range(rounds):
+        for name, (step, offset) in steps.items():
+            found[name].append(timer.measure(step, iterations, lambda at=offset: at.add_(1)))
+    return found
+
+
+def packed(allowed: Tensor) -> Tensor:
+    """The int32 words of a mask, bool [B, V]."""
+    bits = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32))
+    words = (bits.view(len(allowed), -1, 32).long() << torch.arange(32, device="cuda")).sum(2)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table, row by row as they come, and beside it the environment as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        for row in rows:
+            writer.writerow(row)
+            file.flush()
+            print(*row, flush=True)
+    record = json.dumps(environment("cuda", sys.argv), indent=2)
+    path.with_suffix(".env.json").write_text(record + "\n")
+    print(f"{path}, measured on {torch.cuda.get_device_name()}")

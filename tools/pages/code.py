@@ -1,0 +1,223 @@
+"""Lists that follow from the code: commands, options, arguments, capabilities, columns, presets.
+
+What a column or field means stands in words.toml beside this file; a name without words, and words
+without a name, are errors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fsbench import kernels, provider
+from fsbench.cli import app
+from fsbench.cli.listing import CLAIMS
+from fsbench.discover import discover
+from fsbench.e2e import summary as e2e
+from fsbench.machine.environment import environment
+from fsbench.measure.presets import PRESETS
+from fsbench.problem import DTYPES
+from fsbench.records import breakdown, summary
+from fsbench.records.store import STATUSES, Cell, Energy, Round
+from fsbench.verify.check import Check
+from pages.blocks import block, table
+
+LINE = ("schema", "cell", "round", "measured", "form", "energy", "status", "lacks", "reason")
+"""Keys of a line of points.jsonl."""
+
+
+def _fields(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _own_columns() -> list[str]:
+    of_the_cell = _fields(Cell)
+    return [name for name in summary.frame([]).columns if name not in of_the_cell]
+
+
+def _kernel_columns() -> list[str]:
+    of_the_cell = _fields(Cell)
+    return [name for name in breakdown.kernel_rows([]).columns if name not in of_the_cell]
+
+
+def _verdict_keys() -> list[str]:
+    of_lines = ["schema", "environment", "setting", "provider", "skipped", "verdict", "seconds"]
+    return [*of_lines, *_fields(Check)]
+
+
+NAMES: dict[str, Callable[[], list[str]]] = {
+    "line": lambda: list(LINE),
+    "cell": lambda: _fields(Cell),
+    "round": lambda: _fields(Round),
+    "energy": lambda: _fields(Energy),
+    "results": _own_columns,
+    "breakdown": _kernel_columns,
+    "status": lambda: list(STATUSES),
+    "environment": lambda: ["schema", *environment("cpu", []), "options", "resumed"],
+    "check": _verdict_keys,
+    "e2e": lambda: list(e2e.COLUMNS),
+}
+"""Section of words.toml -> the names that the code has."""
+
+
+@cache
+def _words() -> dict[str, dict[str, str]]:
+    return tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
+
+
+def _cell(text: str) -> str:
+    """Text for a cell of a table: no | that would end it, no <name> that would be a tag."""
+    outside_code = re.sub(r"(`[^`]*`)|<(?=\w)", lambda found: found[1] or r"\<", text)
+    return re.sub(r"(?<!\\)\|", r"\\|", outside_code)
+
+
+@block
+def words(section: str) -> str:
+    """Names of the code, and what words.toml says of them."""
+    names, told = NAMES[section](), _words()[section]
+    if set(names) != set(told):
+        differ = ", ".join(sorted(set(names) ^ set(told)))
+        raise KeyError(f"words.toml, [{section}]: expected the names of the code; differ: {differ}")
+    return table(["name", "meaning"], ([f"`{name}`", _cell(told[name])] for name in names), left=2)
+
+
+def entries(text: str) -> dict[str, str]:
+    """Of a docstring's lines `name: what it is`, those at the left: names and what they are."""
+    found = {}
+    for names, told in re.findall(r"^(\w+(?:, \w+)*): (.*(?:\n .*)*)", text, re.MULTILINE):
+        one_line = re.sub(r"\s+", " ", told.strip())
+        for name in names.split(", "):
+            found[name] = one_line.replace("docs/ ", "docs/")
+    return found
+
+
+@block
+def arguments(function: str) -> str:
+    """The arguments of a public function of fsbench.kernels, as its docstring has them.
+
+    But for those that it takes as flash_sample does.
+    """
+    called = getattr(kernels, function)
+    text = inspect.getdoc(called) or ""
+    told = entries(inspect.cleandoc(text.split("Args:\n")[1].split("\n\n")[0]))
+    rows = []
+    for name, parameter in inspect.signature(called).parameters.items():
+        if told[name].startswith("as in flash_sample"):
+            continue
+        default = "" if parameter.default is inspect.Parameter.empty else f"`{parameter.default!r}`"
+        rows.append([f"`{name}`", default, _cell(told[name])])
+    return table(["argument", "default", "what it is"], rows, left=3)
+
+
+@block
+def contract(kind: str) -> str:
+    """Fields of Provider or Capabilities, as their docstrings have them."""
+    described = getattr(provider, kind)
+    told = entries(inspect.getdoc(described) or "")
+    rows = []
+    for field in fields(described):
+        default = "" if field.default is MISSING or callable(field.default) else field.default
+        shown = "" if default in ("", None) else f"`{default!r}`"
+        rows.append([f"`{field.name}`", shown, _cell(told[field.name])])
+    return table(["field", "default", "meaning"], rows, left=3)
+
+
+@block
+def capabilities() -> str:
+    """What each sampler can do."""
+    rows = []
+    for entry in discover().values():
+        if entry.provider is None:
+            continue
+        able = entry.provider.capabilities
+        values = [
+            *(device in able.devices for device in ("cuda", "cpu")),
+            *(dtype in able.dtypes for dtype in DTYPES),
+            *(getattr(able, name) for name in CLAIMS),
+        ]
+        rows.append([f"`{entry.name}`", *map(_mark, values)])
+    heads = ["sampler", "GPU", "CPU", *DTYPES, *(head for head, _ in CLAIMS.values())]
+    return table(heads, rows, left=len(heads))
+
+
+def _mark(value: object) -> str:
+    if isinstance(value, tuple):  # of filters
+        return "".join(name.split("_")[1] for name in value)
+    return value if isinstance(value, str) else "yes" if value else ""
+
+
+@block
+def claims_in_words() -> str:
+    rows = [[head, f"`{name}`", meaning] for name, (head, meaning) in CLAIMS.items()]
+    return table(["column", "capability", "meaning"], rows, left=3)
+
+
+@block
+def kernel_classes() -> str:
+    rows = [[str(part), f"`{_cell(rule)}`"] for part, rule in breakdown.RULES]
+    return table(["part", "names"], rows, left=2)
+
+
+@block
+def presets() -> str:
+    rows = [
+        [
+            *(f"`{name}`", each.summary, each.dtype, ", ".join(map(str, each.batches))),
+            *(each.warmup, each.iters, each.rounds),
+        ]
+        for name, each in PRESETS.items()
+    ]
+    heads = ["preset", "what", "dtype", "B", "warm-up steps", "timed steps", "rounds"]
+    return table(heads, rows, left=4)
+
+
+def shown_commands() -> Iterator[tuple[str, Any]]:
+    """Every command by what one types after `fsbench`, but for hidden ones, the old spellings."""
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        if command.hidden:
+            continue
+        parts = getattr(command, "commands", None)
+        if parts is None:
+            yield name, command
+        for part, own in (parts or {}).items():
+            yield f"{name} {part}", own
+
+
+def _summary(command: Any) -> str:
+    return " ".join(command.help.split("\n\n")[0].split())
+
+
+@block
+def commands() -> str:
+    rows = [[f"`fsbench {name}`", _cell(_summary(each))] for name, each in shown_commands()]
+    return table(["command", "what it does"], rows, left=2)
+
+
+@block
+def options() -> str:
+    """Every command with its arguments and options."""
+    parts = []
+    for spoken, command in shown_commands():
+        rows = []
+        for parameter in command.params:
+            if getattr(parameter, "hidden", False):
+                continue
+            names = (*parameter.opts, *parameter.secondary_opts)
+            spelled = ", ".join(f"`{each}`" for each in names if each.startswith("-"))
+            plain = isinstance(parameter.default, str | int | float)
+            shown = plain and parameter.default is not False
+            default = f"`{parameter.default}`" if shown else ""
+            name = spelled or f"`{parameter.name.upper()}`"
+            rows.append([name, default, _cell(parameter.help or "")])
+        text = table(["option", "default", "what it does"], rows, left=3)
+        told = "\n\n".join(" ".join(each.split()) for each in command.help.split("\n\n"))
+        parts.append(f"## fsbench {spoken}\n\n{told}\n\n{text}")
+    return "\n\n".join(parts)

@@ -1,0 +1,289 @@
+"""Times of one GPU: README.md, docs/results.md and docs/kernel.md."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fsbench.problem import models as named_models
+from pages.blocks import (
+    FI1,
+    FI2,
+    FI2_LEAN,
+    H200,
+    HOPPER,
+    MATMUL,
+    ONE_PASS,
+    PORTABLE,
+    SMALL,
+    STEMS,
+    STREAM,
+    block,
+    bullets,
+    h200,
+    listed,
+    medians,
+    results,
+    said,
+    span,
+    table,
+    with_source,
+)
+from pages.exact import checks_of
+
+PAPER, LEAN, ODD = "paper-20261121", "lean-20261121", "odd-20261121"
+HEADS = ("models-20261121", "models-rest-20261121")
+ALL = (PAPER, LEAN, "lean-d8192-20261121", "lean-d8192-large-20261121")
+OURS = (PORTABLE, HOPPER)
+RACE, MULTINOMIAL = "exponential_race", "multinomial_compiled"
+NO_RIVALS = {
+    *(HOPPER, PORTABLE, MATMUL, STREAM),
+    *("flash_sampling_greedy", "flash_sampling_token", "greedy"),
+}
+"""Forms of the fused kernel, greedy decoding and lower bounds."""
+
+
+def leads(*runs: str, ours: str = HOPPER) -> pd.Series[float]:
+    """Time of every exact sampler over stored logits over ours, by run, D, V, B and provider."""
+    found = results(*runs).pivot_table(
+        index=["run", "d", "v", "b"], columns="provider", values="median_us"
+    )
+    rivals = found[[name for name in found if name not in NO_RIVALS]]
+    return rivals.div(found[ours], axis=0).stack()
+
+
+def over_matmul(*runs: str, ours: str = HOPPER) -> pd.Series[float]:
+    """Time of ours over that of the matmul alone, by run, D, V and B."""
+    found = results(*runs).pivot_table(
+        index=["run", "d", "v", "b"], columns="provider", values="median_us"
+    )
+    return found[ours] / found[MATMUL]
+
+
+def at(values: pd.Series[float], least: int, most: int) -> pd.Series[float]:
+    """Those of B in least .. most."""
+    B = values.index.get_level_values("b")
+    return values[(least <= B) & (most >= B)]
+
+
+@block
+def headline() -> str:
+    us = medians(LEAN).unstack("provider").loc[SMALL[0]]
+    names = (HOPPER, MATMUL, ONE_PASS, FI2_LEAN, RACE)
+    rows = [
+        [B, *(f"{us[name][B]:.0f}" for name in names), f"{us[HOPPER][B] / us[MATMUL][B]:.2f}"]
+        for B in (1, 16, 64, 128, 256)
+    ]
+    heads = [
+        *("B", "`flash_sample`, us", "matmul alone", "matmul + one-pass argmax"),
+        *("matmul + FlashInfer, lean", "matmul + exponential race (vLLM)", "ours / matmul"),
+    ]
+    return with_source(table(heads, rows, left=0), *h200(LEAN))
+
+
+@block
+def decisions() -> str:
+    """Which call for which request, and what it costs or gains."""
+    plain = at(over_matmul(PAPER), 1, 128)
+    cuts = pd.read_csv(H200 / "truncated-launches" / "launches.csv")
+    cuts = cuts[cuts.logits == "normal:1"].set_index(["sampler", "top_k", "top_p", "b"])
+    cuts = cuts.span_us.sort_index()
+    slower = cuts["truncated", 50, 0.9] / cuts["plain", 0, 1.0]
+    us = medians("truncated-20261122").unstack("provider")
+    faster = us[["flashinfer_top_k_top_p", "flashinfer_top_k_top_p_lean"]].min(axis=1)
+    faster = faster / us.flash_sampling_topk_topp
+    screened = over_matmul("screened-d4096-20261122", ours="flash_sampling_screened")
+    ideal = pd.read_csv(H200 / "tp-20261122" / f"scaling_{STEMS[8192]}.csv")
+    ideal = ideal[ideal.provider == HOPPER].tp4_ideal
+    saved = pd.read_csv(H200 / "e2e-vllm-8b-20261122" / "e2e.csv")
+    saved = saved[saved["sampler"] == "flash_sample"].reduction_pct
+    rows = [
+        [
+            "a token from the softmax; temperature, bias, mask, seed, log-probability per row",
+            "[`flash_sample`](ROOT/docs/using-the-kernel.md)",
+            f"{span(plain)} of the time of the matmul alone, B up to 128",
+        ],
+        [
+            "top-k, top-p, min-p, penalties",
+            "[`truncated_sample`](ROOT/docs/truncated.md)",
+            f"k = 50, p = 0.9: {span(faster, '.1f')} times as fast as FlashInfer, "
+            f"{span(slower)} times as long as no filters",
+        ],
+        [
+            "small batches, and memory for half of the head once more",
+            "[`screened_sample`](ROOT/docs/screened-head.md)",
+            f"{span(at(screened, 1, 64))} of the matmul, B up to 64, D = 4096",
+        ],
+        [
+            "an LM head sharded over the GPUs of one host",
+            "[`flash_sample` with a `VocabShard`](ROOT/docs/several-gpus.md)",
+            f"{span(100 * ideal, '.0f')} % of ideal scaling on four GPUs, D = 8192",
+        ],
+        [
+            "drafts of an n-gram table",
+            "[`verify_drafts`](ROOT/docs/using-the-kernel.md#speculative-decoding-with-n-gram-drafts)",
+            "one launch for all positions",
+        ],
+        [
+            "vLLM 0.22.1",
+            "[the plug-in](ROOT/docs/end-to-end.md#the-plug-in-for-vllm)",
+            f"{span(saved, '.1f')} % less time per output token, Qwen3-8B",
+        ],
+    ]
+    return table(["request", "call", "on an H200 (its page has date and commit)"], rows, left=3)
+
+
+@block
+def findings() -> str:
+    """What the tables of docs/results.md say."""
+    matmul, rivals = over_matmul(PAPER), leads(*ALL)
+    heads, of_heads = over_matmul(*HEADS), leads(*HEADS)
+    lean = medians(LEAN).unstack("provider").loc[SMALL[0]]
+    noise = lean[HOPPER] / lean["flash_sampling_greedy"]
+    token = lean["flash_sampling_token"] / lean[PORTABLE]
+    extra = results(LEAN).groupby("provider").peak_extra_bytes.max() / 1e6
+    checks = {name: checks_of(name) for name in (PORTABLE, HOPPER)}
+    bounds = [each["variation"]["bound"] for each in checks.values()]
+    passed = [check["verdict"] == "ok" for each in checks.values() for check in each.values()]
+    lines = (
+        f"Up to B = 128 fused sampling takes {span(at(matmul, 1, 128))} of the time of cuBLAS's "
+        f"matmul alone, at B = 256 {span(at(matmul, 256, 256))}.",
+        said("Every sampler over stored logits takes longer: ", rivals.min() > 1)
+        + f"{span(rivals)} times as long, over all B and both LM heads. The one-pass argmax takes "
+        f"{span(rivals.xs(ONE_PASS, level='provider'))} times as long.",
+        f"Over the LM heads of all {len(named_models())} models of `fsbench list`, at B = 1, 64 "
+        f"and 256, fused sampling takes {span(heads)} of the matmul, and the rivals "
+        f"{span(of_heads)} times as long.",
+        f"The noise costs {100 * (noise[256] - 1):.0f} % at B = 256, and "
+        f"{100 * (at_most(noise, 64) - 1):.1f} % at most up to B = 64, over the same kernel at "
+        "T = 0 (D = 4096).",
+        f"A Gumbel for every token in place of [one for 32](ROOT/docs/noise.md) would cost "
+        f"{token[128]:.2f} times the time at B = 128 and {token[256]:.2f} times at B = 256.",
+        f"The kernel needs {extra[HOPPER]:.1f} MB beyond its inputs. Samplers over stored logits "
+        f"need {extra[ONE_PASS]:.0f} MB or more.",
+        said("Both kernels pass every check of the ", all(passed))
+        + f"[full battery](ROOT/docs/exactness.md), with a total variation distance below "
+        f"{max(bounds):.2g}.",
+    )
+    return with_source(bullets(*lines), *h200(*ALL, *HEADS))
+
+
+def at_most(values: pd.Series[float], B: int) -> float:
+    """The largest up to a batch size."""
+    return float(values[values.index <= B].max())
+
+
+@block
+def speedups(run: str, D: str) -> str:
+    """The committed table of the Hopper kernel."""
+    text = (H200 / run / f"speedup_{STEMS[int(D)]}.md").read_text(encoding="utf-8")
+    section = text.split("## FlashSampling (Hopper)")[1].split("\n## ")[0]
+    return with_source(section.strip(), *h200(run))
+
+
+@block
+def heads_of_models() -> str:
+    ratio, lead = over_matmul(*HEADS), leads(*HEADS).unstack("provider").min(axis=1)
+    ratio, lead = ratio.droplevel("run"), lead.droplevel("run")
+    rows = [
+        [model.name, f"{model.D:,}", f"{model.V:,}"]
+        + [
+            f"{ratio[model.D, model.V, B]:.2f} ({lead[model.D, model.V, B]:.2f})"
+            for B in (1, 64, 256)
+        ]
+        for model in named_models().values()
+    ]
+    return with_source(table(["model", "D", "V", "B = 1", "64", "256"], rows), *h200(*HEADS))
+
+
+@block
+def odd_batches() -> str:
+    us = medians(ODD).unstack("provider").loc[SMALL[0]]
+    rows = [
+        [
+            B,
+            f"{row[HOPPER]:.0f}",
+            *(f"{row[name] / row[MATMUL]:.2f}" for name in (HOPPER, PORTABLE, ONE_PASS)),
+            *(f"{row[ONE_PASS] / row[name]:.2f}" for name in (HOPPER, PORTABLE)),
+        ]
+        for B, row in us.iterrows()
+    ]
+    heads = [
+        *("B", "Hopper, us", "Hopper / matmul", "portable / matmul", "one-pass argmax / matmul"),
+        *("argmax / Hopper", "argmax / portable"),
+    ]
+    slower = {name: [B for B in us.index if us[ONE_PASS][B] < us[name][B]] for name in OURS}
+    told = bullets(
+        f"The one-pass argmax is faster than the Hopper kernel at B = {listed(slower[HOPPER])}, "
+        f"and than the portable one at B = {listed(slower[PORTABLE])}.",
+    )
+    return with_source(f"{table(heads, rows, left=0)}\n\n{told}", *h200(ODD))
+
+
+@block
+def reached() -> str:
+    """Both kernels over the matmul, and the share of the rate at which a read streams."""
+    rows = []
+    for D, of in medians(PAPER).unstack("provider").groupby("d"):
+        for B, row in of.droplevel("d").iterrows():
+            ratios = (row[HOPPER] / row[MATMUL], row[PORTABLE] / row[MATMUL])
+            share = f"{row[STREAM] / row[HOPPER]:.2f}" if B <= 128 else ""
+            rows.append([D, B, *(f"{ratio:.3f}" for ratio in ratios), share])
+    heads = ["D", "B", "Hopper / matmul", "portable / matmul", "share of the stream rate"]
+    return with_source(table(heads, rows, left=0), *h200(PAPER))
+
+
+@block
+def costs() -> str:
+    """Energy, memory and the first call."""
+    names = {
+        HOPPER: "FlashSampling (Hopper)",
+        PORTABLE: "FlashSampling (Triton)",
+        FI2: "FI2",
+        FI2_LEAN: "FI2, lean",
+        FI1: "FI1",
+        MULTINOMIAL: "Multinomial",
+        RACE: "Exponential race",
+        ONE_PASS: "matmul + one-pass argmax",
+        MATMUL: "matmul alone",
+    }
+    warm = results("profile-20261121").set_index(["provider", "b"])
+    cold = results("first-call-20261121").set_index(["provider", "b"]).first_call_s
+    digits = {1: 1, 16: 2, 64: 2, 256: 3}
+    rows = [
+        [
+            label,
+            *(f"{1e3 * warm.j_per_token[name, B]:.{n}f}" for B, n in digits.items()),
+            f"{warm.peak_extra_bytes[name, 256] / 1e6:.1f}",
+            *(_seconds(value) for value in (cold[name, 1], warm.first_call_s[name, 1])),
+        ]
+        for name, label in names.items()
+    ]
+    heads = [
+        *("", "mJ per token, B = 1", "16", "64", "256", "extra MB, B = 256"),
+        *("first call, caches empty, s", "caches warm, s"),
+    ]
+    idle = warm.idle_w.iloc[0]
+    note = f"The whole GPU's energy, nothing subtracted; it draws {idle:.0f} W when idle."
+    records = h200("profile-20261121", "first-call-20261121")
+    return with_source(f"{table(heads, rows)}\n\n{note}", *records)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f}" if value > 0.3 else f"{value:.2f}" if value > 0.005 else f"{value:.4f}"
+
+
+@block
+def options_cost(D: str) -> str:
+    """What an option costs, in percent over plain sampling; in brackets its own bytes."""
+    path = "options/options.csv"
+    of = pd.read_csv(H200 / path).query(f"d == {D}").set_index(["option", "b"])
+    rows = []
+    for option in of.index.get_level_values("option").unique().drop("plain"):
+        cells = [option]
+        for B in (1, 16, 64, 256):
+            row = of.loc[(option, B)]
+            own = 100 * row.floor_us / of.time_us["plain", B]
+            cost = f"{100 * (row.ratio_to_plain - 1):+.1f}"
+            cells.append(f"{cost} ({own:.1f})" if own >= 0.05 else cost)
+        rows.append(cells)
+    return with_source(table(["option", "B = 1", "16", "64", "256"], rows), *h200(path))
