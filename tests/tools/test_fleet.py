@@ -6,9 +6,10 @@ import os
 import subprocess
 
 import pytest
-from docs_pages import fsbench
 from tree import ROOT
+from typer.testing import CliRunner
 
+from fsbench.cli import app
 from fsbench.records.store import Cell, Round, Store
 
 FLEET = ROOT / "examples" / "fleet"
@@ -99,6 +100,12 @@ def test_every_gpu_type_is_measured_and_all_folders_come_together(start, tmp_pat
     else:
         down = {call.split()[-1] for call in calls if call.startswith("sky down")}
         assert down == {"fsbench-h100", "fsbench-h200"}
+
+
+def fsbench(*arguments):
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def test_results_of_many_gpus_and_hosts_are_read_together(tmp_path):
