@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from fsbench.errors import InvalidArgument, ProviderUnavailable, describe, unknown_name
+from fsbench import probing
+from fsbench.errors import InvalidArgument, ProviderUnavailable, describe, one_line, unknown_name
 from fsbench.machine import hardware
 from fsbench.problem import Problem
 from fsbench.provider import Provider
 
 ENTRY_POINTS = "fsbench.providers"
+EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
+"""The decode step by which samplers are asked what they can do and keep (Qwen3-8B's LM head)."""
+
 _PACKAGES = ("fsbench.kernels", "fsbench.baselines")
 
 
@@ -40,10 +47,10 @@ class Found:
             return self.broken
         try:
             reason = self.provider.missing_packages() or self.provider.not_built()
-        except (ImportError, ValueError) as error:  # `requires` names a part of a package
+        except (Exception, SystemExit) as error:  # `not_built` may be a third party's
             reason = describe(error)
         if reason:
-            return reason
+            return one_line(reason)
         if device not in self.provider.capabilities.devices:
             return f"runs on {', '.join(self.provider.capabilities.devices)} only"
         if device == "cuda":
@@ -69,19 +76,24 @@ class Found:
             return "unavailable", reason or self.broken
         try:
             reason = self.provider.unsupported_reason(problem)
-        except Exception as error:  # `supports` may be a third party's
+        except (Exception, SystemExit) as error:  # `supports` may be a third party's
             return "error", describe(error)
-        return ("unsupported", reason) if reason else None
+        return ("unsupported", one_line(reason)) if reason else None
 
 
 def discover(extra_paths: Iterable[Path] = ()) -> dict[str, Found]:
-    """All samplers by name, sorted. A plug-in that fails to import is listed as broken.
+    """All samplers by name, sorted. A plug-in that cannot be used is listed as broken.
 
     Raises:
-        InvalidArgument: two samplers share a name, or an extra path is not a Python file.
+        InvalidArgument: an extra path is not a Python file, or its sampler has another's name.
     """
-    found: dict[str, Found] = {}
-    for entry in [*_shipped(), *_from_entry_points(), *map(_from_file, extra_paths)]:
+    found = {entry.name: entry for entry in _shipped()}
+    for entry in _from_entry_points():
+        if entry.name in found:  # installed somehow: the other commands must stay usable
+            twice = f"defined twice, in {found[entry.name].source} and {entry.source}"
+            entry = Found(f"{entry.name} ({entry.source})", entry.source, broken=twice)
+        found[entry.name] = entry
+    for entry in map(_from_file, extra_paths):
         if entry.name in found:
             raise InvalidArgument(
                 f"provider {entry.name!r}: defined twice, in {found[entry.name].source} "
@@ -129,17 +141,57 @@ def _shipped() -> Iterable[Found]:
 
 def _from_entry_points() -> Iterable[Found]:
     for entry in entry_points(group=ENTRY_POINTS):
-        source = f"entry point {entry.value}"
-        try:
-            yield _checked(entry.name, source, entry.load())
-        except (Exception, SystemExit) as error:
-            # Somebody else's code: whatever it raises, the other samplers must stay usable.
-            yield Found(entry.name, source, broken=describe(error))
+        yield _plug_in(entry.name, f"entry point {entry.value}", ["entry", entry.value])
 
 
 def _from_file(path: Path) -> Found:
     if path.suffix != ".py" or not path.is_file():
         raise InvalidArgument(f"--provider-path: expected an existing .py file; got {path}")
+    return _plug_in(path.stem, str(path), ["file", str(path)])
+
+
+def _plug_in(name: str, source: str, target: list[str]) -> Found:
+    """Somebody else's sampler: tried in a process of its own, then loaded here."""
+    name = one_line(name)
+    broken = probing.reason_against(name, source, *target)
+    return Found(name, source, broken=broken) if broken else load(name, source, *target)
+
+
+def load(name: str, source: str, kind: str, target: str) -> Found:
+    """A plug-in, imported here; `broken` where it raises or has no sampler of that name.
+
+    kind: "entry" (target: MODULE:NAME) or "file" (target: its path).
+    """
+    try:
+        with kept_stdout():
+            entry = EntryPoint(name, target, ENTRY_POINTS)
+            found = _checked(
+                name, source, entry.load() if kind == "entry" else _imported(Path(target))
+            )
+            kept = found.provider.kept_bytes(EXAMPLE) if found.provider else 0
+        if isinstance(kept, int) and kept >= 0:
+            return found
+        return Found(name, source, broken=one_line(f"kept_bytes: expected bytes; got {kept!r}"))
+    except (Exception, SystemExit) as error:
+        return Found(name, source, broken=describe(error))
+
+
+def probe(report: int, *plug_in: str) -> None:
+    """Load a plug-in and ask what commands ask; write what is wrong as JSON to a descriptor."""
+    try:
+        found = load(*plug_in)
+        if found.provider is not None:
+            found.unavailable_reason("cpu")
+            with suppress(Exception, SystemExit):  # told where it is asked, as a cell's status
+                found.provider.supports(EXAMPLE)
+        broken = found.broken
+    except BaseException as error:
+        broken = describe(error)
+    os.write(report, json.dumps(broken).encode())
+
+
+def _imported(path: Path) -> object:
+    """PROVIDER of a file, None if it has none. A file that fails leaves no module behind."""
     module_name = f"fsbench_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
@@ -147,10 +199,26 @@ def _from_file(path: Path) -> Found:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        return getattr(module, "PROVIDER", None)
+    except BaseException:
         del sys.modules[module_name]
-        return Found(path.stem, str(path), broken=describe(error))
-    return _checked(path.stem, str(path), getattr(module, "PROVIDER", None))
+        raise
+
+
+@contextmanager
+def kept_stdout() -> Iterator[None]:
+    """What plug-ins print inside goes to stderr, and the working folder stays what it is."""
+    here = os.getcwd()
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.chdir(here)
 
 
 def _checked(name: str, source: str, provider: object) -> Found:

@@ -22,6 +22,12 @@ class InvalidArgument(FsbenchError, ValueError):
     exit_code = 2
 
 
+class InvalidOption(FsbenchError):
+    """A value of a command's option that its reader refuses (fsbench.cli.options)."""
+
+    exit_code = 2
+
+
 class InvalidType(FsbenchError, TypeError):
     """An argument of the wrong type or dtype."""
 
@@ -88,14 +94,29 @@ class ResultsError(FsbenchError):
     exit_code = 2
 
 
-def one_line(error: BaseException) -> str:
-    """What an error says, on one line and cut at 300 characters: for results and lists."""
-    return " ".join(str(error).split())[:300]
+def shown(given: str) -> str:
+    """What a caller gave, quoted and cut at 80 characters."""
+    return repr(given) if len(given) <= 80 else f"{given[:77]!r}..."
+
+
+def as_text(value: object) -> str:
+    """str(value), whatever it is: what is not Unicode is escaped, and a failure of str is named."""
+    try:
+        text = str(value)
+    except BaseException as error:
+        text = f"(no text: str() raised {type(error).__name__})"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def one_line(said: object) -> str:
+    """What an error or a text says, in one printable line of at most 300 characters."""
+    line = " ".join(as_text(said).split())[:300]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def describe(error: BaseException) -> str:
     """The same with the error's class in front: for errors that are not fsbench's own."""
-    return ": ".join(filter(None, (type(error).__name__, one_line(error))))
+    return ": ".join(filter(None, (one_line(type(error).__name__), one_line(error))))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -103,7 +124,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
+        or "can't allocate memory" in as_text(error)
     )
 
 
@@ -112,4 +133,4 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> InvalidArgument
     known = sorted(known)
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return InvalidArgument(f"{what}: expected one of {', '.join(known)}; got {given!r}{hint}")
+    return InvalidArgument(f"{what}: expected one of {', '.join(known)}; got {shown(given)}{hint}")

@@ -14,6 +14,7 @@ from fsbench.problem import Problem, parse_logits
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _ROWS_AT_ONCE = 16384  # rows of the weight made at a time: bounds the fp32 scratch
+_WORDS_AT_ONCE = 2**22  # of a fingerprint: bounds its scratch to 100 MB
 
 
 def make_weight(problem: Problem, seed: int) -> Tensor:
@@ -60,6 +61,20 @@ def make_hidden(problem: Problem, seed: int) -> Tensor:
     if law != "normal":
         hidden = 1 + 0.1 * hidden
     return hidden.to(TORCH_DTYPES[problem.dtype])
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """64 bits of a contiguous tensor that change with any of its bytes. Waits for the device."""
+    data = tensor.detach().view(-1).view(torch.uint8)
+    even = data.numel() // 8 * 8
+    words, rest = data[:even].view(torch.int64), data[even:].to(torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for part in (*words.split(_WORDS_AT_ONCE), rest):
+        # Odd factors, so that no change of a word is lost modulo 2^64; by place, so that a swap is
+        # seen. Times another odd number: so is a swap of two parts.
+        places = 2 * torch.arange(len(part), device=tensor.device) + 1
+        total = total * 0x5851F42D4C957F2D + (part * places).sum()
+    return int(total)
 
 
 def head_with_logits(logits: Tensor, dtype: torch.dtype, D: int = 16) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ MOVED = {
     "plotting": "figures.configuration",
     "preparing": "measure.preparing",
     "presets": "measure.presets",
-    "ranks": "measure.ranks",
+    "ranks": "measure.supervisor",
     "recommend": "analysis.recommend",
     "report": "figures.report",
     "results": "records.store",

@@ -7,13 +7,14 @@ A leaf: it imports only errors and problem, so a plug-in needs nothing else
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fsbench.errors import InvalidArgument, unknown_name
-from fsbench.problem import FILTER_ORDER, FILTERS, Problem
+from fsbench.errors import InvalidArgument, one_line
+from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -176,6 +177,73 @@ class Tuning:
     text: Callable[[str, str, list[tuple[int, int | None, Any]]], str]
 
 
+_Checks = dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]]
+"""What is expected -> (fields, whether a value is that)."""
+
+
+def _line(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _some(*known: str) -> Callable[[Any], bool]:
+    """Whether a value is a tuple of texts, and of these, if there are any."""
+
+    def fits(value: Any) -> bool:
+        several = isinstance(value, tuple | list) and all(map(_line, value))
+        return several and (not known or set(value) <= set(known))
+
+    return fits
+
+
+def _capability(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) for n in value)
+    )
+
+
+_FIELDS: _Checks = {
+    "a line of text": (("name", "label"), _line),
+    "a Kind": (("kind",), lambda value: isinstance(value, Kind)),
+    "Capabilities": (("capabilities",), lambda value: isinstance(value, Capabilities)),
+    "a tuple of texts": (("requires", "presets"), _some()),
+    "(major, minor) or None": (("compute_capability",), _capability),
+    "a function": (("build", "supports", "kept_bytes", "not_built"), callable),
+    "a function or None": (
+        ("sample", "noise_map", "build_sharded", "matmul_form"),
+        lambda value: value is None or callable(value),
+    ),
+    "a Tuning or None": (
+        ("tuning",),
+        lambda value: value is None or isinstance(value, Tuning),
+    ),
+}
+
+_CAPABILITIES: _Checks = {
+    f"some of {', '.join(DEVICES)}": (("devices",), _some(*DEVICES)),
+    f"some of {', '.join(DTYPES)}": (("dtypes",), _some(*DTYPES)),
+    f"some of {', '.join(FILTERS)}": (("filters",), _some(*FILTERS)),
+    f"{', '.join(FILTER_ORDER)} in some order": (
+        ("filter_order",),
+        lambda value: _some()(value) and sorted(value) == sorted(FILTER_ORDER),
+    ),
+    "token, group or None": (("noise",), lambda value: value in (None, "token", "group")),
+    "first, kept or any": (("ties",), lambda value: value in ("first", "kept", "any")),
+    "True or False": (
+        (*(field.name for field in fields(Capabilities) if field.type == "bool"),),
+        lambda value: isinstance(value, bool),
+    ),
+    "a number >= 0": (
+        ("known_deviation", "excess_beyond_gap"),
+        lambda value: isinstance(value, int | float) and 0 <= value < math.inf,
+    ),
+    "a number >= 0 or None": (
+        ("exact_to_gap",),
+        lambda value: value is None or (isinstance(value, int | float) and 0 <= value < math.inf),
+    ),
+    "an integer >= 1": (("seed_stride",), lambda value: isinstance(value, int) and value >= 1),
+}
+
+
 def _supports_everything(problem: Problem) -> str | None:
     return None
 
@@ -215,8 +283,8 @@ class Provider:
         `fsbench run --breakdown` times it. None if there is no such form.
 
     Raises:
-        InvalidArgument: one of the OPTIONS is claimed, but there is no `sample` to show it; or the
-            filters or their order are none.
+        InvalidArgument: a field is not of its type, or one of the OPTIONS is claimed, but there is
+            no `sample` to show it.
     """
 
     name: str
@@ -237,20 +305,19 @@ class Provider:
     not_built: Callable[[], str | None] = lambda: None
 
     def __post_init__(self) -> None:
+        for holder, checks in ((self, _FIELDS), (self.capabilities, _CAPABILITIES)):
+            for expected, (names, fits) in checks.items():
+                for name in names:
+                    if not fits(value := getattr(holder, name, None)):
+                        raise InvalidArgument(
+                            f"{one_line(self.name)}: {name}: expected {expected}; "
+                            f"got {one_line(value)}"
+                        )
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]
         if claimed and self.sample is None:
             raise InvalidArgument(
                 f"{self.name}: expected `sample`, by which {', '.join(claimed)} can be asked for; "
                 "got None"
-            )
-        able = self.capabilities
-        for name in able.filters:
-            if name not in FILTERS:
-                raise unknown_name(f"{self.name}: filters", name, FILTERS)
-        if sorted(able.filter_order) != sorted(FILTER_ORDER):
-            raise InvalidArgument(
-                f"{self.name}: filter_order: expected {', '.join(FILTER_ORDER)} in some order; "
-                f"got {', '.join(able.filter_order)}"
             )
 
     def kind_on(self, problem: Problem) -> Kind:

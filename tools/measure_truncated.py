@@ -56,7 +56,7 @@ def measure(law: str, B: int, weight: Tensor) -> Iterator[list[object]]:
     hidden = inputs.make_hidden(Problem(B, D, V, logits=law), 0)
     cases: list[tuple[str, dict[str, Any]]] = [("plain", {})]
     cases += [("truncated", filters) for filters in FILTERS]
-    samplers = {"plain": flash_sample, "truncated": truncated_sample}
+    samplers: dict[str, Any] = {"plain": flash_sample, "truncated": truncated_sample}
     steps = {
         str(case): measuring.replay(samplers[case[0]], hidden, weight, **case[1]) for case in cases
     }

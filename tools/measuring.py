@@ -44,7 +44,11 @@ def in_rounds(
         timer.measure(step, 3, lambda: None)
     for _ in range(rounds):
         for name, (step, offset) in steps.items():
-            found[name].append(timer.measure(step, iterations, lambda at=offset: at.add_(1)))
+
+            def advance(offset: Tensor = offset) -> None:
+                offset.add_(1)
+
+            found[name].append(timer.measure(step, iterations, advance))
     return found
 
 

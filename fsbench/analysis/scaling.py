@@ -11,6 +11,7 @@ import pandas as pd
 
 from fsbench.analysis.tables import Configuration, stems
 from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.sheet import as_csv
 
 
 def over_ranks(found: list[Configuration]) -> dict[str, list[Configuration]]:
@@ -53,5 +54,5 @@ def write_scaling(folder: Path, found: list[Configuration]) -> list[Path]:
     with refusals("write tables in", folder):
         for stem, alike in over_ranks(found).items():
             written.append(folder / f"scaling_{stem}.csv")
-            write_atomically(written[-1], scaling_table(alike).to_csv(float_format="%.6g"))
+            write_atomically(written[-1], as_csv(scaling_table(alike)))
     return written

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from fsbench.errors import ResultsError
+from fsbench.errors import ResultsError, one_line
 from fsbench.problem import PENALTIES, Problem
 from fsbench.provider import Kind
 from fsbench.records.disk import refusals, write_atomically
 from fsbench.records.iomodel import gpu_slug
+from fsbench.records.sheet import escaped, markdown_table
 from fsbench.records.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
@@ -142,6 +143,7 @@ def normalized(frame: pd.DataFrame) -> pd.DataFrame:
     frame["mixed"] = frame.mixed.astype(bool)
     for name in ("gpu", "l2"):  # '' and 'n/a', which pandas reads as NaN
         frame[name] = frame[name].astype(object).where(frame[name].notna(), "").replace("n/a", "")
+    frame["label"] = frame.label.map(one_line).str.replace("^['_]+", "", regex=True)
     frame["gpu_name"] = frame.gpu
     frame["gpu"] = frame.gpu.map(gpu_slug)
     return frame
@@ -260,7 +262,10 @@ def markdown(configuration: Configuration) -> str:
     ]
     for provider in _compared(configuration):
         columns = _section(configuration, table, provider)
-        parts += [f"## {configuration.label(provider)}", _markdown_table(table.index, columns)]
+        parts += [
+            f"## {escaped(configuration.label(provider))}",
+            _markdown_table(table.index, columns),
+        ]
     parts += ["## Median time, us", _markdown_table(table.index, _times(configuration, table))]
     return "\n\n".join(parts) + "\n"
 
@@ -317,10 +322,8 @@ def _times(configuration: Configuration, table: pd.DataFrame) -> list[_Column]:
 
 
 def _markdown_table(batches: pd.Index, columns: list[_Column]) -> str:
-    headings = ["B", *(heading.replace("|", "\\|") for heading, _ in columns)]
     rows = zip(map(str, batches), *(cells for _, cells in columns), strict=True)
-    lines = [headings, ["---:"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return markdown_table(["B", *(heading for heading, _ in columns)], rows)
 
 
 def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:

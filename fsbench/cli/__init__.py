@@ -41,8 +41,6 @@ app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)
 app.add_typer(hotvocab.app, name="hotvocab")
-# Its name before 0.2.
-app.command("pipeline", hidden=True)(hotvocab.pipeline)
 
 
 def _print_version(asked: bool) -> None:

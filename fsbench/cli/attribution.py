@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fsbench.analysis import attribution
 from fsbench.analysis.tables import Configuration, configurations
 from fsbench.cli.reading import read_results
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
 
@@ -73,10 +73,8 @@ def _by_time(configuration: Configuration, kind: Kind, fused: bool | None = None
 
 
 def _print_part(part: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(f"[bold]{part['title']}[/bold]")
+    print_ = console(soft_wrap=False).print
+    print_(part["title"], style="bold")
     for pair in part["speedups"]:
         table = _table(
             f"\nSpeedup of {part['fused_label']} over {pair['label']}",
@@ -89,7 +87,7 @@ def _print_part(part: dict[str, Any]) -> None:
                 *(_text(row[name], "+.3f") for name in ("gaps", "passes", "matmul")),
                 f"{row['bound']:.3f}",
             )
-        console.print(table)
+        print_(table)
     if part["extended"]:
         table = _table(
             "\nThe model with two terms more: time = matmul + fixed + passes over the logits",
@@ -104,8 +102,8 @@ def _print_part(part: dict[str, Any]) -> None:
                 f"{row['passes']:.1f}",
                 f"{row['worst']:.1%}",
             )
-        console.print(table)
-    console.print()
+        print_(table)
+    print_()
 
 
 def _text(value: float | None, form: str) -> str:

@@ -9,34 +9,53 @@ from typing import Annotated
 import typer
 
 from fsbench import paper as published
-from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.cli.options import PATH, WORD, Reader, argument, one_of, option
+from fsbench.errors import InvalidArgument, ResultsError, shown
+
+
+def percent(text: str, option: str) -> float:
+    """'3%' or '3' -> 0.03."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)
+    if not match or float(match[1]) >= 100:
+        raise InvalidArgument(
+            f"{option}: expected a percentage below 100, as 3%; got {shown(text)}"
+        )
+    return float(match[1]) / 100
 
 
 def compare(
     results: Annotated[
         list[Path],
-        typer.Argument(help="Results folders: two runs A and B; with --paper, one or several."),
+        argument("RESULTS", PATH, "Two runs A and B; with --paper, one or several."),
     ],
     paper: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "--paper",
+            one_of(lambda: published.GPUS),
+            "Compare with this GPU's columns in the paper's Tables 4 and 5.",
             metavar=f"[{'|'.join(published.GPUS)}]",
-            help="Compare with this GPU's columns in the paper's Tables 4 and 5.",
         ),
     ] = None,
     fused: Annotated[
         str | None,
-        typer.Option(help="With --paper: our sampler to be compared with the paper's kernel."),
+        option(
+            "--fused", WORD, "With --paper: our sampler to be compared with the paper's kernel."
+        ),
     ] = None,
     within: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT", help="What still counts as the same. Default: 2%; with --paper 5%."
+        float | None,
+        option(
+            "--within",
+            Reader("PERCENT", percent),
+            "What still counts as the same. Default: 2%; with --paper 5%.",
         ),
     ] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "--fail-on",
+            WORD,
             metavar="slow[:PERCENT]",
             help="Exit code 1 if a cell is slower by more than this, as in slow:3%; with --paper, "
             "worse or worse:3%. Default: as --within.",
@@ -66,14 +85,14 @@ def compare(
         raise typer.Exit(1)
 
 
-def _two_runs(a: Path, b: Path, within: str | None, fail_on: str | None) -> list[str]:
+def _two_runs(a: Path, b: Path, within: float | None, fail_on: str | None) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
     from fsbench.analysis.comparisons import runs
     from fsbench.cli import comparing
     from fsbench.cli.reading import read_results
     from fsbench.records.store import read_environment
 
-    margin = percent("--within", within) if within is not None else runs.WITHIN
+    margin = runs.WITHIN if within is None else within
     limit = fail_limit(fail_on, "slow", margin)
     folders = [_only_run(a), _only_run(b)]
     cells = runs.pairs(*(read_results([folder]) for folder in folders))
@@ -94,7 +113,7 @@ def _only_run(path: Path) -> Path:
 
 
 def _with_paper(
-    paths: list[Path], gpu: str, fused: str | None, within: str | None, fail_on: str | None
+    paths: list[Path], gpu: str, fused: str | None, within: float | None, fail_on: str | None
 ) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
     from fsbench.analysis import logits_store
@@ -103,7 +122,7 @@ def _with_paper(
     from fsbench.cli import comparing
     from fsbench.cli.reading import read_results
 
-    margin = percent("--within", within) if within is not None else paper.WITHIN
+    margin = paper.WITHIN if within is None else within
     limit = fail_limit(fail_on, "worse", margin)
     fused = fused or published.source()["fused"]["provider"]
     every = configurations(read_results(paths))
@@ -124,14 +143,6 @@ def _with_paper(
     ]
 
 
-def percent(option: str, text: str) -> float:
-    """'3%' or '3' -> 0.03."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)
-    if not match or float(match[1]) >= 100:
-        raise InvalidArgument(f"{option}: expected a percentage below 100, as 3%; got {text!r}")
-    return float(match[1]) / 100
-
-
 def fail_limit(text: str | None, word: str, default: float) -> float:
     """The limit of --fail-on, 'slow' or 'slow:3%'; `word` is the one that fits the comparison."""
     if text is None or text == word:
@@ -139,4 +150,4 @@ def fail_limit(text: str | None, word: str, default: float) -> float:
     given, _, limit = text.partition(":")
     if given != word or not limit:
         raise InvalidArgument(f"--fail-on: expected {word} or {word}:3% here; got {text!r}")
-    return percent("--fail-on", limit)
+    return percent(limit, "--fail-on")

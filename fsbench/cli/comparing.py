@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fsbench import paper as published
 from fsbench.analysis.comparisons import paper, runs
 from fsbench.analysis.tables import conditions_in_words
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.records.stats import LEVEL
 
 if TYPE_CHECKING:
@@ -184,7 +184,5 @@ def _table(*headings: str) -> Table:
 
 
 def _print(table: Table) -> None:
-    from rich.console import Console
-
     # As wide as the table needs: cut names and figures would be worse than long lines.
-    Console(highlight=False, width=200).print(table)
+    console(width=200, soft_wrap=False).print(table)

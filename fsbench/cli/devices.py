@@ -1,14 +1,25 @@
-"""The device that a command works on."""
+"""The device that a command works on, and the timer."""
 
 from __future__ import annotations
 
-from fsbench.errors import DeviceUnavailable, InvalidArgument
+from collections.abc import Iterable
+from typing import Annotated
+
+from fsbench.cli.options import one_of, option
+from fsbench.errors import DeviceUnavailable
+
+
+def _timers() -> Iterable[str]:
+    from fsbench.timers import TIMERS
+
+    return TIMERS
+
+
+Timer = Annotated[str, option("--timer", one_of(_timers), "auto, cupti, events, cpu or fake.")]
 
 
 def device_to_use(asked: str) -> str:
     """cuda or cpu: what --device asks for, or for auto what torch finds here."""
-    if asked not in ("auto", "cuda", "cpu"):
-        raise InvalidArgument(f"--device: expected auto, cuda or cpu; got {asked!r}")
     if asked == "cpu":
         return "cpu"
     import torch
@@ -29,3 +40,15 @@ def require_gpus(indices: list[int]) -> None:
     count = torch.cuda.device_count()
     if max(indices) >= count:
         raise DeviceUnavailable(f"--gpu: expected indices below {count}; got {max(indices)}")
+
+
+def require_energy(device: str, indices: list[int]) -> None:
+    """Raise DeviceUnavailable unless NVML counts the energy of these GPUs."""
+    from fsbench.machine import hardware
+    from fsbench.machine.device_state import nvml_index
+
+    found = [nvml_index(index) for index in indices] if device == "cuda" else [None]
+    if any(hardware.energy_mj(index) is None for index in found):
+        raise DeviceUnavailable(
+            "--energy: needs a GPU whose counter of energy NVML can read; see `fsbench doctor`"
+        )

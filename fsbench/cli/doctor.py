@@ -9,12 +9,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fsbench.cli.options import Json
 from fsbench.errors import DeviceUnavailable
 
 _STYLES = {"ok": "green", "missing": "bold red", "warning": "yellow"}
 
 
-def doctor(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def doctor(as_json: Json = False) -> None:
     """Check what `fsbench run` needs on this machine, and print the fix of what is missing.
 
     Exit code 0 if anything can be measured here, if only on the CPU; 4 if nothing can.

@@ -7,10 +7,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from fsbench.cli.options import (
+    PATH,
+    WORD,
+    Batches,
+    Dtype,
+    HiddenSizes,
+    Json,
+    Models,
+    VocabularySizes,
+    option,
+)
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
 from fsbench.records import iomodel as model
@@ -20,25 +29,27 @@ _PAPER_BATCHES = "1,2,4,8,16,32,64,128,256"
 
 
 def iomodel(
-    batch: Annotated[str, typer.Option(help="Batch sizes B, comma list.")] = _PAPER_BATCHES,
-    d: Annotated[str | None, typer.Option(help="Hidden sizes D, comma list; with --v.")] = None,
-    v: Annotated[str | None, typer.Option(help="Vocabulary sizes V, comma list; with --d.")] = None,
-    model_names: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="A named LM head; may be repeated. See `fsbench list`."),
-    ] = None,
-    gpu: Annotated[str, typer.Option(help="GPU whose floor times to print.")] = "h200",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    batch: Batches = None,
+    d: HiddenSizes = None,
+    v: VocabularySizes = None,
+    model_names: Models = None,
+    gpu: Annotated[str, option("--gpu", WORD, "GPU whose floor times to print.")] = "h200",
+    dtype: Dtype = "bf16",
     measured: Annotated[
         list[Path] | None,
-        typer.Option(help="A results folder: print what it measured beside the model, and why."),
+        option(
+            "--measured",
+            PATH,
+            "A results folder: print what it measured beside the model, and why.",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print predicted speedups and floor times of the paper's I/O cost model. Needs no GPU.
 
-    Every --d with every --v, and every --model, is one shape; without any, the paper's two. With
-    --measured (may be repeated) the shapes are those of the results (docs/io-model.md).
+    Every --d with every --v, and every --model, is one shape; by default, the paper's two shapes
+    at its batch sizes. With --measured (may be repeated) the shapes are those of the results
+    (docs/io-model.md).
     """
     if measured:
         from fsbench.cli.attribution import print_measured
@@ -49,7 +60,7 @@ def iomodel(
         return
     chosen = model.gpu(gpu)
     heads = shapes(model_names or [], d, v) or shapes(_PAPER_MODELS, None, None)
-    batches = int_list(batch, "--batch")
+    batches = int_list(batch or _PAPER_BATCHES, "--batch")
     rows = [
         {"model": label, **_predict(Problem(B, D, V, dtype), chosen)}
         for label, D, V in heads
@@ -83,9 +94,7 @@ def _predict(problem: Problem, gpu: model.Gpu) -> dict[str, Any]:
 
 
 def _print_tables(rows: list[dict[str, Any]], gpu: model.Gpu) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    print_ = console(soft_wrap=False).print
     for (label, d, v, dtype), group in groupby(
         rows, key=lambda row: (row["model"], row["d"], row["v"], row["dtype"])
     ):
@@ -116,10 +125,10 @@ def _print_tables(rows: list[dict[str, Any]], gpu: model.Gpu) -> None:
                 f"{row['floor_us']:.1f}",
                 *([f"{row['measured_floor_us']:.1f}"] if gpu.measured else []),
             )
-        console.print(table)
+        print_(table)
     for roof in filter(None, (gpu.datasheet, gpu.measured)):
-        console.print(f"{gpu.slug} {roof.source}: {roof.tb_per_s} TB/s, {roof.tflops} TFLOP/s bf16")
-    console.print(
+        print_(f"{gpu.slug} {roof.source}: {roof.tb_per_s} TB/s, {roof.tflops} TFLOP/s bf16")
+    print_(
         "floor: the fused step at those rates; the measured ones are what plain kernels reached "
         "(a read-only stream, a large square matmul), not limits. 1 MB = 1e6 bytes."
     )

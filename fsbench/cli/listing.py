@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsbench.cli.tables import plain_table
-from fsbench.problem import DTYPES, Problem
+from fsbench.cli.options import Json, ProviderPath
+from fsbench.cli.tables import console, plain_table
+from fsbench.problem import DTYPES
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from fsbench.discover import Found
 
 
-EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
-"""The LM head by which the list tells what samplers keep in memory beside it (Qwen3-8B's)."""
-
-
 def list_(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     capabilities: Annotated[
         bool, typer.Option("--capabilities", help="Show what each sampler can do, and no more.")
     ] = False,
-    provider_path: Annotated[
-        list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
-    ] = None,
+    provider_path: ProviderPath = None,
 ) -> None:
     """List samplers (and whether they can run here), models, presets and GPUs. Needs no torch."""
-    from fsbench.discover import discover
+    from fsbench.discover import discover, kept_stdout
     from fsbench.machine import hardware
     from fsbench.measure.presets import PRESETS
     from fsbench.problem import models
     from fsbench.records import iomodel
 
+    found = discover(provider_path or []).values()
+    with kept_stdout():
+        providers = [_provider_facts(entry) for entry in found]
     facts: dict[str, Any] = {
-        "providers": [_provider_facts(entry) for entry in discover(provider_path or []).values()],
+        "providers": providers,
         "models": [{"name": m.name, "v": m.V, "d": m.D} for m in models().values()],
         "presets": [{"name": name, "summary": p.summary} for name, p in PRESETS.items()],
         "gpus_here": [gpu.name for gpu in hardware.gpus()],
@@ -55,6 +51,8 @@ def list_(
 
 
 def _provider_facts(entry: Found) -> dict[str, Any]:
+    from fsbench.discover import EXAMPLE
+
     facts: dict[str, Any] = {
         "name": entry.name,
         "label": None,
@@ -81,7 +79,9 @@ def _provider_facts(entry: Found) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    console = _console()
+    from fsbench.discover import EXAMPLE
+
+    print_ = console(soft_wrap=False).print
     providers = _table("provider", "kind", "runs here on")
     for row in facts["providers"]:
         providers.add_row(row["name"], row["kind"] or "broken", _where(row))
@@ -92,27 +92,21 @@ def _print(facts: dict[str, Any]) -> None:
     presets = _table("preset", "")
     for row in facts["presets"]:
         presets.add_row(row["name"], row["summary"])
-    console.print(providers)
-    console.print()
+    print_(providers)
+    print_()
     if keeping:
-        console.print(
+        print_(
             f"Memory kept beside a weight of D = {EXAMPLE.D:,}, V = {EXAMPLE.V:,}, {EXAMPLE.dtype}:"
         )
         for row in keeping:
             share = f"{row['kept_share']:+.0%}"
-            console.print(f"  {share} ({row['kept_bytes'] / 1e9:.2f} GB)  {row['name']}")
-        console.print()
+            print_(f"  {share} ({row['kept_bytes'] / 1e9:.2f} GB)  {row['name']}")
+        print_()
     for table in (models, presets):
-        console.print(table)
-        console.print()
-    console.print(f"GPUs here: {', '.join(facts['gpus_here']) or 'none'}")
-    console.print(f"GPUs with known peaks: {', '.join(facts['gpus_known'])}")
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False)
+        print_(table)
+        print_()
+    print_(f"GPUs here: {', '.join(facts['gpus_here']) or 'none'}")
+    print_(f"GPUs with known peaks: {', '.join(facts['gpus_known'])}")
 
 
 def _table(*columns: str, gap: int = 2) -> Table:
@@ -158,7 +152,7 @@ CLAIMS = {
 
 def _print_capabilities(rows: list[dict[str, Any]]) -> None:
     """The matrix; what takes more than one line per sampler is split after the column `graph`."""
-    console = _console()
+    screen = console(soft_wrap=False)
     heads = [*PLACES, *DTYPES, *(head for head, _ in CLAIMS.values())]
     marks = {row["name"]: _marks(row["capabilities"]) for row in rows if row["capabilities"]}
 
@@ -169,18 +163,18 @@ def _print_capabilities(rows: list[dict[str, Any]]) -> None:
         return table
 
     parts = [matrix(slice(None))]
-    unbounded = console.options.update(width=1000)
-    if console.measure(parts[0], options=unbounded).maximum > console.width:
+    unbounded = screen.options.update(width=1000)
+    if screen.measure(parts[0], options=unbounded).maximum > screen.width:
         split = heads.index("graph") + 1
         parts = [matrix(slice(split)), matrix(slice(split, None))]
     for part in parts:
-        console.print(part)
-        console.print()
+        screen.print(part)
+        screen.print()
     for head, meaning in CLAIMS.values():
-        console.print(f"{head:7}{meaning}")
+        screen.print(f"{head:7}{meaning}")
     for row in rows:
         if row["name"] not in marks:
-            console.print(f"{row['name']}: broken, {row['cuda']}")
+            screen.print(f"{row['name']}: broken, {row['cuda']}")
 
 
 def _marks(able: dict[str, Any]) -> list[str]:

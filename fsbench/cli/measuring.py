@@ -6,9 +6,10 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,81 +18,81 @@ from fsbench.errors import InvalidArgument
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fsbench.measure.plan import Plan
-    from fsbench.measure.ranks import Job, Report
+    from fsbench.measure.worker import Job, Report
     from fsbench.records.store import Store
 
 
-def measure_on(
-    index: int,
-    plan: Plan,
-    options: dict[str, Any],
-    out: Path | None,
-    resume: Path | None,
-    suffix: str,
+def measure(
+    job: Job, options: dict[str, Any], out: Path | None, resume: Path | None, suffix: str
 ) -> int:
-    """Measure the plan on one GPU (or the CPU), export and print; returns the exit code.
+    """Measure the job's plan, export and print; returns the exit code.
 
-    suffix tells the folders of several GPUs apart.
+    suffix tells the folders of several GPUs apart. Problems with several ranks are measured with
+    each number of them in turn, by processes of this one's, or by those of torchrun, if that
+    started it. Then all of them come here, and the exit code of the first counts.
     """
-    from fsbench.machine import device_state
     from fsbench.machine.environment import environment
-    from fsbench.measure.runner import Runner
-    from fsbench.timers import make_timer
+    from fsbench.measure import supervisor
+    from fsbench.records.store import Store, require_empty
 
-    device = options["device"]
-    nvml_index = None
-    if device == "cuda":
-        import torch
-
-        torch.cuda.set_device(index)
-        nvml_index = device_state.nvml_index(index)
-    timer = make_timer(options["timer"], device, options["l2"])
+    degrees = list(dict.fromkeys(problem.tp for problem in job.plan.problems))
+    device = f"cuda:{job.indices[0]}" if job.device == "cuda" else "cpu"
     facts = {**environment(device, sys.argv), "options": options}
-    store = _store(facts, out / suffix if out else None, resume, suffix)
+    rank = _rank_of_torchrun(degrees, out or resume) if job.together else None
+    if rank is not None:
+        return _measure_as_rank(job, rank, facts, out, resume)
+    stores = [Store.resume(resume, facts)] if resume else []
+    if out:
+        out = out / suffix if suffix else out
+        require_empty(out)
+
+    def opened() -> Store:
+        if not stores:
+            stores.append(Store.create(out or _own_folder(facts, suffix), facts))
+        return stores[0]
+
     try:
-        with _progress(store.folder) as report:
-            Runner(plan, store, timer, facts["gpu"], nvml_index, report).run()
+        with _progress(stores) as report:
+            for degree in degrees:
+                problems = [problem for problem in job.plan.problems if problem.tp == degree]
+                last = stores[0].interrupted if stores else None
+                plan = replace(job.plan, problems=problems, providers=[], last=last)
+                indices = job.indices[:degree] if job.together else job.indices
+                supervisor.measure(replace(job, plan=plan, indices=indices), opened, report)
+    finally:
+        for store in stores:
+            store.close()
+    return _finish(opened(), options)
+
+
+def _measure_as_rank(
+    job: Job, rank: int, facts: dict[str, Any], out: Path | None, resume: Path | None
+) -> int:
+    """Measure as one of torchrun's processes; the first one writes the results."""
+    from fsbench.measure.outcomes import Outcomes
+    from fsbench.measure.worker import carry_out, ready_runner
+    from fsbench.records.store import Store
+
+    store = Store.replica()
+    if rank == 0:
+        store = Store.resume(resume, facts) if resume else Store.create(out or Path(), facts)
+    try:
+        with _progress([store] if rank == 0 else []) as report:
+            outcomes = Outcomes(store, report if rank == 0 else _silent, store.begin)
+            job = replace(job, plan=replace(job.plan, providers=[], last=store.interrupted))
+            runner = ready_runner(job, rank, "env://", outcomes)
+            assert outcomes.team is not None
+            records, last = outcomes.team.gather((store.records, store.interrupted))[0]
+            store.know(records)
+            runner.plan = replace(runner.plan, last=last)
+            carry_out(runner)
     finally:
         store.close()
-    return _finish(store.folder, options)
+    return 0 if rank else _finish(store, options=facts["options"])
 
 
-def measure_over_ranks(
-    job: Job, options: dict[str, Any], out: Path | None, resume: Path | None
-) -> int:
-    """Measure the job's plan with each number of ranks that it has; returns the exit code.
-
-    The ranks are processes of its own, or those of torchrun, if that started this one. Then all
-    of them come here, and the exit code of the first counts.
-    """
-    from fsbench.machine.environment import environment
-    from fsbench.measure import ranks
-
-    plan = job.plan
-    degrees = list(dict.fromkeys(problem.tp for problem in plan.problems))
-    rank = _rank_of_torchrun(degrees, out or resume)
-    facts = {**environment(job.device, sys.argv), "options": options}
-    if rank == 0 or rank is None:
-        store = _store(facts, out, resume, "")
-        store.close()
-        folder = store.folder
-    else:
-        folder = out or resume or Path()
-    with _progress(folder, silent=bool(rank)) as report:
-        for degree in degrees:
-            problems = [problem for problem in plan.problems if problem.tp == degree]
-            part = replace(
-                job,
-                plan=replace(plan, problems=problems, providers=[]),
-                folder=folder,
-                indices=job.indices[:degree],
-            )
-            if rank is None:
-                ranks.measure(part, report)
-            else:
-                ranks.measure_as_rank(part, rank, "env://", report)
-    return 0 if rank else _finish(folder, options)
+def _silent(done: float, total: int, what: str) -> None:
+    pass
 
 
 def _rank_of_torchrun(degrees: list[int], folder: Path | None) -> int | None:
@@ -106,40 +107,32 @@ def _rank_of_torchrun(degrees: list[int], folder: Path | None) -> int | None:
     return int(os.environ["RANK"])
 
 
-def _store(facts: dict[str, Any], out: Path | None, resume: Path | None, suffix: str) -> Store:
-    from fsbench.records.store import Store
-
-    if resume:
-        return Store.resume(resume, facts)
-    return Store.create(out or new_folder(facts, suffix), facts)
-
-
 @contextmanager
-def _progress(folder: Path, silent: bool = False) -> Iterator[Report]:
-    """A progress bar; if what it shows is stopped, how to go on."""
+def _progress(stores: list[Store]) -> Iterator[Report]:
+    """A progress bar; if what it shows is stopped, how to go on with what was measured."""
     from rich.console import Console
 
     from fsbench.cli.reporting import Progress
 
-    console = Console(stderr=True, highlight=False, markup=False, quiet=silent)
+    console = Console(stderr=True, highlight=False, markup=False)
     try:
         with Progress(console) as progress:
             yield progress.report
     except BaseException:
-        again = f"fsbench run --resume {shlex.quote(str(folder))}"
-        console.print(f"stopped; to continue: {again}", soft_wrap=True)
+        for store in stores:
+            again = f"fsbench run --resume {shlex.quote(str(store.folder))}"
+            console.print(f"stopped; to continue: {again}", soft_wrap=True)
         raise
 
 
-def _finish(folder: Path, options: dict[str, Any]) -> int:
-    """Export and print what a folder holds; returns the exit code."""
+def _finish(store: Store, options: dict[str, Any]) -> int:
+    """Export and print what a run left; returns the exit code."""
     from fsbench.analysis import logits_store, scaling, tables
     from fsbench.cli.reporting import print_breakdown, print_energy, print_summary
     from fsbench.records import breakdown, summary
-    from fsbench.records.store import read_records
 
-    records = read_records(folder)
-    table = summary.export_csv(folder)
+    folder, records = store.folder, store.records
+    table = summary.export_csv(folder, records)
     written = tables.write_tables(folder, table)
     written += scaling.write_scaling(folder, tables.configurations(table))
     written += logits_store.write_tables(folder, table)
@@ -155,13 +148,29 @@ def _finish(folder: Path, options: dict[str, Any]) -> int:
 
 
 def new_folder(facts: dict[str, Any], suffix: str) -> Path:
-    """results/<gpu>/<utc>-<commit>, with the suffix if there is one."""
+    """results/<gpu>/<utc>-<commit>, with the suffix if there is one: a name that is still free.
+
+    Runs that begin within one second have folders that end in -2, -3 and so on.
+    """
     from fsbench.records.iomodel import gpu_slug
 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     commit = (facts["git_sha"] or "nogit")[:7]
-    name = "-".join(filter(None, (stamp, commit, suffix)))
-    return Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name
+    first = "-".join(filter(None, (stamp, commit, suffix)))
+    names = (f"{first}-{number}" if number > 1 else first for number in count(1))
+    folders = (Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name for name in names)
+    return next(folder for folder in folders if not folder.exists())
+
+
+def _own_folder(facts: dict[str, Any], suffix: str) -> Path:
+    """A new folder that no other process has: two may see the same free name."""
+    from fsbench.records.disk import refusals
+
+    while True:
+        folder = new_folder(facts, suffix)
+        with refusals("write results in", folder), suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
 
 
 def _exit_code(table: pd.DataFrame) -> int:
@@ -170,4 +179,4 @@ def _exit_code(table: pd.DataFrame) -> int:
     if "check_failed" in statuses:
         return 1
     failed = {"error", "oom", "timeout", "timer_unavailable"}
-    return 3 if statuses & failed or "ok" not in statuses else 0
+    return 3 if statuses & failed or not table["median_us"].notna().any() else 0

@@ -1,24 +1,28 @@
-"""Options that several commands read in the same way."""
+"""Texts of options taken apart: lists, ranges, filters, penalties and shapes."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, shown
 from fsbench.problem import PENALTIES, model
 
+MOST = 2**31 - 1
+"""The largest size that an option takes."""
 
-def int_list(text: str, name: str, minimum: int = 1) -> list[int]:
+
+def int_list(text: str, name: str, minimum: int = 1, most: int = MOST) -> list[int]:
     """'1,2,4' -> [1, 2, 4], without repetitions. `name` is the option, for the error message."""
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        values = [minimum - 1]
-    if min(values) < minimum:
+    parts = [part.strip() for part in text.split(",")]
+    fine = all(re.fullmatch(r"\d{1,20}", part, re.ASCII) for part in parts)
+    values = [int(part) for part in parts] if fine else []
+    if not fine or min(values) < minimum or max(values) > most:
         raise InvalidArgument(
-            f"{name}: expected integers >= {minimum} separated by commas, such as 1,2,4; "
-            f"got {text!r}"
+            f"{name}: expected integers from {minimum} to {most} separated by commas, "
+            f"such as 1,2,4; got {shown(text)}"
         )
     return list(dict.fromkeys(values))
 
@@ -28,9 +32,11 @@ def number_list(text: str, name: str) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
         raise InvalidArgument(
-            f"{name}: expected numbers separated by commas, such as 0.5,1; got {text!r}"
-        ) from None
+            f"{name}: expected numbers separated by commas, such as 0.5,1; got {shown(text)}"
+        )
     return list(dict.fromkeys(values))
 
 
@@ -73,9 +79,12 @@ def batch_range(text: str, name: str) -> range | list[int]:
     first, colon, last = text.partition(":")
     if not colon:
         return int_list(text, name)
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise InvalidArgument(f"{name}: expected a range such as 1:256; got {text!r}")
-    return range(int(first), int(last) + 1)
+    ends = [int(end) for end in (first, last) if re.fullmatch(r"\d{1,20}", end, re.ASCII)]
+    if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MOST:
+        raise InvalidArgument(
+            f"{name}: expected a range from 1 to {MOST}, such as 1:256; got {shown(text)}"
+        )
+    return range(ends[0], ends[1] + 1)
 
 
 def shapes(models: Iterable[str], d: str | None, v: str | None) -> list[tuple[str, int, int]]:

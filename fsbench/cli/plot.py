@@ -5,22 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from fsbench.cli.options import WORDS, FigureFolder, Formats, Results, option
+from fsbench.errors import ResultsError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def plot(
-    results: Annotated[
-        list[Path], typer.Argument(help="Results folders, or folders that contain some.")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("plots"),
+    results: Results,
+    out: FigureFolder = Path("plots"),
     figures: Annotated[
-        str | None,
-        typer.Option("--figure", help="Comma list, as breakdown,costs. Default: all."),
+        str | None, option("--figure", WORDS, "Comma list, as breakdown,costs. Default: all.")
     ] = None,
-    formats: Annotated[str, typer.Option("--format", help="Comma list of png, pdf, svg.")] = "png",
+    formats: Formats = "png",
 ) -> None:
     """Draw the figures of every configuration in the results.
 
@@ -39,67 +37,53 @@ def plot(
     from fsbench.cli.reading import measured_results
     from fsbench.e2e.records import STEPS, read
     from fsbench.e2e.summary import summary
-    from fsbench.figures import (
-        configuration as plotting,
-    )
-    from fsbench.figures import (
-        filters as filters_figure,
-    )
-    from fsbench.figures import (
-        parts as figure_parts,
-    )
-    from fsbench.figures import (
-        scaling as scaling_figure,
-    )
-    from fsbench.figures import (
-        winners,
-    )
-    from fsbench.figures.end_to_end import write_figures
+    from fsbench.figures import configuration as of_one
+    from fsbench.figures import end_to_end, filters, winners
+    from fsbench.figures import scaling as of_ranks
+    from fsbench.figures.parts import check_formats, save
     from fsbench.figures.style import styles
     from fsbench.provider import Kind
 
-    chosen = plotting.check_figures(
-        (name.strip() for name in figures.split(",")) if figures else plotting.ALL
-    )
-    suffixes = figure_parts.check_formats(name.strip() for name in formats.split(","))
-    end_to_end = [folder for folder in results if (folder / STEPS).is_file()]
-    if end_to_end and "tpot" in chosen:
-        lines = (line for folder in end_to_end for line in read(folder))
-        for path in write_figures(summary(lines), out, suffixes):
-            print(f"wrote {path}")
-    results = [folder for folder in results if folder not in end_to_end]
-    if end_to_end and not results:
-        return
-    frame = measured_results(results)
-    found = configurations(frame)
-    looks = styles(frame)
-    for configuration in found:
-        if configuration.drawn is Kind.TRUNCATED and not figures:
-            continue  # a sweep has dozens
-        for name in (name for name in chosen if name in plotting.FIGURES):
-            figure = plotting.draw(name, configuration, looks)
-            if figure is None:
-                print(f"no {name} figure for {configuration.stem}: {plotting.ABSENT[name]}")
-                continue
-            _save(figure, out / f"{name}_{configuration.stem}", suffixes)
-    for stem, alike in scaling.over_ranks(found).items() if "scaling" in chosen else ():
-        _save(scaling_figure.draw(alike, looks), out / f"scaling_{stem}", suffixes)
-    for stem, alike in families(found).items() if "winner" in chosen else ():
-        figure = winners.draw(alike, looks)
-        if figure is not None:
-            _save(figure, out / f"winner_{stem}", suffixes)
-    for stem, alike in filters_figure.over_filters(found).items() if "filters" in chosen else ():
-        figure = filters_figure.draw(alike)
+    names = (name.strip() for name in figures.split(",")) if figures else of_one.ALL
+    chosen = of_one.check_figures(names)
+    suffixes = check_formats(name.strip() for name in formats.split(","))
+    drawn = 0
+
+    def keep(figure: Figure | None, name: str, absent: str = "") -> None:
+        """Write a figure; if there is none, say why, unless `absent` is empty."""
+        nonlocal drawn
         if figure is None:
-            print(f"no filters figure for {stem}: no lower bound was measured")
-        else:
-            _save(figure, out / f"filters_{stem}", suffixes)
+            print(absent, end="\n" if absent else "")
+            return
+        drawn += 1
+        for suffix in suffixes:
+            path = out / f"{name}.{suffix}"
+            save(figure, path)
+            print(f"wrote {path}")
 
-
-def _save(figure: Figure, stem: Path, suffixes: list[str]) -> None:
-    from fsbench.figures.parts import save
-
-    for suffix in suffixes:
-        path = stem.with_name(f"{stem.name}.{suffix}")
-        save(figure, path)
-        print(f"wrote {path}")
+    decodings = [folder for folder in results if (folder / STEPS).is_file()]
+    if "tpot" in chosen:
+        lines = (line for folder in decodings for line in read(folder))
+        for engine, figure in end_to_end.draw_engines(summary(lines)):
+            keep(figure, f"tpot_{engine}")
+    runs = [folder for folder in results if folder not in decodings]
+    if runs:
+        frame = measured_results(runs)
+        found, looks = configurations(frame), styles(frame)
+        for one in found:
+            if one.drawn is Kind.TRUNCATED and not figures:
+                continue  # a sweep has dozens
+            for name in (name for name in chosen if name in of_one.FIGURES):
+                absent = f"no {name} figure for {one.stem}: {of_one.ABSENT.get(name)}"
+                keep(of_one.draw(name, one, looks), f"{name}_{one.stem}", absent)
+        for stem, alike in scaling.over_ranks(found).items() if "scaling" in chosen else ():
+            keep(of_ranks.draw(alike, looks), f"scaling_{stem}")
+        for stem, alike in families(found).items() if "winner" in chosen else ():
+            keep(winners.draw(alike, looks), f"winner_{stem}")
+        for stem, alike in filters.over_filters(found).items() if "filters" in chosen else ():
+            absent = f"no filters figure for {stem}: no lower bound was measured"
+            keep(filters.draw(alike), f"filters_{stem}", absent)
+    if not drawn:
+        raise ResultsError(
+            f"--figure: expected one that these results have; got {', '.join(chosen)}"
+        )

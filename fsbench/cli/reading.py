@@ -9,6 +9,7 @@ import pandas as pd
 from fsbench.analysis.tables import normalized
 from fsbench.errors import ResultsError
 from fsbench.records import summary
+from fsbench.records.disk import refusals
 from fsbench.records.store import read_records, results_folders
 
 
@@ -18,17 +19,22 @@ def run_folders(paths: list[Path]) -> list[Path]:
 
 
 def read_results(paths: list[Path]) -> pd.DataFrame:
-    """The rows of all runs (run_folders)."""
-    tables = []
-    for folder in run_folders(paths):
-        if not (folder / "results.csv").exists():  # a run that was killed: derive it, in memory
-            tables.append(summary.frame(read_records(folder)).assign(folder=str(folder)))
-            continue
-        try:
-            tables.append(summary.read_csv([folder]))
-        except (OSError, ValueError) as error:
-            raise ResultsError(f"cannot read {folder / 'results.csv'}: {error}") from error
-    return pd.concat(tables, ignore_index=True)
+    """The rows of all runs (run_folders), as their raw samples are now.
+
+    Of a run that was killed, or whose results.csv is older than its samples, they are derived here.
+    """
+    return pd.concat(map(_rows, run_folders(paths)), ignore_index=True)
+
+
+def _rows(folder: Path) -> pd.DataFrame:
+    points, table = folder / "points.jsonl", folder / "results.csv"
+    with refusals("read", folder):
+        derived = table.exists() and (
+            not points.exists() or table.stat().st_mtime_ns >= points.stat().st_mtime_ns
+        )
+    if derived:
+        return summary.read_csv([folder])
+    return summary.frame(read_records(folder)).assign(folder=str(folder))
 
 
 def measured_results(paths: list[Path]) -> pd.DataFrame:

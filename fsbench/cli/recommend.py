@@ -7,10 +7,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from fsbench.cli.options import PATH, WORD, WORDS, Dtype, Json, checked, number, option
 from fsbench.cli.parsing import batch_range
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import ResultsError, unknown_name
 from fsbench.provider import Capabilities, Kind
 
@@ -23,23 +22,32 @@ _KNOWN = [field.name for field in fields(Capabilities) if field.type == "bool"]
 
 
 def recommend(
-    model: Annotated[str, typer.Option(help="A named LM head; see `fsbench list`.")],
-    gpu: Annotated[str, typer.Option(help="The GPU that results must be of.")] = "h200",
+    model: Annotated[str, option("--model", WORD, "A named LM head; see `fsbench list`.")],
+    gpu: Annotated[str, option("--gpu", WORD, "The GPU that results must be of.")] = "h200",
     batch: Annotated[
-        str, typer.Option(help="Batch sizes: 1:256 for a range, or a comma list.")
+        str,
+        option(
+            "--batch",
+            checked("SIZES", batch_range),
+            "Batch sizes: 1:256 for a range, or a comma list.",
+        ),
     ] = "1:256",
     needs: Annotated[
-        str, typer.Option(help="What it must be able to do, comma list: logprob, seed, mask, ...")
-    ] = "",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+        str | None,
+        option(
+            "--needs", WORDS, "What it must be able to do, comma list: logprob, seed, mask, ..."
+        ),
+    ] = None,
+    dtype: Dtype = "bf16",
     memory: Annotated[
         float | None,
-        typer.Option(help="The most GB that it may take beside weight and hidden.", min=0),
+        option("--memory", number(0), "The most GB that it may take beside weight and hidden."),
     ] = None,
     results: Annotated[
-        list[Path] | None, typer.Option(help="Results to read; may be repeated. Default: results.")
+        list[Path] | None,
+        option("--results", PATH, "Results to read; may be repeated. Default: results."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Which exact sampler is fastest for a model on a GPU, and what it saves. Needs no GPU.
 
@@ -51,7 +59,7 @@ def recommend(
     from fsbench.problem import model as head_of
     from fsbench.records import iomodel
 
-    wanted = _needs(needs)
+    wanted = _needs(needs) if needs else []
     head, slug = head_of(model), iomodel.gpu_slug(gpu)
     batches = batch_range(batch, "--batch")
     known = {entry.name: entry.provider for entry in discover().values() if entry.provider}
@@ -82,7 +90,7 @@ def recommend(
 
 
 def _needs(text: str) -> list[str]:
-    names = [_SHORT.get(name.strip(), name.strip()) for name in text.split(",") if name.strip()]
+    names = [_SHORT.get(name.strip(), name.strip()) for name in text.split(",")]
     for name in names:
         if name not in _KNOWN:
             raise unknown_name("--needs", name, [*_KNOWN, *_SHORT])
@@ -106,7 +114,7 @@ def _measured(
     if not fitting:
         sizes = {f"{row.gpu or 'cpu'} D={row.d} V={row.v} {row['dtype']}" for _, row in found}
         raise ResultsError(
-            f"recommend: nothing measured on {slug} for {model} (D={D} V={V} {dtype}); results "
+            f"--gpu: expected results of {model} (D={D} V={V} {dtype}); got none of {slug}; they "
             f"have {'; '.join(sorted(sizes)) or 'nothing'}. To measure it: fsbench run "
             f"--preset lean --model {model} --dtype {dtype}"
         )
@@ -128,10 +136,11 @@ def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
 
 def _unmeasured(batches: range | list[int], measured: list[int]) -> str:
     """The batch sizes asked for that nobody measured, in words."""
-    missing = [B for B in batches if B not in measured]
     if isinstance(batches, range):
-        return f"{len(missing)} of these {len(batches)} batch sizes" if missing else ""
-    return f"B = {_numbers(missing)}" if missing else ""
+        missing = len(batches) - len(set(measured))
+        return f"{missing} of these {len(batches)} batch sizes" if missing else ""
+    others = [B for B in batches if B not in measured]
+    return f"B = {_numbers(others)}" if others else ""
 
 
 def _numbers(values: Any) -> str:
@@ -139,8 +148,6 @@ def _numbers(values: Any) -> str:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from rich.console import Console
-
     label = facts["labels"]
     table = plain_table()
     for heading in ("B", "use", "us", "takes MB", "as fast", "instead of", "saves us", "saves"):
@@ -158,16 +165,16 @@ def _print(facts: dict[str, Any]) -> None:
             "-" if saved is None else f"{saved:.1f}",
             "-" if saved is None else f"{saved / (each['us'] + saved):.1%}",
         )
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(facts["configuration"])
-    console.print(table)
+    print_ = console().print
+    print_(facts["configuration"])
+    print_(table)
     for name, needs in facts["cannot"].items():
-        console.print(f"not considered: {label[name]}, without {', '.join(needs)}")
+        print_(f"not considered: {label[name]}, without {', '.join(needs)}")
     for name, what in facts["deviates"].items():
-        console.print(f"not exact: {label.get(name, name)}: {what}")
+        print_(f"not exact: {label.get(name, name)}: {what}")
     if facts["unmeasured"]:
-        console.print(f"not measured: {facts['unmeasured']}")
-    console.print(
+        print_(f"not measured: {facts['unmeasured']}")
+    print_(
         "MB: the peak beside weight and hidden, with copies of the weight (--memory sets a limit). "
         "Times are of plain sampling; docs/using-the-kernel.md tells what options of the fused "
         "kernel cost. What they cost the others was not measured."

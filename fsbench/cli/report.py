@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from fsbench.cli.options import FILE, Results, option
 
 
 def report(
-    results: Annotated[
-        list[Path], typer.Argument(help="Results folders, or folders that contain some.")
-    ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    results: Results,
+    out: Annotated[Path, option("--out", FILE, "The page to write.")] = Path("report.html"),
 ) -> None:
     """Write results as one HTML page that needs no network: figures inline, tables that sort."""
     from fsbench.cli.reading import measured_results, run_folders

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fsbench.analysis.tables import Configuration
     from fsbench.measure.plan import Plan
-    from fsbench.records.store import CellRecord
+    from fsbench.records.cell import CellRecord
 
 
 def print_plan(plan: Plan) -> None:
@@ -55,14 +55,15 @@ class Progress:
         self._task = self._bar.add_task("", total=1, cells=0)
 
     def __enter__(self) -> Progress:
-        self._bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:
+            self._bar.stop()
 
     def report(self, done: float, total: int, what: str) -> None:
-        """See `Runner.report`."""
+        """See `Outcomes.report`; the bar appears when there is something to report."""
+        self._bar.start()
         self._bar.update(self._task, completed=done, total=total, description=what, cells=int(done))
 
 

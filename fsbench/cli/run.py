@@ -2,17 +2,284 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from fsbench.cli.devices import device_to_use, require_gpus
+from fsbench.cli.devices import Timer, device_to_use, require_energy, require_gpus
+from fsbench.cli.grouping import grouped
+from fsbench.cli.options import (
+    LAW,
+    NUMBERS,
+    PATH,
+    SEED,
+    WORD,
+    Batches,
+    Device,
+    DtypeOrDefault,
+    HiddenSizes,
+    Models,
+    ProviderPath,
+    ResultsFolder,
+    VocabularySizes,
+    integers,
+    number,
+    one_of,
+    option,
+    whole,
+)
 from fsbench.cli.parsing import filters, int_list, penalties_of, shapes
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.problem import Problem
+from fsbench.records.typed import fits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from fsbench.discover import Found
+    from fsbench.measure.plan import Plan
+    from fsbench.measure.presets import Preset
+
+
+def _presets() -> Iterable[str]:
+    from fsbench.measure.presets import PRESETS
+
+    return PRESETS
+
+
+def _l2_states() -> Iterable[str]:
+    from fsbench.timers import L2_STATES
+
+    return L2_STATES
+
+
+@dataclass(frozen=True)
+class Samplers:
+    """Which samplers."""
+
+    preset: Annotated[
+        str | None,
+        option(
+            "--preset",
+            one_of(_presets),
+            "paper, lean, tp, quick, truncated, smoke or cpu. Default: paper, tp or cpu.",
+        ),
+    ] = None
+    provider: Annotated[
+        list[str] | None,
+        option("--provider", WORD, "A sampler; may be repeated. Default: those of the preset."),
+    ] = None
+    provider_path: ProviderPath = None
+
+    def found(self, preset: str) -> list[Found]:
+        """The samplers named, or else those of the preset and of the user's files.
+
+        A broken plug-in belongs to no preset that anybody knows: it stays visible as a row.
+        """
+        from fsbench.discover import discover, select
+
+        own_files = self.provider_path or []
+        found = discover(own_files)
+        if self.provider:
+            return select(found, self.provider)
+        own = {path.stem for path in own_files}
+        return [
+            entry
+            for entry in found.values()
+            if entry.provider is None or entry.name in own or preset in entry.provider.presets
+        ]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """On which shapes."""
+
+    batch: Batches = None
+    d: HiddenSizes = None
+    v: VocabularySizes = None
+    model: Models = None
+    dtype: DtypeOrDefault = None
+
+    def heads(self, preset: Preset) -> list[tuple[int, int]]:
+        """(D, V)."""
+        asked = [(D, V) for _, D, V in shapes(self.model or [], self.d, self.v)]
+        return asked or list(preset.shapes)
+
+    def batches(self, preset: Preset) -> Sequence[int]:
+        """--batch."""
+        return preset.batches if self.batch is None else int_list(self.batch, "--batch")
+
+
+@dataclass(frozen=True)
+class Law:
+    """What is drawn."""
+
+    temperature: Annotated[
+        float, option("--temperature", number(0), "Temperature >= 0; 0 is greedy.")
+    ] = 1.0
+    top_k: Annotated[
+        str | None,
+        option("--top-k", integers(0), "Keep the k likeliest tokens, comma list; 0 is off."),
+    ] = None
+    top_p: Annotated[
+        str | None,
+        option("--top-p", NUMBERS, "Keep the likeliest of probability p, comma list; 1 is off."),
+    ] = None
+    min_p: Annotated[
+        str | None,
+        option("--min-p", NUMBERS, "Keep those of this part of the largest, comma list; 0 is off."),
+    ] = None
+    mixed: Annotated[bool, Option("--mixed", help="Rows take turns: all filters, some, none.")] = (
+        False
+    )
+    repetition_penalty: Annotated[
+        float,
+        option(
+            "--repetition-penalty",
+            number(0, above=True),
+            "Divide the logits > 0 of tokens seen, multiply the others; 1 is off.",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        option("--presence-penalty", number(), "Less for a token that is in the output; 0 is off."),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        option("--frequency-penalty", number(), "Less for each time that it is there; 0 is off."),
+    ] = 0.0
+    history: Annotated[
+        int | None,
+        option(
+            "--history",
+            whole(1, 10**6),
+            "Tokens that a row has seen, made up; with penalties. Default: 1024.",
+        ),
+    ] = None
+    logits: Annotated[
+        str, option("--logits", LAW, "Law of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.")
+    ] = "normal:1"
+
+    def laws(self, preset: Preset) -> list[dict[str, Any]]:
+        """What else the problems are, as arguments of Problem: one set for each filter."""
+        fixed = penalties_of(
+            self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.history
+        )
+        fixed |= {"temperature": self.temperature, "logits": self.logits}
+        given = filters(self.top_k, self.top_p, self.min_p, self.mixed)
+        return [{**one, **fixed} for one in given or preset.filters]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """On what."""
+
+    tp: Annotated[
+        str,
+        option(
+            "--tp",
+            integers(1, 64),
+            "Ranks that share the vocabulary (tensor parallel), comma list.",
+        ),
+    ] = "1"
+    gpu: Annotated[
+        str,
+        option(
+            "--gpu",
+            integers(0, 255),
+            "Local GPU indices, comma list; one after the other. With --tp: of the ranks.",
+        ),
+    ] = "0"
+    device: Device = "auto"
+    timer: Timer = "auto"
+    l2: Annotated[
+        str, option("--l2", one_of(_l2_states), "L2 before each step: cold, cold-write or warm.")
+    ] = "cold"
+
+    def degrees(self) -> list[int]:
+        """--tp."""
+        return int_list(self.tp, "--tp")
+
+    def indices(self, device: str, resume: bool) -> list[int]:
+        """Of the GPUs: of all ranks, if there are several; else one after the other."""
+        given = int_list(self.gpu, "--gpu", minimum=0)
+        ranks = max(self.degrees())
+        if resume and len(given) > 1 and ranks == 1:
+            raise InvalidArgument(f"--gpu: expected one index with --resume; got {self.gpu!r}")
+        if ranks > 1:
+            if given == [0]:
+                given = list(range(ranks))
+            if len(given) < ranks:
+                raise InvalidArgument(
+                    f"--gpu: expected an index for each of {ranks} ranks; got {self.gpu!r}"
+                )
+            given = given[:ranks]
+        elif device == "cpu" and given != [0]:
+            raise InvalidArgument(f"--gpu: expected none with --device cpu; got {self.gpu!r}")
+        if device == "cuda":
+            require_gpus(given)
+        return given
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How."""
+
+    graph: Annotated[bool, Option(help="Replay CUDA graphs, as engines do.")] = True
+    warmup: Annotated[
+        int | None, option("--warmup", whole(0, 10**9), "Untimed steps per cell.")
+    ] = None
+    iters: Annotated[
+        int | None, option("--iters", whole(1, 10**9), "Timed steps per cell, in all rounds.")
+    ] = None
+    rounds: Annotated[int | None, option("--rounds", whole(1, 10**9), "Interleaved rounds.")] = None
+    seed: Annotated[int, option("--seed", SEED, "Seed of inputs and noise.")] = 0
+    check: Annotated[bool, Option(help="Verify each sampler before timing it.")] = True
+    timeout: Annotated[
+        float,
+        option(
+            "--timeout",
+            number(0, 1e6, above=True),
+            "Seconds without progress, compiling included, after which a cell ends.",
+        ),
+    ] = 600.0
+    breakdown: Annotated[
+        bool,
+        Option(
+            "--breakdown",
+            help="Show the time of matmul, sampling and the rest; time fused kernels without "
+            "sampling, too, to split them.",
+        ),
+    ] = False
+    energy: Annotated[
+        float | None,
+        option(
+            "--energy",
+            number(0.5, 1e5),
+            "After timing, repeat each cell this long and count the joules per token.",
+        ),
+    ] = None
+
+    def plan(self, problems: list[Problem], providers: list[Found], preset: Preset) -> Plan:
+        """The plan of these problems and providers."""
+        from fsbench.measure.plan import Plan
+
+        iters = preset.iters if self.iters is None else self.iters
+        return Plan(
+            problems,
+            providers,
+            graph=self.graph,
+            warmup=preset.warmup if self.warmup is None else self.warmup,
+            iters=iters,
+            rounds=max(1, min(preset.rounds, iters)) if self.rounds is None else self.rounds,
+            seed=self.seed,
+            check=self.check,
+            forms=self.breakdown,
+            energy_s=self.energy,
+        )
 
 
 def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
@@ -20,231 +287,103 @@ def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
     if folder is not None:
         from fsbench.records.store import read_environment
 
-        context.default_map = read_environment(folder).get("options", {})
+        options = read_environment(folder).get("options")
+        if options is None:
+            raise ResultsError(
+                f"{folder}/env.json: expected the options of `fsbench run`; got none"
+            )
+        for parameter in context.command.params:
+            value = options.get(parameter.name or "")
+            texts = parameter.multiple
+            if not fits(value, list[str] | None if texts else str | float | bool | None):
+                expected = "a list of texts" if texts else "a text or a number"
+                raise ResultsError(
+                    f"{folder}/env.json: options: {parameter.name}: expected {expected}; "
+                    f"got {value!r:.60}"
+                )
+        context.default_map = options
     return folder
 
 
-def run(
-    context: typer.Context,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="paper, lean, tp, quick, truncated, smoke or cpu. Default: paper, tp or cpu."
-        ),
-    ] = None,
-    provider: Annotated[
-        list[str] | None,
-        typer.Option(help="A sampler; may be repeated. Default: those of the preset."),
-    ] = None,
-    provider_path: Annotated[
-        list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
-    ] = None,
-    batch: Annotated[str | None, typer.Option(help="Batch sizes B, comma list.")] = None,
-    d: Annotated[str | None, typer.Option(help="Hidden sizes D, comma list; with --v.")] = None,
-    v: Annotated[str | None, typer.Option(help="Vocabulary sizes V, comma list; with --d.")] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="A named LM head; may be repeated. See `fsbench list`.")
-    ] = None,
-    tp: Annotated[
-        str,
-        typer.Option(help="Ranks that share the vocabulary (tensor parallel), comma list."),
-    ] = "1",
-    gpu: Annotated[
-        str,
-        typer.Option(
-            help="Local GPU indices, comma list; one after the other. With --tp: of the ranks."
-        ),
-    ] = "0",
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
-    dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp16 or fp32. Default: the preset's.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="Temperature >= 0; 0 is greedy.")] = 1.0,
-    top_k: Annotated[
-        str | None,
-        typer.Option("--top-k", help="Keep the k likeliest tokens, comma list; 0 is off."),
-    ] = None,
-    top_p: Annotated[
-        str | None,
-        typer.Option("--top-p", help="Keep the likeliest of probability p, comma list; 1 is off."),
-    ] = None,
-    min_p: Annotated[
-        str | None,
-        typer.Option(
-            "--min-p", help="Keep those of this part of the largest, comma list; 0 is off."
-        ),
-    ] = None,
-    mixed: Annotated[
-        bool, typer.Option("--mixed", help="Rows take turns: all filters, some, none.")
-    ] = False,
-    repetition_penalty: Annotated[
-        float,
-        typer.Option(help="Divide the logits > 0 of tokens seen, multiply the others; 1 is off."),
-    ] = 1.0,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Less for a token that is in the output; 0 is off.")
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Less for each time that it is there; 0 is off.")
-    ] = 0.0,
-    history: Annotated[
-        int | None,
-        typer.Option(help="Tokens that a row has seen, made up; with penalties. Default: 1024."),
-    ] = None,
-    timer: Annotated[str, typer.Option(help="auto, cupti, events, cpu or fake.")] = "auto",
-    l2: Annotated[
-        str, typer.Option(help="L2 before each step: cold, cold-write or warm.")
-    ] = "cold",
-    graph: Annotated[bool, typer.Option(help="Replay CUDA graphs, as engines do.")] = True,
-    warmup: Annotated[int | None, typer.Option(help="Untimed steps per cell.")] = None,
-    iters: Annotated[int | None, typer.Option(help="Timed steps per cell, in all rounds.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Interleaved rounds.")] = None,
-    logits: Annotated[
-        str, typer.Option(help="Law of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.")
-    ] = "normal:1",
-    seed: Annotated[int, typer.Option(help="Seed of inputs and noise.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Results folder. Default: results/<gpu>/<utc>-<commit>.")
-    ] = None,
+@dataclass(frozen=True)
+class Results:
+    """Where to."""
+
+    out: ResultsFolder = None
     resume: Annotated[
         Path | None,
-        typer.Option(
-            help="Continue this results folder: measure what is missing, with its options.",
+        option(
+            "--resume",
+            PATH,
+            "Continue this results folder: measure what is missing, with its options.",
             callback=_as_before,
             is_eager=True,
         ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the cells, measure nothing.")
-    ] = False,
-    check: Annotated[bool, typer.Option(help="Verify each sampler before timing it.")] = True,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that ranks (--tp) may be silent before their cell ends.")
-    ] = 300.0,
-    breakdown: Annotated[
-        bool,
-        typer.Option(
-            "--breakdown",
-            help="Show the time of matmul, sampling and the rest; time fused kernels without "
-            "sampling, too, to split them.",
-        ),
-    ] = False,
-    energy: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="After timing, repeat each cell this long and count the joules per token.",
-        ),
-    ] = None,
+    ] = None
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the cells, measure nothing.")] = False
+
+
+@grouped
+def run(
+    context: typer.Context,
+    samplers: Samplers,
+    sizes: Shapes,
+    law: Law,
+    machine: Machine,
+    effort: Effort,
+    results: Results,
 ) -> None:
     """Time samplers over batch sizes and LM heads; write CSV and Markdown tables.
 
     Without options: the paper's Tables 4 and 5 on this GPU, or the CPU samplers where there is
     none. A sampler that fails verification is not timed. What was measured survives any crash.
     """
-    from fsbench.cli.measuring import measure_on, measure_over_ranks
-    from fsbench.discover import discover
-    from fsbench.measure.plan import Plan
+    from fsbench.cli.measuring import measure
     from fsbench.measure.presets import preset as named_preset
-    from fsbench.measure.ranks import Job
-    from fsbench.problem import Problem
+    from fsbench.measure.worker import Job
     from fsbench.timers import timer_name
 
-    if out and resume:
+    if results.out and results.resume:
         raise InvalidArgument("--out: expected without --resume, which names the folder already")
-    indices = int_list(gpu, "--gpu", minimum=0)
-    degrees = int_list(tp, "--tp")
+    device = device_to_use(machine.device)
+    degrees = machine.degrees()
     several = max(degrees) > 1
-    if resume and len(indices) > 1 and not several:
-        raise InvalidArgument(f"--gpu: expected one index with --resume; got {gpu!r}")
-    device = device_to_use(device)
-    preset = preset or ("cpu" if device == "cpu" else "tp" if several else "paper")
-    effort = named_preset(preset)
-    found = discover(provider_path or [])
-    heads = shapes(model or [], d, v) or [("", D, V) for D, V in effort.shapes]
-    batches = effort.batches if batch is None else int_list(batch, "--batch")
-    iters = effort.iters if iters is None else iters
-    penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history)
-    plan = Plan(
-        [
-            Problem(
-                *(B, D, V, effort.dtype if dtype is None else dtype),
-                *(temperature, device, logits, degree),
-                **{**one, **penalties},
-            )
-            for degree in degrees
-            for _, D, V in heads
-            for one in filters(top_k, top_p, min_p, mixed) or effort.filters
-            for B in batches
-        ],
-        _chosen(found, provider or [], preset, provider_path or []),
-        graph=graph,
-        warmup=effort.warmup if warmup is None else warmup,
-        iters=iters,
-        rounds=max(1, min(effort.rounds, iters)) if rounds is None else rounds,
-        seed=seed,
-        check=check,
-        forms=breakdown,
-        energy_s=energy,
-    )
-    if several:
-        if breakdown or energy is not None:
-            raise InvalidArgument("--tp: expected 1 with --breakdown or --energy; got " + tp)
-        indices = _of_ranks(indices, max(degrees), gpu)
-    if device == "cuda":
-        require_gpus(indices)
-    elif not several:
-        indices = [0]
-    timer = timer_name(timer, device, several)
-    if dry_run:
+    name = samplers.preset or ("cpu" if device == "cpu" else "tp" if several else "paper")
+    preset = named_preset(name)
+    dtype = preset.dtype if sizes.dtype is None else sizes.dtype
+    problems = [
+        Problem(B, D, V, dtype, device=device, tp=degree, **one)
+        for degree in degrees
+        for D, V in sizes.heads(preset)  # those that share a weight stand together
+        for one in law.laws(preset)
+        for B in sizes.batches(preset)
+    ]
+    plan = effort.plan(problems, samplers.found(name), preset)
+    if several and (effort.breakdown or effort.energy is not None):
+        raise InvalidArgument(f"--tp: expected 1 with --breakdown or --energy; got {machine.tp}")
+    indices = machine.indices(device, resume=results.resume is not None)
+    if effort.energy is not None:
+        require_energy(device, indices)
+    timer = timer_name(machine.timer, device, several)
+    if results.dry_run:
         from fsbench.cli.reporting import print_plan
 
         print_plan(plan)
         return
-    options = _to_repeat({**context.params, "device": device, "preset": preset})
-    if several:
-        job = Job(
-            plan, [entry.name for entry in plan.providers], options["provider_path"], device,
-            indices, timer, l2, timeout,
-        )  # fmt: skip
-        if exit_code := measure_over_ranks(job, options, out, resume):
-            raise typer.Exit(exit_code)
-        return
+    options = _to_repeat({**context.params, "device": device, "preset": name})
+    job = Job(
+        plan, [entry.name for entry in plan.providers], options["provider_path"], device,
+        indices, timer, machine.l2, effort.timeout, together=several,
+    )  # fmt: skip
     exit_code = 0
-    for index in indices:
-        suffix = f"gpu{index}" if len(indices) > 1 else ""
-        options["gpu"] = str(index)
-        exit_code = max(exit_code, measure_on(index, plan, options, out, resume, suffix))
+    for index in [None] if several else indices:
+        one = job if index is None else replace(job, indices=[index])
+        suffix = f"gpu{index}" if index is not None and len(indices) > 1 else ""
+        if index is not None:
+            options["gpu"] = str(index)
+        exit_code = max(exit_code, measure(one, options, results.out, results.resume, suffix))
     if exit_code:
         raise typer.Exit(exit_code)
-
-
-def _of_ranks(indices: list[int], ranks: int, given: str) -> list[int]:
-    """The GPUs of the ranks: those given, or the first ones if there is nothing but the default."""
-    if indices == [0]:
-        return list(range(ranks))
-    if len(indices) < ranks:
-        raise InvalidArgument(f"--gpu: expected an index for each of {ranks} ranks; got {given!r}")
-    return indices[:ranks]
-
-
-def _chosen(
-    found: dict[str, Found], names: list[str], preset: str, own_files: list[Path]
-) -> list[Found]:
-    """The samplers to measure: those named, or else those of the preset and the user's files.
-
-    A broken plug-in belongs to no preset that anybody knows: it stays visible as a row.
-    """
-    from fsbench.discover import select
-
-    if names:
-        return select(found, names)
-    own = {path.stem for path in own_files}
-    return [
-        entry
-        for entry in found.values()
-        if entry.provider is None or entry.name in own or preset in entry.provider.presets
-    ]
 
 
 def _to_repeat(options: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
+
+
+def console(**options: Any) -> Console:
+    """A console that prints text as it is, in lines of any length; options are rich's."""
+    from rich.console import Console
+
+    return Console(**{"highlight": False, "markup": False, "soft_wrap": True, **options})
 
 
 def plain_table(title: str | None = None, **options: Any) -> Table:

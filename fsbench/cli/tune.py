@@ -9,10 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from fsbench.cli.devices import Timer
+from fsbench.cli.options import (
+    WORD,
+    Batches,
+    HiddenSizes,
+    Models,
+    ProviderPath,
+    ResultsFolder,
+    VocabularySizes,
+    option,
+    whole,
+)
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import (
     DeviceUnavailable,
     InvalidArgument,
@@ -34,29 +45,22 @@ Rows = list[tuple[int, int | None, Any]]
 def tune(
     kernel: Annotated[
         list[str] | None,
-        typer.Option(help="A kernel; may be repeated. Default: all that can run here."),
+        option("--kernel", WORD, "A kernel; may be repeated. Default: all that can run here."),
     ] = None,
-    batch: Annotated[
-        str | None, typer.Option(help="Buckets of B, comma list. Default: all of a kernel's.")
-    ] = None,
-    d: Annotated[str | None, typer.Option(help="Hidden sizes D, comma list; with --v.")] = None,
-    v: Annotated[str | None, typer.Option(help="Vocabulary sizes V, comma list; with --d.")] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A named LM head; may be repeated. Default: the paper's two shapes."),
-    ] = None,
+    batch: Batches = None,
+    d: HiddenSizes = None,
+    v: VocabularySizes = None,
+    model: Models = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Time at most so many configs per bucket.")
+        int | None, option("--limit", whole(), "Time at most so many configs per bucket.")
     ] = None,
-    timer: Annotated[str, typer.Option(help="auto, cupti, events or fake.")] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder. Default: results/<gpu>/<utc>-<commit>-tune.")
-    ] = None,
-    provider_path: Annotated[
-        list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
-    ] = None,
+    timer: Timer = "auto",
+    out: ResultsFolder = None,
+    provider_path: ProviderPath = None,
 ) -> None:
     """Time the tile shapes of the kernels on this GPU; write the fastest as a table.
+
+    Without options: every kernel that can run here, all its buckets of B, the paper's two LM heads.
 
     The folder gets tiles.toml, to be named by the variable FSBENCH_TILES, times.csv with the time
     of every config, and env.json. The kernels' tokens do not depend on the choice.
@@ -77,7 +81,6 @@ def tune(
     folder = out or new_folder(facts, "tune")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "env.json").write_text(json.dumps(facts, indent=2) + "\n")
-    console = Console(stderr=True, highlight=False, markup=False)
     tables, complete = [], True
     with open(folder / "times.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -85,7 +88,7 @@ def tune(
         for provider, problems in todo:
             own = tuning.of(provider)
             timings = []
-            with Progress(console) as progress:
+            with Progress(console(stderr=True, soft_wrap=False)) as progress:
                 for found in tuning.measure(
                     provider, paths, problems, limit, clock, progress.report
                 ):
@@ -199,4 +202,4 @@ def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
             shown[1],
             change,
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    console().print(table)

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from fsbench.cli.devices import device_to_use
+from fsbench.cli.options import FILE, WORD, Device, Dtype, Json, ProviderPath, number, option
 from fsbench.cli.tables import plain_table
 from fsbench.errors import (
     InvalidArgument,
@@ -30,39 +31,44 @@ if TYPE_CHECKING:
 
     from fsbench.verify.check import Check
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the record that --json prints and --output writes."""
 
 
 def verify(
     provider: Annotated[
         list[str] | None,
-        typer.Option(help="A sampler; may be repeated. Default: all that can run here."),
+        option("--provider", WORD, "A sampler; may be repeated. Default: all that can run here."),
     ] = None,
-    provider_path: Annotated[
-        list[Path] | None, typer.Option(help="A .py file that defines PROVIDER; may be repeated.")
-    ] = None,
+    provider_path: ProviderPath = None,
     tier: Annotated[
         str,
-        typer.Option(
-            help="gate: what `run` asks before it times. ci: every check, in seconds. "
-            "full: with as many draws as a claim of exactness needs."
+        option(
+            "--tier",
+            WORD,
+            "gate: what `run` asks before it times. ci: every check, in seconds. "
+            "full: with as many draws as a claim of exactness needs.",
         ),
     ] = "ci",
     check: Annotated[
         list[str] | None,
-        typer.Option(help="Run only this check, such as tail; may be repeated."),
+        option("--check", WORD, "Run only this check, such as tail; may be repeated."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    device: Device = "auto",
+    dtype: Dtype = "bf16",
     temperature: Annotated[
-        float, typer.Option(help="Temperature > 0 of the sampled checks.")
-    ] = 1.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the record, a line of JSON for each check.")
-    ] = False,
+        list[float] | None,
+        option(
+            "--temperature",
+            number(0, above=True),
+            "Temperature > 0 of the sampled checks; given twice, each has about half of them. "
+            "Default: 1 and 0.5.",
+        ),
+    ] = None,
+    as_json: Json = False,
     output: Annotated[
-        Path | None, typer.Option(help="Append the record to this file, check by check.")
+        Path | None,
+        option("--output", FILE, "Append the record, a line of JSON for each check, to this file."),
     ] = None,
 ) -> None:
     """Judge samplers by a battery of tests, each with its power.
@@ -74,34 +80,38 @@ def verify(
     what none can. An honest sampler fails with probability 1e-6; seeds are fixed.
 
     Verdicts: ok; not exact, where a sampler declares that it deviates and keeps
-    to that; FAILED. Exit code 1 if a check failed, 4 if a sampler that was asked
-    for by name cannot run here.
+    to that; FAILED. At the end a sentence about each sampler: passed, or rejected
+    and why. Exit code 1 if a check failed, 4 if a sampler that was asked for by
+    name cannot run here.
     """
     import torch
     from rich.console import Console
 
     from fsbench.discover import available, discover, select
     from fsbench.machine.environment import environment
-    from fsbench.problem import Problem
     from fsbench.verify import verify as run_checks
     from fsbench.verify.battery import TIERS, require_names
-    from fsbench.verify.check import Setting
+    from fsbench.verify.check import Setting, conclusion
 
     device = device_to_use(device)
     if device == "cpu":
         # The operations are small, and threads that wait for each other cost more than they do: on
         # two cores that others use as well, one battery took 13 s with one thread, 62 s with two.
         torch.set_num_threads(1)
-    Problem(1, 1, 1, dtype, temperature, device)  # names a wrong dtype or temperature
-    if temperature == 0:
-        raise InvalidArgument("--temperature: expected a number > 0 (greedy is always checked)")
+    temperatures = temperature or [1.0, 0.5]
+    if len(temperatures) > 2:
+        raise InvalidArgument(f"--temperature: expected one or two; got {len(temperatures)}")
     require_names("--tier", [tier], TIERS)
     require_names("--check", check or [])
     found = discover(provider_path or [])
     chosen = select(found, provider) if provider else list(found.values())
     record = _recorder(as_json, output)
-    setting = {"tier": tier, "dtype": dtype, "temperature": temperature}
-    record({"schema": SCHEMA, "environment": environment(device, sys.argv), "setting": setting})
+    told = {"tier": tier, "dtype": dtype, "temperatures": temperatures}
+    record({"schema": SCHEMA, "environment": environment(device, sys.argv), "setting": told})
+    first, *second = temperatures
+    setting = Setting(device, dtype, first, second=second[0] if second else None)
+    at = " and ".join(f"{T:g}" for T in temperatures)
+    conclusions = {}
     console = Console(highlight=False, stderr=as_json)
     verdicts: list[bool] = []
     for entry in chosen:
@@ -110,7 +120,7 @@ def verify(
         try:
             sampler = available(entry, device)
             _require_checkable(sampler, dtype)
-            for done in run_checks(sampler, Setting(device, dtype, temperature), tier, check or ()):
+            for done in run_checks(sampler, setting, tier, check or ()):
                 checks.append(done)
                 now = time.monotonic()
                 took = {"verdict": done.verdict, "seconds": round(now - since, 3)}
@@ -123,11 +133,16 @@ def verify(
             if not as_json:
                 console.print(f"not checked: {one_line(error)}", markup=False)
         if checks and not as_json:
-            title = f"{entry.name}: {device}, {dtype}, T = {temperature:g}; {since - began:.0f} s"
+            title = f"{entry.name}: {device}, {dtype}, T = {at}; {since - began:.0f} s"
             console.print(_table(title, checks))
+        if checks:
+            conclusions[entry.name] = conclusion(checks)
+            record({"provider": entry.name, "conclusion": conclusions[entry.name]})
         verdicts += [done.passed for done in checks]
     if not verdicts:
         raise UnsupportedProblem("verify: no sampler can be checked here; `fsbench list` says why")
+    for name, sentence in conclusions.items():
+        console.print(f"{name} {sentence}.", markup=False, soft_wrap=True)
     if not all(verdicts):
         raise typer.Exit(1)
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fsbench.errors import one_line
+
 _KEY = ("engine", "model", "tp", "b", "sampler")
 
 COLUMNS = (
@@ -46,6 +48,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
 def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
     runs, profile = found["runs"], found["profile"]
     row = {**found["case"], "status": found["status"], "reason": found["reason"]}
+    row["label"] = one_line(row["label"])
     row["runs"] = len(runs)
     if not runs:
         return row

@@ -10,6 +10,7 @@ from fsbench.e2e.records import read
 from fsbench.e2e.summary import summary
 from fsbench.paper import table
 from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.sheet import as_csv, markdown_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,7 @@ def write_tables(folder: Path) -> pd.DataFrame:
     """Write e2e.csv and e2e.md of a results folder; returns the summary that both are of."""
     frame = summary(read(folder))
     with refusals("write results in", folder):
-        write_atomically(folder / "e2e.csv", frame.to_csv(index=False, float_format="%.6g"))
+        write_atomically(folder / "e2e.csv", as_csv(frame, index=False))
         write_atomically(folder / "e2e.md", markdown(frame))
     return frame
 
@@ -72,7 +73,7 @@ def _by_sampler(
         of = {row.label: cell(row) for _, row in here.iterrows()}
         cells = [of.get(label, "") for label in labels]
         lines.append([str(B), *cells, *(column.get(int(str(B)), "") for column in extra.values())])
-    return _table(["B", *labels, *extra], lines)
+    return markdown_table(["B", *labels, *extra], lines)
 
 
 def _time(row: pd.Series) -> str:
@@ -119,12 +120,6 @@ def _where(rows: pd.DataFrame) -> str:
         "p95 / p99 of steps, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
     }
     ordered = rows.sort_values("b", kind="stable")
-    return _table(
+    return markdown_table(
         list(columns), [[text(row) for text in columns.values()] for _, row in ordered.iterrows()]
     )
-
-
-def _table(headings: list[str], lines: list[list[str]]) -> str:
-    rule = "|" + "|".join(" ---: " for _ in headings) + "|"
-    rows = ["| " + " | ".join(line) + " |" for line in [headings, *lines]]
-    return "\n".join([rows[0], rule, *rows[1:]])

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fsbench.figures.parts import legend, save
-from fsbench.figures.style import SETTINGS, styles
+from fsbench.figures.parts import laid_out, legend, save
+from fsbench.figures.style import styles
 from fsbench.provider import Kind
 
 
-def write_figures(
-    frame: pd.DataFrame, folder: Path, suffixes: Sequence[str] = ("png",)
-) -> list[Path]:
-    """Write a figure for each engine of a summary (fsbench.e2e.summary); returns their paths."""
-    written = []
+def draw_engines(frame: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """(engine, its figure) for each engine of a summary (fsbench.e2e.summary) with times."""
     measured = frame[frame.runs > 0]
     for engine, rows in measured.groupby("engine", sort=False):
-        with matplotlib.rc_context(SETTINGS):
-            figure = draw(rows)
-        for suffix in suffixes:
-            written.append(folder / f"tpot_{engine}.{suffix}")
-            save(figure, written[-1])
+        yield str(engine), draw(rows)
+
+
+def write_figures(frame: pd.DataFrame, folder: Path) -> list[Path]:
+    """Write the figure of each engine as PNG; returns their paths."""
+    written = []
+    for engine, figure in draw_engines(frame):
+        written.append(folder / f"tpot_{engine}.png")
+        save(figure, written[-1])
     return written
 
 
 def draw(rows: pd.DataFrame) -> Figure:
+    """The figure of one engine: `_drawn`."""
+    figure = laid_out(lambda: _drawn(rows))
+    assert figure is not None
+    return figure
+
+
+def _drawn(rows: pd.DataFrame) -> Figure:
     """Lines of the median over runs, bars from the lowest run to the highest.
 
     Below each panel of times: what is saved of the baseline's time, and by Amdahl's bound what

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 
 from fsbench.analysis.tables import Configuration
 from fsbench.errors import unknown_name
@@ -56,6 +57,9 @@ def laid_out(drawing: Callable[[], Figure | None]) -> Figure | None:
     with mpl.rc_context(SETTINGS):
         figure = drawing()
         if figure is not None:
+            for text in figure.findobj(Text):
+                # What stands in the figure is prose: a dollar sign is one. Ticks come later.
+                text.set_parse_math(False)
             # Lay out once: constrained layout moves a little at every drawing, so a file would
             # depend on the formats saved before it.
             figure.draw_without_rendering()

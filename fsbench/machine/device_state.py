@@ -24,7 +24,7 @@ def free_memory(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def require_live_device(device: str, cause: Exception) -> None:
+def require_live_device(device: str, cause: BaseException) -> None:
     """A kernel that faulted leaves the CUDA context unusable: stop, or every cell would fail."""
     try:
         synchronize(device)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from fsbench.errors import DeviceUnavailable
-from fsbench.records.store import Energy
+from fsbench.records.cell import Energy
 
 CHUNK_S = 0.01
 """Steps that are queued at once, in seconds: how late an advance of the counter is seen at most."""

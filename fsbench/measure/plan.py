@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsbench.discover import Found
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, as_text
 from fsbench.measure import energy
 from fsbench.problem import Problem
+from fsbench.records.cell import Cell, Conditions
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Plan:
     graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
     seed: of inputs and noise, an int64. forms: time results.FORMS of fused samplers, too.
     energy_s: seconds of a loop that measures each cell's energy, once it is timed; None: no loop.
-    given_up: (name of a provider, problem) to leave out.
+    given_up: cells to leave out. last: a cell to measure by itself, after all others.
     """
 
     problems: list[Problem]
@@ -31,7 +32,8 @@ class Plan:
     check: bool = True
     forms: bool = False
     energy_s: float | None = None
-    given_up: frozenset[tuple[str, Problem]] = frozenset()
+    given_up: frozenset[Cell] = frozenset()
+    last: Cell | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("iters", 1), ("rounds", 1)):
@@ -54,3 +56,24 @@ class Plan:
     def iterations(self, number: int) -> int:
         """Timed iterations of one round; the first rounds take the remainder."""
         return self.iters // self.rounds + (number < self.iters % self.rounds)
+
+    def cell(self, entry: Found, problem: Problem, gpu: str, timer: str, l2: str) -> Cell:
+        """The cell of a sampler on a problem, as this plan measures it.
+
+        gpu: its name, "" on a CPU. timer, l2: see Timer.
+        """
+        provider = entry.provider
+        if provider is None:
+            return Cell(
+                entry.name, entry.name, "", False, Conditions(gpu, timer, False, l2), problem
+            )
+        able = provider.capabilities
+        graph = self.graph and problem.device == "cuda" and able.graph_safe
+        return Cell(
+            entry.name,
+            as_text(provider.label),
+            str(provider.kind_on(problem)),
+            able.fused,
+            Conditions(gpu, timer, graph, l2),
+            problem,
+        )

@@ -6,21 +6,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsbench import inputs, verify
-from fsbench.errors import VerificationFailed, describe
+from fsbench.errors import InvalidType, VerificationFailed, as_text, describe
 from fsbench.graphs import capture
+from fsbench.inputs import fingerprint
 from fsbench.machine import caches
 from fsbench.machine.device_state import free_memory, synchronize
-from fsbench.measure.distributed import Team
+from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
-from fsbench.records.store import Cell
+from fsbench.records.cell import Cell, CellRecord
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
 
@@ -35,13 +36,17 @@ class Inputs:
     seed: Tensor
     offset: Tensor
 
+    def fingerprints(self) -> dict[str, int]:
+        """Name -> fingerprint of every tensor but `offset`, which advances."""
+        return {name: fingerprint(getattr(self, name)) for name in ("weight", "hidden", "seed")}
+
 
 @dataclass
 class Contender:
     """A sampler that is built and ready to be timed on the problem at hand.
 
     facts: of its preparation, fields of Round. forms: steps of its FORMS by name; lacks: why some
-    could not be prepared.
+    could not be prepared. require_intact: see Preparation, of its inputs.
     """
 
     cell: Cell
@@ -49,37 +54,103 @@ class Contender:
     facts: dict[str, Any]
     forms: dict[str, Callable[[], object]]
     lacks: dict[str, str]
+    require_intact: Callable[[int], None]
+
+
+class Batch(NamedTuple):
+    """The samplers that are to be measured together on one problem, each with its cell."""
+
+    problem: Problem
+    samplers: list[tuple[Provider, Cell]]
+
+
+def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> list[Batch]:
+    """What of the plan the results lack. Records the reason of what cannot be measured.
+
+    gpu, timer, l2: see Plan.cell.
+    """
+    store = outcomes.store
+    batches: list[Batch] = []
+    last: list[Batch] = []
+    for problem in plan.problems:
+        samplers = []
+        for entry in plan.providers:
+            cell = plan.cell(entry, problem, gpu, timer, l2)
+            if cell in plan.given_up:
+                continue
+            if entry.provider and _complete(plan, entry.provider, store.record(cell)):
+                continue
+            outcomes.begin(cell)  # what it supports is asked of its own code
+            if refusal := entry.refusal(problem):
+                store.append_status(cell, *refusal)
+            elif cell == plan.last and entry.provider:
+                last.append(Batch(problem, [(entry.provider, cell)]))
+            elif entry.provider:
+                samplers.append((entry.provider, cell))
+        if samplers:
+            batches.append(Batch(problem, samplers))
+    return batches + last
+
+
+def _complete(plan: Plan, provider: Provider, record: CellRecord) -> bool:
+    """Whether a record has all that the plan asks of its cell."""
+    wanted = [record.rounds]
+    for form in form_builds(plan, provider, record.cell.problem):
+        wanted.append(record.forms.get(form, {}))
+    return all(rounds.keys() >= set(range(plan.rounds)) for rounds in wanted) and (
+        plan.energy_s is None or record.energy is not None
+    )
+
+
+def form_builds(
+    plan: Plan, provider: Provider, problem: Problem
+) -> dict[str, Callable[[Tensor], Launch]]:
+    """How to build the forms that the plan asks for, by name: weight -> launch."""
+    able = provider.capabilities
+    if not plan.forms or provider.kind is not Kind.EXACT or not able.fused:
+        return {}
+    found: dict[str, Callable[[Tensor], Launch]] = {}
+    if provider.matmul_form:
+        found["matmul"] = partial(provider.matmul_form, problem)
+    if able.zero_temperature and problem.temperature > 0:
+        found["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
+    return found
 
 
 @dataclass
 class Preparation:
-    """Makes inputs and contenders as a plan asks for them; keeps what several of them share.
-
-    team: of the ranks that carry out the plan together.
-    """
+    """Makes inputs and contenders as a plan asks for them; keeps what several of them share."""
 
     plan: Plan
-    team: Team | None = None
-    _gate: dict[tuple[object, ...], str] = field(default_factory=dict)
+    outcomes: Outcomes
     _weight: tuple[tuple[object, ...], Tensor] | None = None
     _called: set[str] = field(default_factory=set)
+    _marks: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._warm = caches.filled()
 
-    def form_builds(
-        self, provider: Provider, problem: Problem
-    ) -> dict[str, Callable[[Tensor], Launch]]:
-        """How to build the forms that the plan asks for, by name: weight -> launch."""
-        able = provider.capabilities
-        if not self.plan.forms or provider.kind is not Kind.EXACT or not able.fused:
-            return {}
-        found: dict[str, Callable[[Tensor], Launch]] = {}
-        if provider.matmul_form:
-            found["matmul"] = partial(provider.matmul_form, problem)
-        if able.zero_temperature and problem.temperature > 0:
-            found["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
-        return found
+    def contenders(self, batch: Batch) -> tuple[list[Contender], Tensor]:
+        """The samplers of a batch that are ready, and the offset that all their steps read."""
+        # If making the inputs ends this process, the first cell is given up, then the second.
+        self.outcomes.at(batch.samplers[0][1], ", inputs")
+        try:
+            inputs = self.inputs_of(batch.problem)
+        except Exception as error:
+            self.outcomes.without_inputs([cell for _, cell in batch.samplers], error)
+            return [], torch.empty(0)
+        ready = []
+        for provider, cell in batch.samplers:
+            contender = self.outcomes.part(
+                cell, "", partial(self.intact_contender, provider, cell, inputs)
+            )
+            if contender is None:
+                free_memory(batch.problem.device)
+                continue
+            for form, why in contender.lacks.items():
+                self.outcomes.store.append_lack(cell, form, why)
+            ready.append(contender)
+        return ready, inputs.offset
 
     def inputs_of(self, problem: Problem) -> Inputs:
         """The weight, kept for the next problem that shares it, and this problem's own inputs."""
@@ -89,40 +160,72 @@ class Preparation:
             self._weight = (key, inputs.make_weight(problem, self.plan.seed))
         torch.manual_seed(self.plan.seed)
         device = torch.device(problem.device)
-        return Inputs(
+        made = Inputs(
             problem,
             self._weight[1],
             inputs.make_hidden(problem, self.plan.seed),
             seed=torch.tensor([spread_seed(self.plan.seed)], dtype=torch.int64, device=device),
             offset=torch.zeros(1, dtype=torch.int64, device=device),
         )
+        self._marks = made.fingerprints()
+        return made
+
+    def intact_contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
+        """`contender`, and `require_intact` whatever comes of it."""
+        try:
+            return self.contender(provider, cell, inputs)
+        finally:
+            self.require_intact(inputs, 0)
+
+    def require_intact(self, inputs: Inputs, offset: int) -> None:
+        """Undo what a sampler wrote into the inputs that all samplers of the problem read.
+
+        offset: the steps that the harness itself has counted so far.
+
+        Raises:
+            VerificationFailed: it names the tensors that were written.
+        """
+        found = inputs.fingerprints()
+        written = [name for name, mark in self._marks.items() if found[name] != mark]
+        if written:
+            kept, self._weight = self._weight, None
+            fresh = self.inputs_of(inputs.problem)
+            for name in written:  # in place: samplers that are built hold these tensors
+                getattr(inputs, name).copy_(getattr(fresh, name))
+            self._weight = kept
+        if int(inputs.offset) != offset:
+            inputs.offset.fill_(offset)
+            written.append("offset")
+        if written:
+            raise VerificationFailed(f"it writes into {', '.join(written)}")
 
     def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """Verify, build, check on the problem, capture and warm up."""
-        self._gate_check(provider, inputs.problem)
+        self._gate_check(provider, cell)
         launch, facts = self._build(provider, inputs)
         if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
             if not check.passed:
                 raise VerificationFailed(f"{check.name}: {check.detail}")
-            if self.team:
+            if team := self.outcomes.team:
                 tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
-                if any(theirs != tokens for theirs in self.team.gather(tokens)):
+                if any(theirs != tokens for theirs in team.gather(tokens)):
                     raise VerificationFailed("ranks: they return different tokens")
-        facts["config"] = getattr(launch, "config", "")
+        facts["config"] = _config(launch)
         forms: dict[str, Callable[[], object]] = {}
         lacks: dict[str, str] = {}
-        for form, build in self.form_builds(provider, inputs.problem).items():
+        for form, build in form_builds(self.plan, provider, inputs.problem).items():
             try:
                 forms[form] = self._ready(cell, build(inputs.weight), inputs)
             except Exception as error:
                 lacks[form] = describe(error)
-        return Contender(cell, self._ready(cell, launch, inputs), facts, forms, lacks)
+        step = self._ready(cell, launch, inputs)
+        return Contender(cell, step, facts, forms, lacks, partial(self.require_intact, inputs))
 
     def _ready(self, cell: Cell, launch: Launch, inputs: Inputs) -> Callable[[], object]:
         """The step to be timed, captured if the cell says so, and warmed up."""
         step: Callable[[], object]
-        if cell.graph:
+        if cell.conditions.graph:
             step = capture(launch, inputs.hidden, inputs.seed, inputs.offset)
         else:
 
@@ -131,24 +234,30 @@ class Preparation:
 
         for _ in range(self.plan.warmup):
             step()
-        synchronize(cell.device)
+        synchronize(cell.problem.device)
         return step
 
-    def _gate_check(self, provider: Provider, problem: Problem) -> None:
+    def _gate_check(self, provider: Provider, cell: Cell) -> None:
         """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
         if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
             return
+        problem = cell.problem
         # Verified with the same filters, whatever they are here.
         truncated = bool(problem.filters or problem.penalties)
         key = (provider.name, problem.device, problem.dtype, problem.temperature, truncated)
-        if key not in self._gate:
+        gate = self.outcomes.gate
+        if key not in gate:
             self._called.add(provider.name)
 
             setting = Setting(problem.device, problem.dtype, problem.temperature, truncated)
-            failed = [check for check in verify.verify(provider, setting) if not check.passed]
-            self._gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
-        if self._gate[key]:
-            raise VerificationFailed(self._gate[key])
+            failed = []
+            for check in verify.verify(provider, setting):
+                self.outcomes.at(cell, f", {check.name} checked")
+                failed += [] if check.passed else [check]
+            gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+            self.outcomes.verified(key, gate[key])
+        if gate[key]:
+            raise VerificationFailed(gate[key])
 
     def _build(self, provider: Provider, inputs: Inputs) -> tuple[Launch, dict[str, Any]]:
         """The launch, and the facts of Round that only building shows.
@@ -165,11 +274,12 @@ class Preparation:
         warm = [*self._warm, *(["process"] if provider.name in self._called else [])]
         self._called.add(provider.name)
         begin = time.perf_counter()
-        if self.team is None or problem.tp == 1 or provider.build_sharded is None:
+        team = self.outcomes.team
+        if team is None or problem.tp == 1 or provider.build_sharded is None:
             launch = provider.build(problem, inputs.weight)
         else:
             torch.manual_seed(self.plan.seed)  # the verifying may have left it anywhere
-            launch = provider.build_sharded(problem, self.team.shard(inputs.weight))
+            launch = provider.build_sharded(problem, team.shard(inputs.weight))
         launch(inputs.hidden, inputs.seed, inputs.offset)
         synchronize(problem.device)
         facts: dict[str, Any] = {"first_call_s": time.perf_counter() - begin, "warm": warm}
@@ -181,6 +291,13 @@ class Preparation:
             peak = torch.cuda.max_memory_allocated() - before
             facts["peak_extra_bytes"] = max(peak, 0) + getattr(launch, "shared_bytes", 0)
         return launch, facts
+
+
+def _config(launch: Launch) -> str:
+    config = getattr(launch, "config", "")
+    if not isinstance(config, str):
+        raise InvalidType(f"launch.config: expected a string; got {as_text(repr(config))}")
+    return as_text(config)
 
 
 def spread_seed(seed: int) -> int:

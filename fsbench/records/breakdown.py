@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fsbench.records.cell import COLUMNS, FORMS, CellRecord, Round
 from fsbench.records.disk import refusals, write_atomically
-from fsbench.records.store import FORMS, CellRecord, Round
+from fsbench.records.sheet import as_csv
 
 FILE = "breakdown.csv"
 """In a results folder: every kernel of every cell."""
@@ -121,12 +122,10 @@ def mean_kernels(rounds: Iterable[Round]) -> dict[str, float]:
     return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
-_COLUMNS = (
-    *("provider", "b", "d", "v", "dtype", "temperature", "logits", "tp", "timer", "graph", "l2"),
-    *("top_k", "top_p", "min_p", "mixed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "history"),
-    *("form", "kernel", "part", "mean_us", "share"),
+_OF_CELL = tuple(
+    name for name in COLUMNS if name not in ("label", "kind", "fused", "gpu", "device")
 )
+_COLUMNS = (*_OF_CELL, "form", "kernel", "part", "mean_us", "share")
 
 
 def kernel_rows(records: Iterable[CellRecord]) -> pd.DataFrame:
@@ -139,7 +138,7 @@ def kernel_rows(records: Iterable[CellRecord]) -> pd.DataFrame:
             total = sum(kernels.values())
             for name, time in kernels.items():
                 seen = dict(kernel=name, part=parts[name], mean_us=time, share=time / total)
-                rows.append({**vars(record.cell), "form": form, **seen})
+                rows.append({**record.cell.columns(), "form": form, **seen})
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 
@@ -150,5 +149,5 @@ def export_csv(folder: Path, records: Iterable[CellRecord]) -> Path | None:
         return None
     path = folder / FILE
     with refusals("write results in", folder):
-        write_atomically(path, rows.to_csv(index=False, float_format="%.6g"))
+        write_atomically(path, as_csv(rows, index=False))
     return path

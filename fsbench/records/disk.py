@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,37 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def append_line(file: TextIO, line: Mapping[str, Any]) -> None:
     """Append a line of JSON to a file; it is on disk when this returns."""
-    file.write(json.dumps(line) + "\n")
+    append_text(file, json.dumps(line))
+
+
+def append_text(file: TextIO, text: str) -> None:
+    """Append a line to a file; it is on disk when this returns."""
+    file.write(text + "\n")
     file.flush()
     os.fsync(file.fileno())
+
+
+_CHECKSUM = ', "crc32": '
+
+
+def with_checksum(line: Mapping[str, Any]) -> str:
+    """A line of JSON with a last field `crc32`: of the text without that field."""
+    text = json.dumps(line)
+    return f"{text[:-1]}{_CHECKSUM}{zlib.crc32(text.encode())}}}"
+
+
+def checked_line(text: bytes) -> dict[str, Any]:
+    """The object on a line of JSON, which has no checksum or the right one; without it.
+
+    Raises:
+        ValueError, RecursionError: it is something else.
+    """
+    body, found, rest = text.rpartition(_CHECKSUM.encode())
+    if found:
+        text = body + b"}"
+        if rest != b"%d}" % zlib.crc32(text):
+            raise ValueError("its checksum is wrong")
+    line = json.loads(text)
+    if not isinstance(line, dict):
+        raise ValueError(f"expected an object; got {type(line).__name__}")
+    return line

@@ -5,6 +5,7 @@ A results folder holds
     points.jsonl   the truth: one line per measured round of a cell, or per cell that was not timed
     env.json       what it was measured on (fsbench.machine.environment)
     results.csv    one row per cell, derived from points.jsonl
+    running.json   while a run writes into it: which process, and the cell it is at
 
 Each line is flushed to disk before the next measurement starts, so a run killed at any instant
 loses at most the round in flight. docs/results-format.md describes every column.
@@ -12,169 +13,86 @@ loses at most the round in flight. docs/results-format.md describes every column
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from fsbench.errors import ResultsError
-from fsbench.records.disk import append_line, refusals, write_atomically
+from fsbench.records.cell import FORMS, STATUSES, Cell, CellRecord, Energy, Round
+from fsbench.records.disk import (
+    append_text,
+    checked_line,
+    refusals,
+    with_checksum,
+    write_atomically,
+)
+from fsbench.records.typed import fits
 
 SCHEMA = 1
 """Version of points.jsonl and env.json; a folder of another version is never resumed."""
 
-STATUSES = (
-    "ok",
-    "check_failed",
-    "unsupported",
-    "unavailable",
-    "oom",
-    "timeout",
-    "error",
-    "timer_unavailable",
-)
+
+PATIENCE = 2.0
+"""Seconds that the lock of a folder is waited for: a run that was killed is gone by then."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """provider x problem x way of measuring: what one row of results.csv is about."""
-
-    provider: str
-    label: str
-    kind: str
-    fused: bool
-    gpu: str
-    device: str
-    b: int
-    d: int
-    v: int
-    dtype: str
-    tp: int
-    temperature: float
-    logits: str
-    timer: str
-    graph: bool
-    l2: str
-    # Records from before truncated problems do not have these.
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    mixed: bool = False
-    # Nor from before penalties these.
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    history: int = 0
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Identity of the cell; the label may change without making it another cell."""
-        return tuple(value for name, value in asdict(self).items() if name != "label")
-
-
-@dataclass(frozen=True)
-class Round:
-    """Samples of one interleaved round of one cell, with the state of the GPU around it.
-
-    span_us is one entry per iteration, last end - first start; busy_us (union of the kernels'
-    intervals) and sum_us (their sum) are empty for timers that do not see kernels; kernels maps a
-    kernel's name to its mean time per iteration. peak_extra_bytes is memory beyond the weight and
-    hidden that the sampler held or touched in a step. first_call_s is the wall time of building the
-    sampler and calling it once, and warm names what was not cold then (fsbench.machine.caches).
-    """
-
-    span_us: list[float]
-    busy_us: list[float] = field(default_factory=list)
-    sum_us: list[float] = field(default_factory=list)
-    n_kernels: int | None = None
-    kernels: dict[str, float] = field(default_factory=dict)
-    clocks: dict[str, Any] = field(default_factory=dict)
-    config: str = ""
-    peak_extra_bytes: int | None = None
-    first_call_s: float | None = None
-    warm: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Energy:
-    """What a loop of steps took: joules, seconds and steps, and the GPU's power when idle, W."""
-
-    joules: float
-    seconds: float
-    steps: int
-    idle_w: float
-
-
-FORMS = ("matmul", "greedy")
-"""A sampler with less in it: its matmul alone; the same kernel without noise."""
-
-
-@dataclass
-class CellRecord:
-    """All that is known of one cell: its rounds by number, or the reason there are none.
-
-    forms: rounds of FORMS of the sampler, taken in turn with its own. lacks: what else was asked
-    for and could not be measured ("energy", or a form), and why.
-    """
-
-    cell: Cell
-    rounds: dict[int, Round] = field(default_factory=dict)
-    status: str = "ok"
-    reason: str = ""
-    forms: dict[str, dict[int, Round]] = field(default_factory=dict)
-    energy: Energy | None = None
-    lacks: dict[str, str] = field(default_factory=dict)
-
-    def add_round(self, number: int, measured: Round) -> None:
-        """Add a measured round. What kept the cell from being measured before is then history."""
-        self.rounds[number] = measured
-        self.status, self.reason = "ok", ""
-
-    def add_form(self, form: str, number: int, measured: Round) -> None:
-        """Add a round of one of FORMS."""
-        self.forms.setdefault(form, {})[number] = measured
-        self.lacks.pop(form, None)
-
-    def add_energy(self, energy: Energy) -> None:
-        """Add the energy, which replaces an earlier one."""
-        self.energy = energy
-        self.lacks.pop("energy", None)
+RUNNING = "running.json"
 
 
 class Store:
-    """The points.jsonl of one results folder, open for appending.
+    """What is known of the cells of a run, and the points.jsonl that it is appended to.
 
-    `Store.create` starts a folder, `Store.resume` continues one. Both raise ResultsError with the
-    path and the reason; nothing is left half-written.
+    `Store.create` starts a folder, `Store.resume` continues one, `Store.replica` belongs to a
+    process that measures for another one. The first two hold the folder's lock until they are
+    closed or the process ends, and raise ResultsError with the path and the reason; nothing is left
+    half-written.
+
+    interrupted: the cell that was measured when the last run ended without being able to say so.
     """
 
-    def __init__(self, folder: Path, records: dict[tuple[object, ...], CellRecord]):
+    def __init__(
+        self,
+        folder: Path,
+        records: Iterable[CellRecord],
+        write: Callable[[Cell, dict[str, Any]], None],
+    ):
         self.folder = folder
-        self._records = records
-        with refusals("write results in", folder):
-            self._file: TextIO | None = open(  # noqa: SIM115
-                folder / "points.jsonl", "a", encoding="utf-8"
-            )
+        self.interrupted: Cell | None = None
+        self._records = {record.cell: record for record in records}
+        self._write = write
+        self._points: TextIO | None = None
+        self._environment: dict[str, Any] | None = None
 
     @classmethod
     def create(cls, folder: Path, environment: dict[str, Any]) -> Store:
         """Start an empty results folder and write its environment record."""
+        require_empty(folder)
         with refusals("write results in", folder):
-            if any((folder / name).exists() for name in ("points.jsonl", "results.csv")):
-                raise ResultsError(
-                    f"{folder} already holds results; use --resume {folder} or another --out"
-                )
             folder.mkdir(parents=True, exist_ok=True)
-        _write_environment(folder, environment)
-        return cls(folder, {})
+        store = cls._locked(folder)
+        try:
+            require_empty(folder)  # still: another process may have been faster
+            _write_environment(folder, environment)
+            store.begin(None)
+        except BaseException:
+            if not (folder / "points.jsonl").stat().st_size:
+                (folder / "points.jsonl").unlink()
+            store.close()
+            raise
+        return store
 
     @classmethod
     def resume(cls, folder: Path, environment: dict[str, Any]) -> Store:
         """Continue a folder measured with this schema on this kind of machine.
 
-        The environment is added to env.json under `resumed`: versions may have changed since.
+        The environment is added to env.json under `resumed`, since versions may have changed, when
+        the first line is appended. Nothing is written before.
         """
         before = read_environment(folder)
         for name in ("gpu", "device", "cpu"):
@@ -183,72 +101,99 @@ class Store:
                     f"{folder} was measured on another machine: expected {name} "
                     f"{environment.get(name)!r}; got {before.get(name)!r}"
                 )
-        points = folder / "points.jsonl"
-        with refusals("write results in", folder):
-            points.touch()  # a run killed before its first measurement has none
-        records = read_records(folder)
-        _drop_cut_line(points)
-        _write_environment(folder, {**before, "resumed": [*before.get("resumed", []), environment]})
-        return cls(folder, {record.cell.key: record for record in records})
-
-    @classmethod
-    def reopen(cls, folder: Path) -> Store:
-        """Go on with a folder of this very run, from another process of it."""
-        return cls(folder, {record.cell.key: record for record in read_records(folder)})
-
-    @classmethod
-    def replica(cls, folder: Path) -> Store:
-        """For the other ranks of a run: knows what the folder holds and is told, writes nothing."""
-        store = cls.__new__(cls)
-        store.folder = folder
-        store._file = None
-        store._records = {record.cell.key: record for record in read_records(folder)}
+        store = cls._locked(folder)
+        try:
+            store._records = {record.cell: record for record in read_records(folder)}
+            _drop_cut_line(folder / "points.jsonl")
+            _, store.interrupted = _running(folder)
+            store.begin(None)
+        except BaseException:
+            store.close()
+            raise
+        store._environment = {**before, "resumed": [*before.get("resumed", []), environment]}
         return store
+
+    @classmethod
+    def _locked(cls, folder: Path) -> Store:
+        """A store that holds the lock of its folder, which is one of points.jsonl."""
+        with refusals("write results in", folder):
+            points = open(folder / "points.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        end = time.monotonic() + PATIENCE
+        while not _lock(points):
+            if time.monotonic() > end:
+                points.close()
+                owner, _ = _running(folder)
+                raise ResultsError(
+                    f"{folder}: process {owner or '(unknown)'} is writing results there; expected "
+                    "a folder that no run is writing to"
+                )
+            time.sleep(0.05)
+        store = cls(folder, [], lambda cell, line: None)
+        store._write, store._points = store._to_disk, points
+        return store
+
+    @classmethod
+    def replica(
+        cls,
+        records: Iterable[CellRecord] = (),
+        write: Callable[[Cell, dict[str, Any]], None] = lambda cell, line: None,
+    ) -> Store:
+        """Starts from these records; every line goes to `write` and to no disk."""
+        return cls(Path(), records, write)
+
+    def know(self, records: Iterable[CellRecord]) -> None:
+        """Start from these records."""
+        self._records = {record.cell: record for record in records}
+
+    def begin(self, cell: Cell | None) -> None:
+        """Leave on disk that this process is at work, and on which cell."""
+        if self._points is not None:
+            text = json.dumps({"pid": os.getpid(), "cell": cell.columns() if cell else None})
+            with refusals("write results in", self.folder):
+                write_atomically(self.folder / RUNNING, text)
 
     def record(self, cell: Cell) -> CellRecord:
         """What is already known of a cell (an empty record if nothing)."""
-        return self._records.get(cell.key) or CellRecord(cell)
+        return self._records.get(cell) or CellRecord(cell)
 
     def append_round(self, cell: Cell, number: int, measured: Round) -> None:
         """Add one measured round, on disk before this returns."""
-        self._append({"cell": asdict(cell), "round": number, "measured": asdict(measured)})
-        self._known(cell).add_round(number, measured)
+        self.append(cell, {"round": number, "measured": asdict(measured)})
 
     def append_form(self, cell: Cell, form: str, number: int, measured: Round) -> None:
         """As append_round, of one of FORMS of the cell's sampler."""
         assert form in FORMS, form
-        line = {"form": form, "round": number, "measured": asdict(measured)}
-        self._append({"cell": asdict(cell), **line})
-        self._known(cell).add_form(form, number, measured)
+        self.append(cell, {"form": form, "round": number, "measured": asdict(measured)})
 
     def append_energy(self, cell: Cell, energy: Energy) -> None:
         """Add the energy of a cell, on disk before this returns."""
-        self._append({"cell": asdict(cell), "energy": asdict(energy)})
-        self._known(cell).add_energy(energy)
+        self.append(cell, {"energy": asdict(energy)})
 
     def append_lack(self, cell: Cell, what: str, reason: str) -> None:
         """Record why a form or the energy of a cell is missing; nothing if it says so already."""
-        lacks = self._known(cell).lacks
-        if lacks.get(what) != reason:
-            self._append({"cell": asdict(cell), "lacks": what, "reason": reason})
-            lacks[what] = reason
+        if self.record(cell).lacks.get(what) != reason:
+            self.append(cell, {"lacks": what, "reason": reason})
 
     def append_status(self, cell: Cell, status: str, reason: str) -> None:
         """Record why a cell has no (more) samples; does nothing if that is what it says already."""
         assert status in STATUSES, status
-        record = self._known(cell)
+        record = self._records.setdefault(cell, CellRecord(cell))
         if (record.status, record.reason) != (status, reason):
-            self._append({"cell": asdict(cell), "status": status, "reason": reason})
-            record.status, record.reason = status, reason
+            self.append(cell, {"status": status, "reason": reason})
 
-    def _known(self, cell: Cell) -> CellRecord:
-        return self._records.setdefault(cell.key, CellRecord(cell))
+    def append(self, cell: Cell, line: dict[str, Any]) -> None:
+        """Add what a line says of a cell (CellRecord.add); on disk before this returns."""
+        self._write(cell, line)
+        self._records.setdefault(cell, CellRecord(cell)).add(line)
 
-    def _append(self, line: dict[str, Any]) -> None:
-        if self._file is None:
-            return
+    def _to_disk(self, cell: Cell, line: dict[str, Any]) -> None:
+        assert self._points is not None, "the store is closed"
+        if self._environment is not None:
+            _write_environment(self.folder, self._environment)
+            self._environment = None
+        text = with_checksum({"schema": SCHEMA, "cell": cell.columns(), **line})
         with refusals("write results in", self.folder):
-            append_line(self._file, {"schema": SCHEMA, **line})
+            append_text(self._points, text)
 
     @property
     def records(self) -> list[CellRecord]:
@@ -256,11 +201,51 @@ class Store:
         return list(self._records.values())
 
     def close(self) -> None:
-        """Close the file; the folder stays readable and resumable."""
+        """Close the file and let go of the lock; the folder stays readable and resumable."""
         # Only a line whose append has already raised can still be in the buffer.
         with suppress(OSError):
-            if self._file is not None:
-                self._file.close()
+            if self._points is not None:
+                (self.folder / RUNNING).unlink(missing_ok=True)
+                self._points.close()
+        self._points = None
+
+
+def _lock(points: TextIO) -> bool:
+    try:
+        fcntl.flock(points, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise ResultsError(f"cannot lock {points.name}: {error.strerror or error}") from error
+    return True
+
+
+def _running(folder: Path) -> tuple[int | None, Cell | None]:
+    """(process, cell at work) of the run that writes into a folder, or was killed while it did."""
+    try:
+        facts = json.loads((folder / RUNNING).read_bytes())
+        return facts["pid"], Cell.of(facts["cell"]) if facts["cell"] else None
+    except (OSError, ValueError, TypeError, KeyError):  # not there: or damaged, and no loss
+        return None, None
+
+
+def require_empty(folder: Path) -> None:
+    """Raise ResultsError if a folder holds results, or cannot. An empty points.jsonl is none."""
+    points, table = folder / "points.jsonl", folder / "results.csv"
+    with refusals("write results in", folder):
+        if table.exists() or (points.exists() and points.stat().st_size):
+            raise ResultsError(
+                f"{folder} already holds results; use --resume {folder} or another --out"
+            )
+
+
+_FACTS: dict[str, Any] = {
+    **dict.fromkeys(("utc", "fsbench", "git_sha", "device", "gpu", "cpu"), str | None),
+    "git_dirty": bool | None,
+    "options": dict[str, Any],
+    "resumed": list[dict[str, Any]],
+}
+"""Types of what is read of env.json, where it is there."""
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
@@ -269,10 +254,13 @@ def read_environment(folder: Path) -> dict[str, Any]:
     try:
         environment = json.loads(_read(path))
         schema = environment.get("schema")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ResultsError(f"{path}: not an environment record ({error})") from error
     if schema != SCHEMA:
         raise ResultsError(f"{path}: expected schema {SCHEMA}; got {schema!r}")
+    for name, hint in _FACTS.items():
+        if name in environment and not fits(environment[name], hint):
+            raise ResultsError(f"{path}: {name}: expected {hint}; got {environment[name]!r:.60}")
     return environment
 
 
@@ -287,35 +275,17 @@ def read_records(folder: Path) -> list[CellRecord]:
     path = folder / "points.jsonl"
     lines = _read(path).split(b"\n")
     lines.pop()  # what follows the last newline: empty, or the line a crash cut short
-    records: dict[tuple[object, ...], CellRecord] = {}
+    records: dict[Cell, CellRecord] = {}
     for number, text in enumerate(lines, start=1):
         try:
-            line = json.loads(text)
-            if line["schema"] != SCHEMA:
-                raise ResultsError(
-                    f"{path}:{number}: expected schema {SCHEMA}; got {line['schema']!r}"
-                )
-            cell = Cell(**line["cell"])
-            _add_line(records.setdefault(cell.key, CellRecord(cell)), line)
-        except (ValueError, KeyError, TypeError) as error:
+            line = checked_line(text)
+            if (schema := line.pop("schema")) != SCHEMA:
+                raise ResultsError(f"{path}:{number}: expected schema {SCHEMA}; got {schema!r:.40}")
+            cell = Cell.of(line.pop("cell"))
+            records.setdefault(cell, CellRecord(cell)).add(line)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ResultsError(f"{path}:{number}: not a results line ({error})") from error
     return list(records.values())
-
-
-def _add_line(record: CellRecord, line: dict[str, Any]) -> None:
-    """Put what a line says about a cell into its record."""
-    if "form" in line:
-        record.add_form(line["form"], line["round"], Round(**line["measured"]))
-    elif "round" in line:
-        record.add_round(line["round"], Round(**line["measured"]))
-    elif "energy" in line:
-        record.add_energy(Energy(**line["energy"]))
-    elif "lacks" in line:
-        record.lacks[line["lacks"]] = line["reason"]
-    elif line["status"] in STATUSES:
-        record.status, record.reason = line["status"], line["reason"]
-    else:
-        raise ValueError(f"unknown status {line['status']!r}")
 
 
 def _drop_cut_line(path: Path) -> None:

@@ -28,11 +28,11 @@ def read_trace(path: Path, V: int) -> np.ndarray:
             shortest = min(map(len, lines), default=0)
             tokens = np.array([line[:shortest] for line in lines])
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"--trace: {path}: {error}") from error
+        raise InvalidArgument(f"--trace: expected token ids; got {path}: {error}") from error
     if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
-        raise InvalidArgument(f"--trace: {path}: expected token ids, a document per row")
+        raise InvalidArgument(f"--trace: expected token ids, a document per row; got {path}")
     if tokens.min() < 0 or tokens.max() >= V:
-        raise InvalidArgument(f"--trace: {path}: expected ids in [0, {V})")
+        raise InvalidArgument(f"--trace: expected ids in [0, {V}); got {path}")
     return tokens.astype(np.int64)
 
 

@@ -22,6 +22,9 @@ from dataclasses import dataclass
 
 from fsbench.errors import InvalidArgument
 
+MOST = 2**15
+"""Microbatches times stages that are simulated: seconds."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -51,6 +54,11 @@ class Pipeline:
         for name in ("microbatches", "batch"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"{name}: expected >= 1; got {getattr(self, name)}")
+        if len(self.stage_us) * self.microbatches > MOST:
+            raise InvalidArgument(
+                f"microbatches: expected at most {MOST} times stages; got {self.microbatches} in "
+                f"{len(self.stage_us)} stages"
+            )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fsbench.errors import (
 )
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.verify import (
+    call,
     distribution,
     invariance,
     joint,
@@ -33,7 +34,7 @@ from fsbench.verify.check import Check, Setting
 from fsbench.verify.drawing import Draws
 from fsbench.verify.pathwise import SHAPES, Shapes
 
-_SIZES_B = (1, 3, 16, 17, 64, 65, 255, 256)
+_SIZES_B = (1, 3, 16, 17, 64, 65, 256, 300)
 _SIZES_V = (1, 2, 127, 128, 129, 1000, 50257, 151936)
 _COSTS = ("group", "token", "stored", "chunks")
 
@@ -42,13 +43,15 @@ _COSTS = ("group", "token", "stored", "chunks")
 class Effort:
     """How much each check does.
 
-    vocabulary: V of the large problem. fit_draws: draws of `fit`.
+    vocabulary: V of the large problem. fit_draws: draws of `fit`, also for `rows` and `steps`: of
+        at least 256 launches. block_draws: of `blocks`.
     seeds, seed_draws: of `fit of seeds`, draws each.
     variation_draws: of `variation`, by what a draw costs (`cost`).
     gaps, tail_tokens: of `tail`, random numbers spent on each gap.
     joint_steps, other_steps: launches of 256 equal rows, of the seed and of each other seed.
-    filter_steps: launches of each filter. codes: of `noise map`. maxima: rows of `maximum`.
-    truncated_draws: of each law of `truncation`.
+    call_steps: launches of `call`. filtered, filter_steps: (B, V) of `filters`, launches of each
+        filter. codes: of `noise map`. maxima: rows of `maximum`.
+    truncated_draws: of each law of `truncation`, and of `truncated draws`.
     shapes: of `oracle`, `greedy` and `edges`. sizes: batches of `invariance`.
     any_shapes, any_sizes: the same for samplers with noise of their own, which may take seconds to
         compile for each.
@@ -56,6 +59,7 @@ class Effort:
 
     vocabulary: int
     fit_draws: int
+    block_draws: int
     seeds: int
     seed_draws: int
     variation_draws: dict[str, int]
@@ -63,6 +67,8 @@ class Effort:
     tail_tokens: int
     joint_steps: int
     other_steps: int
+    call_steps: int
+    filtered: tuple[int, int]
     filter_steps: int
     truncated_draws: int
     codes: int
@@ -75,7 +81,8 @@ class Effort:
 
 _CPU_CI = Effort(
     vocabulary=9001,  # a part of a tile at the end, and more than one chunk of the online samplers
-    fit_draws=2**16,
+    fit_draws=300 * 264,
+    block_draws=2**15,
     seeds=8,
     seed_draws=2**13,
     variation_draws=dict.fromkeys(_COSTS, 2**13),
@@ -83,18 +90,21 @@ _CPU_CI = Effort(
     tail_tokens=2**25,
     joint_steps=48,
     other_steps=12,
-    filter_steps=64,
+    call_steps=32,
+    filtered=(256, 300),
+    filter_steps=54,
     truncated_draws=2**12,
     codes=2**18,
     maxima={"token": 2**9, "group": 2**12},
-    shapes=(*SHAPES, (64, 128), (255, 2)),
-    sizes=(1, 2, 16, 17, 65, 255),
+    shapes=(*SHAPES, (64, 128), (300, 2)),
+    sizes=(1, 2, 16, 17, 65, 257),
     any_shapes=((1, 1000), (3, 1), (16, 129), (17, 2)),
     any_sizes=(1, 17, 64),
 )
 _CPU_FULL = Effort(
     vocabulary=151_936,
     fit_draws=2**20,
+    block_draws=2**25,
     seeds=64,
     seed_draws=2**16,
     variation_draws=dict.fromkeys(_COSTS, 2**15),
@@ -102,18 +112,21 @@ _CPU_FULL = Effort(
     tail_tokens=2**31,
     joint_steps=64,
     other_steps=16,
+    call_steps=256,
+    filtered=(256, 300),
     filter_steps=256,
     truncated_draws=2**16,
     codes=2**22,
     maxima={"token": 2**10, "group": 2**14},
     shapes=(*SHAPES, *zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
-    sizes=(1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256),
+    sizes=(1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256, 257),
     any_shapes=tuple(zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
     any_sizes=(1, 17, 64, 256),
 )
 _CUDA_FULL = Effort(
     vocabulary=151_936,
     fit_draws=2**20,
+    block_draws=2**27,
     seeds=64,
     seed_draws=2**18,
     # What half a minute to a minute buys. 25 million bound the total variation by 0.002.
@@ -127,28 +140,32 @@ _CUDA_FULL = Effort(
     tail_tokens=2**36,
     joint_steps=4096,
     other_steps=1024,
+    call_steps=1024,
+    filtered=(256, 151_936),
     filter_steps=1024,
     truncated_draws=2**20,
     codes=2**32,
     maxima={"token": 2**14, "group": 2**16},
     shapes=tuple((B, V) for B in _SIZES_B for V in _SIZES_V),
-    sizes=tuple(range(1, 257)),
+    sizes=tuple(range(1, 258)),
     any_shapes=tuple(zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
     any_sizes=(1, 17, 64, 256),
 )
 _CUDA_CI = replace(
     _CUDA_FULL,
+    block_draws=2**25,
     seeds=8,
     variation_draws={"group": 2**24, "token": 2**21, "stored": 2**21, "chunks": 2**19},
     tail_tokens=2**34,
     joint_steps=512,
     other_steps=128,
+    call_steps=128,
     filter_steps=128,
     truncated_draws=2**16,
     codes=2**26,
     maxima={"token": 2**11, "group": 2**14},
     shapes=(*SHAPES, *zip(_SIZES_B, reversed(_SIZES_V), strict=True)),
-    sizes=(1, 2, 16, 17, 65, 255),
+    sizes=(1, 2, 16, 17, 65, 257),
     any_shapes=_CPU_CI.any_shapes,
     any_sizes=_CPU_CI.any_sizes,
 )
@@ -166,12 +183,13 @@ GATE_TRUNCATED_DRAWS = {"cuda": 2**16, "cpu": 2**12}
 
 CHECKS = (
     *("philox", "noise map", "maximum", "oracle", "undefined rows", "greedy", "edges", "filters"),
-    *("invariance", "fit", "fit of seeds", "tiles", "collisions", "rows", "steps", "seeds"),
-    *("samples", "tail", "variation", "truncated oracle", "truncation"),
+    *("call", "invariance", "fit", "fit of seeds", "blocks", "tiles", "collisions", "rows"),
+    *("steps", "seeds", "samples", "tail", "variation", "truncated oracle", "truncation"),
+    "truncated draws",
 )
 """Every check by name; there is a `tail` for each gap."""
 
-Todo = list[tuple[str, Callable[[], Check]]]
+Todo = Iterator[tuple[str, Callable[[], Check]]]
 
 
 def verify(
@@ -231,18 +249,16 @@ def cost(able: Capabilities) -> str:
 
 
 def _gate(provider: Provider, setting: Setting) -> Todo:
-    todo: Todo = []
     if provider.capabilities.noise is not None:
-        todo.append(("oracle", lambda: pathwise.check_oracle(provider, setting)))
-        todo.append(("undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)))
+        yield "oracle", lambda: pathwise.check_oracle(provider, setting)
+        yield "undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)
     if takes_greedy(provider):
-        todo.append(("greedy", lambda: support.check_greedy(provider, setting)))
+        yield "greedy", lambda: support.check_greedy(provider, setting)
     if draws(provider):
-        todo.append(("fit", lambda: _gate_fit(provider, setting)))
+        yield "fit", lambda: _gate_fit(provider, setting)
     if provider.capabilities.filters and setting.truncated:
         wanted = GATE_TRUNCATED_DRAWS[setting.device]
-        todo += _truncated(provider, setting, pathwise.SHAPES, truncation.GATE, wanted)
-    return todo
+        yield from _truncated(provider, setting, pathwise.SHAPES, truncation.GATE, wanted)
 
 
 def _truncated(
@@ -253,23 +269,18 @@ def _truncated(
     wanted: int,
 ) -> Todo:
     """The checks of a sampler that has filters."""
-    todo: Todo = []
     if provider.capabilities.noise is not None:
-        todo.append(
-            (
-                "truncated oracle",
-                lambda: truncation.check_truncated_oracle(provider, setting, shapes),
-            )
+        yield (
+            "truncated oracle",
+            lambda: truncation.check_truncated_oracle(provider, setting, shapes),
         )
-    todo.append(
-        ("truncation", lambda: truncation.check_truncation(provider, setting, cases, wanted))
-    )
-    return todo
+    yield "truncation", lambda: truncation.check_truncation(provider, setting, cases, wanted)
 
 
 def _gate_fit(provider: Provider, setting: Setting) -> Check:
     draws = distribution.small_draws(provider, setting)
-    return distribution.check_fit(provider, draws, GATE_DRAWS[setting.device])
+    tokens = distribution.fit_tokens(draws, GATE_DRAWS[setting.device])
+    return distribution.check_fit(draws, tokens)
 
 
 class _Battery:
@@ -277,14 +288,17 @@ class _Battery:
 
     def __init__(self, provider: Provider, setting: Setting, tier: str):
         self.provider, self.setting = provider, setting
-        self.effort = EFFORTS[tier, setting.device]
-        contract = provider.capabilities.noise is not None
-        self.shapes = self.effort.shapes if contract else self.effort.any_shapes
-        self.sizes = self.effort.sizes if contract else self.effort.any_sizes
+        # A step that the host takes part in costs what it costs on a CPU.
+        device = setting.device if provider.capabilities.graph_safe else "cpu"
+        self.effort = EFFORTS[tier, device]
 
     @cached_property
     def small(self) -> Draws:
         return distribution.small_draws(self.provider, self.setting)
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        return distribution.fit_tokens(self.small, self.effort.fit_draws)
 
     @cached_property
     def large(self) -> Draws:
@@ -297,86 +311,65 @@ class _Battery:
 
     def todo(self) -> Todo:
         """Cheap and sharp checks first."""
-        kind, able = self.provider.kind, self.provider.capabilities
-        todo: Todo = []
-        if able.noise is not None:
-            todo += self._contract(able.noise)
-        if takes_greedy(self.provider):
-            todo.append(
-                ("greedy", lambda: support.check_greedy(self.provider, self.setting, self.shapes))
-            )
-        if kind is not Kind.LOWER_BOUND:
-            todo.append(
-                ("edges", lambda: support.check_edges(self.provider, self.setting, self.shapes))
-            )
-            if able.mask or able.bias:
-                todo.append(("filters", self._filters))
-            if able.batch_invariant:
-                todo.append(("invariance", self._invariance))
-        if draws(self.provider):
-            todo += self._drawn()
-        if able.filters:
-            todo += _truncated(
-                self.provider,
-                self.setting,
-                self.shapes,
-                truncation.CASES,
-                self.effort.truncated_draws,
-            )
-        return todo
-
-    def _contract(self, form: str) -> Todo:
         provider, setting, effort = self.provider, self.setting, self.effort
-        todo: Todo = [("philox", lambda: noise.check_philox(setting.device))]
-        if provider.noise_map is not None:
-            todo.append(
-                ("noise map", lambda: noise.check_noise_map(provider, setting, effort.codes))
+        able, form = provider.capabilities, provider.capabilities.noise
+        shapes, sizes = (effort.any_shapes, effort.any_sizes)
+        if form is not None:
+            shapes, sizes = effort.shapes, effort.sizes
+            V, rows = effort.vocabulary, effort.maxima[form]
+            yield "philox", lambda: noise.check_philox(setting.device)
+            if provider.noise_map is not None:
+                yield "noise map", lambda: noise.check_noise_map(provider, setting, effort.codes)
+            yield "maximum", lambda: noise.check_maximum(setting, form, V, rows)
+            yield "oracle", lambda: pathwise.check_oracle(provider, setting, shapes)
+            yield "undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)
+        if takes_greedy(provider):
+            yield "greedy", lambda: support.check_greedy(provider, setting, shapes)
+        if provider.kind is not Kind.LOWER_BOUND:
+            yield "edges", lambda: support.check_edges(provider, setting, shapes)
+            if able.mask or able.bias:
+                yield (
+                    "filters",
+                    lambda: call.check_filters(
+                        provider, setting, effort.filtered, effort.filter_steps
+                    ),
+                )
+            asked = able.per_row_temperature or able.per_request_seed or able.logprob
+            if draws(provider) and asked:
+                yield "call", lambda: call.check_call(provider, setting, effort.call_steps)
+            if able.batch_invariant:
+                yield "invariance", lambda: invariance.check_invariance(provider, setting, sizes)
+        if draws(provider):
+            yield from self._drawn()
+        if able.filters:
+            wanted = effort.truncated_draws
+            yield from _truncated(provider, setting, shapes, truncation.CASES, wanted)
+            yield (
+                "truncated draws",
+                lambda: truncation.check_truncated_draws(provider, setting, wanted),
             )
-        V, rows = effort.vocabulary, effort.maxima[form]
-        return [
-            *todo,
-            ("maximum", lambda: noise.check_maximum(setting, form, V, rows)),
-            ("oracle", lambda: pathwise.check_oracle(provider, setting, self.shapes)),
-            ("undefined rows", lambda: pathwise.check_undefined_rows(provider, setting)),
-        ]
-
-    def _filters(self) -> Check:
-        return support.check_filters(self.provider, self.setting, self.effort.filter_steps)
-
-    def _invariance(self) -> Check:
-        return invariance.check_invariance(self.provider, self.setting, self.sizes)
 
     def _drawn(self) -> Todo:
-        provider, effort = self.provider, self.effort
-        able = provider.capabilities
-        variation = effort.variation_draws[cost(able)]
-        todo: Todo = [
-            ("fit", lambda: distribution.check_fit(provider, self.small, effort.fit_draws)),
-            ("fit of seeds", self._fit_of_seeds),
-            ("tiles", lambda: joint.check_tiles(provider, self.large, self.flat)),
-            ("collisions", lambda: joint.check_collisions(provider, self.large, self.flat)),
-            ("rows", lambda: joint.check_rows(self.large, self.flat)),
-            ("steps", lambda: joint.check_steps(self.large, self.flat)),
-            (
-                "seeds",
-                lambda: joint.check_seeds(provider, self.large, self.flat, effort.other_steps),
-            ),
-        ]
+        effort, able = self.effort, self.provider.capabilities
+        seeds, seed_draws = effort.seeds, effort.seed_draws
+        yield "fit", lambda: distribution.check_fit(self.small, self.tokens)
+        yield (
+            "fit of seeds",
+            lambda: distribution.check_fit_of_seeds(self.small, seeds, seed_draws),
+        )
+        yield "blocks", lambda: distribution.check_blocks(self.small, effort.block_draws)
+        yield "tiles", lambda: joint.check_tiles(self.large, self.flat)
+        yield "collisions", lambda: joint.check_collisions(self.large, self.flat)
+        yield "rows", lambda: joint.check_rows(self.large, self.flat, self.small, self.tokens)
+        yield "steps", lambda: joint.check_steps(self.large, self.flat, self.small, self.tokens)
+        steps = effort.other_steps
+        yield "seeds", lambda: joint.check_seeds(self.large, self.flat, self.small, steps)
         if able.num_samples:
-            todo.append(
-                ("samples", lambda: joint.check_samples(provider, self.large, effort.other_steps))
-            )
-        todo += [(f"tail {gap:g}", partial(self._tail, gap)) for gap in effort.gaps]
-        todo.append(
-            ("variation", lambda: distribution.check_variation(provider, self.large, variation))
-        )
-        return todo
-
-    def _fit_of_seeds(self) -> Check:
-        effort = self.effort
-        return distribution.check_fit_of_seeds(
-            self.provider, self.small, effort.seeds, effort.seed_draws
-        )
+            yield "samples", lambda: joint.check_samples(self.provider, self.large, steps)
+        for gap in effort.gaps:
+            yield f"tail {gap:g}", partial(self._tail, gap)
+        wanted = effort.variation_draws[cost(able)]
+        yield "variation", lambda: distribution.check_variation(self.large, wanted)
 
     def _tail(self, gap: float) -> Check:
-        return distribution.check_tail(self.provider, self.large, gap, self.effort.tail_tokens)
+        return distribution.check_tail(self.large, gap, self.effort.tail_tokens)

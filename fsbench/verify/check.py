@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsbench.problem import Problem
@@ -51,10 +52,58 @@ class Check:
         return "not exact" if self.deviates else "ok"
 
 
+_WRONG = {
+    "philox": "its random numbers are not those of the noise contract",
+    "noise map": "its map from random bits to noise is wrong",
+    "maximum": "its largest noise does not follow Gumbel's law",
+    "oracle": "its tokens are not the oracle's",
+    "undefined rows": "rows without a draw do not give -1, or disturb others",
+    "greedy": "it is not greedy at T = 0",
+    "edges": "it draws tokens that have no probability",
+    "filters": "masks, biases or greedy rows are not kept to",
+    "call": "rows with a temperature or seed of their own, or log-probabilities, are wrong",
+    "invariance": "a token depends on what it must not depend on",
+    "fit": "its tokens do not follow softmax(logits / T)",
+    "fit of seeds": "its tokens do not follow softmax(logits / T) for every seed",
+    "blocks": "the ends of blocks or of the vocabulary are drawn too often or too rarely",
+    "tiles": "parts of the vocabulary are drawn too often or too rarely",
+    "collisions": "equal tokens come too often or too rarely",
+    "rows": "rows share noise",
+    "steps": "steps share noise",
+    "seeds": "seeds share noise",
+    "samples": "samples of a row share noise",
+    "tail": "unlikely tokens are drawn too often or too rarely",
+    "variation": "a large vocabulary is not drawn from its law",
+    "truncated oracle": "its tokens under filters are not the oracle's",
+    "truncation": "filters do not keep what they should, or its law is wrong",
+    "truncated draws": "draws under filters share noise",
+}
+"""What is wrong if a check fails, in words; the name of a `tail` ends with its gap."""
+
+
+def conclusion(checks: Sequence[Check]) -> str:
+    """One plain sentence about a sampler: `passed: ..` or `rejected: ..`."""
+    failed = [check for check in checks if not check.passed]
+    if not failed:
+        draws = sum(check.draws for check in checks)
+        deviating = [check.name for check in checks if check.deviates]
+        but = f", but for what it declares ({', '.join(deviating)})" if deviating else ""
+        count = f"{len(checks)} checks" if len(checks) > 1 else "1 check"
+        return f"passed: {count} of {draws:.2g} draws found nothing wrong{but}"
+    few = [check for check in failed if check.detail.startswith("draws ")]
+    first = (few or failed)[0]
+    wrong = _WRONG[first.name.split(" ")[0] if first.name.startswith("tail") else first.name]
+    said = first.detail.split(": ")[0] if few else f"{wrong} ({first.name}: {first.detail})"
+    also = [check.name for check in failed if check is not first]
+    return f"rejected: {said}" + (f"; also fails {', '.join(also)}" if also else "")
+
+
 @dataclass(frozen=True)
 class Setting:
-    """Where and at what temperature a provider is checked.
+    """Where and at what temperatures a provider is checked.
 
+    second: another temperature, of about half of the checks; None for the same. At a power of two
+        every logit / T is exact, as the logits are.
     truncated: the gate looks at what it does with filters; the other tiers always do.
     """
 
@@ -62,11 +111,17 @@ class Setting:
     dtype: str
     temperature: float = 1.0
     truncated: bool = False
+    second: float | None = None
 
     @property
     def sampled_temperature(self) -> float:
         """The temperature of checks that need draws: at T = 0 there are none, so 1."""
         return self.temperature or 1.0
+
+    @property
+    def second_temperature(self) -> float:
+        """The temperature of the other checks that need draws."""
+        return self.second or self.sampled_temperature
 
     def problem(self, B: int, V: int, temperature: float | None = None) -> Problem:
         """The Problem of a check; D = 64 leaves room for 64 different rows of logits."""

@@ -22,7 +22,8 @@ from fsbench.verify.statistics import (
     uniform_p,
 )
 
-_SMALL = (256, 500)  # B, V
+FIT_SEED = 11
+_SMALL = (300, 500)  # B, V; a row number takes more than 8 bits
 _LARGE_ROWS = 256
 _HEAD = 128  # tokens with a bin of their own in the large problem
 _PARTS = 8  # of the vocabulary, in its bins
@@ -32,15 +33,18 @@ def small_draws(provider: Provider, setting: Setting) -> Draws:
     """500 tokens with normal logits: `row`, and the same with all logits `negative`, near -1000.
 
     The logits scale with T, so the law is much the same at every T; the first and the last token
-    are likely ones.
+    are likely ones. Also all equal (`flat`), and the rows of `block_classes`. At the second
+    temperature: here its neglect shows, and the large problem has the first.
     """
     B, V = _SMALL
-    T = setting.sampled_temperature
+    T = setting.second_temperature
     row = 2.0 * torch.randn(V, generator=torch.Generator().manual_seed(5))
     row[[0, -1]] = 4.0
     scale = min(T, 1e3)  # fp16 ends at 65504
     shift = min(1000.0, 5e4 / scale)
-    rows = {"negative": scale * (row - shift), "row": scale * row}
+    rows = {"negative": scale * (row - shift), "row": scale * row, "flat": torch.zeros(V)}
+    for name, classes in block_classes(V).items():
+        rows[name] = -scale * classes.bincount()[classes].log()
     return Draws(provider, setting.problem(B, V, T), rows)
 
 
@@ -56,26 +60,70 @@ def large_draws(provider: Provider, setting: Setting, V: int, gaps: tuple[float,
     return Draws(provider, setting.problem(_LARGE_ROWS, V, setting.sampled_temperature), rows)
 
 
-def check_fit(provider: Provider, draws: Draws, wanted: int) -> Check:
+def block_classes(V: int) -> dict[str, Tensor]:
+    """The class int64 [V] of each token: `blocks`, the first and the last of 128, and the others;
+    `ends`, where V is no multiple of 128, 64, .. 2: its last tokens, by the smallest that has them.
+
+    Each class has the same probability, so that a little of it shows that is lost or gained.
+    """
+    token = torch.arange(V)
+    blocks = 2 * (token % 128 == 0).long() + (token % 128 == 127).long()
+    ends = torch.zeros(V, dtype=torch.int64)
+    for bit in range(8):
+        ends[V >> bit << bit :] += 1
+    return {
+        name: classes.unique(return_inverse=True)[1]
+        for name, classes in (("blocks", blocks), ("ends", ends))
+    }
+
+
+def fit_tokens(draws: Draws, wanted: int) -> Tensor:
+    """The tokens [steps, B] of `row` that `fit`, `rows` and `steps` share."""
+    draws.seed(FIT_SEED)
+    return draws.draw("row", math.ceil(wanted / draws.problem.B))
+
+
+def check_fit(draws: Draws, tokens: Tensor) -> Check:
     """G-test of the tokens of one row, token by token; the rarest are pooled, never dropped.
 
     A shorter test comes first, of a law with all logits negative and large: padding of the
     vocabulary that is taken for a logit of zero shows there, and scores of too few bits.
     """
-    known = provider.capabilities.known_deviation
-    draws.seed(11)
-    check = _fit(draws, "negative", min(2**14, wanted), known)
+    known = draws.able.known_deviation
+    draws.seed(12)
+    counts = draws.counts("negative", min(2**14, tokens.numel()))
+    check = goodness_of_fit(counts.numpy(), draws.probabilities("negative").cpu().numpy(), known)
     if not check.passed:
         return replace(check, detail=f"all logits negative: {check.detail}")
-    return _fit(draws, "row", wanted, known)
+    counts = torch.bincount(tokens.flatten(), minlength=draws.problem.V).cpu()
+    return goodness_of_fit(counts.numpy(), draws.probabilities("row").cpu().numpy(), known)
 
 
-def _fit(draws: Draws, row: str, wanted: int, known_deviation: float) -> Check:
-    counts = draws.counts(row, wanted).numpy()
-    return goodness_of_fit(counts, draws.probabilities(row).cpu().numpy(), known_deviation)
+def check_blocks(draws: Draws, wanted: int) -> Check:
+    """G-tests of what ends a block or a vocabulary: see block_classes.
+
+    Args:
+        wanted: draws of `blocks`; `ends` has 2^16 of them at most.
+    """
+    checks = []
+    for name, classes in block_classes(draws.problem.V).items():
+        draws.seed(19)
+        counts = draws.counts(name, wanted if name == "blocks" else min(wanted, 2**16))
+        binned = _binned(counts, draws.probabilities(name).cpu(), classes)
+        known = draws.able.known_deviation
+        checks.append(fit_check("blocks", *binned, known, f"{name} of {len(classes)} tokens: "))
+    worst = min(checks, key=lambda check: (check.passed, check.p_value))
+    p_value = min(1.0, len(checks) * float(worst.p_value or 0.0))
+    return replace(
+        worst,
+        passed=worst.passed and (worst.deviates or p_value > ALPHA),
+        p_value=p_value,
+        draws=sum(check.draws for check in checks),
+        detects=f"of tokens 0 and 127 mod 128: {checks[0].detects}; at the end {checks[1].detects}",
+    )
 
 
-def check_fit_of_seeds(provider: Provider, draws: Draws, seeds: int, wanted: int) -> Check:
+def check_fit_of_seeds(draws: Draws, seeds: int, wanted: int) -> Check:
     """The G-test of `fit` for many seeds: the smallest p-value, and whether all are uniform.
 
     P-values that pile up at 0 show a bias too small for one seed, at 1 noise that is too even.
@@ -87,8 +135,8 @@ def check_fit_of_seeds(provider: Provider, draws: Draws, seeds: int, wanted: int
         all_counts.append(draws.counts("row", wanted).numpy())
     counts = np.sum(all_counts, axis=0)
     n = int(counts.sum())
-    if provider.capabilities.known_deviation:
-        check = goodness_of_fit(counts, p, provider.capabilities.known_deviation)
+    if draws.able.known_deviation:
+        check = goodness_of_fit(counts, p, draws.able.known_deviation)
         return replace(check, name="fit of seeds")
     p_values = np.array([goodness_of_fit(each, p).p_value for each in all_counts], dtype=float)
     smallest, ks = float(p_values.min()), uniform_p(p_values)
@@ -105,14 +153,14 @@ def check_fit_of_seeds(provider: Provider, draws: Draws, seeds: int, wanted: int
     )
 
 
-def check_variation(provider: Provider, draws: Draws, wanted: int) -> Check:
+def check_variation(draws: Draws, wanted: int) -> Check:
     """G-test of a large vocabulary under Zipf's law, and a bound on the total variation.
 
     Bins: the likeliest tokens alone, the others by decade of probability, part of the vocabulary,
     and token id modulo 32; so a tile, a lane or a decade that is drawn wrongly stands out. If that
     fails, a sampler whose noise is known to end is judged by what it claims (`_fit_above`).
     """
-    able = provider.capabilities
+    able = draws.able
     p = draws.probabilities("zipf").cpu()
     draws.seed(13)
     counts = draws.counts("zipf", wanted)
@@ -177,13 +225,13 @@ def position_bins(p: Tensor) -> Tensor:
     return key.unique(return_inverse=True)[1]
 
 
-def check_tail(provider: Provider, draws: Draws, gap: float, tokens: int) -> Check:
+def check_tail(draws: Draws, gap: float, tokens: int) -> Check:
     """Exact binomial test of how often the leader loses to tokens that lie `gap` T below it.
 
     Args:
         tokens: random numbers to spend; their resolution, not the number of rows, is what shows.
     """
-    able = provider.capabilities
+    able = draws.able
     row, V, B = f"gap {gap:g}", draws.problem.V, draws.problem.B
     leader = V // 3
     p = 1.0 - float(draws.probabilities(row)[leader])

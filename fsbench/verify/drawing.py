@@ -92,7 +92,7 @@ class Draws:
 
     def __init__(self, provider: Provider, problem: Problem, rows: Mapping[str, Tensor]):
         require_support(provider, problem)
-        self.problem = problem
+        self.problem, self.able = problem, provider.capabilities
         logits = torch.stack([row.float() for row in rows.values()]).to(problem.device)
         dtype = inputs.TORCH_DTYPES[problem.dtype]
         _, self.weight = inputs.head_with_logits(logits, dtype, problem.D)
@@ -132,6 +132,11 @@ class Draws:
             torch.default_generator.manual_seed(hash_of(seed))
         else:
             torch.manual_seed(hash_of(seed))
+
+    def skip_to(self, seed: int, offset: int) -> None:
+        """Let the next step have these counters. torch's generator goes on where it is."""
+        self._seed.copy_(scalar(seed, "cpu"))
+        self._offset.fill_(offset)
 
     def steps(self, row: str, steps: int) -> Iterator[Tensor]:
         """Tokens of the next steps, int64 [n, B] at a time; raises VerificationFailed."""

@@ -6,12 +6,15 @@ All logits are exact, so two matmuls of another order cannot disagree about them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsbench.graphs import capture
+from fsbench.problem import Problem
 from fsbench.provider import Provider
 from fsbench.verify.check import Check, Setting
 from fsbench.verify.drawing import (
@@ -23,7 +26,8 @@ from fsbench.verify.drawing import (
     scalar,
 )
 
-_WHOLE = 256  # rows of the batch that all others are compared with
+_WHOLE = 300  # rows of the batch that all others are compared with
+_FILTERS: dict[str, Any] = {"top_k": 20, "top_p": 0.9, "min_p": 0.02}
 _VOCABULARY = 5003
 _SHARDS = (0, 1280, 2560, 3840, _VOCABULARY)  # multiples of 128: no group of tokens is divided
 
@@ -36,8 +40,8 @@ def check_invariance(provider: Provider, setting: Setting, sizes: Sequence[int])
     """Tokens of a row are the same in batches of other sizes, other neighbours, graph or eager.
 
     Of what is claimed, also: a request that moves with its seed to another row of another batch;
-    neighbours with a mask or a temperature of their own; a shard of the vocabulary alone, where
-    the winner is in it.
+    neighbours with filters, a mask or a temperature of their own; a shard of the vocabulary alone,
+    where the winner is in it.
     """
     able = provider.capabilities
     T = setting.sampled_temperature
@@ -46,7 +50,7 @@ def check_invariance(provider: Provider, setting: Setting, sizes: Sequence[int])
     hidden, weight, _ = exact_head(problem, min(T, 1e3) * random_logits(problem, 3))
     compared = 0
     try:
-        for part in (_batches, _graph):
+        for part in (_batches, _graph, _mixed):
             compared += part(provider, setting, hidden, weight, sizes)
         if provider.sample is not None:
             # Seeds that differ in their low and in their high bits.
@@ -77,6 +81,11 @@ def _launched(
     return launch, launched_tokens(launch, hidden, 21, 4).clone()
 
 
+def _tokens(provider: Provider, problem: Problem, hidden: Tensor, weight: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return launched_tokens(provider.build(problem, weight), hidden, 21, 4).clone()
+
+
 def _batches(
     provider: Provider, setting: Setting, hidden: Tensor, weight: Tensor, sizes: Sequence[int]
 ) -> int:
@@ -105,6 +114,25 @@ def _graph(
         seed, offset = scalar(21, "cuda"), scalar(4, "cuda")  # the graph reads them: keep them
         replay = capture(launch, part, seed, offset)
         compared += _require_equal(f"graph of {B} rows instead of eager", replay(), eager)
+    return compared
+
+
+def _mixed(
+    provider: Provider, setting: Setting, hidden: Tensor, weight: Tensor, sizes: Sequence[int]
+) -> int:
+    """Rows of a mixed batch take turns in filters: the tokens of batches with each turn's alone."""
+    able = provider.capabilities
+    filters = {name: value for name, value in _FILTERS.items() if name in able.filters}
+    if not (filters and able.mixed_filters):
+        return 0
+    compared, T = 0, setting.sampled_temperature
+    problem = replace(setting.problem(len(hidden), len(weight), T), **filters)
+    mixed = _tokens(provider, replace(problem, mixed=True), hidden, weight)
+    for turn, own in enumerate(replace(problem, mixed=True).row_filters()[:4]):
+        values: dict[str, Any] = dict(zip(_FILTERS, own, strict=True))
+        alone = _tokens(provider, replace(problem, **values), hidden, weight)
+        what = f"neighbours with other filters than {values}"
+        compared += _require_equal(what, mixed[turn::4], alone[turn::4])
     return compared
 
 
@@ -143,17 +171,18 @@ def _neighbours(
     able = provider.capabilities
     device = hidden.device
     whole, compared = call(hidden), 0
-    even = torch.arange(_WHOLE, device=device) % 2 == 0
+    # At random, so that no exchange of rows, such as b with b xor 8, keeps the pattern.
+    changed = (torch.rand(_WHOLE, generator=torch.Generator().manual_seed(2)) < 0.5).to(device)
     if able.per_row_temperature:
         T = torch.full((_WHOLE,), temperature, device=device)
-        T[even] = 0.0 if able.greedy_rows else temperature / 2
+        T[changed] = 0.0 if able.greedy_rows else temperature / 2
         tokens = call(hidden, temperature=T)
-        compared += _require_equal("neighbours of another T", tokens[~even], whole[~even])
+        compared += _require_equal("neighbours of another T", tokens[~changed], whole[~changed])
     if able.mask:
         mask = torch.ones(_WHOLE, _VOCABULARY, dtype=torch.bool, device=device)
-        mask[even, 100:] = False
+        mask[changed, 100:] = False
         tokens = call(hidden, mask=mask)
-        compared += _require_equal("neighbours with a mask", tokens[~even], whole[~even])
+        compared += _require_equal("neighbours with a mask", tokens[~changed], whole[~changed])
         for first, end in pairwise(_SHARDS):
             mask = torch.zeros(_WHOLE, _VOCABULARY, dtype=torch.bool, device=device)
             mask[:, first:end] = True

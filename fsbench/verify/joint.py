@@ -8,16 +8,20 @@ token drawn is that of the largest noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fsbench.provider import Provider
 from fsbench.verify.check import ALPHA, Check
+from fsbench.verify.distribution import FIT_SEED
 from fsbench.verify.drawing import Draws, require_form, require_inside, scalar
 from fsbench.verify.statistics import (
     MIN_EXPECTED,
+    agreement_p,
+    coverage,
     detectable_factor,
     detectable_spike,
     fit_check,
@@ -31,9 +35,14 @@ ROW_LAGS = (1, 2, 16, 32, 64, 128)
 STEP_LAGS = range(1, 129)
 _BLOCK = 128  # tokens of the smallest tile
 _FEW_PLACES = 16  # of which are told apart where the draws are few
+_SHIFTED_STEPS = 256  # most steps of which any two rows are compared, shifted or not
+_SAMPLES = 17  # of one row
 
 Pair = tuple[str, Tensor, Tensor]
 """(what differs between two sets of draws, tokens [n], tokens [n])."""
+
+Alike = tuple[str, float]
+"""(which two streams of draws agree most, p-value)."""
 
 
 def flat_tokens(draws: Draws, steps: int) -> Tensor:
@@ -42,7 +51,7 @@ def flat_tokens(draws: Draws, steps: int) -> Tensor:
     return draws.draw("flat", steps)
 
 
-def check_tiles(provider: Provider, draws: Draws, tokens: Tensor) -> Check:
+def check_tiles(draws: Draws, tokens: Tensor) -> Check:
     """Every part of the vocabulary, and every place in a block of 128 or 16, wins equally often.
 
     One G-test of their table, so it also finds a winner's tile that depends on its lane.
@@ -55,18 +64,21 @@ def check_tiles(provider: Provider, draws: Draws, tokens: Tensor) -> Check:
     cell = token * parts // V * places + token % places
     counts = torch.bincount(cell[tokens.flatten()], minlength=parts * places)
     p = torch.bincount(cell, minlength=parts * places).double() / V
-    able = provider.capabilities
-    what = f"{parts} parts of the vocabulary x {places} places: "
-    return fit_check("tiles", counts.cpu().numpy(), p.cpu().numpy(), able.known_deviation, what)
+    counted = torch.bincount(tokens.flatten(), minlength=V).cpu().numpy()
+    what = coverage(counted, np.full(V, 1 / V))
+    what += f"{parts} parts of the vocabulary x {places} places: "
+    return fit_check(
+        "tiles", counts.cpu().numpy(), p.cpu().numpy(), draws.able.known_deviation, what
+    )
 
 
-def check_collisions(provider: Provider, draws: Draws, tokens: Tensor) -> Check:
+def check_collisions(draws: Draws, tokens: Tensor) -> Check:
     """Pairs of draws that agree, among all pairs: about n^2 / 2V, with Poisson's variance."""
     V, n = draws.problem.V, tokens.numel()
     counts = torch.bincount(tokens.flatten(), minlength=V)
     pairs = int((counts * (counts - 1)).sum()) // 2
     mean = n * (n - 1) / 2 / V
-    moved = provider.capabilities.known_deviation
+    moved = draws.able.known_deviation
     # A law that far from the flat one agrees with itself most often if all of it is on one token.
     highest = mean * (1 + 2 * moved + moved**2 * V)
     p_value = poisson_p(pairs, mean, highest)
@@ -82,35 +94,60 @@ def check_collisions(provider: Provider, draws: Draws, tokens: Tensor) -> Check:
     )
 
 
-def check_rows(draws: Draws, tokens: Tensor) -> Check:
-    """Rows of one launch are independent."""
+def check_rows(large: Draws, flat: Tensor, small: Draws, tokens: Tensor) -> Check:
+    """Rows of one launch are independent: at some lags, and any two of all.
+
+    Args:
+        flat: tokens [steps, B] of the large problem. tokens: of `row` of the small one, which has
+            more rows.
+    """
     pairs = [
-        (f"row + {lag}", tokens[:, :-lag], tokens[:, lag:])
-        for lag in ROW_LAGS
-        if lag < tokens.shape[1]
+        (f"row + {lag}", flat[:, :-lag], flat[:, lag:]) for lag in ROW_LAGS if lag < flat.shape[1]
     ]
-    return _independent("rows", draws.problem.V, pairs)
-
-
-def check_steps(draws: Draws, tokens: Tensor) -> Check:
-    """Steps of one seed are independent."""
-    pairs = [
-        (f"step + {lag}", tokens[:-lag], tokens[lag:]) for lag in STEP_LAGS if lag < len(tokens)
+    streams = [
+        alike_of("flat", large, "rows", flat[:_SHIFTED_STEPS].T, range(flat.shape[1])),
+        alike_of("row", small, "rows", tokens.T, range(tokens.shape[1])),
     ]
-    return _independent("steps", draws.problem.V, pairs)
+    return _independent("rows", large.problem.V, pairs, streams)
 
 
-def check_seeds(provider: Provider, draws: Draws, tokens: Tensor, steps: int) -> Check:
-    """Seeds are independent: neighbours, at the same and the next step, and distant ones."""
-    stride = provider.capabilities.seed_stride
+def check_steps(large: Draws, flat: Tensor, small: Draws, tokens: Tensor) -> Check:
+    """Steps of one seed are independent: at some lags, any two of all, and far ones.
+
+    Far ones are a power of two ahead, so that a counter of few bits shows. Arguments as for
+    check_rows.
+    """
+    pairs = [(f"step + {lag}", flat[:-lag], flat[lag:]) for lag in STEP_LAGS if lag < len(flat)]
+    names, far = list(range(len(tokens))), []
+    for step in (1 << bit for bit in range(32)):
+        if step >= len(tokens):
+            small.skip_to(FIT_SEED, step)
+            far.append(small.draw("row", 1))
+            names.append(step)
+    streams = [alike_of("row", small, "steps", torch.cat([tokens, *far]), names)]
+    return _independent("steps", large.problem.V, pairs, streams)
+
+
+def check_seeds(large: Draws, flat: Tensor, small: Draws, steps: int) -> Check:
+    """Seeds are independent: neighbours, at the same and the next step, and distant ones.
+
+    Any two of those that differ in one bit from the same seed, too.
+    """
+    stride = large.able.seed_stride
     pairs = []
     for distance in (stride, 100 * stride, 2**32):
-        draws.seed(SEED + distance)
-        other = draws.draw("flat", steps)
-        pairs.append((f"seed + {distance}", tokens[:steps], other))
+        large.seed(SEED + distance)
+        other = large.draw("flat", steps)
+        pairs.append((f"seed + {distance}", flat[:steps], other))
         if distance == stride:
-            pairs.append((f"seed + {distance}, step - 1", tokens[1:steps], other[: steps - 1]))
-    return _independent("seeds", draws.problem.V, pairs)
+            pairs.append((f"seed + {distance}, step - 1", flat[1:steps], other[: steps - 1]))
+    seeds = [SEED, *(SEED ^ bit for bit in (1 << i for i in range(64)) if bit >= stride)]
+    tokens = []
+    for seed in seeds:
+        small.seed(seed)
+        tokens.append(small.draw("flat", 1)[0])
+    streams = [alike_of("flat", small, "seeds", torch.stack(tokens), seeds)]
+    return _independent("seeds", large.problem.V, pairs, streams)
 
 
 def check_samples(provider: Provider, draws: Draws, steps: int) -> Check:
@@ -120,11 +157,11 @@ def check_samples(provider: Provider, draws: Draws, steps: int) -> Check:
     """
     sample = provider.sample
     assert sample is not None
-    device, B, V, n = draws.problem.device, draws.problem.B, draws.problem.V, 4
+    device, B, V, n = draws.problem.device, draws.problem.B, draws.problem.V, _SAMPLES
 
     def samples(seed: int) -> Tensor:
         hidden, out = draws.hidden("flat"), []
-        for step in range(steps):
+        for step in range(max(1, 4 * steps // n)):
             torch.manual_seed(seed % 2**31 + step)
             result = sample(
                 hidden,
@@ -143,15 +180,62 @@ def check_samples(provider: Provider, draws: Draws, steps: int) -> Check:
     pairs = [(f"sample + {lag}", mine[:, :, :-lag], mine[:, :, lag:]) for lag in (1, 2, 3)]
     pairs.append(("seed + 1", mine, others))
     pairs.append(("seed + 1, sample - 1", mine[:, :, 1:], others[:, :, :-1]))
-    return _independent("samples", V, pairs)
+    streams = [alike_of("flat", draws, "samples", mine.flatten(0, 1).T, range(n))]
+    return _independent("samples", V, pairs, streams)
 
 
-def _independent(name: str, V: int, pairs: Iterable[Pair]) -> Check:
+def alike_of(row: str, draws: Draws, what: str, tokens: Tensor, names: Sequence[object]) -> Alike:
+    """`alike` of draws from a row of logits; those of `flat` may be shifted."""
+    return alike(what, draws, draws.probabilities(row), tokens, names, shifted=row == "flat")
+
+
+def alike(
+    what: str, draws: Draws, p: Tensor, tokens: Tensor, names: Sequence[object], *, shifted: bool
+) -> Alike:
+    """How much any two streams of draws from one law p [V] agree, place by place.
+
+    Two that share their noise agree in all places, whatever their distance.
+
+    Args:
+        tokens: [m, n], m streams of n draws. names: of the streams.
+        shifted: p is flat, and what counts is the commonest difference modulo V: also a stream
+            that repeats another's noise some tokens further on is found.
+    """
+    V, known = draws.problem.V, draws.able.known_deviation
+    m, n = tokens.shape
+    most, partner = [], []
+    for first in range(m - 1):
+        difference = tokens[first + 1 :] - tokens[first]
+        agree = _longest_runs(difference % V) if shifted else (difference == 0).sum(1)
+        best = agree.max(0)
+        most.append(best.values)
+        partner.append(best.indices)
+    times = torch.stack(most)
+    first = int(times.argmax())
+    second = first + 1 + int(partner[first])
+    agreed = int(times[first])
+    # Of two draws from a law that far from p, at most.
+    p_equal = min(1.0, float((p * p).sum()) + 2 * known * (float(p.max()) + known))
+    p_value = agreement_p(agreed, n, p_equal, m * (m - 1) // 2 * (V if shifted else 1))
+    told = f"{what} {names[first]} and {names[second]}: {agreed} of {n} draws agree"
+    return told, p_value
+
+
+def _longest_runs(values: Tensor) -> Tensor:
+    """[m]: how often the commonest value of each row of values [m, n] occurs."""
+    ranked = values.sort(1).values
+    place = torch.arange(values.shape[1], device=values.device).expand_as(ranked)
+    begins = torch.ones_like(ranked, dtype=torch.bool)
+    begins[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+    return (place - torch.where(begins, place, 0).cummax(1).values).amax(1) + 1
+
+
+def _independent(name: str, V: int, pairs: Sequence[Pair], streams: Sequence[Alike] = ()) -> Check:
     """Two tests of each pair: their places in the vocabulary, and the spectrum of differences.
 
-    The spectrum is that of (y - x) mod V: uniform, also for pairs that overlap in a chain.
+    The spectrum is that of (y - x) mod V: uniform, also for pairs that overlap in a chain. Beside
+    them the results of `alike`.
     """
-    pairs = list(pairs)
     worst, told, n, most = 1.0, "", 0, 0
     for what, x, y in pairs:
         x, y = x.flatten(), y.flatten()
@@ -166,7 +250,10 @@ def _independent(name: str, V: int, pairs: Iterable[Pair]) -> Check:
             told = f"{what}: {times} of {len(x)} pairs differ by {difference} modulo {V}"
             if places < spectrum:
                 told = f"{what}: places in the vocabulary"
-    tests = 2 * len(pairs)
+    for what, p_value in streams:
+        if p_value < worst:
+            worst, told = p_value, what
+    tests = 2 * len(pairs) + len(streams)
     p_value = min(1.0, tests * worst)
     told = f"{len(pairs)} pairs of draws; least likely {told}"
     share = detectable_spike(V, n, tests)

@@ -42,12 +42,19 @@ def pathwise_problems(
 
 
 def check_oracle(provider: Provider, setting: Setting, shapes: Shapes = SHAPES) -> Check:
-    """The token is the one fsbench.reference gives for the same logits, row by row."""
+    """The token is the one fsbench.reference gives for the same logits, row by row.
+
+    At the second temperature, if there is one, for the last seed only.
+    """
     rows = ties = 0
-    for number, problem in pathwise_problems(provider, setting, setting.temperature, shapes):
+    problems = pathwise_problems(provider, setting, setting.temperature, shapes)
+    if setting.second is not None:
+        problems += pathwise_problems(provider, setting, setting.second, shapes)
+    for number, problem in problems:
         hidden, weight, logits = exact_head(problem, random_logits(problem, number))
         launch = provider.build(problem, weight)
-        for step, seed in ((0, 0), (7, -(2**63) + number), (2**32 - 1, 0x0123456789ABCDEF)):
+        seeds = ((0, 0), (7, -(2**63) + number), (2**32 - 1, 0x0123456789ABCDEF))
+        for step, seed in seeds if problem.temperature == setting.temperature else seeds[2:]:
             tokens = launched_tokens(launch, hidden, seed, step)
             expected = reference.expect(
                 logits,
@@ -56,19 +63,24 @@ def check_oracle(provider: Provider, setting: Setting, shapes: Shapes = SHAPES) 
                 problem.temperature,
                 provider.capabilities.noise or "token",
             )
-            wrong = ~expected.accepts(tokens)
-            if wrong.any():
-                row = int(wrong.nonzero()[0])
-                return Check(
-                    "oracle",
-                    False,
-                    f"B={problem.B} V={problem.V} seed={seed} step={step} row {row}: expected "
-                    f"token {int(expected.tokens[row])}, got {int(tokens[row])}",
-                    rows,
+            wrong = first_wrong(expected, tokens)
+            if wrong:
+                where = (
+                    f"B={problem.B} V={problem.V} T={problem.temperature:g} seed={seed} step={step}"
                 )
+                return Check("oracle", False, f"{where} {wrong}", rows)
             rows += problem.B
             ties += int((tokens != expected.tokens).sum())
     return Check("oracle", True, f"{rows} rows equal the oracle, {ties} by a rounding tie", rows)
+
+
+def first_wrong(expected: reference.Expected, tokens: Tensor) -> str | None:
+    """The first of tokens [B] that is not accepted, in words; None if all are."""
+    wrong = ~expected.accepts(tokens)
+    if not wrong.any():
+        return None
+    row = int(wrong.nonzero()[0])
+    return f"row {row}: expected token {int(expected.tokens[row])}, got {int(tokens[row])}"
 
 
 def check_undefined_rows(provider: Provider, setting: Setting) -> Check:

@@ -115,7 +115,14 @@ def fit_check(
 def goodness_of_fit(counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0) -> Check:
     """fit_check of counts [V] of tokens with probabilities p [V], in order of probability."""
     order = np.argsort(-p, kind="stable")
-    return fit_check("fit", counts[order], p[order], known_deviation)
+    return fit_check("fit", counts[order], p[order], known_deviation, coverage(counts, p))
+
+
+def coverage(counts: np.ndarray, p: np.ndarray) -> str:
+    """`draws 64 of 9001 tokens: ` if fewer than half of those expected were drawn, else nothing."""
+    drawn = int((counts > 0).sum())
+    expected = -float(np.expm1(counts.sum() * np.log1p(-np.minimum(p, 1 - 1e-12))).sum())
+    return f"draws {drawn} of {len(p)} tokens: " if drawn < expected / 2 else ""
 
 
 @cache
@@ -171,6 +178,11 @@ def detectable_spike(cells: int, draws: int, tests: int) -> float:
     critical = int(poisson.isf(ALPHA / (tests * cells), mean)) + 1
     needed = brentq(lambda x: poisson.sf(critical - 1, x) - POWER, 1e-9, 100.0 + 10 * critical)
     return min(1.0, max(needed - mean, 1.0) / draws)
+
+
+def agreement_p(agree: int, draws: int, p_equal: float, tries: int) -> float:
+    """P-value of the most that any of `tries` pairs of streams of `draws` agree, by union bound."""
+    return min(1.0, tries * float(binom.sf(agree - 1, draws, p_equal)))
 
 
 def uniform_p(p_values: np.ndarray) -> float:

@@ -20,7 +20,8 @@ from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Provider
 from fsbench.verify.check import ALPHA, Check, Setting
 from fsbench.verify.drawing import Draws, exact_head, launched_tokens, random_logits
-from fsbench.verify.pathwise import Shapes, noise_of, penalised, truncation
+from fsbench.verify.joint import SEED, alike
+from fsbench.verify.pathwise import Shapes, first_wrong, noise_of, penalised, truncation
 from fsbench.verify.statistics import detectable_bias, goodness_of_fit
 
 Filters = dict[str, Any]
@@ -72,7 +73,9 @@ def check_truncation(
     worst, draws, tests, bins = 1.0, 0, 0, 2
     for number, case in enumerate(cases):
         B, V = _SIZES
-        problem = replace(setting.problem(B, V, setting.sampled_temperature), **case)
+        # Where filters stand before the temperature, and what comes after, shows at the second.
+        T = (setting.second_temperature, setting.sampled_temperature)[number % 2]
+        problem = replace(setting.problem(B, V, T), **case)
         if provider.unsupported_reason(problem):
             continue
         problem = _settled(problem, able)
@@ -112,6 +115,50 @@ def check_truncation(
         p_value,
         detects=f"{found:.1%} rms error of the kept probabilities, in any one law",
         deviates=bool(able.known_deviation),
+    )
+
+
+def check_truncated_draws(provider: Provider, setting: Setting, wanted: int) -> Check:
+    """Rows, steps and seeds are independent also where half of the vocabulary is cut off.
+
+    A sampler that draws again where its first token is cut off has further noise to take from
+    where it should not, such as that of the next seed's first draw.
+
+    Args:
+        wanted: draws.
+    """
+    able = provider.capabilities
+    B, V = _SIZES
+    halves = ({"top_k": V // 2}, {"top_p": 0.5}, {"min_p": 0.2})
+    problem = setting.problem(B, V, setting.second_temperature)
+    (half, *_) = [each for each in halves if set(each) <= set(able.filters)]
+    problem = _settled(replace(problem, **half), able)
+    rows = _rows(problem.temperature, able)
+    name = "flat" if "flat" in rows and "min_p" not in half else next(iter(rows))
+    draws = Draws(provider, problem, rows)
+    seeds = (SEED, SEED + able.seed_stride, SEED + max(able.seed_stride, 2**32))
+    steps = max(2, math.ceil(wanted / B / len(seeds)))
+    streams, names = [], []
+    for seed in seeds:
+        draws.seed(seed)
+        streams.append(draws.draw(name, steps))
+        names += [f"of seed {seed} step {step}" for step in range(steps)]
+    tokens = torch.cat(streams)
+    (law,) = row_laws(problem, able, draws.logits(name))
+    found = [
+        alike("launches", draws, law, tokens, names, shifted=False),
+        alike("rows", draws, law, tokens.T, range(B), shifted=False),
+    ]
+    p_value = min(1.0, len(found) * min(p for _, p in found))
+    told = min(found, key=lambda each: each[1])[0]
+    return Check(
+        "truncated draws",
+        p_value > ALPHA,
+        f"{problem}: {len(tokens)} launches; most alike {told}",
+        tokens.numel(),
+        None,
+        p_value,
+        detects="two launches, or two rows, of which a fifth of the draws share noise",
     )
 
 
@@ -171,7 +218,8 @@ def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes)
     for number, (B, V) in enumerate(shapes):
         cases = [CASES[(3 * number + turn) % len(CASES)] for turn in range(3)]
         for turn, case in enumerate([*cases, {**cases[0], **PENALISED}]):
-            problem = replace(setting.problem(B, V), **case)
+            T = (setting.second_temperature, setting.sampled_temperature)[turn % 2]
+            problem = replace(setting.problem(B, V, T), **case)
             if provider.unsupported_reason(problem):
                 continue
             hidden, weight, logits = exact_head(problem, random_logits(problem, number))
@@ -191,14 +239,9 @@ def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes)
                 logits_error=error,
                 truncation=truncation(problem, able, logits, error),
             )
-            wrong = ~expected.accepts(tokens)
-            if wrong.any():
-                row = int(wrong.nonzero()[0])
-                detail = (
-                    f"{problem} row {row}: expected token {int(expected.tokens[row])}, "
-                    f"got {int(tokens[row])}"
-                )
-                return Check("truncated oracle", False, detail, rows)
+            wrong = first_wrong(expected, tokens)
+            if wrong:
+                return Check("truncated oracle", False, f"{problem} {wrong}", rows)
             rows += B
             ties += int((tokens != expected.tokens).sum())
     detail = f"{rows} rows equal the oracle, {ties} by rounding"

@@ -19,7 +19,7 @@ def _of_rows(pointer, rows, there, PER_ROW: tl.constexpr):
 def offsets_of_rows(offset_ptr, rows, there, PER_ROW: tl.constexpr):
     """The offsets of rows: of their shape, or scalar if one for all; 0 without a pointer."""
     if offset_ptr is None:
-        return tl.to_tensor(0).to(tl.int64)
+        return tl.cast(0, tl.int64)
     else:
         return _of_rows(offset_ptr, rows, there, PER_ROW)
 

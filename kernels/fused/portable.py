@@ -14,7 +14,7 @@ from fsbench.kernels.device.mainloop import program_share, tile_logits
 from fsbench.kernels.device.mass import add_mass, add_masses, mass_of_programs
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
-from fsbench.kernels.noise.arithmetic import nan_max, pieces
+from fsbench.kernels.noise.arithmetic import halves, nan_max
 from fsbench.kernels.noise.keys import LOWEST_KEY, take_keys, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
@@ -208,22 +208,38 @@ def _consume(
 
     More at once would need too many registers.
     """
-    tiles = pieces(logits, SUBTILE)
-    for i in tl.static_range(len(tiles)):
-        first = v0 + i * SUBTILE
-        y = processed(
-            tiles[i], rows, first, B, V, soft_cap,
-            None if bias is None else pieces(bias[None, :], SUBTILE)[i].reshape(SUBTILE),
-            row_bias_ptr, None if words is None else pieces(words, SUBTILE // 32)[i],
+    WIDTH: tl.constexpr = logits.shape[1]
+    if WIDTH > SUBTILE:
+        low, high = halves(logits)
+        words_low = None
+        words_high = None
+        if words is not None:
+            words_low, words_high = halves(words)
+        bias_low = None
+        bias_high = None
+        if bias is not None:
+            bias_low, bias_high = bias.reshape(2, WIDTH // 2).permute(1, 0).split()
+        best, best_logit, largest, mass = _consume(
+            low, words_low, bias_low, v0, rows, row, seed, offset, T, inverse_temperature,
+            first_sample, best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr,
+            largest_ptr, stride, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
         )  # fmt: skip
+        return _consume(
+            high, words_high, bias_high, v0 + WIDTH // 2, rows, row, seed, offset, T,
+            inverse_temperature, first_sample, best, best_logit, largest, mass, soft_cap,
+            row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
+            N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+        )  # fmt: skip
+    else:
+        logits = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
         if logits_ptr is not None:
-            store_logits(logits_ptr, y, rows, first, B, stride)
+            store_logits(logits_ptr, logits, rows, v0, B, stride)
         if largest_ptr is not None:
-            store_largest(largest_ptr, y, rows, first, B, stride)
+            store_largest(largest_ptr, logits, rows, v0, B, stride)
         if WITH_MASS:
-            largest, mass = add_mass(y, inverse_temperature, largest, mass, NOISE)
+            largest, mass = add_mass(logits, inverse_temperature, largest, mass, NOISE)
         best, best_logit = best_of_tile(
-            y, first, row, seed, offset, T, inverse_temperature, first_sample, best, best_logit,
+            logits, v0, row, seed, offset, T, inverse_temperature, first_sample, best, best_logit,
             N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
         )  # fmt: skip
-    return best, best_logit, largest, mass
+        return best, best_logit, largest, mass

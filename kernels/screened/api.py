@@ -83,7 +83,7 @@ def screened_sample(
     }
     one = isinstance(num_samples, int) and num_samples == 1
     if not one or return_logprob or return_logz:
-        asked = {"return_logprob": return_logprob, "return_logz": return_logz}
+        asked: dict[str, Any] = {"return_logprob": return_logprob, "return_logz": return_logz}
         return Screened(*flash_sample(hidden, head.weight, **arguments, **asked))
     request = checked_request(hidden, head.weight, **arguments)
     B, device = hidden.shape[0], hidden.device

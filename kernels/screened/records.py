@@ -167,9 +167,9 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
         # in noise.contract.candidates. A bound is never NaN.
         zero = ((z[0] < float("-inf")) | (limit != limit)).to(tl.int32)
         bits = random_words(v0, word, row, seed, offset, 0, zero)
-        gumbels = ()
+        gumbels = ()  # type: ignore[assignment]
         for lane in tl.static_range(4):
-            gumbels = gumbels + (rough_gumbel(bits[lane], NVIDIA),)  # noqa: RUF005
+            gumbels = gumbels + (rough_gumbel(bits[lane], NVIDIA),)  # type: ignore[assignment]  # noqa: RUF005
     lower = ()
     upper = ()
     for lane in tl.static_range(4):
@@ -177,9 +177,9 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
             z[lane], first + (lane % 2 + lane // 2 * 8), vectors, row_biases, rows, B, V, bounds,
             soft_cap, gumbels[lane],
         )  # fmt: skip
-        lower = lower + (least,)  # noqa: RUF005
-        upper = upper + (most,)  # noqa: RUF005
-    l0, l1, l2, l3 = lower
+        lower = lower + (least,)  # type: ignore[assignment]  # noqa: RUF005
+        upper = upper + (most,)  # type: ignore[assignment]  # noqa: RUF005
+    l0, l1, l2, l3 = lower  # type: ignore[misc]
     if allowed is not None:
         l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
         l1 = tl.where((allowed & 2) != 0, l1, float("-inf"))

@@ -99,18 +99,6 @@ Sampler = Callable[..., Sample]
 
 honest = partial(flash_sample, noise="token")
 
-WRONG: list[tuple[str, Sampler]] = []
-
-
-def wrong(capability: str) -> Callable[[Sampler], Sampler]:
-    """Marks a sampler that breaks the promise of a capability."""
-
-    def mark(sampler: Sampler) -> Sampler:
-        WRONG.append((capability, sampler))
-        return sampler
-
-    return mark
-
 
 def made_up(sampler: Sampler) -> Provider:
     """A provider that claims everything and does it all by this sampler."""
@@ -134,184 +122,139 @@ def test_an_honest_sampler_passes(capability):
     CHECKS[capability](made_up(honest), "cpu", "bf16")
 
 
-@wrong("dtypes")
-def the_next_token(hidden, weight, **options):
-    result = honest(hidden, weight, **options)
-    return result._replace(tokens=(result.tokens + 1) % len(weight))
+def changed(**changes: Callable) -> Sampler:
+    """honest, with options changed: by a function of the option and of the batch size.
+
+    An option that was not given is not changed.
+    """
+
+    def sampler(hidden, weight, **options):
+        for name, change in changes.items():
+            if options.get(name) is not None:
+                options[name] = change(options[name], len(hidden))
+        return honest(hidden, weight, **options)
+
+    return sampler
 
 
-@wrong("dtypes")
-def tokens_as_floats(hidden, weight, **options):
-    result = honest(hidden, weight, **options)
-    return result._replace(tokens=result.tokens.float())
+def answered(name: str, change: Callable) -> Sampler:
+    """honest, with a field of its result changed, if it is there."""
+
+    def sampler(hidden, weight, **options):
+        result = honest(hidden, weight, **options)
+        if getattr(result, name) is None:
+            return result
+        return result._replace(**{name: change(getattr(result, name))})
+
+    return sampler
 
 
-@wrong("noise")
+def of_tensors(change: Callable) -> Callable:
+    """A change of temperatures that are not a number."""
+    return lambda T, B: change(T) if isinstance(T, Tensor) else T
+
+
 def other_noise(hidden, weight, **options):
     return flash_sample(hidden, weight, noise="group", **options)
 
 
-@wrong("noise")
-def half_of_the_seed(hidden, weight, *, seed, **options):
-    return honest(hidden, weight, seed=seed % 2**32, **options)
-
-
-@wrong("zero_temperature")
-def never_quite_greedy(hidden, weight, *, temperature=1.0, **options):
-    return honest(hidden, weight, temperature=max(temperature, 0.5), **options)
-
-
-@wrong("fused")
 def stored_logits(hidden, weight, *, seed, **_):
     logits = hidden @ weight.T
     return Sample(logits.argmax(1), seed.bool())
 
 
-@wrong("batch_invariant")
-def noise_by_batch_size(hidden, weight, *, seed, **options):
-    return honest(hidden, weight, seed=seed + len(hidden), **options)
-
-
-@wrong("batch_invariant")
 def noise_by_another_row(hidden, weight, *, offset, **options):
     """Not found by batches of other sizes: in these the row stays."""
     other = int(hidden[min(len(hidden) - 1, 5)].argmax()) if len(hidden) > 1 else 5
     return honest(hidden, weight, offset=offset + other, **options)
 
 
-@wrong("per_row_temperature")
-def the_first_rows_temperature(hidden, weight, *, temperature=1.0, **options):
-    if isinstance(temperature, Tensor):
-        temperature = float(temperature[0])
-    return honest(hidden, weight, temperature=temperature, **options)
-
-
-@wrong("per_row_temperature")
-def temperatures_of_the_rows_behind(hidden, weight, *, temperature=1.0, **options):
-    if isinstance(temperature, Tensor):
-        temperature = temperature.roll(1)
-    return honest(hidden, weight, temperature=temperature, **options)
-
-
-@wrong("greedy_rows")
-def greedy_rows_at_one(hidden, weight, *, temperature=1.0, **options):
-    if isinstance(temperature, Tensor):
-        temperature = temperature.where(temperature > 0, 1.0)
-    return honest(hidden, weight, temperature=temperature, **options)
-
-
-@wrong("greedy_rows")
-def greedy_if_any_row_is(hidden, weight, *, temperature=1.0, **options):
-    if isinstance(temperature, Tensor) and (temperature == 0).any():
-        temperature = 0.0
-    return honest(hidden, weight, temperature=temperature, **options)
-
-
-@wrong("bias")
-def no_bias(hidden, weight, *, bias=None, **options):
-    return honest(hidden, weight, **options)
-
-
-@wrong("bias")
-def the_first_rows_bias(hidden, weight, *, bias=None, **options):
-    if bias is not None and bias.ndim == 2:
-        bias = bias[0].contiguous()
-    return honest(hidden, weight, bias=bias, **options)
-
-
-@wrong("bias")
-def half_of_the_bias(hidden, weight, *, bias=None, **options):
-    return honest(hidden, weight, bias=None if bias is None else bias / 2, **options)
-
-
-@wrong("mask")
-def no_mask(hidden, weight, *, mask=None, **options):
-    return honest(hidden, weight, **options)
-
-
-@wrong("mask")
-def no_packed_mask(hidden, weight, *, mask=None, **options):
-    if mask is not None and mask.dtype != torch.bool:
-        mask = None
-    return honest(hidden, weight, mask=mask, **options)
-
-
-@wrong("mask")
-def the_first_rows_mask(hidden, weight, *, mask=None, **options):
-    if mask is not None:
-        mask = mask[:1].repeat(len(mask), 1)
-    return honest(hidden, weight, mask=mask, **options)
-
-
-@wrong("per_request_seed")
-def row_numbers_too(hidden, weight, *, seed, **options):
-    if len(seed) > 1:
-        seed = seed + torch.arange(len(seed))
-    return honest(hidden, weight, seed=seed, **options)
-
-
-@wrong("per_request_seed")
-def the_first_seed_for_all(hidden, weight, *, seed, **options):
-    return honest(hidden, weight, seed=seed[:1].repeat(len(seed)), **options)
-
-
-@wrong("logprob")
-def no_logprob(hidden, weight, *, return_logprob=False, **options):
-    return honest(hidden, weight, **options)
-
-
-@wrong("logprob")
-def logprob_at_one(hidden, weight, *, return_logprob=False, temperature=1.0, **options):
-    result = honest(hidden, weight, temperature=temperature, **options)
-    if not return_logprob:
+def logprob_at_one(hidden, weight, **options):
+    result = honest(hidden, weight, **options)
+    if result.logprob is None:
         return result
     logp = torch.log_softmax(hidden.float() @ weight.float().T, 1)
     return result._replace(logprob=logp.gather(1, result.tokens[:, None])[:, 0])
 
 
-@wrong("logprob")
-def logprob_in_bits(hidden, weight, **options):
-    result = honest(hidden, weight, **options)
-    if result.logprob is None:
-        return result
-    return result._replace(logprob=result.logprob / 0.6931)
-
-
-@wrong("num_samples")
-def the_same_sample_again(hidden, weight, *, num_samples=1, **options):
-    result = honest(hidden, weight, **options)
-    return result._replace(tokens=result.tokens[:, None].repeat(1, num_samples))
-
-
-@wrong("num_samples")
-def every_sample_twice(hidden, weight, *, num_samples=1, **options):
-    result = honest(hidden, weight, num_samples=num_samples, **options)
-    if num_samples == 1:
-        return result
-    half = result.tokens[:, : num_samples // 2]
-    return result._replace(tokens=half.repeat_interleave(2, dim=1))
-
-
-@wrong("num_samples")
 def without_replacement(hidden, weight, *, num_samples=1, **_):
     p = torch.softmax(hidden.float() @ weight.float().T, 1)
     return Sample(torch.multinomial(p, num_samples), torch.ones(len(p), dtype=torch.bool))
 
 
-@wrong("num_samples")
-def samples_before_rows(hidden, weight, *, num_samples=1, **options):
-    result = honest(hidden, weight, num_samples=num_samples, **options)
-    return result._replace(tokens=result.tokens.T.contiguous())
+def first_sample_again(tokens):
+    return tokens[:, :1].expand_as(tokens) if tokens.ndim == 2 else tokens
 
 
-@pytest.mark.parametrize(
-    ("capability", "sampler"), [pytest.param(*item, id=item[1].__name__) for item in WRONG]
-)
-def test_a_sampler_that_does_not_is_found_out(capability, sampler):
+def every_sample_twice(tokens):
+    return tokens[:, : tokens.shape[1] // 2].repeat_interleave(2, 1) if tokens.ndim == 2 else tokens
+
+
+WRONG: dict[str, tuple[str, Sampler]] = {  # mistake -> (the promise that it breaks, sampler)
+    "tokens as floats": ("dtypes", answered("tokens", lambda tokens: tokens.float())),
+    "the next token": ("dtypes", answered("tokens", lambda tokens: (tokens + 1) % 200)),
+    "other noise": ("noise", other_noise),
+    "half of the seed": ("noise", changed(seed=lambda seed, _: seed % 2**32)),
+    "never quite greedy": ("zero_temperature", changed(temperature=lambda T, _: max(T, 0.5))),
+    "stored logits": ("fused", stored_logits),
+    "noise by batch size": ("batch_invariant", changed(seed=lambda seed, B: seed + B)),
+    "noise by another row": ("batch_invariant", noise_by_another_row),
+    "the first row's temperature": (
+        "per_row_temperature",
+        changed(temperature=of_tensors(lambda T: float(T[0]))),
+    ),
+    "temperatures of the rows behind": (
+        "per_row_temperature",
+        changed(temperature=of_tensors(lambda T: T.roll(1))),
+    ),
+    "greedy rows at one": (
+        "greedy_rows",
+        changed(temperature=of_tensors(lambda T: T.where(T > 0, 1.0))),
+    ),
+    "greedy if any row is": (
+        "greedy_rows",
+        changed(temperature=of_tensors(lambda T: 0.0 if (T == 0).any() else T)),
+    ),
+    "no bias": ("bias", changed(bias=lambda bias, _: None)),
+    "the first row's bias": (
+        "bias",
+        changed(bias=lambda bias, _: bias if bias.ndim == 1 else bias[0].contiguous()),
+    ),
+    "half of the bias": ("bias", changed(bias=lambda bias, _: bias / 2)),
+    "no mask": ("mask", changed(mask=lambda mask, _: None)),
+    "no packed mask": (
+        "mask",
+        changed(mask=lambda mask, _: mask if mask.dtype == torch.bool else None),
+    ),
+    "the first row's mask": ("mask", changed(mask=lambda mask, B: mask[:1].repeat(B, 1))),
+    "row numbers too": (
+        "per_request_seed",
+        changed(seed=lambda seed, _: seed + torch.arange(len(seed))),
+    ),
+    "the first seed for all": (
+        "per_request_seed",
+        changed(seed=lambda seed, _: seed[:1].repeat(len(seed))),
+    ),
+    "no logprob": ("logprob", changed(return_logprob=lambda *_: False)),
+    "logprob at one": ("logprob", logprob_at_one),
+    "logprob in bits": ("logprob", answered("logprob", lambda logprob: logprob / 0.6931)),
+    "the same sample again": ("num_samples", answered("tokens", first_sample_again)),
+    "every sample twice": ("num_samples", answered("tokens", every_sample_twice)),
+    "without replacement": ("num_samples", without_replacement),
+    "samples before rows": (
+        "num_samples",
+        answered("tokens", lambda tokens: tokens.T.contiguous()),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_sampler_that_does_not_is_found_out(mistake):
+    capability, sampler = WRONG[mistake]
     with pytest.raises(AssertionError):
         CHECKS[capability](made_up(sampler), "cpu", "bf16")
 
 
 def test_every_check_can_fail():
     """Those that need CUDA: in the GPU tier."""
-    assert {capability for capability, _ in WRONG} == set(CHECKS) - NEED_CUDA
+    assert {capability for capability, _ in WRONG.values()} == set(CHECKS) - NEED_CUDA

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tree import ROOT
 
 from fsbench import discover as module
-from fsbench.discover import Found, available, discover, select
+from fsbench.discover import ENTRY_POINTS, Found, available, discover, select
 from fsbench.errors import InvalidArgument, ProviderUnavailable
 from fsbench.machine import hardware
 from fsbench.problem import Problem
@@ -47,22 +47,15 @@ def plugin(tmp_path: Path):
 
 
 @pytest.fixture
-def entry_points(monkeypatch):
-    """Installs entry points: name -> what loading it returns, or the error that it raises."""
+def entry_points(monkeypatch, tmp_path):
+    """Installs entry points: name -> the text of the module that it names."""
 
-    def install(**loaded: object) -> None:
-        def load(value: object) -> object:
-            if isinstance(value, BaseException):
-                raise value
-            return value
-
-        points = [
-            SimpleNamespace(
-                name=name, value=f"package.{name}", load=lambda value=value: load(value)
-            )
-            for name, value in loaded.items()
-        ]
-        groups = {"fsbench.providers": points}
+    def install(**texts: str) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        for name, text in texts.items():
+            (tmp_path / f"package_{name}.py").write_text(text)
+        points = [EntryPoint(name, f"package_{name}:PROVIDER", ENTRY_POINTS) for name in texts]
+        groups = {ENTRY_POINTS: points}
         monkeypatch.setattr(module, "entry_points", lambda group: groups.get(group, []))
 
     return install
@@ -127,20 +120,20 @@ def test_two_samplers_of_one_name_are_refused_with_both_places(plugin, entry_poi
         discover([path])
     with pytest.raises(InvalidArgument, match="'mine': defined twice"):
         discover([plugin(), plugin()])
-    entry_points(mine=_provider())
+    entry_points(mine=PLUGIN.format(name="mine"))
     with pytest.raises(
-        InvalidArgument, match=r"twice, in entry point package\.mine and .*mine\.py"
+        InvalidArgument, match=r"twice, in entry point package_mine:PROVIDER and .*mine\.py"
     ):
         discover([plugin()])
 
 
 def test_entry_points(entry_points):
     entry_points(
-        mine=_provider(),
-        bad=ImportError("no libfoo"),
-        ends=SystemExit(),
-        renamed=_provider("other"),
-        text="not a provider",
+        mine=PLUGIN.format(name="mine"),
+        bad="raise ImportError('no libfoo')",
+        ends="raise SystemExit",
+        renamed=PLUGIN.format(name="other"),
+        text="PROVIDER = 'not a provider'",
     )
     found = discover()
     assert found["mine"].provider.name == "mine"

@@ -101,3 +101,18 @@ def test_head_with_logits_is_exact(dtype):
 def test_head_with_logits_takes_at_most_d_rows():
     with pytest.raises(ValueError, match=r"logits: expected at most D=4 rows; got 5"):
         head_with_logits(torch.zeros(5, 3), torch.float32, D=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize("shape", [(1,), (7, 3), (60, 4)])
+def test_a_fingerprint_changes_with_every_element_and_their_order(monkeypatch, dtype, shape):
+    monkeypatch.setattr(inputs, "_WORDS_AT_ONCE", 4)
+    tensor = torch.arange(1, 1 + torch.Size(shape).numel()).to(dtype).view(shape)
+    mark = inputs.fingerprint(tensor)
+    assert inputs.fingerprint(tensor.clone()) == mark
+    for index in range(tensor.numel()):
+        changed = tensor.clone()
+        changed.view(-1)[index] += 1
+        assert inputs.fingerprint(changed) != mark
+        changed.view(-1)[index], changed.view(-1)[-1] = tensor.view(-1)[-1], tensor.view(-1)[index]
+        assert (inputs.fingerprint(changed) == mark) == (index == tensor.numel() - 1)

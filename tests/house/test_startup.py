@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from cells import cell
 from tiers import full
 from tree import H200
 
-from fsbench.records.store import Cell, Round, Store
+from fsbench.records.cell import Round
+from fsbench.records.store import Store
 
 _REPORT = """
 import sys
@@ -58,7 +60,7 @@ def test_the_report_sees_torch():
             full([command, "--help"])
             for command in (
                 *("plot", "compare", "iomodel", "verify", "doctor", "tune"),
-                *("pipeline", "e2e"),
+                "e2e",
             )
         ),
         ["list"],
@@ -83,11 +85,8 @@ def test_plot_works_without_torch(tmp_path):
     store = Store.create(tmp_path / "run", {"gpu": "NVIDIA H200", "device": "cuda"})
     for name, fused, time_us in (("fast", True, 10.0), ("slow", False, 20.0)):
         for b in (1, 2):
-            cell = Cell(
-                *(name, name, "exact", fused, "NVIDIA H200", "cuda", b, 64, 1000, "bf16", 1),
-                *(1.0, "normal:1", "cupti", True, "cold"),
-            )
-            store.append_round(cell, 0, Round([time_us] * 8))
+            one = cell(provider=name, label=name, fused=fused, b=b)
+            store.append_round(one, 0, Round([time_us] * 8))
     store.close()
     out, loaded, _ = start("plot", "run", "--out", "plots", cwd=tmp_path)
     assert "matplotlib" in loaded

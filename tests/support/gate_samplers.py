@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import mutant_samplers as samplers
 import torch
 from mutant_samplers import own_exponential
 from torch import Tensor
@@ -34,79 +35,30 @@ def provider(step: Step, kind: Kind = Kind.EXACT, fused: bool = False, **able) -
 # With noise of their own
 
 
-def gumbel(logits: Tensor) -> Tensor:
-    return -own_exponential(logits).log()
+def noisy(draw: Callable[[Tensor, float, Tensor], Tensor]) -> Step:
+    """A step of a draw of mutant_samplers, with Gumbel noise."""
+    return lambda y, T, seed, offset: draw(y, T, -own_exponential(y).log())
 
 
-def honest(logits, T, seed, offset):
-    return (logits + T * gumbel(logits)).argmax(1)
+def without_first(step: Step) -> Step:
+    """The first token is not looked at."""
+    return lambda y, *of: step(y[:, 1:], *of) + 1 if y.shape[1] > 1 else y.argmax(1)
 
 
-def temperature_ignored(logits, T, seed, offset):
-    return (logits + gumbel(logits)).argmax(1)
-
-
-def temperature_squared(logits, T, seed, offset):
-    return (logits + T * T * gumbel(logits)).argmax(1)
-
-
-def noise_sign_flipped(logits, T, seed, offset):
-    return (logits - T * gumbel(logits)).argmax(1)
-
-
-def last_token_never_drawn(logits, T, seed, offset):
-    return honest(logits[:, :-1], T, seed, offset) if logits.shape[1] > 1 else logits.argmax(1)
-
-
-def first_token_never_drawn(logits, T, seed, offset):
-    if logits.shape[1] == 1:
-        return logits.argmax(1)
-    return honest(logits[:, 1:], T, seed, offset) + 1
-
-
-def shifted_by_one(logits, T, seed, offset):
-    return (honest(logits, T, seed, offset) + 1) % logits.shape[1]
-
-
-def outside_the_vocabulary(logits, T, seed, offset):
-    tokens = honest(logits, T, seed, offset)
-    return torch.where(tokens == 0, logits.shape[1], tokens)
-
-
-def negative_ids(logits, T, seed, offset):
-    tokens = honest(logits, T, seed, offset)
-    return torch.where(tokens == 0, -1, tokens)
-
-
-def always_the_same_token(logits, T, seed, offset):
-    return torch.full((logits.shape[0],), 3 % logits.shape[1])
+def without_last(step: Step) -> Step:
+    return lambda y, *of: step(y[:, : max(1, y.shape[1] - 1)], *of)
 
 
 def greedy(logits, T, seed, offset):
     return logits.argmax(1)
 
 
-def uniform(logits, T, seed, offset):
-    return torch.randint(logits.shape[1], (logits.shape[0],))
-
-
-def rows_share_the_noise(logits, T, seed, offset):
-    return (logits + T * gumbel(logits[:1])).argmax(1)
+honest = noisy(samplers.argmax)
 
 
 def steps_share_the_noise(logits, T, seed, offset):
     generator = torch.Generator().manual_seed(5)
-    noise = -torch.empty_like(logits).exponential_(generator=generator).log()
-    return (logits + T * noise).argmax(1)
-
-
-def padding_has_logit_zero(logits, T, seed, offset):
-    padded = torch.nn.functional.pad(logits, (0, -logits.shape[1] % 64))
-    return honest(padded, T, seed, offset).clamp_max(logits.shape[1] - 1)
-
-
-def noise_capped(logits, T, seed, offset):
-    return (logits + T * gumbel(logits).clamp_max(5)).argmax(1)
+    return (logits - T * torch.empty_like(logits).exponential_(generator=generator).log()).argmax(1)
 
 
 def rare_tokens_left_out(logits, T, seed, offset):
@@ -116,24 +68,26 @@ def rare_tokens_left_out(logits, T, seed, offset):
     return honest(logits.masked_fill(dropped, -torch.inf), T, seed, offset)
 
 
-BIASED = [
-    temperature_ignored,
-    temperature_squared,
-    noise_sign_flipped,
-    last_token_never_drawn,
-    first_token_never_drawn,
-    shifted_by_one,
-    outside_the_vocabulary,
-    negative_ids,
-    always_the_same_token,
-    greedy,
-    uniform,
-    rows_share_the_noise,
-    steps_share_the_noise,
-    padding_has_logit_zero,
-    noise_capped,
-    rare_tokens_left_out,
-]
+BIASED: dict[str, Step] = {
+    "temperature ignored": noisy(samplers.temperature_ignored),
+    "temperature squared": noisy(lambda y, T, g: (y + T * T * g).argmax(1)),
+    "noise sign flipped": noisy(samplers.sign_flipped),
+    "last token never drawn": without_last(honest),
+    "first token never drawn": without_first(honest),
+    "shifted by one": lambda y, *of: (honest(y, *of) + 1) % y.shape[1],
+    "outside the vocabulary": lambda y, *of: honest(y, *of).sub(1) % (y.shape[1] + 1),
+    "negative ids": lambda y, *of: honest(y, *of) - 1,
+    "always the same token": lambda y, *of: torch.full((len(y),), 3 % y.shape[1]),
+    "greedy": greedy,
+    "uniform": lambda y, *of: torch.randint(y.shape[1], (len(y),)),
+    "rows share the noise": noisy(lambda y, T, g: (y + T * g[:1]).argmax(1)),
+    "steps share the noise": steps_share_the_noise,
+    "padding has logit zero": lambda y, *of: honest(
+        torch.nn.functional.pad(y, (0, -y.shape[1] % 64)), *of
+    ).clamp_max(y.shape[1] - 1),
+    "noise capped": noisy(lambda y, T, g: (y + T * g.clamp_max(5)).argmax(1)),
+    "rare tokens left out": rare_tokens_left_out,
+}
 
 
 # With token noise
@@ -164,27 +118,28 @@ def second_best(logits, T, seed, offset):
     return logits.topk(min(2, logits.shape[1]), 1).indices[:, -1]
 
 
-def padding_wins_over_negative_logits(logits, T, seed, offset):
-    padded = torch.nn.functional.pad(logits, (0, -logits.shape[1] % 64))
-    return padded.argmax(1).clamp_max(logits.shape[1] - 1)
+def of_many(step: Step) -> Step:
+    """A mistake of more than one tile of 128 tokens."""
+    return lambda y, *of: (step if y.shape[1] > 128 else greedy)(y, *of)
 
 
-def last_token_unseen(logits, T, seed, offset):
-    return logits[:, : max(1, logits.shape[1] - 1)].argmax(1)
-
-
-def first_token_unseen(logits, T, seed, offset):
-    return logits.argmax(1) if logits.shape[1] == 1 else logits[:, 1:].argmax(1) + 1
-
-
-def last_of_many_unseen(logits, T, seed, offset):
-    """A partial tile that ends one token early."""
-    return logits[:, : -1 if logits.shape[1] > 128 else None].argmax(1)
-
-
-def first_of_many_unseen(logits, T, seed, offset):
-    return logits[:, 1:].argmax(1) + 1 if logits.shape[1] > 128 else logits.argmax(1)
-
-
-def rows_beyond_16_lost(logits, T, seed, offset):
-    return logits.argmax(1).where(torch.arange(len(logits)) < 16, 0)
+NOT_GREEDY: dict[str, Step] = {
+    "second best": second_best,
+    "padding wins over negative logits": lambda y, *of: (
+        torch.nn.functional.pad(y, (0, -y.shape[1] % 64)).argmax(1).clamp_max(y.shape[1] - 1)
+    ),
+    "last token unseen": without_last(greedy),
+    "first token unseen": without_first(greedy),
+    "last of many unseen": of_many(without_last(greedy)),
+    "first of many unseen": of_many(without_first(greedy)),
+    "rows beyond 16 lost": lambda y, *of: y.argmax(1).where(torch.arange(len(y)) < 16, 0),
+    **{
+        name: BIASED[name]
+        for name in (
+            "shifted by one",
+            "outside the vocabulary",
+            "always the same token",
+            "temperature ignored",
+        )
+    },
+}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from torch import Tensor
 
 from fsbench import reference
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.provider import OPTIONS, Capabilities, Kind, Provider
 
 TILE = 128
 
 Uniform = Callable[[np.random.Generator, tuple[int, ...]], Tensor]
 Noise = Callable[..., Tensor]
 """(seed, step, B, V, uniform) -> Gumbel noise [B, V]."""
+Change = Callable[..., Any]
 
 
 def mixed(*numbers: int) -> int:
@@ -264,67 +266,74 @@ def rounded_map(codes: Tensor) -> tuple[Tensor, Tensor]:
     return exponential, torch.where(codes % 1000 == 0, gumbel + 1e-3, gumbel)
 
 
-# Samplers under the noise contract, with the full call
+# The reference as a sampler, with the full call
 
 
-def contract(noise: str = "group", **mistakes: object) -> Provider:
-    """The reference as a provider, with a mistake of the full call or of its counters.
+def never_quite_greedy(T: float | Tensor, seed: Tensor) -> float | Tensor:
+    return T.clamp_min(0.3) if isinstance(T, Tensor) else T
 
-    greedy_rows_sampled, mask_ignored, neighbours_mask, request_keyed_by_row, sample_added_to_seed,
-        undefined_rows_drawn: True to plant it.
-    step: offset -> the offset that is used instead. noise_map: see Provider.
+
+def neighbours_mask(allowed: Tensor, *_: Tensor) -> Tensor:
+    return allowed & allowed.roll(1, 0) | ~allowed.any(1, keepdim=True)
+
+
+def same(value: object, *_: object) -> object:
+    return value
+
+
+def contract(
+    noise: str = "group", own: bool = False, noise_map=None, **mistakes: Change
+) -> Provider:
+    """The reference as a provider. A mistake is a function of what it replaces, and of more.
+
+    own: it does not say that its noise is that of the contract, so its law is looked at.
+    mistakes: seed, step; mask [B, V] and the seed and step; temperature and the seed; sample, of
+        (seed, number of the sample), tokens, logprob.
     """
+    unknown = set(mistakes) - {"seed", "step", "mask", "temperature", "sample", "tokens", "logprob"}
+    assert not unknown, unknown
+
+    def wrong(name: str) -> Change:
+        return mistakes.get(name, same)
 
     def sample(
-        hidden, weight, *, seed, offset, temperature=1.0, bias=None, mask=None, num_samples=1
-    ):
+        hidden, weight, *, seed, offset, temperature=1.0, bias=None, mask=None, num_samples=1,
+        return_logprob=False,
+    ):  # fmt: skip
+        seed, offset = wrong("seed")(seed), wrong("step")(offset)
+        if mask is not None:
+            mask = wrong("mask")(reference.logits.unpacked(mask, len(weight)), seed, offset)
+        temperature = wrong("temperature")(temperature, seed)
         logits = hidden.float() @ weight.float().T
-        if mistakes.get("neighbours_mask") and mask is not None and mask.dtype == torch.bool:
-            mask = mask & mask.roll(1, 0) | ~mask.any(1, keepdim=True)
-        if not mistakes.get("mask_ignored"):
-            logits = reference.processed_logits(logits, bias=bias, mask=mask)
-        if mistakes.get("greedy_rows_sampled") and isinstance(temperature, Tensor):
-            temperature = temperature.clamp_min(0.3)
-        if mistakes.get("request_keyed_by_row") and len(seed) > 1:
-            seed = seed + torch.arange(len(seed))
+        logits = reference.processed_logits(logits, bias=bias, mask=mask)
         drawn = []
         for number in range(num_samples):
-            key, at = (seed + number, 0) if mistakes.get("sample_added_to_seed") else (seed, number)
-            expected = reference.expect(logits, key, offset, temperature, noise, sample=at)
-            drawn.append(expected.tokens)
-        tokens = drawn[0] if num_samples == 1 else torch.stack(drawn, 1)
-        if mistakes.get("undefined_rows_drawn"):
-            tokens = tokens.clamp_min(0)
-        return SimpleNamespace(tokens=tokens, logprob=None)
+            key, at = wrong("sample")((seed, number))
+            drawn.append(
+                reference.expect(logits, key, offset, temperature, noise, sample=at).tokens
+            )
+        tokens = wrong("tokens")(drawn[0] if num_samples == 1 else torch.stack(drawn, 1))
+        logprob = None
+        if return_logprob:
+            logprob = wrong("logprob")(reference.log_probability(logits, tokens, temperature))
+        return SimpleNamespace(tokens=tokens, logprob=logprob)
 
     def build(problem: Problem, weight: Tensor):
         def launch(hidden, seed, offset):
-            step = mistakes.get("step", lambda offset: offset)(offset)  # type: ignore[operator]
-            return sample(
-                hidden, weight, seed=seed, offset=step, temperature=problem.temperature
-            ).tokens
+            T = problem.temperature
+            return sample(hidden, weight, seed=seed, offset=offset, temperature=T).tokens
 
         return launch
 
-    capabilities = Capabilities(
+    able = Capabilities(
         ("cpu",),
         ("fp32", "bf16"),
-        noise=noise,  # type: ignore[arg-type]
+        noise=None if own else noise,  # type: ignore[arg-type]
         zero_temperature=True,
         batch_invariant=True,
-        per_row_temperature=True,
-        greedy_rows=True,
-        bias=True,
-        mask=True,
-        per_request_seed=True,
-        num_samples=True,
+        **dict.fromkeys(OPTIONS, True),
     )
     return Provider(
-        "contract",
-        "Contract",
-        Kind.EXACT,
-        build,
-        capabilities=capabilities,
-        sample=sample,
-        noise_map=mistakes.get("noise_map"),  # type: ignore[arg-type]
-    )
+        "contract", "Contract", Kind.EXACT, build, capabilities=able, sample=sample,
+        noise_map=noise_map,
+    )  # fmt: skip

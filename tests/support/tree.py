@@ -3,7 +3,8 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-H200 = ROOT / "results" / "h200"
+RESULTS = ROOT / "results"
+H200 = RESULTS / "h200"
 
 FOLDERS = {"fsbench.kernels": "kernels", "fsbench.baselines": "baselines", "fsbench": "fsbench"}
 """Package -> folder; the first two are links in fsbench/ to folders beside it."""

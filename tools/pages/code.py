@@ -26,11 +26,14 @@ from fsbench.machine.environment import environment
 from fsbench.measure.presets import PRESETS
 from fsbench.problem import DTYPES
 from fsbench.records import breakdown, summary
-from fsbench.records.store import STATUSES, Cell, Energy, Round
+from fsbench.records.cell import COLUMNS, STATUSES, Energy, Round
 from fsbench.verify.check import Check
 from pages.blocks import block, table
 
-LINE = ("schema", "cell", "round", "measured", "form", "energy", "status", "lacks", "reason")
+LINE = (
+    *("schema", "cell", "round", "measured", "form", "energy", "status", "lacks", "reason"),
+    "crc32",
+)
 """Keys of a line of points.jsonl."""
 
 
@@ -39,23 +42,30 @@ def _fields(kind: Any) -> list[str]:
 
 
 def _own_columns() -> list[str]:
-    of_the_cell = _fields(Cell)
-    return [name for name in summary.frame([]).columns if name not in of_the_cell]
+    return [name for name in summary.COLUMNS if name not in COLUMNS]
 
 
 def _kernel_columns() -> list[str]:
-    of_the_cell = _fields(Cell)
-    return [name for name in breakdown.kernel_rows([]).columns if name not in of_the_cell]
+    return [name for name in breakdown.kernel_rows([]).columns if name not in COLUMNS]
 
 
 def _verdict_keys() -> list[str]:
-    of_lines = ["schema", "environment", "setting", "provider", "skipped", "verdict", "seconds"]
+    of_lines = [
+        "schema",
+        "environment",
+        "setting",
+        "provider",
+        "skipped",
+        "conclusion",
+        "verdict",
+        "seconds",
+    ]
     return [*of_lines, *_fields(Check)]
 
 
 NAMES: dict[str, Callable[[], list[str]]] = {
     "line": lambda: list(LINE),
-    "cell": lambda: _fields(Cell),
+    "cell": lambda: list(COLUMNS),
     "round": lambda: _fields(Round),
     "energy": lambda: _fields(Energy),
     "results": _own_columns,

@@ -9,25 +9,31 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from fsbench.cli.hotvocab.tables import print_bench, print_size, read_fit
+from fsbench.cli.options import (
+    PATH,
+    Device,
+    FigureFolder,
+    Formats,
+    ResultsFolder,
+    argument,
+    integers,
+    number,
+    option,
+    whole,
+)
 from fsbench.cli.parsing import int_list
 from fsbench.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fsbench.simple.bench import Setup
 
-V = Annotated[int, typer.Option("--v", help="Vocabulary size V.", min=64)]
-ROWS = Annotated[int, typer.Option(help="Rows of logits; more than caches hold.", min=4)]
-REPEATS = Annotated[int, typer.Option(help="Times that each H is measured.", min=5)]
-TRACE = Annotated[
-    Path | None,
-    typer.Option(help="Token ids, a document per row (.npy or text). Default: a Zipf model."),
-]
-OUT = Annotated[
-    Path | None, typer.Option(help="Folder. Default: results/<gpu>/<utc>-<commit>-simple.")
-]
+V = Annotated[int, option("--v", whole(64, 2**22), "Vocabulary size V.")]
+ROWS = Annotated[int, option("--rows", whole(4, 2**12), "Rows of logits; more than caches hold.")]
+REPEATS = Annotated[int, option("--repeats", whole(5, 10**6), "Times that each H is measured.")]
+FOLDER = Annotated[Path, argument("FOLDER", PATH, "Folder that `fit` or `bench` wrote.")]
 
 _DOCUMENTS = 1024  # of the model's trace; the rows of logits are of later ones
 
@@ -36,21 +42,31 @@ def fit(
     v: V = 151936,
     rows: ROWS = 128,
     repeats: REPEATS = 200,
-    trace: TRACE = None,
-    out: OUT = None,
+    trace: Annotated[
+        Path | None,
+        option(
+            "--trace", PATH, "Token ids, a document per row (.npy or text). Default: a Zipf model."
+        ),
+    ] = None,
+    out: ResultsFolder = None,
 ) -> None:
     """Fit the cost of a scan, T(H) = c H + c0, and count the hot tokens' coverage on a trace."""
+    from fsbench.simple.hot import read_trace
+
+    tokens = None if trace is None else read_trace(trace, v)
+    _require_memory(rows, v)
     folder, _ = _folder(out, "cpu")
-    _fit(folder, v, rows, repeats, trace)
+    _fit(folder, v, rows, repeats, tokens, trace.name if trace else "")
     print_size(folder)
 
 
 def size(
-    folder: Annotated[Path, typer.Argument(help="Folder that `fit` or `bench` wrote.")],
+    folder: FOLDER,
     c_us: Annotated[
-        float | None, typer.Option("--c-us", help="Another c, us per token; with --c0-us.")
+        float | None,
+        option("--c-us", number(0, 1e12, above=True), "Another c, us per token; with --c0-us."),
     ] = None,
-    c0_us: Annotated[float | None, typer.Option("--c0-us", help="Another c0, us.")] = None,
+    c0_us: Annotated[float | None, option("--c0-us", number(0, 1e12), "Another c0, us.")] = None,
 ) -> None:
     """Choose the number of hot tokens by SIMPLE's model (equations 10 to 12)."""
     if (c_us is None) != (c0_us is None):
@@ -62,28 +78,35 @@ def bench(
     v: V = 151936,
     rows: ROWS = 128,
     repeats: REPEATS = 100,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=2)] = 9,
+    rounds: Annotated[int, option("--rounds", whole(2, 10**6), "Interleaved rounds.")] = 9,
     samplers: Annotated[
-        str | None, typer.Option(help="Numbers of samplers, comma list. Default: 1, 2, 4, ...")
+        str | None,
+        option(
+            "--samplers",
+            integers(1, 4096),
+            "Numbers of samplers, comma list. Default: 1, 2, 4, ...",
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
-    batch: Annotated[str, typer.Option(help="B of the GPU's part.")] = "1,2,4,8,16,32,64,128,256",
-    d: Annotated[int, typer.Option("--d", help="Hidden size D of the GPU's part.")] = 4096,
+    device: Device = "auto",
+    batch: Annotated[
+        str, option("--batch", integers(), "B of the GPU's part.")
+    ] = "1,2,4,8,16,32,64,128,256",
+    d: Annotated[int, option("--d", whole(), "Hidden size D of the GPU's part.")] = 4096,
     body: Annotated[
-        int, typer.Option(help="Layers of the GPU's part, in reads of the LM head.", min=0)
+        int, option("--body", whole(0), "Layers of the GPU's part, in reads of the LM head.")
     ] = 12,
-    out: OUT = None,
+    out: ResultsFolder = None,
 ) -> None:
     """Measure the four designs, scaling, penalties and the ring; with a GPU, copies and overlap."""
     from fsbench.cli.devices import device_to_use
+    from fsbench.machine import hardware
     from fsbench.simple import bench as measure
 
     device = device_to_use(device)
+    _require_memory(rows, v)
     folder, facts = _folder(out, device)
-    from fsbench.machine import hardware
-
     begin = time.monotonic(), hardware.cpu_seconds()
-    setup = _fit(folder, v, rows, repeats, None, rounds)
+    setup = _fit(folder, v, rows, repeats, rounds=rounds)
     counts = int_list(samplers, "--samplers") if samplers else measure.sampler_counts()
     _write(folder, "ring", measure.ring(rounds))
     _write(folder, "steps", measure.steps(setup))
@@ -101,14 +124,16 @@ def bench(
 
 def exact(
     v: V = 151936,
-    hot: Annotated[int, typer.Option(help="Hot tokens, H.", min=1)] = 14336,
-    steps: Annotated[int, typer.Option(help="Decode steps.", min=1)] = 100,
-    rows: Annotated[int, typer.Option(help="Rows of a step.", min=1)] = 8,
-    out: OUT = None,
+    hot: Annotated[int, option("--hot", whole(), "Hot tokens, H.")] = 14336,
+    steps: Annotated[int, option("--steps", whole(), "Decode steps.")] = 100,
+    rows: Annotated[int, option("--rows", whole(1, 2**12), "Rows of a step.")] = 8,
+    out: ResultsFolder = None,
 ) -> None:
     """Bound the distance of SHVS's distribution from the baseline's, step by step (Figure 12)."""
     from fsbench.simple.bench import variation
 
+    if hot > v:
+        raise InvalidArgument(f"--hot: expected at most --v {v}; got {hot}")
     folder, _ = _folder(out, "cpu")
     table = variation(_setup(v, hot, min(4 * rows, 64)), steps, rows)
     _write(folder, "variation", table)
@@ -121,9 +146,9 @@ def exact(
 
 
 def plot(
-    folder: Annotated[Path, typer.Argument(help="Folder that `fit` or `bench` wrote.")],
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("plots"),
-    formats: Annotated[str, typer.Option("--format", help="Comma list of png, pdf, svg.")] = "png",
+    folder: FOLDER,
+    out: FigureFolder = Path("plots"),
+    formats: Formats = "png",
 ) -> None:
     """Draw what `fit` and `bench` measured. Needs no GPU."""
     from fsbench.figures.parts import check_formats
@@ -189,17 +214,30 @@ def _setup(v: int, hot: int, rows: int) -> Setup:
     from fsbench.simple.hot import halves, order_of
     from fsbench.simple.zipf import ZipfText
 
-    if hot > v:
-        raise InvalidArgument(f"--hot: expected at most --v {v}; got {hot}")
     text = ZipfText(v)
     order = torch.from_numpy(order_of(halves(text.trace(range(_DOCUMENTS)))[0], v))
     return bench.Setup(v, hot, order, text.logits(rows, first=_DOCUMENTS)[:, order].contiguous())
 
 
+def _require_memory(rows: int, v: int) -> None:
+    """Refuse logits [rows, v] in fp32 of more than 8 GiB."""
+    if rows * v > 2**31:
+        raise InvalidArgument(f"--rows: expected at most {2**31 // v} with --v {v}; got {rows}")
+
+
 def _fit(
-    folder: Path, v: int, rows: int, repeats: int, trace: Path | None, rounds: int = 9
+    folder: Path,
+    v: int,
+    rows: int,
+    repeats: int,
+    trace: np.ndarray | None = None,
+    name: str = "",
+    rounds: int = 9,
 ) -> Setup:
-    """Measure scans, count coverage, write scans.csv and fit.json; the setup at H*."""
+    """Measure scans, count coverage, write scans.csv and fit.json; the setup at H*.
+
+    trace: token ids [documents, tokens], of a file of this name; None: those of the Zipf model.
+    """
     import numpy as np
     import torch
 
@@ -207,16 +245,16 @@ def _fit(
     from fsbench.simple.zipf import ZipfText
 
     text = ZipfText(v)
-    tokens = hot.read_trace(trace, v) if trace else text.trace(range(_DOCUMENTS))
+    tokens = text.trace(range(_DOCUMENTS)) if trace is None else trace
     counted, held_out = hot.halves(tokens)
     order = hot.order_of(counted, v)
     cover = hot.coverage(order, held_out)
     places = torch.from_numpy(order)
     logits = text.logits(rows, first=_DOCUMENTS)[:, places].contiguous()
     setup = bench.Setup(v, v, places, logits, [], rounds)
-    sizes = np.unique(np.geomspace(min(256, v), v, 16).round().astype(int)).tolist()
+    sizes = np.unique(np.geomspace(min(256, v // 4), v, 16).round().astype(int)).tolist()
     table, times = bench.scans(setup, sizes, repeats)
-    if trace:  # the rows are the model's: their speed says nothing about this trace
+    if trace is not None:  # the rows are the model's: their speed says nothing about this trace
         for row in table:
             row.update(dict.fromkeys(("row_us", "lo_us", "hi_us", "hits", "times_full"), None))
     # The whole vocabulary is another path, without a tail; the model is of the hot path.
@@ -224,7 +262,7 @@ def _fit(
     best = sizing.best(cover, cost, both=True).H
     facts = {
         "v": v,
-        "trace": trace.name if trace else f"ZipfText(V={v})",
+        "trace": name if name else f"ZipfText(V={v})",
         "cost": vars(cost),
         "hot": {"offloaded": v, "SHVS": best},
         "sizes": cover.sizes.tolist(),

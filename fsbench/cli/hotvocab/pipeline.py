@@ -3,47 +3,62 @@
 from __future__ import annotations
 
 import json
+import operator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from fsbench.cli.options import PATH, WORD, Json, integers, number, option, whole
 from fsbench.cli.parsing import int_list
-from fsbench.cli.tables import plain_table
-from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.cli.tables import console, plain_table
+from fsbench.errors import InvalidArgument, ResultsError, shown
 
 if TYPE_CHECKING:
     from fsbench.simple.pipeline import Sampling
 
 
 def pipeline(
-    stages: Annotated[int, typer.Option(help="Pipeline stages.", min=1)] = 4,
+    stages: Annotated[int, option("--stages", whole(1, 128), "Pipeline stages.")] = 4,
     stage_us: Annotated[
-        float, typer.Option("--stage-us", help="Time of a stage for one microbatch, us.")
+        float,
+        option(
+            "--stage-us", number(0, 1e12, above=True), "Time of a stage for one microbatch, us."
+        ),
     ] = 2000.0,
-    batch: Annotated[int, typer.Option(help="Rows of a microbatch, B.", min=1)] = 64,
+    batch: Annotated[int, option("--batch", whole(), "Rows of a microbatch, B.")] = 64,
     in_flight: Annotated[
         str | None,
-        typer.Option(help="Microbatches in flight, comma list. Default: stages, one and two more."),
+        option(
+            "--in-flight",
+            integers(1, 256),
+            "Microbatches in flight, comma list. Default: stages, one and two more.",
+        ),
     ] = None,
     run: Annotated[
         list[Path] | None,
-        typer.Option(help="Results of `fsbench run` on a GPU: its samplers on the last stage."),
+        option("--run", PATH, "Results of `fsbench run` on a GPU: its samplers on the last stage."),
     ] = None,
-    d: Annotated[int, typer.Option("--d", help="Hidden size D of the results to take.")] = 4096,
-    v: Annotated[int, typer.Option("--v", help="Vocabulary V of the results to take.")] = 151936,
+    d: Annotated[int, option("--d", whole(), "Hidden size D of the results to take.")] = 4096,
+    v: Annotated[int, option("--v", whole(), "Vocabulary V of the results to take.")] = 151936,
     plane: Annotated[
-        list[Path] | None, typer.Option(help="A folder of `fsbench hotvocab bench`: CPU samplers.")
+        list[Path] | None,
+        option("--plane", PATH, "A folder of `fsbench hotvocab bench`: CPU samplers."),
     ] = None,
     bus_gb_s: Annotated[
-        float, typer.Option("--bus-gb-s", help="Bus rate where --plane has no copies, GB/s.")
+        float,
+        option(
+            "--bus-gb-s", number(0, 1e12, above=True), "Bus rate where --plane has no copies, GB/s."
+        ),
     ] = 50.0,
     sampler: Annotated[
         list[str] | None,
-        typer.Option(help="Another one: NAME:US on the last stage, NAME:US:US... also beside it."),
+        option(
+            "--sampler",
+            WORD,
+            "Another one: NAME:US on the last stage, NAME:US:US... also beside it.",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Simulate a pipeline with sampling on its last stage, fused into the LM head, or on CPUs.
 
@@ -56,7 +71,7 @@ def pipeline(
     samplings = [
         *[each for folder in run or [] for each in of_run(folder, batch, d, v)],
         *[each for folder in plane or [] for each in of_plane(folder, batch, v, bus_gb_s)],
-        *map(_of_text, sampler or []),
+        *(_of_text(text, stage_us) for text in sampler or []),
     ]
     if not samplings:
         raise InvalidArgument("--sampler: expected at least one, or --run or --plane; got none")
@@ -116,7 +131,9 @@ def of_plane(folder: Path, batch: int, v: int, bus_gb_s: float) -> list[Sampling
         copies = folder / "copies.csv"
         times = pd.read_csv(copies) if copies.exists() else None
     except (OSError, ValueError) as error:
-        raise ResultsError(f"{folder}: expected a folder of `fsbench hotvocab bench`") from error
+        raise ResultsError(
+            f"--plane: expected a folder of `fsbench hotvocab bench`; got {folder}: {error}"
+        ) from error
     if fit["v"] != v:
         raise ResultsError(f"{folder}: expected V={v}; it has {fit['v']}")
     found = []
@@ -134,22 +151,25 @@ def of_plane(folder: Path, batch: int, v: int, bus_gb_s: float) -> list[Sampling
     return found
 
 
-def _of_text(text: str) -> Sampling:
+def _of_text(text: str, stage_us: float) -> Sampling:
     from fsbench.simple.pipeline import Sampling
 
     name, *numbers = text.split(":")
+    us, least = number(-1e12, 1e12), [-stage_us, *(0 for _ in numbers)]
     try:
-        on_stage, *beside = map(float, numbers)
+        on_stage, *beside = (us.read(each, "--sampler") for each in numbers)
+        fine = bool(name.strip()) and all(map(operator.ge, (on_stage, *beside), least))
     except ValueError:
+        fine = False
+    if not fine:
         raise InvalidArgument(
-            f"--sampler: expected NAME:US or NAME:US:US, such as cpu:0:150; got {text!r}"
-        ) from None
+            f"--sampler: expected NAME:US or NAME:US:US, such as cpu:0:150, with at least "
+            f"-{stage_us:g} on the stage and 0 beside it; got {shown(text)}"
+        )
     return Sampling(name, on_stage, tuple(beside))
 
 
 def _print(rows: list[dict[str, Any]], stages: int, stage_us: float, batch: int) -> None:
-    from rich.console import Console
-
     table = plain_table(f"{stages} stages of {stage_us:g} us, microbatches of {batch} rows")
     for heading in (
         "in flight",
@@ -179,5 +199,5 @@ def _print(rows: list[dict[str, Any]], stages: int, stage_us: float, batch: int)
             f"{100 * row['bubble']:.1f} %",
             style=style,
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    console().print(table)
     print("adds: on the last stage, then beside it (bus, CPUs). Bold: the fastest, and its equals.")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsbench.cli.tables import plain_table
+from fsbench.cli.tables import console, plain_table
 from fsbench.errors import ResultsError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def print_size(folder: Path, c_us: float | None = None, c0_us: float | None = No
             "measured", "", f"{at.h:,.0f}", f"{at.hits:.3f}", f"{at.row_us:.2f}",
             f"{1e6 / at.row_us:,.0f}",
         )  # fmt: skip
-    _show(table)
+    console().print(table)
     low, high = cost.c_interval_us
     low0, high0 = cost.c0_interval_us
     print(
@@ -79,7 +79,7 @@ def print_bench(folder: Path) -> None:
                 table.add_column(columns[column], justify="right")
             for row in frame.itertuples(index=False):
                 table.add_row(*map(_cell, row))
-            _show(table)
+            console().print(table)
 
 
 _SHOWN: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -130,9 +130,3 @@ def _cell(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _show(table: Any) -> None:
-    from rich.console import Console
-
-    Console(highlight=False, soft_wrap=True).print(table)

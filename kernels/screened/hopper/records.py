@@ -64,7 +64,8 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
         z_of_lanes = ()
         of_slice = split_words(slices[i])
         for lane in gl.static_range(4):
-            z_of_lanes += (gl.convert_layout(of_slice[lane], LAYOUT, assert_trivial=True),)
+            lane_z = gl.convert_layout(of_slice[lane], LAYOUT, assert_trivial=True)
+            z_of_lanes += (lane_z,)  # type: ignore[assignment]
         first = v0 + i * 4 * SLOTS
         upper, limit = bounds_of_words(
             z_of_lanes, None, first, vectors, None, rows, noise, bounds, None, word, limit, B, V,

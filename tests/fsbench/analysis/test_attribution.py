@@ -6,6 +6,7 @@ import json
 
 import pandas as pd
 import pytest
+from cells import results_row
 from tree import H200
 from typer.testing import CliRunner
 
@@ -23,14 +24,9 @@ MEASURED = ("slow", "matmul_only", "weight_stream")
 
 
 def row(provider, b, median, busy=None, kernels=1, kind="exact", fused=False, **changes):
-    return {
-        **dict(provider=provider, label=provider.title(), kind=kind, fused=fused, folder="run1"),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=D, v=V, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(status="ok", median_us=median, ci_lo_us=median, ci_hi_us=median),
-        **dict(busy_us=busy if busy is not None else median, n_kernels=kernels),
-        **changes,
-    }
+    own = dict(label=provider.title(), kind=kind, fused=fused, d=D, v=V, n_kernels=kernels)
+    own["busy_us"] = busy if busy is not None else median
+    return results_row(provider, b, median, 0, **{**own, **changes})
 
 
 def run(batches=(1, 2, 4, 8, 16), fixed=40.0, passes=6.0, **changes):

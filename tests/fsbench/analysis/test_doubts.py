@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from cells import cell
 
 from fsbench.analysis.doubts import doubts
-from fsbench.records.store import Cell, CellRecord, Round
+from fsbench.records.cell import CellRecord, Round
 from fsbench.records.summary import frame
 
 
@@ -54,12 +55,9 @@ def test_clocks_that_differ_at_one_point():
 
 
 def test_cells_that_were_not_measured_and_unknown_roofs_are_no_matter():
-    cell = Cell(
-        *("a", "A", "exact", False, "", "cpu", 1, 64, 1000, "fp32", 1, 1.0),
-        *("normal:1", "cpu", False, "n/a"),
-    )
-    failed = CellRecord(cell, status="error", reason="why")
+    one = cell(gpu="", device="cpu")
+    failed = CellRecord(one, status="error", reason="why")
     assert doubts(frame([])) == []
     assert doubts(frame([failed])) == []
-    measured = CellRecord(cell, {0: Round([1.0] * 10)})
+    measured = CellRecord(one, {0: Round([1.0] * 10)})
     assert doubts(frame([measured, failed])) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from cells import results_row
 
 from fsbench import paper
 from fsbench.analysis import logits_store
@@ -15,14 +16,8 @@ FUSED, STORED = logits_store.pair()
 
 
 def row(provider, b, median, d=4096, v=151936, **changes):
-    return {
-        **dict(provider=provider, label=provider, kind="exact", fused=provider == FUSED),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=d, v=v, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(status="ok", median_us=median, ci_lo_us=median - 1, ci_hi_us=median + 1),
-        **dict(folder="run1", gb_per_s=1.0, tflops=1.0),
-        **changes,
-    }
+    own = dict(label=provider, fused=provider == FUSED, d=d, v=v)
+    return results_row(provider, b, median, 1 / median, **{**own, **changes})
 
 
 @pytest.fixture

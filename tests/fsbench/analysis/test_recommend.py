@@ -6,6 +6,7 @@ import json
 
 import pandas as pd
 import pytest
+from cells import results_row
 from tree import H200
 from typer.testing import CliRunner
 
@@ -13,20 +14,13 @@ from fsbench.analysis import logits_store
 from fsbench.analysis.recommend import recommend
 from fsbench.analysis.tables import configurations
 from fsbench.cli import app
-from fsbench.errors import FsbenchError, InvalidArgument, ResultsError
+from fsbench.errors import FsbenchError, InvalidArgument, InvalidOption, ResultsError
 
 RESULTS = H200
 
 
-def row(provider, b, median, spread=0.01, kind="exact", fused=False, **changes):
-    return {
-        **dict(provider=provider, label=provider.title(), kind=kind, fused=fused, folder="run1"),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=4096, v=151936, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(status="ok", reason="", median_us=median),
-        **dict(ci_lo_us=(1 - spread) * median, ci_hi_us=(1 + spread) * median),
-        **changes,
-    }
+def row(provider, b, median, spread=0.01, **changes):
+    return results_row(provider, b, median, spread, **{"label": provider.title(), **changes})
 
 
 def advice(rows, candidates=None, **limits):
@@ -136,9 +130,9 @@ def test_needs_rule_samplers_out_and_say_so():
     ("arguments", "error", "message"),
     [
         (["--model", "qwen3-8b", "--needs", "speed"], InvalidArgument, "--needs: expected one of"),
-        (["--model", "qwen3-8b", "--batch", "8:1"], InvalidArgument, "expected a range such as"),
+        (["--model", "qwen3-8b", "--batch", "8:1"], InvalidOption, "--batch: expected a range"),
         (["--model", "qwen3-8b", "--batch", "5"], ResultsError, "results have B = 1, 2, 4, 8"),
-        (["--model", "qwen3-8b", "--gpu", "b200"], ResultsError, "nothing measured on b200"),
+        (["--model", "qwen3-8b", "--gpu", "b200"], ResultsError, "got none of b200"),
         (["--model", "gemma3-27b"], ResultsError, "fsbench run --preset lean --model gemma3-27b"),
         (["--model", "no-such-model"], FsbenchError, "no-such-model"),
     ],

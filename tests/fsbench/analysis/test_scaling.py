@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from cells import results_row
 
 from fsbench.analysis import scaling
 from fsbench.analysis.tables import configurations
@@ -12,14 +13,8 @@ from fsbench.figures.style import styles
 
 
 def row(provider, b, tp, least, fused=False, **changes):
-    return {
-        **dict(provider=provider, label=f"Label of {provider}", kind="exact", fused=fused),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=8192, v=128256, dtype="bf16", tp=tp),
-        **dict(temperature=1.0, logits="normal:1", timer="events", graph=True, l2="cold"),
-        **dict(status="ok", folder="run1", median_us=1.1 * least, min_us=least),
-        **dict(ci_lo_us=least, ci_hi_us=1.2 * least),
-        **changes,
-    }
+    own = dict(d=8192, v=128256, tp=tp, fused=fused, timer="events", min_us=least)
+    return results_row(provider, b, 1.1 * least, **{**own, **changes})
 
 
 ROWS = [

@@ -4,36 +4,25 @@ import io
 
 import pandas as pd
 import pytest
+from cells import results_row
 
 from fsbench.analysis.tables import configurations, markdown, speedup_table, write_tables
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
 
 
-def _row(provider, b, median, kind="exact", fused=False, **changes):
-    """A results.csv row whose interval is 10 % of the median to either side."""
-    return {
-        **dict(provider=provider, label=f"Label of {provider}", kind=kind, fused=fused),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=4096, v=151936, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(status="ok", reason="", folder="run1"),
-        **dict(median_us=median, ci_lo_us=0.9 * median, ci_hi_us=1.1 * median),
-        **changes,
-    }
-
-
 def _lost(provider, b, status, **changes):
     empty = dict(median_us=None, ci_lo_us=None, ci_hi_us=None)
-    return _row(provider, b, 0, status=status, reason="why", **{**empty, **changes})
+    return results_row(provider, b, 0, status=status, reason="why", **{**empty, **changes})
 
 
 @pytest.fixture
 def rows():
     return [
-        *(_row("fast", b, t, fused=True) for b, t in ((1, 100.0), (2, 110.0), (4, 200.0))),
-        *(_row("slow", b, t) for b, t in ((1, 150.0), (2, 220.0), (4, 180.0))),
-        *(_row("argmax", b, 90.0, kind="greedy") for b in (1, 2, 4)),
-        *(_row("floor", b, 80.0, kind="lower_bound") for b in (1, 2, 4)),
+        *(results_row("fast", b, t, fused=True) for b, t in ((1, 100.0), (2, 110.0), (4, 200.0))),
+        *(results_row("slow", b, t) for b, t in ((1, 150.0), (2, 220.0), (4, 180.0))),
+        *(results_row("argmax", b, 90.0, kind="greedy") for b in (1, 2, 4)),
+        *(results_row("floor", b, 80.0, kind="lower_bound") for b in (1, 2, 4)),
     ]
 
 
@@ -83,7 +72,7 @@ def test_results_from_before_there_were_filters_are_of_problems_without(rows):
 
 
 def test_only_exact_samplers_are_compared(rows):
-    rows += [_row("cut", b, 95.0, kind="truncated") for b in (1, 2, 4)]
+    rows += [results_row("cut", b, 95.0, kind="truncated") for b in (1, 2, 4)]
     columns = list(speedup_table(_only(rows)))
     assert [name for name in columns if name.startswith("speedup.")] == ["speedup.fast.slow"]
     assert [name for name in columns if name.startswith("ratio.")] == ["ratio.fast.floor"]
@@ -100,12 +89,12 @@ def test_without_a_fused_sampler_times_and_ratios_remain(rows):
 
 def test_ratios_never_mix_runs(rows):
     # A later run has only the baseline, so the speedup stays that of the first run.
-    rows.append(_row("slow", 1, 1000.0, folder="run2"))
+    rows.append(results_row("slow", 1, 1000.0, folder="run2"))
     table = speedup_table(_only(rows))
     assert table.loc[1, "speedup.fast.slow"] == pytest.approx(1.5)
     assert table.loc[1, "median_us.slow"] == 1000
     # With both in the later run, that one counts.
-    rows.append(_row("fast", 1, 250.0, fused=True, folder="run2"))
+    rows.append(results_row("fast", 1, 250.0, fused=True, folder="run2"))
     assert speedup_table(_only(rows)).loc[1, "speedup.fast.slow"] == pytest.approx(4.0)
 
 
@@ -152,7 +141,7 @@ def test_a_bar_in_a_label_does_not_break_the_table(rows):
 
 
 def test_equal_labels_keep_their_own_columns(rows):
-    rows += [_row("slower", b, 300.0) for b in (1, 2, 4)]
+    rows += [results_row("slower", b, 300.0) for b in (1, 2, 4)]
     text = markdown(_only([{**row, "label": "same"} for row in rows]))
     assert "| B | time, us | vs same | vs same | time / same |" in text
 
@@ -180,7 +169,7 @@ def test_each_configuration_apart_with_names_as_long_as_needed(rows, changes, st
 
 
 def test_two_spellings_of_a_gpu_are_one(rows):
-    assert _only([*rows, _row("slow", 8, 300.0, gpu="h200")]).stem == "h200_d4096_v151936"
+    assert _only([*rows, results_row("slow", 8, 300.0, gpu="h200")]).stem == "h200_d4096_v151936"
 
 
 @pytest.mark.parametrize("read", [pd.DataFrame, _through_csv])

@@ -8,9 +8,10 @@ from typer.testing import CliRunner
 
 from fsbench import paper
 from fsbench.cli import app
-from fsbench.cli.compare import fail_limit, percent
+from fsbench.cli.compare import fail_limit
 from fsbench.errors import InvalidArgument, ResultsError
-from fsbench.records.store import Cell, Round, Store
+from fsbench.records.cell import Cell, Round
+from fsbench.records.store import Store, read_records
 
 FUSED = paper.source()["fused"]["provider"]
 
@@ -18,7 +19,7 @@ FUSED = paper.source()["fused"]["provider"]
 def _cell(provider, b, **changes):
     how = dict(dtype="bf16", tp=1, temperature=1.0, logits="normal:1", timer="cupti", l2="cold")
     fixed = dict(d=4096, v=151936, graph=True, gpu="NVIDIA H200", device="cuda", kind="exact")
-    return Cell(**{**fixed, **how, **dict(provider=provider, label=provider, b=b), **changes})
+    return Cell.of({**fixed, **how, **dict(provider=provider, label=provider, b=b), **changes})
 
 
 def _run(folder, times, oom=(), sm_mhz=1980, **environment):
@@ -105,32 +106,16 @@ def test_a_cell_that_is_lost_fails_too(tmp_path):
     assert "one, B = 2, D = 4096, V = 151936: not measured in A: oom, no memory" in result.stdout
 
 
-@pytest.mark.parametrize("text", ["3%", "3", "3.0%"])
-def test_a_percentage(text):
-    assert percent("--within", text) == pytest.approx(0.03)
-
-
-@pytest.mark.parametrize("text", ["", "-3%", "3 %", "abc", "100%", "1e1", "nan", "%", "3%%"])
-def test_what_is_no_percentage(text):
-    with pytest.raises(InvalidArgument, match=r"--within: expected a percentage below 100"):
-        percent("--within", text)
-
-
 def test_the_limit_of_fail_on():
     assert fail_limit(None, "slow", 0.02) == fail_limit("slow", "slow", 0.02) == 0.02
-    assert fail_limit("slow:3%", "slow", 0.02) == pytest.approx(0.03)
+    for text in ("slow:3%", "slow:3", "slow:3.0%"):
+        assert fail_limit(text, "slow", 0.02) == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize("text", ["", "slow:", "fast", "slower:3%", "worse:3%", "3%", "slow3%"])
-def test_what_is_no_limit_of_fail_on(text):
-    with pytest.raises(InvalidArgument, match=r"--fail-on: expected slow or slow:3% here; got "):
-        fail_limit(text, "slow", 0.02)
-
-
-def test_a_malformed_limit_is_found_before_anything_is_read(two_runs):
-    for option in ("--within", "--fail-on"):
-        with pytest.raises(InvalidArgument, match=f"{option}: expected"):
-            _compare("nowhere", "nowhere", option, "x")
+@pytest.mark.parametrize("text", ["slower:3%", "worse:3%", "3%", "slow3%"])
+def test_a_malformed_limit_is_found_before_anything_is_read(text):
+    with pytest.raises(InvalidArgument, match="--fail-on: expected slow or slow:3% here; got"):
+        _compare("nowhere", "nowhere", "--fail-on", text)
 
 
 def test_bad_folders_are_named(two_runs, tmp_path):
@@ -162,8 +147,6 @@ def test_options_that_do_not_fit_each_other_are_named(two_runs):
         _compare(*two_runs, "--fused", "one")
     with pytest.raises(InvalidArgument, match="--fail-on: expected worse or worse:3% here"):
         _compare(two_runs[0], "--paper", "h200", "--fail-on", "slow:3%")
-    with pytest.raises(InvalidArgument, match=r"--paper: expected one of .*; got 'a100'"):
-        _compare(H200 / "paper-20261121", "--paper", "a100")
 
 
 @pytest.fixture
@@ -239,7 +222,7 @@ def test_a_run_that_was_killed_can_be_compared(two_runs):
     from fsbench.records.summary import export_csv
 
     before = _compare(*two_runs).stdout
-    export_csv(two_runs[0])
+    export_csv(two_runs[0], read_records(two_runs[0]))
     assert _compare(*two_runs).stdout == before
 
 

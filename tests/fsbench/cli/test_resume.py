@@ -24,8 +24,8 @@ def test_resume_repeats_the_options_of_the_run_and_none_of_its_rounds(fsbench, t
     assert (tmp_path / "x" / "points.jsonl").read_bytes() == before
     # What is given on top extends the run.
     fsbench("run", "--resume", "x", "--batch", "5")
-    cells = [record.cell for record in read_records(tmp_path / "x")]
-    assert {(cell.b, cell.temperature) for cell in cells} == {(1, 0.5), (3, 0.5), (5, 0.5)}
+    cells = [record.cell.problem for record in read_records(tmp_path / "x")]
+    assert {(cell.B, cell.temperature) for cell in cells} == {(1, 0.5), (3, 0.5), (5, 0.5)}
 
 
 @pytest.mark.parametrize(

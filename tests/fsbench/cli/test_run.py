@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pandas as pd
-import pytest
 from tiny_run import TINY
 
 from fsbench.records.store import read_environment, read_records
@@ -27,21 +26,6 @@ def test_samplers_without_filters_say_so(fsbench, tmp_path):
     assert table.reason["multinomial"] == "does not apply top_k"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--mixed"], "--mixed: expected with --top-k, --top-p or --min-p"),
-        (["--top-k", "x"], "--top-k: expected integers >= 0"),
-        (["--top-p", "a"], "--top-p: expected numbers separated by commas"),
-        (["--top-p", "1.5"], "top_p: expected 0 < p <= 1"),
-        (["--min-p", "-1"], "min_p: expected 0 to 1"),
-    ],
-)
-def test_filters_that_make_no_sense(fsbench, options, message):
-    code, _, err = fsbench("run", *TINY, "--provider", "matmul_only", *options)
-    assert code == 2 and message in err
-
-
 def test_penalties_are_columns_of_the_results_and_applied(fsbench, tmp_path):
     options = ["--top-k", "5", "--repetition-penalty", "1.3", "--presence-penalty", "0.5"]
     options += ["--history", "40", "--batch", "3", "--out", "here", "--check"]
@@ -58,8 +42,6 @@ def test_penalties_are_columns_of_the_results_and_applied(fsbench, tmp_path):
     assert set(table.presence_penalty) == {0.5} and set(table.frequency_penalty) == {0.0}
     code, out, _ = fsbench("run", *TINY, "--provider", "multinomial", *options[2:4], "--dry-run")
     assert code == 0 and "history=1024" in out
-    code, _, err = fsbench("run", *TINY, "--history", "5")
-    assert code == 2 and "--history: expected with a penalty" in err
 
 
 def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
@@ -99,11 +81,10 @@ def test_breakdown_is_printed_and_says_what_it_cannot_class(fsbench, tmp_path):
     assert set(forms.dropna()) == {"greedy"}
 
 
-def test_energy_needs_a_gpu(fsbench):
+def test_energy_needs_a_gpu_and_no_folder_is_made(fsbench, tmp_path):
     code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--energy", "1")
     assert code == 4 and "--energy: needs a GPU" in err
-    code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--energy", "0.1")
-    assert code == 2 and "--energy: expected at least 0.5 seconds; got 0.1" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_by_default_results_are_filed_by_machine_and_time(fsbench, tmp_path):
@@ -138,7 +119,8 @@ def test_options_reach_the_measurement(fsbench, tmp_path):
     options = ["--temperature", "0.5", "--logits", "zipf:1.5", "--batch", "2"]
     assert fsbench("run", "--preset", "smoke", *TINY, *options, "--out", "x")[0] == 0
     for record in read_records(tmp_path / "x"):
-        assert (record.cell.temperature, record.cell.logits, record.cell.b) == (0.5, "zipf:1.5", 2)
+        assert (record.cell.problem.temperature, record.cell.problem.logits) == (0.5, "zipf:1.5")
+        assert record.cell.problem.B == 2
 
 
 def test_a_plug_in_given_by_path_is_measured_beside_the_preset(fsbench, plugin, tmp_path):

@@ -50,7 +50,7 @@ def test_figures_are_drawn_again_from_several_folders(tmp_path):
     drawn = (tmp_path / "plots" / "tpot_hf.svg").read_text()
     assert "Multinomial" in drawn and "FlashSampling" in drawn
     none = ["plot", folders[0], "--figure", "runtime", "--out", str(tmp_path / "none")]
-    assert CliRunner().invoke(app, none, catch_exceptions=False).exit_code == 0
+    assert "--figure: expected one that" in str(CliRunner().invoke(app, none).exception)
     assert not (tmp_path / "none").exists()
 
 
@@ -79,14 +79,10 @@ def test_a_sampler_that_fails_gives_exit_code_3(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["--engine", "sglang"], InvalidArgument, "--engine: expected one of hf, vllm"),
         (["--model", "qwen3-9b"], InvalidArgument, "did you mean 'qwen3-8b'"),
         (["--sampler", "multinomal"], InvalidArgument, "did you mean 'multinomial'"),
-        (["--sampler", "multinomial,"], InvalidArgument, "names separated by commas"),
         (["--sampler", "matmul_only"], InvalidArgument, "sampler: expected one of"),
-        (["--dtype", "fp8"], InvalidArgument, "--dtype: expected one of bf16, fp16, fp32"),
         (["--tp", "1,2"], InvalidArgument, "--tp: expected 1 with --engine hf; got 2"),
-        (["--batch", "0"], InvalidArgument, "--batch: expected integers >= 1"),
         (["--engine", "vllm"], EngineUnavailable, "--engine vllm: expected"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from cells import results_row
 
 from fsbench.analysis.tables import configurations
 from fsbench.cli import app
@@ -11,15 +12,8 @@ from fsbench.figures import filters as filters_figure
 
 
 def row(provider, b, median, kind="truncated", **changes):
-    return {
-        **dict(provider=provider, label=f"Label of {provider}", kind=kind, fused=False),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=4096, v=151936, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(top_k=50, top_p=0.9, min_p=0.0, mixed=False),
-        **dict(status="ok", reason="", folder="run1", median_us=median),
-        **dict(ci_lo_us=0.99 * median, ci_hi_us=1.01 * median),
-        **changes,
-    }
+    kept = dict(top_k=50, top_p=0.9, min_p=0.0, mixed=False)
+    return results_row(provider, b, median, 0.01, **{"kind": kind, **kept, **changes})
 
 
 def rows():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from cells import results_row
 from tree import H200
 from typer.testing import CliRunner
 
@@ -22,14 +23,8 @@ ENVIRONMENT = {"utc": "2026-01-02", "gpu": "NVIDIA H200", "git_sha": "0123456789
 
 
 def row(provider, b, median, fused=False, kind="exact", **changes):
-    return {
-        **dict(provider=provider, label=f"<{provider}>", kind=kind, fused=fused, folder="run1"),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=4096, v=151936, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(status="ok", median_us=median, ci_lo_us=median - 1, ci_hi_us=median + 1),
-        **dict(gb_per_s=1.0, tflops=1.0),
-        **changes,
-    }
+    shown = dict(label=f"<{provider}>", ci_lo_us=median - 1, ci_hi_us=median + 1)
+    return results_row(provider, b, median, fused=fused, kind=kind, **{**shown, **changes})
 
 
 def made(rows) -> str:

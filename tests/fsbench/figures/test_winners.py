@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from cells import results_row
 from matplotlib.colors import to_hex
 
 from fsbench.analysis.tables import configurations, families
@@ -12,14 +13,7 @@ from fsbench.figures.style import styles
 
 
 def row(provider, b, median, d=4096, fused=False, **changes):
-    return {
-        **dict(provider=provider, label=f"Label of {provider}", kind="exact", fused=fused),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=d, v=151936, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(status="ok", folder="run1", median_us=median),
-        **dict(ci_lo_us=0.99 * median, ci_hi_us=1.01 * median),
-        **changes,
-    }
+    return results_row(provider, b, median, 0.01, d=d, fused=fused, **changes)
 
 
 def small_and_large(**changes):

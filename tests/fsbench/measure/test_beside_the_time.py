@@ -17,7 +17,7 @@ from fsbench.errors import (
 from fsbench.machine import caches
 from fsbench.measure import preparing, runner
 from fsbench.provider import Capabilities, Kind, Provider
-from fsbench.records.store import Energy
+from fsbench.records.cell import Energy
 from fsbench.timers.fake import FakeTimer
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from runner_doubles import SMALL
@@ -97,7 +99,7 @@ def test_a_weight_that_does_not_fit_costs_the_cells_of_its_problem(
     large = Problem(2, 16, 41, "fp32", device="cpu")
     run(sampler("A"), sampler("B"), problems=[large, SMALL])
     records = read_records(tmp_path / "run")
-    assert {(record.cell.provider, record.cell.v): record.status for record in records} == {
+    assert {(record.cell.provider, record.cell.problem.V): record.status for record in records} == {
         ("A", 41): "oom",
         ("B", 41): "oom",
         ("A", 40): "ok",
@@ -120,10 +122,10 @@ def test_a_dead_gpu_ends_the_run(run, sampler, monkeypatch):
 
 
 def test_results_that_cannot_be_written_end_the_run(sampler, run, monkeypatch):
-    def full(self, line):
+    def full(self, cell, line):
         raise ResultsError("cannot write results: No space left on device")
 
-    monkeypatch.setattr(Store, "_append", full)
+    monkeypatch.setattr(Store, "append", full)
     for providers in ([sampler("A")], [sampler("A", {"build": ValueError()})]):
         with pytest.raises(ResultsError, match="No space left"):
             run(*providers)
@@ -179,3 +181,49 @@ def test_a_sampler_that_cannot_do_the_shapes_of_the_checks_is_unsupported(sample
     record = run(only, check=True)["A"]
     assert record.status == "unsupported" and "V must be 40" in record.reason
     assert run(only, check=False)["A"].status == "ok"
+
+
+@pytest.mark.parametrize("name", ["weight", "hidden", "seed", "offset"])
+@pytest.mark.parametrize("when", [1, 2, 4])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sampler_that_writes_into_the_inputs_costs_its_own_cell(
+    sampler, run, log, name, when, fails
+):
+    """In its first step, in round 0 or in round 2; and the others read what they should."""
+    seen = []
+
+    def build(problem, weight):
+        steps = 0
+
+        def launch(hidden, seed, offset):
+            nonlocal steps
+            steps += 1
+            tensors = {"weight": weight, "hidden": hidden, "seed": seed, "offset": offset}
+            if steps == when:
+                tensors[name].view(-1)[-1] += 1
+                if fails:
+                    raise RuntimeError("it fails, too")
+            return hidden.argmax(1)
+
+        return launch
+
+    def watching(problem, weight):
+        def launch(hidden, seed, offset):
+            seen.append((float(weight.sum()), float(hidden.sum()), int(seed)))
+            return hidden.argmax(1)
+
+        return launch
+
+    writer, watcher = (
+        replace(sampler(letter), provider=replace(sampler(letter).provider, build=each))
+        for letter, each in (("A", build), ("B", watching))
+    )
+    if name == "weight" and when == 1:
+        return_at_build = replace(writer.provider, build=lambda p, w: (w.zero_(), build(p, w))[1])
+        writer = replace(writer, provider=return_at_build)
+    records = run(writer, watcher, sampler("C"))
+    assert records["A"].status == "check_failed"
+    assert records["A"].reason == f"it writes into {name}"
+    assert [records[each].status for each in "BC"] == ["ok", "ok"]
+    assert len(set(seen)) == 1
+    assert log.offsets["C"] == sorted(set(log.offsets["C"]))

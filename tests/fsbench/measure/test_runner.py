@@ -8,10 +8,12 @@ from runner_doubles import SMALL, lines
 
 from fsbench import inputs
 from fsbench.discover import Found
+from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.records.cell import Conditions
 from fsbench.records.store import Store
 from fsbench.timers.fake import FakeTimer
 
@@ -40,9 +42,8 @@ def test_the_samples_are_the_timers(sampler, run):
         1: [50.0] * 2,
     }
     cell = record.cell
-    assert (cell.b, cell.d, cell.v, cell.dtype, cell.device) == (2, 16, 40, "fp32", "cpu")
+    assert cell.problem == SMALL and cell.conditions == Conditions("", "fake", False, "n/a")
     assert (cell.label, cell.kind, cell.fused) == ("Label A", "greedy", False)
-    assert (cell.timer, cell.graph, cell.l2, cell.gpu) == ("fake", False, "n/a", "")
 
 
 def test_the_config_of_a_launch_is_recorded(run):
@@ -105,7 +106,7 @@ def test_progress_counts_up_to_all_cells(sampler, tmp_path):
     )
     store = Store.create(tmp_path, {})
     report = lambda done, total, what: seen.append((done, total, what))  # noqa: E731
-    Runner(plan, store, FakeTimer(), report=report).run()
+    Runner(plan, Outcomes(store, report), FakeTimer()).run()
     store.close()
     done = [entry[0] for entry in seen]
     assert done == sorted(done) and done[-1] == 6
@@ -167,8 +168,8 @@ def test_more_rounds_extend_a_run(sampler, run, log):
         ("cpu", True, True, False),
     ],
 )
-def test_a_cell_says_whether_a_graph_is_replayed(sampler, tmp_path, device, asked, able, expected):
+def test_a_cell_says_whether_a_graph_is_replayed(sampler, device, asked, able, expected):
     plan = Plan([SMALL], [], graph=asked)
-    made = Runner(plan, Store(tmp_path, {}), FakeTimer(), gpu_name="NVIDIA H200")
-    cell = made.cell(sampler("A", able={"graph_safe": able}), Problem(1, 2, 3, device=device))
-    assert (cell.graph, cell.gpu, cell.device) == (expected, "NVIDIA H200", device)
+    entry = sampler("A", able={"graph_safe": able})
+    cell = plan.cell(entry, Problem(1, 2, 3, device=device), "NVIDIA H200", "cupti", "cold")
+    assert cell.conditions == Conditions("NVIDIA H200", "cupti", expected, "cold")

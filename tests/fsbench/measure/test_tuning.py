@@ -232,7 +232,7 @@ def test_a_bucket_without_a_choice_is_said_by_the_exit_code(fsbench, plugin):
         ("--kernel hoper", 2, "--kernel: expected one of hopper, mine, portable, portable-token"),
         ("--kernel hopper", 4, "flash_sampling_hopper: runs on cuda only"),
         ("--batch 4,5", 2, "--batch: expected buckets of mine: 4, 8; got 5"),
-        ("--batch x", 2, "--batch: expected integers >= 1"),
+        ("--batch x", 2, "--batch: expected integers from 1"),
     ],
 )
 def test_mistakes_are_one_line(fsbench, plugin, arguments, code, line):

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pandas as pd
 import pytest
+from cells import cell
 from tree import H200
 
 from fsbench.records import breakdown
 from fsbench.records.breakdown import Part, Split, kernel_rows, part_of, split
-from fsbench.records.store import Cell, CellRecord, Round
+from fsbench.records.cell import CellRecord, Round
 
 POINTS = H200 / "paper-20261121" / "points.jsonl"
 
-CELL = Cell(
-    provider="some",
-    label="Some",
-    kind="exact",
-    fused=False,
-    gpu="NVIDIA H200",
-    device="cuda",
-    b=1,
-    d=64,
-    v=1000,
-    dtype="bf16",
-    tp=1,
-    temperature=1.0,
-    logits="normal:1",
-    timer="cupti",
-    graph=True,
-    l2="cold",
-)
+CELL = cell(fused=False)
 
 # Recorded with CUPTI on H200s, cut as fsbench cuts them; but for those of other GPUs and CUTLASS.
 NAMES = {
@@ -107,7 +90,7 @@ def test_by_names_over_rounds_of_different_lengths():
 
 
 def test_a_fused_sampler_by_difference_to_the_form_with_least_in_it():
-    fused = replace(CELL, fused=True)
+    fused = cell()
     forms = {"greedy": {0: a_round(total=90.0, k=90.0)}}
     record = CellRecord(fused, {0: a_round(total=100.0, k=101.0)}, forms=forms)
     assert split(record) == Split(90.0, 10.0, 0.0, "greedy")
@@ -116,14 +99,14 @@ def test_a_fused_sampler_by_difference_to_the_form_with_least_in_it():
 
 
 def test_the_only_kernel_of_a_fused_sampler_is_no_matmul_whatever_its_name():
-    record = CellRecord(replace(CELL, fused=True), {0: a_round(total=9.0, gemm=8.0, memset=1.0)})
+    record = CellRecord(cell(), {0: a_round(total=9.0, gemm=8.0, memset=1.0)})
     assert split(record) is None
     assert kernel_rows([record])["part"].tolist() == ["fused", "other"]
     assert split(CellRecord(CELL, record.rounds)) == Split(8.0, 0.0, 1.0, "names")
 
 
 def test_a_fused_sampler_of_several_kernels_is_split_by_their_names():
-    record = CellRecord(replace(CELL, fused=True), {0: a_round(nvjet=9.0, argmax=1.0)})
+    record = CellRecord(cell(), {0: a_round(nvjet=9.0, argmax=1.0)})
     assert split(record) == Split(9.0, 1.0, 0.0, "names")
 
 
@@ -133,7 +116,7 @@ def test_a_fused_sampler_of_several_kernels_is_split_by_their_names():
         CellRecord(CELL),
         CellRecord(CELL, {0: Round([1.0])}),  # a timer that sees no kernels
         CellRecord(CELL, {0: a_round(total=9.0, flash_sample_and_store=9.0)}),
-        CellRecord(replace(CELL, fused=True), {0: a_round(total=9.0, flash_sampling=9.0)}),
+        CellRecord(cell(), {0: a_round(total=9.0, flash_sampling=9.0)}),
     ],
 )
 def test_what_names_do_not_say_is_not_guessed(record):
@@ -141,31 +124,31 @@ def test_what_names_do_not_say_is_not_guessed(record):
 
 
 def test_breakdown_csv(tmp_path):
-    fused = replace(CELL, provider="fused", fused=True)
+    fused = cell(provider="fused")
     records = [
         CellRecord(CELL, {0: a_round(nvjet=30.0, softmax=8.0, mine=2.0)}),
         CellRecord(
             fused, {0: a_round(total=10.0, flash_sample=9.0, memset=1.0)},
             forms={"greedy": {0: a_round(total=5.0, flash_sample=5.0)}},
         ),
-        CellRecord(replace(CELL, provider="store"), {0: a_round(sample_and_store=4.0)}),
+        CellRecord(cell(provider="store", fused=False), {0: a_round(sample_and_store=4.0)}),
     ]  # fmt: skip
     path = breakdown.export_csv(tmp_path, records)
     table = pd.read_csv(path, keep_default_na=False)
     shown = table[["provider", "form", "kernel", "part", "mean_us", "share"]]
     assert shown.to_numpy().tolist() == [
-        ["some", "", "nvjet", "matmul", 30.0, 0.75],
-        ["some", "", "softmax", "sampling", 8.0, 0.2],
-        ["some", "", "mine", "unknown", 2.0, 0.05],
+        ["fast", "", "nvjet", "matmul", 30.0, 0.75],
+        ["fast", "", "softmax", "sampling", 8.0, 0.2],
+        ["fast", "", "mine", "unknown", 2.0, 0.05],
         ["fused", "", "flash_sample", "fused", 9.0, 0.9],
         ["fused", "", "memset", "other", 1.0, 0.1],
         ["fused", "greedy", "flash_sample", "fused", 5.0, 1.0],
         ["store", "", "sample_and_store", "unknown", 4.0, 1.0],
     ]
-    assert set(table["b"]) == {1} and set(table["l2"]) == {"cold"}
+    assert set(table["b"]) == {2} and set(table["l2"]) == {"cold"}
 
 
 def test_no_kernels_no_file(tmp_path):
     assert breakdown.export_csv(tmp_path, [CellRecord(CELL, {0: Round([1.0])})]) is None
     assert not list(tmp_path.iterdir())
-    assert list(kernel_rows([]).columns)[:2] == ["provider", "b"]
+    assert list(kernel_rows([]).columns)[:2] == ["provider", "timer"]

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
-from dataclasses import replace
 
 import pandas as pd
 import pytest
+from cells import cell
+from tree import H200, RESULTS
 
 from fsbench.errors import ResultsError
-from fsbench.records.store import Cell, CellRecord, Energy, Round, Store
+from fsbench.records.cell import CellRecord, Energy, Round
+from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv, frame, read_csv, row
 
-CELL = Cell(
-    provider="fast",
-    label="Fast",
-    kind="exact",
-    fused=True,
-    gpu="NVIDIA H200",
-    device="cuda",
-    b=2,
-    d=100,
-    v=1000,
-    dtype="bf16",
-    tp=1,
-    temperature=1.0,
-    logits="normal:1",
-    timer="cupti",
-    graph=True,
-    l2="cold",
-)
+CELL = cell()
 CONTRACT = {
     *("provider", "kind", "gpu", "device", "b", "d", "v", "dtype", "tp", "temperature"),
     *("timer", "graph", "l2", "status", "reason", "median_us", "ci_lo_us", "ci_hi_us"),
@@ -40,11 +26,9 @@ CONTRACT = {
 
 
 def test_samples_of_all_rounds_are_pooled():
-    record = CellRecord(CELL)
     # Out of order: the state of the last round is that of round 1.
-    record.add_round(
-        1,
-        Round(
+    rounds = {
+        1: Round(
             [float(x) for x in range(51, 101)],
             busy_us=[7.0] * 50,
             sum_us=[8.0] * 50,
@@ -53,10 +37,7 @@ def test_samples_of_all_rounds_are_pooled():
             config="late",
             peak_extra_bytes=123_456_789,
         ),
-    )
-    record.add_round(
-        0,
-        Round(
+        0: Round(
             [float(x) for x in range(1, 51)],
             busy_us=[5.0] * 50,
             sum_us=[6.0] * 50,
@@ -65,7 +46,8 @@ def test_samples_of_all_rounds_are_pooled():
             config="early",
             peak_extra_bytes=1,
         ),
-    )
+    }
+    record = CellRecord(CELL, rounds)
     values = row(record)
     assert values["median_us"] == 50.5
     assert (values["ci_lo_us"], values["ci_hi_us"]) == (40, 61)
@@ -83,8 +65,7 @@ def test_samples_of_all_rounds_are_pooled():
 
 
 def test_timers_that_see_no_kernels_leave_their_columns_empty():
-    record = CellRecord(replace(CELL, gpu="", device="cpu"))
-    record.add_round(0, Round([1.0, 2.0]))
+    record = CellRecord(cell(gpu="", device="cpu"), {0: Round([1.0, 2.0])})
     values = row(record)
     for name in ("busy_us", "sum_us", "n_kernels", "sm_mhz", "roofline_pct", "peak_extra_bytes"):
         assert values[name] is None
@@ -106,16 +87,16 @@ def test_the_contract_columns_are_there_even_without_a_row():
 def _folder(path):
     store = Store.create(path, {})
     store.append_round(CELL, 0, Round([1.5], peak_extra_bytes=123_456_789, n_kernels=1))
-    store.append_status(replace(CELL, b=4), "oom", 'a reason, with "quotes"')
+    store.append_status(cell(b=4), "oom", 'a reason, with "quotes"')
     store.close()
-    return path
+    return path, store.records
 
 
 def test_the_csv_is_exact_in_whole_numbers_and_survives_reading(tmp_path):
-    export_csv(_folder(tmp_path / "a"))
+    export_csv(*_folder(tmp_path / "a"))
     text = (tmp_path / "a" / "results.csv").read_text()
     assert ",123456789," in text  # not 1.23457e+08
-    export_csv(_folder(tmp_path / "b"))
+    export_csv(*_folder(tmp_path / "b"))
     table = read_csv([tmp_path / "a", tmp_path / "b"])
     assert list(table["b"]) == [2, 4, 2, 4]
     assert list(table["folder"]) == [str(tmp_path / "a")] * 2 + [str(tmp_path / "b")] * 2
@@ -131,16 +112,15 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(ResultsError, match=r"cannot write results in .*: No space left on device"):
-        export_csv(folder)
+        export_csv(*folder)
 
 
 def test_energy_first_call_and_parts():
-    record = CellRecord(CELL)
     kernels = {"nvjet": 30.0, "softmax": 8.0, "memset": 2.0}
-    record.add_round(0, Round([1.0], kernels=kernels, first_call_s=2.5, warm=["triton", "process"]))
-    record.add_round(1, Round([1.0], kernels=kernels, first_call_s=0.1))  # of a resumed run
-    record.add_energy(Energy(joules=600.0, seconds=1.5, steps=1000, idle_w=90.0))
-    record.lacks["greedy"] = "RuntimeError: no"
+    first = Round([1.0], kernels=kernels, first_call_s=2.5, warm=["triton", "process"])
+    resumed = Round([1.0], kernels=kernels, first_call_s=0.1)
+    record = CellRecord(CELL, {0: first, 1: resumed}, lacks={"greedy": "RuntimeError: no"})
+    record.energy = Energy(joules=600.0, seconds=1.5, steps=1000, idle_w=90.0)
     found = row(record)
     assert found["j_per_token"] == 600 / 1000 / 2  # two rows
     assert (found["energy_w"], found["idle_w"]) == (400.0, 90.0)
@@ -155,3 +135,27 @@ def test_what_was_not_measured_beside_the_time_is_empty():
     names = ("j_per_token", "energy_w", "idle_w", "first_call_s", "matmul_us", "split_by")
     assert [found[name] for name in names] == [None] * 6
     assert (found["warm"], found["lacks"]) == ("", "")
+
+
+@pytest.mark.parametrize("name", ["lean-d8192-large-20261121", "truncated-20261122", "tp-20261122"])
+def test_committed_results_follow_from_their_samples(name):
+    """Of all ages: without filters, without penalties, with them."""
+    _assert_derived(H200 / name)
+
+
+@pytest.mark.full
+def test_all_committed_results_follow_from_their_samples():
+    folders = [path.parent for path in RESULTS.rglob("points.jsonl")]
+    assert len(folders) > 20
+    for folder in folders:
+        if (folder / "results.csv").exists():
+            _assert_derived(folder)
+
+
+def _assert_derived(folder):
+    text = frame(read_records(folder)).to_csv(index=False, float_format="%.6g")
+    derived, committed = (
+        pd.read_csv(source, dtype=str, keep_default_na=False)
+        for source in (io.StringIO(text), folder / "results.csv")
+    )
+    pd.testing.assert_frame_equal(derived[list(committed.columns)], committed)

@@ -270,7 +270,7 @@ def test_only_samplers_with_these_filters_run_on_a_truncated_problem():
 
 
 def test_filters_and_their_order_are_checked():
-    with pytest.raises(InvalidArgument, match=r"made_up: filters: expected one of .*; got 'topk'"):
+    with pytest.raises(InvalidArgument, match=r"made_up: filters: expected some of .*'topk'"):
         provider(Kind.TRUNCATED, filters=("topk",))
     with pytest.raises(InvalidArgument, match="made_up: filter_order: expected temperature"):
         provider(Kind.TRUNCATED, filter_order=("top_k", "top_p"))

@@ -144,7 +144,17 @@ def test_pipeline_with_measured_times(folder):
     run = "results/h200/lean-20261121"
     os.chdir(ROOT)
     rows = json.loads(
-        fsbench("pipeline", "--run", run, "--sampler", "mine:5:60:100", "--stages", 2, "--json")
+        fsbench(
+            "hotvocab",
+            "pipeline",
+            "--run",
+            run,
+            "--sampler",
+            "mine:5:60:100",
+            "--stages",
+            2,
+            "--json",
+        )
     )
     assert {row["in_flight"] for row in rows} == {2, 3, 4}
     mine = [row for row in rows if row["sampler"] == "mine"]
@@ -152,7 +162,7 @@ def test_pipeline_with_measured_times(folder):
     assert mine[0]["enough_in_flight"] == 3
     fused = min(rows, key=lambda row: row["on_stage_us"])
     assert fused["on_stage_us"] < 0 and fused["times_fastest"] == pytest.approx(1)
-    text = fsbench("pipeline", "--plane", folder, "--v", V, "--stages", 2)
+    text = fsbench("hotvocab", "pipeline", "--plane", folder, "--v", V, "--stages", 2)
     assert "SHVS" in text and "tokens/s" in text
 
 
@@ -165,7 +175,7 @@ def test_pipeline_refuses_what_it_cannot_use(folder, tmp_path):
         (["--run", "results/h200/lean-20261121", "--batch", 3], "expected exact samplers"),
     ]:
         with pytest.raises((InvalidArgument, ResultsError), match=message):
-            fsbench("pipeline", *arguments)
+            fsbench("hotvocab", "pipeline", *arguments)
 
 
 def test_settled_rows_are_those_whose_kept_tokens_are_hot():

@@ -5,25 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gate_samplers import (
-    BIASED,
-    SETTING,
-    always_the_same_token,
-    first_of_many_unseen,
-    first_token_unseen,
-    greedy,
-    honest,
-    last_of_many_unseen,
-    last_token_unseen,
-    outside_the_vocabulary,
-    padding_wins_over_negative_logits,
-    provider,
-    rows_beyond_16_lost,
-    second_best,
-    shifted_by_one,
-    temperature_ignored,
-    token_noise,
-)
+from gate_samplers import BIASED, NOT_GREEDY, SETTING, greedy, honest, provider, token_noise
 
 from fsbench import reference
 from fsbench.errors import ProviderUnavailable, UnsupportedProblem
@@ -56,9 +38,9 @@ def fit(made: Provider, setting: Setting) -> Check:
 # Samplers with noise of their own
 
 
-@pytest.mark.parametrize("step", BIASED, ids=lambda step: step.__name__)
-def test_fit_rejects(step):
-    check = fit(provider(step), SETTING)
+@pytest.mark.parametrize("mistake", BIASED)
+def test_fit_rejects(mistake):
+    check = fit(provider(BIASED[mistake]), SETTING)
     assert not check.passed, check
 
 
@@ -68,7 +50,7 @@ def test_fit_accepts_an_honest_sampler_at_any_temperature(dtype, temperature):
     check = fit(provider(honest), Setting("cpu", dtype, temperature))
     assert check.passed, check
     assert check.p_value > 1e-3 and check.detects.endswith("rms error of probabilities")
-    assert check.draws == DRAWS
+    assert DRAWS <= check.draws < DRAWS + 300, "in whole launches"
 
 
 def test_a_known_deviation_is_tolerated_up_to_its_size():
@@ -126,11 +108,11 @@ def test_the_oracle_rejects(mistake):
     assert "expected token" in check.detail
 
 
-@pytest.mark.parametrize("step", [honest, *BIASED], ids=lambda step: step.__name__)
-def test_the_oracle_rejects_other_noise(step):
+def test_the_oracle_rejects_other_noise():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        assert not check_oracle(provider(step), SETTING).passed
+        for step in (honest, *BIASED.values()):
+            assert not check_oracle(provider(step), SETTING).passed
 
 
 def test_undefined_rows():
@@ -160,25 +142,10 @@ def test_greedy_accepts_argmax(dtype):
     assert check.passed and check.draws == 206
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        second_best,
-        padding_wins_over_negative_logits,
-        last_token_unseen,
-        first_token_unseen,
-        last_of_many_unseen,
-        first_of_many_unseen,
-        rows_beyond_16_lost,
-        shifted_by_one,
-        outside_the_vocabulary,
-        always_the_same_token,
-        temperature_ignored,
-    ],
-    ids=lambda step: step.__name__,
-)
-def test_greedy_rejects(step):
-    assert not check_greedy(provider(step, Kind.GREEDY), Setting("cpu", "fp32")).passed
+@pytest.mark.parametrize("mistake", NOT_GREEDY)
+def test_greedy_rejects(mistake):
+    sampler = provider(NOT_GREEDY[mistake], Kind.GREEDY)
+    assert not check_greedy(sampler, Setting("cpu", "fp32")).passed
 
 
 # Which checks apply

@@ -7,7 +7,9 @@ from dataclasses import replace
 import mutant_samplers as samplers
 import numpy as np
 import pytest
+import torch
 from mutant_samplers import contract, planted
+from planted_bugs import FIELD, RARE, SURVIVORS, race_in_fp32
 from tiers import first_quick, full
 
 from fsbench.verify import battery, distribution, verify
@@ -48,19 +50,23 @@ MUTANTS = {  # bug -> (sampler, the check that must see it)
     "padding with 0 for -inf": (planted(draw=samplers.padded_with_zero), "edges"),
     "padding returned": (planted(draw=samplers.padding_returned), "edges"),
     "T = 0 sampled": (planted(draw=samplers.warm_argmax, greedy=True), "greedy"),
-    "greedy rows sampled": (contract(greedy_rows_sampled=True), "filters"),
-    "mask ignored": (contract(mask_ignored=True), "filters"),
-    "mask of the neighbour": (contract(neighbours_mask=True), "invariance"),
-    "request keyed by its row": (contract(request_keyed_by_row=True), "invariance"),
-    "sample added to the seed": (contract(sample_added_to_seed=True), "samples"),
+    "greedy rows sampled": (contract(temperature=samplers.never_quite_greedy), "filters"),
+    "mask ignored": (contract(mask=lambda allowed, *_: allowed | True), "filters"),
+    "mask of the neighbour": (contract(mask=samplers.neighbours_mask), "invariance"),
+    "request keyed by its row": (
+        contract(seed=lambda seed: seed + torch.arange(len(seed))),
+        "invariance",
+    ),
+    "sample added to the seed": (contract(sample=lambda of: (sum(of), 0)), "samples"),
     "offset one ahead": (contract(step=lambda offset: offset + 1), "oracle"),
     "offset cut to 31 bits": (contract(step=lambda offset: offset & 0x7FFFFFFF), "oracle"),
-    "NaN rows drawn": (contract(undefined_rows_drawn=True), "undefined rows"),
+    "NaN rows drawn": (contract(tokens=lambda tokens: tokens.clamp_min(0)), "undefined rows"),
     "noise map not monotone": (contract(noise_map=samplers.rounded_map), "noise map"),
     "noise map not finite": (contract(noise_map=samplers.closed_map), "noise map"),
 }
 IN_THE_FAR_TAIL = {
-    "24-bit u": (planted(uniform=samplers.coarse_exponential), "tail 18", 3 * 2**29),
+    "a race in fp32 (vLLM 43150)": (planted(draw=race_in_fp32), "tail 18", 2**31),
+    "24-bit u (vLLM 51367)": (planted(uniform=samplers.coarse_exponential), "tail 18", 3 * 2**29),
     "u = 1 gives +inf": (planted(uniform=samplers.closed_exponential), "tail 20", 2**29),
 }
 """The full tier's 2^31 random numbers, or as many of them as these need."""
@@ -109,7 +115,7 @@ def test_an_honest_sampler_passes_everything(name):
     assert all(check.verdict == "ok" for check in checks), checks
 
 
-OF_FILTERS = {"truncated oracle", "truncation"}
+OF_FILTERS = {"truncated oracle", "truncation", "truncated draws"}
 """test_truncation.py has honest samplers and planted bugs for these."""
 
 
@@ -123,10 +129,11 @@ def test_an_honest_sampler_under_the_contract_passes_everything():
 
 
 def test_every_check_finds_a_planted_bug():
-    found = {name for _, name, *_ in (*MUTANTS.values(), *IN_THE_FAR_TAIL.values())}
+    tables = (MUTANTS, IN_THE_FAR_TAIL, SURVIVORS, RARE, FIELD)
+    found = {name for table in tables for _, name, *_ in table.values()}
     of_the_reference = {"philox", "maximum"}  # test_checks.py plants those
     assert {name.split()[0] if "tail" in name else name for name in found} == (
-        set(battery.CHECKS) - of_the_reference - OF_FILTERS
+        set(battery.CHECKS) - of_the_reference - {"truncated oracle"}
     )
 
 
@@ -137,6 +144,7 @@ def tiny(monkeypatch):
         battery.EFFORTS["ci", "cpu"],
         vocabulary=131,
         fit_draws=2**10,
+        block_draws=2**10,
         seeds=4,
         seed_draws=2**9,
         variation_draws={"stored": 2**10},
@@ -161,7 +169,7 @@ def test_honest_samplers_are_accepted_1000_seeds_in_a_row(tiny):
         checks = judged(planted(samplers.salted(salt)), statistical)
         assert all(check.passed for check in checks), (salt, checks)
         p_values += [check.p_value for check in checks]
-    assert len(p_values) == 9 * 1000
+    assert len(p_values) == 10 * 1000
     for level in (0.1, 0.01, 0.001):
         share = np.mean(np.array(p_values) <= level)
         assert share <= level + 4 * np.sqrt(level / len(p_values)), (level, share)
@@ -171,7 +179,8 @@ def test_no_battery_has_more_statistical_checks_than_the_level_allows():
     """The p-values of one sampler that has every capability."""
     effort = battery.EFFORTS["full", "cuda"]
     statistical = {"maximum", "filters", "fit", "fit of seeds", "tiles", "collisions"}
-    statistical |= {"rows", "steps", "seeds", "samples", "variation", "truncation"}
+    statistical |= {"rows", "steps", "seeds", "samples", "variation", "truncation", "call"}
+    statistical |= {"blocks", "truncated draws"}
     assert statistical <= set(battery.CHECKS)
     assert len(statistical) + len(effort.gaps) <= MOST_CHECKS
     assert FAMILY == 1e-6

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from cells import results_row
 
 from fsbench import paper
 from fsbench.analysis.comparisons.paper import Verdict, cells, compare, shares, spread, verdict
@@ -13,14 +14,7 @@ BASELINES = {name: entry["provider"] for name, entry in paper.source()["baseline
 
 
 def _row(provider, b, median, **changes):
-    """A row of results.csv whose interval is 10 % of the median to either side."""
-    return {
-        **dict(provider=provider, label=provider, kind="exact", gpu="NVIDIA H200", device="cuda"),
-        **dict(b=b, d=4096, v=151936, dtype="bf16", tp=1, temperature=1.0, logits="normal:1"),
-        **dict(timer="cupti", graph=True, l2="cold", status="ok", reason="", fused=False),
-        **dict(median_us=median, ci_lo_us=0.9 * median, ci_hi_us=1.1 * median),
-        **changes,
-    }
+    return results_row(provider, b, median, **{"label": provider, **changes})
 
 
 def _as_published(gpu, table=4, factor=1.0, fused=FUSED, **changes):

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from cells import results_row
 
 from fsbench.analysis.comparisons import runs
 from fsbench.analysis.comparisons.runs import (
@@ -16,14 +17,7 @@ from fsbench.errors import ResultsError
 
 
 def _row(provider, b, median, **changes):
-    """A row of results.csv whose interval is 10 % of the median to either side."""
-    return {
-        **dict(provider=provider, label=provider, kind="exact", fused=False, gpu="NVIDIA H200"),
-        **dict(device="cuda", b=b, d=4096, v=151936, dtype="bf16", tp=1, temperature=1.0),
-        **dict(logits="normal:1", timer="cupti", graph=True, l2="cold", status="ok", reason=""),
-        **dict(median_us=median, ci_lo_us=0.9 * median, ci_hi_us=1.1 * median),
-        **changes,
-    }
+    return results_row(provider, b, median, **{"label": provider, **changes})
 
 
 def _lost(provider, b, status):

@@ -1,0 +1,201 @@
+"""Options of commands: what reads a value or refuses it, and options that several commands have.
+
+A reader takes (text, name of the option) and returns the value, or raises InvalidArgument.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fsbench.cli.parsing import MOST, int_list, number_list
+from fsbench.errors import InvalidArgument, InvalidOption, shown, unknown_name
+from fsbench.problem import DEVICES, DTYPES, parse_logits
+
+
+@dataclass(frozen=True)
+class Reader:
+    """metavar: what --help calls a value."""
+
+    metavar: str
+    read: Callable[[str, str], Any]
+
+    def parser(self, name: str) -> Callable[[Any], Any]:
+        """For typer, which takes a ValueError for its own; and gives defaults, which pass."""
+
+        def parse(value: Any) -> Any:
+            try:
+                return self.read(str(value), name)
+            except InvalidArgument as error:
+                raise InvalidOption(str(error)) from None
+
+        return parse
+
+
+def option(name: str, reader: Reader, help: str, **settings: Any) -> Any:
+    """A typer.Option of this name; its values are what the reader makes of the text."""
+    return typer.Option(
+        name,
+        help=help,
+        parser=reader.parser(name),
+        **{"metavar": reader.metavar, **settings},
+    )
+
+
+def argument(name: str, reader: Reader, help: str) -> Any:
+    """A typer.Argument that is called so in messages and in --help."""
+    return typer.Argument(help=help, parser=reader.parser(name), metavar=name)
+
+
+def whole(least: int = 1, most: int = MOST) -> Reader:
+    """An integer from `least` to `most`."""
+
+    def read(text: str, name: str) -> int:
+        if re.fullmatch(r"[+-]?\d{1,40}", text, re.ASCII) and least <= int(text) <= most:
+            return int(text)
+        raise InvalidArgument(
+            f"{name}: expected an integer from {least} to {most}; got {shown(text)}"
+        )
+
+    return Reader("INTEGER", read)
+
+
+def number(least: float = -1e30, most: float = 1e30, above: bool = False) -> Reader:
+    """A number from `least` to `most`; above: not `least` itself."""
+
+    def read(text: str, name: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if least <= value <= most and not (above and value == least):
+            return value
+        bound = f"above {least:g}, at most {most:g}" if above else f"from {least:g} to {most:g}"
+        raise InvalidArgument(f"{name}: expected a number {bound}; got {shown(text)}")
+
+    return Reader("NUMBER", read)
+
+
+def checked(metavar: str, read: Callable[[str, str], object]) -> Reader:
+    """A text that `read` can take apart; the command does."""
+
+    def same(text: str, name: str) -> str:
+        read(text, name)
+        return text
+
+    return Reader(metavar, same)
+
+
+def integers(least: int = 1, most: int = MOST) -> Reader:
+    """A comma list of integers, for int_list."""
+    return checked("INTEGERS", lambda text, name: int_list(text, name, least, most))
+
+
+def one_of(known: Callable[[], Iterable[str]]) -> Reader:
+    """One of the names that `known()` gives."""
+
+    def read(text: str, name: str) -> str:
+        if text not in (names := list(known())):
+            raise unknown_name(name, text, names)
+        return text
+
+    return Reader("NAME", read)
+
+
+def _word(text: str, name: str) -> None:
+    if not (text.strip() and text.isprintable() and len(text) <= 200):
+        raise InvalidArgument(f"{name}: expected a text that can be printed; got {shown(text)}")
+
+
+def _words(text: str, name: str) -> None:
+    if not (all(map(str.strip, text.split(","))) and text.isprintable()):
+        raise InvalidArgument(f"{name}: expected names separated by commas; got {shown(text)}")
+
+
+def _law(text: str, name: str) -> None:
+    if parse_logits(text)[1] > 1e4:
+        raise InvalidArgument(f"{name}: expected a number up to 10000; got {shown(text)}")
+
+
+def _path(text: str, name: str) -> Path:
+    try:
+        fine = bool(text.strip() and text.isprintable() and text.encode())
+        Path(text).exists()  # a name that is too long raises
+    except (OSError, ValueError):
+        fine = False
+    if not fine:
+        raise InvalidArgument(f"{name}: expected a path; got {shown(text)}")
+    return Path(text)
+
+
+def _folder(text: str, name: str) -> Path:
+    path = _path(text, name)
+    for part in (path, *path.parents):
+        if part.exists() and not part.is_dir():
+            raise InvalidArgument(
+                f"{name}: expected a folder; got {shown(text)}: {part.name} is a file"
+            )
+    return path
+
+
+def _file(text: str, name: str) -> Path:
+    path = _path(text, name)
+    if path.is_dir() or text.endswith("/"):
+        raise InvalidArgument(f"{name}: expected a file; got the folder {shown(text)}")
+    _folder(str(path.parent), name)
+    return path
+
+
+NUMBERS = checked("NUMBERS", number_list)
+WORD = checked("NAME", _word)
+WORDS = checked("NAMES", _words)
+LAW = checked("LAW", _law)
+
+
+PATH = Reader("PATH", _path)
+FOLDER = Reader("FOLDER", _folder)
+FILE = Reader("FILE", _file)
+SEED = whole(-(2**63), 2**63 - 1)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Results = Annotated[
+    list[Path], argument("RESULTS", PATH, "Results folders, or folders that contain some.")
+]
+ProviderPath = Annotated[
+    list[Path] | None,
+    option("--provider-path", PATH, "A .py file that defines PROVIDER; may be repeated."),
+]
+Batches = Annotated[str | None, option("--batch", integers(), "Batch sizes B, comma list.")]
+HiddenSizes = Annotated[
+    str | None, option("--d", integers(), "Hidden sizes D, comma list; with --v.")
+]
+VocabularySizes = Annotated[
+    str | None, option("--v", integers(), "Vocabulary sizes V, comma list; with --d.")
+]
+Models = Annotated[
+    list[str] | None,
+    option("--model", WORDS, "A named LM head; may be repeated. See `fsbench list`."),
+]
+_dtypes = one_of(lambda: DTYPES)
+Dtype = Annotated[str, option("--dtype", _dtypes, "bf16, fp16 or fp32.")]
+DtypeOrDefault = Annotated[
+    str | None,
+    option(
+        "--dtype", _dtypes, "bf16, fp16 or fp32. Default: the preset's; e2e: bf16, on a CPU fp32."
+    ),
+]
+Device = Annotated[
+    str, option("--device", one_of(lambda: ("auto", *DEVICES)), "auto, cuda or cpu.")
+]
+ResultsFolder = Annotated[
+    Path | None,
+    option("--out", FOLDER, "Folder. Default: results/<gpu>/<utc>-<commit>[-<command>]."),
+]
+FigureFolder = Annotated[Path, option("--out", FOLDER, "Folder for the figures.")]
+Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.")]

@@ -1,0 +1,196 @@
+"""Starts the processes that measure, and ends them, come what may.
+
+Samplers run in processes of their own: one, or a rank for each GPU that shares a vocabulary. The
+cell that is worked on is on disk before it begins. A process that dies, or processes that are
+silent for too long, end that cell, with the reason; new processes go on with the next one. Under
+torchrun, which does the same for processes of its own, `fsbench.measure.worker` alone is used.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from fsbench.errors import FsbenchError
+from fsbench.measure import worker
+from fsbench.measure.worker import Job, Report
+from fsbench.records.cell import Cell
+from fsbench.records.store import Store
+
+GRACE = 15.0
+"""Seconds that the other ranks have to agree on a failure, before it is taken as it is."""
+
+SETTLE = 2.0
+"""Seconds after an error in which a rank that was killed shows as its cause: what the others see
+is a connection that closed, often before the rank itself is gone."""
+
+
+def measure(job: Job, open_store: Callable[[], Store], report: Report) -> None:
+    """Carry out the job in processes of its own; none is left when this returns or raises.
+
+    open_store: called each time that all processes are ready to measure; gives the same store.
+
+    Raises:
+        FsbenchError: the processes failed before they came to a cell.
+    """
+    given_up: frozenset[Cell] = frozenset()
+    job = replace(job, gate={})
+    while True:
+        part = replace(job, plan=replace(job.plan, given_up=given_up))
+        attempt = _Attempt(part, open_store, report)
+        failure = attempt.run()
+        if failure is None:
+            return
+        if attempt.cell is None:
+            raise failure.error or FsbenchError(failure.reason)
+        if attempt.cell not in attempt.told:
+            open_store().append_status(attempt.cell, failure.status, failure.reason)
+        given_up |= {attempt.cell}
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why processes did not do their work; error: if fsbench raised it on purpose."""
+
+    status: str
+    reason: str
+    error: FsbenchError | None = None
+
+
+@dataclass
+class _Attempt:
+    """One set of processes, from their start to the end of all of them.
+
+    cell: what they were at when they ended, if they came so far. told: cells that have a reason.
+    """
+
+    job: Job
+    open_store: Callable[[], Store]
+    report: Report
+    cell: Cell | None = None
+    told: set[Cell] = field(default_factory=set)
+    _trouble: _Failure | None = None  # a rank's, not yet agreed on
+    _processes: list[BaseProcess] = field(default_factory=list)
+    _ready: list[Connection] = field(default_factory=list)
+
+    def run(self) -> _Failure | None:
+        """None if all processes did their work."""
+        # One server has what takes seconds to import: all processes start from it at once.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["fsbench.measure.worker"])
+        lines: list[Connection] = []
+        with tempfile.TemporaryDirectory() as meeting:
+            try:
+                for rank in range(self.job.ranks):
+                    ours, theirs = context.Pipe()
+                    process = context.Process(
+                        target=worker.main,
+                        args=(self.job, rank, f"file://{meeting}/ranks", theirs),
+                        daemon=True,
+                    )
+                    process.start()
+                    theirs.close()
+                    self._processes.append(process)
+                    lines.append(ours)
+                return self._watch(dict(enumerate(lines)))
+            finally:
+                for each in self._processes:
+                    assert each.pid
+                    with suppress(OSError):  # there is no such group, or no more
+                        os.killpg(each.pid, signal.SIGKILL)
+                    each.kill()
+                for each, line in zip(self._processes, lines, strict=False):
+                    each.join()
+                    line.close()
+
+    def _watch(self, lines: dict[int, Connection]) -> _Failure | None:
+        heard = time.monotonic()
+        while lines:
+            patience = GRACE if self._trouble else self.job.seconds
+            left = heard + patience - time.monotonic()
+            ends = [self._processes[rank].sentinel for rank in lines]
+            ready = wait([*lines.values(), *ends], timeout=max(left, 0))
+            if not ready:
+                silent = f"timeout: nothing was heard for {self.job.seconds:g} s"
+                return self._trouble or _Failure("timeout", silent)
+            for rank, line in list(lines.items()):
+                if not line.poll():
+                    if self._processes[rank].sentinel in ready:
+                        return self._dead(rank)
+                    continue
+                try:
+                    kind, value = line.recv()
+                except (EOFError, OSError):
+                    return self._dead(rank)
+                if kind == "done":
+                    del lines[rank]
+                elif kind == "error":
+                    error, reason = value
+                    died = self._killed()
+                    return died or _Failure("error", self._of(rank) + reason, error)
+                elif kind == "trouble":
+                    heard = time.monotonic()
+                    self._trouble = _Failure(value[0], self._of(rank) + value[1])
+                else:
+                    heard = time.monotonic()
+                    self._answer(line, kind, value)
+        return None
+
+    def _answer(self, line: Connection, kind: str, value: tuple) -> None:
+        """To a message from rank 0, whose silence is everybody's; or to "ready" from any."""
+        if kind == "ready":
+            self._ready.append(line)
+            if len(self._ready) == self.job.ranks:
+                records = self.open_store().records
+                for each in self._ready:
+                    each.send(records)
+            return
+        self._trouble = None
+        if kind == "progress":
+            self.report(*value)
+            return
+        if kind == "verified":  # not to be done again by the processes that follow these
+            setting, failed = value
+            self.job.gate[setting] = failed
+            return
+        if kind == "cell":
+            (self.cell,) = value
+            self.open_store().begin(self.cell)
+        else:
+            cell, written = value
+            self.open_store().append(cell, written)
+            if "status" in written:
+                self.told.add(cell)
+        line.send(None)
+
+    def _of(self, rank: int) -> str:
+        return f"rank {rank}: " if self.job.together else ""
+
+    def _dead(self, rank: int) -> _Failure:
+        """How a process ended that had not said that it would."""
+        process = self._processes[rank]
+        process.join()
+        who = f"rank {rank}" if self.job.together else "its process"
+        code = process.exitcode or 0
+        if code < 0:
+            return _Failure("error", f"{who} was ended by {signal.Signals(-code).name}")
+        return _Failure("error", f"{who} exited with code {code}")
+
+    def _killed(self) -> _Failure | None:
+        """What ended a rank by a signal, if one was or is within SETTLE seconds."""
+        deadline = time.monotonic() + (SETTLE if self.job.ranks > 1 else 0)
+        while True:
+            for rank, process in enumerate(self._processes):
+                if (process.exitcode or 0) < 0:
+                    return self._dead(rank)
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.02)

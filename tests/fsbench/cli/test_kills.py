@@ -1,0 +1,185 @@
+"""Runs that are killed at any instant lose nothing and repeat nothing; one writer at a time."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+from tiny_run import TINY
+
+from fsbench import cli
+from fsbench.records.store import read_records
+
+PLUGIN = """
+import time
+from pathlib import Path
+from fsbench.provider import Capabilities, Kind, Provider
+
+def build(problem, weight):
+    def launch(hidden, seed, offset):
+        time.sleep(0.002)
+        while Path({hold!r}).exists():
+            time.sleep(0.01)
+        return (hidden @ weight.T).argmax(1)
+
+    return launch
+
+PROVIDER = Provider(
+    name="slow", label="Slow", kind=Kind.GREEDY, build=build,
+    capabilities=Capabilities(devices=("cpu",), dtypes=("fp32",), zero_temperature=True),
+)
+"""
+GREEDY = ["--provider", "greedy"]
+ROUNDS = 8
+EVERY = Counter(
+    (name, b, number) for name in ("slow", "greedy") for b in (1, 3) for number in range(ROUNDS)
+)
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """Options of a run with a sampler that waits as long as the file `hold` exists."""
+    path = tmp_path / "slow.py"
+    path.write_text(PLUGIN.format(hold=str(tmp_path / "hold")))
+    effort = ["--iters", str(ROUNDS), "--rounds", str(ROUNDS)]
+    return [*TINY, *effort, "--provider-path", str(path), "--provider", "slow", *GREEDY]
+
+
+def _main(folder, *arguments):
+    os.chdir(folder)
+    sys.argv = ["fsbench", *map(str, arguments)]
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    # The server of this test's process, which has torch already, is not a child of this one.
+    forkserver._forkserver.ensure_running = lambda: None
+    try:
+        cli.main()
+    except SystemExit as exit_:
+        os._exit(exit_.code or 0)
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts `fsbench` as a process; those that are left at the end are killed."""
+    processes = []
+    multiprocessing.set_forkserver_preload(["fsbench.measure.worker"])
+    forkserver.ensure_running()
+
+    def start(*arguments):
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_main, args=(tmp_path, *arguments))
+        process.start()
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def rounds(folder: Path) -> Counter:
+    """How often each (sampler, B, round) stands in points.jsonl."""
+    lines = map(json.loads, (folder / "points.jsonl").read_text().splitlines())
+    return Counter((x["cell"]["provider"], x["cell"]["b"], x["round"]) for x in lines)
+
+
+def kill_at_random(fsbench, slow, started, tmp_path, kills, seed):
+    chance = random.Random(seed)
+    folders, killed = 0, 0
+    while killed < kills:
+        folders += 1
+        folder = tmp_path / f"run{folders}"
+        while killed < kills:
+            begun = (folder / "env.json").exists()
+            process = started("run", *(["--resume", folder] if begun else [*slow, "--out", folder]))
+            process.join(chance.uniform(0, 0.5))
+            if process.exitcode is not None:
+                # 2: what the process before it started was not gone yet.
+                assert process.exitcode in (0, 2)
+                if process.exitcode == 0:
+                    break
+            process.kill()
+            process.join()
+            killed += 1
+            if (folder / "points.jsonl").exists():
+                read_records(folder)  # readable at any instant
+        if (folder / "env.json").exists():
+            code, out, err = fsbench("run", "--resume", folder)
+            assert code == 0, out + err
+            assert rounds(folder) == EVERY
+            assert not (folder / "running.json").exists()
+
+
+def test_kills_at_random_instants_lose_and_repeat_nothing(fsbench, slow, started, tmp_path):
+    kill_at_random(fsbench, slow, started, tmp_path, kills=6, seed=1)
+
+
+@pytest.mark.full
+def test_200_kills_at_random_instants(fsbench, slow, started, tmp_path):
+    kill_at_random(fsbench, slow, started, tmp_path, kills=200, seed=2)
+
+
+def test_a_folder_that_is_written_to_is_refused_with_the_owners_pid(
+    fsbench, slow, started, tmp_path
+):
+    folder, hold = tmp_path / "x", tmp_path / "hold"
+    hold.touch()
+    owner = started("run", *slow, "--out", folder)
+    while not (folder / "running.json").exists():
+        assert owner.is_alive()
+        time.sleep(0.01)
+    for again in (["--resume", folder], [*slow, "--out", folder]):
+        code, _, err = fsbench("run", *again)
+        assert code == 2 and len(err.splitlines()) <= 2
+        assert f"process {owner.pid} is writing" in err or "already holds results" in err
+    hold.unlink()
+    owner.join()
+    assert owner.exitcode == 0 and rounds(folder) == EVERY
+
+
+def test_two_resumes_at_once_measure_every_round_once(fsbench, slow, started, tmp_path):
+    folder, hold = tmp_path / "x", tmp_path / "hold"
+    hold.touch()
+    first = started("run", *slow, "--out", folder)
+    while not (folder / "running.json").exists():
+        time.sleep(0.01)
+    first.kill()
+    first.join()
+    both = [started("run", "--resume", folder) for _ in range(2)]
+    while all(process.is_alive() for process in both):  # the one that waits for the lock gives up
+        time.sleep(0.01)
+    hold.unlink()
+    for process in both:
+        process.join()
+    assert sorted(process.exitcode for process in both)[-1] == 2
+    assert fsbench("run", "--resume", folder)[0] == 0
+    assert rounds(folder) == EVERY
+
+
+def test_the_cell_in_flight_when_all_died_is_measured_last(fsbench, slow, started, tmp_path):
+    folder, hold = tmp_path / "x", tmp_path / "hold"
+    hold.touch()
+    first = started("run", *slow, "--out", folder)
+    while "slow" not in (folder / "running.json").read_text() if folder.exists() else True:
+        time.sleep(0.01)
+    first.kill()
+    first.join()
+    hold.unlink()
+    assert fsbench("run", "--resume", folder)[0] == 0
+    order = list(dict.fromkeys((name, b) for name, b, _ in rounds(folder)))
+    assert order[-1] == ("slow", 1) and rounds(folder) == EVERY
+
+
+def test_runs_that_start_within_a_second_have_folders_of_their_own(fsbench, tmp_path):
+    for _ in range(3):
+        assert fsbench("run", *TINY, *GREEDY)[0] == 0
+    folders = list((tmp_path / "results" / "cpu").iterdir())
+    assert len(folders) == 3 and all((folder / "results.csv").exists() for folder in folders)
