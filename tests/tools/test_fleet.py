@@ -10,7 +10,9 @@ from tree import ROOT
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.records.store import Cell, Round, Store
+from fsbench.problem import Problem
+from fsbench.records.cell import Cell, Conditions, Round
+from fsbench.records.store import Store
 
 FLEET = ROOT / "examples" / "fleet"
 
@@ -109,12 +111,13 @@ def fsbench(*arguments):
 
 
 def test_results_of_many_gpus_and_hosts_are_read_together(tmp_path):
+    problem = Problem(8, 4096, 151936)
     for gpu, host, us in (("H100", "a", 300.0), ("H200", "b", 200.0), ("H200", "c", 210.0)):
         name = f"NVIDIA {gpu}"
+        conditions = Conditions(name, "cupti", True, "cold")
         store = Store.create(tmp_path / gpu / f"paper-{host}", {"gpu": name, "cpu": host})
         for provider, times in (("flash_sampling", 1.0), ("gumbel_argmax", 1.5)):
-            cell = Cell(provider, provider, "exact", times == 1, name, "cuda", 8, 4096, 151936,
-                        "bf16", 1, 1.0, "normal:1", "cupti", True, "cold")  # fmt: skip
+            cell = Cell(provider, provider, "exact", times == 1, conditions, problem)
             store.append_round(cell, 0, Round([us * times] * 20))
         store.close()
     fsbench("report", tmp_path, "--out", tmp_path / "report.html")
