@@ -1,5 +1,7 @@
 # make bench   set up and run the main job on whatever this machine has; without a GPU also the
 #              CPU decision plane
+# make record  measure anew what results/ holds of a GPU; RECORD="--minutes 9 --only paper,lean"
+#              is for tools/record.py
 # make test    set up and pass the tests that one runs all day: minutes, no GPU
 # CONTRIBUTING.md tells the others.
 VENV ?= .venv
@@ -13,7 +15,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
 # Installed first, so that no dependency picks another: without a GPU, the version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: setup bench test test-all test-rest test-gpu verify lint format plots docs clean
+.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs clean
 
 setup: $(VENV)/ready
 
@@ -26,6 +28,9 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard fsbench/simple/csrc/*)
 bench: setup
 	$(FSBENCH) run
 	$(if $(shell command -v nvidia-smi),,$(FSBENCH) hotvocab bench)
+
+record: setup
+	PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/python tools/record.py $(RECORD)
 
 # One thread per process: there is a worker for every core already.
 ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto --dist worksteal

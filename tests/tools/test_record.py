@@ -1,0 +1,195 @@
+"""tools/record.py with doubles: an fsbench that waits or fails as it is told, and made-up GPUs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+import record
+import typer
+from tree import ROOT
+
+from fsbench.cli import app
+from fsbench.discover import discover
+from fsbench.machine.hardware import Gpu
+from fsbench.measure.presets import PRESETS
+
+FSBENCH = """#!/bin/bash
+# fsbench COMMAND HOW OUT, or fsbench run --resume OUT
+echo "$*" >> "$CALLS"
+[ "$2" = deaf ] && trap "" INT
+mkdir -p "$3" && touch "$3/env.json"
+case $2 in
+    fails) exit 3 ;;
+    waits) exec sleep 600 ;;
+    deaf) while true; do sleep 0.05; done ;;
+esac
+"""
+
+
+class Clock:
+    """Stands still until a job has begun; then jumps, and goes on at every look if it `runs`."""
+
+    def __init__(self, folder, runs):
+        self.folder, self.runs, self.now = folder, runs, 0.0
+
+    def __call__(self):
+        if list(self.folder.glob("*/env.json")):
+            self.now = max(self.now + self.runs, 3600.0)
+        return self.now
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """Calls the program for a table of jobs: (record.json, what fsbench was called with)."""
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "fsbench"
+    script.write_text(FSBENCH)
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=":")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("FSBENCH_COMMIT", "1111111")
+    monkeypatch.setattr(record.hardware, "gpus", lambda: [Gpu(0, "NVIDIA H200", "", None, "")])
+    monkeypatch.chdir(tmp_path)  # back from where the program goes
+
+    def call(jobs, *options):
+        table = tmp_path / "jobs.toml"
+        table.write_text(
+            "".join(
+                f"[{name}]\ncommand = 'fsbench {how} {{out}}'\nminutes = {minutes}\n"
+                for name, (how, minutes) in jobs.items()
+            )
+        )
+        record.main(["--jobs", str(table), "--folder", str(tmp_path / "out"), *options])
+        calls = (tmp_path / "calls").read_text().replace(f"{tmp_path}/out/", "")
+        calls = re.sub(r"-\d{8}(T\d{6})?$", "", calls, flags=re.MULTILINE).splitlines()
+        (tmp_path / "calls").write_text("")
+        return json.loads((tmp_path / "out" / "record.json").read_text()), calls
+
+    (tmp_path / "calls").write_text("")
+    return call
+
+
+JOBS = {"a": ("run ends", 1), "b": ("verify fails", 1), "c": ("run ends", 1)}
+
+
+def test_a_failure_stops_nothing_and_no_job_is_done_twice(call, capsys):
+    state, calls = call(JOBS, "--only", "a,b")
+    assert calls == ["run ends a", "verify fails b"]
+    assert {name: (each["exit"], each["commit"]) for name, each in state.items()} == {
+        "a": (0, "1111111"),
+        "b": (3, "1111111"),
+    }
+    assert call(JOBS)[1] == ["run ends c"]
+    state, calls = call(JOBS)
+    assert not calls and state["c"]["exit"] == 0
+    capsys.readouterr()
+    call({**JOBS, "d": ("run ends", 7)}, "--list")
+    a, b, _, d = capsys.readouterr().out.splitlines()
+    assert "exit 0" in a and "1111111" in a and "exit 3" in b
+    assert d.split() == ["d", "7", "min", "to", "do"]
+
+
+@pytest.mark.parametrize(
+    "how, again", [("run", "run --resume long"), ("verify", "verify ends long")]
+)
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_job_is_stopped_at_the_deadline_and_goes_on_later(
+    call, tmp_path, monkeypatch, how, again, heeds
+):
+    """A run is continued, other jobs begin anew, once a call has more time than they were given."""
+    with monkeypatch.context() as clock:
+        clock.setattr(record.time, "monotonic", Clock(tmp_path / "out", not heeds))
+        what = "waits" if heeds else "deaf"
+        state, _ = call({"long": (f"{how} {what}", 1), "b": ("verify ends", 1)}, "--minutes", "5")
+    assert "exit" not in state["long"] and state["long"]["seconds"] >= 3600 and "b" not in state
+    jobs = {"long": (f"{how} ends", 1), "b": ("verify ends", 1)}
+    part = tmp_path / "out" / state["long"]["out"] / "part"
+    part.touch()
+    state, calls = call(jobs, "--minutes", "5")
+    assert calls == (["run --resume long"] if how == "run" else []) + ["verify ends b"]
+    state, calls = call(jobs)
+    assert calls == ([] if how == "run" else [again]) and state["long"]["exit"] == 0
+    assert part.exists() == (how == "run")
+
+
+def test_a_job_begins_only_if_its_time_fits(call):
+    state, calls = call({"a": ("verify ends", 6), "b": ("verify ends", 4)}, "--minutes", "5")
+    assert calls == ["verify ends b"] and "a" not in state
+    assert call({"a": ("run ends", 60)}, "--minutes", "5")[1] == ["run ends a"]
+    with pytest.raises(SystemExit, match="no job is 'x'"):
+        call(JOBS, "--only", "a,x")
+
+
+def test_gpus_are_shared_by_untimed_jobs_alone(tmp_path):
+    timed, untimed = record.Job("t", "", 1), record.Job("u", "", 1, untimed=True)
+    alone = record.Job("a", "", 1, alone=True)
+    recorder = record.Recorder(tmp_path, ["0", "1"], "")
+
+    def free(*running):
+        recorder.running = [record.Started(job, gpus, None, 0) for job, *gpus in running]
+        return [recorder.free(job) for job in (timed, untimed, alone)]
+
+    assert free() == [["0"], ["0"], ["0", "1"]]
+    assert free((timed, "0")) == [["1"], ["1"], []]
+    assert free((timed, "0"), (untimed, "1")) == [[], ["1"], []]
+    assert free((timed, "0"), (timed, "1")) == [[], [], []]
+    assert free((timed, "0"), *[(untimed, "1")] * record.SIDE_BY_SIDE) == [[], [], []]
+    assert free((alone, "0", "1")) == [[], [], []]
+
+
+def test_one_call_at_a_time_even_if_only_its_jobs_are_left(tmp_path):
+    recorder = record.Recorder(tmp_path, ["0"], "")
+    recorder.begin(record.Job("a", "sleep 600", 1), ["0"])
+    recorder.lock.close()  # as when the program is killed
+    with pytest.raises(SystemExit, match="another call"):
+        record.Recorder(tmp_path, ["0"], "")
+    recorder.stop()
+    record.Recorder(tmp_path, ["0"], "")
+
+
+def test_other_code_is_refused_or_measured_anew(call, tmp_path, monkeypatch):
+    tree = tmp_path / "tree"
+
+    def commit(file):
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        (tree / file).write_text("new")
+        git = ["git", "-C", tree, "-c", "user.name=n", "-c", "user.email=e"]
+        for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "."]):
+            subprocess.run([*git, *command], check=True)
+
+    commit("kernels/a.py")
+    monkeypatch.setattr(record, "ROOT", tree)
+    monkeypatch.delenv("FSBENCH_COMMIT")
+    first = call({"a": ("run ends", 1)})[0]["a"]
+    commit("docs.md")
+    assert call({"a": ("run ends", 1)})[1] == []
+    commit("kernels/b.py")
+    with pytest.raises(SystemExit, match="a: measured with other code"):
+        call({"a": ("run ends", 1)})
+    assert call({"a": ("run ends", 1), "b": ("run ends", 1)}, "--only", "b")[1] == ["run ends b"]
+    state, calls = call({"a": ("run ends", 1)}, "--again")
+    assert calls == ["run ends a"] and state["a"]["commit"] != first["commit"]
+    assert (tmp_path / "out" / first["out"]).is_dir() and state["a"]["out"] != first["out"]
+    assert call({"a": ("run ends", 1)}, "--again")[1] == []
+
+
+def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
+    monkeypatch.setattr(record, "samplers", lambda: ["flash_sampling"])
+    commands = typer.main.get_command(app).commands
+    known = discover()
+    jobs = record.read_jobs(ROOT / "tools" / "record.toml")
+    assert len({job.name for job in jobs}) == len({job.out for job in jobs}) == len(jobs)
+    for job in jobs:
+        whole = record.fill(job.command, out="x", degrees="1,2")
+        assert not {"{", "}"} & set(whole), job
+        if "fsbench" not in whole:
+            assert (ROOT / whole.split()[1]).exists(), job
+            continue
+        name, *arguments = whole.partition("fsbench ")[2].replace("hotvocab bench", "bench").split()
+        found = commands["hotvocab"].commands[name] if name == "bench" else commands[name]
+        options = found.make_context(name, arguments).params
+        assert set(options.get("provider") or []) <= set(known), job
+        assert (options.get("preset") or "paper") in PRESETS, job
