@@ -40,18 +40,21 @@ def combination(number: int) -> dict:
     chance = random.Random(number)
     dtype = chance.choice([torch.float16, torch.float32])
     B, V, D = chance.choice([1, 5, 18]), chance.choice([33, 127, 140]), chance.choice([15, 24, 72])
-    hidden, weight = problem(B, V + chance.choice([0, 7]), D, dtype, sigma=3.0)
+    hidden, weight = problem(B, V + chance.choice([0, 27]), D, dtype, sigma=3.0)
+    weight[V:], weight[V + 1 :: 3] = 1e4 * hidden[0].sign(), torch.nan  # padding
     call = {"hidden": hidden, "weight": weight, "vocab_size": V}
     per_row = torch.linspace(0, 2, B)
-    per_row[B // 2] = chance.choice([-1.0, torch.nan, 0.5])
+    per_row[B // 2] = chance.choice([-1.0, -1e-30, torch.nan, torch.inf, -torch.inf, 0.5])
     bias = normal_logits(B, V).to(chance.choice([torch.bfloat16, torch.float16, torch.float32]))
     bias[:, 1::5] = -torch.inf
     mask = normal_logits(B, V) > 0
     mask[0] = chance.choice([True, False])
+    words = packed(mask, padding=True)
+    more = torch.full((B, 2), -1, dtype=torch.int32)  # of a padded vocabulary
     choices = {
-        "temperature": [0.0, 0.4, 1.0, per_row],
+        "temperature": [0.0, 0.4, 1.0, per_row, per_row],
         "bias": [None, bias, bias[0].clone()],
-        "mask": [None, mask, packed(mask, padding=True)],
+        "mask": [None, mask, packed(mask), words, torch.cat([words, more], 1)],
         "seed": [SEED, counter(*range(B)) - 2**50],
         "offset": [None, counter(-1), counter(*range(B)) * 2**30],
         "num_samples": [1, 2],
@@ -65,7 +68,7 @@ def combination(number: int) -> dict:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("number", range(16))
+@pytest.mark.parametrize("number", range(48))
 def test_any_combination_of_options_in_the_interpreter(number):
     check(**combination(number))
 

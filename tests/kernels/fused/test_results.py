@@ -14,7 +14,6 @@ from flash_sample_cases import (
     columns,
     counter,
     normal_logits,
-    packed,
     problem,
     stored,
 )
@@ -22,53 +21,6 @@ from flash_sample_cases import (
 from fsbench.kernels import Sample, flash_sample
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
-
-
-@pytest.mark.parametrize("noise", NOISE)
-def test_a_request_with_its_own_seed_gets_the_same_token_in_any_company(noise):
-    logits = normal_logits(20, 100)
-    seeds, steps = counter(*range(-10, 10)) * 2**40, counter(*range(100, 120))
-    T = torch.linspace(0, 2, 20)
-
-    def tokens(requests: list[int]) -> list[int]:
-        return check(
-            **stored(logits[requests]),
-            seed=seeds[requests],
-            offset=steps[requests],
-            temperature=T[requests],
-            noise=noise,
-            config=TILES,
-        ).tokens.tolist()
-
-    together = tokens(list(range(20)))
-    assert tokens(list(range(19, -1, -1))) == together[::-1]
-    assert tokens([17, 3, 8]) == [together[17], together[3], together[8]]
-    for request in (0, 5, 13, 18):
-        assert tokens([request]) == [together[request]]
-        assert tokens([request] * 18) == [together[request]] * 18
-
-
-@pytest.mark.parametrize("noise", NOISE)
-def test_rows_that_share_a_seed_do_not_share_the_noise(noise):
-    call = {**stored(normal_logits(1, 100).expand(16, 100).contiguous()), "config": TILES}
-    shared = check(**call, seed=counter(5), temperature=3.0, noise=noise).tokens
-    assert len(set(shared.tolist())) > 8
-    own = check(**call, seed=counter(5).repeat(16), temperature=3.0, noise=noise).tokens
-    assert len(set(own.tolist())) == 1
-    # One request alone has the noise of row 0, whichever of the two its seed is.
-    assert own[0] == shared[0]
-
-
-@pytest.mark.parametrize("noise", NOISE)
-def test_an_offset_per_row_and_none(noise):
-    call = {**stored(normal_logits(17, 100)), "noise": noise, "config": TILES}
-    steps = counter(*range(17)) * 2**31
-    assert len(set(check(**call, offset=steps).tokens.tolist())) > 8
-    rows = check(**call, offset=counter(3).repeat(17)).tokens
-    assert rows.tolist() == check(**call, offset=counter(3)).tokens.tolist()
-    none = check(**call).tokens
-    assert none.tolist() == check(**call, offset=counter(0)).tokens.tolist()
-    assert none.tolist() != rows.tolist()
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -101,26 +53,6 @@ def test_samples_of_rows_without_a_draw(noise):
     )
     assert sample.tokens[[3, 6, 17]].tolist() == [[-1, -1]] * 3
     assert sample.tokens[5].tolist() == [int(logits[5].argmax())] * 2
-
-
-@pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.3},
-        {"temperature": 0.0},
-        {"temperature": torch.tensor([0.0, 0.2, 1.0, 30.0, 0.0])},
-        {"bias": normal_logits(5, 140), "mask": packed(normal_logits(5, 140) > -1)},
-        {"num_samples": 2, "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, -1.0])},
-        {"vocab_size": 129, "seed": counter(1, 2, 3, 4, 5)},
-    ],
-    ids=str,
-)
-def test_log_probabilities(options, noise):
-    hidden, weight = problem(5, 140, 40, sigma=3.0)
-    call = {"hidden": hidden, "weight": weight, "noise": noise, **options}
-    sample = check(**call, return_logprob=True, return_logz=True)
-    assert sample.logprob.shape == sample.tokens.shape and sample.logz.shape == (5,)
 
 
 @pytest.mark.parametrize("V", [60, 300])

@@ -158,17 +158,6 @@ def test_results_do_not_depend_on_the_tiles(noise, configs):
 
 
 @pytest.mark.parametrize("noise", NOISE)
-def test_tokens_do_not_depend_on_the_rows_behind(noise):
-    hidden, weight = problem(33, 128, 32)
-    call = {"weight": weight, "noise": noise, "config": TILES}
-    whole = check(hidden=hidden, **call).tokens
-    assert len(set(whole.tolist())) > 10
-    for B in (1, 15, 17):
-        part = check(hidden=hidden[:B], **call).tokens
-        assert part.tolist() == whole[:B].tolist()
-
-
-@pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_padding_of_a_tile_never_wins(temperature, noise):
     """Its logits are below all others, however negative these are."""
