@@ -32,20 +32,15 @@ TYPE, VALUE = InvalidType, InvalidArgument
 BAD = [
     # hidden
     ({"hidden": [[0.0]]}, TYPE, "hidden: expected a tensor; got list"),
-    ({"hidden": None}, TYPE, "hidden: expected a tensor; got NoneType"),
     ({"hidden": HIDDEN.double()}, TYPE, "hidden: expected dtype .*float32; got torch.float64"),
-    ({"hidden": HIDDEN.long()}, TYPE, "hidden: expected dtype .*; got torch.int64"),
     ({"hidden": HIDDEN[0]}, VALUE, r"hidden: expected a non-empty matrix; got \[32\]"),
-    ({"hidden": HIDDEN[None]}, VALUE, r"hidden: expected a non-empty matrix; got \[1, 4, 32\]"),
     ({"hidden": HIDDEN[:0]}, VALUE, r"hidden: expected a non-empty matrix; got \[0, 32\]"),
     ({"hidden": HIDDEN[:, :0]}, VALUE, r"hidden: expected a non-empty matrix; got \[4, 0\]"),
     ({"hidden": HIDDEN.to("meta")}, VALUE, "hidden: expected it on cuda or cpu; got meta"),
     ({"hidden": torch.zeros(D, B).T}, VALUE, r"hidden: expected it contiguous; got strides \(1, 4"),
-    ({"hidden": torch.zeros(B, 2 * D)[:, ::2]}, VALUE, "hidden: expected it contiguous"),
     # weight
     ({"weight": 3.0}, TYPE, "weight: expected a tensor; got float"),
     ({"weight": torch.zeros(V, D).half()}, TYPE, "weight: expected dtype .*32; got .*float16"),
-    ({"weight": torch.zeros(V)}, VALUE, r"weight: expected a non-empty matrix; got \[100\]"),
     ({"weight": torch.zeros(0, D)}, VALUE, r"weight: expected a non-empty matrix; got \[0, 32\]"),
     ({"weight": torch.zeros(V, 16)}, VALUE, r"weight: expected shape \[100, 32\]; got \[100, 16\]"),
     ({"weight": torch.zeros(V, D).to("meta")}, VALUE, "weight: expected it on cpu.*; got meta"),
@@ -53,22 +48,16 @@ BAD = [
     # temperature
     ({"temperature": "1"}, TYPE, "temperature: expected a number or a tensor; got str"),
     ({"temperature": True}, TYPE, "temperature: expected a number or a tensor; got bool"),
-    ({"temperature": None}, TYPE, "temperature: expected a number or a tensor; got NoneType"),
-    ({"temperature": [1.0] * B}, TYPE, "temperature: expected a number or a tensor; got list"),
     ({"temperature": -0.1}, VALUE, "temperature: expected a finite number >= 0; got -0.1"),
-    ({"temperature": -1}, VALUE, "temperature: expected a finite number >= 0; got -1"),
     ({"temperature": float("nan")}, VALUE, "temperature: expected a finite number .*; got nan"),
     ({"temperature": float("inf")}, VALUE, "temperature: expected a finite number .*; got inf"),
     ({"temperature": torch.ones(B).double()}, TYPE, "temperature: expected dtype .*float64"),
-    ({"temperature": torch.ones(B).half()}, TYPE, "temperature: expected dtype .*float16"),
     ({"temperature": torch.ones(B, 1)}, VALUE, r"temperature: expected shape \[4\]; got \[4, 1\]"),
     ({"temperature": torch.ones(1)}, VALUE, r"temperature: expected shape \[4\]; got \[1\]"),
-    ({"temperature": torch.tensor(1.0)}, VALUE, r"temperature: expected shape \[4\]; got \[\]"),
     ({"temperature": torch.ones(B).to("meta")}, VALUE, "temperature: expected it on cpu.*; got me"),
     ({"temperature": torch.ones(2 * B)[::2]}, VALUE, "temperature: expected it contiguous; got"),
     # bias
     ({"bias": 0.5}, TYPE, "bias: expected a tensor; got float"),
-    ({"bias": torch.zeros(V).int()}, TYPE, "bias: expected dtype .*; got torch.int32"),
     ({"bias": torch.zeros(V).double()}, TYPE, "bias: expected dtype .*; got torch.float64"),
     ({"bias": torch.zeros(V + 1)}, VALUE, r"bias: expected shape \[100\] or \[4, 100\]; got \[101"),
     ({"bias": torch.zeros(1, V)}, VALUE, r"bias: expected shape .*; got \[1, 100\]"),
@@ -77,24 +66,17 @@ BAD = [
     ({"bias": torch.zeros(V, B).T}, VALUE, "bias: expected it contiguous; got strides"),
     # mask
     ({"mask": "all"}, TYPE, "mask: expected a tensor; got str"),
-    ({"mask": torch.ones(B, V).long()}, TYPE, "mask: expected dtype torch.bool or .*; got .*int64"),
     ({"mask": torch.ones(B, V)}, TYPE, "mask: expected dtype .*; got torch.float32"),
-    ({"mask": torch.ones(B, V).byte()}, TYPE, "mask: expected dtype .*; got torch.uint8"),
     ({"mask": torch.ones(V).bool()}, VALUE, r"mask: expected shape \[4, 100\]; got \[100\]"),
     ({"mask": torch.ones(B, V - 1).bool()}, VALUE, r"mask: expected shape \[4, 100\]; got \[4, 99"),
     ({"mask": torch.ones(B, 3).int()}, VALUE, r"mask: expected shape \[4, 4\]; got \[4, 3\]"),
     ({"mask": torch.ones(3, 4).int()}, VALUE, r"mask: expected shape \[4, 4\]; got \[3, 4\]"),
-    ({"mask": torch.ones(4).int()}, VALUE, r"mask: expected shape \[4, 4\]; got \[4\]"),
     ({"mask": torch.ones(B, V).bool().to("meta")}, VALUE, "mask: expected it on cpu.*; got meta"),
-    ({"mask": torch.ones(4, B).int().T}, VALUE, "mask: expected it contiguous; got strides"),
     ({"mask": torch.ones(V, B).bool().T}, VALUE, "mask: expected it contiguous; got strides"),
     # seed and offset
     ({"seed": 5}, TYPE, "seed: expected a tensor; got int"),
-    ({"seed": None}, TYPE, "seed: expected a tensor; got NoneType"),
     ({"seed": torch.zeros(1)}, TYPE, "seed: expected dtype torch.int64; got torch.float32"),
-    ({"seed": counter(0).int()}, TYPE, "seed: expected dtype torch.int64; got torch.int32"),
     ({"seed": counter(0, 0)}, VALUE, r"seed: expected shape \[1\] or \[4\]; got \[2\]"),
-    ({"seed": torch.tensor(0)}, VALUE, r"seed: expected shape \[1\] or \[4\]; got \[\]"),
     ({"seed": counter(0).to("meta")}, VALUE, "seed: expected it on cpu as the others; got meta"),
     ({"seed": counter(*range(8))[::2]}, VALUE, r"seed: expected it contiguous; got strides \(2,\)"),
     ({"offset": 0}, TYPE, "offset: expected a tensor; got int"),
@@ -108,41 +90,28 @@ BAD = [
     ({"offset": counter(*range(8))[::2]}, VALUE, "offset: expected it contiguous; got strides"),
     # num_samples, soft_cap, vocab_size
     ({"num_samples": 0}, VALUE, "num_samples: expected 1 to 65535; got 0"),
-    ({"num_samples": -1}, VALUE, "num_samples: expected 1 to 65535; got -1"),
     ({"num_samples": 2**16}, VALUE, "num_samples: expected 1 to 65535; got 65536"),
     ({"num_samples": True}, TYPE, "num_samples: expected an integer; got bool"),
     ({"num_samples": 2.0}, TYPE, "num_samples: expected an integer; got float"),
-    ({"num_samples": counter(2)}, TYPE, "num_samples: expected an integer; got Tensor"),
-    ({"num_samples": None}, TYPE, "num_samples: expected an integer; got NoneType"),
-    ({"soft_cap": 0}, VALUE, "soft_cap: expected a finite number > 0; got 0"),
     ({"soft_cap": -1.0}, VALUE, "soft_cap: expected a finite number > 0; got -1.0"),
     ({"soft_cap": float("nan")}, VALUE, "soft_cap: expected a finite number > 0; got nan"),
     ({"soft_cap": float("inf")}, VALUE, "soft_cap: expected a finite number > 0; got inf"),
     ({"soft_cap": "30"}, TYPE, "soft_cap: expected a number; got str"),
     ({"soft_cap": True}, TYPE, "soft_cap: expected a number; got bool"),
-    ({"soft_cap": torch.tensor(30.0)}, TYPE, "soft_cap: expected a number; got Tensor"),
     ({"vocab_size": 0}, VALUE, "vocab_size: expected 1 to 100; got 0"),
     ({"vocab_size": V + 1}, VALUE, "vocab_size: expected 1 to 100; got 101"),
     ({"vocab_size": True}, TYPE, "vocab_size: expected an integer; got bool"),
-    ({"vocab_size": 3.5}, TYPE, "vocab_size: expected an integer; got float"),
     # return_logprob, return_logz, noise, config
     ({"return_logprob": 1}, TYPE, "return_logprob: expected True or False; got int"),
-    ({"return_logprob": None}, TYPE, "return_logprob: expected True or False; got NoneType"),
     ({"return_logz": 1}, TYPE, "return_logz: expected True or False; got int"),
-    ({"return_logz": torch.tensor(True)}, TYPE, "return_logz: expected True or False; got Tensor"),
     ({"noise": 5}, TYPE, "noise: expected a string; got int"),
-    ({"noise": None}, TYPE, "noise: expected a string; got NoneType"),
     ({"noise": "gumbel"}, VALUE, "noise: expected auto or token or group; got 'gumbel'"),
-    ({"noise": "Group"}, VALUE, "noise: expected auto or token or group; got 'Group'"),
     ({"config": "b16v128"}, TYPE, "config: expected a TileConfig or HopperConfig; got str"),
-    ({"config": (16, 128, 64)}, TYPE, "config: expected a TileConfig or HopperConfig; got tuple"),
     # out
     ({"out": torch.zeros(B)}, TYPE, "out: expected a Sample; got Tensor"),
-    ({"out": tuple(out())}, TYPE, "out: expected a Sample; got tuple"),
     ({"out": out(tokens=None)}, TYPE, "out.tokens: expected a tensor; got NoneType"),
     ({"out": out(tokens=torch.zeros(B).int())}, TYPE, "out.tokens: expected dtype .*int64; got"),
     ({"out": out(tokens=counter(*range(5)))}, VALUE, r"out.tokens: expected shape \[4\]; got \[5"),
-    ({"out": out(tokens=torch.zeros(B, 1).long())}, VALUE, r"out.tokens: .* \[4\]; got \[4, 1\]"),
     ({"out": out(), "num_samples": 3}, VALUE, r"out.tokens: expected shape \[4, 3\]; got \[4\]"),
     (
         {"out": out(tokens=counter(*range(8))[::2])},
@@ -213,19 +182,6 @@ def test_a_vocabulary_that_int32_cannot_count():
         weight = torch.empty(2**31 - 256, 16)
         with pytest.raises(InvalidArgument, match="weight: expected fewer than"):
             flash_sample(hidden, weight, seed=seed)
-
-
-@pytest.mark.parametrize("missing", ["hidden", "weight", "seed"])
-def test_what_has_no_default_must_be_given(missing):
-    arguments = good()
-    del arguments[missing]
-    with pytest.raises(TypeError, match=missing):
-        flash_sample(**arguments)
-
-
-def test_everything_but_the_matrices_is_given_by_name():
-    with pytest.raises(TypeError, match="positional"):
-        flash_sample(HIDDEN, torch.zeros(V, D), 1.0)
 
 
 @pytest.mark.interpreter

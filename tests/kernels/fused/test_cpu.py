@@ -78,29 +78,6 @@ def test_any_combination_of_options_by_the_reference(number, no_launch):
     check(**combination(number))
 
 
-@pytest.mark.interpreter
-@pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_the_interpreted_kernel_and_the_reference_agree(dtype, noise, monkeypatch):
-    hidden, weight = problem(9, 140, 40, dtype)
-    call = {
-        "hidden": hidden,
-        "weight": weight,
-        "seed": SEED,
-        "temperature": torch.linspace(0, 2, 9),
-        "soft_cap": 5.0,
-        "num_samples": 2,
-        "noise": noise,
-        "return_logprob": True,
-        "return_logz": True,
-    }
-    interpreted = flash_sample(**call)
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    computed = flash_sample(**call)
-    for field, other in zip(interpreted, computed, strict=True):
-        torch.testing.assert_close(field, other, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("noise", NOISE)
 def test_bf16_is_computed_by_the_reference(noise, monkeypatch):
     """In the interpreter too, which would multiply it wrongly."""

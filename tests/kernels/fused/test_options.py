@@ -6,7 +6,6 @@ import pytest
 import torch
 from flash_sample_cases import (
     NOISE,
-    SEED,
     TILES,
     check,
     counter,
@@ -81,10 +80,11 @@ def test_a_forbidden_token_is_never_returned(by, noise):
 
 
 @pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
+@pytest.mark.parametrize("soft_cap", [0.5, 30.0, 1e3])
 def test_soft_cap(soft_cap, noise):
     hidden, weight = problem(4, 129, 24, sigma=40.0)
     hidden[0, 3], hidden[1, 5] = 1e30, -1e30  # logits as large as they come
+    hidden[2] = torch.nan
     check(
         hidden=hidden,
         weight=weight,
@@ -94,22 +94,3 @@ def test_soft_cap(soft_cap, noise):
         return_logprob=True,
         return_logz=True,
     )
-
-
-@pytest.mark.parametrize("soft_cap", [1e2, 1e3])
-def test_a_soft_cap_far_above_the_logits_changes_little(soft_cap):
-    hidden, weight = problem(4, 100, 24)
-    call = {"hidden": hidden, "weight": weight, "seed": SEED, "noise": "token", "config": TILES}
-    capped = flash_sample(**call, soft_cap=soft_cap, return_logz=True)
-    free = flash_sample(**call, return_logz=True)
-    # tanh x = x - x^3 / 3, and what the docstring says of rounding.
-    largest = float((hidden @ weight.T).abs().max())
-    error = largest**3 / (3 * soft_cap**2) + soft_cap * 2**-22
-    assert capped.logz.tolist() == pytest.approx(free.logz.tolist(), abs=error + 1e-5)
-
-
-def test_soft_cap_keeps_nan():
-    hidden, weight = problem(3, 100, 24)
-    hidden[1] = torch.nan
-    sample = check(hidden=hidden, weight=weight, soft_cap=5.0, config=TILES)
-    assert sample.valid.tolist() == [True, False, True]

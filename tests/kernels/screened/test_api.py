@@ -236,38 +236,30 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
     assert torch.equal(sample.tokens, same.tokens)
 
 
+SCREENS = [{"block_v": 256}, {"v_on_m": True}]
+MORE_SCREENS = [{"block_b": 8}, {"block_b": 32}, {"block_d": 32}, {"slice": 32}, {"room": 64}]
+MORE_SCREENS += [{"ctas_per_sm": 2}]
+RESOLVES = [{"at_once": 64}, {"step": 16}, {"ctas_per_sm": 3}]
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize(
-    "change",
+    ("part", "change"),
     [
-        {"block_v": 256},
-        {"v_on_m": True},
-        full({"block_b": 8}),
-        full({"block_b": 32}),
-        full({"block_d": 32}),
-        full({"slice": 32}),
-        full({"room": 64}),
-        full({"ctas_per_sm": 2}),
+        *((0, change) for change in SCREENS),
+        *(full(0, change) for change in MORE_SCREENS),
+        *((1, change) for change in RESOLVES),
     ],
     ids=str,
 )
-def test_tokens_do_not_depend_on_the_screens_config(change):
+def test_tokens_do_not_depend_on_the_configs(part, change):
+    """Neither on that of the screen nor on that of the exact part."""
     hidden, weight = matrices(18, 104, 600, torch.float16)
     head, seed = prepare_head(weight), torch.tensor([8])
-    screen, resolve = default_configs(18, 104, CPU)
+    configs = list(default_configs(18, 104, CPU))
     plain = screened_sample(hidden, head, seed=seed)
-    other = screened_sample(hidden, head, seed=seed, configs=(replace(screen, **change), resolve))
-    assert torch.equal(plain.tokens, other.tokens)
-
-
-@pytest.mark.interpreter
-@pytest.mark.parametrize("change", [{"at_once": 64}, {"step": 16}, {"ctas_per_sm": 3}], ids=str)
-def test_tokens_do_not_depend_on_the_config_of_the_exact_part(change):
-    hidden, weight = matrices(18, 104, 600, torch.float16)
-    head, seed = prepare_head(weight), torch.tensor([8])
-    screen, resolve = default_configs(18, 104, CPU)
-    plain = screened_sample(hidden, head, seed=seed)
-    other = screened_sample(hidden, head, seed=seed, configs=(screen, replace(resolve, **change)))
+    configs[part] = replace(configs[part], **change)
+    other = screened_sample(hidden, head, seed=seed, configs=tuple(configs))
     assert torch.equal(plain.tokens, other.tokens)
 
 
@@ -344,21 +336,17 @@ def test_the_kernel_rounds_hidden_within_what_it_says(exponent):
 
 
 def test_what_it_refuses():
+    """Else the same as flash_sample, by the same checks."""
     hidden, weight = matrices(2, 16, 64, torch.bfloat16)
     head, seed = prepare_head(weight), torch.tensor([0])
-    with pytest.raises(
-        InvalidArgument, match=r"head.codes: expected shape \[64, 16\]; got \[32, 16\]"
-    ):
-        screened_sample(hidden, head._replace(codes=head.codes[:32]), seed=seed)
-    with pytest.raises(InvalidType, match="head: expected a ScreenedHead; got Tensor"):
-        screened_sample(hidden, weight, seed=seed)
-    with pytest.raises(InvalidType, match=r"head.scale: expected dtype torch.float32"):
-        screened_sample(hidden, head._replace(scale=head.scale.double()), seed=seed)
-    with pytest.raises(InvalidArgument, match="num_samples: expected 1 to 65535"):
-        screened_sample(hidden, head, seed=seed, num_samples=0)
-    with pytest.raises(InvalidType, match=r"weight: expected dtype torch\.bfloat16"):
-        screened_sample(hidden, prepare_head(weight.half()), seed=seed)
-    with pytest.raises(InvalidArgument, match="temperature: expected a finite number"):
-        screened_sample(hidden, head, seed=seed, temperature=-1.0)
-    with pytest.raises(InvalidArgument, match="vocab_size: expected 1 to 64"):
-        screened_sample(hidden, head, seed=seed, vocab_size=65)
+    for wrong, more, error, message in [
+        (head._replace(codes=head.codes[:32]), {}, InvalidArgument, "head.codes: expected shape"),
+        (weight, {}, InvalidType, "head: expected a ScreenedHead; got Tensor"),
+        (head._replace(scale=head.scale.double()), {}, InvalidType, "head.scale: expected dtype"),
+        (prepare_head(weight.half()), {}, InvalidType, r"weight: expected dtype torch\.bfloat16"),
+        (head, {"num_samples": 0}, InvalidArgument, "num_samples: expected 1 to 65535"),
+        (head, {"temperature": -1.0}, InvalidArgument, "temperature: expected a finite number"),
+        (head, {"vocab_size": 65}, InvalidArgument, "vocab_size: expected 1 to 64"),
+    ]:
+        with pytest.raises(error, match=message):
+            screened_sample(hidden, wrong, seed=seed, **more)
