@@ -5,51 +5,18 @@ from __future__ import annotations
 import sys
 
 import pytest
+from plug_in import plug_in
 
 from fsbench import cli
-
-PLUGIN = '''
-"""A sampler that is right, and waits while it is held."""
-
-import os
-import time
-from pathlib import Path
-
-from fsbench.provider import Capabilities, Kind, Provider
-
-
-def held():
-    """HOLD=N:FILE: for as long as FILE has N lines."""
-    number, _, path = os.environ.get("HOLD", "").partition(":")
-    return path and Path(path).exists() and Path(path).read_bytes().count(b"\\n") >= int(number)
-
-
-def build(problem, weight):
-    def launch(hidden, seed, offset):
-        while held():
-            time.sleep(0.01)
-        return (hidden @ weight.T).argmax(1){wrong}
-
-    return launch
-
-
-PROVIDER = Provider(
-    name="{name}",
-    label="Plug-in {name}",
-    kind=Kind.{kind},
-    build=build,
-    capabilities=Capabilities(devices=("cpu",), dtypes=("fp32",), zero_temperature=True),
-)
-'''
 
 
 @pytest.fixture
 def plugin(tmp_path):
-    """Writes a greedy sampler of this name; returns the options that name its file."""
+    """Writes the text, or a sampler of these parts; returns the options that name its file."""
 
-    def write(name="mine", text=PLUGIN, kind="GREEDY", wrong=""):
+    def write(name="mine", text="", **parts):
         path = tmp_path / f"{name}.py"
-        path.write_text(text.format(name=name, kind=kind, wrong=wrong))
+        path.write_text(text or plug_in(name, **parts))
         return ["--provider-path", str(path), "--provider", name]
 
     return write

@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from fsbench.cli import app
 from fsbench.cli.parsing import int_list, shapes
-from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
 from fsbench.records import iomodel
 
@@ -85,14 +84,6 @@ def test_table_shows_floors_and_names_both_roofs():
     assert "h200 measured 2026-11-21: 4.7 TB/s, 779 TFLOP/s bf16" in out
 
 
-def test_table_without_measured_roof_has_no_such_column():
-    out = _run("--batch", "1", "--model", "qwen3-8b", "--gpu", "h100").stdout
-    assert "h100 measured" not in out
-    assert "datasheet  measured" not in out
-    (line,) = [line.split() for line in out.splitlines() if line.lstrip().startswith("1 ")]
-    assert len(line) == 8
-
-
 def test_int_list():
     assert int_list("4,1, 2,1", "--batch") == [4, 1, 2]
     assert int_list("0,1", "--gpu", minimum=0) == [0, 1]
@@ -103,13 +94,3 @@ def test_shapes_merges_names_of_one_shape():
         ("qwen3-8b, qwen3-235b-a22b", 4096, 151936),
         ("d64_v151936", 64, 151936),
     ]
-
-
-def test_shapes_of_nothing_is_empty():
-    assert shapes([], None, None) == []
-
-
-@pytest.mark.parametrize("d, v, missing", [("64", None, "--v"), (None, "64", "--d")])
-def test_shapes_wants_d_and_v_together(d, v, missing):
-    with pytest.raises(InvalidArgument, match=f"^{missing}: expected together with"):
-        shapes([], d, v)

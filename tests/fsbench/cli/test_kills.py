@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -13,30 +14,12 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+from plug_in import plug_in
 from tiny_run import TINY
 
 from fsbench import cli
 from fsbench.records.store import read_records
 
-PLUGIN = """
-import time
-from pathlib import Path
-from fsbench.provider import Capabilities, Kind, Provider
-
-def build(problem, weight):
-    def launch(hidden, seed, offset):
-        time.sleep(0.002)
-        while Path({hold!r}).exists():
-            time.sleep(0.01)
-        return (hidden @ weight.T).argmax(1)
-
-    return launch
-
-PROVIDER = Provider(
-    name="slow", label="Slow", kind=Kind.GREEDY, build=build,
-    capabilities=Capabilities(devices=("cpu",), dtypes=("fp32",), zero_temperature=True),
-)
-"""
 GREEDY = ["--provider", "greedy"]
 ROUNDS = 8
 EVERY = Counter(
@@ -46,9 +29,13 @@ EVERY = Counter(
 
 @pytest.fixture
 def slow(tmp_path):
-    """Options of a run with a sampler that waits as long as the file `hold` exists."""
-    path = tmp_path / "slow.py"
-    path.write_text(PLUGIN.format(hold=str(tmp_path / "hold")))
+    """Options of a run with a sampler that waits while the file `hold` exists.
+
+    It makes as many steps before as the file says.
+    """
+    path, hold = tmp_path / "slow.py", f"Path({str(tmp_path / 'hold')!r})"
+    held = f"while {hold}.exists() and step > int({hold}.read_text() or 0): time.sleep(0.01)"
+    path.write_text(plug_in("slow", launch=f"time.sleep(0.002)\n        {held}"))
     effort = ["--iters", str(ROUNDS), "--rounds", str(ROUNDS)]
     return [*TINY, *effort, "--provider-path", str(path), "--provider", "slow", *GREEDY]
 
@@ -56,7 +43,7 @@ def slow(tmp_path):
 def _main(folder, *arguments):
     os.chdir(folder)
     sys.argv = ["fsbench", *map(str, arguments)]
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = sys.stderr = open("said", "a")  # noqa: SIM115
     # The server of this test's process, which has torch already, is not a child of this one.
     forkserver._forkserver.ensure_running = lambda: None
     try:
@@ -176,6 +163,21 @@ def test_the_cell_in_flight_when_all_died_is_measured_last(fsbench, slow, starte
     assert fsbench("run", "--resume", folder)[0] == 0
     order = list(dict.fromkeys((name, b) for name, b, _ in rounds(folder)))
     assert order[-1] == ("slow", 1) and rounds(folder) == EVERY
+
+
+@pytest.mark.full
+def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(slow, started, tmp_path):
+    points = tmp_path / "x" / "points.jsonl"
+    (tmp_path / "hold").write_text("4")
+    process = started("run", *slow, "--out", "x")
+    while not points.exists() or not points.read_bytes():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 130
+    assert "stopped; to continue: fsbench run --resume x" in said and "Traceback" not in said
+    assert read_records(tmp_path / "x")
 
 
 def test_runs_that_start_within_a_second_have_folders_of_their_own(fsbench, tmp_path):

@@ -138,14 +138,6 @@ def test_the_matrix_has_every_capability_and_says_what_it_means(no_gpu):
         assert _line(text, head) == meaning
 
 
-@pytest.mark.parametrize("columns", [80, 130])
-def test_the_matrix_fits_and_is_split_where_it_must(no_gpu, columns):
-    text = _list("--capabilities", columns=columns)
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
-    assert "…" not in text
-    assert text.count("provider") == (1 if columns == 130 else 2)
-
-
 def test_the_matrix_leaves_out_what_is_broken_and_says_why(no_gpu, tmp_path):
     path = tmp_path / "boaster.py"
     path.write_text(
@@ -156,13 +148,6 @@ def test_the_matrix_leaves_out_what_is_broken_and_says_why(no_gpu, tmp_path):
     text = _list("--capabilities", "--provider-path", path, columns=120)
     assert list(_matrix(text)) == list(discover())
     assert "boaster: broken, InvalidArgument: boaster: expected `sample`" in text
-
-
-def test_it_fits_80_columns_and_no_provider_takes_two_lines(no_gpu):
-    lines = [line.rstrip() for line in _list().splitlines()]
-    assert max(map(len, lines)) <= 80
-    providers = lines[2 : lines.index("")]
-    assert [line.split()[0] for line in providers] == list(discover())
 
 
 def test_a_broken_plug_in_is_listed_with_the_reason(no_gpu, tmp_path):

@@ -14,7 +14,7 @@ from fsbench.records.store import read_records
 
 
 def test_a_failed_check_exits_1_and_is_not_timed(fsbench, plugin, tmp_path):
-    wrong = plugin(wrong=" * 0")
+    wrong = plugin(draw="argmax(1) * 0")
     others = ["--provider", "matmul_only", "--check"]
     code, out, _ = fsbench("run", *TINY, *wrong, *others, "--out", "x")
     assert code == 1
@@ -26,7 +26,7 @@ def test_a_failed_check_exits_1_and_is_not_timed(fsbench, plugin, tmp_path):
 
 
 def test_failed_cells_exit_3(fsbench, plugin):
-    failing = plugin(wrong=" + 1 // 0")
+    failing = plugin(launch="1 // 0")
     code, out, _ = fsbench("run", *TINY, *failing, "--out", "x")
     assert code == 3
     assert "mine: error (all 2 cells): ZeroDivisionError" in out
@@ -44,12 +44,9 @@ MISTAKES = {
     "--provider multinomal": "provider: expected one of ...; did you mean 'multinomial'?",
     "--model qwen3_8b": "model: expected one of ...; did you mean 'qwen3-8b'?",
     "--preset papper": "--preset: expected one of ...; did you mean 'paper'?",
-    "--batch 1,-2": "--batch: expected integers from 1 ...; got '1,-2'",
     "--d 64": "--v: expected together with --d; got only --d",
     "--v 64": "--d: expected together with --v; got only --v",
     "--iters 2 --rounds 5": "--iters: expected at least one step ... --rounds 5; got 2",
-    "--gpu 7": "--gpu: expected none with --device cpu; got '7'",
-    "--top-p 1.5": "top_p: expected 0 < p <= 1",
     "--mixed": "--mixed: expected with --top-k, --top-p or --min-p",
     "--history 5": "--history: expected with a penalty",
     "--out a --resume b": "b is not a results folder: it has no env.json",
@@ -99,11 +96,6 @@ def test_a_gpu_that_is_not_there_exits_4_before_any_is_measured(fsbench, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_option_exits_2(fsbench):
-    code, _, err = fsbench("run", "--bogus")
-    assert code == 2 and "--bogus" in err and "Traceback" not in err
-
-
 def test_out_and_resume_together_are_refused(fsbench):
     fsbench("run", "--preset", "smoke", *TINY, "--out", "x")
     code, _, err = fsbench("run", "--resume", "x", "--out", "y")
@@ -121,12 +113,6 @@ def test_out_on_results_is_refused_and_they_stay_as_they_are(fsbench, tmp_path):
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()}
 
 
-def test_an_out_that_cannot_be_written_is_one_line(fsbench, tmp_path):
-    (tmp_path / "file").write_text("")
-    code, _, err = fsbench("run", "--preset", "smoke", *TINY, "--out", "file")
-    assert (code, err) == (2, "error: --out: expected a folder; got 'file': file is a file\n")
-
-
 def test_every_option_has_help():
     import typer
 
@@ -134,14 +120,6 @@ def test_every_option_has_help():
         assert command.help, name
         for parameter in command.params:
             assert parameter.help, f"{name} {parameter.name}"
-
-
-def test_exit_codes_are_documented_where_users_look(fsbench):
-    code, out, _ = fsbench("--help")
-    assert code == 0
-    meanings = ("ok", "a check failed", "usage", "some cells failed", "no usable device or timer")
-    codes = ", ".join(f"{number} {meaning}" for number, meaning in enumerate(meanings))
-    assert f"Exit codes: {codes}." in " ".join(out.split())
 
 
 def test_version(fsbench):

@@ -11,20 +11,6 @@ import torch
 from fsbench import cli
 from fsbench.verify import battery
 
-PLUGIN = """
-from fsbench.provider import Capabilities, Kind, Provider
-
-def build(problem, weight):
-    def launch(hidden, seed, offset):
-        return (hidden @ weight.T).{draw}
-    return launch
-
-PROVIDER = Provider(
-    name="mine", label="Mine", kind=Kind.{kind}, build=build,
-    capabilities=Capabilities(devices=("cpu",), dtypes=("fp32",), zero_temperature={zero}),
-)
-"""
-
 
 @pytest.fixture
 def fsbench(monkeypatch, capsys):
@@ -42,13 +28,9 @@ def fsbench(monkeypatch, capsys):
 
 
 @pytest.fixture
-def plugin(tmp_path):
-    def write(draw, kind="GREEDY", zero=True):
-        path = tmp_path / "mine.py"
-        path.write_text(PLUGIN.format(draw=draw, kind=kind, zero=zero))
-        return ["--provider-path", path, "--provider", "mine", "--dtype", "fp32"]
-
-    return write
+def mine(plugin):
+    """Writes a sampler; returns the options of its file and of what it can do."""
+    return lambda draw, **parts: [*plugin(draw=draw, **parts), "--dtype", "fp32"]
 
 
 TWO = ("--provider", "greedy", "--provider", "multinomial", "--tier", "gate")
@@ -112,19 +94,17 @@ def test_one_check_of_the_full_tier(fsbench):
     ("draw", "kind"),
     [("argmin(1)", "GREEDY"), ("argmax(1)", "EXACT"), ("no_such_method()", "GREEDY")],
 )
-def test_a_failed_check_exits_1(fsbench, plugin, draw, kind):
-    code, out, _ = fsbench(*plugin(draw, kind), "--tier", "gate")
+def test_a_failed_check_exits_1(fsbench, mine, draw, kind):
+    code, out, _ = fsbench(*mine(draw, kind=kind), "--tier", "gate")
     assert code == 1 and "FAILED" in out
     assert out.splitlines()[-1].startswith("mine rejected: ")
 
 
 @pytest.mark.parametrize(("given", "seen"), [("", {1.0, 0.5}), ("--temperature 0.25", {0.25})])
-def test_two_temperatures_are_tested_unless_one_is_given(fsbench, plugin, tmp_path, given, seen):
-    arguments = plugin("{asked}(1)", "EXACT", zero=False)
-    path, log = tmp_path / "mine.py", tmp_path / "asked"
+def test_two_temperatures_are_tested_unless_one_is_given(fsbench, mine, tmp_path, given, seen):
+    log = tmp_path / "asked"
     noted = f'open(r"{log}", "a").write(f"{{problem.temperature}} ")'
-    path.write_text(path.read_text().replace("    def launch", f"    {noted}\n    def launch")
-                    .replace("{asked}", "argmax"))  # fmt: skip
+    arguments = mine("argmax(1)", kind="EXACT", zero=False, build=noted)
     fsbench(*arguments, *given.split(), "--check", "fit", "--check", "tiles")
     assert set(map(float, log.read_text().split())) == seen
 
@@ -132,7 +112,7 @@ def test_two_temperatures_are_tested_unless_one_is_given(fsbench, plugin, tmp_pa
 def test_what_cannot_be_checked_is_said_and_is_no_failure(fsbench, monkeypatch, plugin):
     monkeypatch.setattr("fsbench.discover._PACKAGES", ("fsbench.baselines",))
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    code, out, _ = fsbench(*plugin("argmax(1)")[:2], "--dtype", "bf16", "--tier", "gate")
+    code, out, _ = fsbench(*plugin()[:2], "--dtype", "bf16", "--tier", "gate")
     assert code == 0
     assert "not checked: matmul_only: is a lower bound, not a sampler" in out
     assert "not checked: mine: takes fp32, not bf16" in out
@@ -157,5 +137,5 @@ def test_mistakes_are_one_line(fsbench, arguments, code, line):
 
 
 def test_a_named_sampler_that_takes_another_dtype_is_a_mistake(fsbench, plugin):
-    code, _, err = fsbench(*plugin("argmax(1)"), "--dtype", "bf16")
+    code, _, err = fsbench(*plugin(), "--dtype", "bf16")
     assert (code, err) == (2, "error: mine: takes fp32, not bf16\n")
