@@ -1,6 +1,6 @@
 """Host time of an eager call of the public functions: what a step waits for before the GPU works.
 
-    python tools/measure_host.py --out results/h200/host.csv --label "0.2.0"
+    python tools/measure_host.py --out results/h200/host/host.csv --label "0.2.0"
 
 The head is small, so that the GPU is done before the next call comes and nothing queues up. Calls
 are timed one by one; a row has the median and the 10th and 90th percentile in microseconds.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 
 from fsbench.kernels import flash_sample, prepare_head, screened_sample, truncated_sample
+from fsbench.machine.environment import environment
 
 B, D, V = 16, 512, 8192
 WARM_UP, CALLS = 200, 3000
@@ -86,6 +89,8 @@ def main() -> None:
         if new:
             writer.writerow(["label", "gpu", "call", "median_us", "p10_us", "p90_us"])
         writer.writerows([*row[:3], *(round(value, 2) for value in row[3:])] for row in rows)
+    record = json.dumps(environment("cuda", sys.argv), indent=1)
+    (arguments.out.parent / "env.json").write_text(record, encoding="utf-8")
 
 
 if __name__ == "__main__":

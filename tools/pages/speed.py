@@ -181,6 +181,19 @@ def speedups(run: str, D: str) -> str:
 
 
 @block
+def host_times() -> str:
+    """Of an eager call: before its launches went past Triton's binder, and since."""
+    run = "against-0.1.0"
+    us = pd.read_csv(H200 / run / "host.csv").set_index(["call", "label"]).median_us
+    before, after = us.index.unique("label")
+    rows = [
+        [call, f"{us[call, before]:.0f}", f"{us[call, after]:.0f}"]
+        for call in us.index.unique("call")
+    ]
+    return with_source(table(["call", "0.1.0, us", "now, us"], rows), *h200(run))
+
+
+@block
 def heads_of_models() -> str:
     ratio, lead = over_matmul(*HEADS), leads(*HEADS).unstack("provider").min(axis=1)
     ratio, lead = ratio.droplevel("run"), lead.droplevel("run")

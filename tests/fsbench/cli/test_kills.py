@@ -29,12 +29,10 @@ EVERY = Counter(
 
 @pytest.fixture
 def slow(tmp_path):
-    """Options of a run with a sampler that waits while the file `hold` exists.
-
-    It makes as many steps before as the file says.
-    """
+    """Options of a run with a sampler that waits as long as the file `hold` exists."""
     path, hold = tmp_path / "slow.py", f"Path({str(tmp_path / 'hold')!r})"
-    held = f"while {hold}.exists() and step > int({hold}.read_text() or 0): time.sleep(0.01)"
+    wait = f"{hold}.with_name('hold-is-seen').touch(); time.sleep(0.01)"
+    held = f"while step > 0 and {hold}.exists(): {wait}"
     path.write_text(plug_in("slow", launch=f"time.sleep(0.002)\n        {held}"))
     effort = ["--iters", str(ROUNDS), "--rounds", str(ROUNDS)]
     return [*TINY, *effort, "--provider-path", str(path), "--provider", "slow", *GREEDY]
@@ -43,7 +41,7 @@ def slow(tmp_path):
 def _main(folder, *arguments):
     os.chdir(folder)
     sys.argv = ["fsbench", *map(str, arguments)]
-    sys.stdout = sys.stderr = open("said", "a")  # noqa: SIM115
+    sys.stdout = sys.stderr = open("said", "a", buffering=1)  # noqa: SIM115
     # The server of this test's process, which has torch already, is not a child of this one.
     forkserver._forkserver.ensure_running = lambda: None
     try:
@@ -155,7 +153,7 @@ def test_the_cell_in_flight_when_all_died_is_measured_last(fsbench, slow, starte
     folder, hold = tmp_path / "x", tmp_path / "hold"
     hold.touch()
     first = started("run", *slow, "--out", folder)
-    while "slow" not in (folder / "running.json").read_text() if folder.exists() else True:
+    while not (tmp_path / "hold-is-seen").exists():
         time.sleep(0.01)
     first.kill()
     first.join()
@@ -168,7 +166,9 @@ def test_the_cell_in_flight_when_all_died_is_measured_last(fsbench, slow, starte
 @pytest.mark.full
 def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(slow, started, tmp_path):
     points = tmp_path / "x" / "points.jsonl"
-    (tmp_path / "hold").write_text("4")
+    source = tmp_path / "slow.py"
+    source.write_text(source.read_text().replace("step > 0", "step > 4"))
+    (tmp_path / "hold").touch()
     process = started("run", *slow, "--out", "x")
     while not points.exists() or not points.read_bytes():
         time.sleep(0.01)

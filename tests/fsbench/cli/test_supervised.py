@@ -72,10 +72,15 @@ def test_a_run_that_measured_nothing_does_not_end_well(fsbench, plugin, tmp_path
 
 
 def test_being_asked_what_it_supports_may_end_the_process(measured):
-    """Where `fsbench list` has not found that out: it asks about one problem."""
     code, table, _ = measured(supports="os._exit(0) if problem.B == 3 else None")
     assert code == 3
-    assert table.loc["mine"].status.to_dict() == {1: "ok", 3: "error"}
+    assert table.loc["mine", 3].status == "error"
+    assert set(table.drop(("mine", 3)).status) == {"ok"}
+
+
+def test_one_that_ends_the_process_whatever_it_is_asked_cannot_be_used(measured):
+    _, table, _ = measured(supports="os._exit(0)")
+    assert set(table.loc["mine"].status) == {"unavailable"}
     assert set(table.drop("mine", level=0).status) == {"ok"}
 
 
