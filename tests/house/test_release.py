@@ -71,17 +71,6 @@ def test_contributing_is_short_and_has_every_room():
     assert set(named) == rooms() - {"tests"}
 
 
-def test_every_make_target_that_is_named_exists():
-    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
-    pages = ["CONTRIBUTING.md", "README.md", "CHANGELOG.md", ".ci/run", ".pre-commit-config.yaml"]
-    for page in [*pages, ".github/workflows/test.yml"]:
-        named = set(re.findall(r"(?:`|^| )make ([a-z-]+)(?=`|$|,| +#)", text(page), re.MULTILINE))
-        assert named <= targets, page
-    assert {"setup", "test", "test-all", "test-gpu", "lint", "format"} <= set(
-        re.findall(r"make ([a-z-]+)", text("CONTRIBUTING.md"))
-    )
-
-
 def test_ci_runs_every_test_once():
     """test and test-rest have no test in common, and together they are test-all."""
     marks = dict(re.findall(r'^([a-z-]+): setup\n\t\$\(ON_CPU\) -m "(.+)"', text("Makefile"), re.M))

@@ -53,6 +53,7 @@ def box(monkeypatch, tmp_path):
         cuda=cuda,
         nvcc=nvcc,
         made=made,
+        patch=monkeypatch.setattr,
         install=lambda package, version: versions.__setitem__(package, version),
         no_gpu=lambda: monkeypatch.setattr(hardware, "gpus", list),
     )
@@ -70,101 +71,95 @@ def test_every_check_is_run():
     assert functions == set(diagnosis.CHECKS)
 
 
-@pytest.mark.parametrize(
-    ("package", "check", "command"),
-    [
-        ("triton", diagnosis.check_triton, "pip install 'triton>=3.6'"),
-        ("flashinfer-python", diagnosis.check_flashinfer, "pip install -e '.[gpu]'"),
-        ("cupti-python", diagnosis.check_cupti, "pip install -e '.[gpu]'"),
-    ],
-)
-def test_a_missing_package(box, package, check, command):
-    box.install(package, None)
-    assert (check().status, check().fix) == ("missing", command)
+def refuse(error):
+    def refusing(*arguments, **keywords):
+        raise error
+
+    return refusing
+
+
+def absent(package, *others):
+    """Packages that are not installed."""
+    return lambda box: [box.install(name, None) for name in (package, *others)]
+
+
+def of_torch(**parts):
+    return lambda box: vars(box.cuda).update(parts)
+
+
+def no_driver(box):
+    box.patch(hardware, "nvml_problem", lambda: "NVML: Driver Not Loaded")
+
+
+GPU = "pip install -e '.[gpu]'"
+NO_PERMISSION = TimerUnavailable("timer cupti: no permission")
+NOT_BUILT = ProviderUnavailable("fsbench.simple: not built")
+DENIED = PermissionError(13, "Permission denied")
+CASES = [  # what is the case, check, status, part of the detail, part of the fix
+    (absent("triton"), "triton", "missing", "", "pip install 'triton>=3.6'"),
+    (absent("flashinfer-python"), "flashinfer", "missing", "", GPU),
+    (absent("cupti-python"), "cupti", "missing", "", GPU),
+    (lambda box: box.install("triton", "3.10.0"), "triton", "ok", "", ""),
+    (lambda box: box.install("triton", "3.5.1"), "triton", "missing", "", "triton>=3.6"),
+    (
+        lambda box: box.patch("fsbench.timers.make_timer", refuse(NO_PERMISSION)),
+        *("cupti", "missing", "timer cupti: no permission", "--timer events"),
+    ),
+    (of_torch(is_available=lambda: False), "torch", "missing", "", "driver"),
+    (
+        of_torch(get_device_capability=lambda index: (7, 5)),
+        *("compute_capability", "missing", "7.5", ""),
+    ),
+    (
+        of_torch(mem_get_info=lambda index: (1_500_000_000, 150_000_000_000)),
+        *("gpu_memory", "warning", "0: 1.5 GB free", ""),
+    ),
+    (
+        lambda box: box.patch("fsbench.simple.native.isa", refuse(NOT_BUILT)),
+        *("cpu_samplers", "missing", "fsbench.simple: not built", "C++ compiler"),
+    ),
+    (lambda box: box.nvcc.unlink(), "nvcc", "missing", "", "flashinfer-jit-cache"),
+    (
+        lambda box: (box.nvcc.unlink(), box.install("flashinfer-jit-cache", "0.6.9")),
+        *("nvcc", "ok", "", ""),
+    ),
+    (
+        lambda box: box.patch("tempfile.TemporaryFile", refuse(DENIED)),
+        *("output", "warning", "Permission denied", "--out"),
+    ),
+    (lambda box: box.no_gpu(), "gpu", "warning", "CPUs", ""),
+    (no_driver, "nvml", "warning", "NVML: Driver Not Loaded", ""),
+    (
+        lambda box: (no_driver(box), box.install("nvidia-ml-py", None)),
+        *("nvml", "warning", "", "pip install nvidia-ml-py"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "check", "status", "detail", "fix"), CASES)
+def test_what_is_wrong_is_found_with_its_fix(box, change, check, status, detail, fix):
+    change(box)
+    found = getattr(diagnosis, f"check_{check}")()
+    assert found.status == status
+    assert detail in found.detail and fix in found.fix
+
+
+@pytest.mark.parametrize("check", ["triton", "flashinfer", "cupti"])
+def test_without_a_gpu_its_packages_are_a_warning(box, check):
+    absent("triton", "flashinfer-python", "cupti-python")(box)
     box.no_gpu()
-    assert check().status == "warning"
-    assert "without an NVIDIA GPU" in check().detail
-
-
-def test_an_old_triton(box):
-    box.install("triton", "3.10.0")
-    assert diagnosis.check_triton().status == "ok"
-    box.install("triton", "3.5.1")
-    assert diagnosis.check_triton().status == "missing"
-
-
-def test_cupti_that_does_not_start(box, monkeypatch):
-    def refuse(*arguments, **keywords):
-        raise TimerUnavailable("timer cupti: no permission")
-
-    monkeypatch.setattr("fsbench.timers.make_timer", refuse)
-    found = diagnosis.check_cupti()
-    assert (found.status, found.detail) == ("missing", "timer cupti: no permission")
-    assert "--timer events" in found.fix
+    found = getattr(diagnosis, f"check_{check}")()
+    assert found.status == "warning" and "without an NVIDIA GPU" in found.detail
 
 
 def test_torch_that_does_not_see_the_gpu(box, monkeypatch):
     box.cuda.is_available = lambda: False
-    assert "driver" in diagnosis.check_torch().fix
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert diagnosis.check_torch().fix == "unset CUDA_VISIBLE_DEVICES"
     box.torch.version.cuda = None
     assert "pip install" in diagnosis.check_torch().fix
-    assert diagnosis.check_torch().status == "missing"
     box.no_gpu()
     assert diagnosis.check_torch().status == "ok"
-
-
-def test_no_gpu_and_no_driver(box, monkeypatch):
-    box.no_gpu()
-    monkeypatch.setattr(hardware, "nvml_problem", lambda: "NVML: Driver Not Loaded")
-    assert diagnosis.check_gpu().status == "warning"
-    assert "CPUs" in diagnosis.check_gpu().detail
-    nvml = diagnosis.check_nvml()
-    assert (nvml.status, nvml.detail) == ("warning", "NVML: Driver Not Loaded")
-    box.install("nvidia-ml-py", None)
-    assert diagnosis.check_nvml().fix == "pip install nvidia-ml-py"
-
-
-def test_an_old_gpu(box):
-    box.cuda.get_device_capability = lambda index: (7, 5)
-    found = diagnosis.check_compute_capability()
-    assert found.status == "missing" and "7.5" in found.detail
-
-
-def test_a_busy_gpu(box):
-    box.cuda.mem_get_info = lambda index: (1_500_000_000, 150_000_000_000)
-    found = diagnosis.check_gpu_memory()
-    assert (found.status, found.detail) == ("warning", "0: 1.5 GB free")
-
-
-def test_no_core_of_the_cpu_samplers(box, monkeypatch):
-    def missing():
-        raise ProviderUnavailable("fsbench.simple: not built")
-
-    monkeypatch.setattr("fsbench.simple.native.isa", missing)
-    check = diagnosis.check_cpu_samplers()
-    assert (check.status, check.detail) == ("missing", "fsbench.simple: not built")
-    assert "C++ compiler" in check.fix
-
-
-def test_no_cuda_compiler(box):
-    box.nvcc.unlink()
-    assert diagnosis.check_nvcc().status == "missing"
-    assert "flashinfer-jit-cache" in diagnosis.check_nvcc().fix
-    box.install("flashinfer-jit-cache", "0.6.9")
-    assert diagnosis.check_nvcc().status == "ok"
-
-
-def test_a_folder_that_cannot_be_written(box, monkeypatch):
-    def refuse(**keywords):
-        raise PermissionError(13, "Permission denied")
-
-    assert diagnosis.check_output().status == "ok"
-    monkeypatch.setattr(diagnosis.tempfile, "TemporaryFile", refuse)
-    found = diagnosis.check_output()
-    assert found.status == "warning" and "Permission denied" in found.detail
-    assert "--out" in found.fix
 
 
 def test_the_command_prints_one_line_per_check_with_its_fix(box):

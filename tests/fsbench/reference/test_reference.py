@@ -190,25 +190,3 @@ def test_tokens_follow_the_softmax(T, noise):
         counts += np.bincount(tokens.numpy(), minlength=300)
     fit = goodness_of_fit(counts, torch.softmax(logits[0] / T, 0).numpy())
     assert fit.passed, fit
-
-
-@pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("what", ["sample", "step", "row", "seed"])
-def test_draws_that_differ_in_one_number_are_independent(what, noise):
-    """Pairs of tokens follow the product of the laws."""
-    logits = normal_logits(1, 6, 0.5)
-    B = 4096
-    rows = logits.expand(2 * B, 6)
-    counts = np.zeros((6, 6), dtype=int)
-    for seed in range(4):
-
-        def draw(step=0, sample=0, seed=seed):
-            key = counter(seed)
-            return reference.expect(rows, key, counter(step), 1.0, noise, sample=sample).tokens
-
-        first, second = draw()[:B], draw()[B:]
-        if what != "row":
-            second = draw(**{what: seed + 100 if what == "seed" else 1})[:B]
-        np.add.at(counts, (first.numpy(), second.numpy()), 1)
-    p = torch.softmax(logits[0], 0).numpy()
-    assert goodness_of_fit(counts.ravel(), np.outer(p, p).ravel()).passed

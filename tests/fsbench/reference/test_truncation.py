@@ -217,25 +217,6 @@ def test_penalties_of_every_row():
     assert found.tolist() == [[0.5, 1.0, 1.0], [0.0, 1.0, 1.0]]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("top_k", -1, r"^top_k: expected an integer >= 0 \(0 is off\); got -1$"),
-        ("top_k", 1.5, "^top_k: expected an integer"),
-        ("top_k", True, "^top_k: expected an integer"),
-        ("top_p", 0.0, r"^top_p: expected 0 < p <= 1 \(1 is off\); got 0.0$"),
-        ("top_p", NAN, "^top_p: expected"),
-        ("top_p", 1.1, "^top_p: expected"),
-        ("min_p", -0.1, r"^min_p: expected 0 to 1 \(0 is off\); got -0.1$"),
-        ("min_p", NAN, "^min_p: expected"),
-        ("mixed", True, "^mixed: expected with top_k, top_p or min_p"),
-    ],
-)
-def test_a_problem_refuses_filters_out_of_range(field, value, message):
-    with pytest.raises(InvalidArgument, match=message):
-        Problem(1, 2, 3, **{field: value})
-
-
 def test_a_problem_names_its_filters():
     assert Problem(1, 2, 3).filters == ()
     assert Problem(1, 2, 3, top_p=0.9, min_p=0.1).filters == ("top_p", "min_p")

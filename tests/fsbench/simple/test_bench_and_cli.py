@@ -43,11 +43,10 @@ def fsbench(*arguments: object, code: int = 0) -> str:
 def folder(tmp_path_factory):
     """What `fsbench hotvocab bench` leaves, at a size of seconds."""
     out = tmp_path_factory.mktemp("hotvocab")
-    text = fsbench(
+    fsbench(
         *("hotvocab", "bench", "--v", V, "--rows", 8, "--repeats", 5, "--rounds", 2),
         *("--samplers", "1,2", "--device", "cpu", "--out", out),
     )
-    (out / "printed.txt").write_text(text)
     return out
 
 
@@ -73,12 +72,6 @@ def test_bench_writes_every_table(folder):
         assert (folder / f"simple_{name}.png").stat().st_size > 10_000
 
 
-def test_bench_prints_what_a_newcomer_can_read(folder):
-    text = (folder / "printed.txt").read_text()
-    for part in ("One sampler in the four designs", "SHVS", "rows/s", "c = ", "measured"):
-        assert part in text
-
-
 def test_size_reads_the_folder_and_takes_other_constants(folder):
     own = fsbench("hotvocab", "size", folder)
     assert "F2, hot always scanned" in own and "measured" in own
@@ -97,12 +90,6 @@ def test_plot_draws_again(folder, tmp_path):
     assert (tmp_path / "simple_sizing.png").read_bytes() == (
         folder / "simple_sizing.png"
     ).read_bytes()
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    for command in ("size", "plot"):
-        with pytest.raises(ResultsError):
-            fsbench("hotvocab", command, tmp_path)
 
 
 def test_fit_on_a_trace_of_the_users_own(tmp_path):
@@ -145,15 +132,8 @@ def test_pipeline_with_measured_times(folder):
     os.chdir(ROOT)
     rows = json.loads(
         fsbench(
-            "hotvocab",
-            "pipeline",
-            "--run",
-            run,
-            "--sampler",
-            "mine:5:60:100",
-            "--stages",
-            2,
-            "--json",
+            *("hotvocab", "pipeline", "--run", run, "--sampler", "mine:5:60:100"),
+            *("--stages", 2, "--json"),
         )
     )
     assert {row["in_flight"] for row in rows} == {2, 3, 4}
@@ -169,7 +149,6 @@ def test_pipeline_with_measured_times(folder):
 def test_pipeline_refuses_what_it_cannot_use(folder, tmp_path):
     for arguments, message in [
         ([], "--sampler: expected at least one"),
-        (["--sampler", "x:y"], "--sampler: expected NAME:US"),
         (["--plane", folder], "expected V=151936; it has 3000"),
         (["--plane", tmp_path], "expected a folder of `fsbench hotvocab bench`"),
         (["--run", "results/h200/lean-20261121", "--batch", 3], "expected exact samplers"),

@@ -256,22 +256,22 @@ def test_auto_is_resolved_by_the_device_alone():
     assert make_timer("auto", "cpu").name == "cpu"
 
 
-@pytest.mark.parametrize("name", ["cupti", "events"])
-def test_gpu_timers_do_not_become_another_on_a_cpu(name):
-    with pytest.raises(TimerUnavailable, match=f"timer {name}: needs a CUDA device"):
-        make_timer(name, "cpu")
-
-
-def test_the_cpu_timer_does_not_time_a_gpu():
-    with pytest.raises(TimerUnavailable, match="timer cpu"):
-        make_timer("cpu", "cuda")
-
-
-@pytest.mark.parametrize("name", ["auto", "cupti", "events"])
-def test_gpu_timers_say_that_there_is_no_gpu(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "device", "message"),
+    [
+        ("cupti", "cpu", "timer cupti: needs a CUDA device"),
+        ("events", "cpu", "timer events: needs a CUDA device"),
+        ("cpu", "cuda", "timer cpu"),
+        *(
+            (name, "cuda", r"no CUDA device.*fsbench doctor")
+            for name in ("auto", "cupti", "events")
+        ),
+    ],
+)
+def test_a_timer_does_not_become_another(monkeypatch, name, device, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(TimerUnavailable, match=r"no CUDA device.*fsbench doctor"):
-        make_timer(name, "cuda")
+    with pytest.raises(TimerUnavailable, match=message):
+        make_timer(name, device)
 
 
 def test_unknown_names_are_the_callers_mistake():

@@ -12,7 +12,6 @@ from fsbench.errors import (
 from fsbench.verify import distribution, joint
 from fsbench.verify.check import ALPHA, FAMILY, MOST_CHECKS
 from fsbench.verify.statistics import (
-    MIN_EXPECTED,
     binomial_p,
     detectable_bias,
     detectable_factor,
@@ -147,37 +146,12 @@ def test_bins_of_the_large_problem_are_about_a_thousand_and_leave_no_token_out()
 # Goodness of fit
 
 
-def _law(size: int, seed: int = 0) -> np.ndarray:
-    p = np.exp(2 * np.random.default_rng(seed).standard_normal(size))
-    return p / p.sum()
-
-
-def test_an_honest_sampler_is_accepted_over_200_seeds():
-    p = _law(500)
-    results = [
-        goodness_of_fit(np.random.default_rng(seed).multinomial(2**14, p), p) for seed in range(200)
-    ]
-    assert all(check.passed for check in results)
-    # And its p-values are about uniform, so that ALPHA means what it says.
-    p_values = np.array([check.p_value for check in results])
-    assert p_values.mean() == pytest.approx(0.5, abs=0.08)
-    assert 0 < (p_values < 0.05).sum() < 25
-
-
 def test_rare_tokens_are_pooled_not_dropped():
     """A sampler that sends a tenth of its draws to tokens too rare for a bin of their own."""
     p = np.concatenate([np.full(10, 0.09999), np.full(1000, 0.0001 / 1000)])
     q = np.concatenate([np.full(10, 0.09), np.full(1000, 0.1 / 1000)])
     counts = np.random.default_rng(0).multinomial(10_000, q)
     assert not goodness_of_fit(counts, p / p.sum()).passed
-
-
-def test_bins_hold_enough_draws(monkeypatch):
-    p = _law(2000)
-    counts = np.random.default_rng(0).multinomial(2**14, p)
-    check = goodness_of_fit(counts, p)
-    bins = int(check.detail.split(" over ")[1].split()[0])
-    assert 2 <= bins <= 2**14 / MIN_EXPECTED
 
 
 def test_too_few_draws_to_test_anything_do_not_pass():
@@ -193,11 +167,6 @@ def test_detectable_bias_is_what_a_simulation_finds_with_probability_09():
     generator = np.random.default_rng(0)
     found = [not goodness_of_fit(generator.multinomial(draws, q), p).passed for _ in range(400)]
     assert np.mean(found) == pytest.approx(0.9, abs=0.05)
-
-
-def test_detectable_bias_shrinks_with_the_root_of_the_draws():
-    assert detectable_bias(100, 4 * 10**6) == pytest.approx(detectable_bias(100, 10**6) / 2)
-    assert detectable_bias(10, 10**6) < detectable_bias(100, 10**6)
 
 
 def test_one_battery_in_a_million_is_wrong():
