@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from flash_sample_cases import packed
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.profiler import ProfilerActivity, profile
 
 from fsbench import reference
@@ -276,12 +276,6 @@ def check_mask(provider: Provider, device: str, dtype: str) -> None:
     for form in (mask, packed(mask)):
         tokens = drawn(provider, logits, dtype, mask=form).tokens
         assert_same(f"with a mask of {form.dtype}", tokens, wanted)
-
-
-def packed(mask: Tensor) -> Tensor:
-    """The int32 form of a bool mask [B, V]: token v in bit v % 32 of word v // 32."""
-    bits = pad(mask, (0, -mask.shape[1] % 32)).unflatten(1, (-1, 32)).long()
-    return (bits << torch.arange(32, device=mask.device)).sum(2).to(torch.int32)
 
 
 def check_per_request_seed(provider: Provider, device: str, dtype: str) -> None:

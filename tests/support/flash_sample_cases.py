@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fsbench import reference
 from fsbench.kernels import Sample, flash_sample
@@ -50,13 +51,8 @@ def stored(logits: Tensor) -> dict[str, Tensor]:
 
 def packed(mask: Tensor, padding: bool = False) -> Tensor:
     """The int32 form of a bool mask [B, V]; padding is what the bits beyond V are."""
-    B, V = mask.shape
-    words = torch.full((B, -(-V // 32)), -int(padding), dtype=torch.int32)
-    for v in range(V):
-        bit = torch.tensor(1, dtype=torch.int32) << v % 32
-        word = words[:, v // 32]
-        words[:, v // 32] = torch.where(mask[:, v], word | bit, word & ~bit)
-    return words
+    bits = pad(mask, (0, -mask.shape[1] % 32), value=padding).unflatten(1, (-1, 32)).long()
+    return (bits << torch.arange(32, device=mask.device)).sum(2).to(torch.int32)
 
 
 def exact_logits(

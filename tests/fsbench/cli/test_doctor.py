@@ -131,7 +131,7 @@ CASES = [  # what is the case, check, status, part of the detail, part of the fi
     (no_driver, "nvml", "warning", "NVML: Driver Not Loaded", ""),
     (
         lambda box: (no_driver(box), box.install("nvidia-ml-py", None)),
-        *("nvml", "warning", "", "pip install nvidia-ml-py"),
+        *("nvml", "missing", "", "pip install nvidia-ml-py"),
     ),
 ]
 

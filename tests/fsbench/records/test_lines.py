@@ -67,12 +67,6 @@ def test_every_changed_digit_of_a_line_is_noticed(folder):
             read_records(folder)
 
 
-def test_lines_from_before_checksums_are_read(folder):
-    before = read_records(folder)
-    (folder / "points.jsonl").write_text(without_checksums(folder))
-    assert read_records(folder) == before
-
-
 @pytest.mark.parametrize(
     "changes",
     [

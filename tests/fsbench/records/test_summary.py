@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 
 import pandas as pd
 import pytest
 from cells import cell
 from tree import H200, RESULTS
 
-from fsbench.errors import ResultsError
 from fsbench.records.cell import CellRecord, Energy, Round
 from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv, frame, read_csv, row
@@ -102,17 +99,6 @@ def test_the_csv_is_exact_in_whole_numbers_and_survives_reading(tmp_path):
     assert list(table["folder"]) == [str(tmp_path / "a")] * 2 + [str(tmp_path / "b")] * 2
     assert table["reason"][1] == 'a reason, with "quotes"'
     assert table["median_us"][0] == 1.5 and pd.isna(table["median_us"][1])
-
-
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    folder = _folder(tmp_path / "a")
-
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ResultsError, match=r"cannot write results in .*: No space left on device"):
-        export_csv(*folder)
 
 
 def test_energy_first_call_and_parts():

@@ -193,18 +193,6 @@ def test_a_lone_member_is_drawn(step):
     assert (tokens[:, 1:] == -1).all()
 
 
-def test_rows_at_temperature_zero_take_the_first_of_the_largest():
-    logits = normal_logits(16, 128).round()  # so that many are equal
-    T = torch.tensor([[0.0], [1.0]]).repeat(8, 1)
-    tokens, picked = drawn(logits, T, greedy=True)
-    y = by_group(logits)
-    _, member = reference.group_and_member(tokens)
-    assert torch.equal(member[::2], y[::2].argmax(2))
-    assert torch.equal(picked[::2], y[::2].amax(2))
-    others, _ = drawn(logits, T.clamp_min(1.0))
-    assert torch.equal(tokens[1::2], others[1::2])
-
-
 @pytest.mark.parametrize("scale", [1e-45, 1e-42, 1e-38, 1e-30, 2.0**-60, 1e-10, 1.0, 1e30, 3e38])
 def test_rows_at_temperature_zero_take_the_largest_however_near_the_others_are(scale):
     """Members of one group that are neighbours among the numbers of fp32, of either sign."""

@@ -115,32 +115,20 @@ def outside(weight: Tensor, hidden: Tensor) -> list[tuple[int, int, float, float
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
-    weight=st.lists(ROWS, min_size=1, max_size=4),
-    hidden=st.lists(ROWS, min_size=1, max_size=3),
-    D=st.sampled_from([1, 2, 3, 16, 17, 100, 300]),
-    dtypes=st.sampled_from([(d, d) for d in DTYPES]),
-    seed=st.integers(0, 2**32),
-)
-@example([("constant", 49)], [("constant", 49)], 300, (torch.float32,) * 2, 0)
-@example([("one outlier", 60)], [("one outlier", 36)], 300, (torch.float32,) * 2, 0)
-@example([("constant", -140)], [("constant", 59)], 300, (torch.float32,) * 2, 0)
-@example([("constant", 59)], [("normal", -140)], 300, (torch.bfloat16,) * 2, 0)
-@example([("normal", -60)], [("normal", -63)], 300, (torch.bfloat16,) * 2, 0)
-def test_no_logit_is_outside_its_bound_whatever_the_magnitudes(weight, hidden, D, dtypes, seed):
-    assert not outside(matrix(weight, D, dtypes[0], seed), matrix(hidden, D, dtypes[1], seed + 1))
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    weight=st.lists(NEAR_ONE, min_size=1, max_size=4),
-    hidden=st.lists(NEAR_ONE, min_size=1, max_size=3),
-    D=st.sampled_from([1, 8, 64, 777, 1024]),
+    weight=st.lists(ROWS, min_size=1, max_size=4) | st.lists(NEAR_ONE, min_size=1, max_size=4),
+    hidden=st.lists(ROWS, min_size=1, max_size=3) | st.lists(NEAR_ONE, min_size=1, max_size=3),
+    D=st.sampled_from([1, 2, 3, 8, 16, 17, 64, 100, 300, 777, 1024]),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 2**32),
 )
-def test_no_logit_is_outside_its_bound(weight, hidden, D, dtype, seed):
+@example([("constant", 49)], [("constant", 49)], 300, torch.float32, 0)
+@example([("one outlier", 60)], [("one outlier", 36)], 300, torch.float32, 0)
+@example([("constant", -140)], [("constant", 59)], 300, torch.float32, 0)
+@example([("constant", 59)], [("normal", -140)], 300, torch.bfloat16, 0)
+@example([("normal", -60)], [("normal", -63)], 300, torch.bfloat16, 0)
+def test_no_logit_is_outside_its_bound_whatever_the_magnitudes(weight, hidden, D, dtype, seed):
     assert not outside(matrix(weight, D, dtype, seed), matrix(hidden, D, dtype, seed + 1))
 
 
@@ -297,34 +285,3 @@ def test_a_temperature_too_high_to_add_up_makes_everything_a_candidate():
     for T in (2.0**101, torch.inf, torch.nan):
         lower, upper = score_bounds(z, bound, torch.ones(1, 2), torch.tensor([[T]]))
         assert candidates(lower, upper).all()
-
-
-@pytest.mark.parametrize("term", ["residual", "norm", "reach", "spread"])
-def test_every_term_of_the_bound_is_needed(term):
-    """Without one of them a logit lies outside: the tests above could fail."""
-    D = 2048
-    draw = torch.Generator().manual_seed(5)
-    weight = torch.randn(4, D, generator=draw)
-    head = prepare_head(weight)
-    copy = head.scale.double()[:, None] * head.codes.double()
-    if term in ("residual", "reach"):
-        hidden = (weight.double() - copy).float()
-    else:  # an integer copy, so that only the rounding of hidden is left
-        weight = torch.randint(-127, 128, (4, D), generator=draw).float()
-        weight[:, 0] = 127
-        head = prepare_head(weight)
-        hidden = torch.rand(4, D, generator=draw) + 1
-        screened = screen_hidden(hidden)
-        codes = 256.0 * screened.high.double() + screened.low.double()
-        error = hidden.double() - screened.step.double()[:, None] * codes
-        hidden = (hidden.double() + 0 * error).float()
-        weight = torch.where(error > 0, 127.0, -127.0).float()
-        head = prepare_head(weight)
-    screened = screen_hidden(hidden)
-    if term in ("residual", "norm"):
-        head = head._replace(**{term: getattr(head, term) * 0})
-    else:
-        screened = screened._replace(**{term: getattr(screened, term) * 0})
-    z, bound = screen_logits(head, screened)
-    logits = hidden.double() @ weight.double().T
-    assert ((logits - z).abs() > bound).any()
