@@ -56,18 +56,6 @@ def greedy(logits, T, seed, offset):
 honest = noisy(samplers.argmax)
 
 
-def steps_share_the_noise(logits, T, seed, offset):
-    generator = torch.Generator().manual_seed(5)
-    return (logits - T * torch.empty_like(logits).exponential_(generator=generator).log()).argmax(1)
-
-
-def rare_tokens_left_out(logits, T, seed, offset):
-    """Top-p 0.9: what filters do."""
-    p, order = (logits / T).softmax(1).sort(1, descending=True)
-    dropped = (p.cumsum(1) - p > 0.9).gather(1, order.argsort(1))
-    return honest(logits.masked_fill(dropped, -torch.inf), T, seed, offset)
-
-
 BIASED: dict[str, Step] = {
     "temperature ignored": noisy(samplers.temperature_ignored),
     "temperature squared": noisy(lambda y, T, g: (y + T * T * g).argmax(1)),
@@ -80,13 +68,7 @@ BIASED: dict[str, Step] = {
     "always the same token": lambda y, *of: torch.full((len(y),), 3 % y.shape[1]),
     "greedy": greedy,
     "uniform": lambda y, *of: torch.randint(y.shape[1], (len(y),)),
-    "rows share the noise": noisy(lambda y, T, g: (y + T * g[:1]).argmax(1)),
-    "steps share the noise": steps_share_the_noise,
-    "padding has logit zero": lambda y, *of: honest(
-        torch.nn.functional.pad(y, (0, -y.shape[1] % 64)), *of
-    ).clamp_max(y.shape[1] - 1),
     "noise capped": noisy(lambda y, T, g: (y + T * g.clamp_max(5)).argmax(1)),
-    "rare tokens left out": rare_tokens_left_out,
 }
 
 

@@ -57,12 +57,6 @@ def test_no_measured_floor_where_none_is_known():
     assert row["measured_floor_us"] is None
 
 
-def test_dtype_sets_the_element_size():
-    (half,) = _rows("--batch", "1", "--model", "phi-4")
-    (single,) = _rows("--batch", "1", "--model", "phi-4", "--dtype", "fp32")
-    assert single["fused_bytes"] == 2 * half["fused_bytes"]
-
-
 def test_lists_and_models_form_a_sweep():
     rows = _rows(
         *("--batch", "1,2", "--d", "64,128", "--v", "1000", "--model", "phi-4,glm-5"),

@@ -69,17 +69,9 @@ def test_a_library_that_does_not_load_is_told(monkeypatch, tmp_path):
 def _build(folder: Path, compiler: str) -> subprocess.CompletedProcess:
     """Build the extension alone, with another compiler."""
 
+    to = ("--build-lib", folder, "--build-temp", folder)
     return subprocess.run(
-        [
-            sys.executable,
-            "setup.py",
-            "-q",
-            "build_ext",
-            "--build-lib",
-            folder,
-            "--build-temp",
-            folder,
-        ],
+        [sys.executable, "setup.py", "-q", "build_ext", *to],
         cwd=ROOT,
         env={**os.environ, "CC": compiler, "CXX": compiler},
         capture_output=True,

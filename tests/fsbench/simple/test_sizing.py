@@ -63,13 +63,3 @@ def test_nothing_covered_early_leaves_no_hot_set():
     flat = Coverage(V, SIZES, SIZES / V, SIZES / V)
     found = best(flat, COST, both=True)
     assert found.cost_us == pytest.approx(2 + 0.001 * V, rel=0.35)
-
-
-def test_the_papers_own_constants():
-    """SIMPLE's paper: c = 1.06e-8 s, c0 = 8.55e-6 s; its sampler then decides 300 to 393 rows/s.
-
-    Its model says more, at any coverage: whatever a(H), F is at most c0 + c V.
-    """
-    paper = Cost(1.06e-2, 8.55, (1.06e-2,) * 2, (8.55,) * 2)
-    slowest = 1e6 / (paper.c0_us + paper.c_us * 152_064)
-    assert slowest > 1.5 * 393

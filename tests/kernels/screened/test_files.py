@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from fsbench.errors import InvalidArgument, InvalidType, UnusableFile
 from fsbench.kernels.screened import files
-from fsbench.kernels.screened.files import load_head, save_head, weight_hash
+from fsbench.kernels.screened.files import load_head, save_head
 from fsbench.kernels.screened.head import ScreenedHead, prepare_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -201,13 +201,3 @@ def test_what_is_no_head_is_not_saved(path):
     with pytest.raises(InvalidArgument, match="weight: expected a non-empty matrix"):
         save_head(head._replace(weight=head.weight.view(-1)), path)
     assert not os.listdir(path.parent)
-
-
-def test_the_hash_covers_dtype_shape_and_values():
-    weight = weight_of()
-    hashes = {
-        weight_hash(w)
-        for w in (weight, weight.view(35, 96), weight.view(torch.float16), weight + 1)
-    }
-    assert len(hashes) == 4
-    assert weight_hash(weight.clone()) == weight_hash(weight)
