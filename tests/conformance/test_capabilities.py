@@ -26,12 +26,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FOUND = discover()
 
 
-@pytest.fixture
-def eager(monkeypatch):
-    """Compiled samplers without the compiler, as in test_providers.py."""
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-
-
 def interpreted(provider: Provider) -> Provider:
     """A Triton sampler as it runs on CPU tensors: not in bf16, which the interpreter multiplies
     wrongly."""

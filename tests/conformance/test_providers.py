@@ -14,7 +14,7 @@ import torch
 from tiers import full
 
 from fsbench.discover import Found, discover
-from fsbench.inputs import TORCH_DTYPES, make_hidden, make_weight
+from fsbench.inputs import make_hidden, make_weight
 from fsbench.problem import DEVICES, DTYPES, Problem
 from fsbench.provider import Kind, Provider
 from fsbench.verify import battery, verify
@@ -39,12 +39,6 @@ def quick(chosen: str) -> list:
 
 ODD = [(B, D, V) for B in (1, 3, 17) for D in (16, 40, 72) for V in (1, 2, 127, 1000)]
 """Off the multiples of every tile; rows of 40 bf16 numbers are aligned to 16 bytes, not to 64."""
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Compiled samplers without the compiler: their logic at many shapes in little time."""
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
 
 def provider(name: str) -> Provider:
@@ -209,7 +203,3 @@ def test_steps_draw_afresh(name, eager):
         draws.append(launch(hidden, seed, offset).clone())
         offset += 1
     assert len({tuple(tokens.tolist()) for tokens in draws}) == 4
-
-
-def test_dtypes_have_torch_types():
-    assert set(TORCH_DTYPES) == set(DTYPES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -175,14 +174,6 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture()
-def broken_plugins(tmp_path: Path) -> Iterator[list[Path]]:
-    sources = {"raises": "raise OSError('no luck')", "empty": "", "exits": "raise SystemExit(7)"}
-    for name, code in sources.items():
-        (tmp_path / f"{name}.py").write_text(code)
-    yield sorted(tmp_path.glob("*.py"))
-
-
 def test_example_is_listed(plugin: Path) -> None:
     assert plugin.stem in fsbench("list", "--provider-path", plugin)
 
@@ -210,10 +201,3 @@ def test_example_is_timed(plugin: Path, tmp_path: Path) -> None:
     assert keys <= set(first_cells(section("results-format.md", "points.jsonl")))
     env = json.loads((out / "env.json").read_text())
     assert set(env) <= set(first_cells(section("results-format.md", "env.json")))
-
-
-def test_broken_plugins_do_what_the_page_says(broken_plugins: list[Path]) -> None:
-    paths = [part for path in broken_plugins for part in ("--provider-path", path)]
-    output = fsbench("list", *paths, "--json")
-    for reason in ("OSError: no luck", "defines no PROVIDER", "SystemExit: 7"):
-        assert reason in output
