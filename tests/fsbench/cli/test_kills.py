@@ -1,4 +1,4 @@
-"""Runs that are killed at any instant lose nothing and repeat nothing; one writer at a time."""
+"""Runs that are killed, interrupted or out of space lose nothing and repeat nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -112,24 +113,6 @@ def test_200_kills_at_random_instants(fsbench, slow, started, tmp_path):
     kill_at_random(fsbench, slow, started, tmp_path, kills=200, seed=2)
 
 
-def test_a_folder_that_is_written_to_is_refused_with_the_owners_pid(
-    fsbench, slow, started, tmp_path
-):
-    folder, hold = tmp_path / "x", tmp_path / "hold"
-    hold.touch()
-    owner = started("run", *slow, "--out", folder)
-    while not (folder / "running.json").exists():
-        assert owner.is_alive()
-        time.sleep(0.01)
-    for again in (["--resume", folder], [*slow, "--out", folder]):
-        code, _, err = fsbench("run", *again)
-        assert code == 2 and len(err.splitlines()) <= 2
-        assert f"process {owner.pid} is writing" in err or "already holds results" in err
-    hold.unlink()
-    owner.join()
-    assert owner.exitcode == 0 and rounds(folder) == EVERY
-
-
 def test_two_resumes_at_once_measure_every_round_once(fsbench, slow, started, tmp_path):
     folder, hold = tmp_path / "x", tmp_path / "hold"
     hold.touch()
@@ -178,6 +161,39 @@ def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(slow, starte
     assert process.exitcode == 130
     assert "stopped; to continue: fsbench run --resume x" in said and "Traceback" not in said
     assert read_records(tmp_path / "x")
+
+
+def test_resume_repeats_the_options_of_the_run_and_none_of_its_rounds(fsbench, tmp_path):
+    fsbench("run", "--preset", "smoke", *TINY, "--temperature", "0.5", "--out", "x")
+    before = (tmp_path / "x" / "points.jsonl").read_bytes()
+    assert fsbench("run", "--resume", "x")[0] == 0
+    assert (tmp_path / "x" / "points.jsonl").read_bytes() == before
+    # What is given on top extends the run.
+    fsbench("run", "--resume", "x", "--batch", "5")
+    cells = [record.cell.problem for record in read_records(tmp_path / "x")]
+    assert {(cell.B, cell.temperature) for cell in cells} == {(1, 0.5), (3, 0.5), (5, 0.5)}
+
+
+@pytest.mark.full
+def test_a_full_disk_is_one_line_and_the_run_can_be_continued(fsbench, tmp_path):
+    """A limit on the size of files stands for the disk: a write that crosses it is cut short."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))"
+    code = f"{limit}\nfrom fsbench.cli import main\nmain()"
+    arguments = ["run", "--preset", "smoke", *TINY, "--rounds", "4", "--out", "x"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    stopped, error = done.stderr.splitlines()[-2:]
+    assert stopped == "stopped; to continue: fsbench run --resume x"
+    assert error == "error: cannot write results in x: File too large"
+    assert "Traceback" not in done.stderr
+    text = (tmp_path / "x" / "points.jsonl").read_bytes()
+    assert len(text) == 6000 and not text.endswith(b"\n")
+    assert read_records(tmp_path / "x")
+    assert fsbench("run", "--resume", "x")[0] == 0
+    measured = rounds(tmp_path / "x")
+    assert set(measured.values()) == {1} and len(measured) == 3 * 2 * 4
 
 
 def test_runs_that_start_within_a_second_have_folders_of_their_own(fsbench, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 from cells import CELL, MACHINE, OTHER, cell, numbers
@@ -161,15 +160,6 @@ def test_a_path_that_cannot_be_a_folder_is_named(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ResultsError, match=f"cannot write results in {path}: "):
             Store.create(path, MACHINE)
-
-
-def test_an_unwritable_folder_is_named(tmp_path, monkeypatch):
-    def refuse(*arguments, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ResultsError, match=r"cannot write results in .*: Permission denied"):
-        Store.create(tmp_path / "run", MACHINE)
 
 
 def _full(*arguments, **options):
