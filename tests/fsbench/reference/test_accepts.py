@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from flash_sample_cases import NOISE, counter
 from torch import Tensor
 
 from fsbench import inputs, reference
@@ -14,12 +15,6 @@ from fsbench.problem import Problem, models
 from fsbench.reference import logits as logits_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-NOISE = ("group", "token")
-
-
-def counter(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
 
 
 def normal_logits(B: int, V: int, sigma: float = 1.0) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from flash_sample_cases import NOISE, counter
 from torch import Tensor
 
 from fsbench import reference
@@ -15,12 +16,7 @@ from fsbench.verify.statistics import goodness_of_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NOISE = ("group", "token")
 MASK32 = 2**32 - 1
-
-
-def counter(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
 
 
 def normal_logits(B: int, V: int, sigma: float = 1.0) -> Tensor:

@@ -50,14 +50,16 @@ def test_nothing_is_kept_for_a_gradient():
     assert (sample.tokens >= 0).all()
 
 
-def test_what_is_no_head_is_named():
-    with pytest.raises(InvalidType, match="weight: expected a tensor of bf16"):
-        prepare_head([[1.0]])
-    with pytest.raises(InvalidType, match=r"weight: .* got torch.int8"):
-        prepare_head(torch.zeros(2, 2, dtype=torch.int8))
-    with pytest.raises(InvalidArgument, match="weight: expected a non-empty matrix"):
-        prepare_head(torch.zeros(2, 0))
-    with pytest.raises(InvalidArgument, match="weight: expected it contiguous"):
-        prepare_head(torch.zeros(4, 3).T)
-    with pytest.raises(InvalidArgument, match="weight: expected at most 131072 columns"):
-        prepare_head(torch.zeros(1, 131_073))
+@pytest.mark.parametrize(
+    ("weight", "error", "message"),
+    [
+        ([[1.0]], InvalidType, "weight: expected a tensor of bf16"),
+        (torch.zeros(2, 2, dtype=torch.int8), InvalidType, r"weight: .* got torch.int8"),
+        (torch.zeros(2, 0), InvalidArgument, "weight: expected a non-empty matrix"),
+        (torch.zeros(4, 3).T, InvalidArgument, "weight: expected it contiguous"),
+        (torch.zeros(1, 131_073), InvalidArgument, "weight: expected at most 131072 columns"),
+    ],
+)
+def test_what_is_no_head_is_named(weight, error, message):
+    with pytest.raises(error, match=message):
+        prepare_head(weight)
