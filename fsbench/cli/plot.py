@@ -22,9 +22,9 @@ def plot(
 ) -> None:
     """Draw the figures of every configuration in the results.
 
-    These are runtime, speedup, roofline and bandwidth; the breakdown of kernel time into matmul and
-    sampling; costs: energy, memory and the first call; and what storing the logits adds. What was
-    not measured is left out.
+    These are runtime, speedup, roofline and bandwidth; headline: the time over that of the matmul;
+    the breakdown of kernel time into matmul and sampling; costs: energy, memory and the first call;
+    and what storing the logits adds. What was not measured is left out.
     Where several LM heads were measured alike, also the fastest sampler by B and LM head; where
     several numbers of GPUs were, the time against these. Of problems with filters, heat maps of
     the time over that of the matmul alone; their other figures only if --figure names them. Of
@@ -38,7 +38,7 @@ def plot(
     from fsbench.e2e.records import STEPS, read
     from fsbench.e2e.summary import summary
     from fsbench.figures import configuration as of_one
-    from fsbench.figures import end_to_end, filters, winners
+    from fsbench.figures import end_to_end, filters, headline, winners
     from fsbench.figures import scaling as of_ranks
     from fsbench.figures.parts import check_formats, save
     from fsbench.figures.style import styles
@@ -78,6 +78,8 @@ def plot(
                 keep(of_one.draw(name, one, looks), f"{name}_{one.stem}", absent)
         for stem, alike in scaling.over_ranks(found).items() if "scaling" in chosen else ():
             keep(of_ranks.draw(alike, looks), f"scaling_{stem}")
+        for stem, same in headline.over_logits(found).items() if "headline" in chosen else ():
+            keep(headline.draw(same), f"headline_{stem}")
         for stem, alike in families(found).items() if "winner" in chosen else ():
             keep(winners.draw(alike, looks), f"winner_{stem}")
         for stem, alike in filters.over_filters(found).items() if "filters" in chosen else ():

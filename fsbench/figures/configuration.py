@@ -46,7 +46,7 @@ def _runtime(configuration: Configuration, styles: Styles) -> Figure:
     draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.median_us))
     axes.set_yscale("log")
     plain_log_ticks(axes.yaxis)
-    axes.set_ylabel("Median time (µs)")
+    axes.set_ylabel("Median time (µs), log scale")
     batch_axis(axes, configuration)
     legend(figure, axes)
     return figure
@@ -110,8 +110,8 @@ def _roofline(configuration: Configuration, styles: Styles) -> Figure:
         label = f"roof, {roof.source}:\n{roof.tb_per_s:g} TB/s, {roof.tflops:g} TFLOP/s"
         axes.plot(x, [roof.tflops_at(point) for point in x], label=label, **style)
     axes.set(xscale="log", yscale="log", xlim=span)
-    axes.set_xlabel("Arithmetic intensity of the fused step (FLOP/byte)")
-    axes.set_ylabel("Matmul rate, 2BDV / median time (TFLOP/s)")
+    axes.set_xlabel("Arithmetic intensity of the fused step (FLOP/byte), log scale")
+    axes.set_ylabel("Matmul rate, 2BDV / median time (TFLOP/s), log scale")
     plain_log_ticks(axes.xaxis)
     plain_log_ticks(axes.yaxis)
     legend(figure, axes)
@@ -153,7 +153,7 @@ def _breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
     for axes in (sampling, matmul):
         axes.set_yscale("log")
         plain_log_ticks(axes.yaxis)
-        axes.set_ylabel("Time in kernels (µs)")
+        axes.set_ylabel("Time in kernels (µs), log scale")
     share.set_ylabel("Sampling / time in all kernels (%)")
     for axes in (sampling, matmul, share):
         batch_axis(axes, split)
@@ -172,8 +172,8 @@ def _sampling_share(rows: pd.DataFrame) -> pd.Series:
 def _costs(configuration: Configuration, styles: Styles) -> Figure | None:
     """What a sampler costs beside time: energy, memory, and the first call."""
     panels = {
-        "Energy": ("j_per_token", "Joules per step, of B tokens"),
-        "Peak extra memory": ("peak_extra_bytes", "MB beyond weight and hidden"),
+        "Energy": ("j_per_token", "Joules per step of B tokens, log scale"),
+        "Peak extra memory": ("peak_extra_bytes", "MB beyond weight and hidden, log scale"),
         "First call": ("first_call_s", _first_call_label(configuration)),
     }
     known = {title: _known(configuration, column) for title, (column, _) in panels.items()}
@@ -206,7 +206,7 @@ def _first_call_label(configuration: Configuration) -> str:
     """That first calls are of a process whose compilers had caches on disk, if all are."""
     warm = configuration.measured.get("warm", pd.Series(dtype=object)).fillna("")
     caches = "\ncaches of the compilers warm" if len(warm) and (warm != "").all() else ""
-    return f"Build and first step (s){caches}"
+    return f"Build and first step (s), log scale{caches}"
 
 
 def _known(configuration: Configuration, column: str) -> Configuration | None:
@@ -262,9 +262,8 @@ FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
 }
 """The figures of a configuration, by the name that begins their files' names."""
 
-ALL = (*FIGURES, "winner", "scaling", "filters", "tpot")
-"""And those of several configurations together: winners, scaling and filters beside this file; and
-end_to_end, of other results."""
+ALL = (*FIGURES, "headline", "winner", "scaling", "filters", "tpot")
+"""And those of several configurations together, each in its file; tpot is end_to_end's."""
 
 ABSENT = {
     "speedup": "no fused and unfused exact sampler were measured in one run",

@@ -63,18 +63,24 @@ def _drawn(rows: pd.DataFrame) -> Figure:
                 )
         bound = of_model[of_model.baseline].sort_values("b")
         if bound.amdahl_pct.notna().any():
-            lower.plot(bound.b, bound.amdahl_pct, ":", color="#444444", label="sampling in no time")
+            lower.plot(
+                bound.b,
+                bound.amdahl_pct,
+                ":",
+                color="#444444",
+                label="bound: sampling in no time,\nthe same matmul",
+            )
         lower.axhline(0, color="#444444", linewidth=0.8)
         batches = sorted(of_model.b.unique())
         lower.set_xscale("log", base=2)
         lower.set_xticks(batches, [str(B) for B in batches])
         lower.minorticks_off()
-        lower.set_xlabel("Requests at a time, B")
+        lower.set_xlabel("Requests at a time, B, log scale")
         upper.set_title(f"{model}, TP {tp}")
         upper.margins(y=0.08)
         upper.set_ylim(bottom=0)
-    panels[0, 0].set_ylabel("Time per output token (ms)")
-    panels[1, 0].set_ylabel("Saved (%)")
+    panels[0, 0].set_ylabel("Time per output token (ms)\nbars: lowest to highest run")
+    panels[1, 0].set_ylabel("Saved (%)\nbars: ± 1 standard deviation")
     first = rows.iloc[0]
     figure.suptitle(
         f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}",

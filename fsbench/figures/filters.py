@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from fsbench.analysis.tables import (
     FILTERS,
@@ -16,10 +18,10 @@ from fsbench.analysis.tables import (
     filters_in_words,
     stems,
 )
-from fsbench.figures.parts import laid_out
+from fsbench.figures.parts import laid_out, plain_log_ticks
 from fsbench.provider import Kind
 
-_COLUMNS = 3  # panels beside each other
+_COLUMNS = 6  # panels beside each other
 
 
 def over_filters(found: list[Configuration]) -> dict[str, list[Configuration]]:
@@ -64,7 +66,7 @@ def _drawn(table: pd.DataFrame, first: Configuration) -> Figure:
     names = list(table.groupby("provider").ratio.median().sort_values().index)
     columns = min(_COLUMNS, len(names))
     lines = math.ceil(len(names) / columns)
-    size = (2.6 + (0.9 + 0.55 * len(batches)) * columns, (1.1 + 0.19 * len(filters)) * lines + 1)
+    size = (2.4 + (0.12 + 0.39 * len(batches)) * columns, (0.7 + 0.14 * len(filters)) * lines + 1.2)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True)
     norm = LogNorm(min(1.0, table.ratio.min()), max(2.0, table.ratio.quantile(0.95)))
@@ -73,11 +75,16 @@ def _drawn(table: pd.DataFrame, first: Configuration) -> Figure:
     for axes, name in zip(panels.flat, names, strict=False):
         own = table[table.provider == name]
         cells = own.pivot(index="filters", columns="b", values="ratio")
-        _heat(axes, cells.reindex(index=filters, columns=batches), norm)
-        axes.set_title(own.label.iloc[-1], fontsize=9)
+        image = _heat(axes, cells.reindex(index=filters, columns=batches), norm)
+        axes.set_title(textwrap.fill(own.label.iloc[-1], 7 * len(batches)), fontsize=8)
     for axes in panels[:, 0]:
-        axes.set_yticks(range(len(filters)), filters, fontsize=7)
+        axes.set_yticks(range(len(filters)), filters, fontsize=8)
     figure.supxlabel("Batch size B (rows)", fontsize=9)
+    bar = figure.colorbar(
+        image, ax=panels, location="bottom", shrink=0.5, aspect=50, pad=0.01, extend="max"
+    )
+    bar.set_label("time over that of the matmul alone, log scale", fontsize=8)
+    plain_log_ticks(bar.ax.xaxis)
     row = first.rows.iloc[0].copy()
     for name, off in FILTERS.items():
         row[name] = off
@@ -88,16 +95,17 @@ def _drawn(table: pd.DataFrame, first: Configuration) -> Figure:
     return figure
 
 
-def _heat(axes: Axes, cells: pd.DataFrame, norm: LogNorm) -> None:
-    axes.imshow(cells.to_numpy(dtype=float), norm=norm, cmap="viridis_r", aspect="auto")
+def _heat(axes: Axes, cells: pd.DataFrame, norm: LogNorm) -> AxesImage:
+    image = axes.imshow(cells.to_numpy(dtype=float), norm=norm, cmap="viridis_r", aspect="auto")
     for y, values in enumerate(cells.to_numpy()):
         for x, value in enumerate(values):
             if not math.isnan(value):
                 colour = "white" if norm(value) > 0.55 else "black"
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=6)
-    axes.set_xticks(range(cells.shape[1]), [str(B) for B in cells.columns], fontsize=7)
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(cells.shape[1]), [str(B) for B in cells.columns], fontsize=8)
     axes.tick_params(length=0)
     axes.grid(False)
+    return image
 
 
 def _order(configuration: Configuration) -> tuple[bool, float, float, float]:

@@ -12,7 +12,8 @@ from fsbench.figures.parts import laid_out
 from fsbench.simple import sizing
 from fsbench.simple.hot import Coverage
 
-_BLUE, _RED, _GREEN, _GREY = "#1f77b4", "#d7301f", "#2ca02c", "#6e6e6e"
+_BLUE, _RED, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#6e6e6e"  # Okabe and Ito
+_DESIGNS = {"full-V port": _GREY, "sequence-parallel": _BLUE, "offloaded": _GREEN, "SHVS": _RED}
 
 
 def _figure(panels: int, title: str) -> tuple[Figure, list[Any]]:
@@ -28,8 +29,7 @@ def ablation(steps: pd.DataFrame, title: str) -> Figure | None:
         groups = list(steps.groupby("controls", sort=False))
         figure, all_axes = _figure(len(groups), title)
         for axes, (controls, rows) in zip(all_axes, groups, strict=True):
-            colors = [_GREY, _BLUE, _GREEN, _RED]
-            bars = axes.bar(rows.design, rows.rows_per_s, color=colors)
+            bars = axes.bar(rows.design, rows.rows_per_s, color=[_DESIGNS[d] for d in rows.design])
             axes.bar_label(bars, [f"{value:,.0f}" for value in rows.rows_per_s], fontsize=8)
             axes.set_yscale("log")
             axes.set_ylim(steps.rows_per_s.min() / 3, steps.rows_per_s.max() * 3)
@@ -37,7 +37,7 @@ def ablation(steps: pd.DataFrame, title: str) -> Figure | None:
             axes.set_axisbelow(True)
             axes.tick_params("x", rotation=20)
             axes.set_title({"plain": "no filters, no penalties"}.get(controls, "all controls on"))
-            axes.set_ylabel("rows per second of one sampler")
+            axes.set_ylabel("rows per second of one sampler, log scale")
         return figure
 
     return laid_out(drawing)
@@ -51,7 +51,7 @@ def sized(scans: pd.DataFrame, cover: Coverage, cost: sizing.Cost, title: str) -
         H = np.geomspace(scans.h.min(), cover.V, 300)
         scan.plot(scans.h, scans.settled_us, "o", color=_BLUE, label="measured")
         scan.plot(H, cost.scan_us(H), color=_GREY, label="c H + c0")
-        scan.set_ylabel("hot path (µs per row)")
+        scan.set_ylabel("hot path (µs per row), log scale")
         scan.set_title("Cost of the hot path")
         scan.set_yscale("log")
         share.plot(H, cover.at(H), color=_GREY, label="mean")
@@ -70,7 +70,7 @@ def sized(scans: pd.DataFrame, cover: Coverage, cost: sizing.Cost, title: str) -
         speed.set_title("Throughput of one sampler")
         for axes in (scan, share, speed):
             axes.set_xscale("log")
-            axes.set_xlabel("H, hot tokens")
+            axes.set_xlabel("H, hot tokens, log scale")
             axes.legend()
         return figure
 
@@ -82,15 +82,16 @@ def scaled(scaling: pd.DataFrame, title: str) -> Figure | None:
 
     def drawing() -> Figure:
         figure, (axes,) = _figure(1, title)
-        for color, (design, rows) in zip((_GREEN, _RED), scaling.groupby("design"), strict=False):
+        for design, rows in scaling.groupby("design"):
+            color = _DESIGNS[design]
             axes.plot(rows.samplers, rows.rows_per_s, "o-", color=color, label=design)
             ideal = rows.rows_per_s.iloc[0] * rows.samplers / rows.samplers.iloc[0]
             axes.plot(rows.samplers, ideal, ":", color=color)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(sorted(set(scaling.samplers)), labels=sorted(set(scaling.samplers)))
-        axes.set_xlabel("samplers")
-        axes.set_ylabel("rows per second")
+        axes.set_xlabel("samplers, log scale")
+        axes.set_ylabel("rows per second, log scale")
         axes.set_title("Scaling (dotted: linear)")
         axes.legend()
         return figure
@@ -103,7 +104,8 @@ def exposed(overlap: pd.DataFrame, title: str) -> Figure | None:
 
     def drawing() -> Figure:
         figure, (axes,) = _figure(1, title)
-        for color, (design, rows) in zip((_GREEN, _RED), overlap.groupby("design"), strict=False):
+        for design, rows in overlap.groupby("design"):
+            color = _DESIGNS[design]
             axes.plot(rows.b, rows.exposed_serial_us, "o:", color=color, label=f"{design}, serial")
             axes.plot(
                 rows.b, rows.exposed_overlapped_us, "o-", color=color, label=f"{design}, overlapped"
@@ -111,8 +113,8 @@ def exposed(overlap: pd.DataFrame, title: str) -> Figure | None:
         axes.set_xscale("log", base=2)
         axes.set_yscale("symlog", linthresh=10)
         axes.set_xticks(sorted(set(overlap.b)), labels=sorted(set(overlap.b)))
-        axes.set_xlabel("B")
-        axes.set_ylabel("exposed time (µs per step)")
+        axes.set_xlabel("B, log scale")
+        axes.set_ylabel("exposed time (µs per step),\nlog scale beyond ± 10")
         axes.legend()
         return figure
 

@@ -35,6 +35,9 @@ _METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
 }
 
+NOTES = {Kind.EXACT: "", Kind.LOWER_BOUND: "no sampling: "}
+"""What stands before a label; a matmul that stores logits bounds no fused sampler from below."""
+
 PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
 
 
@@ -108,7 +111,7 @@ def panel_row(
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontweight="bold", pad=30)
     words = panels[0].annotate(
-        f"{configuration.title}\n{configuration.conditions}",
+        f"{configuration.title}{_runs_in_words(configuration)}\n{configuration.conditions}",
         xy=(0, 1),
         xycoords="axes fraction",
         xytext=(0, 5),
@@ -120,13 +123,24 @@ def panel_row(
     return figure, panels
 
 
+def _runs_in_words(configuration: Configuration) -> str:
+    """How many runs the rows are of, and how far apart their times of one cell are; '' of one."""
+    ok = configuration.rows[configuration.rows.status == "ok"]
+    runs = ok.folder.nunique()
+    if runs < 2:
+        return ""
+    times = ok.groupby(["provider", "b"]).median_us
+    apart = (times.max() / times.min() - 1).max()
+    return f"; {runs} runs, up to {apart:.0%} apart in a cell"
+
+
 def draw_all(
     axes: Axes,
     configuration: Configuration,
     styles: Styles,
     points: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]],
 ) -> None:
-    """One line per provider: fused samplers first in the legend, lower bounds last."""
+    """One line per provider: fused samplers first in the legend, those that draw nothing last."""
     measured = configuration.measured.sort_values("b")
     order = {Kind.EXACT: 1, Kind.LOWER_BOUND: 3}
     fused = configuration.providers(Kind.EXACT, fused=True)
@@ -135,8 +149,7 @@ def draw_all(
         key=lambda name: 0 if name in fused else order.get(styles[name].kind, 2),
     ):
         style = styles[provider]
-        note = "" if style.kind is Kind.EXACT else f"{style.kind.replace('_', ' ')}: "
-        label = note + configuration.label(provider)
+        label = NOTES.get(style.kind, f"{style.kind}: ") + configuration.label(provider)
         x, y = points(measured[measured.provider == provider])
         if style.kind is Kind.LOWER_BOUND and len(x) == 1:
             axes.axhline(y.iloc[0], label=label, **style.line)  # one point is no line
@@ -147,11 +160,16 @@ def draw_all(
 def batch_axis(axes: Axes, configuration: Configuration) -> None:
     """B in powers of two, marked as plain numbers."""
     batches = sorted(configuration.measured.b.unique())
+    batch_ticks(axes, batches)
+    axes.set_xlabel("Batch size B (rows), log scale")
+
+
+def batch_ticks(axes: Axes, batches: list[int]) -> None:
+    """A logarithmic x axis with the powers of two among `batches` marked, or all if none is."""
     powers = [B for B in batches if B & (B - 1) == 0]
     axes.set_xscale("log", base=2)
     axes.set_xticks(powers or batches, [str(B) for B in powers or batches])
     axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.set_xlabel("Batch size B (rows)")
 
 
 def plain_log_ticks(axis: Axis) -> None:

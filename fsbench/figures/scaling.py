@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from fsbench.analysis.scaling import scaling_table
 from fsbench.analysis.tables import Configuration, conditions_in_words
-from fsbench.figures.parts import laid_out, legend, plain_log_ticks
+from fsbench.figures.parts import NOTES, laid_out, legend, plain_log_ticks
 from fsbench.figures.style import Style
 from fsbench.provider import Kind
 
@@ -34,23 +34,27 @@ def _drawn(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
         of_b = table.loc[B]
         for provider in of_b.index:
             times = of_b.loc[provider, [f"tp{n}_min_us" for n in degrees]].astype(float)
-            kind = styles[provider].kind
-            note = " (lower bound)" if kind is Kind.LOWER_BOUND else ""
-            axes.plot(
-                degrees, times, label=f"{of_b.label[provider]}{note}", **styles[provider].line
-            )
+            label = NOTES.get(styles[provider].kind, "") + of_b.label[provider]
+            axes.plot(degrees, times, label=label, **styles[provider].line)
         ideal = _ideal(of_b, styles, degrees)
         if ideal:
-            axes.plot(degrees, ideal, ":", color="#444444", linewidth=1.4, label="ideal")
+            axes.plot(
+                degrees,
+                ideal,
+                ":",
+                color="#444444",
+                linewidth=1.4,
+                label="ideal: the best exact TP = 1, over TP",
+            )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(degrees, [str(n) for n in degrees])
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         plain_log_ticks(axes.yaxis)
-        axes.set_xlabel("GPUs (TP)")
+        axes.set_xlabel("GPUs (TP), log scale")
         axes.set_title(f"B = {B}")
     first = alike[0].rows.iloc[0]
-    panels[0].set_ylabel("Least time of a step, slowest rank (µs)")
+    panels[0].set_ylabel("Least time of a step, slowest rank (µs), log scale")
     figure.suptitle(
         f"{first.gpu_name or 'CPU'}, D = {first.d:,}, V = {first.v:,}; "
         f"{conditions_in_words(first)}",

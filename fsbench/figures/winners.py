@@ -11,6 +11,7 @@ from fsbench.analysis.recommend import Advice, recommend
 from fsbench.analysis.tables import Configuration, conditions_in_words
 from fsbench.figures.parts import laid_out
 from fsbench.figures.style import Style
+from fsbench.problem import models
 from fsbench.provider import Kind
 
 
@@ -31,7 +32,7 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
 
 def _drawn(rows: list[tuple[Configuration, list[Advice]]], styles: dict[str, Style]) -> Figure:
     batches = sorted({advice.b for _, found in rows for advice in found})
-    width = max(8.5, 3.6 + 0.62 * len(batches))  # the title needs 8.5
+    width = max(8.8, 3.6 + 0.62 * len(batches))  # the title needs 8.5
     figure = Figure(figsize=(width, 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     marks = _marks(rows)
@@ -45,15 +46,14 @@ def _drawn(rows: list[tuple[Configuration, list[Advice]]], styles: dict[str, Sty
     axes.set_xlim(-0.5, len(batches) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xticks(range(len(batches)), [str(B) for B in batches])
-    axes.set_yticks(
-        range(len(rows)), ["D = {:,}, V = {:,}".format(*_size(each)) for each, _ in rows]
-    )
+    axes.set_yticks(range(len(rows)), [_head(*_size(each)) for each, _ in rows])
     axes.tick_params(length=0)
     axes.grid(False)
     axes.set_xlabel("Batch size B (rows)")
     first = rows[0][0].rows.iloc[0]
     axes.set_title(
-        "Fastest exact sampler, and what it saves over the fastest of the other way\n"
+        "Fastest exact sampler of each LM head, D × V, and the time it saves\n"
+        "over the fastest of the other way: fused, or over stored logits\n"
         f"{first.gpu_name or 'CPU'}; {conditions_in_words(first)}"
     )
     labels = {advice.best: each.label(advice.best) for each, found in rows for advice in found}
@@ -80,6 +80,12 @@ def _has(configuration: Configuration, provider: str) -> bool:
 def _size(configuration: Configuration) -> tuple[int, int]:
     first = configuration.rows.iloc[0]
     return int(first.d), int(first.v)
+
+
+def _head(D: int, V: int) -> str:
+    """The models that have this LM head, by name, and its size."""
+    names = [f"{model.name}, " for model in models().values() if (model.D, model.V) == (D, V)]
+    return f"{''.join(names)}{D:,} × {V:,}"
 
 
 def _saving(advice: Advice) -> str:

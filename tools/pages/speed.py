@@ -31,6 +31,7 @@ from pages.blocks import (
 from pages.exact import checks_of
 
 PAPER, LEAN, ODD = "paper-20261121", "lean-20261121", "odd-20261121"
+SCREENED = "screened-d4096-20261122"
 HEADS = ("models-20261121", "models-rest-20261121")
 ALL = (PAPER, LEAN, "lean-d8192-20261121", "lean-d8192-large-20261121")
 OURS = (PORTABLE, HOPPER)
@@ -81,6 +82,18 @@ def headline() -> str:
 
 
 @block
+def headline_figure() -> str:
+    """The figure that `make plots` draws of these records, and their source."""
+    runs = (LEAN, SCREENED)
+    picture = (
+        "![Time over the matmul alone, by batch size: fused, fused with a screened head, the "
+        f"fastest that stores logits, FlashInfer](ROOT/plots/headline_{STEMS[SMALL[0]]}.png)"
+    )
+    told = "Each line is over the matmul of its own run. The screened head's logits are normal:3."
+    return with_source(f"{picture}\n\n{told}", *h200(*runs))
+
+
+@block
 def decisions() -> str:
     """Which call for which request, and what it costs or gains."""
     plain = at(over_matmul(PAPER), 1, 128)
@@ -91,7 +104,7 @@ def decisions() -> str:
     us = medians("truncated-20261122").unstack("provider")
     faster = us[["flashinfer_top_k_top_p", "flashinfer_top_k_top_p_lean"]].min(axis=1)
     faster = faster / us.flash_sampling_topk_topp
-    screened = over_matmul("screened-d4096-20261122", ours="flash_sampling_screened")
+    screened = over_matmul(SCREENED, ours="flash_sampling_screened")
     ideal = pd.read_csv(H200 / "tp-20261122" / f"scaling_{STEMS[8192]}.csv")
     ideal = ideal[ideal.provider == HOPPER].tp4_ideal
     saved = pd.read_csv(H200 / "e2e-vllm-8b-20261122" / "e2e.csv")

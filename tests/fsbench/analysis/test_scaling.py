@@ -48,7 +48,7 @@ def test_the_figure_has_the_times_and_the_ideal_line():
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["B = 16", "B = 64"]
     lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].get_lines()}
     assert lines["Label of ours"] == [[1, 410], [2, 210], [4, 110]]
-    assert lines["ideal"] == [[1, 410], [2, 205], [4, 102.5]]
+    assert lines["ideal: the best exact TP = 1, over TP"] == [[1, 410], [2, 205], [4, 102.5]]
     assert "H200" in figure.get_suptitle()
 
 

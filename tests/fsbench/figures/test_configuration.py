@@ -79,11 +79,11 @@ def test_runtime_shows_every_provider_on_logarithmic_axes(figures):
         "Label of faster",
         "Label of slow",
         "greedy: Label of greedy_one",
-        "lower bound: Label of floor",
+        "no sampling: Label of floor",
     ]
     assert list(lines["Label of slow"].get_xdata()) == [1, 2, 4]
     assert list(lines["Label of slow"].get_ydata()) == [450, 450, 450]
-    assert axes.get_ylabel() == "Median time (µs)"
+    assert axes.get_ylabel() == "Median time (µs), log scale"
 
 
 def test_batch_ticks_are_plain_powers_of_two():
@@ -96,7 +96,7 @@ def test_batch_ticks_are_plain_powers_of_two():
 @pytest.mark.parametrize("name", ["runtime", "roofline", "bandwidth"])
 def test_lower_bounds_are_dashed_lines_without_markers(figures, name):
     lines = _lines(figures[name].axes[0])
-    bound = lines["lower bound: Label of floor"]
+    bound = lines["no sampling: Label of floor"]
     assert bound.get_marker() in ("None", "", None)
     assert bound.get_linestyle() == "--"  # matplotlib's name for any dash pattern
     assert lines["Label of slow"].get_marker() not in ("None", "", None)
@@ -105,7 +105,7 @@ def test_lower_bounds_are_dashed_lines_without_markers(figures, name):
 
 def test_a_lower_bound_at_one_batch_size_is_still_a_line():
     (axes,) = _draw("runtime", _rows(batches=(4,))).axes
-    assert list(_lines(axes)["lower bound: Label of floor"].get_xdata()) == [0, 1]  # whole width
+    assert list(_lines(axes)["no sampling: Label of floor"].get_xdata()) == [0, 1]  # whole width
 
 
 def test_title_names_gpu_shape_dtype_timer_and_graph(figures):
@@ -151,7 +151,7 @@ def test_roofline_draws_both_roofs_by_name(figures):
 def test_roofline_hides_a_bound_that_does_no_matmul_only_where_it_is_above_the_roof():
     (axes,) = _draw("roofline", _rows(batches=(1, 64, 1024))).axes
     lines = _lines(axes)
-    shown = list(pd.notna(lines["lower bound: Label of floor"].get_ydata()))
+    shown = list(pd.notna(lines["no sampling: Label of floor"].get_ydata()))
     assert shown == [True, True, False]
     assert pd.notna(lines["Label of fast"].get_ydata()).all()  # a contender is never hidden
 
@@ -248,8 +248,8 @@ def test_costs_are_energy_memory_and_first_call():
     assert list(_lines(energy)["Label of slow"].get_ydata()) == pytest.approx([0.2, 0.4, 0.8])
     assert list(_lines(memory)["Label of slow"].get_ydata()) == [3.0, 6.0, 12.0]
     assert list(_lines(first)["Label of slow"].get_ydata()) == [2.0] * 3
-    assert memory.get_ylabel() == "MB beyond weight and hidden"
-    assert first.get_ylabel() == "Build and first step (s)"
+    assert memory.get_ylabel() == "MB beyond weight and hidden, log scale"
+    assert first.get_ylabel() == "Build and first step (s), log scale"
 
 
 def test_first_calls_with_warm_caches_are_said_to_be():

@@ -44,8 +44,8 @@ def test_a_cell_has_the_winners_colour_and_what_it_saves():
     assert cells == {((0, 0), "25%", ours), ((1, 0), "25%", ours), ((1, 1), "25%*", theirs)}
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8"]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "D = 4,096, V = 151,936",
-        "D = 8,192, V = 151,936",
+        "qwen3-8b, qwen3-235b-a22b, 4,096 × 151,936",
+        "8,192 × 151,936",
     ]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
