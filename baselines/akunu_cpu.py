@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,9 +47,10 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     import torch
 
     temperature, rows = problem.temperature, problem.row_filters()
+    weight = padded(weight)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        logits = matmul_logits(hidden, weight).cpu().float()
+        logits = matmul_logits(hidden, weight, problem.V).cpu().float()
         tokens = [
             pick(row, temperature, *filters) for row, filters in zip(logits, rows, strict=True)
         ]

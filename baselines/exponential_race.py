@@ -17,40 +17,14 @@ returns token 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fsbench.baselines.providing.compiled import compile_step
-from fsbench.baselines.providing.logits import scaled_logits
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    import torch
-
-    temperature = problem.temperature
-
-    def step(hidden: Tensor, weight: Tensor) -> Tensor:
-        probs = scaled_logits(hidden, weight, temperature).softmax(dim=-1)
-        noise = torch.empty_like(probs).exponential_()
-        return probs.div_(noise).argmax(dim=-1)
-
-    compiled = compile_step(step, weight.new_zeros(problem.B, problem.D), weight)
-
-    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return compiled(hidden, weight)
-
-    return launch
-
+from fsbench.baselines.providing.race import build_race
+from fsbench.provider import Capabilities, Kind, Provider
 
 PROVIDER = Provider(
     name="exponential_race",
     label="Exponential race (vLLM)",
     kind=Kind.EXACT,
-    build=build,
+    build=build_race,
     capabilities=Capabilities(
         devices=("cuda", "cpu"),
         dtypes=("bf16", "fp16", "fp32"),

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
+    weight = padded(weight)
+
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return matmul_logits(hidden, weight).argmax(dim=-1)
+        return matmul_logits(hidden, weight, problem.V).argmax(dim=-1)
 
     return launch
 

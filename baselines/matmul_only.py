@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
+    V, weight = len(weight), padded(weight)
+
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         """Returns the logits [B, V], not tokens."""
-        return matmul_logits(hidden, weight)
+        return matmul_logits(hidden, weight, V)
 
     return launch
 

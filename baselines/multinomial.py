@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.logits import scaled_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 def build(problem: Problem, weight: Tensor) -> Launch:
     import torch
 
+    weight = padded(weight)
+
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        probs = scaled_logits(hidden, weight, problem.temperature).softmax(dim=-1)
+        probs = scaled_logits(hidden, weight, problem.V, problem.temperature).softmax(dim=-1)
         return torch.multinomial(probs, 1).squeeze(1)
 
     return launch

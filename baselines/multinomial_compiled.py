@@ -17,7 +17,7 @@ from fsbench.baselines.providing.compiled import compile_step
 from fsbench.baselines.providing.gathered import Gather, gathering
 from fsbench.baselines.providing.logits import scaled_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
+from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,9 +27,10 @@ def build(problem: Problem, weight: Tensor, gather: Gather | None = None) -> Lau
     import torch
 
     temperature = problem.temperature
+    V, weight = len(weight), padded(weight)
 
     def step(hidden: Tensor, weight: Tensor) -> Tensor:
-        probs = scaled_logits(hidden, weight, temperature, gather).softmax(dim=-1)
+        probs = scaled_logits(hidden, weight, V, temperature, gather).softmax(dim=-1)
         return torch.multinomial(probs, 1).squeeze(1)
 
     compiled = compile_step(step, weight.new_zeros(problem.B, problem.D), weight)

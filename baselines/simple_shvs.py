@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.baselines.providing.simple import able, launch_with, not_built, pinned, ring_dtype
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,11 +61,12 @@ def _from_gpu(weight: Tensor, step) -> Launch:  # step: fsbench.simple.steps.Shv
     ring, shape, hot, B = step.plane.ring, step.plane.shape, step.hot, step.rows
     V, T = shape.vocab, step.controls.temperature
     counters = torch.empty(2, dtype=torch.int64, pin_memory=True)
+    weight = padded(weight)
     flat = ring.logits.view(-1)
     first = flat[: B * hot].view(B, hot)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        logits = matmul_logits(hidden, weight).to(ring.logits.dtype)
+        logits = matmul_logits(hidden, weight, V).to(ring.logits.dtype)
         if hot < V:
             largest, mass = reference.tail(logits, hot, T)
             ring.tail_max[0].copy_(largest, non_blocking=True)

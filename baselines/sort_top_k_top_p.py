@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fsbench.baselines.providing.penalties import penaliser
 from fsbench.baselines.providing.sorted import SORTED, limits, make_step
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def build(problem: Problem, weight: Tensor) -> Launch:
     step = make_step(problem, penaliser(problem, weight.device))
+    weight = padded(weight)
     k, p = limits(problem, weight.device)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:

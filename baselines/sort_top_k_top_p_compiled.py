@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from fsbench.baselines.providing.compiled import compile_step
 from fsbench.baselines.providing.sorted import SORTED, limits, make_step
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
+    weight = padded(weight)
     k, p = limits(problem, weight.device)
     step = compile_step(make_step(problem), weight.new_zeros(problem.B, problem.D), weight, k, p)
 

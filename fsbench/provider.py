@@ -49,6 +49,25 @@ class Launch(Protocol):
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor: ...
 
 
+ALIGNED = 64
+"""Rows of a weight are padded to a multiple of this."""
+
+
+def padded(weight: Tensor) -> Tensor:
+    """weight [V, D] with rows of zeros up to a multiple of ALIGNED; itself if V is one.
+
+    For samplers that store logits, once in `build`: engines keep the LM head so, since cuBLAS takes
+    up to three times as long where the rows of logits are not aligned. The logits are the first V
+    columns of the product, a view.
+    """
+    extra = -len(weight) % ALIGNED
+    if not extra:
+        return weight
+    more = weight.new_zeros(len(weight) + extra, weight.shape[1])
+    more[: len(weight)] = weight
+    return more
+
+
 class Drawn(Protocol):
     """What `Provider.sample` returns: an object with this field, and others if it likes.
 

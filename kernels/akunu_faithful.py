@@ -38,7 +38,7 @@ def akunu_scores(
     """fp16 [B, V]: logit + T Gumbel of the kept tokens, -inf of the others; the argmax is drawn.
 
     Args:
-        logits: [B, V] contiguous, bf16, fp16 or fp32; read as fp16.
+        logits: [B, V] with contiguous rows, bf16, fp16 or fp32; read as fp16.
         seed, offset: int64 [1], added: neighbouring seeds are neighbouring positions.
     """
     import torch
@@ -49,8 +49,8 @@ def akunu_scores(
     scores = torch.empty(B, V, dtype=torch.float16, device=logits.device)
     launch_rows(
         akunu_faithful_kernel, B, logits.device,
-        logits, scores, seed, offset, float(temperature), top_k, float(top_p), float(min_p), V,
-        BLOCK=TOKENS_AT_ONCE, num_warps=NUM_WARPS,
+        logits, scores, seed, offset, float(temperature), top_k, float(top_p), float(min_p),
+        logits.stride(0), V, BLOCK=TOKENS_AT_ONCE, num_warps=NUM_WARPS,
     )  # fmt: skip
     return scores
 

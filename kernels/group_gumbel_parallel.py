@@ -21,7 +21,7 @@ from fsbench.kernels.noise.contract import candidates, gumbel
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.providing.launches import noise_map
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
+from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +55,7 @@ def _local_sample_kernel(
     scale,  # fp32, temperature, or 1 where that is 0
     keys_ptr,  # [B, groups] int64, out: the group's best candidate
     masses_ptr,  # [B, groups] fp32, out: scale * L_k; -inf, so never chosen, if it has no mass
+    stride,  # of the rows of logits
     V,
     groups,
     GROUP: tl.constexpr,
@@ -62,7 +63,7 @@ def _local_sample_kernel(
     row = tl.program_id(0) // groups
     v0 = tl.program_id(0) % groups * GROUP
     offs_v = v0 + tl.arange(0, GROUP)
-    logits_ptr += row.to(tl.int64) * V
+    logits_ptr += row.to(tl.int64) * stride
     stored = tl.load(logits_ptr + offs_v, mask=offs_v < V, other=float("-inf"))
     logits = stored.to(tl.float32)[None, :]
 
@@ -110,7 +111,7 @@ def group_gumbel_parallel(
     """Draw one token per row of stored logits, from softmax(logits / temperature).
 
     Args:
-        logits: [B, V] contiguous, bf16, fp16 or fp32.
+        logits: [B, V] with contiguous rows, bf16, fp16 or fp32.
         seed, offset: int64 [1] on the same device: the key of the noise, and the step.
         temperature: >= 0; 0 is greedy, the lowest id among equal logits.
 
@@ -144,16 +145,20 @@ def group_gumbel_parallel(
     }
     BLOCK = triton.next_power_of_2(groups)
     with launching_on(logits.device):
-        _local_sample_kernel[(B * groups,)](logits_ptr=logits, V=V, GROUP=TOKENS_OF_GROUP, **shared)
+        _local_sample_kernel[(B * groups,)](
+            logits_ptr=logits, stride=logits.stride(0), V=V, GROUP=TOKENS_OF_GROUP, **shared
+        )
         _sample_group_kernel[(B,)](tokens_ptr=tokens, log_z_ptr=log_z, BLOCK=BLOCK, **shared)
     return tokens, log_z
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
     """See Provider."""
+    weight = padded(weight)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        tokens, _ = group_gumbel_parallel(hidden @ weight.T, seed, offset, problem.temperature)
+        logits = (hidden @ weight.T)[:, : problem.V]
+        tokens, _ = group_gumbel_parallel(logits, seed, offset, problem.temperature)
         return tokens
 
     return launch

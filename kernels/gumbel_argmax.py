@@ -17,7 +17,7 @@ from fsbench.kernels.noise.group import drawing_sums, group_candidates, members
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map, vocab_shard
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider, Shard
+from fsbench.provider import Capabilities, Kind, Provider, Shard, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,7 @@ def _gumbel_argmax_kernel(
     arrivals_ptr,  # [>= B] int32, 0 between calls
     tokens_ptr,  # [B] int64, out; packed candidates if KEYS
     first_token,  # of the logits, a multiple of 128
+    stride,  # of the rows
     V,
     splits,
     KEYS: tl.constexpr,
@@ -51,7 +52,7 @@ def _gumbel_argmax_kernel(
     offset = tl.load(offset_ptr)
     T = tl.full((1, 1), temperature, tl.float32)
     rows = row + tl.zeros((1, 1), tl.int32)
-    logits_ptr += row.to(tl.int64) * V
+    logits_ptr += row.to(tl.int64) * stride
 
     best = tl.full((1, BLOCK // 32), LOWEST_KEY, tl.int64)
     for block in tl.range(split, tl.cdiv(V, BLOCK), splits):
@@ -83,7 +84,7 @@ def gumbel_argmax(
     """Draw one token per row of stored logits.
 
     Args:
-        logits: [B, V] contiguous, bf16, fp16 or fp32.
+        logits: [B, V] with contiguous rows, bf16, fp16 or fp32.
         seed, offset: int64 [1] on the same device.
         temperature: >= 0; 0 is greedy, and so is anything below 2^-120.
         first_token: the first of these logits is of that token, a multiple of 128.
@@ -115,6 +116,7 @@ def gumbel_argmax(
             arrivals_ptr=work.arrivals,
             tokens_ptr=tokens,
             first_token=first_token,
+            stride=logits.stride(0),
             V=V,
             splits=splits,
             KEYS=keys,
@@ -126,11 +128,16 @@ def gumbel_argmax(
 
 
 class _GumbelArgmax(WorkspaceLaunch):
+    def __init__(self, problem: Problem, weight: Tensor):
+        super().__init__(problem, padded(weight))
+        self._V = len(weight)
+
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return gumbel_argmax(hidden @ self._weight.T, seed, offset, self._temperature)
+        logits = (hidden @ self._weight.T)[:, : self._V]
+        return gumbel_argmax(logits, seed, offset, self._temperature)
 
 
-class _Gathered(WorkspaceLaunch):
+class _Gathered(_GumbelArgmax):
     """The ranks gather their best candidates, packed: 8 bytes per row and rank."""
 
     def __init__(self, problem: Problem, shard: Shard):
@@ -140,7 +147,7 @@ class _Gathered(WorkspaceLaunch):
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         from fsbench.kernels.shard.merge_keys import merge_keys
 
-        logits = hidden @ self._weight.T
+        logits = (hidden @ self._weight.T)[:, : self._V]
         first = self._head.first_token
         keys = gumbel_argmax(logits, seed, offset, self._temperature, first_token=first, keys=True)
         return merge_keys(self._head.gather(keys))

@@ -86,12 +86,13 @@ def _pivot_search_kernel(
     top_p,
     min_p,
     tokens_ptr,  # [B] int64, out
+    stride,  # of the rows of logits
     V,
     PER_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    logits_ptr += row.to(tl.int64) * V
+    logits_ptr += row.to(tl.int64) * stride
     keys_ptr += row.to(tl.int64) * GATHERED
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)

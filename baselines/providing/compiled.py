@@ -7,8 +7,12 @@ from types import FunctionType
 from typing import Any
 
 
-def compile_step(step: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
+def compile_step(
+    step: Callable[..., Any], *inputs: Any, mode: str | None = None
+) -> Callable[..., Any]:
     """`step` compiled for exactly the shapes of `inputs`, by calling it on them once.
+
+    mode: of torch.compile.
 
     `step` must trace as one graph. Shapes are static: a sweep compiles once per batch size, as
     engines do for their captured batch sizes, and no kernel pays for a symbolic B.
@@ -28,6 +32,6 @@ def compile_step(step: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
         step.__defaults__,
         step.__closure__,
     )
-    compiled = torch.compile(own, fullgraph=True, dynamic=False)
+    compiled = torch.compile(own, fullgraph=True, dynamic=False, mode=mode)
     compiled(*inputs)
     return compiled

@@ -23,6 +23,7 @@ words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from fsbench.baselines.providing.gathered import Gather
 from fsbench.baselines.providing.logits import float_logits, matmul_logits
 from fsbench.baselines.providing.penalties import penaliser
 from fsbench.problem import Problem
-from fsbench.provider import Launch
+from fsbench.provider import ALIGNED, Launch, padded
 
 if TYPE_CHECKING:
     import torch
@@ -82,12 +83,13 @@ def build_as_in_paper(
     import torch
 
     temperature = torch.tensor(problem.temperature, device=weight.device)
+    V, weight = len(weight), padded(weight)
 
     def front(hidden: Tensor, weight: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        logits = matmul_logits(hidden, weight)
+        logits = matmul_logits(hidden, weight, V)
         if gather is not None:
             logits = gather(logits)
-        logits /= temperature
+        logits = (logits / temperature).contiguous()
         indices = torch.arange(hidden.shape[0], dtype=torch.int32, device=hidden.device)
         return logits, indices
 
@@ -103,13 +105,17 @@ def build_as_in_paper(
 def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) -> Launch:
     """Matmul, penalties, then `sample(logits, seed, offset)`: no pass that can be spared.
 
-    FlashInfer's samplers read fp32 and would cast; the matmul writes fp32 at once.
+    FlashInfer's samplers read fp32 and would cast; the matmul writes fp32 at once. They take
+    contiguous rows: of a padded weight all, where the padding's logits are set to -inf.
     """
-
+    weight = padded(weight)
     penalise = penaliser(problem, weight.device)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return sample(penalise(float_logits(hidden, weight)), **philox(seed, offset))
+        logits = float_logits(hidden, weight)
+        if logits.shape[1] > problem.V:
+            logits[:, problem.V :] = -math.inf
+        return sample(penalise(logits), **philox(seed, offset))
 
     return _loaded(launch, problem, weight)
 
@@ -124,7 +130,7 @@ def build_filtered(problem: Problem, weight: Tensor, order: str) -> Launch:
     temperature = problem.temperature
     top_k, top_p = top_k_and_top_p(problem, weight.device)
     if isinstance(top_k, int) and top_k < 0:
-        top_k = problem.V
+        top_k = problem.V + -problem.V % ALIGNED
 
     def sample(logits: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         probs = softmax(logits, temperature=temperature)

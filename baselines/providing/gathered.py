@@ -36,7 +36,7 @@ def gathering(shard: Shard) -> Gather:
 
     def gather(logits: Tensor) -> Tensor:
         B = logits.shape[0]
-        padded = torch.nn.functional.pad(logits, (0, widest - logits.shape[1]))
+        padded = torch.nn.functional.pad(logits, (0, widest - logits.shape[1])).contiguous()
         stacked = torch.ops._c10d_functional.all_gather_into_tensor(padded, ranks, name)
         stacked = torch.ops._c10d_functional.wait_tensor(stacked).view(ranks, B, widest)
         if min(sizes) == widest:

@@ -14,30 +14,32 @@ if TYPE_CHECKING:
     from fsbench.baselines.providing.gathered import Gather
 
 
-def matmul_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden [B, D] x weight [V, D] -> logits [B, V] in their dtype, accumulated in fp32.
+def matmul_logits(hidden: Tensor, weight: Tensor, V: int) -> Tensor:
+    """hidden [B, D] x weight [>= V, D] -> logits [B, V] in their dtype, accumulated in fp32.
+
+    weight: fsbench.provider.padded. Of a padded one the logits are a view.
 
     In bf16 the logits are rounded to 8 bits of mantissa: every sampler that starts here draws from
     the softmax of the rounded logits, as serving engines do.
     """
-    return hidden @ weight.T
+    return (hidden @ weight.T)[:, :V]
 
 
 def scaled_logits(
-    hidden: Tensor, weight: Tensor, temperature: float, gather: Gather | None = None
+    hidden: Tensor, weight: Tensor, V: int, temperature: float, gather: Gather | None = None
 ) -> Tensor:
-    """[B, V] fp32 logits / temperature; cast before the division and softmax, as the paper does.
+    """[B, V] fp32 logits / temperature, contiguous; cast before the division, as the paper does.
 
     gather: brings the logits of a sharded weight together (providing.gathered).
     """
-    logits = matmul_logits(hidden, weight)
+    logits = matmul_logits(hidden, weight, V)
     if gather is not None:
         logits = gather(logits)
     return logits.float() / temperature
 
 
 def float_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """[B, V] fp32 logits straight from the matmul: its fp32 accumulator, stored unrounded.
+    """[B, rows of weight] fp32 logits straight from the matmul: its accumulator, unrounded.
 
     For samplers that read fp32: writing it at once (4 bytes per logit) replaces write 2, read 2,
     write 4 of a bf16 matmul and a cast. CUDA only (torch's `out_dtype`), bf16 or fp16 inputs.

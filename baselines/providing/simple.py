@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Launch
+from fsbench.provider import Capabilities, Launch, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,9 +69,10 @@ def launch_with(
     import torch
 
     counters = torch.empty(2, dtype=torch.int64, pin_memory=True)
+    weight = padded(weight)
 
     def from_gpu(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        logits = matmul_logits(hidden, weight)
+        logits = matmul_logits(hidden, weight, problem.V)
         to = destination()
         to.copy_(logits.to(to.dtype), non_blocking=True)
         counters[:1].copy_(seed, non_blocking=True)
@@ -89,4 +90,4 @@ def write_logits(to: Tensor, hidden: Tensor, weight: Tensor) -> None:
     if to.dtype == hidden.dtype:
         torch.mm(hidden, weight.T, out=to)
     else:
-        to.copy_(matmul_logits(hidden, weight))
+        to.copy_(hidden @ weight.T)

@@ -128,7 +128,12 @@ def _progress(stores: list[Store]) -> Iterator[Report]:
 def _finish(store: Store, options: dict[str, Any]) -> int:
     """Export and print what a run left; returns the exit code."""
     from fsbench.analysis import logits_store, scaling, tables
-    from fsbench.cli.reporting import print_breakdown, print_energy, print_summary
+    from fsbench.cli.reporting import (
+        print_breakdown,
+        print_energy,
+        print_summary,
+        print_sustained,
+    )
     from fsbench.records import breakdown, summary
 
     folder, records = store.folder, store.records
@@ -143,6 +148,8 @@ def _finish(store: Store, options: dict[str, Any]) -> int:
         print_breakdown(table, records)
     if options["energy"] is not None:
         print_energy(table)
+    if options["sustained"] is not None:
+        print_sustained(table)
     print(f"\nWrote {folder}/results.csv and {len(written)} tables beside it.")
     return _exit_code(table)
 

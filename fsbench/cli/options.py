@@ -15,8 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from fsbench.cli.parsing import MOST, int_list, number_list
-from fsbench.errors import InvalidArgument, InvalidOption, shown, unknown_name
+from fsbench.errors import InvalidArgument, InvalidOption, ResultsError, shown, unknown_name
 from fsbench.problem import DEVICES, DTYPES, parse_logits
+from fsbench.records.typed import fits
 
 
 @dataclass(frozen=True)
@@ -199,3 +200,26 @@ ResultsFolder = Annotated[
 ]
 FigureFolder = Annotated[Path, option("--out", FOLDER, "Folder for the figures.")]
 Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.")]
+
+
+def as_before(context: typer.Context, folder: Path | None) -> Path | None:
+    """--resume: options that are not given are those of the run to be continued."""
+    if folder is not None:
+        from fsbench.records.store import read_environment
+
+        options = read_environment(folder).get("options")
+        if options is None:
+            raise ResultsError(
+                f"{folder}/env.json: expected the options of `fsbench run`; got none"
+            )
+        for parameter in context.command.params:
+            value = options.get(parameter.name or "")
+            texts = parameter.multiple
+            if not fits(value, list[str] | None if texts else str | float | bool | None):
+                expected = "a list of texts" if texts else "a text or a number"
+                raise ResultsError(
+                    f"{folder}/env.json: options: {parameter.name}: expected {expected}; "
+                    f"got {value!r:.60}"
+                )
+        context.default_map = options
+    return folder

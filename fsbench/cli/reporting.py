@@ -149,6 +149,19 @@ def print_energy(table: pd.DataFrame) -> None:
         console.print(_by_batch(configuration, configuration.measured["j_per_token"] * 1e3))
 
 
+def print_sustained(table: pd.DataFrame) -> None:
+    """Time of a step of many, back to back, by sampler and B."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fsbench.analysis.tables import configurations
+
+    console = Console(highlight=False, soft_wrap=True)
+    for configuration in configurations(table[table["sustained_us"].notna()]):
+        console.print(f"\n[bold]Back to back, us per step[/]: {escape(configuration.title)}\n")
+        console.print(_by_batch(configuration, configuration.measured["sustained_us"]))
+
+
 def _times(configuration: Configuration) -> Table:
     """One line per sampler, one column per B; the fastest exact sampler of each B in bold."""
     return _by_batch(configuration, configuration.measured["median_us"])

@@ -25,6 +25,7 @@ from fsbench.cli.options import (
     ProviderPath,
     ResultsFolder,
     VocabularySizes,
+    as_before,
     integers,
     number,
     one_of,
@@ -32,9 +33,8 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import filters, int_list, penalties_of, shapes
-from fsbench.errors import InvalidArgument, ResultsError
+from fsbench.errors import InvalidArgument
 from fsbench.problem import Problem
-from fsbench.records.typed import fits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -262,6 +262,14 @@ class Effort:
             "After timing, repeat each cell this long and count the joules per token.",
         ),
     ] = None
+    sustained: Annotated[
+        float | None,
+        option(
+            "--sustained",
+            number(0.5, 1e5),
+            "After timing, run each cell's steps back to back this long: time and joules of one.",
+        ),
+    ] = None
 
     def plan(self, problems: list[Problem], providers: list[Found], preset: Preset) -> Plan:
         """The plan of these problems and providers."""
@@ -279,30 +287,8 @@ class Effort:
             check=self.check,
             forms=self.breakdown,
             energy_s=self.energy,
+            sustained_s=self.sustained,
         )
-
-
-def _as_before(context: typer.Context, folder: Path | None) -> Path | None:
-    """--resume: options that are not given are those of the run to be continued."""
-    if folder is not None:
-        from fsbench.records.store import read_environment
-
-        options = read_environment(folder).get("options")
-        if options is None:
-            raise ResultsError(
-                f"{folder}/env.json: expected the options of `fsbench run`; got none"
-            )
-        for parameter in context.command.params:
-            value = options.get(parameter.name or "")
-            texts = parameter.multiple
-            if not fits(value, list[str] | None if texts else str | float | bool | None):
-                expected = "a list of texts" if texts else "a text or a number"
-                raise ResultsError(
-                    f"{folder}/env.json: options: {parameter.name}: expected {expected}; "
-                    f"got {value!r:.60}"
-                )
-        context.default_map = options
-    return folder
 
 
 @dataclass(frozen=True)
@@ -316,7 +302,7 @@ class Results:
             "--resume",
             PATH,
             "Continue this results folder: measure what is missing, with its options.",
-            callback=_as_before,
+            callback=as_before,
             is_eager=True,
         ),
     ] = None
@@ -359,8 +345,10 @@ def run(
         for B in sizes.batches(preset)
     ]
     plan = effort.plan(problems, samplers.found(name), preset)
-    if several and (effort.breakdown or effort.energy is not None):
-        raise InvalidArgument(f"--tp: expected 1 with --breakdown or --energy; got {machine.tp}")
+    loops = (effort.energy, effort.sustained)
+    if several and (effort.breakdown or loops != (None, None)):
+        others = "--breakdown, --energy or --sustained"
+        raise InvalidArgument(f"--tp: expected 1 with {others}; got {machine.tp}")
     indices = machine.indices(device, resume=results.resume is not None)
     if effort.energy is not None:
         require_energy(device, indices)
@@ -387,7 +375,7 @@ def run(
 
 
 def _to_repeat(options: dict[str, Any]) -> dict[str, Any]:
-    """What env.json keeps of the options, for `_as_before`."""
+    """What env.json keeps of the options, for `as_before`."""
     kept = {
         name: value for name, value in options.items() if name not in ("out", "resume", "dry_run")
     }

@@ -1,9 +1,10 @@
-"""Energy of a step, by the counter of joules that NVML reads from the GPU.
+"""Steps back to back: their energy, by NVML's counter of joules, and their time.
 
 The counter advances every few tens of milliseconds, so steps are repeated for a second or so, and
 energy, time and steps are counted from the first advance that is seen to the last. The queue of
 the GPU never runs dry: the next chunk of steps is queued before the last one is waited for.
-Nothing is subtracted: it is the whole GPU's energy, idle power included.
+Nothing is subtracted: it is the whole GPU's energy, idle power included. The time is that between
+events which follow the chunks, not the host's.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fsbench.errors import DeviceUnavailable
-from fsbench.records.cell import Energy
+from fsbench.records.cell import Energy, Sustained
 
 CHUNK_S = 0.01
 """Steps that are queued at once, in seconds: how late an advance of the counter is seen at most."""
@@ -30,13 +31,17 @@ class Queued(Protocol):
     def synchronize(self) -> None:
         """Wait until it is done."""
 
+    def elapsed_time(self, later: Any) -> float:
+        """Milliseconds from its end to that of a later one."""
+
 
 class Reading(NamedTuple):
-    """The state at one moment: host's clock (s), steps done, counter (mJ)."""
+    """The state at one moment: host's clock (s), steps done, counter (mJ); the work just done."""
 
     at_s: float
     steps: int
-    energy_mj: int
+    energy_mj: int | None
+    work: Queued | None = None
 
 
 def energy(
@@ -56,6 +61,39 @@ def energy(
     Raises:
         DeviceUnavailable: there is no counter, or it stands still.
     """
+    joules, took_s, steps = _between(_repeat(queue, counter_mj, seconds, clock))
+    return Energy(joules, took_s, steps, idle_w)
+
+
+def sustained(
+    queue: Callable[[int], Queued],
+    counter_mj: Callable[[], int | None],
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Sustained:
+    """As `energy`, and the time of a step by the events; without a counter the time alone."""
+    readings = _repeat(queue, counter_mj, seconds, clock)
+    first, last = readings[0], readings[-1]
+    assert first.work and last.work
+    steps = last.steps - first.steps
+    try:
+        joules, _, counted = _between(readings)
+    except DeviceUnavailable:
+        joules, counted = None, 1
+    return Sustained(
+        first.work.elapsed_time(last.work) * 1e3 / steps,
+        steps,
+        None if joules is None else joules / counted,
+    )
+
+
+def _repeat(
+    queue: Callable[[int], Queued],
+    counter_mj: Callable[[], int | None],
+    seconds: float,
+    clock: Callable[[], float],
+) -> list[Reading]:
+    """The readings of a loop of steps, one after each chunk, from LEAD_S on: two or more."""
     queue(1).synchronize()
     begin = clock()
     queue(1).synchronize()
@@ -64,20 +102,16 @@ def energy(
     running = queue(chunk)
     steps = 0
     readings: list[Reading] = []
-    while not readings or readings[-1].at_s < begin + LEAD_S + seconds:
+    while len(readings) < 2 or readings[-1].at_s < begin + LEAD_S + seconds:
         following = queue(chunk)
         running.synchronize()
         steps += chunk
-        readings.append(Reading(clock(), steps, _known(counter_mj())))
+        reading = Reading(clock(), steps, counter_mj(), running)
+        if reading.at_s >= begin + LEAD_S:
+            readings.append(reading)
         running = following
     running.synchronize()
-    first, last = _ends([each for each in readings if each.at_s >= begin + LEAD_S])
-    return Energy(
-        (last.energy_mj - first.energy_mj) / 1e3,
-        last.at_s - first.at_s,
-        last.steps - first.steps,
-        idle_w,
-    )
+    return readings
 
 
 def idle_watts(
@@ -91,23 +125,23 @@ def idle_watts(
     readings: list[Reading] = []
     while not readings or readings[-1].at_s < begin + LEAD_S + seconds:
         sleep(CHUNK_S / 2)
-        readings.append(Reading(clock(), 0, _known(counter_mj())))
-    first, last = _ends([each for each in readings if each.at_s >= begin + LEAD_S])
-    return (last.energy_mj - first.energy_mj) / 1e3 / (last.at_s - first.at_s)
+        readings.append(Reading(clock(), 0, counter_mj()))
+    joules, took_s, _ = _between([each for each in readings if each.at_s >= begin + LEAD_S])
+    return joules / took_s
 
 
-def _known(energy_mj: int | None) -> int:
-    if energy_mj is None:
-        raise DeviceUnavailable("energy: NVML has no counter of energy for this GPU")
-    return energy_mj
-
-
-def _ends(readings: list[Reading]) -> tuple[Reading, Reading]:
-    """The first and the last reading at which the counter had just advanced."""
-    advances = [after for before, after in pairwise(readings) if after.energy_mj > before.energy_mj]
+def _between(readings: list[Reading]) -> tuple[float, float, int]:
+    """Joules, seconds, steps from the first to the last reading at which the counter advanced."""
+    advances: list[tuple[int, Reading]] = []
+    for before, after in pairwise(readings):
+        if before.energy_mj is None or after.energy_mj is None:
+            raise DeviceUnavailable("energy: NVML has no counter of energy for this GPU")
+        if after.energy_mj > before.energy_mj:
+            advances.append((after.energy_mj, after))
     if len(advances) < 2:
         raise DeviceUnavailable(
             f"energy: expected NVML's counter to advance; it did so {len(advances)} times in "
             f"{readings[-1].at_s - readings[0].at_s:.1f} s"
         )
-    return advances[0], advances[-1]
+    (from_mj, first), (to_mj, last) = advances[0], advances[-1]
+    return (to_mj - from_mj) / 1e3, last.at_s - first.at_s, last.steps - first.steps

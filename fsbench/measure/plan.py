@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fsbench.discover import Found
@@ -18,7 +20,8 @@ class Plan:
     warmup: untimed steps per cell; iters: timed ones, in `rounds` interleaved rounds.
     graph: replay a CUDA graph where the sampler allows it. check: verify before timing.
     seed: of inputs and noise, an int64. forms: time results.FORMS of fused samplers, too.
-    energy_s: seconds of a loop that measures each cell's energy, once it is timed; None: no loop.
+    energy_s, sustained_s: seconds of a loop that measures each cell's energy, or its back-to-back
+        steps, once it is timed; None: no loop.
     given_up: cells to leave out. last: a cell to measure by itself, after all others.
     """
 
@@ -32,6 +35,7 @@ class Plan:
     check: bool = True
     forms: bool = False
     energy_s: float | None = None
+    sustained_s: float | None = None
     given_up: frozenset[Cell] = frozenset()
     last: Cell | None = None
 
@@ -46,16 +50,29 @@ class Plan:
                 f"--iters: expected at least one step for each of --rounds {self.rounds}; "
                 f"got {self.iters}"
             )
-        if self.energy_s is not None and not self.energy_s >= energy.SHORTEST_S:
-            raise InvalidArgument(
-                f"--energy: expected at least {energy.SHORTEST_S:g} seconds; got {self.energy_s:g}"
-            )
+        for name, seconds in (("energy", self.energy_s), ("sustained", self.sustained_s)):
+            if seconds is not None and not seconds >= energy.SHORTEST_S:
+                raise InvalidArgument(
+                    f"--{name}: expected at least {energy.SHORTEST_S:g} seconds; got {seconds:g}"
+                )
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidArgument(f"--seed: expected an integer of 64 bits; got {self.seed}")
 
     def iterations(self, number: int) -> int:
         """Timed iterations of one round; the first rounds take the remainder."""
         return self.iters // self.rounds + (number < self.iters % self.rounds)
+
+    def turns(self, names: Iterable[str], number: int) -> list[str]:
+        """The samplers in the order of their turns in a round.
+
+        A random order of `seed`; every second round has the reverse of the one before, so that over
+        both each sampler stands in the middle. It does not depend on which others there are.
+        """
+
+        def key(name: str) -> float:
+            return random.Random(f"{self.seed} {number // 2} {name}").random()
+
+        return sorted(names, key=key, reverse=number % 2 == 1)
 
     def cell(self, entry: Found, problem: Problem, gpu: str, timer: str, l2: str) -> Cell:
         """The cell of a sampler on a problem, as this plan measures it.

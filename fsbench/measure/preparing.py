@@ -97,8 +97,10 @@ def _complete(plan: Plan, provider: Provider, record: CellRecord) -> bool:
     wanted = [record.rounds]
     for form in form_builds(plan, provider, record.cell.problem):
         wanted.append(record.forms.get(form, {}))
-    return all(rounds.keys() >= set(range(plan.rounds)) for rounds in wanted) and (
-        plan.energy_s is None or record.energy is not None
+    return (
+        all(rounds.keys() >= set(range(plan.rounds)) for rounds in wanted)
+        and (plan.energy_s is None or record.energy is not None)
+        and (plan.sustained_s is None or record.sustained is not None)
     )
 
 

@@ -1,12 +1,13 @@
 """The measuring loop: times all samplers of a problem in rounds.
 
-For each problem the samplers take turns (A B C, A B C, ...), so that drift of clocks and
-temperature falls on all of them alike (docs/methodology.md). Every round of every cell is on disk
-before the next starts; a resumed run measures only the rounds that are missing.
+For each problem the samplers take turns, in another order every round (Plan.turns), so that drift
+of clocks and temperature falls on all of them alike (docs/methodology.md). Every round of every
+cell is on disk before the next starts; a resumed run measures only the rounds that are missing.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -57,7 +58,7 @@ class Runner:
         outcomes.expect(
             len(plan.problems) * len(plan.providers),
             [cell for batch in batches for _, cell in batch.samplers],
-            plan.rounds + 1 + (plan.energy_s is not None),
+            plan.rounds + 1 + (plan.energy_s is not None) + (plan.sustained_s is not None),
         )
         preparation = Preparation(plan, outcomes)
         for batch in batches:
@@ -69,6 +70,7 @@ class Runner:
     def _measure(self, contenders: list[Contender], offset: Tensor) -> None:
         self._time(contenders, offset)
         self._energies(contenders, offset)
+        self._sustain(contenders, offset)
 
     def _time(self, contenders: list[Contender], offset: Tensor) -> None:
         """The interleaved rounds. A contender that fails leaves the list.
@@ -78,14 +80,14 @@ class Runner:
         store = self.outcomes.store
 
         for number in range(self.plan.rounds):
-            for contender in list(contenders):
+            for turn, contender in self._turns(contenders, number):
                 cell = contender.cell
                 record = store.record(cell)
                 if number not in record.rounds:
                     measured = self.outcomes.part(
                         cell,
                         f", round {number + 1} of {self.plan.rounds}",
-                        partial(self._round, contender, contender.step, number, offset),
+                        partial(self._round, contender, contender.step, number, turn, offset),
                     )
                     if measured is None:
                         contenders.remove(contender)
@@ -95,15 +97,32 @@ class Runner:
                     if number in record.forms.get(form, {}):
                         continue
                     measured = self.outcomes.beside(
-                        cell, form, partial(self._round, contender, step, number, offset)
+                        cell, form, partial(self._round, contender, step, number, turn, offset)
                     )
                     if measured is None:
                         del contender.forms[form]
                     else:
                         store.append_form(cell, form, number, measured)
 
+    def _turns(self, contenders: list[Contender], number: int) -> list[tuple[int, Contender]]:
+        """(turn, contender) in the order of a round; those measured before keep their turns."""
+        here = {contender.cell.provider: contender for contender in contenders}
+        problems = {contender.cell.problem for contender in contenders}
+        before = [
+            record.cell.provider
+            for record in self.outcomes.store.records
+            if number in record.rounds and record.cell.problem in problems
+        ]
+        names = self.plan.turns({*here, *before}, number)
+        return [(turn, here[name]) for turn, name in enumerate(names) if name in here]
+
     def _round(
-        self, contender: Contender, step: Callable[[], object], number: int, offset: Tensor
+        self,
+        contender: Contender,
+        step: Callable[[], object],
+        number: int,
+        turn: int,
+        offset: Tensor,
     ) -> Round:
         """One round of a contender's step, or of a form of it, with the state of the GPU around it.
 
@@ -124,7 +143,7 @@ class Runner:
             contender.require_intact(expected)
         clocks = _combined(before, hardware.clocks(self.nvml_index))
         facts = contender.facts if step is contender.step else {}
-        return Round(**asdict(measured), clocks=clocks, **facts)
+        return Round(**asdict(measured), clocks=clocks, turn=turn, **facts)
 
     def _energies(self, contenders: list[Contender], offset: Tensor) -> None:
         """The energy of every cell, after all timing of the problem."""
@@ -144,6 +163,19 @@ class Runner:
         queue = partial(_queue, contender.step, offset)
         return energy.energy(queue, counter, seconds, self._idle_w)
 
+    def _sustain(self, contenders: list[Contender], offset: Tensor) -> None:
+        """The back-to-back steps of every cell, after all else of the problem."""
+        store, seconds = self.outcomes.store, self.plan.sustained_s
+        counter = partial(hardware.energy_mj, self.nvml_index)
+        for contender in contenders:
+            cell = contender.cell
+            if seconds is None or store.record(cell).sustained is not None:
+                continue
+            queue = partial(_queue_alone, contender.step, offset, cell.problem.device)
+            work = partial(energy.sustained, queue, counter, seconds)
+            if found := self.outcomes.beside(cell, "sustained", work):
+                store.append_sustained(cell, found)
+
     def _slowest(self, measured: Round) -> Round:
         """Of each step the time of the rank that took longest; the rest is this rank's."""
         if self.outcomes.team is None:
@@ -160,6 +192,34 @@ def _queue(step: Callable[[], object], offset: Tensor, steps: int) -> energy.Que
     done = torch.cuda.Event()
     done.record()
     return done
+
+
+def _queue_alone(
+    step: Callable[[], object], offset: Tensor, device: str, steps: int
+) -> energy.Queued:
+    """As _queue, with nothing between the steps: all have one offset. On a CPU they are done."""
+    offset.add_(1)
+    for _ in range(steps):
+        step()
+    if device == "cpu":
+        return _Moment(time.perf_counter())
+    done = torch.cuda.Event(enable_timing=True)
+    done.record()
+    return done
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """When a CPU was done, s: what an event is on a GPU."""
+
+    at_s: float
+
+    def synchronize(self) -> None:
+        """It is done."""
+
+    def elapsed_time(self, later: _Moment) -> float:
+        """Milliseconds between both."""
+        return (later.at_s - self.at_s) * 1e3
 
 
 def _combined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,9 @@ STATUSES = (
 FORMS = ("matmul", "greedy")
 """A sampler with less in it: its matmul alone; the same kernel without noise."""
 
+LACKS = ("energy", "sustained", *FORMS)
+"""What is measured beside the time of a step, on request."""
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -98,6 +101,7 @@ class Round:
     kernel's name to its mean time per iteration. peak_extra_bytes is memory beyond the weight and
     hidden that the sampler held or touched in a step. first_call_s is the wall time of building the
     sampler and calling it once, and warm names what was not cold then (fsbench.machine.caches).
+    turn is how many samplers come before it in its round; None in records before there were turns.
     """
 
     span_us: list[float]
@@ -110,6 +114,7 @@ class Round:
     peak_extra_bytes: int | None = None
     first_call_s: float | None = None
     warm: list[str] = field(default_factory=list)
+    turn: int | None = None
 
     def __post_init__(self) -> None:
         if not self.span_us or min(self.span_us) < 0:
@@ -136,12 +141,25 @@ class Energy:
             raise ValueError(f"energy: expected seconds and steps > 0; got {self}")
 
 
+@dataclass(frozen=True)
+class Sustained:
+    """Back-to-back steps: time of one, us; over how many; energy of one, J, None if unknown."""
+
+    step_us: float
+    steps: int
+    step_joules: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.step_us > 0 and self.steps > 0):
+            raise ValueError(f"sustained: expected step_us and steps > 0; got {self}")
+
+
 @dataclass
 class CellRecord:
     """All that is known of one cell: its rounds by number, or the reason there are none.
 
     forms: rounds of FORMS of the sampler, taken in turn with its own. lacks: what else was asked
-    for and could not be measured ("energy", or a form), and why.
+    for and could not be measured (one of LACKS), and why.
     """
 
     cell: Cell
@@ -150,10 +168,11 @@ class CellRecord:
     reason: str = ""
     forms: dict[str, dict[int, Round]] = field(default_factory=dict)
     energy: Energy | None = None
+    sustained: Sustained | None = None
     lacks: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add what a line of points.jsonl says: a round, a form's, energy, a lack or a status.
+        """Add what a line of points.jsonl says: one of a round, what is beside it, or a status.
 
         line: without `schema`, `cell` and `crc32`.
 
@@ -175,8 +194,11 @@ class CellRecord:
         elif names == {"energy"}:
             self.energy = typed(Energy, line["energy"])
             self.lacks.pop("energy", None)
+        elif names == {"sustained"}:
+            self.sustained = typed(Sustained, line["sustained"])
+            self.lacks.pop("sustained", None)
         elif names == {"lacks", "reason"}:
-            self.lacks[_one_of(("energy", *FORMS), line["lacks"])] = _text(line["reason"])
+            self.lacks[_one_of(LACKS, line["lacks"])] = _text(line["reason"])
         elif names == {"status", "reason"}:
             self.status, self.reason = _one_of(STATUSES, line["status"]), _text(line["reason"])
         else:

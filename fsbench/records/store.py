@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fsbench.errors import ResultsError
-from fsbench.records.cell import FORMS, STATUSES, Cell, CellRecord, Energy, Round
+from fsbench.records.cell import FORMS, STATUSES, Cell, CellRecord, Energy, Round, Sustained
 from fsbench.records.disk import (
     append_text,
     checked_line,
@@ -169,8 +169,12 @@ class Store:
         """Add the energy of a cell, on disk before this returns."""
         self.append(cell, {"energy": asdict(energy)})
 
+    def append_sustained(self, cell: Cell, sustained: Sustained) -> None:
+        """Add the time of back-to-back steps of a cell, on disk before this returns."""
+        self.append(cell, {"sustained": asdict(sustained)})
+
     def append_lack(self, cell: Cell, what: str, reason: str) -> None:
-        """Record why a form or the energy of a cell is missing; nothing if it says so already."""
+        """Record why a cell lacks one of LACKS; nothing if it says so already."""
         if self.record(cell).lacks.get(what) != reason:
             self.append(cell, {"lacks": what, "reason": reason})
 

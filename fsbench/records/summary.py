@@ -53,6 +53,9 @@ class Figures:
     j_per_token: float | None = None
     energy_w: float | None = None
     idle_w: float | None = None
+    sustained_us: float | None = None
+    sustained_joules: float | None = None
+    sustained_w: float | None = None
     first_call_s: float | None = None
     warm: str | None = None
     lacks: str | None = None
@@ -84,6 +87,8 @@ def figures(record: CellRecord) -> Figures:
     work = iomodel.traffic(problem)
     floor = iomodel.floor_us(problem, record.cell.conditions.gpu)
     energy, split = record.energy, breakdown.split(record)
+    sustained = record.sustained
+    joules = sustained.step_joules if sustained else None
     return Figures(
         median_us=median,
         ci_lo_us=low,
@@ -112,6 +117,9 @@ def figures(record: CellRecord) -> Figures:
         j_per_token=energy.joules / energy.steps / problem.B if energy else None,
         energy_w=energy.joules / energy.seconds if energy else None,
         idle_w=energy.idle_w if energy else None,
+        sustained_us=sustained.step_us if sustained else None,
+        sustained_joules=joules,
+        sustained_w=joules / sustained.step_us * 1e6 if sustained and joules is not None else None,
         first_call_s=rounds[0].first_call_s,
         warm="|".join(rounds[0].warm),
         lacks="; ".join(f"{what}: {reason}" for what, reason in record.lacks.items()),

@@ -83,11 +83,12 @@ def akunu_faithful_kernel(
     top_k,  # 0 is off
     top_p,  # off outside (0, 1)
     min_p,  # off outside (0, 1)
+    stride,  # of the rows of logits
     V,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    logits_ptr += row.to(tl.int64) * V
+    logits_ptr += row.to(tl.int64) * stride
     scores_ptr += row.to(tl.int64) * V
     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
     for first in tl.range(0, V, BLOCK):
@@ -203,13 +204,14 @@ def akunu_exact_kernel(
     top_p,
     min_p,
     tokens_ptr,  # [B] int64, out
-    V,  # specialised: rows of a multiple of 16 logits are read 16 bytes at a time
+    stride,  # of the rows of logits; specialised: aligned ones are read 16 bytes at a time
+    V,  # likewise
     PER_ROW: tl.constexpr,
     WIDE: tl.constexpr,  # logits in 16 bytes
     TURNS: tl.constexpr,  # a power of two, at least V / (PARTS * WIDE)
 ):
     row = tl.program_id(0)
-    logits_ptr += row.to(tl.int64) * V
+    logits_ptr += row.to(tl.int64) * stride
     keys_ptr += row.to(tl.int64) * GATHERED
     parts_ptr += row.to(tl.int64) * PARTS
     seed = tl.load(seed_ptr)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Launch
+from fsbench.provider import Capabilities, Launch, padded
 
 if TYPE_CHECKING:
     import torch
@@ -64,9 +64,11 @@ def draw_of_stored(draw: Callable[..., Tensor]) -> Callable[[Problem, Tensor], L
 
     def build(problem: Problem, weight: Tensor) -> Launch:
         filters, temperature = filters_of(problem, weight.device), problem.temperature
+        weight = padded(weight)
 
         def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-            return draw(hidden @ weight.T, seed, offset, temperature, **filters)
+            logits = (hidden @ weight.T)[:, : problem.V]
+            return draw(logits, seed, offset, temperature, **filters)
 
         return launch
 
@@ -86,7 +88,7 @@ def draw_rows(
     min_p: float | Tensor = 0.0,
     **meta: Any,
 ) -> Tensor:
-    """Draw a token per row of stored logits [B, V], contiguous, bf16, fp16 or fp32.
+    """Draw a token per row of stored logits [B, V] with contiguous rows, bf16, fp16 or fp32.
 
     Args:
         kernel: with a program for every row. scratch: width and dtype of what it needs of each row.
@@ -103,8 +105,8 @@ def draw_rows(
     room = [torch.empty(B, width, dtype=dtype, device=logits.device) for width, dtype in scratch]
     launch_rows(
         kernel, B, logits.device,
-        logits, *room, seed, offset, float(temperature), top_k, top_p, min_p, tokens, V,
-        PER_ROW=isinstance(top_k, torch.Tensor), **meta,
+        logits, *room, seed, offset, float(temperature), top_k, top_p, min_p, tokens,
+        logits.stride(0), V, PER_ROW=isinstance(top_k, torch.Tensor), **meta,
     )  # fmt: skip
     return tokens
 

@@ -75,7 +75,7 @@ def step(module, temperature: float, **filters) -> tuple[torch.Tensor, torch.Ten
 def test_as_in_paper(sampling, module, function: str, filters: dict) -> None:
     tokens, logits = step(module, temperature=2.0)
     called = getattr(sampling, function)
-    assert called.tensor.dtype == torch.bfloat16
+    assert called.tensor.dtype == torch.bfloat16 and called.tensor.is_contiguous()
     assert torch.equal(called.tensor, logits / 2)
     indices = called.kwargs.pop("indices")
     assert indices.dtype == torch.int32
@@ -89,15 +89,20 @@ def test_as_in_paper(sampling, module, function: str, filters: dict) -> None:
 def test_lean_gumbel(sampling, temperature: float) -> None:
     _, logits = step(flashinfer_gumbel_lean, temperature)
     called = sampling.sampling_from_logits
-    assert called.tensor.dtype == torch.float32
-    torch.testing.assert_close(called.tensor, logits.float() / temperature, rtol=0.01, atol=0.01)
+    assert called.tensor.dtype == torch.float32 and called.tensor.is_contiguous()
+    torch.testing.assert_close(
+        called.tensor[:, :20], logits.float() / temperature, rtol=0.01, atol=0.01
+    )
+    assert (called.tensor[:, 20:] == -torch.inf).all() and called.tensor.shape == (3, 64)
     assert called.kwargs == {"seed": STEP, "offset": SEED}
 
 
 def test_lean_top_k_top_p(sampling) -> None:
     _, logits = step(flashinfer_top_k_top_p_lean, temperature=2.0)
     assert sampling.softmax.kwargs == {"temperature": 2.0}
-    torch.testing.assert_close(sampling.softmax.tensor, logits.float(), rtol=0.01, atol=0.01)
+    given = sampling.softmax.tensor
+    torch.testing.assert_close(given[:, :20], logits.float(), rtol=0.01, atol=0.01)
+    assert (given[:, 20:] == -torch.inf).all() and given.shape == (3, 64)
     assert sampling.sampling_from_probs.kwargs == {"seed": STEP, "offset": SEED}
 
 
@@ -121,9 +126,9 @@ def test_lean_filters(sampling, module, order: str) -> None:
     assert sampling.softmax.kwargs == {"temperature": 2.0}
     called = sampling.top_k_top_p_sampling_from_probs
     torch.testing.assert_close(
-        called.tensor, logits.float().softmax(-1), rtol=0.02, atol=0.02
+        called.tensor[:, :20], logits.float().softmax(-1), rtol=0.02, atol=0.02
     )  # the stand-in's softmax has no T
     assert called.args == (7, 0.5)
     assert called.kwargs == {"filter_apply_order": order, "seed": STEP, "offset": SEED}
     step(module, 2.0, top_p=0.5)
-    assert called.args == (20, 0.5), "top-k off is k = V"
+    assert called.args == (64, 0.5), "top-k off is all columns"

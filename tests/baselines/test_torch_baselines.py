@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
+from torch.overrides import TorchFunctionMode
 
 from fsbench.baselines import (
     exponential_race,
@@ -17,7 +19,9 @@ from fsbench.baselines import (
     multinomial_compiled,
 )
 from fsbench.problem import DTYPES, Problem
+from fsbench.provider import padded
 
+STORING = ("greedy", "multinomial", "akunu_cpu", "sort_top_k_top_p")
 EXACT = (multinomial, multinomial_compiled, exponential_race)
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ROWS, V, D, DRAWS = 2000, 50, 8, 10
@@ -109,6 +113,44 @@ def test_exact_baselines_find_the_only_likely_token() -> None:
     for module in EXACT:
         launch = module.PROVIDER.build(problem, weight)
         assert launch(torch.ones(1, 16), *NOISE).tolist() == [125]
+
+
+@pytest.mark.parametrize("name", STORING)
+@pytest.mark.parametrize("V", [50, 64])
+def test_rows_of_stored_logits_are_aligned_and_their_padding_is_never_drawn(name, V) -> None:
+    """All logits are negative, so a zero of the padding would be the likeliest token."""
+    problem = Problem(3, D, V, "fp32", 1.0, "cpu")
+    weight = torch.full((V, D), -100.0)
+    weight[V - 1] = -1.0
+    seen = []
+
+    class Products(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if function in (torch.Tensor.__matmul__, torch.Tensor.matmul):
+                seen.append(result.shape)
+            return result
+
+    launch = importlib.import_module(f"fsbench.baselines.{name}").PROVIDER.build(problem, weight)
+    with Products():
+        tokens = launch(torch.ones(3, D), *NOISE)
+    assert tokens.tolist() == [V - 1] * 3
+    assert seen == [(3, 64)]
+
+
+def test_the_bound_returns_a_view_of_aligned_rows() -> None:
+    problem = Problem(3, D, V, "bf16", 1.0, "cpu")
+    hidden, weight = inputs(problem)
+    logits = matmul_only.PROVIDER.build(problem, weight)(hidden, *NOISE)
+    assert logits.shape == (3, V) and logits.stride() == (64, 1)
+    torch.testing.assert_close(logits, hidden @ weight.T)
+
+
+def test_a_weight_is_padded_with_zeros_or_left_as_it_is() -> None:
+    weight = torch.randn(65, 3)
+    more = padded(weight)
+    assert more.shape == (128, 3) and torch.equal(more[:65], weight) and not more[65:].any()
+    assert padded(weight[:64]).data_ptr() == weight.data_ptr()
 
 
 def test_greedy_on_undefined_rows() -> None:

@@ -9,6 +9,7 @@ from capability_checks import assert_law
 
 from fsbench import reference
 from fsbench.kernels import group_gumbel_parallel as module
+from fsbench.problem import Problem
 from fsbench.reference.philox import random_words
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
@@ -144,3 +145,19 @@ def test_temperatures_below_the_smallest_fp32_number_are_greedy(monkeypatch):
         tokens, log_z = draw(logits, 0, temperature)
         assert torch.equal(tokens, logits.argmax(1))
         assert not log_z.isnan().any()
+
+
+def test_rows_may_be_those_of_a_wider_tensor():
+    wide = torch.randn(3, 192, generator=torch.Generator().manual_seed(3))
+    wide[:, 129:] = 1e9
+    for found, expected in zip(
+        draw(wide[:, :129], 1, 1.0), draw(wide[:, :129].contiguous(), 1, 1.0), strict=True
+    ):
+        assert torch.equal(found, expected)
+
+
+def test_the_padding_of_the_weight_is_never_drawn():
+    weight = torch.full((50, 16), -100.0)
+    weight[49] = -1.0
+    launch = module.PROVIDER.build(Problem(2, 16, 50, "fp32"), weight)
+    assert launch(torch.ones(2, 16), torch.tensor([1]), torch.tensor([1])).tolist() == [49, 49]

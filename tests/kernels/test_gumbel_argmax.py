@@ -7,6 +7,7 @@ import torch
 
 from fsbench import reference
 from fsbench.kernels import gumbel_argmax as module
+from fsbench.problem import Problem
 
 pytestmark = pytest.mark.interpreter
 
@@ -43,6 +44,19 @@ def test_greedy_rows_take_the_lowest_token_of_the_largest_logit(values):
     drawn = torch.randint(0, 3, (4, 300), generator=torch.Generator().manual_seed(2))
     logits = torch.tensor(values)[drawn]
     assert draw(logits, 0, 0.0).tolist() == logits.argmax(1).tolist()
+
+
+def test_rows_may_be_those_of_a_wider_tensor():
+    wide = torch.randn(3, 192, generator=torch.Generator().manual_seed(3))
+    wide[:, 129:] = 1e9
+    assert_draws_what_it_should(wide[:, :129], 1, 1.0)
+
+
+def test_the_padding_of_the_weight_is_never_drawn():
+    weight = torch.full((50, 16), -100.0)
+    weight[49] = -1.0
+    launch = module.PROVIDER.build(Problem(2, 16, 50, "fp32"), weight)
+    assert launch(torch.ones(2, 16), SEED, torch.tensor([1])).tolist() == [49, 49]
 
 
 @pytest.mark.parametrize("programs", [1, 3])

@@ -34,7 +34,7 @@ PARAMETERS = {
     "fp32": ("temperature", "scale", "top_p", "min_p"),
     "i32": (
         *("V", "B", "K", "n", "groups", "splits", "first_token", "rank", "area", "top_k"),
-        "num_elements",
+        *("num_elements", "stride"),
     ),
 }
 TYPES = {name: kind for kind, names in PARAMETERS.items() for name in names}

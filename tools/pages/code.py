@@ -26,13 +26,13 @@ from fsbench.machine.environment import environment
 from fsbench.measure.presets import PRESETS
 from fsbench.problem import DTYPES
 from fsbench.records import breakdown, summary
-from fsbench.records.cell import COLUMNS, STATUSES, Energy, Round
+from fsbench.records.cell import COLUMNS, STATUSES, Energy, Round, Sustained
 from fsbench.verify.check import Check
 from pages.blocks import block, table
 
 LINE = (
-    *("schema", "cell", "round", "measured", "form", "energy", "status", "lacks", "reason"),
-    "crc32",
+    *("schema", "cell", "round", "measured", "form", "energy", "sustained"),
+    *("status", "lacks", "reason", "crc32"),
 )
 """Keys of a line of points.jsonl."""
 
@@ -68,6 +68,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "cell": lambda: list(COLUMNS),
     "round": lambda: _fields(Round),
     "energy": lambda: _fields(Energy),
+    "sustained": lambda: _fields(Sustained),
     "results": _own_columns,
     "breakdown": _kernel_columns,
     "status": lambda: list(STATUSES),

@@ -52,7 +52,7 @@ OPTIONS = {
         "--timer": "name", "--l2": "name", "--warmup": "count", "--iters": "size",
         "--rounds": "size", "--logits": [*NO_TEXT, "flat", "normal:-1", f"peaked:{LONG}"],
         "--seed": "seed", "--out": "folder", "--resume": NO_RESULTS, "--timeout": "above 0",
-        "--energy": [*NO_NUMBER, "0", "-1", "0.1"],
+        "--energy": [*NO_NUMBER, "0", "-1", "0.1"], "--sustained": [*NO_NUMBER, "0", "-1", "0.1"],
     },
     "verify": {
         "--provider": "name", "--provider-path": "plug-in", "--tier": "name", "--check": "name",

@@ -87,6 +87,14 @@ def test_energy_needs_a_gpu_and_no_folder_is_made(fsbench, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_sustained_load_is_measured_and_printed_on_a_cpu_too(fsbench, tmp_path):
+    options = ["--sustained", "0.5", "--provider", "greedy", "--batch", "1", "--out", "x"]
+    code, out, _ = fsbench("run", *TINY, *options)
+    assert code == 0 and "Back to back, us per step: CPU, D = 16, V = 50" in out
+    (row,) = pd.read_csv(tmp_path / "x" / "results.csv").to_dict("records")
+    assert 0 < row["sustained_us"] < 1e6 and pd.isna(row["sustained_joules"])
+
+
 def test_by_default_results_are_filed_by_machine_and_time(fsbench, tmp_path):
     assert fsbench("run", "--preset", "smoke", *TINY)[0] == 0
     (folder,) = (tmp_path / "results" / "cpu").iterdir()

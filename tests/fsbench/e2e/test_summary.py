@@ -126,7 +126,11 @@ def test_figure(folder, tmp_path):
     assert lines["OURS"].get_xdata().tolist() == [1, 4]
     (saved,) = lower.containers
     assert saved.lines[0].get_ydata().tolist() == pytest.approx([5.0, 5.0])
-    bound = next(line for line in lower.lines if line.get_label() == "bound: sampling in no time,\nthe same matmul")
+    bound = next(
+        line
+        for line in lower.lines
+        if line.get_label() == "bound: sampling in no time,\nthe same matmul"
+    )
     assert bound.get_ydata().tolist() == pytest.approx([3.75, 3.75])
     assert upper.get_title("left") == "qwen3-8b, TP 1"
 

@@ -63,7 +63,7 @@ def test_forms_of_a_fused_sampler_take_turns_with_it(run, fused, sampler, log):
     timer = Stopwatch()
     entry, _ = fused(timer)
     records = run(entry, sampler("x"), timer=timer, forms=True, rounds=2, iters=2)
-    assert log.steps() == "fx" + 2 * "fgx"  # the first ones while they are built
+    assert log.steps() == "fx" + "xfg" + "fgx"  # the first ones while they are built
     assert {form: sorted(rounds) for form, rounds in records["f"].forms.items()} == {
         "greedy": [0, 1]
     }
@@ -146,7 +146,7 @@ def counter(monkeypatch):
 
 def test_energy_comes_after_all_timing_of_a_problem(run, sampler, log, counter):
     records = run(sampler("a"), sampler("b"), energy_s=1.5)
-    assert log.steps() == "ab" + 3 * "ab" + "aaabbb"
+    assert log.steps() == "ab" + "abbaba" + "aaabbb"
     assert records["a"].energy == Energy(6.0, 1.5, 3, 88.0)
     assert log.offsets["a"] == sorted(set(log.offsets["a"]))  # fresh noise here, too
     log.clear()
@@ -162,6 +162,25 @@ def test_energy_that_cannot_be_measured_costs_the_energy_only(run, sampler, coun
     record = run(sampler("a"), energy_s=1.0)["a"]
     assert (record.status, len(record.rounds), record.energy) == ("ok", 3, None)
     assert "the counter stood still" in record.lacks["energy"]
+
+
+def test_sustained_steps_come_after_all_else_also_on_a_cpu(run, sampler, log, monkeypatch):
+    monkeypatch.setattr(runner.energy, "LEAD_S", 0.0)
+    records = run(sampler("a"), sampler("b"), sustained_s=0.5)
+    steps = log.steps()
+    assert steps[8:] == steps[8:].count("a") * "a" + steps[8:].count("b") * "b"
+    for record in records.values():
+        assert 0 < record.sustained.step_us < 1e6
+        assert record.sustained.steps > 1 and record.sustained.step_joules is None
+    log.clear()
+    run(sampler("a"), sampler("b"), sustained_s=0.5)
+    assert not log
+
+
+def test_sustained_steps_that_fail_cost_themselves_only(run, sampler, log):
+    record = run(sampler("a", {5: RuntimeError("hot")}), sustained_s=0.5)["a"]
+    assert (record.status, len(record.rounds), record.sustained) == ("ok", 3, None)
+    assert record.lacks == {"sustained": "RuntimeError: hot"}
 
 
 def test_without_a_counter_of_energy_nothing_is_measured(run, sampler, log):

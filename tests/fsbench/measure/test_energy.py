@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsbench.errors import DeviceUnavailable
-from fsbench.measure.energy import LEAD_S, energy, idle_watts
+from fsbench.measure.energy import LEAD_S, energy, idle_watts, sustained
 
 
 class Machine:
@@ -53,6 +53,9 @@ class Work:
     def synchronize(self) -> None:
         self.machine.now = max(self.machine.now, self.done_at)
 
+    def elapsed_time(self, later: Work) -> float:
+        return (later.done_at - self.done_at) * 1e3
+
 
 @pytest.mark.parametrize("step_s", [0.0003, 0.003, 0.04])
 def test_energy_of_a_step_is_power_times_time(step_s):
@@ -63,6 +66,24 @@ def test_energy_of_a_step_is_power_times_time(step_s):
     assert found.steps * step_s == pytest.approx(found.seconds)
     assert 0.8 < found.seconds <= 1.05
     assert found.idle_w == 77.0
+
+
+@pytest.mark.parametrize("step_s", [0.0003, 0.04, 2.0])
+def test_sustained_steps_have_the_time_between_events_and_an_energy(step_s):
+    machine = Machine(step_s, update_s=0.07)
+    found = sustained(machine.queue, machine.counter_mj, 1.0, machine.clock)
+    assert found.step_us == pytest.approx(step_s * 1e6)
+    assert machine.gaps == 0
+    if step_s == 2.0:  # two chunks, and one advance that is seen
+        assert (found.steps, found.step_joules) == (1, None)
+    else:
+        assert found.step_joules == pytest.approx(500 * step_s, rel=max(0.02, 1.5 * step_s))
+
+
+def test_sustained_steps_without_a_counter_have_a_time():
+    machine = Machine()
+    found = sustained(machine.queue, lambda: None, 0.5, machine.clock)
+    assert (found.step_us, found.step_joules) == (pytest.approx(3000.0), None)
 
 
 def test_the_queue_runs_dry_only_before_the_loop():

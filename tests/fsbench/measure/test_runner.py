@@ -21,17 +21,47 @@ from fsbench.timers.fake import FakeTimer
 def test_samplers_take_turns_in_rounds(sampler, run, log):
     run(sampler("A"), sampler("B"), iters=5, rounds=3)
     # One step each to build, then rounds of 2, 2 and 1 steps.
-    assert log.steps() == "AB" + "AABB" + "AABB" + "AB"
+    assert log.steps() == "AB" + "BBAA" + "AABB" + "BA"
+
+
+def test_the_order_is_another_in_every_round_and_recorded(sampler, run, log):
+    names = "ABCDE"
+    records = run(*map(sampler, names), iters=6, rounds=6)
+    done = log.steps()[len(names) :]
+    orders = [done[at : at + len(names)] for at in range(0, len(done), len(names))]
+    assert len(set(orders)) == 6 and {"".join(sorted(order)) for order in orders} == {names}
+    assert [order[::-1] for order in orders[::2]] == orders[1::2]
+    for number, order in enumerate(orders):
+        assert [records[name].rounds[number].turn for name in order] == [0, 1, 2, 3, 4]
+
+
+def test_the_order_is_of_the_seed(sampler):
+    orders = {tuple(Plan([SMALL], [], seed=seed).turns("ABCDE", 0)) for seed in range(20)}
+    assert len(orders) > 10
+
+
+def test_resuming_keeps_the_order_of_a_round(sampler, run, log, tmp_path):
+    names = "ABCDE"
+    whole = run(*map(sampler, names))
+    order = Plan([SMALL], []).turns(names, 1)
+    path = tmp_path / "run" / "points.jsonl"
+    path.write_text("".join(path.read_text().splitlines(True)[:7]))  # two of the second round
+    log.clear()
+    resumed = run(*map(sampler, names))
+    assert log.steps()[5:8] == "".join(order[2:])
+    for name, record in resumed.items():
+        turns = [record.rounds[number].turn for number in range(3)]
+        assert turns == [whole[name].rounds[number].turn for number in range(3)]
 
 
 def test_warmup_comes_before_any_timing(sampler, run, log):
     run(sampler("A"), sampler("B"), warmup=2, iters=2, rounds=2)
-    assert log.steps() == "AAABBB" + "ABAB"
+    assert log.steps() == "AAABBB" + "BAAB"
 
 
 def test_every_timed_step_has_an_offset_of_its_own(sampler, run, log):
     run(sampler("A"), sampler("B"), warmup=1, iters=4, rounds=2)
-    assert log.offsets == {"A": [0, 0, 1, 2, 5, 6], "B": [0, 0, 3, 4, 7, 8]}
+    assert log.offsets == {"A": [0, 0, 3, 4, 5, 6], "B": [0, 0, 1, 2, 7, 8]}
 
 
 def test_the_samples_are_the_timers(sampler, run):

@@ -90,7 +90,7 @@ def test_folders_from_before_energy_and_forms_are_read(folder):
     path = folder / "points.jsonl"
     lines = [json.loads(line) for line in without_checksums(folder).splitlines()]
     for line in lines:
-        for name in ("first_call_s", "warm"):
+        for name in ("first_call_s", "warm", "turn"):
             line.get("measured", {}).pop(name, None)
     before = read_records(folder)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fsbench.errors import ResultsError
 from fsbench.records import store as results
-from fsbench.records.cell import FORMS, STATUSES, Energy, Round
+from fsbench.records.cell import FORMS, LACKS, STATUSES, Energy, Round, Sustained
 from fsbench.records.store import (
     Store,
     read_environment,
@@ -37,9 +37,13 @@ rounds = st.builds(
     peak_extra_bytes=st.none() | st.integers(0, 2**40),
     first_call_s=st.none() | st.floats(0, 1e4),
     warm=st.lists(st.sampled_from(["triton", "process"]), max_size=2),
+    turn=st.none() | st.integers(0, 40),
 )
 energies = st.builds(
     Energy, st.floats(0, 1e3), st.floats(0.1, 9), st.integers(1, 9999), st.floats(0, 700)
+)
+sustained = st.builds(
+    Sustained, st.floats(0.1, 1e6), st.integers(1, 9999), st.none() | st.floats(0, 99)
 )
 events = st.lists(
     st.tuples(
@@ -47,7 +51,8 @@ events = st.lists(
         st.tuples(st.integers(0, 4), rounds)
         | st.tuples(st.sampled_from(FORMS), st.tuples(st.integers(0, 4), rounds))
         | st.tuples(st.just("energy"), energies)
-        | st.tuples(st.just("lacks"), st.sampled_from(["energy", *FORMS]))
+        | st.tuples(st.just("sustained"), sustained)
+        | st.tuples(st.just("lacks"), st.sampled_from(LACKS))
         | st.tuples(st.sampled_from(STATUSES[1:]), st.text(max_size=20)),
     ),
     max_size=8,
@@ -66,6 +71,8 @@ def test_what_is_appended_is_read_back(tmp_path_factory, events):
             store.append_form(one, what, *value)
         elif what == "energy":
             store.append_energy(one, value)
+        elif what == "sustained":
+            store.append_sustained(one, value)
         elif what == "lacks":
             store.append_lack(one, value, "it is not there")
         else:

@@ -9,7 +9,7 @@ import pytest
 from cells import cell
 from tree import H200, RESULTS
 
-from fsbench.records.cell import CellRecord, Energy, Round
+from fsbench.records.cell import CellRecord, Energy, Round, Sustained
 from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv, frame, read_csv, row
 
@@ -110,6 +110,10 @@ def test_energy_first_call_and_parts():
     found = row(record)
     assert found["j_per_token"] == 600 / 1000 / 2  # two rows
     assert (found["energy_w"], found["idle_w"]) == (400.0, 90.0)
+    record.sustained = Sustained(step_us=500.0, steps=9, step_joules=0.3)
+    assert [row(record)[f"sustained_{name}"] for name in ("us", "joules", "w")] == [500, 0.3, 600]
+    record.sustained = Sustained(step_us=500.0, steps=9)
+    assert [row(record)[f"sustained_{name}"] for name in ("joules", "w")] == [None, None]
     assert (found["first_call_s"], found["warm"]) == (2.5, "triton|process")
     assert [found[name] for name in ("matmul_us", "sampling_us", "other_us")] == [30.0, 8.0, 2.0]
     assert found["split_by"] == "names"
@@ -120,6 +124,7 @@ def test_what_was_not_measured_beside_the_time_is_empty():
     found = row(CellRecord(CELL, {0: Round([1.0])}))
     names = ("j_per_token", "energy_w", "idle_w", "first_call_s", "matmul_us", "split_by")
     assert [found[name] for name in names] == [None] * 6
+    assert [found[f"sustained_{name}"] for name in ("us", "joules", "w")] == [None] * 3
     assert (found["warm"], found["lacks"]) == ("", "")
 
 
