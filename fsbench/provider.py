@@ -57,7 +57,7 @@ def padded(weight: Tensor) -> Tensor:
     """weight [V, D] with rows of zeros up to a multiple of ALIGNED; itself if V is one.
 
     For samplers that store logits, once in `build`: engines keep the LM head so, since cuBLAS takes
-    up to three times as long where the rows of logits are not aligned. The logits are the first V
+    much longer where the rows of logits are not aligned. The logits are the first V
     columns of the product, a view.
     """
     extra = -len(weight) % ALIGNED

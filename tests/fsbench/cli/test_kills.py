@@ -89,7 +89,7 @@ def kill_at_random(fsbench, slow, started, tmp_path, kills, seed):
             process.join(chance.uniform(0, 0.5))
             if process.exitcode is not None:
                 # 2: what the process before it started was not gone yet.
-                assert process.exitcode in (0, 2)
+                assert process.exitcode in (0, 2), (tmp_path / "said").read_text()[-3000:]
                 if process.exitcode == 0:
                     break
             process.kill()
