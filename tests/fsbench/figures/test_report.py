@@ -73,7 +73,7 @@ def report(*arguments):
 
 def test_nothing_measured_is_refused(tmp_path):
     (tmp_path / "env.json").write_text('{"schema": 1}')
-    frame = pd.DataFrame([row("ours", 1, 0.0, status="error")]).drop(columns="folder")
+    frame = pd.DataFrame([row("ours", 1, float("nan"), status="error")]).drop(columns="folder")
     frame.to_csv(tmp_path / "results.csv", index=False)
     with pytest.raises(ResultsError, match="at least one cell with status ok; got 1 error"):
         report(tmp_path)
