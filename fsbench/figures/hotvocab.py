@@ -37,7 +37,7 @@ def ablation(steps: pd.DataFrame, title: str) -> Figure | None:
             axes.set_axisbelow(True)
             axes.tick_params("x", rotation=20)
             axes.set_title({"plain": "no filters, no penalties"}.get(controls, "all controls on"))
-            axes.set_ylabel("rows per second of one sampler, log scale")
+            axes.set_ylabel("rows per second of one\nsampler, log scale")
         return figure
 
     return laid_out(drawing)

@@ -60,8 +60,10 @@ def laid_out(drawing: Callable[[], Figure | None]) -> Figure | None:
     with mpl.rc_context(SETTINGS):
         figure = drawing()
         if figure is not None:
-            for text in figure.findobj(Text):
-                # What stands in the figure is prose: a dollar sign is one. Ticks come later.
+            axis = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+            ticks = {label for each in axis for label in each.get_ticklabels(which="both")}
+            for text in set(figure.findobj(Text)) - ticks:
+                # What stands in the figure is prose: a dollar sign is one. Ticks may be powers.
                 text.set_parse_math(False)
             # Lay out once: constrained layout moves a little at every drawing, so a file would
             # depend on the formats saved before it.
