@@ -13,7 +13,7 @@ from fsbench.records.store import Store
 from fsbench.records.summary import export_csv
 
 PROVIDERS = {"fast": ("exact", True), "slow": ("exact", False), "floor": ("lower_bound", False)}
-FIGURES = ("bandwidth", "roofline", "runtime", "speedup")
+FIGURES = ("bandwidth", "headline", "roofline", "runtime", "speedup")
 
 
 def _cell(provider, b, gpu="NVIDIA H200", **changes):
