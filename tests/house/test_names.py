@@ -178,21 +178,6 @@ def test_private_names_exist():
     assert not wrong
 
 
-def test_no_private_name_stands_for_a_file():
-    """Files of a room have no prefix; a name in one is called room.file.name."""
-    found = [
-        f"{text}: {name}"
-        for text in texts()
-        for name in re.findall(r"(?<![\w.*])_[a-z]\w*\.[a-z_]\w*", text.text)
-    ]
-    assert not found
-
-
-def test_no_document_is_cited_that_a_reader_does_not_have():
-    private = re.compile(r"\bseed 00\d|\bdesign, section|\bissue [A-Z]\b", re.IGNORECASE)
-    assert not [f"{text}: {name}" for text in texts() for name in private.findall(text.text)]
-
-
 @cache
 def commands() -> set[str]:
     """What one can type after `fsbench`: commands, and those of groups."""

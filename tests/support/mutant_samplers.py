@@ -287,11 +287,11 @@ def contract(
     """The reference as a provider. A mistake is a function of what it replaces, and of more.
 
     own: it does not say that its noise is that of the contract, so its law is looked at.
-    mistakes: seed, step; mask [B, V] and the seed and step; temperature and the seed; sample, of
-        (seed, number of the sample), tokens, logprob.
+    mistakes: seed, step; mask [B, V] and the seed and step; bias; temperature and the seed; sample,
+        of (seed, number of the sample), tokens, logprob.
     """
-    unknown = set(mistakes) - {"seed", "step", "mask", "temperature", "sample", "tokens", "logprob"}
-    assert not unknown, unknown
+    known = {"seed", "step", "mask", "bias", "temperature", "sample", "tokens", "logprob"}
+    assert set(mistakes) <= known, mistakes
 
     def wrong(name: str) -> Change:
         return mistakes.get(name, same)
@@ -303,6 +303,8 @@ def contract(
         seed, offset = wrong("seed")(seed), wrong("step")(offset)
         if mask is not None:
             mask = wrong("mask")(reference.logits.unpacked(mask, len(weight)), seed, offset)
+        if bias is not None:
+            bias = wrong("bias")(bias)
         temperature = wrong("temperature")(temperature, seed)
         logits = hidden.float() @ weight.float().T
         logits = reference.processed_logits(logits, bias=bias, mask=mask)

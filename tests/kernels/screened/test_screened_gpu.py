@@ -138,16 +138,6 @@ def test_several_samples_of_a_row(n):
     assert torch.equal(first.tokens, sample.tokens[:, 0])
 
 
-def test_log_probabilities_come_with_the_same_tokens():
-    hidden, weight = matrices(16, 1024, 40_000)
-    head, options = prepare_head(weight), {"seed": on_device(1), "offset": on_device(4)}
-    sample = screened_sample(hidden, head, return_logprob=True, return_logz=True, **options)
-    assert torch.equal(sample.tokens, screened_sample(hidden, head, **options).tokens)
-    logprobs = (hidden.double() @ weight.double().T).log_softmax(1)
-    expected = logprobs.gather(1, sample.tokens[:, None])[:, 0]
-    assert torch.allclose(sample.logprob.double(), expected, atol=1e-3)
-
-
 def test_launches_on_two_streams_do_not_disturb_each_other():
     hidden, weight = matrices(64, 1024, 40_000)
     head, streams = prepare_head(weight), [torch.cuda.Stream() for _ in range(2)]
