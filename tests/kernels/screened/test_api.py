@@ -350,3 +350,21 @@ def test_what_it_refuses():
     ]:
         with pytest.raises(error, match=message):
             screened_sample(hidden, wrong, seed=seed, **more)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_configs_that_it_refuses(samples):
+    """Also where they are not used: in torch, and with several samples."""
+    hidden, weight = matrices(2, 16, 64, torch.bfloat16)
+    head, seed = prepare_head(weight), torch.tensor([0])
+    screen, resolve = default_configs(2, 16, hidden.device)
+    for configs, error, message in (
+        ((1, 2), InvalidType, "expected a ScreenConfig or HopperScreenConfig first; got int"),
+        ((screen, screen), InvalidType, "expected a ResolveConfig second; got ScreenConfig"),
+        ((screen,), InvalidArgument, "expected two, of both launches; got 1"),
+        ((), InvalidArgument, "expected two, of both launches; got 0"),
+        (screen, InvalidType, "expected a tuple; got ScreenConfig"),
+    ):
+        with pytest.raises(error, match=f"configs: {message}"):
+            screened_sample(hidden, head, seed=seed, configs=configs, num_samples=samples)
+    screened_sample(hidden, head, seed=seed, configs=(screen, resolve), num_samples=samples)
