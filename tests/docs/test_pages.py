@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from pages import picture
 from pages.blocks import BLOCKS, said, source
 from pages.code import shown_commands
 from pages.write import MARKED, pages, regenerated
@@ -51,6 +52,10 @@ def by_name(page: Path) -> str:
 @pytest.mark.parametrize("page", pages(), ids=by_name)
 def test_a_page_is_what_make_docs_writes(page: Path) -> None:
     assert page.read_text(encoding="utf-8") == regenerated(page)
+
+
+def test_the_picture_is_what_make_docs_writes() -> None:
+    assert picture.PATH.read_text(encoding="utf-8") == picture.svg()
 
 
 def test_every_block_is_on_a_page() -> None:

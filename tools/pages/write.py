@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pages import claims, code, cpu, engines, exact, filters, ranks, screen, speed
+from pages import claims, code, cpu, engines, exact, filters, picture, ranks, screen, speed
 from pages.blocks import BLOCKS, ROOT
 
 MAKERS = (claims, code, cpu, engines, exact, filters, ranks, screen, speed)
@@ -32,10 +32,10 @@ def regenerated(page: Path) -> str:
 
 
 def main() -> None:
-    """Write the pages; print the names of those that changed."""
-    for path in pages():
-        text = regenerated(path)
-        if path.read_text(encoding="utf-8") != text:
+    """Write the pages and the picture; print the names of those that changed."""
+    new = {page: regenerated(page) for page in pages()} | {picture.PATH: picture.svg()}
+    for path, text in new.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(path.relative_to(ROOT))
 
