@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import typer
-from tree import ROOT
+from tree import FOLDERS as PRODUCT
+from tree import ROOT, modules
 
 from fsbench.cli import app
 from fsbench.moved import MOVED
 
-PRODUCT = {"fsbench": "fsbench", "fsbench.kernels": "kernels", "fsbench.baselines": "baselines"}
-"""Package -> folder; the latter two are links in fsbench/ to folders beside it."""
 FOLDERS = (*PRODUCT.values(), "tools", "examples", "tests")
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 """Not CHANGELOG.md, which has old names (test_release.py), nor results/, which are records."""
@@ -81,18 +80,6 @@ def texts() -> list[Text]:
         *found,
         *(text for path, tree in sources().items() for text in said_in_code(path, tree)),
     ]
-
-
-@cache
-def modules() -> dict[str, ast.Module]:
-    """Every product module by its dotted name; a package under its own name."""
-    found = {}
-    for package, folder in PRODUCT.items():
-        for path, tree in sources().items():
-            if path.is_relative_to(ROOT / folder):
-                parts = path.relative_to(ROOT / folder).with_suffix("").parts
-                found[".".join([package, *parts]).removesuffix(".__init__")] = tree
-    return found
 
 
 @cache

@@ -119,19 +119,6 @@ def test_rows_without_bounds_draw_no_padding(B, V, rows):
         assert sample.found.max() <= V
 
 
-@pytest.mark.parametrize("n", [2, 3, 6])
-def test_several_samples_of_a_row(n):
-    hidden, weight = matrices(20, 1024, 40_000)
-    hidden[7, 0] = torch.nan
-    hidden[9] *= 1e-30
-    T = torch.ones(20, device="cuda")
-    T[9] = 0
-    options = {"seed": on_device(1), "temperature": T, "num_samples": n}
-    sample = assert_same(hidden, weight, **options)
-    first = screened_sample(hidden, prepare_head(weight), seed=on_device(1), temperature=T)
-    assert torch.equal(first.tokens, sample.tokens[:, 0])
-
-
 def test_launches_on_two_streams_do_not_disturb_each_other():
     hidden, weight = matrices(64, 1024, 40_000)
     head, streams = prepare_head(weight), [torch.cuda.Stream() for _ in range(2)]

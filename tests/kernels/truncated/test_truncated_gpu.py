@@ -183,14 +183,6 @@ def test_penalties(amounts):
     assert_expected(sample, changed, counter(2), counter(0), error=1e-5, noise="token", **filters)
 
 
-def test_rows_without_a_draw():
-    hidden, weight, _ = exact(8, 20_011)
-    hidden[2] = torch.nan
-    sample = drawn(hidden, weight, seed=counter(2), top_k=50, top_p=0.9)
-    assert sample.tokens[2] == -1 and sample.kept[2] == 0
-    assert sample.valid.sum() == 7
-
-
 def test_graphs_draw_afresh_and_read_filters_again():
     hidden, weight = problem(64, 20_011, 512)
     filters = row_filters(64)
