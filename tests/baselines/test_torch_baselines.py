@@ -1,4 +1,4 @@
-"""The CPU-capable baselines: distribution, temperature, dtypes, and what undefined rows return."""
+"""The CPU-capable baselines: stored logits, and what undefined rows return."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from fsbench.baselines import (
     matmul_only,
     multinomial,
     multinomial_compiled,
+    weight_stream,
 )
+from fsbench.discover import discover
 from fsbench.problem import Problem
 from fsbench.provider import padded
 
 STORING = ("greedy", "multinomial", "akunu_cpu", "sort_top_k_top_p")
-EXACT = (multinomial, multinomial_compiled, exponential_race)
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-ROWS, V, D, DRAWS = 2000, 50, 8, 10
+V, D = 50, 8
 NOISE = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
 
 
@@ -72,6 +73,20 @@ def test_a_weight_is_padded_with_zeros_or_left_as_it_is() -> None:
     assert padded(weight[:64]).data_ptr() == weight.data_ptr()
 
 
+@pytest.mark.parametrize("module", [multinomial, multinomial_compiled, exponential_race])
+def test_samplers_on_undefined_rows(module, eager) -> None:
+    """As their docstrings say."""
+    problem = Problem(3, D, V, "fp32", 1.0, "cpu")
+    hidden, weight = inputs(problem)
+    launch = module.PROVIDER.build(problem, weight)
+    hidden[1] = float("nan")
+    if module is exponential_race:
+        assert launch(hidden, *NOISE)[1] == 0
+    else:
+        with pytest.raises(RuntimeError, match="probability tensor contains"):
+            launch(hidden, *NOISE)
+
+
 def test_greedy_on_undefined_rows() -> None:
     """As its docstring says: the first NaN, or token 0 where every logit is -inf."""
     weight = torch.tensor([[1.0], [float("nan")], [2.0], [float("nan")]])
@@ -80,3 +95,22 @@ def test_greedy_on_undefined_rows() -> None:
     assert launch(torch.ones(1, 1), *NOISE).tolist() == [1]
     launch = greedy.PROVIDER.build(problem, torch.full((4, 1), float("-inf")))
     assert launch(torch.ones(1, 1), *NOISE).tolist() == [0]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize(
+    ("V", "D", "programs"), [(1, 1, 3), (127, 41, 3), (64, 512, 2), (257, 1000, 5)]
+)
+def test_the_weight_stream_reads_every_element_once(V, D, programs) -> None:
+    """Small integers make fp32 sums exact in any order."""
+    weight = torch.randint(-8, 9, (V, D)).half()
+    partial = weight_stream.weight_stream(weight, torch.full((programs,), float("nan")))
+    assert partial.sum().item() == weight.double().sum().item()
+
+
+def test_the_papers_preset_has_the_papers_rivals() -> None:
+    of = [entry for entry in discover().values() if entry.source.startswith("fsbench.baselines.")]
+    assert {entry.name for entry in of if "paper" in entry.provider.presets} == {
+        *("multinomial_compiled", "flashinfer_top_k_top_p", "flashinfer_gumbel"),
+        *("matmul_only", "weight_stream"),
+    }

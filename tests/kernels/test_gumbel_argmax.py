@@ -49,5 +49,6 @@ def test_greedy_rows_take_the_lowest_token_of_the_largest_logit(values):
 def test_programs_share_a_row_in_any_number(programs, monkeypatch):
     monkeypatch.setattr(module, "TOKENS_AT_ONCE", 128)
     monkeypatch.setattr(module, "PROGRAMS_PER_MULTIPROCESSOR", programs)
-    logits = torch.randn(3, 1500, generator=torch.Generator().manual_seed(1))
+    logits = torch.randn(5, 1500, generator=torch.Generator().manual_seed(1))
+    logits[1, 1499], logits[2], logits[4, 0] = torch.nan, -torch.inf, torch.inf
     assert_draws_what_it_should(logits, 2, 1.0)
