@@ -49,14 +49,14 @@ BATTERY = {
 
 @pytest.fixture
 def small(monkeypatch, request):
-    """The battery, on a CPU, with problems of one or two tiles, one launch, and no statistics."""
+    """On a CPU problems of one or two tiles, one launch, no statistics, and nothing compiled."""
     if request.node.callspec.params.get("device") == "cuda":
         return
+    request.getfixturevalue("eager")
     sizes = {"shapes": ((1, 1), (6, 200)), "sizes": (1, 16)}
     sizes |= {"any_shapes": sizes["shapes"], "any_sizes": sizes["sizes"]}
-    effort = replace(
-        battery.EFFORTS["ci", "cpu"], **sizes, call_steps=1, filtered=(16, 200), filter_steps=1
-    )
+    sizes |= {"call_steps": 1, "filtered": (16, 200), "filter_steps": 1}
+    effort = replace(battery.EFFORTS["ci", "cpu"], **sizes)
     monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
     fits = Check("fit", True, "not asked", p_value=1.0)
     for module, values in (
@@ -284,7 +284,7 @@ def cells(entry: Found) -> Iterator:
     ("entry", "provider", "what", "device", "dtype"),
     [cell for entry in FOUND.values() for cell in cells(entry)],
 )
-def test_it_can_do_what_it_claims(entry, provider, what, device, dtype, small, eager):
+def test_it_can_do_what_it_claims(entry, provider, what, device, dtype, small):
     if device == "cuda" and (reason := entry.unavailable_reason("cuda")):
         pytest.skip(reason)
     ask(provider, what, device, dtype)
