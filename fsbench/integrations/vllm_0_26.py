@@ -96,6 +96,7 @@ EXPECTED = Expected(
         UNQUANTISED: ("apply",),
         PROCESSOR: ("org_vocab_size", "scale", "soft_cap", "logits_as_input", "head_dtype"),
     },
+    filled=(OUTPUT, LOGPROBS),
 )
 
 

@@ -60,6 +60,7 @@ EXPECTED = _OLD.but(
         ),
         THINKING: ("enabled", "use_thinking_budget"),
     },
+    filled=(CONTEXT,),
 )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, is_dataclass, replace
+from dataclasses import fields as dataclass_fields
 from importlib import import_module
 from typing import Any
 
@@ -35,13 +36,15 @@ class Expected:
     """What is relied on; each key is module:name or module:class.method.
 
     signatures: function -> all its parameters. fields: dataclass or NamedTuple -> those used of it,
-    by name. attributes: class -> what its instances must have.
+    by name. filled: those of them that are made, and so need all fields without a default.
+    attributes: class -> what its instances must have.
     """
 
     version: str
     signatures: Mapping[str, tuple[str, ...]]
     fields: Mapping[str, tuple[str, ...]]
     attributes: Mapping[str, tuple[str, ...]]
+    filled: tuple[str, ...] = ()
 
     def but(
         self,
@@ -51,6 +54,7 @@ class Expected:
         signatures: Mapping[str, tuple[str, ...]] | None = None,
         fields: Mapping[str, tuple[str, ...]] | None = None,
         attributes: Mapping[str, tuple[str, ...]] | None = None,
+        filled: tuple[str, ...] = (),
     ) -> Expected:
         """The same of another version: less the functions `without`, and with these in their place."""
         kept = {name: value for name, value in self.signatures.items() if name not in without}
@@ -60,25 +64,56 @@ class Expected:
             signatures={**kept, **(signatures or {})},
             fields={**self.fields, **(fields or {})},
             attributes={**self.attributes, **(attributes or {})},
+            filled=(*self.filled, *filled),
         )
+
+
+def differences(
+    expected: Expected,
+    parameters: Callable[[str], Sequence[str] | None],
+    fields: Callable[[str], Mapping[str, bool] | None],
+) -> list[str]:
+    """A line for each function or class that is not as expected.
+
+    parameters: of a function. fields: of a class -> whether it has a default. None: there is none.
+    """
+    lines = []
+    for where, names in expected.signatures.items():
+        found = parameters(where)
+        if found is None:
+            lines.append(f"{where}: expected it; there is none")
+        elif tuple(found) != names:
+            lines.append(f"{where}: expected parameters {names}; got {tuple(found)}")
+    for where, names in expected.fields.items():
+        known = fields(where)
+        if known is None:
+            lines.append(f"{where}: expected it; there is none")
+            continue
+        absent = [name for name in names if name not in known]
+        if absent:
+            lines.append(f"{where}: expected fields {', '.join(absent)}")
+        more = [name for name, default in known.items() if not default and name not in names]
+        if more and where in expected.filled:
+            lines.append(f"{where}: expected no further fields to fill; got {', '.join(more)}")
+    return lines
 
 
 def check_source(expected: Expected) -> None:
     """Raise EngineMismatch, naming what differs, unless the vLLM that is imported has all of it."""
-    for where, parameters in expected.signatures.items():
-        found = tuple(inspect.signature(find(where)).parameters)
-        if found != parameters:
-            raise EngineMismatch(
-                f"vLLM {expected.version}, {where}: expected parameters {parameters}; got {found}"
-            )
-    for where, names in expected.fields.items():
-        cls = find(where)
-        known = getattr(cls, "__dataclass_fields__", None) or getattr(cls, "_fields", ())
-        absent = [name for name in names if name not in known]
-        if absent:
-            raise EngineMismatch(
-                f"vLLM {expected.version}, {where}: expected fields {', '.join(absent)}"
-            )
+    lines = differences(
+        expected, lambda where: tuple(inspect.signature(find(where)).parameters), _fields
+    )
+    if lines:
+        raise EngineMismatch(f"vLLM {expected.version}: {'; '.join(lines)}")
+
+
+def _fields(where: str) -> dict[str, bool]:
+    """Fields of a dataclass or NamedTuple -> whether it has a default."""
+    cls = find(where)
+    if is_dataclass(cls):
+        absent = (MISSING, MISSING)
+        return {f.name: (f.default, f.default_factory) != absent for f in dataclass_fields(cls)}
+    return {name: name in cls._field_defaults for name in cls._fields}
 
 
 def check_parts(expected: Expected, parts: Mapping[str, object]) -> None:
