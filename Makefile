@@ -82,9 +82,11 @@ plots: setup
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
 
-# The vLLM plug-in's adapters against the source of each vLLM: 300 MB each, once.
+# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once), and what they
+# do against vLLM's own kernels in the interpreter.
 check-engines: setup
 	$(VENV)/bin/python tools/check_engines.py
+	$(ON_CPU) tests/fsbench/integrations/test_real_kernels.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
