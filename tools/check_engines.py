@@ -76,9 +76,9 @@ class Source:
                 targets = getattr(node, "targets", [getattr(node, "target", None)])
                 found.update(each.id for each in targets if isinstance(each, ast.Name))
             for node in ast.walk(cls):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                    if isinstance(node.value, ast.Name) and node.value.id == "self":
-                        found.add(node.attr)
+                stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                if stored and isinstance(node.value, ast.Name) and node.value.id == "self":
+                    found.add(node.attr)
         return found
 
     def _named(self, module: str, name: str) -> ast.AST | None:
@@ -87,9 +87,9 @@ class Source:
         for node in tree.body if tree else ():
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
                 return node
-            if isinstance(node, ast.ImportFrom) and node.module:
-                if name in [each.asname or each.name for each in node.names]:
-                    return self._named(node.module, name)
+            imported = isinstance(node, ast.ImportFrom) and node.module
+            if imported and name in [each.asname or each.name for each in node.names]:
+                return self._named(node.module, name)
         return None
 
     def _lineage(self, module: str, name: str) -> list[ast.ClassDef]:

@@ -1,8 +1,8 @@
 """What stands in an engine's place of LM head and sampler: one function, whoever draws.
 
-`flash_sample` is what an engine should run: every request has its own temperature, seed and filters.
-Any other name is an exact sampler of `fsbench list`, put into the engine to be compared with: it
-draws as `fsbench run` times it, at T = 1 and with one seed for the batch.
+`flash_sample` is what an engine should run: each request has a temperature, seed and filters of its
+own. Any other name is an exact sampler of `fsbench list`, put into the engine to be compared with:
+it draws as `fsbench run` times it, at T = 1 and with one seed for the batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
     """B rows of a decode step. All tensors are contiguous and on the device of hidden.
 
     hidden: [B, D]. temperature: fp32 [B]; 0 is greedy. seed: int64 [B], one per request.
-    offset: int64 [B], the position of the token that was fed.
+    offset: int64 [B], or [1] if it is the same of all: the position of the token that was fed.
     filters: (top_k int32 [B], top_p fp32 [B], min_p fp32 [B]), off where flash_sample says so.
     bias: fp32 [B, V], mask: int32 [B, V / 32 or more], as flash_sample takes them.
     logprob: also tell the log-probability of the token.
@@ -189,7 +189,10 @@ def history(prompt_bits: Tensor, counts: Tensor, capacity: int) -> TokenHistory:
     made = TokenHistory(B, capacity, counts.device)
     # Places from 1; what is not seen goes to place 0, which is cut off.
     target = torch.where(seen, places, 0)
-    for field, values in ((made.tokens, tokens.to(torch.int32).expand(B, V)), (made.counts, counts)):
+    for field, values in (
+        (made.tokens, tokens.to(torch.int32).expand(B, V)),
+        (made.counts, counts),
+    ):
         wide = torch.zeros(B, capacity + 1, dtype=torch.int32, device=counts.device)
         field.copy_(wide.scatter_(1, target, values)[:, 1:])
     made.lengths.copy_(places[:, -1])

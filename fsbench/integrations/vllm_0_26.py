@@ -52,9 +52,7 @@ EXPECTED = Expected(
         f"{BIAS}.apply_logit_bias": (*_EDIT, "pos"),
         f"{PENALTIES}.apply_penalties": (*_EDIT, *_TOKENS),
         f"{BAD_WORDS}.apply_bad_words": (*_EDIT, *_TOKENS),
-        NUM_SAMPLED: (
-            *("num_sampled", "seq_lens", "cu_num_logits", "idx_mapping", "prefill_len"),
-        ),
+        NUM_SAMPLED: (*("num_sampled", "seq_lens", "cu_num_logits", "idx_mapping", "prefill_len"),),
         TP_GROUP: (),
     },
     fields={
@@ -101,7 +99,7 @@ EXPECTED = Expected(
 
 
 class Adapter:
-    """Reads and fills the engine's structures. `slots` are rows of its state arrays, not batches."""
+    """Reads and fills the engine's structures. `slots` are rows of its state arrays."""
 
     expected = EXPECTED
 

@@ -11,7 +11,6 @@ from fsbench.integrations import vllm_0_26
 from fsbench.integrations.routing import Need
 from fsbench.integrations.vllm_expected import (
     BAD_WORDS,
-    BATCH,
     BIAS,
     LOGPROB_IDS,
     PENALTIES,

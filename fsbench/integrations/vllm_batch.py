@@ -19,7 +19,7 @@ from fsbench.integrations.vllm_0_26 import Adapter
 _LOGPROBS = Need.LOGPROB | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
 _LOG = logging.getLogger("vllm.fsbench")
 Own = Callable[[Tensor, Any, Any], tuple[Any, Tensor, Tensor]]
-"""vLLM's own sampling: (hidden states, InputBatch, GrammarOutput or None) -> what sample returns."""
+"""vLLM's own sampling of (hidden states, InputBatch, GrammarOutput or None)."""
 
 
 class Counts:
@@ -170,9 +170,7 @@ class Sampling:
             logprob=bool(asked & Need.LOGPROB),
         )
 
-    def _of_group(
-        self, runner: Any, batch: Any, group: Group, device: torch.device
-    ) -> Settings:
+    def _of_group(self, runner: Any, batch: Any, group: Group, device: torch.device) -> Settings:
         """What requests ask for, gathered on the GPU when the batch changes."""
         key = (self.generation, batch.idx_mapping_np.tobytes(), group.rows.tobytes())
         kept = self._settings.get(group.way)
@@ -202,7 +200,9 @@ class Sampling:
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
     """A copy on the device; the host does not wait for it."""
     host = torch.from_numpy(values)
-    return host.to(device) if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    return (
+        host.to(device) if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    )
 
 
 def subset(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
@@ -244,7 +244,7 @@ def joined(
     """(ids int64 [B, 1 + n], log-probabilities fp32 [B, 1 + n], ranks int64 [B]) of a whole batch.
 
     Column 0 is the sampled token. n is that of the rows which vLLM drew, 0 without any; ours have 0
-    and -inf there. A rank of ours is 1 for the largest logit of a greedy row, 0 where it is not known.
+    and -inf there. A rank of ours is 1 in a greedy row, and 0 where it is not known.
     """
     index, tensors = theirs or (None, None)
     more = 0 if tensors is None else tensors.logprob_token_ids.shape[1] - 1

@@ -56,7 +56,7 @@ class Expected:
         attributes: Mapping[str, tuple[str, ...]] | None = None,
         filled: tuple[str, ...] = (),
     ) -> Expected:
-        """The same of another version: less the functions `without`, and with these in their place."""
+        """The same of another version: less the functions `without`, and with these."""
         kept = {name: value for name, value in self.signatures.items() if name not in without}
         return replace(
             self,

@@ -253,7 +253,10 @@ class BadWordsState:
         for row, slot in enumerate(expanded_idx_mapping.tolist()):
             output = self.req_states.tokens[slot][self.req_states.prompt_len.gpu[slot] :]
             for word in self.words[slot]:
-                if len(word) - 1 <= len(output) and output[len(output) + 1 - len(word) :] == word[:-1]:
+                if (
+                    len(word) - 1 <= len(output)
+                    and output[len(output) + 1 - len(word) :] == word[:-1]
+                ):
                     logits[row, word[-1]] = -torch.inf
 
     def apply(self, logits, ctx):
@@ -384,7 +387,9 @@ class LMHead:
     def __init__(self, weight: Tensor, vocab: int):
         self.weight, self.bias = weight, None
         self.quant_method: Any = UnquantizedEmbeddingMethod()
-        self.shard_indices = types.SimpleNamespace(org_vocab_start_index=0, org_vocab_end_index=vocab)
+        self.shard_indices = types.SimpleNamespace(
+            org_vocab_start_index=0, org_vocab_end_index=vocab
+        )
 
 
 class LogitsProcessor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fake_vllm import D, SLOTS, GrammarOutput, InputBatch, V
+from fake_vllm import SLOTS, D, GrammarOutput, InputBatch, V
 
 
 class Play:
@@ -21,7 +21,9 @@ class Play:
         self._free = list(range(SLOTS))
         self.newer = "logits_processors" in vars(runner.sampler)
 
-    def add(self, name: str, params: Any, prompt: list[int], output: list[int] | None = None) -> None:
+    def add(
+        self, name: str, params: Any, prompt: list[int], output: list[int] | None = None
+    ) -> None:
         """A new request, or one that comes back with the tokens that it has."""
         slot = self._free.pop()
         states = self.runner.req_states
@@ -49,10 +51,12 @@ class Play:
 
     def output(self, name: str) -> list[int]:
         slot = self.slots[name]
-        return list(self.runner.req_states.tokens[slot][self.runner.req_states.prompt_len.np[slot] :])
+        return list(
+            self.runner.req_states.tokens[slot][self.runner.req_states.prompt_len.np[slot] :]
+        )
 
     def batch(self, names: list[str], chunk: int | None = None) -> tuple[torch.Tensor, InputBatch]:
-        """(hidden states with padding behind them, the batch). chunk: tokens of a prompt at most."""
+        """(hidden states with padding behind, the batch). chunk: tokens of a prompt at most."""
         states = self.runner.req_states
         slots = np.array([self.slots[name] for name in names], np.int32)
         positions, ids, hidden, ends, lengths = [], [], [], [], []

@@ -7,7 +7,9 @@ import pytest
 
 from fsbench.integrations.vllm_expected import Expected
 
-BASE = "class Base:\n    def __init__(self):\n        self.deep = 1\n    def kept(self, a, *, b): ..."
+BASE = (
+    "class Base:\n    def __init__(self):\n        self.deep = 1\n    def kept(self, a, *, b): ..."
+)
 MODULE = """
 from engine.base import Base
 from engine.base import Base as Other
@@ -43,21 +45,24 @@ def expected(**of) -> Expected:
 
 
 def test_what_is_there_is_no_difference(root):
-    assert check_engines.check(
-        expected(
-            signatures={
-                "engine.parts:Sampler.load": (
-                    *("self", "first", "second", "args", "third", "kwargs"),
-                ),
-                "engine.parts:Sampler.kept": ("self", "a", "b"),
-                "engine.parts:free": ("x", "y"),
-            },
-            fields={"engine.parts:Output": ("tokens", "counts")},
-            attributes={"engine.parts:Sampler": ("flag", "load", "states", "count", "deep")},
-            filled=("engine.parts:Output",),
-        ),
-        root,
-    ) == []
+    assert (
+        check_engines.check(
+            expected(
+                signatures={
+                    "engine.parts:Sampler.load": (
+                        *("self", "first", "second", "args", "third", "kwargs"),
+                    ),
+                    "engine.parts:Sampler.kept": ("self", "a", "b"),
+                    "engine.parts:free": ("x", "y"),
+                },
+                fields={"engine.parts:Output": ("tokens", "counts")},
+                attributes={"engine.parts:Sampler": ("flag", "load", "states", "count", "deep")},
+                filled=("engine.parts:Output",),
+            ),
+            root,
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ VERSIONS = ["0.26.0", "0.33.0"]
 
 @pytest.fixture(params=VERSIONS)
 def kernels(monkeypatch, request):
-    """Functions of the version's logit_bias, penalties and bad_words, with stubs of what they import."""
+    """The version's functions of three processors, with stubs of what their files import."""
     folder = ROOT / FOLDER / request.param
     if not folder.is_dir():
         pytest.skip(f"no {FOLDER}/{request.param}: run `make check-engines`")
@@ -58,7 +58,7 @@ def kernels(monkeypatch, request):
 
 
 def state() -> dict[str, Any]:
-    """Arrays of all slots, under the names of the kernels' arguments; and the fake that has them."""
+    """Arrays of all slots, by the kernels' names of them; and the fake that has them."""
     requests = fake_vllm.RequestState()
     sampler = fake_vllm.Sampler(requests)
     kinds: list[dict[str, Any]] = [
@@ -108,7 +108,7 @@ def state() -> dict[str, Any]:
 
 
 def processed(kernel: Any, logits: torch.Tensor, rows: list[int], given: dict[str, Any]) -> Any:
-    """Logits [B, V] after a kernel, for requests of these slots whose last token is at position 5."""
+    """Logits [B, V] after a kernel, for requests of these slots at position 5."""
     arguments = given | {
         "logits": logits.clone(),
         "expanded_idx_mapping": torch.tensor(rows, dtype=torch.int32),
@@ -126,7 +126,10 @@ def test_what_they_make_of_zeros_is_what_they_add(kernels):
     raw = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(1)) * 3
     edited, added = raw, torch.zeros_like(raw)
     for kernel in kernels.values():
-        edited, added = processed(kernel, edited, rows, given), processed(kernel, added, rows, given)
+        edited, added = (
+            processed(kernel, edited, rows, given),
+            processed(kernel, added, rows, given),
+        )
     assert ((raw + added).isinf() == edited.isinf()).all()
     assert added.isinf().sum(1).tolist() == [2, 0, 0, 2, V - 3, 0]
     finite = ~edited.isinf()
@@ -137,7 +140,7 @@ def test_what_they_make_of_zeros_is_what_they_add(kernels):
 def test_the_fakes_processors_are_the_real_ones(kernels):
     rows, given = [6, 5, 4, 3, 2, 1, 0], state()
     fake, slots = given["fake"], torch.tensor(rows, dtype=torch.int32)
-    logits = (torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2)) * 3)
+    logits = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2)) * 3
     position, tokens = torch.full((len(rows),), 5), torch.full((len(rows),), 11)
     for name, apply, more in (
         ("logit_bias", fake.logit_bias_state.apply_logit_bias, (position,)),

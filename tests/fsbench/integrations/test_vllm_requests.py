@@ -49,8 +49,10 @@ def decoded(play: Play, kind: str, steps: int = 5, beside: list[str] = (), preem
         names = list(play.slots)
         turn = step % len(names)
         names = names[turn:] + names[:turn]
-        play.step(names, {name: GRAMMAR for name in names if
-                          name.startswith("grammar") or (name == "mine" and kind == "grammar")})  # fmt: skip
+        constrained = [
+            name for name in names if (kind if name == "mine" else name).startswith("grammar")
+        ]
+        play.step(names, dict.fromkeys(constrained, GRAMMAR))
     tokens = play.output("mine")
     for name in list(play.slots):
         play.remove(name)
@@ -293,7 +295,7 @@ def test_settings_are_gathered_when_the_batch_changes_and_not_before(load, monke
 
 
 def test_a_thousand_mixed_requests(load):
-    """Of all kinds, some cancelled, some preempted: none lost, none disturbed, greedy vLLM's own."""
+    """Of all kinds, some cancelled, some preempted: none lost, none disturbed."""
     runner, random = load(), np.random.default_rng(5)
     play = Play(runner)
     kinds, number, ended = list(KINDS), 0, 0
