@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fsbench.errors import CaptureError
 from fsbench.integrations.draw import Draw, Drawn, Rows
 
 _WARM_UP = 2  # the first call compiles, the second has all memory that a capture needs
@@ -133,9 +134,9 @@ class GraphedDraw:
         if self._left > 0:
             try:
                 graph = self._capture(lambda: self._draw(rows))
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, CaptureError) as error:
                 _LOG.warning(
-                    "fsbench: no memory for a graph of %d rows (%s); drawing without", B, kind
+                    "fsbench: no graph of %d rows (%s), drawing without: %s", B, kind, error
                 )
             else:
                 self._left -= graph.bytes

@@ -118,7 +118,7 @@ class Plugged:
     def __init__(self, adapter: vllm_0_26.Adapter, runner: Any, name: str):
         self._name = name
         self._found: Found | None = None
-        self._like: Tensor | None = None  # what graphs were captured with
+        self._graphs: tuple[int, Tensor] | None = None  # rows of the largest, and a row like theirs
         self._stale = False
         self.sampling = Sampling(adapter, None, lacks="vLLM's own")
         if not name:
@@ -147,7 +147,7 @@ class Plugged:
             return
         self._found, sampling.V = found, found.head.vocab_size
         sampling.draw = make_draw(self._name, found.head)
-        if self._like is not None:
+        if self._graphs is not None:
             self._capture(runner)
 
     def _watch(self, runner: Any) -> None:
@@ -171,7 +171,7 @@ class Plugged:
     def warm_up(self, runner: Any, hidden: Tensor) -> None:
         """Compile the draw, and capture it, for up to as many rows as hidden [*, D] has."""
         draw = self.sampling.draw
-        if draw is None or self._like is not None:
+        if draw is None or self._graphs is not None:
             return
         n, device = len(hidden), hidden.device
         counters = torch.arange(n, device=device)
@@ -186,14 +186,14 @@ class Plugged:
             rows = rows._replace(filters=(top_k, top_p, min_p))
         draw(rows)
         if hidden.is_cuda:
-            self._like = hidden
+            self._graphs = n, hidden[:1].clone()
             self._capture(runner)
 
     def _capture(self, runner: Any) -> None:
-        draw, like = self.sampling.draw, self._like
-        assert draw is not None and like is not None
+        draw = self.sampling.draw
+        assert draw is not None and self._graphs is not None
         whole = runner.parallel_config.tensor_parallel_size == 1
-        graphed = GraphedDraw(draw, len(like), like, self.sampling.V, lazily=whole)
+        graphed = GraphedDraw(draw, *self._graphs, self.sampling.V, lazily=whole)
         graphed.capture_all(Kind())
         self.sampling.draw = graphed
 

@@ -67,7 +67,7 @@ class Sampling:
     def __post_init__(self) -> None:
         self.counts = Counts()
         self._settings: dict[Way, Settings] = {}
-        self._needs: tuple[tuple[int, bytes], np.ndarray] | None = None
+        self._routed: tuple[tuple[int, bytes], np.ndarray, list[Group]] | None = None
 
     def sample(
         self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, own: Own
@@ -77,8 +77,7 @@ class Sampling:
         if self.draw is None:
             self._count(complete, self.lacks)
             return own(hidden, batch, grammar)
-        needs = self._row_needs(runner, batch, grammar)
-        groups = route(needs, self.draw.able)
+        needs, groups = self._route(runner, batch, grammar, self.draw.able)
         for group in groups:
             rows = group.rows[complete[group.rows]]
             if group.way is not Way.ENGINE:
@@ -103,9 +102,13 @@ class Sampling:
                 continue
             rows = self._rows(runner, hidden, batch, grammar, needs, group)
             drawn = self.draw(rows)
-            where = slice(None) if index is None else index
             # An engine cannot feed -1, which is a row without a finite logit.
-            tokens[where] = drawn.tokens.clamp(min=0)
+            mine = drawn.tokens.clamp(min=0).long()
+            where = slice(None) if index is None else index
+            if index is None:
+                tokens = mine
+            else:
+                tokens[index] = mine
             if logprobs is not None and drawn.logprob is not None:
                 logprobs[0][where] = drawn.logprob
                 logprobs[1][where] = (rows.temperature == 0).long()
@@ -122,16 +125,21 @@ class Sampling:
         if complete.any():
             self.counts.left[why] += int(complete.sum())
 
-    def _row_needs(self, runner: Any, batch: Any, grammar: Any) -> np.ndarray:
+    def _route(
+        self, runner: Any, batch: Any, grammar: Any, able: Need
+    ) -> tuple[np.ndarray, list[Group]]:
+        """(needs, groups) of a batch; those of the last one, unless requests have changed."""
         key = (self.generation, batch.idx_mapping_np.tobytes())
-        if self._needs is None or self._needs[0] != key:
-            self._needs = key, self.adapter.needs(runner, batch.idx_mapping_np)
-        needs = self._needs[1]
+        if self._routed is None or self._routed[0] != key:
+            needs = self.adapter.needs(runner, batch.idx_mapping_np)
+            self._routed = key, needs, route(needs, able)
+        _, needs, groups = self._routed
         if grammar is None:
-            return needs
+            return needs, groups
         constrained = set(grammar.structured_output_request_ids)
         masked = [Need.MASK if each in constrained else 0 for each in batch.req_ids]
-        return needs | np.array(masked, np.int64)
+        needs = needs | np.array(masked, np.int64)
+        return needs, route(needs, able)
 
     def _index(self, group: Group, B: int, device: torch.device) -> Tensor | None:
         """The rows on the device, or None if they are all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fsbench.errors import CaptureError
 from fsbench.integrations.draw import Drawn, Rows
 from fsbench.integrations.graphed import Graph, GraphedDraw, Kind, sizes_up_to
 from fsbench.integrations.routing import Need
@@ -17,7 +18,7 @@ class Fake:
 
     able = Need.FILTER
 
-    def __init__(self, bytes_each: int = 0, fails: bool = False):
+    def __init__(self, bytes_each: int = 0, fails: Exception | None = None):
         self.captured: list[tuple[Kind, int]] = []
         self.eager = 0
         self._bytes, self._fails, self._capturing = bytes_each, fails, False
@@ -33,8 +34,8 @@ class Fake:
         return Drawn(tokens, rows.hidden[:, 0].float() if rows.logprob else None)
 
     def capture(self, draw) -> Graph:
-        if self._fails:
-            raise torch.OutOfMemoryError("no")
+        if self._fails is not None:
+            raise self._fails
         self._capturing = True
         drawn = draw()
         self._capturing = False
@@ -127,9 +128,10 @@ def test_memory_is_bounded(caplog):
     assert caplog.text.count("no more are made") == 1
 
 
-def test_out_of_memory_is_said_once_and_drawn_without(caplog):
-    fake = Fake(fails=True)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), CaptureError("full")])
+def test_out_of_memory_is_said_once_and_drawn_without(caplog, error):
+    fake = Fake(fails=error)
     draw = graphed(fake)
     for step in range(3):
         assert torch.equal(draw(rows(2, step)).tokens, Fake()(rows(2, step)).tokens)
-    assert fake.eager == 3 and caplog.text.count("no memory for a graph of 2 rows") == 1
+    assert fake.eager == 3 and caplog.text.count("no graph of 2 rows") == 1

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from check_engines import FOLDER
-from fake_vllm import SLOTS, V
+from fake_vllm_states import SLOTS, V, params
 from tree import ROOT
 
 PACKAGE = "vllm.v1.worker.gpu.sample"
@@ -73,7 +73,7 @@ def state() -> dict[str, Any]:
     for slot, kind in enumerate(kinds):
         requests.tokens[slot] = [5, 6, 7, 40, 40, 11]
         requests.prompt_len.np[slot] = 3
-        sampler.add_request(slot, 3, fake_vllm.params(**kind))
+        sampler.add_request(slot, 3, params(**kind))
     requests.prompt_len.copy_to_uva()
     sampler.apply_staged_writes()
     words = torch.zeros(SLOTS, 32, dtype=torch.int32)

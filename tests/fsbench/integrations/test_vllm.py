@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_vllm import D, LMHead, Model, install, params
+from fake_vllm import LMHead, Model, install
+from fake_vllm_states import D, params
 from torch.profiler import profile
 from tree import ROOT
 from vllm_play import Play

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fake_vllm import V, params
+from fake_vllm_states import V, params
 from vllm_play import Play
 
 from fsbench.integrations.draw import history
