@@ -161,7 +161,7 @@ def cuda_capture(device: torch.device) -> Capture:
             # Other threads of the engine may go on with what a capture would not allow them.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 drawn = draw()
-        return Graph(graph.replay, drawn, free - torch.cuda.mem_get_info(device)[0])
+        return Graph(graph.replay, drawn, max(0, free - torch.cuda.mem_get_info(device)[0]))
 
     return capture
 

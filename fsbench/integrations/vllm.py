@@ -140,6 +140,7 @@ class Plugged:
         """Find the LM head, and draw from it."""
         sampling = self.sampling
         self._found = sampling.draw = None
+        sampling.generation += 1
         sampling.lacks = sampling.adapter.lacks(runner) or ""
         found = sampling.lacks or find_head(runner)
         if isinstance(found, str):

@@ -24,9 +24,10 @@ class Found(NamedTuple):
     copied: int
 
     def moved(self, runner: Any) -> bool:
-        """Whether the engine's weight may no longer be what is drawn from."""
+        """Whether the weight may no longer be what is drawn from; the same on all ranks."""
         owner = head_owner(runner.model)
-        if owner is None or self.copied:
+        # Whether a shard is a copy differs from rank to rank, and they have to look up together.
+        if owner is None or self.copied or runner.parallel_config.tensor_parallel_size > 1:
             return True
         return bool(owner.lm_head.weight.data_ptr() != self.weight.data_ptr())
 

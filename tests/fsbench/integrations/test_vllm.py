@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import types
 from typing import Any
 
 import pytest
@@ -299,6 +300,16 @@ def test_new_weights_are_drawn_from(monkeypatch, load, change, copy):
     best = (hidden[:1].float() @ new[0][1][:700].float().T).argmax()
     assert output.sampled_token_ids[0, 0] == best
     assert counts(runner) == {"served": 2, "left": {}}
+
+
+def test_ranks_look_a_head_up_together(load):
+    """One rank's shard may be a copy, and another's not."""
+    found = load()._fsbench._found
+    for ranks in (1, 2):
+        of_ranks = types.SimpleNamespace(tensor_parallel_size=ranks)
+        runner = types.SimpleNamespace(parallel_config=of_ranks, model=types.SimpleNamespace(
+            lm_head=types.SimpleNamespace(weight=found.weight), logits_processor=None))  # fmt: skip
+        assert found.moved(runner) == (ranks > 1)
 
 
 def test_weights_that_become_unfit_are_left_to_vllm(load):
