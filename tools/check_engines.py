@@ -70,14 +70,15 @@ class Source:
             return None
         found = set()
         for cls in lines:
-            for node in cls.body:
-                if isinstance(node, ast.FunctionDef):
-                    found.add(node.name)
-                targets = getattr(node, "targets", [getattr(node, "target", None)])
+            for line in cls.body:
+                if isinstance(line, ast.FunctionDef):
+                    found.add(line.name)
+                targets = getattr(line, "targets", [getattr(line, "target", None)])
                 found.update(each.id for each in targets if isinstance(each, ast.Name))
             for node in ast.walk(cls):
-                stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-                if stored and isinstance(node.value, ast.Name) and node.value.id == "self":
+                if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+                    continue
+                if isinstance(node.value, ast.Name) and node.value.id == "self":
                     found.add(node.attr)
         return found
 
@@ -87,8 +88,9 @@ class Source:
         for node in tree.body if tree else ():
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
                 return node
-            imported = isinstance(node, ast.ImportFrom) and node.module
-            if imported and name in [each.asname or each.name for each in node.names]:
+            if not (isinstance(node, ast.ImportFrom) and node.module):
+                continue
+            if name in [each.asname or each.name for each in node.names]:
                 return self._named(node.module, name)
         return None
 

@@ -77,11 +77,11 @@ class GraphedDraw:
             torch.ones(rows, device=device),
             counters.clone(),
             counters.clone(),
-            (
-                torch.full((rows,), V, dtype=torch.int32, device=device),
-                torch.ones(rows, device=device),
-                torch.zeros(rows, device=device),
-            ),
+        )
+        self._filters = (
+            torch.full((rows,), V, dtype=torch.int32, device=device),
+            torch.ones(rows, device=device),
+            torch.zeros(rows, device=device),
         )
         self._given: list[Tensor] = []
         self._graphs: dict[tuple[Kind, int], Graph | None] = {}
@@ -116,18 +116,18 @@ class GraphedDraw:
         kept = self._given[: len(given)]
         if len(kept) == len(given) and all(a is b for a, b in zip(given, kept, strict=True)):
             return
-        own = [self._rows.temperature, self._rows.seed, *(self._rows.filters or ())]
+        own = [self._rows.temperature, self._rows.seed, *self._filters]
         for mine, theirs in zip(own, given, strict=False):
             mine[:B].copy_(theirs)
         self._given = given  # kept, so that no other tensor can pass for them
 
     def _make(self, kind: Kind, B: int) -> None:
         """Capture one graph, or remember that there is none."""
-        all_rows = self._rows
-        filters = tuple(each[:B] for each in all_rows.filters or ()) if kind.filters else None
+        hidden, temperature, seed, offset, *_ = self._rows
+        top_k, top_p, min_p = self._filters
         rows = Rows(
-            *(each[:B] for each in all_rows[:4]),
-            filters=filters,  # type: ignore[arg-type]
+            *(hidden[:B], temperature[:B], seed[:B], offset[:B]),
+            filters=(top_k[:B], top_p[:B], min_p[:B]) if kind.filters else None,
             logprob=kind.logprob,
         )
         graph = None

@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     """Of a group: rows in the batch and slots (None, int32 or int64 [n]), and their settings."""
 
     key: tuple[int, bytes, bytes]
-    index: Tensor | None
+    places: Tensor | None
     slots: Tensor
     temperature: Tensor
     seed: Tensor
@@ -96,6 +96,7 @@ class Sampling:
         for group in groups:
             index = self._index(group, B, hidden.device)
             if group.way is Way.ENGINE:
+                assert index is not None
                 output = own(hidden, subset(batch, group.rows, index), part(grammar, batch, group))
                 tokens[index] = output[0].sampled_token_ids[:, 0]
                 theirs = index, output[0].logprobs_tensors
@@ -149,7 +150,7 @@ class Sampling:
         self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, needs: np.ndarray, group: Group
     ) -> Rows:
         settings = self._of_group(runner, batch, group, hidden.device)
-        index, n = settings.index, len(group.rows)
+        index, n = settings.places, len(group.rows)
         if index is None and batch.num_tokens == batch.num_reqs:  # one token of each, in order
             mine, offset = hidden[:n], batch.positions[:n]
         else:

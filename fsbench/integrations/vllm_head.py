@@ -54,7 +54,7 @@ def find_head(runner: Any) -> Found | str:
         reason = agreed(reason, group.cpu_group)
     if reason is not None:
         return reason
-    owner = head_owner(runner.model)
+    owner: Any = head_owner(runner.model)
     weight = owner.lm_head.weight.detach()
     V, soft_cap = owner.logits_processor.org_vocab_size, owner.logits_processor.soft_cap
     if group is None:

@@ -40,7 +40,7 @@ class Play:
     def remove(self, name: str) -> tuple[list[int], list[int]]:
         """(prompt, output) of a request that ends or is preempted."""
         slot = self.slots.pop(name)
-        self._free.insert(0, slot)
+        self._free.append(slot)  # the next request takes it, as in vLLM
         prompt = int(self.runner.req_states.prompt_len.np[slot])
         tokens = self.runner.req_states.tokens[slot]
         return tokens[:prompt], tokens[prompt:]

@@ -201,6 +201,10 @@ MODELS = {
     ),
     "other logits": (lambda: Edited(lambda logits: logits.flip(1)), "model: compute_logits"),
     "no token beyond 600": (lambda: Edited(_without_tokens), "model: compute_logits"),
+    "large logits cut": (
+        lambda: Edited(lambda logits: logits.masked_fill(logits > 3, -torch.inf)),
+        "model: compute_logits",
+    ),
     "a small bias": (lambda: Edited(lambda logits: logits + 1e-3), "model: compute_logits"),
     "head.bias": (lambda: changed(lm_head__bias=torch.zeros(704)), "model: LM head with a bias"),
     "quantised": (lambda: changed(lm_head__quant_method=FP8), "model: quantised LM head"),

@@ -220,6 +220,19 @@ def test_penalties_are_those_of_the_engine(load):
     assert play.output("prompt")[0] == 500
 
 
+def test_penalties_count_once_beside_a_bias(load):
+    runner = load()
+    runner.model.lm_head.weight.mul_(0.001)
+    play = Play(runner)
+    play.add("both", params(repetition_penalty=1.0001, presence_penalty=3.0, temperature=0.01,
+                            logit_bias={9: 50.0, 90: 46.0}), PROMPT)  # fmt: skip
+    play.add("one", params(presence_penalty=3.0, temperature=0.01, logit_bias={9: 50.0, 90: 46.0}),
+             PROMPT)  # fmt: skip
+    for _ in range(3):
+        play.step()
+    assert play.output("both") == play.output("one") == [9, 9, 9]
+
+
 def test_unseeded_requests_do_not_repeat(load):
     runner = load()
     runner.model.lm_head.weight.mul_(0.05)
