@@ -93,7 +93,8 @@ class Play:
             cu_num_logits_np=count.numpy(),
         )
         padding = torch.full((3, D), torch.nan)
-        return torch.cat([torch.stack(hidden), padding]).bfloat16(), made
+        dtype = self.runner.model.lm_head.weight.dtype
+        return torch.cat([torch.stack(hidden), padding]).to(dtype), made
 
     def step(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fake_vllm import Model
 from fake_vllm_states import V, params
 from vllm_play import Play
 
@@ -73,6 +74,17 @@ def test_a_seed_means_a_seed(load, kind):
     assert decoded(play, kind, beside=["default", "top logprobs", "plain"], preempt=2) == alone
     restarted = load()  # an engine that was killed
     assert decoded(Play(restarted), kind, beside=["plain"]) == alone
+
+
+@pytest.mark.full
+def test_a_seed_means_a_seed_in_the_kernels(load):
+    """In fp16 the interpreter runs them; in bf16 it is the reference that draws."""
+    play = Play(load(model=Model(dtype=torch.float16)))
+    kinds = ["plain", "default", "frequency", "repetition", "grammar", "logprobs", "greedy"]
+    alone = {kind: decoded(play, kind, 2) for kind in kinds}
+    for kind, tokens in alone.items():
+        beside = [other for other in kinds if other != kind]
+        assert decoded(play, kind, 2, beside=[*beside[:5], "top logprobs"], preempt=1) == tokens
 
 
 def test_every_kind_is_counted_and_a_realistic_mix_is_served(load):
