@@ -40,10 +40,9 @@ class Counts:
 
 
 class Settings(NamedTuple):
-    """Of a group: rows in the batch and slots (None, int32 or int64 [n]), and their settings."""
+    """Of a group: the slots of its requests, and what they ask for, all [n]."""
 
     key: tuple[int, bytes, bytes]
-    places: Tensor | None
     slots: Tensor
     temperature: Tensor
     seed: Tensor
@@ -67,6 +66,7 @@ class Sampling:
     def __post_init__(self) -> None:
         self.counts = Counts()
         self._settings: dict[Way, Settings] = {}
+        self._indices: dict[Way, tuple[bytes, Tensor]] = {}
         self._routed: tuple[tuple[int, bytes], np.ndarray, list[Group]] | None = None
 
     def sample(
@@ -75,7 +75,8 @@ class Sampling:
         """What GPUModelRunner.sample returns. own: vLLM's, for the rows that are left to it."""
         complete = self._complete(runner, batch)
         if self.draw is None:
-            self._count(complete, self.lacks)
+            if complete.any():
+                self.counts.left[self.lacks] += int(complete.sum())
             return own(hidden, batch, grammar)
         needs, groups = self._route(runner, batch, grammar, self.draw.able)
         for group in groups:
@@ -101,15 +102,12 @@ class Sampling:
                 tokens[index] = output[0].sampled_token_ids[:, 0]
                 theirs = index, output[0].logprobs_tensors
                 continue
-            rows = self._rows(runner, hidden, batch, grammar, needs, group)
+            asked = int(np.bitwise_or.reduce(needs[group.rows]))
+            rows = self._rows(runner, hidden, batch, grammar, group, asked, index)
             drawn = self.draw(rows)
             # An engine cannot feed -1, which is a row without a finite logit.
-            mine = drawn.tokens.clamp(min=0).long()
             where = slice(None) if index is None else index
-            if index is None:
-                tokens = mine
-            else:
-                tokens[index] = mine
+            tokens[where] = drawn.tokens.clamp(min=0)
             if logprobs is not None and drawn.logprob is not None:
                 logprobs[0][where] = drawn.logprob
                 logprobs[1][where] = (rows.temperature == 0).long()
@@ -121,10 +119,6 @@ class Sampling:
         lengths = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs]
         full: np.ndarray = lengths >= runner.req_states.prefill_len.np[batch.idx_mapping_np]
         return full
-
-    def _count(self, complete: np.ndarray, why: str) -> None:
-        if complete.any():
-            self.counts.left[why] += int(complete.sum())
 
     def _route(
         self, runner: Any, batch: Any, grammar: Any, able: Need
@@ -144,19 +138,31 @@ class Sampling:
 
     def _index(self, group: Group, B: int, device: torch.device) -> Tensor | None:
         """The rows on the device, or None if they are all."""
-        return None if len(group.rows) == B else on_device(group.rows, device)
+        if len(group.rows) == B:
+            return None
+        key = group.rows.tobytes()
+        kept = self._indices.get(group.way)
+        if kept is None or kept[0] != key:
+            kept = self._indices[group.way] = key, on_device(group.rows, device)
+        return kept[1]
 
     def _rows(
-        self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, needs: np.ndarray, group: Group
+        self,
+        runner: Any,
+        hidden: Tensor,
+        batch: Any,
+        grammar: Any,
+        group: Group,
+        asked: int,
+        index: Tensor | None,
     ) -> Rows:
-        settings = self._of_group(runner, batch, group, hidden.device)
-        index, n = settings.places, len(group.rows)
+        """What the draw gets of a group, one of whose rows asks for each of the needs `asked`."""
+        settings, n = self._of_group(runner, batch, group, index), len(group.rows)
         if index is None and batch.num_tokens == batch.num_reqs:  # one token of each, in order
             mine, offset = hidden[:n], batch.positions[:n]
         else:
             last = batch.logits_indices if index is None else batch.logits_indices[index]
             mine, offset = hidden[last], batch.positions[last]
-        asked = int(np.bitwise_or.reduce(needs[group.rows]))
         penalised = group.way is Way.PENALISED
         bias = penalties = None
         if asked & Need.BIAS:
@@ -179,16 +185,15 @@ class Sampling:
             logprob=bool(asked & Need.LOGPROB),
         )
 
-    def _of_group(self, runner: Any, batch: Any, group: Group, device: torch.device) -> Settings:
+    def _of_group(self, runner: Any, batch: Any, group: Group, index: Tensor | None) -> Settings:
         """What requests ask for, gathered on the GPU when the batch changes."""
         key = (self.generation, batch.idx_mapping_np.tobytes(), group.rows.tobytes())
         kept = self._settings.get(group.way)
         if kept is not None and kept.key == key:
             return kept
-        index = self._index(group, batch.num_reqs, device)
-        slots = batch.idx_mapping if index is None else batch.idx_mapping[index]
-        temperature, seed, *filters = self.adapter.settings(runner, slots)
-        made = Settings(key, index, slots.clone(), temperature, seed, tuple(filters))  # type: ignore[arg-type]
+        slots = batch.idx_mapping.clone() if index is None else batch.idx_mapping[index]
+        temperature, seed, top_k, top_p, min_p = self.adapter.settings(runner, slots)
+        made = Settings(key, slots, temperature, seed, (top_k, top_p, min_p))
         self._settings[group.way] = made
         return made
 
@@ -209,9 +214,7 @@ class Sampling:
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
     """A copy on the device; the host does not wait for it."""
     host = torch.from_numpy(values)
-    return (
-        host.to(device) if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
-    )
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def subset(batch: Any, rows: np.ndarray, index: Tensor) -> Any:

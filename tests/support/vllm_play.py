@@ -12,8 +12,8 @@ from fake_vllm import SLOTS, D, GrammarOutput, InputBatch, V
 class Play:
     """Requests by name. Hidden states are a function of a request's tokens, and of nothing else."""
 
-    def __init__(self, runner: Any):
-        self.runner = runner
+    def __init__(self, runner: Any, dtype: torch.dtype = torch.bfloat16):
+        self.runner, self.dtype = runner, dtype
         self.slots: dict[str, int] = {}
         self.params: dict[str, Any] = {}
         self.logprobs: dict[str, list[Any]] = {}
@@ -93,8 +93,7 @@ class Play:
             cu_num_logits_np=count.numpy(),
         )
         padding = torch.full((3, D), torch.nan)
-        dtype = self.runner.model.lm_head.weight.dtype
-        return torch.cat([torch.stack(hidden), padding]).to(dtype), made
+        return torch.cat([torch.stack(hidden), padding]).to(self.dtype), made
 
     def step(
         self,

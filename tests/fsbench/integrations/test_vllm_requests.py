@@ -79,7 +79,7 @@ def test_a_seed_means_a_seed(load, kind):
 @pytest.mark.full
 def test_a_seed_means_a_seed_in_the_kernels(load):
     """In fp16 the interpreter runs them; in bf16 it is the reference that draws."""
-    play = Play(load(model=Model(dtype=torch.float16)))
+    play = Play(load(model=Model(dtype=torch.float16)), torch.float16)
     kinds = ["plain", "default", "frequency", "repetition", "grammar", "logprobs", "greedy"]
     alone = {kind: decoded(play, kind, 2) for kind in kinds}
     for kind, tokens in alone.items():
