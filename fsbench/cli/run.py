@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +35,7 @@ from fsbench.cli.options import (
 )
 from fsbench.cli.parsing import filters, int_list, penalties_of, shapes
 from fsbench.errors import InvalidArgument
-from fsbench.problem import Problem
+from fsbench.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -271,6 +272,28 @@ class Effort:
         ),
     ] = None
 
+    warmers: Annotated[
+        int | None,
+        option(
+            "--warmers",
+            whole(0, 64),
+            "Processes that compile ahead and stand still while a step is timed. Default: on a GPU "
+            "two less than cores, up to 12; on a CPU none.",
+        ),
+    ] = None
+
+    def helpers(self, problems: list[Problem]) -> int:
+        """--warmers: by default so many that what they keep fits a quarter of the GPU."""
+        from fsbench.machine import hardware
+
+        if self.warmers is not None:
+            return self.warmers
+        if problems[0].device == "cpu":
+            return 0
+        memory = min((gpu.memory_bytes or 0 for gpu in hardware.gpus()), default=0)
+        largest = max(problem.V * problem.D * DTYPES[problem.dtype] for problem in problems)
+        return max(0, min(12, (os.cpu_count() or 2) - 2, memory // (4 * largest)))
+
     def plan(self, problems: list[Problem], providers: list[Found], preset: Preset) -> Plan:
         """The plan of these problems and providers."""
         from fsbench.measure.plan import Plan
@@ -361,7 +384,7 @@ def run(
     options = _to_repeat({**context.params, "device": device, "preset": name})
     job = Job(
         plan, [entry.name for entry in plan.providers], options["provider_path"], device,
-        indices, timer, machine.l2, effort.timeout, together=several,
+        indices, timer, machine.l2, effort.timeout, several, effort.helpers(problems),
     )  # fmt: skip
     exit_code = 0
     for index in [None] if several else indices:

@@ -58,6 +58,7 @@ class Figures:
     sustained_w: float | None = None
     first_call_s: float | None = None
     warm: str | None = None
+    ahead_s: float | None = None
     lacks: str | None = None
 
 
@@ -122,6 +123,7 @@ def figures(record: CellRecord) -> Figures:
         sustained_w=joules / sustained.step_us * 1e6 if sustained and joules is not None else None,
         first_call_s=rounds[0].first_call_s,
         warm="|".join(rounds[0].warm),
+        ahead_s=rounds[0].ahead_s,
         lacks="; ".join(f"{what}: {reason}" for what, reason in record.lacks.items()),
     )
 

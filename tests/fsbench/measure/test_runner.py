@@ -135,7 +135,7 @@ def test_progress_counts_up_to_all_cells(sampler, tmp_path):
         check=False,
     )
     store = Store.create(tmp_path, {})
-    report = lambda done, total, what: seen.append((done, total, what))  # noqa: E731
+    report = lambda *progress: seen.append(progress)  # noqa: E731
     Runner(plan, Outcomes(store, report), FakeTimer()).run()
     store.close()
     done = [entry[0] for entry in seen]
