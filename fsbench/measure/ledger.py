@@ -24,7 +24,7 @@ from statistics import mean
 from fsbench.records.cell import Cell
 
 LATER_CALL_S = 1.0
-"""What of a sampler's first call may come again on its next problem, at most: a variant compiled."""
+"""At most this of a sampler's first call comes again on its next problem: a variant compiled."""
 
 
 class Ledger:
@@ -68,20 +68,24 @@ class Ledger:
     def finish(self, open_cells: Collection[Cell]) -> None:
         """A cell is finished: only these are open. Estimates anew when they will be.
 
-        A later cell of a sampler takes what its later ones took on average; before there is one,
-        what the first took but for the gate and most of a long first call. A sampler that nothing is known of is like the others.
+        A cell takes what the last one of its sampler took, the gate and most of a long first call
+        apart. A sampler that nothing is known of is like the others.
         """
         self.enter("other")
         of_sampler: defaultdict[str, list[Cell]] = defaultdict(list)
         for cell in self._spent:
             if cell and cell not in open_cells:
                 of_sampler[cell.provider].append(cell)
-        once, each = {}, {}
-        for name, (first, *later) in of_sampler.items():
-            call_s = self._spent[first].get("first call", 0.0)
-            once[name] = self._spent[first].get("gate", 0.0) + max(0.0, call_s - LATER_CALL_S)
-            each[name] = mean(map(self.spent, later)) if later else self.spent(first) - once[name]
+        once = {name: self._once(first) for name, (first, *_) in of_sampler.items()}
+        each = {
+            name: self.spent(cells[-1]) - self._once(cells[-1])
+            for name, cells in of_sampler.items()
+        }
         usual, usual_once = mean(each.values()), mean(once.values())
         left = sum(max(0.0, each.get(c.provider, usual) - self.spent(c)) for c in open_cells)
         unseen = {cell.provider for cell in open_cells} - set(of_sampler)
         self._end = self._clock() + left + usual_once * len(unseen)
+
+    def _once(self, cell: Cell) -> float:
+        spent = self._spent[cell]
+        return spent.get("gate", 0.0) + max(0.0, spent.get("first call", 0.0) - LATER_CALL_S)
