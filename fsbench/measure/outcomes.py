@@ -73,7 +73,12 @@ class Outcomes:
         """Report what is going on."""
         problem = cell.problem
         where = f"B={problem.B} D={problem.D} V={problem.V}"
-        self.report(self._done, self.total, f"{where}: {cell.label}{what}", self.ledger.left_s)
+        self.report(
+            min(self._done, self.total),
+            self.total,
+            f"{where}: {cell.label}{what}",
+            self.ledger.left_s,
+        )
 
     def finish(self, cell: Cell) -> None:
         """Nothing is left to do for a cell."""

@@ -24,14 +24,15 @@ from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.preparing import Batch, Contender, Preparation, work_list
 from fsbench.records.cell import Energy, Round
-from fsbench.timers import Timer
+from fsbench.timers import Timer, gpu
 
 
 @dataclass
 class Runner:
     """Carries out a plan on the current CUDA device, or on the CPU.
 
-    gpu_name and nvml_index are of that device ("" and None on a CPU). Of ranks that measure
+    gpu_name and nvml_index are of that device ("" and None on a CPU); read_clock: SmClock.read.
+    Of ranks that measure
     together each has a Runner of its own; the problems then have `tp` ranks.
 
     Raises:
@@ -43,6 +44,7 @@ class Runner:
     timer: Timer
     gpu_name: str = ""
     nvml_index: int | None = None
+    read_clock: Callable[[], Tensor] | None = None
     _idle_w: float | None = None
 
     def __post_init__(self) -> None:
@@ -149,11 +151,16 @@ class Runner:
             offset.add_(1)
 
         before = hardware.clocks(self.nvml_index)
+        counters = [self.read_clock()] if self.read_clock else []
         try:
             measured = self.timer.measure(step, self.plan.iterations(number), advance)
+            counters += [self.read_clock()] if self.read_clock else []
+            after = hardware.clocks(self.nvml_index)
         finally:
             contender.require_intact(expected)
-        clocks = _combined(before, hardware.clocks(self.nvml_index))
+        clocks = _combined(before, after)
+        if counters:
+            clocks["sm_mhz_timed"] = gpu.sm_clock.mean_mhz(*counters)
         facts = contender.facts if step is contender.step else {}
         return Round(**asdict(measured), clocks=clocks, turn=turn, **facts)
 

@@ -25,7 +25,7 @@ from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
 from fsbench.records.cell import CellRecord
 from fsbench.records.store import Store
-from fsbench.timers import make_timer
+from fsbench.timers import gpu, make_timer
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
     align = outcomes.team.align if outcomes.team else None
     timer = make_timer(job.timer, job.device, job.l2, align)
     plan = replace(job.plan, providers=select(discover(map(Path, job.provider_paths)), job.names))
-    return Runner(plan, outcomes, timer, gpu_name, nvml_index)
+    read_clock = gpu.sm_clock.SmClock().read if job.device == "cuda" else None
+    return Runner(plan, outcomes, timer, gpu_name, nvml_index, read_clock)
 
 
 def carry_out(runner: Runner) -> None:

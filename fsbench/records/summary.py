@@ -41,6 +41,7 @@ class Figures:
     tflops: float | None = None
     roofline_pct: float | None = None
     sm_mhz: float | None = None
+    sm_mhz_timed: float | None = None
     mem_mhz: float | None = None
     power_w: float | None = None
     throttle: str | None = None
@@ -106,6 +107,7 @@ def figures(record: CellRecord) -> Figures:
         tflops=work.flops / median / 1e6 if median else None,
         roofline_pct=100 * floor / median if floor and median else None,
         sm_mhz=_median_of(rounds, "sm_mhz"),
+        sm_mhz_timed=_median_of(rounds, "sm_mhz_timed"),
         mem_mhz=_median_of(rounds, "mem_mhz"),
         power_w=_median_of(rounds, "power_w"),
         throttle="|".join(sorted({t for r in rounds for t in r.clocks.get("throttle", [])})),
