@@ -277,19 +277,20 @@ class Effort:
         option(
             "--warmers",
             whole(0, 64),
-            "Processes that compile ahead and stand still while a step is timed. Default: on a GPU "
-            "two less than cores, up to 12; on a CPU none.",
+            "Processes that compile ahead and stand still while a step is timed; none beside a "
+            "sampler that tunes. Default: on a GPU two less than cores, up to 12; on a CPU 0.",
         ),
     ] = None
 
-    def helpers(self, problems: list[Problem]) -> int:
+    def helpers(self, plan: Plan) -> int:
         """--warmers: by default so many that what they keep fits a quarter of the GPU."""
         from fsbench.machine import hardware
 
-        if self.warmers is not None:
-            return self.warmers
-        if problems[0].device == "cpu":
+        problems = plan.problems
+        if any(entry.provider and entry.provider.tunes for entry in plan.providers):
             return 0
+        if self.warmers is not None or problems[0].device == "cpu":
+            return self.warmers or 0
         memory = min((gpu.memory_bytes or 0 for gpu in hardware.gpus()), default=0)
         largest = max(problem.V * problem.D * DTYPES[problem.dtype] for problem in problems)
         return max(0, min(12, (os.cpu_count() or 2) - 2, memory // (4 * largest)))
@@ -384,7 +385,7 @@ def run(
     options = _to_repeat({**context.params, "device": device, "preset": name})
     job = Job(
         plan, [entry.name for entry in plan.providers], options["provider_path"], device,
-        indices, timer, machine.l2, effort.timeout, several, effort.helpers(problems),
+        indices, timer, machine.l2, effort.timeout, several, effort.helpers(plan),
     )  # fmt: skip
     exit_code = 0
     for index in [None] if several else indices:

@@ -299,9 +299,13 @@ def main(paths: Sequence[str], device: str, index: int, line: Connection) -> Non
     os.dup2(silent, 1)
     os.dup2(silent, 2)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are processes enough
+    from torch._inductor.runtime import autotune_cache  # reads that, and takes seconds
+
     if device == "cuda":
         torch.cuda.set_device(index)
     known = discover(map(Path, paths))
+    # What several processes at once find fastest is not to be kept for the one that measures.
+    autotune_cache.AutotuneCache.create = staticmethod(lambda *_, **__: None)
     weights: dict[tuple[object, ...], torch.Tensor] = {}
     with suppress(EOFError, OSError):
         while True:

@@ -68,8 +68,8 @@ class Ledger:
     def finish(self, open_cells: Collection[Cell]) -> None:
         """A cell is finished: only these are open. Estimates anew when they will be.
 
-        A cell takes what the last one of its sampler took, the gate and most of a long first call
-        apart. A sampler that nothing is known of is like the others.
+        A cell takes what the last one of its sampler took; of the first one, without the gate and
+        most of a long first call. A sampler that nothing is known of is like the others.
         """
         self.enter("other")
         of_sampler: defaultdict[str, list[Cell]] = defaultdict(list)
@@ -78,7 +78,7 @@ class Ledger:
                 of_sampler[cell.provider].append(cell)
         once = {name: self._once(first) for name, (first, *_) in of_sampler.items()}
         each = {
-            name: self.spent(cells[-1]) - self._once(cells[-1])
+            name: self.spent(cells[-1]) - (once[name] if len(cells) == 1 else 0)
             for name, cells in of_sampler.items()
         }
         usual, usual_once = mean(each.values()), mean(once.values())

@@ -9,39 +9,40 @@ from cells import cell
 
 from fsbench.measure.ledger import Ledger
 
-# Recorded on two cores with nothing compiled before: D = 1024, V = 50,000, 90 steps in 3 rounds.
-# Sampler, B; seconds of inputs, gate, first call, check, capture, timing.
+# Recorded on two cores with nothing compiled before: B = 1, D = 1024, V = 50,000 at six temperatures,
+# so with six gates; 60 steps in 3 rounds. Sampler, number of the problem; seconds of inputs, gate,
+# first call, check, capture, timing.
 RECORDED = """\
-race 1 0.949 15.272 1.43 0.216 0.455 3.573
-greedy 1 0 0.013 0.116 0.151 0.458 2.91
-online 1 0 0.986 0.017 0.22 0.472 3.478
-matmul 1 0 0.0 0.118 0.0 0.525 2.939
-compiled 1 0 2.1 1.535 0.216 0.458 3.389
-race 2 0.435 0.0 1.828 0.234 0.476 2.887
-greedy 2 0 0.0 0.125 0.158 0.463 2.822
-online 2 0 0.0 0.021 0.233 0.477 3.087
-matmul 2 0 0.0 0.116 0.0 0.463 2.703
-compiled 2 0 0.0 1.307 0.238 0.575 2.903
-race 3 0.475 0.0 1.696 0.245 0.5 3.086
-greedy 3 0 0.0 0.13 0.177 0.492 2.86
-online 3 0 0.0 0.024 0.254 0.507 3.346
-matmul 3 0 0.0 0.124 0.0 0.488 2.817
-compiled 3 0 0.0 1.374 0.25 0.494 3.178
-race 4 0.46 0.0 1.685 0.351 0.535 4.357
-greedy 4 0 0.0 0.155 0.219 0.536 4.174
-online 4 0 0.0 0.043 0.353 0.558 4.741
-matmul 4 0 0.0 0.138 0.0 0.527 4.013
-compiled 4 0 0.0 1.399 0.356 0.566 4.596
-race 6 0.471 0.0 1.807 0.379 0.562 4.754
-greedy 6 0 0.0 0.159 0.223 0.548 4.429
-online 6 0 0.0 0.044 0.398 0.576 5.115
-matmul 6 0 0.0 0.141 0.0 0.544 4.303
-compiled 6 0 0.0 1.482 0.421 0.574 4.957
-race 8 0.451 0.0 1.707 0.493 0.624 6.376
-greedy 8 0 0.0 0.169 0.266 0.575 5.932
-online 8 0 0.0 0.06 0.452 0.59 6.394
-matmul 8 0 0.0 0.16 0.0 0.614 5.739
-compiled 8 0 0.0 1.517 0.503 0.633 6.793
+race 1 0.945 16.966 1.693 0.233 0.493 3.337
+greedy 1 0 0.016 0.125 0.178 0.489 2.886
+online 1 0 1.066 0.02 0.23 0.501 3.359
+matmul 1 0 0.0 0.124 0.0 0.479 2.788
+compiled 1 0 2.273 1.414 0.238 0.492 2.904
+race 2 0.942 4.241 1.618 0.234 0.501 2.364
+greedy 2 0 0.014 0.13 0.166 0.488 2.391
+online 2 0 1.057 0.022 0.234 0.495 2.531
+matmul 2 0 0.0 0.129 0.0 0.501 2.23
+compiled 2 0 2.359 1.346 0.246 0.51 2.343
+race 3 0.482 2.14 1.719 0.243 0.524 2.379
+greedy 3 0 0.016 0.143 0.174 0.712 2.306
+online 3 0 1.106 0.023 0.249 0.51 2.547
+matmul 3 0 0.0 0.14 0.0 0.498 2.296
+compiled 3 0 2.399 1.4 0.224 0.494 2.38
+race 4 0.484 2.187 1.626 0.244 0.517 2.751
+greedy 4 0 0.014 0.133 0.172 0.492 2.611
+online 4 0 1.106 0.024 0.251 0.505 2.667
+matmul 4 0 0.0 0.126 0.0 0.488 2.461
+compiled 4 0 2.366 1.485 0.248 0.517 2.766
+race 5 0.48 2.111 1.898 0.244 0.518 2.616
+greedy 5 0 0.014 0.128 0.178 0.484 2.739
+online 5 0 1.056 0.02 0.24 0.521 2.554
+matmul 5 0 0.0 0.132 0.0 0.504 2.454
+compiled 5 0 2.778 1.539 0.251 0.689 2.753
+race 6 0.499 2.148 1.94 0.272 0.519 2.478
+greedy 6 0 0.014 0.133 0.172 0.495 2.476
+online 6 0 1.303 0.024 0.255 0.5 2.718
+matmul 6 0 0.0 0.127 0.0 0.511 2.371
+compiled 6 0 2.77 1.933 0.241 0.494 2.539
 """
 PHASES = ("inputs", "gate", "first call", "check", "capture", "timing")
 
