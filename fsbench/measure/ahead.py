@@ -8,6 +8,7 @@ is timed, and are never needed: what one has not done, the measuring process doe
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import signal
 import time
@@ -299,8 +300,8 @@ def main(paths: Sequence[str], device: str, index: int, line: Connection) -> Non
     os.dup2(silent, 1)
     os.dup2(silent, 2)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are processes enough
-    from torch._inductor.runtime import autotune_cache  # reads that, and takes seconds
-
+    # Reads that, and takes seconds.
+    autotune_cache = importlib.import_module("torch._inductor.runtime.autotune_cache")
     if device == "cuda":
         torch.cuda.set_device(index)
     known = discover(map(Path, paths))

@@ -9,9 +9,9 @@ from cells import cell
 
 from fsbench.measure.ledger import Ledger
 
-# Recorded on two cores with nothing compiled before: B = 1, D = 1024, V = 50,000 at six temperatures,
-# so with six gates; 60 steps in 3 rounds. Sampler, number of the problem; seconds of inputs, gate,
-# first call, check, capture, timing.
+# Recorded on two cores with nothing compiled before: B = 1, D = 1024, V = 50,000 at six
+# temperatures, so with six gates; 60 steps in 3 rounds. Sampler, number of the problem; seconds of
+# inputs, gate, first call, check, capture, timing.
 RECORDED = """\
 race 1 0.945 16.966 1.693 0.233 0.493 3.337
 greedy 1 0 0.016 0.125 0.178 0.489 2.886
