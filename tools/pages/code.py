@@ -72,7 +72,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "results": _own_columns,
     "breakdown": _kernel_columns,
     "status": lambda: list(STATUSES),
-    "environment": lambda: ["schema", *environment("cpu", []), "options", "resumed"],
+    "environment": lambda: ["schema", *environment("cpu", []), "options", "resumed", "times"],
     "check": _verdict_keys,
     "e2e": lambda: list(e2e.COLUMNS),
 }
