@@ -100,8 +100,9 @@ def read_jobs(path: Path, gpu: str) -> list[Job]:
             job = Job(f"{name}-{key}".replace(":", "-") if key else name, **table)
             each = values[key] if isinstance(values, dict) else key
             own = {**words, "each": each, "name": job.name, "key": key}
-            filled = {part: fill(getattr(job, part), **own) for part in ("command", "out")}
-            jobs.append(replace(job, seconds=round(job.seconds * slower), **filled))
+            command, out = fill(job.command, **own), fill(job.out, **own)
+            seconds = round(job.seconds * slower)
+            jobs.append(replace(job, command=command, out=out, seconds=seconds))
     return jobs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +34,7 @@ from fsbench.cli.options import (
 )
 from fsbench.cli.parsing import filters, int_list, penalties_of, shapes
 from fsbench.errors import InvalidArgument
-from fsbench.problem import DTYPES, Problem
+from fsbench.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -282,19 +281,6 @@ class Effort:
         ),
     ] = None
 
-    def helpers(self, plan: Plan) -> int:
-        """--warmers: by default so many that what they keep fits a quarter of the GPU."""
-        from fsbench.machine import hardware
-
-        problems = plan.problems
-        if any(entry.provider and entry.provider.tunes for entry in plan.providers):
-            return 0
-        if self.warmers is not None or problems[0].device == "cpu":
-            return self.warmers or 0
-        memory = min((gpu.memory_bytes or 0 for gpu in hardware.gpus()), default=0)
-        largest = max(problem.V * problem.D * DTYPES[problem.dtype] for problem in problems)
-        return max(0, min(12, (os.cpu_count() or 2) - 2, memory // (4 * largest)))
-
     def plan(self, problems: list[Problem], providers: list[Found], preset: Preset) -> Plan:
         """The plan of these problems and providers."""
         from fsbench.measure.plan import Plan
@@ -385,7 +371,7 @@ def run(
     options = _to_repeat({**context.params, "device": device, "preset": name})
     job = Job(
         plan, [entry.name for entry in plan.providers], options["provider_path"], device,
-        indices, timer, machine.l2, effort.timeout, several, effort.helpers(plan),
+        indices, timer, machine.l2, effort.timeout, several, plan.helpers(effort.warmers),
     )  # fmt: skip
     exit_code = 0
     for index in [None] if several else indices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import sys
@@ -14,13 +15,12 @@ _triton_s = 0.0
 
 def watch() -> None:
     """Count Triton's compilations from now on."""
-    from triton import knobs
 
     def listen(*, times: Any, cache_hit: bool, **_: Any) -> None:
         global _triton_s
         _triton_s += times.total / 1e6
 
-    knobs.compilation.listener = listen
+    importlib.import_module("triton").knobs.compilation.listener = listen
 
 
 def seconds() -> dict[str, float]:
