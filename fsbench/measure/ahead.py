@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -294,7 +295,10 @@ def _runs(pid: int) -> bool:
 def main(paths: Sequence[str], device: str, index: int, line: Connection) -> None:
     """The whole of a process: do what comes by the line, until that ends."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also where it stands still
+    # Ends with the server that it was forked from, also where it stands still; and that ends with
+    # the process that started it, if no child holds this.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.nice(10)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)

@@ -82,7 +82,10 @@ def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
     align = outcomes.team.align if outcomes.team else None
     timer = make_timer(job.timer, job.device, job.l2, align)
     plan = replace(job.plan, providers=select(discover(map(Path, job.provider_paths)), job.names))
-    read_clock = gpu.sm_clock.SmClock().read if job.device == "cuda" else None
+    read_clock = None
+    if job.device == "cuda":
+        with suppress(Exception):  # no compiler here: the clock stays unknown, as without NVML
+            read_clock = gpu.sm_clock.SmClock().read
     return Runner(plan, outcomes, timer, gpu_name, nvml_index, read_clock)
 
 

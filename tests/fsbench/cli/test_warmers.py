@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from tiny_run import TINY
@@ -68,3 +72,28 @@ def test_a_broken_file_is_no_reason_to_fail(fsbench, plugin, tmp_path):
     code, out, err = fsbench("run", *TINY, *broken, "--provider", "greedy", "--warmers", "2",
                              "--out", "x")  # fmt: skip
     assert code == 0 and "unavailable" in out, err
+
+
+@pytest.mark.full
+def test_those_that_stand_still_end_with_a_run_that_is_killed(plugin, tmp_path):
+    log = tmp_path / "built"
+    told = f"open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n')"
+    slow = plugin("slow", build=f"{told}; time.sleep(2)", launch="time.sleep(0.3)")
+    options = [*TINY, *slow, "--provider", "greedy", "--batch", "1,3,4,5,6", "--iters", "40"]
+    command = [sys.executable, "-m", "fsbench", "run", *options, "--warmers", "2", "--out", "x"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+
+    def states():
+        for line in set(log.read_text().splitlines()) if log.exists() else ():
+            with suppress(OSError):
+                yield Path(f"/proc/{line}/stat").read_text().rpartition(")")[2].split()[0]
+
+    try:
+        while "T" not in states():
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    while set(states()) - {"Z"}:
+        time.sleep(0.05)
