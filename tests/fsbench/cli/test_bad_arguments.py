@@ -76,9 +76,11 @@ OPTIONS = {
         "--dtype": "name", "--measured": "results",
     },
     "recommend": {
-        "--model": "models", "--gpu": NO_NAME,
+        "--model": NO_MODEL, "--d": "size", "--v": "size", "--gpu": NO_NAME,
         "--batch": [*NO_INTEGERS, "0", "1:", "2:1", "0:3", "1:999999999999"], "--needs": "name",
-        "--dtype": "name", "--memory": "not below 0", "--results": "results",
+        "--dtype": "name", "--memory": "not below 0", "--results": "results", "--top-k": "count",
+        "--top-p": [*NO_NUMBER, "0", "-1", "1.5"], "--min-p": [*NO_NUMBER, "-1", "1.5"],
+        "--tp": [*NO_INTEGER, "0", "65"], "--logits": [*NO_TEXT, "flat", "normal:-1"],
     },
     "list": {"--provider-path": "plug-in"},
     "doctor": {},
