@@ -25,7 +25,7 @@ from fsbench.cli.parsing import batch_range
 from fsbench.cli.tables import console, plain_table
 from fsbench.errors import InvalidArgument, ResultsError, unknown_name
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities
+from fsbench.provider import Capabilities, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,13 +52,6 @@ _ARGUMENTS = {
     "num_samples": "num_samples=n",
     "logprob": "return_logprob=True",
 }
-_CALLS = {
-    "flash_sampling": "flash_sample",
-    "flash_sampling_hopper": "flash_sample",
-    "flash_sampling_screened": "screened_sample",
-    "flash_sampling_topk_topp": "truncated_sample",
-}
-"""Samplers that are what a public call does by itself."""
 
 
 def recommend(
@@ -166,7 +159,8 @@ def recommend(
             "calls": {name: _calls(found[name], problem, wanted) for name in best},
         }
     else:
-        name = "flash_sampling_topk_topp" if problem.filters else "flash_sampling"
+        kind = Kind.TRUNCATED if problem.filters else Kind.EXACT
+        name = next(name for name, each in known.items() if each.call and each.kind is kind)
         facts |= {"sizes": sizes, "calls": {name: _calls(found[name], problem, wanted)}}
         facts |= _floors(slug, problem, batches)
     print(json.dumps(facts, indent=2)) if as_json else _print(facts)
@@ -261,8 +255,8 @@ def _calls(entry: Found, problem: Problem, needs: list[str]) -> dict[str, str]:
     """What to write for a sampler, in Python and, where the plug-in has it, for vLLM."""
     sharded = problem.tp > 1
     filters = [f"{name}={getattr(problem, name)}" for name in problem.filters]
-    call = _CALLS.get(entry.name)
-    if call is None:
+    call = entry.provider.call if entry.provider else ""
+    if not call:
         size = [f"B, {problem.D}, {problem.V}, {problem.dtype!r}", *filters]
         size += [f"tp={problem.tp}"] if sharded else []
         build, head = ("build_sharded", "shard") if sharded else ("build", "weight")
@@ -271,7 +265,7 @@ def _calls(entry: Found, problem: Problem, needs: list[str]) -> dict[str, str]:
             f"launch = PROVIDER.{build}(Problem({', '.join(size)}), {head})\n"
             "tokens = launch(hidden, seed, step)"
         )
-        plain = not (filters or needs or sharded)
+        plain = problem.device == "cuda" and not (filters or needs or sharded)
         vllm = {"vllm": f"FSBENCH_VLLM={entry.name} vllm serve MODEL"} if plain else {}
         return {"python": python, **vllm}
     imports, first, head = call, "", "weight"
