@@ -35,6 +35,11 @@ class Advice:
     folder: str
     extra_bytes: int | None = None
 
+    @property
+    def saves(self) -> float | None:
+        """The share of the other's time that `best` saves."""
+        return None if self.instead_us is None else 1 - self.us / self.instead_us
+
 
 def recommend(
     configuration: Configuration, candidates: Collection[str], most_bytes: float = float("inf")

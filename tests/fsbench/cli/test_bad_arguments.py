@@ -66,7 +66,7 @@ OPTIONS = {
         "RESULTS": "results", "--out": "folder", "--figure": [*NO_NAME, "tpot", "runtime,"],
         "--format": [*NO_NAME, "png,"],
     },
-    "report": {"RESULTS": "results", "--out": "file"},
+    "report": {"RESULTS": "results", "--out": "folder"},
     "compare": {
         "RESULTS": "results", "--paper": "name", "--fused": NO_NAME, "--within": "percent",
         "--fail-on": ["", "slow:", "fast", "slow:x"],
