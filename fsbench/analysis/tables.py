@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -61,7 +62,7 @@ class Configuration:
         off = all(first[name] == value for name, value in FILTERS.items())
         return Kind.EXACT if off else Kind.TRUNCATED
 
-    @property
+    @cached_property
     def measured(self) -> pd.DataFrame:
         """The rows with status ok: per provider and B that of the latest run."""
         ok = self.rows[self.rows.status == "ok"]

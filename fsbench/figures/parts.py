@@ -16,6 +16,7 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
@@ -87,7 +88,11 @@ def encoded(figure: Figure, file_format: str) -> bytes:
     """A figure as the content of a file; the same figure gives the same bytes."""
     drawn = BytesIO()
     with mpl.rc_context(SETTINGS):
-        figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
+        if file_format == "png":  # the same bytes as savefig, which draws everything twice
+            figure.set_dpi(mpl.rcParams["savefig.dpi"])
+            FigureCanvasAgg(figure).print_png(drawn, metadata=_METADATA["png"])
+        else:
+            figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
     return drawn.getvalue()
 
 
