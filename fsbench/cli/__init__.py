@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 
 import typer
@@ -26,7 +28,6 @@ from fsbench.errors import FsbenchError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("run")(run.run)
@@ -41,6 +42,9 @@ app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)
 app.add_typer(hotvocab.app, name="hotvocab")
+for each in (*app.registered_commands, *hotvocab.app.registered_commands):
+    # A paragraph as one line, which --help wraps at the terminal's width.
+    each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
 
 
 def _print_version(asked: bool) -> None:

@@ -16,16 +16,17 @@ import typer
 
 from fsbench.cli.parsing import MOST, int_list, number_list
 from fsbench.errors import InvalidArgument, InvalidOption, ResultsError, shown, unknown_name
-from fsbench.problem import DEVICES, DTYPES, parse_logits
+from fsbench.problem import DEVICES, DTYPES, models, parse_logits
 from fsbench.records.typed import fits
 
 
 @dataclass(frozen=True)
 class Reader:
-    """metavar: what --help calls a value."""
+    """metavar: what --help calls a value. known: the values, where they can be listed."""
 
     metavar: str
     read: Callable[[str, str], Any]
+    known: Callable[[], Iterable[str]] | None = None
 
     def parser(self, name: str) -> Callable[[Any], Any]:
         """For typer, which takes a ValueError for its own; and gives defaults, which pass."""
@@ -39,11 +40,36 @@ class Reader:
         return parse
 
 
+def _samplers() -> Iterable[str]:
+    from fsbench.discover import discover
+
+    return discover()
+
+
+_NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "--model": models,
+    "--provider": _samplers,
+    "--sampler": _samplers,
+    "--fused": _samplers,
+}
+"""What a shell completes after these options."""
+
+
+def _completer(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in known() if name.startswith(last)]
+
+    return complete
+
+
 def option(name: str, reader: Reader, help: str, **settings: Any) -> Any:
     """A typer.Option of this name; its values are what the reader makes of the text."""
+    known = reader.known or _NAMES.get(name)
     return typer.Option(
         name,
         help=help,
+        autocompletion=_completer(known) if known else None,
         parser=reader.parser(name),
         **{"metavar": reader.metavar, **settings},
     )
@@ -106,7 +132,7 @@ def one_of(known: Callable[[], Iterable[str]]) -> Reader:
             raise unknown_name(name, text, names)
         return text
 
-    return Reader("NAME", read)
+    return Reader("NAME", read, known)
 
 
 def _word(text: str, name: str) -> None:
