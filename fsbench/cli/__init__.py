@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 
 import typer
 from rich.console import Console
@@ -24,6 +25,7 @@ from fsbench.cli import (
     tune,
     verify,
 )
+from fsbench.cli.options import NAMES
 from fsbench.errors import FsbenchError
 
 app = typer.Typer(
@@ -45,6 +47,15 @@ app.add_typer(hotvocab.app, name="hotvocab")
 for each in (*app.registered_commands, *hotvocab.app.registered_commands):
     # A paragraph as one line, which --help wraps at the terminal's width.
     each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
+
+
+def _samplers() -> Iterable[str]:
+    from fsbench.discover import discover
+
+    return discover()
+
+
+NAMES |= dict.fromkeys(("--provider", "--sampler", "--fused"), _samplers)
 
 
 def _print_version(asked: bool) -> None:

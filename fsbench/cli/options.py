@@ -40,36 +40,25 @@ class Reader:
         return parse
 
 
-def _samplers() -> Iterable[str]:
-    from fsbench.discover import discover
-
-    return discover()
+NAMES: dict[str, Callable[[], Iterable[str]]] = {"--model": models}
+"""What a shell completes after an option whose reader does not know; cli adds the samplers."""
 
 
-_NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "--model": models,
-    "--provider": _samplers,
-    "--sampler": _samplers,
-    "--fused": _samplers,
-}
-"""What a shell completes after these options."""
-
-
-def _completer(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def _completer(name: str, reader: Reader) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in known() if name.startswith(last)]
+        known = (reader.known or NAMES.get(name, tuple))()
+        return [f"{before}{comma}{one}" for one in known if one.startswith(last)]
 
     return complete
 
 
 def option(name: str, reader: Reader, help: str, **settings: Any) -> Any:
     """A typer.Option of this name; its values are what the reader makes of the text."""
-    known = reader.known or _NAMES.get(name)
     return typer.Option(
         name,
         help=help,
-        autocompletion=_completer(known) if known else None,
+        autocompletion=_completer(name, reader),
         parser=reader.parser(name),
         **{"metavar": reader.metavar, **settings},
     )

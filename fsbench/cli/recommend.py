@@ -203,7 +203,8 @@ def _measured(
     slug = gpu_slug(gpu)
     if paths is None:
         paths = [path for path in (Path("results"), shipped()) if path.is_dir()]
-    found = [(each, each.rows.iloc[0]) for each in configurations(read_results(by_time(paths)))]
+    frame = read_results(by_time(paths))
+    found = [(each, each.rows.iloc[0]) for each in configurations(frame)]
     alike = ("d", "v", "dtype", "tp", "temperature", "top_k", "top_p", "min_p")
     wanted = {name: getattr(problem, name.upper() if name in "dv" else name) for name in alike}
     fitting = [

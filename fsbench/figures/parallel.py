@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -15,7 +15,7 @@ T = TypeVar("T")
 FEW = 12
 """Up to so many figures are drawn here: they take less time than the start of processes."""
 
-_TASKS: Sequence[Callable[[], object]] = ()
+_TASKS: Sequence[Callable[[], Any]] = ()
 
 
 def drawn(tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
@@ -40,5 +40,5 @@ def drawn(tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
         )
 
 
-def _run(number: int) -> object:
+def _run(number: int) -> Any:
     return _TASKS[number]()
