@@ -323,9 +323,7 @@ def _print(facts: dict[str, Any]) -> None:
             f"No record of this size and these conditions on {facts['gpu']}. The least time that "
             "the I/O model allows a fused sampler, from the datasheet; nobody measured it:"
         )
-        table = plain_table()
-        table.add_column("B", justify="right")
-        table.add_column("floor, us", justify="right")
+        table = plain_table(None, ("B", "floor, us"))
         for B, floor in facts["floors_us"].items():
             table.add_row(str(B), f"{floor:.1f}")
         print_(table)
@@ -347,10 +345,8 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     for line in facts["configuration"]:
         print_(line)
     runs = dict(zip(facts["runs"], ascii_lowercase, strict=False))
-    table = plain_table(padding=0)
-    for heading in ("B", "use", "us", "instead of", "us", "saves", "run"):
-        left = heading in ("use", "instead of", "run")
-        table.add_column(heading, justify="left" if left else "right")
+    headings = ("B", "use", "us", "instead of", "us", "saves", "run")
+    table = plain_table(None, headings, left=("use", "instead of", "run"), padding=0)
     ties: dict[str, list[int]] = {}
     memory: dict[str, int] = {}
     lacking: dict[str, list[str]] = {}
