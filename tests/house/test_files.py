@@ -1,4 +1,4 @@
-"""How long files are, where tests stand, and what of the checkout is installed."""
+"""How long files are, and where tests stand."""
 
 from __future__ import annotations
 
