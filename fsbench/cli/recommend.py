@@ -161,8 +161,10 @@ def recommend(
     else:
         kind = Kind.TRUNCATED if problem.filters else Kind.EXACT
         name = next(name for name, each in known.items() if each.call and each.kind is kind)
-        facts |= {"sizes": sizes, "calls": {name: _calls(found[name], problem, wanted)}}
-        facts |= _floors(slug, problem, batches)
+        facts |= {"sizes": sizes, **_floors(slug, problem, batches)}
+        if reason := known[name].unsupported_reason(problem):
+            raise ResultsError(f"recommend: expected what a sampler can do; {name} {reason}")
+        facts["calls"] = {name: _calls(found[name], problem, wanted)}
     print(json.dumps(facts, indent=2)) if as_json else _print(facts)
 
 

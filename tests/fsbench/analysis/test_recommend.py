@@ -219,6 +219,7 @@ def test_it_works_anywhere_and_fits_80_columns(tmp_path, monkeypatch):
         (["--model", "qwen3-8b", "--batch", "5"], ResultsError, "results have B = 1, 2, 4, 8"),
         (["--model", "qwen3-8b", "--gpu", "b20"], InvalidArgument, "gpu: expected one of"),
         (["--model", "no-such-model"], FsbenchError, "no-such-model"),
+        (["--model", "phi-4", "--tp", "2", "--top-k", "9"], ResultsError, "runs on one GPU"),
         ([], InvalidArgument, "--model: expected a model, or --d and --v; got neither"),
         (["--d", "4"], InvalidArgument, "expected a model, or --d and --v; got --d 4"),
         (["--model", "phi-4", "--v", "9"], InvalidArgument, "got --model phi-4 --v 9"),
