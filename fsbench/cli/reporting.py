@@ -24,9 +24,14 @@ def print_plan(plan: Plan) -> None:
         f"{len(plan.problems)} problems x {len(plan.providers)} providers, "
         f"{plan.warmup} warm-up and {plan.iters} timed steps in {plan.rounds} rounds"
     )
+    from fsbench.machine import hardware
+
+    here = plan.problems[0].device == "cpu" or bool(hardware.gpus())
+    if not here:
+        print("this machine has no GPU: what a GPU of compute capability 9.0 with all packages can")
     left_out: dict[str, None] = {}
     for problem in plan.problems:
-        refusals = {entry.name: entry.refusal(problem) for entry in plan.providers}
+        refusals = {entry.name: entry.refusal(problem, here) for entry in plan.providers}
         able = [name for name, refusal in refusals.items() if not refusal]
         print(f"  {problem}: {', '.join(able) or 'nothing'}")
         for name, refusal in refusals.items():
