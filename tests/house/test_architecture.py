@@ -119,13 +119,14 @@ FLOORS: dict[str, set[str]] = {
     },
     "kernels/screened": {f"kernels/{below}" for below in KERNEL_FLOORS},
     "kernels/truncated": {f"kernels/{below}" for below in KERNEL_FLOORS},
+    "kernels/scoring": {f"kernels/{below}" for below in KERNEL_FLOORS},
     "kernels/providing": {
         *(f"kernels/{below}" for below in KERNEL_FLOORS),
         *("kernels/screened", "kernels/truncated"),
     },
     "kernels": {
         *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated"),
+        *("kernels/screened", "kernels/truncated", "kernels/scoring"),
     },
     "baselines": set(),
     "baselines/providing": {"simple"},
