@@ -17,6 +17,7 @@ from fsbench.reference.logits import (
     log_probability,
     matmul_error,
     processed_logits,
+    unpacked,
 )
 from fsbench.reference.noise import (
     GROUP_STREAM,
@@ -60,5 +61,6 @@ __all__ = [
     "token_counts",
     "token_noise",
     "truncate",
+    "unpacked",
     "word_and_lane",
 ]

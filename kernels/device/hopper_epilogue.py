@@ -55,7 +55,7 @@ def consume(
     _, bias_ptr, row_bias_ptr, mask_ptr = processing
     # What needs many registers goes one block at a time; the rest is faster with more at once.
     MANY: gl.constexpr = len(bias_ptr) + len(row_bias_ptr) + len(mask_ptr) > 0 or (
-        WITH_MASS and N > 1
+        WITH_MASS and (N > 1 or NOISE == "given")
     )
     if GROUPS > 4 and MANY:
         low, high = halves(logits)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.call.request import checked_request
+from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Sample, Score
 from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.api import carry_out
+from fsbench.kernels.scoring.gradient import DifferentiableScore
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 
@@ -45,7 +48,9 @@ def score(
         False; the host does not wait to find out.
 
     One launch for every four targets of a row, as flash_sample; it may be captured and compiled.
-    There is no gradient here. hidden and weight get one by differentiable_score.
+
+    logprob and logz have a gradient with respect to hidden, weight and bias, of 0 where valid is
+    False. The backward pass computes the logits again, in chunks: 64 MB beside the gradients.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
@@ -77,12 +82,24 @@ def score(
     check_tensor("targets", targets, [torch.int64], shapes, device)
     kernel = check_kernel(kernel, config)
     request = request._replace(seed=targets.view(B, n), noise="given")
-    out = Sample(
-        torch.empty(B, n, dtype=torch.int64, device=device),
-        torch.empty(B, n, dtype=torch.bool, device=device),
-        torch.empty(B, n, dtype=torch.float32, device=device),
-        torch.empty(B, dtype=torch.float32, device=device),
-    )
-    carry_out(request, kernel, config, out)
-    assert out.logprob is not None and out.logz is not None
-    return Score(out.logprob.view_as(targets), out.logz, out.valid.view_as(targets))
+    carried_out = partial(_carry_out, kernel=kernel, config=config)
+    inputs = (request.hidden, request.weight, bias)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        if request.shard is not None:
+            raise InvalidArgument(
+                "weight: expected a tensor, to compute gradients; got a VocabShard"
+            )
+        found = Score(*DifferentiableScore.apply(*inputs, request, carried_out))
+    else:
+        found = carried_out(request)
+    return Score(found.logprob.view_as(targets), found.logz, found.valid.view_as(targets))
+
+
+def _carry_out(request: Request, kernel: str, config: TileConfig | HopperConfig | None) -> Score:
+    B, n, device = request.hidden.shape[0], request.num_samples, request.hidden.device
+    logprob = torch.empty(B, n, dtype=torch.float32, device=device)
+    logz = torch.empty(B, dtype=torch.float32, device=device)
+    valid = torch.empty(B, n, dtype=torch.bool, device=device)
+    tokens = torch.empty(B, n, dtype=torch.int64, device=device)  # what the kernel finds by
+    carry_out(request, kernel, config, Sample(tokens, valid, logprob, logz))
+    return Score(logprob, logz, valid)
