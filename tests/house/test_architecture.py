@@ -150,8 +150,8 @@ FLOORS: dict[str, set[str]] = {
 }
 """Room -> the rooms that its files may import, beside the contract and itself."""
 
-REFERENCE_OF = {"kernels/fused", "kernels/screened", "kernels/truncated"}
-"""Rooms of kernels/ that run the reference, on a CPU without a kernel."""
+FEATURES = {"kernels/fused", "kernels/screened", "kernels/truncated", "kernels/scoring"}
+"""Rooms of kernels/ with a public call, which may run the reference."""
 
 UPPER = {
     "verify": {"inputs", "graphs"},
@@ -178,7 +178,7 @@ def test_a_room_imports_what_is_below_it(name):
             allowed |= {""} if name == "fsbench.machine.environment" else set()
             assert stem in allowed, f"{name} imports {found}"
             continue
-        allowed = FLOORS[here] | ({"reference"} if here in REFERENCE_OF else set())
+        allowed = FLOORS[here] | ({"reference"} if here in FEATURES else set())
         assert there in allowed, f"{name} imports {found}"
 
 
@@ -228,7 +228,7 @@ def test_features_meet_at_their_api_or_launch(name):
     if here in ("sampler files", "kernels/providing"):
         return
     for found in own(name):
-        if room(found) in ("kernels/fused", "kernels/screened", "kernels/truncated"):
+        if room(found) in FEATURES:
             met = found.removeprefix(f"fsbench.{room(found).replace('/', '.')}").strip(".")
             assert room(found) == here or met in ("", "api", "launch"), f"{name}: {found}"
 
