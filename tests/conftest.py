@@ -30,6 +30,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def eager(monkeypatch):
+    """Compiled samplers without the compiler: their logic at many shapes in little time."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

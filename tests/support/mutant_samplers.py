@@ -77,6 +77,11 @@ def whole_noise(seed, step, B, V, uniform=fine_exponential):
     return gumbel(uniform(generator(mixed(seed, step)), (B, V)))
 
 
+def of_key(change: Callable[[int, int], tuple[int, int]]) -> Noise:
+    """whole_noise of another (seed, step)."""
+    return lambda seed, step, *rest: whole_noise(*change(seed, step), *rest)
+
+
 def shared_by_rows(seed, step, B, V, uniform=fine_exponential):
     return whole_noise(seed, step, 1, V, uniform).expand(B, V)
 
@@ -90,23 +95,18 @@ def tiles(key: Callable[[int], int], B: int, V: int, size: int = TILE) -> Tensor
     return gumbel(torch.cat(parts, 1))
 
 
-def by_tile(seed, step, B, V, uniform=None):
-    """Honest: seed, step and tile are all of the key."""
-    return tiles(lambda tile: mixed(seed, step, tile), B, V)
+def of_tiles(key: Callable[[int, int, int], int]) -> Noise:
+    """Noise of tile t from a generator with key(seed, step, t)."""
+    return lambda seed, step, B, V, *_: tiles(lambda tile: key(seed, step, tile), B, V)
 
 
-def every_tile_alike(seed, step, B, V, uniform=None):
-    return tiles(lambda tile: mixed(seed, step), B, V)
-
-
-def tile_times_100_added_to_seed(seed, step, B, V, uniform=None):
-    """FlashSampling's public kernel until July 2026: seed + 100 tiles repeats a shifted row."""
-    return tiles(lambda tile: mixed(seed + 100 * tile, step), B, V)
-
-
-def step_added_to_seed(seed, step, B, V, uniform=None):
-    """(seed, step) and (seed + 1, step - 1) are one stream."""
-    return tiles(lambda tile: mixed(seed + step, tile), B, V)
+by_tile = of_tiles(mixed)
+"""Honest: seed, step and tile are all of the key."""
+every_tile_alike = of_tiles(lambda seed, step, tile: mixed(seed, step))
+tile_times_100_added_to_seed = of_tiles(lambda seed, step, tile: mixed(seed + 100 * tile, step))
+"""FlashSampling's public kernel until July 2026: seed + 100 tiles repeats a shifted row."""
+step_added_to_seed = of_tiles(lambda seed, step, tile: mixed(seed + step, tile))
+"""(seed, step) and (seed + 1, step - 1) are one stream."""
 
 
 def tile_of_the_batch_size(seed, step, B, V, uniform=None):
@@ -114,16 +114,9 @@ def tile_of_the_batch_size(seed, step, B, V, uniform=None):
     return tiles(lambda tile: mixed(seed, step, tile), B, V, 128 if B > 16 else 256)
 
 
-def seed_ignored(seed, step, B, V, uniform=fine_exponential):
-    return whole_noise(0, step, B, V, uniform)
-
-
-def step_ignored(seed, step, B, V, uniform=fine_exponential):
-    return whole_noise(seed, 0, B, V, uniform)
-
-
-def seed_cut_to_32_bits(seed, step, B, V, uniform=fine_exponential):
-    return whole_noise(seed & 0xFFFFFFFF, step, B, V, uniform)
+seed_ignored = of_key(lambda seed, step: (0, step))
+step_ignored = of_key(lambda seed, step: (seed, 0))
+seed_cut_to_32_bits = of_key(lambda seed, step: (seed & 0xFFFFFFFF, step))
 
 
 def few_keys(seed, step, B, V, uniform=fine_exponential):
@@ -139,11 +132,7 @@ def bad_seed(seed, step, B, V, uniform=fine_exponential):
 
 def salted(salt: int) -> Noise:
     """Honest, and another for every salt."""
-
-    def noise(seed, step, B, V, uniform=fine_exponential):
-        return whole_noise(mixed(seed, salt), step, B, V, uniform)
-
-    return noise
+    return of_key(lambda seed, step: (mixed(seed, salt), step))
 
 
 def rank_missing(seed, step, B, V, uniform=fine_exponential):
@@ -287,11 +276,11 @@ def contract(
     """The reference as a provider. A mistake is a function of what it replaces, and of more.
 
     own: it does not say that its noise is that of the contract, so its law is looked at.
-    mistakes: seed, step; mask [B, V] and the seed and step; temperature and the seed; sample, of
-        (seed, number of the sample), tokens, logprob.
+    mistakes: seed, step; mask [B, V] and the seed and step; bias; temperature and the seed; sample,
+        of (seed, number of the sample), tokens, logprob.
     """
-    unknown = set(mistakes) - {"seed", "step", "mask", "temperature", "sample", "tokens", "logprob"}
-    assert not unknown, unknown
+    known = {"seed", "step", "mask", "bias", "temperature", "sample", "tokens", "logprob"}
+    assert set(mistakes) <= known, mistakes
 
     def wrong(name: str) -> Change:
         return mistakes.get(name, same)
@@ -303,6 +292,8 @@ def contract(
         seed, offset = wrong("seed")(seed), wrong("step")(offset)
         if mask is not None:
             mask = wrong("mask")(reference.logits.unpacked(mask, len(weight)), seed, offset)
+        if bias is not None:
+            bias = wrong("bias")(bias)
         temperature = wrong("temperature")(temperature, seed)
         logits = hidden.float() @ weight.float().T
         logits = reference.processed_logits(logits, bias=bias, mask=mask)

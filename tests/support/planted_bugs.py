@@ -16,6 +16,7 @@ from mutant_samplers import (
     generator,
     gumbel,
     mixed,
+    of_key,
     planted,
     whole_noise,
 )  # fmt: skip
@@ -28,8 +29,8 @@ from fsbench.provider import Capabilities, Kind, Provider
 # Noise: (seed, step, B, V, uniform) -> [B, V]
 
 
-def repeats_every_256_steps(seed, step, *rest):
-    return whole_noise(seed, step % 256, *rest)
+repeats_every_256_steps = of_key(lambda seed, step: (seed, step % 256))
+seed_cut_to_33_bits = of_key(lambda seed, step: (seed & (2**33 - 1), step))
 
 
 def two_rows_share(seed, step, B, V, uniform=fine_exponential):
@@ -41,10 +42,6 @@ def two_rows_share(seed, step, B, V, uniform=fine_exponential):
 
 def row_cut_to_8_bits(seed, step, B, V, uniform=fine_exponential):
     return whole_noise(seed, step, min(B, 256), V, uniform)[torch.arange(B) % 256]
-
-
-def seed_cut_to_33_bits(seed, step, *rest):
-    return whole_noise(seed & (2**33 - 1), step, *rest)
 
 
 def rows_12_tiles_apart(seed, step, B, V, uniform=None):

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from flash_sample_cases import counter, problem
-from ranks import SharedLine, on_ranks
+from ranks import KINDS, SharedLine, call_of, on_ranks, own_rows
 from tiers import full
 from torch import Tensor
 
@@ -75,42 +75,9 @@ SIZES = {
 }
 
 
-def arguments(kind: str, V: int) -> dict[str, object]:
-    """Of a call with B = 5 rows."""
-    generator = torch.Generator().manual_seed(3)
-    more: dict[str, object] = {"seed": counter(77), "offset": counter(5)}
-    if kind == "everything":
-        mask = torch.rand(5, V, generator=generator) < 0.3
-        mask[3] = False  # no draw
-        mask[4, : V - 52] = False  # the last rank's alone
-        more = {
-            "seed": counter(1, 2, 3, 4, 5),
-            "offset": counter(9, 8, 7, 6, 5),
-            "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, 1.0]),
-            "bias": torch.randn(5, V, generator=generator),
-            "mask": mask,
-            "soft_cap": 5.0,
-            "num_samples": 3,
-        }
-    elif kind == "greedy":
-        more["temperature"] = 0.0
-    elif kind == "token noise":
-        more["noise"] = "token"
-    elif kind == "NaN":
-        bias = torch.zeros(5, V)
-        bias[1, V - 1] = torch.nan
-        bias[2, 0] = torch.inf
-        bias[3, :600] = -torch.inf
-        more["bias"] = bias
-    return more
-
-
-KINDS = ("plain", "everything", "greedy", "token noise", "NaN")
-
-
 def answers(hidden: Tensor, head: Tensor | VocabShard, kind: str, V: int) -> list[list[float]]:
     """The fields of a draw, then those of a score."""
-    call = arguments(kind, V)
+    call = call_of(kind, 5, V)
     drawn = flash_sample(hidden, head, return_logprob=True, return_logz=True, **call)
     targets = torch.tensor([[0, V - 1], [300, 5], [-100, V], [256, 255], [V - 1, V - 2]])
     processing = {
@@ -121,8 +88,7 @@ def answers(hidden: Tensor, head: Tensor | VocabShard, kind: str, V: int) -> lis
 
 
 def shard_of(rank: int, sizes: list[int], weight: Tensor, **options: object) -> VocabShard:
-    first = sum(sizes[:rank])
-    return VocabShard(weight[first : first + sizes[rank]].clone(), **options)
+    return VocabShard(own_rows(weight, rank, sizes), **options)
 
 
 def draws(rank: int, sizes: list[int], folder: str | None) -> list[list[list[float]]]:
