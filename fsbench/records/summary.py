@@ -41,6 +41,7 @@ class Figures:
     tflops: float | None = None
     roofline_pct: float | None = None
     sm_mhz: float | None = None
+    sm_mhz_timed: float | None = None
     mem_mhz: float | None = None
     power_w: float | None = None
     throttle: str | None = None
@@ -58,6 +59,7 @@ class Figures:
     sustained_w: float | None = None
     first_call_s: float | None = None
     warm: str | None = None
+    ahead_s: float | None = None
     lacks: str | None = None
 
 
@@ -105,6 +107,7 @@ def figures(record: CellRecord) -> Figures:
         tflops=work.flops / median / 1e6 if median else None,
         roofline_pct=100 * floor / median if floor and median else None,
         sm_mhz=_median_of(rounds, "sm_mhz"),
+        sm_mhz_timed=_median_of(rounds, "sm_mhz_timed"),
         mem_mhz=_median_of(rounds, "mem_mhz"),
         power_w=_median_of(rounds, "power_w"),
         throttle="|".join(sorted({t for r in rounds for t in r.clocks.get("throttle", [])})),
@@ -122,6 +125,7 @@ def figures(record: CellRecord) -> Figures:
         sustained_w=joules / sustained.step_us * 1e6 if sustained and joules is not None else None,
         first_call_s=rounds[0].first_call_s,
         warm="|".join(rounds[0].warm),
+        ahead_s=rounds[0].ahead_s,
         lacks="; ".join(f"{what}: {reason}" for what, reason in record.lacks.items()),
     )
 
