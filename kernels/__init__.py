@@ -2,12 +2,13 @@
 
 `flash_sample` is the function a serving engine calls, and `verify_drafts` what it calls after it
 in a speculative step (docs/using-the-kernel.md); `truncated_sample` has top-k, top-p, min-p and
-penalties (docs/truncated.md); `screened_sample` draws the tokens of token noise from a head with an
+penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
+(docs/log-probabilities.md); `screened_sample` draws the tokens of token noise from a head with an
 int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
-screened and truncated, then providing, then the sampler files. Each name below is loaded when it is
-first used, so that listing the samplers needs no torch.
+screened, truncated and scoring, then providing, then the sampler files. Each name below is loaded
+when it is first used, so that listing the samplers needs no torch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING
 from fsbench.late import late
 
 if TYPE_CHECKING:
-    from fsbench.kernels.call.result import Sample, Screened, TruncatedSample
+    from fsbench.kernels.call.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
     from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
     from fsbench.kernels.fused.api import describe, flash_sample
     from fsbench.kernels.fused.drafts import Verified, verify_drafts
+    from fsbench.kernels.scoring.api import score
     from fsbench.kernels.screened.api import screened_sample
     from fsbench.kernels.screened.files import load_head, save_head
     from fsbench.kernels.screened.head import ScreenedHead, prepare_head
@@ -36,6 +38,7 @@ __all__ = [
     "Penalties",
     "ResolveConfig",
     "Sample",
+    "Score",
     "ScreenConfig",
     "Screened",
     "ScreenedHead",
@@ -50,6 +53,7 @@ __all__ = [
     "load_head",
     "prepare_head",
     "save_head",
+    "score",
     "screened_sample",
     "truncated_sample",
     "verify_drafts",
@@ -58,12 +62,13 @@ __all__ = [
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
     __getattr__ = late(
         __name__,
-        call__result=("Sample", "Screened", "TruncatedSample"),
+        call__result=("Sample", "Score", "Screened", "TruncatedSample"),
         configs__hopper=("HopperConfig",),
         configs__portable=("TileConfig",),
         configs__screen=("HopperScreenConfig", "ResolveConfig", "ScreenConfig"),
         fused__api=("describe", "flash_sample"),
         fused__drafts=("Verified", "verify_drafts"),
+        scoring__api=("score",),
         screened__api=("screened_sample",),
         screened__files=("load_head", "save_head"),
         screened__head=("ScreenedHead", "prepare_head"),

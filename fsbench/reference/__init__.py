@@ -11,7 +11,14 @@ float64 in torch, so it runs on any device and can be read line by line:
 """
 
 from fsbench.reference.expected import Expected, expect
-from fsbench.reference.logits import log_partition, log_probability, matmul_error, processed_logits
+from fsbench.reference.logits import (
+    inverse_temperature,
+    log_partition,
+    log_probability,
+    matmul_error,
+    processed_logits,
+    unpacked,
+)
 from fsbench.reference.noise import (
     GROUP_STREAM,
     GUMBEL_ERROR,
@@ -44,6 +51,7 @@ __all__ = [
     "group_and_member",
     "group_noise",
     "gumbel",
+    "inverse_temperature",
     "log_partition",
     "log_probability",
     "matmul_error",
@@ -53,5 +61,6 @@ __all__ = [
     "token_counts",
     "token_noise",
     "truncate",
+    "unpacked",
     "word_and_lane",
 ]

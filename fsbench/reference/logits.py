@@ -47,18 +47,19 @@ def log_partition(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     Args:
         logits: [B, V]. temperature: a number, or [B].
     """
-    return torch.logsumexp(logits.double() * _inverse(logits, temperature), dim=1)
+    return torch.logsumexp(logits.double() * inverse_temperature(temperature, logits.device), dim=1)
 
 
 def log_probability(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """log softmax(logits / T) at tokens [B], float64; greedy rows count at T = 1."""
     picked = logits.double().gather(1, tokens[:, None])
-    scaled = (picked * _inverse(logits, temperature))[:, 0]
+    scaled = (picked * inverse_temperature(temperature, logits.device))[:, 0]
     return scaled - log_partition(logits, temperature)
 
 
-def _inverse(logits: Tensor, temperature: float | Tensor) -> Tensor:
-    T = torch.as_tensor(temperature, device=logits.device).double().reshape(-1, 1)
+def inverse_temperature(temperature: float | Tensor, device: torch.device) -> Tensor:
+    """1 / T of a number or of [B], float64 [1 or B, 1]; 1 in greedy rows."""
+    T = torch.as_tensor(temperature, device=device).double().reshape(-1, 1)
     return 1.0 / torch.where(T < SMALLEST_TEMPERATURE, 1.0, T)
 
 

@@ -25,7 +25,8 @@ class Request(NamedTuple):
     """The checked arguments of flash_sample, as it documents them.
 
     weight, shard: if the vocabulary is sharded, the shard's own rows, and the shard.
-    noise: "group" or "token"; "none" leaves the largest logit.
+    noise: "group" or "token"; "none" leaves the largest logit; "given" takes the tokens in seed,
+        int64 [B, num_samples], and leaves their log-probabilities.
     merge_later: return packed candidates of this weight (noise.keys) in place of tokens.
     """
 

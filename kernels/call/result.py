@@ -40,6 +40,21 @@ def empty_sample(request: Request, logprob: bool, logz: bool) -> Sample:
     )
 
 
+class Score(NamedTuple):
+    """What score returns; the shapes are those of one target per row, or of n.
+
+    logprob: fp32 [B] or [B, n]: log softmax(logits / T) at the target; 0 where that is -100, NaN
+        where there is none.
+    logz: fp32 [B]: log sum exp(logits / T); NaN in a row that is undefined.
+    valid: bool, of the shape of logprob; False where logprob is NaN: the target is out of range, or
+        the row has a NaN or +inf logit, no finite one, or a temperature that is none.
+    """
+
+    logprob: Tensor
+    logz: Tensor
+    valid: Tensor
+
+
 class Screened(NamedTuple):
     """What screened_sample returns: the fields of Sample, and one more.
 

@@ -1,17 +1,17 @@
 """What a fused kernel does with a tile of logits before it forgets them: device code.
 
 `processed` turns matmul results into the logits that are sampled (`allowed_words` and `shared_bias`
-have its inputs ready), `best_of_tile` merges a tile's candidates into the running ones, `add_mass`
-its share of log Z.
+have its inputs ready), `best_of_tile` merges a tile's candidates into the running ones.
 """
 
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.given import given_draws
 from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.contract import candidates, greedy_candidates
-from fsbench.kernels.noise.group import drawing_sums, group_candidates, members
-from fsbench.kernels.noise.keys import LOWEST_KEY
+from fsbench.kernels.noise.group import drawing_sums, group_candidates, largest_member, members
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key
 
 
 @triton.jit
@@ -108,9 +108,12 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
 
     These are [R, W] for N = 1, [R, W, >= N] for more. A slice is W words or W groups wide: it
     bounds the registers that token noise needs, a whole tile's at once would spill.
+
+    seed: of "given" noise, the N targets of rows, [R, 1] each.
     """
     WIDTH: tl.constexpr = logits.shape[1]
-    SLICE: tl.constexpr = best.shape[1] * (32 if NOISE == "group" else 4)
+    BY_GROUP: tl.constexpr = NOISE == "group" or NOISE == "given"
+    SLICE: tl.constexpr = best.shape[1] * (32 if BY_GROUP else 4)
     if SLICE < WIDTH:
         low, high = halves(logits)
         best, best_logit = best_of_tile(
@@ -131,6 +134,13 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
                     y, m, sums, v0, row, seed, offset, temperature, first_sample + i,
                     GREEDY_ROWS,
                 )  # fmt: skip
+            elif NOISE == "given":
+                y = members(logits)
+                index = tl.arange(0, SLICE // 32)[None, :]
+                score, token, logit = given_draws(
+                    y, largest_member(y), v0, index, seed[i], temperature
+                )
+                key = ordered_key(score, token)
             elif NOISE == "token":
                 so_far = best if N == 1 else tl.max(best, 2)
                 key, logit = candidates(

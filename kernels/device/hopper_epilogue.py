@@ -10,7 +10,8 @@ from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.configs import hopper
 from fsbench.kernels.device.epilogue import capped
-from fsbench.kernels.device.mass import add_masses
+from fsbench.kernels.device.given import given_draws
+from fsbench.kernels.device.mass import add_masses, mass_of_groups
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.arithmetic import halves, nan_max
 from fsbench.kernels.noise.group import (
@@ -39,40 +40,40 @@ def group_layout(GROUPS):
 
 @gluon.jit
 def consume(
-    logits, v0, rows, sizes, processing, stored, best, largest, mass,
+    logits, v0, rows, sizes, processing, stored, best, mass,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
 ):  # fmt: skip
     """Let matmul results [ROWS, WIDTH] of tokens from v0 on enter the candidates and masses.
 
     rows: of each row, [ROWS, 1] in group_layout(4), or scalar where it is one for all:
-        (number, number in the noise, seed, offset, T, 1 / T).
+        (number, number in the noise, seed or tuple of targets, offset, T, 1 / T).
     stored: which rows' logits are written, too, [ROWS, 1] like rows, and where:
         (there, logits_ptr, (largest_ptr,) or (), stride), see StoredLogits; or empty.
-    best: of each sample (score, token, logit), [ROWS, 4] each. largest, mass: [ROWS, 4].
+    best: of each sample (score, token, logit), [ROWS, 4] each. mass: [ROWS, 4], see mass.
     """
     GROUPS: gl.constexpr = logits.shape[1] // 32
     _, bias_ptr, row_bias_ptr, mask_ptr = processing
     # What needs many registers goes one block at a time; the rest is faster with more at once.
     MANY: gl.constexpr = len(bias_ptr) + len(row_bias_ptr) + len(mask_ptr) > 0 or (
-        WITH_MASS and N > 1
+        WITH_MASS and (N > 1 or NOISE == "given")
     )
     if GROUPS > 4 and MANY:
         low, high = halves(logits)
-        best, largest, mass = consume(
-            low, v0, rows, sizes, processing, stored, best, largest, mass,
+        best, mass = consume(
+            low, v0, rows, sizes, processing, stored, best, mass,
             N, NOISE, GREEDY_ROWS, WITH_MASS,
         )  # fmt: skip
         return consume(
-            high, v0 + GROUPS * 16, rows, sizes, processing, stored, best, largest, mass,
+            high, v0 + GROUPS * 16, rows, sizes, processing, stored, best, mass,
             N, NOISE, GREEDY_ROWS, WITH_MASS,
         )  # fmt: skip
     else:
-        B, V, _, mask_words, first_sample = sizes
+        B, V, _, mask_words, first_sample, _ = sizes
         LAYOUT: gl.constexpr = group_layout(GROUPS)
         index = gl.arange(0, GROUPS, gl.SliceLayout(0, LAYOUT))[None, :]
         row = _in_layout(rows[0], LAYOUT)
         noise_row = _in_layout(rows[1], LAYOUT)
-        seed = _in_layout(rows[2], LAYOUT)
+        seed = rows[2] if NOISE == "given" else _in_layout(rows[2], LAYOUT)
         offset = _in_layout(rows[3], LAYOUT)
         T = _in_layout(rows[4], LAYOUT)
         inverse_temperature = _in_layout(rows[5], LAYOUT)
@@ -88,15 +89,14 @@ def consume(
             there, logits_ptr, largest_ptr, stride = stored
             there = _in_layout(there, LAYOUT)
             _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride, B)
-        if WITH_MASS:
-            for part in gl.static_range(GROUPS // 4):
-                largest, mass = add_masses(
-                    largest, mass, _block(m, part), _block(sums[31], part), rows[5]
-                )
         new_best = ()
         for i in gl.static_range(N):
             if NOISE == "none":
                 score, member, logit = _largest(y, m)
+                token = token_of_member(v0, index, member)
+            elif NOISE == "given":
+                target = _in_layout(seed[i], LAYOUT)
+                score, token, logit = given_draws(y, m, v0, index, target, T)
             else:
                 rate, u = group_noise(v0, index, noise_row, seed, offset, first_sample + i)
                 score, member, logit = group_draws(y, m, sums, rate, u, T, GREEDY_ROWS)
@@ -104,14 +104,18 @@ def consume(
                     _, first, _ = _largest(y, m)
                     member = gl.where(T == 0.0, first, member)
                     logit = gl.where(T == 0.0, m, logit)
-            token = token_of_member(v0, index, member)
+                token = token_of_member(v0, index, member)
             so_far = best[i]
             for part in gl.static_range(GROUPS // 4):
                 so_far = _better(
                     so_far, _block(score, part), _block(token, part), _block(logit, part)
                 )
             new_best += (so_far,)
-        return new_best, largest, mass
+        if WITH_MASS:
+            for part in gl.static_range(GROUPS // 4):
+                group = mass_of_groups(_block(m, part), _block(sums[31], part), rows[5])
+                mass = add_masses(mass, group)
+        return new_best, mass
 
 
 @gluon.jit

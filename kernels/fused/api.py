@@ -109,12 +109,19 @@ def flash_sample(
         out = empty_sample(request, return_logprob, return_logz)
     else:
         _check_out(out, request, return_logprob, return_logz)
-    real = type(hidden) in (torch.Tensor, torch.nn.Parameter)  # and not a fake one
+    carry_out(request, kernel, config, out)
+    return out
+
+
+def carry_out(
+    request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
+) -> None:
+    """What a checked request asks for, into `out`: at once, or as an operator if torch traces."""
+    real = type(request.hidden) in (torch.Tensor, torch.nn.Parameter)  # and not a fake one
     if real and not torch.compiler.is_compiling():
         draw(request, kernel, config, out)
     else:
         through_operator(request, kernel, config, out)
-    return out
 
 
 def describe(

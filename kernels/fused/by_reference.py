@@ -28,6 +28,9 @@ def compute(request: Request, out: Sample) -> None:
     merging = shard if not request.merge_later else None
     if merging is not None:
         logz = merging.gather(logz).logsumexp(0)
+    if request.noise == "given":
+        _score(request, logits, logz, out)
+        return
     for sample in range(n):
         tokens, _, scores = reference.expect(
             logits, request.seed, step, temperature, request.noise, sample=sample
@@ -43,6 +46,25 @@ def compute(request: Request, out: Sample) -> None:
             out.logprob.view(-1, n)[:, sample] = torch.where(out.valid, value - logz, torch.nan)
     if out.logz is not None:
         out.logz.copy_(torch.where(out.valid, logz, torch.nan))
+
+
+def _score(request: Request, logits: Tensor, logz: Tensor, out: Sample) -> None:
+    """Of the targets in request.seed; logits: fp32 [B, V]. logz: float64 [B], of all ranks."""
+    shard, targets = request.shard, request.seed
+    T = torch.as_tensor(request.temperature)
+    defined = logz.isfinite() & (T >= 0) & (torch.inf > T)
+    inside = (targets >= 0) & (targets < request.vocab_size)
+    value = logits.double().gather(1, targets.where(inside, 0))
+    if shard is not None:
+        value = shard.gather(value.contiguous()).amax(0)  # those of other ranks are -inf
+    value *= reference.inverse_temperature(request.temperature, logits.device)
+    ignored = targets == -100
+    good = inside & defined[:, None]
+    logprob = (value - logz[:, None]).where(good, torch.nan).masked_fill(ignored, 0.0)
+    assert out.logprob is not None and out.logz is not None
+    out.logprob.copy_(logprob)
+    out.logz.copy_(logz.where(defined, torch.nan))
+    out.valid.copy_(good | ignored)
 
 
 def _logits(request: Request) -> Tensor:

@@ -97,7 +97,7 @@ def _partial_sums(
         winners = out.logprob.new_empty(programs_v, B, samples)
     if out.logprob is not None or out.logz is not None:
         device = out.tokens.device
-        masses = torch.empty(2, programs_v, B, dtype=torch.float32, device=device)
+        masses = torch.empty(3, programs_v, B, dtype=torch.int64, device=device)
     return winners, masses
 
 
@@ -129,7 +129,7 @@ def _prepare(
         "mask_words": logits.mask_words,
         "samples": request.num_samples,
         "N": n,
-        "NOISE": "none" if greedy(request) else request.noise,
+        "NOISE": "none" if greedy(request) and request.noise != "given" else request.noise,
         "RANKS": ranks,
         "WATCH": hidden.device.type == "cuda",
         "first_token": 0 if shard is None else shard.first_token,

@@ -10,11 +10,20 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.device.epilogue import allowed_words, best_of_tile, processed, shared_bias
+from fsbench.kernels.device.given import scored, targets_of_rows
 from fsbench.kernels.device.mainloop import program_share, tile_logits
-from fsbench.kernels.device.mass import add_mass, add_masses, mass_of_programs
+from fsbench.kernels.device.mass import (
+    add_tile,
+    log_of_mass,
+    log_probability,
+    mass_of_programs,
+    mass_of_rows,
+    no_mass,
+    store_mass,
+)
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
-from fsbench.kernels.noise.arithmetic import halves, nan_max
+from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.keys import LOWEST_KEY, take_keys, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
@@ -26,7 +35,7 @@ SUBTILE = tl.constexpr(128)
 def flash_sampling_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
     weight,  # [>= num_tokens, D] descriptor (USE_TMA) or pointer
-    seed_ptr,  # [1] or [B] int64
+    seed_ptr,  # [1] or [B] int64; the targets [B, samples] of "given" noise
     offset_ptr,  # [1] or [B] int64, or None: 0
     temperature,  # fp32, or pointer to [B] fp32
     soft_cap,  # fp32 or None
@@ -36,9 +45,9 @@ def flash_sampling_kernel(
     keys_ptr,  # [>= B N] int64, LOWEST_KEY between calls
     arrivals_ptr,  # [>= B] int32, 0 between calls
     winners_ptr,  # [programs per block of rows, B, N] fp32, scratch: logits of winners; or None
-    masses_ptr,  # [2, programs per block of rows, B] fp32, scratch: (largest, mass); or None
+    masses_ptr,  # [3, programs per block of rows, B] int64, scratch: see mass_of_programs; or None
     tokens_ptr,  # [B, samples] int64, out; packed candidates if RANKS is 0
-    valid_ptr,  # [B] bool, out
+    valid_ptr,  # [B] bool, out; [B, samples] with "given" noise
     logprob_ptr,  # [B, samples] fp32, out; or None
     logz_ptr,  # [B] fp32, out; or None
     logits_ptr,  # [B, stride] fp32, out; or None: they are not written
@@ -57,7 +66,7 @@ def flash_sampling_kernel(
     rank,
     area,  # slots of an area
     N: tl.constexpr,  # samples of this launch, from first_sample on
-    NOISE: tl.constexpr,  # "group", "token" or "none" (greedy)
+    NOISE: tl.constexpr,  # "group", "token", "none" (greedy) or "given"
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
@@ -86,15 +95,20 @@ def flash_sampling_kernel(
         TEMPERATURE_PER_ROW,
     )
 
-    WORDS: tl.constexpr = 4 if NOISE == "group" else SLICE // 4
+    if NOISE == "given":
+        seed = ()
+        for i in tl.static_range(N):
+            at = rows.to(tl.int64) * samples + first_sample + i
+            seed = seed + (targets_of_rows(seed_ptr, at, rows < B, V)[:, None],)  # noqa: RUF005
+
+    WORDS: tl.constexpr = 4 if NOISE == "group" or NOISE == "given" else SLICE // 4
     COLUMNS: tl.constexpr = triton.next_power_of_2(N)
     best = tl.full((BLOCK_B, WORDS), LOWEST_KEY, tl.int64)
     best_logit = tl.zeros((BLOCK_B, WORDS), tl.float32)
     if N > 1:
         best = tl.full((BLOCK_B, WORDS, COLUMNS), LOWEST_KEY, tl.int64)
         best_logit = tl.zeros((BLOCK_B, WORDS, COLUMNS), tl.float32)
-    largest = tl.full((BLOCK_B, WORDS), float("-inf"), tl.float32)
-    mass = tl.zeros((BLOCK_B, WORDS), tl.float32)
+    mass = no_mass(tl.zeros((BLOCK_B, SUBTILE // 32), tl.float32))
     for tile_v in tl.range(pid_v, tl.cdiv(num_tokens, BLOCK_V), programs_v, flatten=FLATTEN):
         row0 = tile_v * BLOCK_V
         v0 = first_token + row0
@@ -108,9 +122,9 @@ def flash_sampling_kernel(
             hidden, weight, b0, row0, v0, B, num_tokens, D,
             BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA,
         )  # fmt: skip
-        best, best_logit, largest, mass = _consume(
+        best, best_logit, mass = _consume(
             logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
-            best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,
+            best, best_logit, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,
             stride, B, V,
             N, NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None, masses_ptr is not None,
         )  # fmt: skip
@@ -126,11 +140,7 @@ def flash_sampling_kernel(
         winner = winners_ptr + pid_v * B * N + at
         tl.store(winner, mine.reshape(BLOCK_B, COLUMNS), mask=there)
     if masses_ptr is not None:
-        row_largest = tl.reduce(largest, 1, nan_max)[:, None]
-        _, total = add_masses(row_largest, 0.0, largest, mass, inverse_temperature)
-        masses = masses_ptr + pid_v * B + rows
-        tl.store(masses, tl.reshape(row_largest, (BLOCK_B,)), mask=rows < B)
-        tl.store(masses + programs_v * B, tl.sum(total, axis=1), mask=rows < B)
+        store_mass(masses_ptr, mass_of_rows(mass), programs_v, pid_v, rows, B, rows < B)
 
     # All of this program's candidates are merged before its arrival is counted.
     tl.debug_barrier()
@@ -138,18 +148,18 @@ def flash_sampling_kernel(
         tl.atomic_xchg(arrivals_ptr + pid_b, 0)
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
-            keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr, logz_ptr, line,
-            rows, sample, there, at, inverse_temperature, programs_v, first_token, samples,
-            first_sample, B, N, RANKS, WATCH, BLOCK_B, BLOCK_V,
+            seed_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
+            logz_ptr, line, rows, sample, there, at, inverse_temperature, programs_v, first_token,
+            samples, first_sample, B, V, N, NOISE, RANKS, WATCH, BLOCK_B, BLOCK_V,
         )  # fmt: skip
 
 
 @triton.jit
 def _finish(
-    keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr, logz_ptr, line, rows,
-    sample, there, at, inverse_temperature, programs_v, first_token, samples, first_sample, B,
-    N: tl.constexpr, RANKS: tl.constexpr, WATCH: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    targets_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr, logz_ptr,
+    line, rows, sample, there, at, inverse_temperature, programs_v, first_token, samples,
+    first_sample, B, V, N: tl.constexpr, NOISE: tl.constexpr, RANKS: tl.constexpr,
+    WATCH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace.
 
@@ -161,13 +171,9 @@ def _finish(
     found = take_keys(keys_ptr, at, there)
     chosen = ()
     if masses_ptr is not None:
-        AT_ONCE: tl.constexpr = min(128, 4096 // BLOCK_B)
+        AT_ONCE: tl.constexpr = min(128, 2048 // BLOCK_B)
         program = tl.arange(0, AT_ONCE)[None, :]
-        largest, log_mass = mass_of_programs(
-            masses_ptr, programs_v, program, rows, inverse_temperature, B
-        )
-        largest = largest[:, None]
-        log_mass = log_mass[:, None]
+        mass = mass_of_programs(masses_ptr, programs_v, program, rows, B)
     if winners_ptr is not None:
         token = token_of_key(found)
         source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
@@ -178,29 +184,32 @@ def _finish(
     if RANKS > 1:
         found, chosen = best_of_ranks(found, chosen, at, there, line, RANKS, WATCH)
         if masses_ptr is not None:
-            largest, log_mass = mass_of_ranks(
-                largest, log_mass, inverse_temperature, rows[:, None], (rows < B)[:, None], line,
-                RANKS, WATCH,
-            )  # fmt: skip
+            mass = mass_of_ranks(mass, rows, rows < B, line, RANKS, WATCH)
     token = token_of_key(found)
     out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
     tl.store(tokens_ptr + out, found if RANKS == 0 else token.to(tl.int64), mask=there)
-    # Whether a row has a draw is the same for all of its samples.
-    valid = valid_ptr + rows[:, None] + sample * 0
-    tl.store(valid, token >= 0, mask=there & (sample == 0))
+    if NOISE != "given":
+        # Whether a row has a draw is the same for all of its samples.
+        valid = valid_ptr + rows[:, None] + sample * 0
+        tl.store(valid, token >= 0, mask=there & (sample == 0))
     if logz_ptr is not None:
-        logz = tl.where(token >= 0, largest * inverse_temperature + log_mass, float("nan"))
+        logz = tl.where(token >= 0, log_of_mass(mass)[:, None], float("nan"))
         tl.store(logz_ptr + rows[:, None] + sample * 0, logz, mask=there & (sample == 0))
     if logprob_ptr is not None:
-        logprob = (chosen[0] - largest) * inverse_temperature - log_mass
-        logprob = tl.where(token >= 0, logprob, float("nan"))
+        of_rows = (mass[0][:, None], mass[1][:, None], mass[2][:, None])
+        logprob = log_probability(chosen[0], of_rows, inverse_temperature)
+        if NOISE == "given":
+            logprob, valid = scored(targets_ptr, out, there, token, logprob, V)
+            tl.store(valid_ptr + out, valid, mask=there)
+        else:
+            logprob = tl.where(token >= 0, logprob, float("nan"))
         tl.store(logprob_ptr + out, logprob, mask=there)
 
 
 @triton.jit
 def _consume(
     logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
-    best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
+    best, best_logit, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
     N: tl.constexpr, NOISE: tl.constexpr, GREEDY_ROWS: tl.constexpr, KEEP_LOGIT: tl.constexpr,
     WITH_MASS: tl.constexpr,
 ):  # fmt: skip
@@ -219,14 +228,14 @@ def _consume(
         bias_high = None
         if bias is not None:
             bias_low, bias_high = bias.reshape(2, WIDTH // 2).permute(1, 0).split()
-        best, best_logit, largest, mass = _consume(
+        best, best_logit, mass = _consume(
             low, words_low, bias_low, v0, rows, row, seed, offset, T, inverse_temperature,
-            first_sample, best, best_logit, largest, mass, soft_cap, row_bias_ptr, logits_ptr,
+            first_sample, best, best_logit, mass, soft_cap, row_bias_ptr, logits_ptr,
             largest_ptr, stride, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
         )  # fmt: skip
         return _consume(
             high, words_high, bias_high, v0 + WIDTH // 2, rows, row, seed, offset, T,
-            inverse_temperature, first_sample, best, best_logit, largest, mass, soft_cap,
+            inverse_temperature, first_sample, best, best_logit, mass, soft_cap,
             row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
             N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
         )  # fmt: skip
@@ -237,9 +246,9 @@ def _consume(
         if largest_ptr is not None:
             store_largest(largest_ptr, logits, rows, v0, B, stride)
         if WITH_MASS:
-            largest, mass = add_mass(logits, inverse_temperature, largest, mass, NOISE)
+            mass = add_tile(logits, inverse_temperature, mass)
         best, best_logit = best_of_tile(
             logits, v0, row, seed, offset, T, inverse_temperature, first_sample, best, best_logit,
             N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
         )  # fmt: skip
-        return best, best_logit, largest, mass
+        return best, best_logit, mass

@@ -3,5 +3,5 @@
 May import: device, checks, noise, configs.
 """
 
-AREAS = 3
-"""Of slots, in the ranks' buffers: candidates, their logits, and the masses of rows."""
+AREAS = 5
+"""Of slots, in the ranks' buffers: candidates, their logits, and three for the masses of rows."""

@@ -1,9 +1,9 @@
 """Device code by which the ranks of a sharded LM head tell each other one word per slot.
 
-A word is 64 bits of which bit 31 is free: a packed candidate (noise.keys.ordered_key), or two fp32
-numbers. Every rank has a buffer that all ranks can write to (shard.vocab_shard). A slot has two
-places there for every rank's word. `send` writes a word to all ranks, `wait` and `received` are for
-theirs, and `advance` ends the exchange.
+A word is 64 bits of which bit 31 is free: a packed candidate (noise.keys.ordered_key), an fp32
+number, or an integer of 62 bits. Every rank has a buffer that all ranks can write to
+(shard.vocab_shard). A slot has two places there for every rank's word. `send` writes a word to all
+ranks, `wait` and `received` are for theirs, and `advance` ends the exchange.
 
 Data and signal are one: a word travels with a flag in bit 31, which differs from that of the word
 it replaces, so one 8-byte write is all there is to order. Successive words of a slot alternate
@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels import shard
-from fsbench.kernels.device.mass import add_masses
-from fsbench.kernels.noise.arithmetic import LOG2_E, log
+from fsbench.kernels.device.mass import add_masses, no_mass
 
 AREAS = tl.constexpr(shard.AREAS)
 PATIENCE = tl.constexpr(600 * 10**9)
@@ -136,8 +135,7 @@ def best_of_ranks(key, logits, slot, there, line, RANKS: tl.constexpr, WATCH: tl
     count = send(key, slot, there, line, RANKS)
     logit_count = count
     if len(logits) > 0:
-        zero = (slot * 0).to(tl.float32)
-        logit_count = send(_pair(logits[0], zero), logit_slot, there, line, RANKS)
+        logit_count = send(_word(logits[0]), logit_slot, there, line, RANKS)
     wait(count, slot, there, line, RANKS, WATCH)
     if len(logits) > 0:
         wait(logit_count, logit_slot, there, line, RANKS, WATCH)
@@ -147,7 +145,7 @@ def best_of_ranks(key, logits, slot, there, line, RANKS: tl.constexpr, WATCH: tl
         theirs = received(k, count, slot, there, line, RANKS)
         if len(logits) > 0:
             word = received(k, logit_count, logit_slot, there, line, RANKS)
-            best_logits = (tl.where(theirs > best, _first(word), best_logits[0]),)
+            best_logits = (tl.where(theirs > best, _number(word), best_logits[0]),)
         best = tl.maximum(best, theirs)
     advance(count, slot, there, line)
     if len(logits) > 0:
@@ -156,39 +154,43 @@ def best_of_ranks(key, logits, slot, there, line, RANKS: tl.constexpr, WATCH: tl
 
 
 @triton.jit
-def mass_of_ranks(
-    largest, log_mass, inverse_temperature, row, there, line,
-    RANKS: tl.constexpr, WATCH: tl.constexpr,
-):  # fmt: skip
-    """(largest logit, log of the mass in units of exp(largest / T)) of rows over all ranks.
-
-    Added up in the order of the ranks: the same bits on each of them.
-    """
-    slot = row + 2 * line[3]
-    count = send(_pair(largest, log_mass), slot, there, line, RANKS)
-    wait(count, slot, there, line, RANKS, WATCH)
-    mass = (row * 0).to(tl.float32)
-    largest = mass - float("inf")
+def mass_of_ranks(mass, row, there, line, RANKS: tl.constexpr, WATCH: tl.constexpr):
+    """The masses of rows over all ranks, from this rank's (device.mass): the bits of one rank."""
+    window, high, low = mass
+    words = (_word(window), _spread(high), _spread(low))
+    counts = ()
+    for i in tl.static_range(3):
+        counts += (send(words[i], row + (2 + i) * line[3], there, line, RANKS),)
+    for i in tl.static_range(3):
+        wait(counts[i], row + (2 + i) * line[3], there, line, RANKS, WATCH)
+    mass = no_mass((row * 0).to(tl.float32))
     for k in tl.static_range(RANKS):
-        word = received(k, count, slot, there, line, RANKS)
-        theirs = tl.exp2(_second(word) * LOG2_E)
-        largest, mass = add_masses(largest, mass, _first(word), theirs, inverse_temperature)
-    advance(count, slot, there, line)
-    return largest, log(tl.maximum(mass, 1.0))
+        words = ()
+        for i in tl.static_range(3):
+            words += (received(k, counts[i], row + (2 + i) * line[3], there, line, RANKS),)
+        mass = add_masses(mass, (_number(words[0]), _gathered(words[1]), _gathered(words[2])))
+    for i in tl.static_range(3):
+        advance(counts[i], row + (2 + i) * line[3], there, line)
+    return mass
 
 
 @triton.jit
-def _pair(first, second):
-    """Two fp32 numbers as a word; the second is not negative."""
-    high = first.to(tl.int32, bitcast=True).to(tl.int64) << 32
-    return high | (second.to(tl.int32, bitcast=True).to(tl.int64) & 0x7FFFFFFF)
+def _word(number):
+    """An fp32 number as a word."""
+    return number.to(tl.int32, bitcast=True).to(tl.int64) << 32
 
 
 @triton.jit
-def _first(word):
+def _number(word):
     return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _second(word):
-    return (word & 0x7FFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+def _spread(integer):
+    """An integer of up to 62 bits as a word."""
+    return ((integer >> 31) << 32) | (integer & 0x7FFFFFFF)
+
+
+@triton.jit
+def _gathered(word):
+    return ((word >> 32) << 31) | (word & 0x7FFFFFFF)

@@ -107,13 +107,14 @@ FLOORS: dict[str, set[str]] = {
     },
     "kernels/screened": {f"kernels/{below}" for below in KERNEL_FLOORS},
     "kernels/truncated": {f"kernels/{below}" for below in KERNEL_FLOORS},
+    "kernels/scoring": {f"kernels/{below}" for below in KERNEL_FLOORS},
     "kernels/providing": {
         *(f"kernels/{below}" for below in KERNEL_FLOORS),
         *("kernels/screened", "kernels/truncated"),
     },
     "kernels": {
         *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated"),
+        *("kernels/screened", "kernels/truncated", "kernels/scoring"),
     },
     "baselines": set(),
     "baselines/providing": {"simple"},
@@ -137,8 +138,8 @@ FLOORS: dict[str, set[str]] = {
 }
 """Room -> the rooms that its files may import, beside the contract and itself."""
 
-REFERENCE_OF = {"kernels/fused", "kernels/screened", "kernels/truncated"}
-"""Rooms of kernels/ that run the reference, on a CPU without a kernel."""
+FEATURES = {"kernels/fused", "kernels/screened", "kernels/truncated", "kernels/scoring"}
+"""Rooms of kernels/ with a public call, which may run the reference."""
 
 UPPER = {
     "verify": {"inputs", "graphs"},
@@ -165,7 +166,7 @@ def test_a_room_imports_what_is_below_it(name):
             allowed |= {""} if name == "fsbench.machine.environment" else set()
             assert stem in allowed, f"{name} imports {found}"
             continue
-        allowed = FLOORS[here] | ({"reference"} if here in REFERENCE_OF else set())
+        allowed = FLOORS[here] | ({"reference"} if here in FEATURES else set())
         assert there in allowed, f"{name} imports {found}"
 
 
@@ -215,7 +216,7 @@ def test_features_meet_at_their_api_or_launch(name):
     if here in ("sampler files", "kernels/providing"):
         return
     for found in own(name):
-        if room(found) in ("kernels/fused", "kernels/screened", "kernels/truncated"):
+        if room(found) in FEATURES:
             met = found.removeprefix(f"fsbench.{room(found).replace('/', '.')}").strip(".")
             assert room(found) == here or met in ("", "api", "launch"), f"{name}: {found}"
 

@@ -37,7 +37,7 @@ def run_without_others(code: str) -> str:
 def test_public_calls_draw_on_a_cpu():
     out = run_without_others("""
         from fsbench.kernels import (
-            flash_sample, prepare_head, screened_sample, truncated_sample, verify_drafts,
+            flash_sample, prepare_head, score, screened_sample, truncated_sample, verify_drafts,
         )
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(3, 40, generator=generator)
@@ -52,6 +52,7 @@ def test_public_calls_draw_on_a_cpu():
         assert sample.valid.all() and sample.logprob.isfinite().all()
         assert (everything.tokens == sample.tokens).all()
         assert (few.tokens == (hidden @ weight.T).argmax(1)).all()
+        assert torch.equal(score(hidden, weight, sample.tokens).logprob, sample.logprob)
         token_noise = flash_sample(hidden, weight, seed=seed, noise="token")
         assert (screened.tokens == token_noise.tokens).all()
         print(verified)

@@ -28,7 +28,7 @@ SCREENED = {"screen", "hopper_screen", "resolve"}
 def most_stack(compiled: Compiled) -> int | None:
     """Bytes of the stack that a variant may use; None for any number."""
     name, tuned = compiled.name, compiled.capability == 90
-    if "everything" in name:  # nobody has tuned for all options at once
+    if "everything" in name or "score, n" in name:  # nobody has tuned for so much at once
         return None
     if compiled.family in SCREENED:
         # The configs were chosen under triton 3.6. 3.9 keeps parts of the exact computation, which
@@ -36,11 +36,11 @@ def most_stack(compiled: Compiled) -> int | None:
         known = tuned and "pointers" not in name and "D=131072" not in name
         return (0 if version("triton").startswith("3.6.") else 512) if known else None
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
-    # addresses of the pointer path and of stored logits above all, are no tragedy; a thread's
-    # accumulator of 256 bytes would be.
+    # addresses of the pointer path, of stored logits and of targets above all, are no tragedy; a
+    # thread's accumulator of 256 bytes would be.
     if compiled.family == "matmul_form" and not tuned and name.startswith("b128"):
         return 511  # 264 on sm_80; no sampler, and nobody has tuned its tiles there
-    addresses = "pointers" in name or "stores" in name
+    addresses = "pointers" in name or "stores" in name or "score" in name
     return 0 if tuned and not addresses and compiled.family not in FILTERING else 255
 
 

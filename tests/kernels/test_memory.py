@@ -11,7 +11,7 @@ from memory_watch import within_tensors
 from tiers import full
 from truncated_cases import history
 
-from fsbench.kernels import Penalties, flash_sample, truncated_sample
+from fsbench.kernels import Penalties, flash_sample, score, truncated_sample
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
 
@@ -51,6 +51,17 @@ def test_flash_sample(D, options):
     with within_tensors() as launches:
         sample = flash_sample(**{**undefined(D), **options}, return_logprob=True, return_logz=True)
     assert any(launches) and not sample.valid[1:].any()
+
+
+def test_score():
+    call = {**undefined(30), **EVERYTHING}
+    del call["seed"], call["offset"]
+    targets = torch.tensor([0, V - 1, V, -1, -100, 2**31 + 1, 2**62, -(2**63)]).repeat(B, 1)
+    with within_tensors() as launches:
+        found = score(targets=targets, **call)
+    assert any(launches)
+    assert found.valid[0].tolist() == [True, True, False, False, True, False, False, False]
+    assert found.valid[1:].sum() == B - 1  # what is ignored
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ def assert_near(values: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(values.double(), wanted, atol=1e-4, rtol=1e-6, equal_nan=True)
 
 
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two fp32 tensors are alike to the bit; NaN is like NaN."""
+    return torch.equal(a.nan_to_num(7.0).view(torch.int32), b.nan_to_num(7.0).view(torch.int32))
+
+
 def assert_at_rest(rows: int) -> None:
     """The workspace of a launch of so many rows is as a launch must find it."""
     work = _workspace.workspace(rows, CPU)

@@ -36,8 +36,8 @@ OPTIONS = {
     "bias": {"bias_ptr": "*fp32"},
     "row bias": {"row_bias_ptr": "*bf16"},
     "mask": {"mask_ptr": "*i32"},
-    "logprob": {"winners_ptr": "*fp32", "masses_ptr": "*fp32", "logprob_ptr": "*fp32"},
-    "logz": {"masses_ptr": "*fp32", "logz_ptr": "*fp32"},
+    "logprob": {"winners_ptr": "*fp32", "masses_ptr": "*i64", "logprob_ptr": "*fp32"},
+    "logz": {"masses_ptr": "*i64", "logz_ptr": "*fp32"},
 }
 """Types of the arguments that are None without an option."""
 STORES = {"logits stored": {"logits_ptr": "*fp32"}, "largest stored": {"largest_ptr": "*fp32"}}
@@ -50,6 +50,8 @@ PER_ROW = {
 """Constants of the options that are numbers of each row."""
 EVERYTHING = (*OPTIONS, *PER_ROW)
 """All options of a launch that stores no logits."""
+SCORED = ("logprob", "logz")
+"""What score asks for."""
 FILTERED = (*(option for option in EVERYTHING if not option.startswith("log")), *STORES)
 """All options of a launch whose logits are filtered afterwards."""
 
@@ -194,6 +196,7 @@ def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -
     yield _portable(config, sm)
     yield _matmul(config, sm)
     if tuned or bucket in (16, 64):
+        yield _portable(config, sm, "score", SCORED, noise="given")
         yield _portable(config, sm, dtype="fp16")
         yield _portable(config, sm, noise="none")
         yield _portable(config, sm, "stores", tuple(STORES))
@@ -208,6 +211,7 @@ def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -
         yield _portable(config, sm, "stores with everything", FILTERED)
         yield _portable(config, sm, "n = 4", samples=4)
         yield _portable(config, sm, "candidates", ranks=0)
+        yield _portable(config, sm, "score, n = 4", SCORED, noise="given", samples=4)
 
 
 def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
@@ -216,6 +220,7 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
     yield _hopper(config, bucket, noise="none")
     yield _hopper(config, bucket, "stores", tuple(STORES))
     yield _hopper(config, bucket, "candidates with logz", ("logz",), ranks=0)
+    yield _hopper(config, bucket, "score", SCORED, noise="given")
     if bucket != 128:  # 256 has the same tiles in another order
         yield _hopper(config, bucket, "everything, n = 1", EVERYTHING)
     if bucket in (64, 256):
@@ -231,6 +236,7 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
         yield _hopper(config, bucket, "stores with everything", FILTERED)
         yield _hopper(config, bucket, "n = 4", samples=4)
         yield _hopper(config, bucket, "candidates", ranks=0)
+        yield _hopper(config, bucket, "score, n = 4", SCORED, noise="given", samples=4)
 
 
 def variants() -> Iterator[Variant]:

@@ -13,16 +13,17 @@ Functions hand on tuples. What is absent is an empty one, as None cannot be in a
     ring        (tiles of weight, tiles of hidden, barriers of what is loaded, of what is free)
     share       (first row, number among the programs of these rows, how many these are,
                 first token, tokens of this rank)
-    sizes       (B, V, D, mask_words, first_sample)
+    sizes       (B, V, D, mask_words, first_sample, samples)
     noise       (seed_ptr, (offset_ptr,), temperature)
     processing  ((soft_cap,), (bias_ptr,), (row_bias_ptr,), (mask_ptr,))
     scratch     (keys_ptr, (winners_ptr,), (masses_ptr,), (logits_ptr,), (largest_ptr,), stride)
-    rows, stored, best, largest, mass: as device.hopper_epilogue.consume takes them
+    rows, stored, best, mass: as device.hopper_epilogue.consume takes them
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from fsbench.kernels.device.given import scored, targets_of_rows
 from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
 from fsbench.kernels.device.hopper_mainloop import (
     allocated_ring,
@@ -33,9 +34,15 @@ from fsbench.kernels.device.hopper_mainloop import (
     schedule,
     tile_product,
 )
-from fsbench.kernels.device.mass import add_masses, mass_of_programs
+from fsbench.kernels.device.mass import (
+    log_of_mass,
+    log_probability,
+    mass_of_programs,
+    mass_of_rows,
+    no_mass,
+    store_mass,
+)
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows, temperatures_of_rows
-from fsbench.kernels.noise.arithmetic import nan_max
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
@@ -46,7 +53,7 @@ SECOND_OF_TWO = gl.constexpr(232)
 OTHERS_OF_THREE = gl.constexpr(160)
 """Of the second and the third of three."""
 AT_ONCE = gl.constexpr(16)
-"""Programs whose masses a thread adds up at once."""
+"""Masses that a thread has in registers when it adds up those of all programs."""
 
 
 @gluon.constexpr_function
@@ -56,24 +63,24 @@ def _power_of_2(least):
 
 @gluon.jit
 def _tile(
-    ring, stage, phase, v0, rows, sizes, processing, stored, best, largest, mass,
+    ring, stage, phase, v0, rows, sizes, processing, stored, best, mass,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
     WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Let the next tile in the ring enter the running candidates and masses; see consume."""
-    _, V, D, _, _ = sizes
+    _, V, D, _, _, _ = sizes
     logits, stage, phase = tile_product(
         ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
     )
     if v0 + WIDTH > V:
         offs_v = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, logits.type.layout))
         logits = gl.where((offs_v < V)[None, :], logits, float("-inf"))
-    best, largest, mass = consume(
-        logits, v0, rows, sizes, processing, stored, best, largest, mass,
+    best, mass = consume(
+        logits, v0, rows, sizes, processing, stored, best, mass,
         N, NOISE, GREEDY_ROWS, WITH_MASS,
     )  # fmt: skip
-    return stage, phase, best, largest, mass
+    return stage, phase, best, mass
 
 
 @gluon.jit
@@ -86,7 +93,7 @@ def _compute(
 ):  # fmt: skip
     """A computing warpgroup: its rows' candidates and masses of all tiles of the program."""
     b0, pid_v, programs_v, first_token, num_tokens = share
-    B, _, _, _, _ = sizes
+    B, V, _, _, first_sample, samples = sizes
     seed_ptr, offset_ptr, temperature = noise
     keys_ptr, winners_ptr, masses_ptr, logits_ptr, largest_ptr, stride = scratch
     LAYOUT: gl.constexpr = group_layout(4)
@@ -104,6 +111,11 @@ def _compute(
         temperature, column, in_batch, TEMPERATURE_PER_ROW
     )
     seed, noise_row = seeds_of_rows(seed_ptr, column, in_batch, SEED_PER_ROW)
+    if NOISE == "given":
+        seed = ()
+        for i in gl.static_range(N):
+            at = column.to(gl.int64) * samples + first_sample + i
+            seed += (targets_of_rows(seed_ptr, at, in_batch, V),)
     rows = (column, noise_row, seed, offset, T, inverse_temperature)
     best = ()
     for _ in gl.static_range(N):
@@ -112,25 +124,24 @@ def _compute(
             gl.full([ROWS, 4], 0, gl.int32, LAYOUT),
             gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT),
         ),)  # fmt: skip
-    largest = gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT)
-    mass = gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
+    mass = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT))
     rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
     stage = 0
     phase = 0
     for r in range(rounds):
         row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
         if row0 < num_tokens:
-            stage, phase, best, largest, mass = _tile(
+            stage, phase, best, mass = _tile(
                 ring, stage, phase, first_token + row0, rows, sizes, processing,
-                stored, best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                stored, best, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
         if row0 < num_tokens:
-            stage, phase, best, largest, mass = _tile(
+            stage, phase, best, mass = _tile(
                 ring, stage, phase, first_token + row0, rows, sizes, processing,
-                stored, best, largest, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                stored, best, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
@@ -145,24 +156,21 @@ def _compute(
             at = winners_ptr[0] + (pid_v * B + row) * N + i
             gl.store(at, gl.max(mine, axis=1), mask=there)
     if len(masses_ptr) > 0:
-        row_largest = gl.reduce(largest, 1, nan_max)
-        _, total = add_masses(row_largest[:, None], 0.0, largest, mass, inverse_temperature)
-        at = masses_ptr[0] + pid_v * B + row
-        gl.store(at, row_largest, mask=there)
-        gl.store(at + programs_v * B, gl.sum(total, axis=1), mask=there)
+        store_mass(masses_ptr[0], mass_of_rows(mass), programs_v, pid_v, row, B, there)
 
 
 @gluon.jit
 def _finish(
-    share, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
-    logz_ptr, line, B, samples, first_sample, N: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
-    RANKS: gl.constexpr, WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr,
-    CONTIGUOUS: gl.constexpr,
+    share, targets_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
+    logprob_ptr, logz_ptr, line, B, V, samples, first_sample, N: gl.constexpr,
+    NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
+    WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, AT_ONCE], [32, 1], [4, 1], [1, 0])
-    b0, _, programs_v, first_token, num_tokens = share
     SPAN: gl.constexpr = _power_of_2(BLOCK_B)
+    PROGRAMS: gl.constexpr = AT_ONCE * 128 // max(128, SPAN)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
+    b0, _, programs_v, first_token, num_tokens = share
     row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
     there = row < B
     if SPAN > BLOCK_B:
@@ -171,15 +179,10 @@ def _finish(
         _, inverse_temperature = temperatures_of_rows(
             temperature, row, row < B, TEMPERATURE_PER_ROW
         )
-        inverse = inverse_temperature
-        if TEMPERATURE_PER_ROW:
-            inverse = inverse[:, None]
-        program = gl.arange(0, AT_ONCE, gl.SliceLayout(0, LAYOUT))[None, :]
-        largest, log_mass = mass_of_programs(masses_ptr, programs_v, program, row, inverse, B)
+        program = gl.arange(0, PROGRAMS, gl.SliceLayout(0, LAYOUT))[None, :]
+        mass = mass_of_programs(masses_ptr, programs_v, program, row, B)
         if RANKS > 1:
-            largest, log_mass = mass_of_ranks(
-                largest, log_mass, inverse_temperature, row, there, line, RANKS, WATCH
-            )
+            mass = mass_of_ranks(mass, row, there, line, RANKS, WATCH)
     for i in gl.static_range(N):
         at = row * N + i
         lowest = row.to(gl.int64) * 0 + LOWEST_KEY
@@ -198,13 +201,18 @@ def _finish(
         out = row.to(gl.int64) * samples + first_sample + i
         gl.store(tokens_ptr + out, key if RANKS == 0 else token.to(gl.int64), mask=there)
         if logprob_ptr is not None:
-            logprob = (chosen[0] - largest) * inverse_temperature - log_mass
-            logprob = gl.where(token >= 0, logprob, float("nan"))
+            logprob = log_probability(chosen[0], mass, inverse_temperature)
+            if NOISE == "given":
+                logprob, valid = scored(targets_ptr, out, there, token, logprob, V)
+                gl.store(valid_ptr + out, valid, mask=there)
+            else:
+                logprob = gl.where(token >= 0, logprob, float("nan"))
             gl.store(logprob_ptr + out, logprob, mask=there)
         if i == 0:  # whether a row has a draw is the same for all of its samples
-            gl.store(valid_ptr + row, token >= 0, mask=there)
+            if NOISE != "given":
+                gl.store(valid_ptr + row, token >= 0, mask=there)
             if logz_ptr is not None:
-                logz = gl.where(token >= 0, largest * inverse_temperature + log_mass, float("nan"))
+                logz = gl.where(token >= 0, log_of_mass(mass), float("nan"))
                 gl.store(logz_ptr + row, logz, mask=there)
 
 
@@ -243,7 +251,7 @@ def hopper_kernel(
     rank,
     area,
     N: gl.constexpr,
-    NOISE: gl.constexpr,  # "group" or "none" (greedy)
+    NOISE: gl.constexpr,  # "group", "none" (greedy) or "given"
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
     TEMPERATURE_PER_ROW: gl.constexpr,
@@ -263,7 +271,7 @@ def hopper_kernel(
     programs_v = gl.num_programs(0) // num_tiles_b
     b0 = pid_b * BLOCK_B
     share = (b0, pid_v, programs_v, first_token, num_tokens)
-    sizes = (B, V, D, mask_words, first_sample)
+    sizes = (B, V, D, mask_words, first_sample, samples)
     noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
     processing = (
         () if soft_cap is None else (soft_cap,),
@@ -330,7 +338,7 @@ def hopper_kernel(
         gl.atomic_xchg(arrivals_ptr + pid_b, 0)
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
-            share, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
-            logprob_ptr, logz_ptr, line, B, samples, first_sample, N, TEMPERATURE_PER_ROW,
-            RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS,
+            share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
+            logprob_ptr, logz_ptr, line, B, V, samples, first_sample, N, NOISE,
+            TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS,
         )  # fmt: skip

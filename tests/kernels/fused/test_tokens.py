@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -10,13 +11,13 @@ from flash_sample_cases import (
     NOISE,
     SEED,
     TILES,
-    assert_near,
     check,
     counter,
     exact_logits,
     normal_logits,
     packed,
     problem,
+    same_bits,
     stored,
 )
 
@@ -147,8 +148,25 @@ def test_results_do_not_depend_on_the_tiles(noise, configs):
     for config in configs:
         sample = check(**call, config=config)
         assert sample.tokens.tolist() == first.tokens.tolist(), config
-        assert_near(sample.logprob, first.logprob.double())
-        assert_near(sample.logz, first.logz.double())
+        assert same_bits(sample.logprob, first.logprob), config
+        assert same_bits(sample.logz, first.logz), config
+
+
+@pytest.mark.parametrize("shift", [0.0, -300.0])
+def test_log_z_depends_on_the_logits_alone(shift):
+    """Not on the noise, the tiles, the row's number or its neighbours, nor on greedy companions."""
+    logits = normal_logits(5, 700, sigma=12.0) + shift
+    T = torch.tensor([1.0, 0.3, 1e-6, 50.0, 1.0])
+    wide = replace(TILES, block_v=256, slice=16)
+    whole = flash_sample(**stored(logits), seed=SEED, temperature=T, return_logz=True).logz
+    assert whole.isfinite().all()
+    for noise, config in product(NOISE, (TILES, wide)):
+        call = {"seed": SEED, "return_logz": True, "noise": noise, "config": config}
+        for row in range(5):
+            alone = flash_sample(**stored(logits[[row]]), **call, temperature=float(T[row]))
+            assert same_bits(alone.logz, whole[[row]]), (row, noise, config)
+        greedy = flash_sample(**stored(logits), **call, temperature=0.0)
+        assert same_bits(greedy.logz[[0, 4]], whole[[0, 4]])
 
 
 @pytest.mark.parametrize("noise", NOISE)

@@ -29,7 +29,7 @@ def counted(ptx: list[str]) -> list[str]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("family", "exchanges"),
-    [("flash_sampling", 2), ("flash_sampling_hopper", 2), ("flash_sampling_two_step", 1)],
+    [("flash_sampling", 4), ("flash_sampling_hopper", 4), ("flash_sampling_two_step", 1)],
 )
 def test_no_warp_counts_on_while_another_may_still_load_the_count(family, exchanges):
     """A warp that loaded the next count would wait for words that nobody sends."""

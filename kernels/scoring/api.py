@@ -1,0 +1,105 @@
+"""`score`: log-probabilities of given tokens, by the kernels that draw."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.call.request import Request, checked_request
+from fsbench.kernels.call.result import Sample, Score
+from fsbench.kernels.checks.tensors import check_tensor
+from fsbench.kernels.checks.values import MAX_SAMPLES, check_kernel
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.fused.api import carry_out
+from fsbench.kernels.scoring.gradient import DifferentiableScore
+from fsbench.kernels.shard.vocab_shard import VocabShard
+
+
+def score(
+    hidden: Tensor,
+    weight: Tensor | VocabShard,
+    targets: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    soft_cap: float | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    vocab_size: int | None = None,
+    kernel: str = "auto",
+    config: TileConfig | HopperConfig | None = None,
+) -> Score:
+    """log softmax(logits / temperature) at the targets, logits = hidden @ weight.T, never stored.
+
+    The bits are those that flash_sample(..., return_logprob=True) returns for the same token: with
+    either noise, any kernel, tile shape and batch, at any row, over any number of GPUs. They
+    depend on the row's logits and its temperature alone (docs/log-probabilities.md).
+
+    Args:
+        hidden, weight, temperature, soft_cap, bias, mask, vocab_size, kernel, config: as
+            flash_sample takes them. A greedy row (T = 0) is scored at T = 1.
+        targets: int64 [B] or [B, n], contiguous. -100 is ignored: its log-probability is 0.
+
+    Returns:
+        Score. A forbidden token has -inf. Where there is no log-probability it is NaN and valid is
+        False; the host does not wait to find out.
+
+    One launch for every four targets of a row, as flash_sample; it may be captured and compiled.
+
+    logprob and logz have a gradient with respect to hidden, weight and bias, of 0 where valid is
+    False. The backward pass computes the logits again, in chunks: 64 MB beside the gradients.
+
+    Raises:
+        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
+            or range, or a kernel that cannot run here; nothing has been launched.
+        CaptureError: the workspaces for captures are used up.
+    """
+    if not isinstance(targets, Tensor):
+        raise InvalidType(f"targets: expected a tensor; got {type(targets).__name__}")
+    n = targets.shape[1] if targets.ndim == 2 else 1
+    if not 1 <= n <= MAX_SAMPLES:
+        raise InvalidArgument(
+            f"targets: expected 1 to {MAX_SAMPLES} of each row; got {list(targets.shape)}"
+        )
+    request = checked_request(
+        hidden,
+        weight,
+        seed=torch.empty(1, dtype=torch.int64, device=getattr(hidden, "device", None)),
+        offset=None,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        vocab_size=vocab_size,
+        num_samples=n,
+        may_be_sharded=True,
+    )
+    B, device = request.hidden.shape[0], request.hidden.device
+    shapes = [(B,), (B, n)] if targets.ndim == 2 else [(B,)]
+    check_tensor("targets", targets, [torch.int64], shapes, device)
+    kernel = check_kernel(kernel, config)
+    request = request._replace(seed=targets.view(B, n), noise="given")
+    carried_out = partial(_carry_out, kernel=kernel, config=config)
+    inputs = (request.hidden, request.weight, bias)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        if request.shard is not None:
+            raise InvalidArgument(
+                "weight: expected a tensor, to compute gradients; got a VocabShard"
+            )
+        found = Score(*DifferentiableScore.apply(*inputs, request, carried_out))
+    else:
+        found = carried_out(request)
+    return Score(found.logprob.view_as(targets), found.logz, found.valid.view_as(targets))
+
+
+def _carry_out(request: Request, kernel: str, config: TileConfig | HopperConfig | None) -> Score:
+    B, n, device = request.hidden.shape[0], request.num_samples, request.hidden.device
+    logprob = torch.empty(B, n, dtype=torch.float32, device=device)
+    logz = torch.empty(B, dtype=torch.float32, device=device)
+    valid = torch.empty(B, n, dtype=torch.bool, device=device)
+    tokens = torch.empty(B, n, dtype=torch.int64, device=device)  # what the kernel finds by
+    carry_out(request, kernel, config, Sample(tokens, valid, logprob, logz))
+    return Score(logprob, logz, valid)

@@ -1,0 +1,191 @@
+"""The gradient of score, against autograd in float64, and the memory that it takes."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from flash_sample_cases import SEED, counter, normal_logits, packed, problem
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from fsbench import reference
+from fsbench.kernels import score
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.scoring import gradient
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+B, V, D = 70, 333, 24
+
+
+def calls() -> dict[str, dict]:
+    hidden, weight = problem(B, V, D, sigma=3.0)
+    plain = {"hidden": hidden, "weight": weight}
+    T = torch.linspace(0.3, 2, B)
+    T[7] = 0.0
+    mask = normal_logits(B, 290) > -1
+    return {
+        "plain": plain,
+        "T": {**plain, "temperature": T},
+        "soft cap": {**plain, "soft_cap": 4.0, "temperature": 0.6},
+        "bias": {**plain, "bias": normal_logits(1, V)[0]},
+        "everything": {
+            **plain,
+            "vocab_size": 290,
+            "temperature": T,
+            "soft_cap": 5.0,
+            "bias": normal_logits(B, 290),
+            "mask": packed(mask),
+        },
+        "mask": {**plain, "vocab_size": 290, "mask": mask},
+    }
+
+
+def by_float64(targets, d_logprob, d_logz, call) -> list[torch.Tensor]:
+    """The gradients of hidden, weight and bias by torch's own autograd."""
+    names = [name for name in ("hidden", "weight", "bias") if name in call]
+    exact = {name: call[name].double().requires_grad_() for name in names}
+    logits = exact["hidden"] @ exact["weight"][: call.get("vocab_size")].T
+    logits = reference.processed_logits(
+        logits, soft_cap=call.get("soft_cap"), bias=exact.get("bias"), mask=call.get("mask")
+    )
+    T = torch.as_tensor(call.get("temperature", 1.0)).double().reshape(-1, 1)
+    scaled = logits / torch.where(T == 0, 1.0, T)
+    logz = scaled.logsumexp(1)
+    logprob = scaled.gather(1, targets.clamp_min(0)) - logz[:, None]
+    loss = (logprob.where(targets >= 0, 0.0) * d_logprob).sum() + (logz * d_logz).sum()
+    return list(torch.autograd.grad(loss, list(exact.values())))
+
+
+@pytest.mark.parametrize("chunk", [32, 1024])
+@pytest.mark.parametrize("name", calls())
+def test_gradients_are_those_of_float64(name, chunk, monkeypatch):
+    """Over several chunks of rows and tokens, and in one; every fifth target is ignored."""
+    monkeypatch.setattr(gradient, "AT_ONCE", chunk)
+    call = calls()[name]
+    draw = torch.Generator().manual_seed(3)
+    size = call.get("vocab_size", V)
+    targets = torch.randint(0, size, (B, 3), generator=draw)
+    if "mask" in call:  # a forbidden target has -inf, which is no loss
+        allowed = reference.unpacked(call["mask"], size)
+        targets = targets.where(allowed.gather(1, targets), allowed.int().argmax(1)[:, None])
+    targets[::5] = -100
+    d_logprob = torch.randn(B, 3, generator=draw)
+    d_logz = torch.randn(B, generator=draw)
+    given = {
+        key: x.clone().requires_grad_() if key in ("hidden", "weight", "bias") else x
+        for key, x in call.items()
+    }
+    found = score(targets=targets, **given)
+    loss = (found.logprob * d_logprob).sum() + (found.logz * d_logz).sum()
+    loss.backward()
+    wanted = by_float64(targets, d_logprob, d_logz, call)
+    leaves = [given[key] for key in ("hidden", "weight", "bias") if key in given]
+    for leaf, right in zip(leaves, wanted, strict=True):
+        torch.testing.assert_close(leaf.grad.double(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_of_16_bits_have_their_dtype_and_precision(dtype):
+    hidden, weight = problem(B, V, D, dtype, sigma=3.0)
+    targets = torch.arange(B)[:, None] % V
+    leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+    score(hidden, weight, targets).logprob.sum().backward()
+    exact = {"hidden": hidden.detach(), "weight": weight.detach()}
+    wanted = by_float64(targets, torch.ones(B, 1), torch.zeros(B), exact)
+    for leaf, right in zip(leaves, wanted, strict=True):
+        assert leaf.grad.dtype == dtype
+        error = (leaf.grad.double() - right).norm() / right.norm()
+        assert error < 2 * torch.finfo(dtype).eps
+
+
+def test_what_has_no_log_probability_has_no_gradient_and_disturbs_no_other():
+    hidden, weight = problem(6, 100, D)
+    hidden[1, 3], hidden[2, 0] = torch.nan, torch.inf
+    targets = counter(5, 6, 7, 100, -100, 99)
+    T = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, torch.nan])
+    found = score(
+        h := hidden.requires_grad_(), w := weight.requires_grad_(), targets, temperature=T
+    )
+    (found.logprob.nansum() + 0 * found.logz.nansum()).backward()
+    assert h.grad[1:].abs().max() == 0
+    alone = score(a := hidden[:1].detach().requires_grad_(), b := weight.detach().requires_grad_(),
+                  targets[:1])  # fmt: skip
+    alone.logprob.sum().backward()
+    torch.testing.assert_close(h.grad[:1], a.grad)
+    torch.testing.assert_close(w.grad, b.grad)
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    hidden, weight = problem(3, 50, D)
+    found = score(hidden, weight.requires_grad_(), counter(1, 2, 3))
+    assert not found.valid.requires_grad
+    found.logprob.sum().backward()
+    assert weight.grad is not None and hidden.grad is None
+    with torch.no_grad():
+        assert not score(hidden, weight, counter(1, 2, 3)).logprob.requires_grad
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that tensors made under it held at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes: dict[int, list[int]] = {}
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if is_tensor(x)}
+        for tensor in filter(is_tensor, tree_iter(out)):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self.sizes:
+                if key in given:
+                    continue
+                self.sizes[key] = [0, storage.nbytes()]
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+            self.sizes[key][0] += 1
+            weakref.finalize(tensor, self.drop, key)
+        return out
+
+    def drop(self, key):
+        self.sizes[key][0] -= 1
+        if self.sizes[key][0] == 0:
+            self.now -= self.sizes.pop(key)[1]
+
+
+def is_tensor(x) -> bool:
+    return isinstance(x, torch.Tensor)
+
+
+def test_the_count_of_held_bytes_sees_what_is_alive_at_one_time():
+    with Held() as held:
+        for _ in range(3):
+            a = torch.zeros(1000)
+            b = a[:10] + 1
+            del a
+            c = b * 2
+            del b, c
+    assert 4000 < held.most <= 4000 + 4 * 100 and held.now == 0
+
+
+@pytest.mark.parametrize("D", [1024, 4096, 8192])
+def test_no_more_than_64_mb_are_held_beside_the_gradients(D):
+    """B = 16,384 and V = 151,936, without numbers: what is allocated depends on shapes alone."""
+    rows, tokens = 16_384, 151_936
+    with torch.device("meta"):
+        hidden, weight = (torch.empty(n, D, dtype=torch.bfloat16) for n in (rows, tokens))
+        targets = torch.empty(rows, 1, dtype=torch.int64)
+        logz, d_logprob = torch.empty(rows), torch.empty(rows, 1)
+    request = Request(
+        hidden, weight, SEED, None, 1.0, 30.0, None, None, tokens, 1, "given"
+    )._replace(seed=targets)
+    with Held() as held:
+        found = gradient.gradients(request, logz, d_logprob, logz)
+    results = sum(x.nbytes for x in found if x is not None)
+    assert results == 2 * D * (rows + tokens)
+    assert 4 * gradient.AT_ONCE**2 < held.most - results <= 64e6

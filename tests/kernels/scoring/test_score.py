@@ -1,0 +1,192 @@
+"""score: the bits that flash_sample returns, on any tiles, and the oracle's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+from flash_sample_cases import (
+    NOISE,
+    SEED,
+    TILES,
+    assert_near,
+    columns,
+    counter,
+    exact_logits,
+    guarded_memory,
+    normal_logits,
+    packed,
+    problem,
+    same_bits,
+    stored,
+)
+
+from fsbench import reference
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels import Score, flash_sample, score
+from fsbench.kernels.fused import launch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+interpreted = pytest.mark.interpreter
+INF, NAN = torch.inf, torch.nan
+
+
+def check(targets: torch.Tensor, **call) -> Score:
+    """score in guarded memory, compared with the oracle in float64."""
+    with guarded_memory():
+        found = score(targets=targets, **call)
+    logits, T = exact_logits(**call), call.get("temperature", 1.0)
+    per_row = torch.as_tensor(T).double().expand(len(logits))
+    defined = reference.log_partition(logits, T).isfinite() & (per_row >= 0) & (per_row < INF)
+    assert_near(found.logz, reference.log_partition(logits, T).where(defined, NAN))
+    for target, logprob, valid in zip(*map(columns, (targets, *found[::2])), strict=True):
+        inside = (target >= 0) & (target < logits.shape[1]) & defined
+        ignored = target == -100
+        wanted = reference.log_probability(logits, target.where(inside, 0), T)
+        assert_near(logprob, wanted.where(inside, NAN).masked_fill(ignored, 0.0))
+        assert valid.tolist() == (inside | ignored).tolist()
+    return found
+
+
+def calls() -> dict[str, dict]:
+    """Calls of flash_sample of every kind, by name."""
+    hidden, weight = problem(5, 300, 40, torch.float16)
+    T = torch.tensor([1.0, 0.0, 0.3, 2.0, 0.7])
+    return {
+        "fp16": {"hidden": hidden, "weight": weight},
+        "fp32, rows that TMA cannot load": dict(
+            zip(("hidden", "weight"), problem(3, 127, 15), strict=True)
+        ),
+        "padding, soft cap": {
+            **dict(zip(("hidden", "weight"), problem(7, 333, 72, sigma=9.0), strict=True)),
+            "vocab_size": 290,
+            "soft_cap": 4.0,
+            "temperature": 0.6,
+        },
+        "everything": {
+            "hidden": hidden,
+            "weight": weight,
+            "temperature": T,
+            "bias": normal_logits(5, 300),
+            "mask": packed(normal_logits(5, 300) > 0),
+            "soft_cap": 30.0,
+        },
+        "greedy": {"hidden": hidden, "weight": weight, "temperature": 0.0},
+        "one bias": {"hidden": hidden, "weight": weight, "bias": normal_logits(1, 300)[0].half()},
+        "far from 0": stored(normal_logits(4, 500, sigma=30.0) - 900.0),
+    }
+
+
+@interpreted
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("name", calls())
+def test_the_bits_are_those_of_flash_sample(name, noise):
+    call = calls()[name]
+    drawn = flash_sample(
+        **call, seed=SEED, num_samples=2, noise=noise, return_logprob=True, return_logz=True
+    )
+    found = check(drawn.tokens, **call)
+    assert same_bits(found.logprob, drawn.logprob) and same_bits(found.logz, drawn.logz)
+    first = check(drawn.tokens[:, 0].contiguous(), **call)
+    assert first.valid.shape == first.logprob.shape == (len(drawn.tokens),)
+    assert same_bits(first.logprob, drawn.logprob[:, 0])
+
+
+@interpreted
+def test_the_bits_do_not_depend_on_tiles_rows_or_neighbours():
+    logits = normal_logits(18, 700, sigma=9.0)
+    targets = torch.randint(0, 700, (18, 6), generator=torch.Generator().manual_seed(1))
+    whole = check(targets, **stored(logits), temperature=0.9)
+    for config in (TILES, replace(TILES, block_v=256, block_b=32, slice=16, v_on_m=True)):
+        for rows in ([17], [3, 0, 9]):
+            part = score(
+                **stored(logits[rows]), targets=targets[rows], temperature=0.9, config=config
+            )
+            assert same_bits(part.logprob, whole.logprob[rows])
+            assert same_bits(part.logz, whole.logz[rows])
+
+
+BAD = torch.tensor([-100, -1, 200, 199, 2**32 + 5, -(2**63), 0, 7])
+
+
+@pytest.mark.parametrize("interpret", [pytest.param(True, marks=interpreted), False])
+def test_targets_that_are_ignored_out_of_range_or_forbidden(interpret, monkeypatch):
+    if not interpret:
+        monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+        monkeypatch.setattr(launch, "launch", None)
+    logits = normal_logits(8, 200)
+    logits[6] = -INF
+    logits[7, [7, 100]] = torch.tensor([-INF, 1.0])
+    logits[3, 128:] = -INF  # all of the target's group is forbidden
+    found = check(BAD, **stored(logits))
+    assert found.valid.tolist() == [True, False, False, True, False, False, False, True]
+    assert found.logprob[[0, 3, 7]].tolist() == [0.0, -INF, -INF]
+    assert found.logz[:6].isfinite().all()
+
+
+@pytest.mark.parametrize("interpret", [pytest.param(True, marks=interpreted), False])
+def test_rows_that_are_undefined(interpret, monkeypatch):
+    if not interpret:
+        monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+        monkeypatch.setattr(launch, "launch", None)
+    logits = normal_logits(8, 200)
+    logits[0, 199], logits[1, 5], logits[2, 70] = NAN, INF, NAN
+    logits[2, 3] = INF
+    T = torch.tensor([1.0, 1.0, 1.0, -1.0, NAN, INF, 0.0, 1.0])
+    targets = torch.full((8, 2), 5)
+    targets[2, 1] = -100
+    found = check(targets, **stored(logits), temperature=T)
+    assert found.valid.sum().item() == 5 and found.logprob[2, 1] == 0.0
+
+
+def test_bf16_on_a_cpu_is_computed_by_the_reference():
+    hidden, weight = problem(4, 150, 24, torch.bfloat16)
+    check(torch.tensor([[1, 149], [0, 2], [-100, 150], [3, 3]]), hidden=hidden, weight=weight)
+
+
+hidden, weight = problem(4, 60, 8)
+REFUSED = [
+    ([1, 2, 3, 4], InvalidType, "targets: expected a tensor; got list"),
+    (torch.zeros(4).int(), InvalidType, "targets: expected dtype torch.int64; got torch.int32"),
+    (counter(1, 2, 3), InvalidArgument, r"targets: expected shape \[4\]; got \[3\]"),
+    (torch.zeros(4, 0).long(), InvalidArgument, r"targets: expected 1 to 65535 .* got \[4, 0\]"),
+    (torch.zeros(3, 4).long().T, InvalidArgument, "targets: expected it contiguous"),
+    (torch.zeros(1, 4, 1).long(), InvalidArgument, r"targets: expected shape \[4\]; got"),
+    (torch.zeros(4, device="meta").long(), InvalidArgument, "targets: expected it on cpu"),
+]
+
+
+@pytest.mark.parametrize(("targets", "error", "message"), REFUSED)
+def test_targets_are_checked_before_anything_is_launched(targets, error, message, monkeypatch):
+    monkeypatch.setattr(launch, "launch", None)
+    with pytest.raises(error, match=message):
+        score(hidden, weight, targets)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"hidden": 3}, InvalidType, "hidden: expected a tensor; got int"),
+        ({"weight": weight.half()}, InvalidType, "weight: expected dtype"),
+        ({"temperature": -1.0}, InvalidArgument, "temperature: expected a finite number"),
+        ({"vocab_size": 61}, InvalidArgument, "vocab_size: expected 1 to 60; got 61"),
+        ({"mask": torch.ones(4, 61).bool()}, InvalidArgument, "mask: expected shape"),
+        ({"kernel": "fast"}, InvalidArgument, "kernel: expected"),
+    ],
+)
+def test_other_arguments_are_checked_as_flash_sample_does(changed, error, message):
+    with pytest.raises(error, match=message):
+        score(**{"hidden": hidden, "weight": weight, "targets": counter(1, 2, 3, 4), **changed})
+
+
+def test_it_compiles_as_one_operator():
+    def step(hidden, targets):
+        return score(hidden * 2, weight, targets)[:2]
+
+    targets = torch.tensor([[0, 59], [1, 2], [3, 4], [5, 60]])
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(hidden, targets)
+    for ours, theirs in zip(compiled, step(hidden, targets), strict=True):
+        assert same_bits(ours, theirs)

@@ -1,0 +1,110 @@
+"""score on a GPU: the bits of flash_sample by every kernel and tile shape; its gradient."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from flash_sample_cases import same_bits
+from gpu_cases import counter, problem
+
+from fsbench.graphs import capture
+from fsbench.kernels import Sample, flash_sample, score
+from fsbench.kernels.configs.portable import TileConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+KERNELS = ("portable", "hopper")
+
+
+def kernels() -> tuple[str, ...]:
+    return KERNELS if torch.cuda.get_device_capability() == (9, 0) else KERNELS[:1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("form", ["plain", "T", "greedy", "everything"])
+def test_the_bits_are_those_of_flash_sample(form, dtype):
+    for V, B in product((129, 50_257, 151_936), (1, 17, 64, 129, 192, 257)):
+        hidden, weight = problem(B, V, 512, dtype)
+        row = torch.arange(B, device="cuda")
+        T = 0.1 + (row % 5) * 0.4
+        options = {
+            "plain": {},
+            "T": {"temperature": T},
+            "greedy": {"temperature": 0.0},
+            "everything": {
+                "temperature": T,
+                "bias": torch.randn(V, device="cuda"),
+                "mask": torch.rand(B, V, device="cuda") < 0.9,
+                "soft_cap": 20.0,
+            },
+        }[form]
+        found: list[Sample] = []
+        for kernel, noise in (*((k, "group") for k in kernels()), ("portable", "token")):
+            drawn = flash_sample(
+                hidden, weight, seed=counter(3), num_samples=5, noise=noise, kernel=kernel,
+                return_logprob=True, return_logz=True, **options,
+            )  # fmt: skip
+            for by in kernels():
+                ours = score(hidden, weight, drawn.tokens, kernel=by, **options)
+                assert ours.valid.all()
+                assert same_bits(ours.logprob, drawn.logprob), (V, B, kernel, noise, by)
+                assert same_bits(ours.logz, drawn.logz), (V, B, kernel, noise, by)
+            found.append(drawn)
+        assert all(same_bits(each.logz, found[0].logz) for each in found)
+
+
+def test_the_bits_do_not_depend_on_the_batch_the_row_or_the_tiles():
+    hidden, weight = problem(300, 32_001, 1024)
+    targets = torch.randint(0, 32_001, (300,), device="cuda")
+    whole = score(hidden, weight, targets, temperature=0.7)
+    tiles = [
+        TileConfig(16, 128, 64, 128, True, False, 4, 3, 1),
+        TileConfig(64, 256, 64, 32, False, True, 8, 3, 1),
+    ]
+    for B, first in ((1, 299), (5, 17), (64, 100), (130, 3)):
+        rows = slice(first, first + B)
+        for more in (
+            *({"kernel": kernel} for kernel in kernels()),
+            *({"config": c} for c in tiles),
+        ):
+            part = score(hidden[rows].contiguous(), weight, targets[rows], temperature=0.7, **more)
+            assert same_bits(part.logprob, whole.logprob[rows]), (B, first, more)
+            assert same_bits(part.logz, whole.logz[rows]), (B, first, more)
+
+
+def test_a_captured_score_reads_its_targets_at_each_replay():
+    hidden, weight = problem(33, 5003, 256)
+    targets = torch.randint(0, 5003, (33, 2), device="cuda")
+    replay = capture(lambda h, t, _: score(h, weight, t).logprob, hidden, targets, targets)
+    for _ in range(3):
+        targets.random_(0, 5003)
+        assert same_bits(replay(), score(hidden, weight, targets).logprob)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 10.0])
+def test_the_gradient_is_that_of_float64_and_small_in_memory(soft_cap):
+    hidden, weight = problem(2048, 32_001, 1024)
+    targets = torch.randint(0, 32_001, (2048,), device="cuda")
+    leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+    found = score(*leaves, targets, soft_cap=soft_cap)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found.logprob.sum().backward()
+    results = sum(leaf.grad.nbytes for leaf in leaves)
+    assert torch.cuda.max_memory_allocated() - before - results < 64e6 + 2**25  # cuBLAS's own
+
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    for first in range(0, 2048, 256):
+        rows = slice(first, first + 256)
+        logits = exact[0][rows] @ exact[1].T
+        if soft_cap is not None:
+            logits = soft_cap * torch.tanh(logits / soft_cap)
+        logits.log_softmax(1).gather(1, targets[rows, None]).sum().backward()
+    for leaf, right in zip(leaves, exact, strict=True):
+        error = (leaf.grad.double() - right.grad).norm() / right.grad.norm()
+        assert error < 2 * torch.finfo(leaf.dtype).eps
