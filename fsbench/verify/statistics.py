@@ -1,17 +1,22 @@
-"""Tests of counts against probabilities, with what each can detect. numpy and scipy only."""
+"""Tests of counts against probabilities, with what each can detect."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2, ks_1samp, ncx2, norm, poisson, uniform
+from torch import Tensor
 
 from fsbench.errors import VerificationFailed
 from fsbench.verify.check import ALPHA, FAMILY, POWER, Check
+
+Counted = tuple[str, Tensor, Tensor]
+"""(whose draws these are, counts int64 [n], probabilities float64 [n])."""
 
 MIN_EXPECTED = 25
 """Draws that every bin of a G-test must expect; rarer bins are pooled, never dropped."""
@@ -89,33 +94,61 @@ def variation_bound(pearson: float, df: int, draws: int) -> float:
 
 
 def fit_check(
-    name: str, counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0, what: str = ""
+    name: str,
+    counts: np.ndarray,
+    p: np.ndarray,
+    known_deviation: float = 0.0,
+    what: str = "",
+    tests: int = 1,
 ) -> Check:
-    """The verdict of a G-test, and what it detects.
+    """The verdict of a G-test, one of `tests` of its check, and what it detects.
 
     A sampler with a known deviation need not pass the test, but its total variation distance must
     be within that deviation and what chance adds: with probability ALPHA at most, the distance of K
     bins exceeds sqrt((K ln 2 + ln 1/ALPHA) / 2n) (Bretagnolle-Huber-Carol).
     """
     fit = g_test(counts, p)
+    alpha, p_value = ALPHA / tests, min(1.0, tests * fit.p_value)
     told = f"{what}G = {fit.g:.1f} over {fit.bins} bins"
-    found = f"{detectable_bias(fit.bins - 1, fit.draws):.2%} rms error of probabilities"
-    if not known_deviation or fit.p_value > ALPHA:
-        passed = fit.p_value > ALPHA
-        return Check(name, passed, told, fit.draws, fit.g, fit.p_value, fit.bound, found)
-    chance = math.sqrt((fit.bins * math.log(2) - math.log(ALPHA)) / (2 * fit.draws))
-    told += (
-        f"; total variation {fit.distance:.4f}, of which {known_deviation:g} is known and "
-        f"{chance:.4f} may be chance"
-    )
-    passed = fit.distance <= known_deviation + chance
-    return Check(name, passed, told, fit.draws, fit.g, fit.p_value, fit.bound, found, deviates=True)
+    passed = p_value > ALPHA
+    deviates = bool(known_deviation) and not passed
+    if deviates:
+        chance = math.sqrt((fit.bins * math.log(2) - math.log(alpha)) / (2 * fit.draws))
+        passed = fit.distance <= known_deviation + chance
+        told += (
+            f"; total variation {fit.distance:.4f}, of which {known_deviation:g} is known and "
+            f"{chance:.4f} may be chance"
+        )
+    found = f"{detectable_bias(fit.bins - 1, fit.draws, alpha):.2%} rms error of probabilities"
+    return Check(name, passed, told, fit.draws, fit.g, p_value, fit.bound, found, deviates)
 
 
-def goodness_of_fit(counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0) -> Check:
+def goodness_of_fit(
+    counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0, what: str = "", tests: int = 1
+) -> Check:
     """fit_check of counts [V] of tokens with probabilities p [V], in order of probability."""
     order = np.argsort(-p, kind="stable")
-    return fit_check("fit", counts[order], p[order], known_deviation, coverage(counts, p))
+    what = coverage(counts, p) + what
+    return fit_check("fit", counts[order], p[order], known_deviation, what, tests)
+
+
+def all_fit(name: str, draws: Sequence[Counted], known_deviation: float = 0.0) -> Check:
+    """The worst of several goodness_of_fit, each at a part of the level (Bonferroni)."""
+    tests = len(draws)
+    checks = [
+        goodness_of_fit(
+            *(part.cpu().numpy() for part in (counts, p)), known_deviation, f"{what}: ", tests
+        )
+        for what, counts, p in draws
+    ]
+    worst = min(checks, key=lambda check: (check.passed, check.p_value))
+    return replace(
+        worst,
+        name=name,
+        detail=worst.detail + (f", the least likely of {tests} laws" if tests > 1 else ""),
+        draws=sum(check.draws for check in checks),
+        deviates=worst.passed and any(check.deviates for check in checks),
+    )
 
 
 def coverage(counts: np.ndarray, p: np.ndarray) -> str:

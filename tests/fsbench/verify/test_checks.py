@@ -5,9 +5,6 @@ Bugs of samplers are in test_mutants.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 from mutant_samplers import mixed, own_exponential
@@ -17,11 +14,8 @@ from fsbench.errors import InvalidArgument, VerificationFailed
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.verify import battery, noise, verify
-from fsbench.verify.check import ALPHA, FAMILY, Check, Setting
+from fsbench.verify.check import Setting
 from fsbench.verify.drawing import Draws, hash_of, scalar
-from fsbench.verify.statistics import (
-    fit_check,
-)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,10 +23,9 @@ SETTING = Setting("cpu", "fp32")
 
 
 @pytest.fixture(autouse=True)
-def fewer_tokens(monkeypatch):
+def fewer_tokens(effort):
     """The draws of the ci tier, from a smaller vocabulary: noise is what takes time here."""
-    effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=2051)
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+    effort("ci", vocabulary=2051)
 
 
 def made(step, **able) -> Provider:
@@ -89,9 +82,8 @@ def test_a_declared_cut_of_the_tail_is_no_failure_and_is_told():
 
 
 @pytest.mark.full
-def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(monkeypatch):
-    effort = replace(battery.EFFORTS["ci", "cpu"], variation_draws={"stored": 2**15})
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(effort):
+    effort("ci", variation_draws={"stored": 2**15})
 
     def variation(**able):
         (check,) = verify(made(cut, **able), SETTING, "ci", ["variation"])
@@ -111,13 +103,12 @@ def test_a_declared_cut_does_not_allow_too_many_draws():
 
 
 @pytest.mark.full
-def test_a_declared_excess_is_held_to_its_size(monkeypatch):
+def test_a_declared_excess_is_held_to_its_size(effort):
     """Half more draws of the tail than it should have, as a coarse logarithm may give.
 
     Of 412 draws expected half more are found beyond doubt where 0.05 is allowed, of 206 not always.
     """
-    effort = replace(battery.EFFORTS["ci", "cpu"], tail_tokens=2**26)
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+    effort("ci", tail_tokens=2**26)
 
     def coarse(logits, T, seed, offset):
         noise = own_exponential(logits)
@@ -146,24 +137,34 @@ def test_seeds_closer_than_the_declared_stride_are_not_compared():
 # The reference with a bug
 
 
+def judged(name, form="group"):
+    (check,) = verify(made(race, noise=form), SETTING, "ci", [name])
+    return check
+
+
 def test_philox_is_checked(monkeypatch):
-    assert noise.check_philox("cpu").passed
+    assert judged("philox").passed
     monkeypatch.setattr(noise, "GROUP_STREAM", 1)
-    check = noise.check_philox("cpu")
+    check = judged("philox")
     assert not check.passed and "counters have a block of their own" in check.detail
     monkeypatch.setattr(reference, "philox4x32", lambda counter, key: counter)
-    check = noise.check_philox("cpu")
+    check = judged("philox")
     assert not check.passed and "expected" in check.detail
 
 
+@pytest.fixture
+def maxima(effort):
+    effort("ci", vocabulary=4001, maxima={"group": 2**13, "token": 2**10})
+
+
 @pytest.mark.parametrize(("form", "rows"), [("group", 2**13), ("token", 2**10)])
-def test_the_largest_score_is_gumbel(form, rows):
-    check = noise.check_maximum(SETTING, form, 4001, rows)
+def test_the_largest_score_is_gumbel(form, rows, maxima):
+    check = judged("maximum", form)
     assert check.passed and check.draws == rows
 
 
 @pytest.mark.parametrize("cap", [8.0, 9.0])
-def test_a_cap_of_the_noise_shows_in_its_largest(cap, monkeypatch):
+def test_a_cap_of_the_noise_shows_in_its_largest(cap, monkeypatch, maxima):
     group_noise = reference.group_noise
 
     def capped(*arguments):
@@ -171,7 +172,7 @@ def test_a_cap_of_the_noise_shows_in_its_largest(cap, monkeypatch):
         return g.clamp_max(cap - 3.5), u  # a group of 32 adds log 32 to its Gumbel
 
     monkeypatch.setattr(reference, "group_noise", capped)
-    assert not noise.check_maximum(SETTING, "group", 4001, 2**13).passed
+    assert not judged("maximum").passed
 
 
 def test_some_codes_are_both_ends_the_middle_and_every_octave():
@@ -228,15 +229,7 @@ def test_a_wrong_tier_or_check_is_named():
 
 def test_every_check_that_runs_is_named_in_the_list():
     sampler = made(race, zero_temperature=True)
-    names = {name for name, _ in battery._Battery(sampler, SETTING, "ci").todo()}
+    names = {name for name, _ in battery.todo(battery.subject_of(sampler, SETTING, "ci"))}
     assert {name.split(" ")[0] if name.startswith("tail") else name for name in names} <= set(
         battery.CHECKS
     )
-
-
-def test_verdicts():
-    assert Check("x", True, "").verdict == "ok"
-    assert Check("x", True, "", deviates=True).verdict == "not exact"
-    assert Check("x", False, "", deviates=True).verdict == "FAILED"
-    assert fit_check("x", np.array([500, 500]), np.array([0.5, 0.5])).verdict == "ok"
-    assert ALPHA < FAMILY

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mutant_samplers as samplers
 import numpy as np
 import pytest
@@ -12,8 +10,9 @@ from mutant_samplers import contract, planted
 from planted_bugs import FIELD, RARE, SURVIVORS, race_in_fp32
 from tiers import first_quick, full
 
-from fsbench.verify import battery, distribution, verify
+from fsbench.verify import battery, subject, verify
 from fsbench.verify.check import FAMILY, MOST_CHECKS, Setting
+from fsbench.verify.effort import EFFORTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,13 +72,12 @@ IN_THE_FAR_TAIL = {
 
 
 @pytest.fixture(autouse=True)
-def fewer_tokens(monkeypatch):
+def fewer_tokens(effort):
     """The ci tier with a smaller vocabulary: noise is what takes time here.
 
     And with twice the draws of `fit`: half of them miss one lost thousandth of the mass at times.
     """
-    effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=2051, fit_draws=2**17)
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+    effort("ci", vocabulary=2051, fit_draws=2**17)
 
 
 def judged(sampler, only=(), tier="ci"):
@@ -99,11 +97,10 @@ def test_a_planted_bug_is_found(bug):
 
 @pytest.mark.full
 @pytest.mark.parametrize("bug", IN_THE_FAR_TAIL)
-def test_a_bug_of_the_far_tail_is_found(bug, monkeypatch):
+def test_a_bug_of_the_far_tail_is_found(bug, effort):
     sampler, name, tokens = IN_THE_FAR_TAIL[bug]
     # Of a vocabulary that stays in the cache: what is seen follows from tail_tokens alone.
-    effort = replace(battery.EFFORTS["full", "cpu"], vocabulary=2051, tail_tokens=tokens)
-    monkeypatch.setitem(battery.EFFORTS, ("full", "cpu"), effort)
+    effort("full", vocabulary=2051, tail_tokens=tokens)
     (check,) = judged(sampler, [name], "full")
     assert not check.passed, check
 
@@ -138,10 +135,10 @@ def test_every_check_finds_a_planted_bug():
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny(monkeypatch, effort):
     """A battery of a few thousand draws, so that a thousand of them can be run."""
-    effort = replace(
-        battery.EFFORTS["ci", "cpu"],
+    effort(
+        "ci",
         vocabulary=131,
         fit_draws=2**10,
         block_draws=2**10,
@@ -153,8 +150,7 @@ def tiny(monkeypatch):
         joint_steps=8,
         other_steps=4,
     )
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
-    monkeypatch.setattr(distribution, "_SMALL", (256, 60))
+    monkeypatch.setattr(subject, "_SMALL", (256, 60))
 
 
 @pytest.mark.full
@@ -177,10 +173,9 @@ def test_honest_samplers_are_accepted_1000_seeds_in_a_row(tiny):
 
 def test_no_battery_has_more_statistical_checks_than_the_level_allows():
     """The p-values of one sampler that has every capability."""
-    effort = battery.EFFORTS["full", "cuda"]
     statistical = {"maximum", "filters", "fit", "fit of seeds", "tiles", "collisions"}
     statistical |= {"rows", "steps", "seeds", "samples", "variation", "truncation", "call"}
     statistical |= {"blocks", "truncated draws"}
     assert statistical <= set(battery.CHECKS)
-    assert len(statistical) + len(effort.gaps) <= MOST_CHECKS
+    assert len(statistical) + len(EFFORTS["full", "cuda"].gaps) <= MOST_CHECKS
     assert FAMILY == 1e-6

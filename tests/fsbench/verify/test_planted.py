@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import planted_bugs as bugs
 import pytest
@@ -12,6 +10,8 @@ from tiers import full
 
 from fsbench.verify import battery, joint, verify
 from fsbench.verify.check import ALPHA, Check, Setting, conclusion
+from fsbench.verify.drawing import Draws
+from fsbench.verify.effort import EFFORTS
 from fsbench.verify.statistics import coverage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,9 +23,8 @@ OF_FILTERS = ("truncation", "truncated draws")
 
 
 @pytest.fixture(autouse=True)
-def fewer_tokens(monkeypatch):
-    effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=2051)
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+def fewer_tokens(effort):
+    effort("ci", vocabulary=2051)
 
 
 def judged(sampler, *only):
@@ -47,13 +46,12 @@ def test_no_exchange_of_rows_keeps_the_pattern_of_temperatures(bit):
 
 @pytest.mark.full
 @pytest.mark.parametrize("bug", bugs.RARE)
-def test_a_rare_one_is_found_with_the_draws_of_a_gpu(bug, monkeypatch):
-    draws = battery.EFFORTS["ci", "cuda"].block_draws
-    assert draws == battery.EFFORTS["full", "cpu"].block_draws
-    effort = replace(battery.EFFORTS["ci", "cpu"], block_draws=draws)
+def test_a_rare_one_is_found_with_the_draws_of_a_gpu(bug, effort):
+    draws = EFFORTS["ci", "cuda"].block_draws
+    assert draws == EFFORTS["full", "cpu"].block_draws
     sampler, name = bugs.RARE[bug]
     assert judged(sampler, name)[0].passed, "2^15 draws are too few, and say so"
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+    effort("ci", block_draws=draws)
     (check,) = judged(sampler, name)
     assert not check.passed, check
 
@@ -75,9 +73,9 @@ def flat(m: int, n: int, V: int, seed: int) -> torch.Tensor:
 
 
 def alike(tokens, V, shifted):
-    draws = type("", (), {"problem": SETTING.problem(1, V), "able": bugs.planted().capabilities})
-    p = torch.full((V,), 1 / V, dtype=torch.float64)
-    return joint.alike("streams", draws, p, tokens, range(len(tokens)), shifted=shifted)
+    draws = Draws(bugs.planted(), SETTING.problem(1, V), {"flat": torch.zeros(V)})
+    law = None if shifted else draws.probabilities("flat")
+    return joint.alike("streams", draws, "flat", tokens, range(len(tokens)), law)
 
 
 @pytest.mark.parametrize("shifted", [False, True])
