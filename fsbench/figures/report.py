@@ -115,15 +115,8 @@ def _times(configuration: Configuration) -> dict[str, Any]:
 def _speedups(configuration: Configuration) -> list[dict[str, Any]]:
     """For each fused exact sampler, its speedup over every unfused one, by B."""
     tables = []
-    for fused in configuration.providers(Kind.EXACT, fused=True):
-        ratios = {
-            other: ratio
-            for other in configuration.providers(Kind.EXACT, fused=False)
-            if not (ratio := configuration.ratio(other, fused)).empty
-        }
+    for fused, ratios in plotting.speedups(configuration).items():
         batches = sorted({B for table in ratios.values() for B in table.index})
-        if not batches:
-            continue
         rows = []
         for other, table in ratios.items():
             cells = [_cell(f"over {configuration.label(other)}")]
