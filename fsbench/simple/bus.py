@@ -135,28 +135,25 @@ class _Batch:
 
     def sample(self) -> int:
         """Wait for the copies and the samplers, send the tokens back; rows that asked for more."""
-        plane, ring, V = self.step.plane, self.ring, self.V
+        step, plane = self.step, self.step.plane
         self.copied.synchronize()
         self.offset += 1
         if self.hot:
-            ring.parts["shape"][0] = torch.tensor(plane.shape.hot(self.hot, self.hot))
-        tokens = plane.wait(self.step.publish(self.seed, self.offset), self.B)
-        asked = (tokens == NEEDS_TAIL).nonzero()[:, 0]
-        n = len(asked)
+            self.ring.parts["shape"][0] = torch.tensor(plane.shape.hot(self.hot, self.hot))
+        tokens = plane.wait(step.publish(self.seed, self.offset), self.B)
+        asked = int((tokens == NEEDS_TAIL).sum())
         with torch.cuda.stream(self.copies):
-            if n:
-                drawn = tokens.clone()
-                here = self.flat[: n * V].view(n, V)
-                for place, row in enumerate(asked.tolist()):  # copies only: no kernel has to wait
-                    here[place].copy_(self.logits[row], non_blocking=True)
-                self.copies.synchronize()
-                ring.uniform[0, :n] = ring.uniform[0, asked]
-                ring.parts["shape"][0] = torch.tensor(plane.shape.hot(0))
-                drawn[asked] = plane.wait(plane.publish(n), n)
-                ring.tokens[0, : self.B] = drawn
-            self.tokens.copy_(ring.tokens[0, : self.B], non_blocking=True)
+            if isinstance(step, Shvs):
+                tokens = step.settled(tokens, self._fetch)
+            self.ring.tokens[0, : self.B] = tokens
+            self.tokens.copy_(self.ring.tokens[0, : self.B], non_blocking=True)
             self.back.record()
-        return n
+        return asked
+
+    def _fetch(self, rows: Tensor, where: Tensor) -> None:
+        for place, row in enumerate(rows.tolist()):  # copies only: no kernel has to wait
+            where[place].copy_(self.logits[row], non_blocking=True)
+        self.copies.synchronize()
 
 
 def overlap(
