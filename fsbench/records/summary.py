@@ -14,7 +14,7 @@ from fsbench.errors import ResultsError
 from fsbench.records import breakdown, iomodel
 from fsbench.records.cell import COLUMNS as CELL_COLUMNS
 from fsbench.records.cell import CellRecord, Round, column_types
-from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.disk import write_into
 from fsbench.records.sheet import as_csv
 from fsbench.records.stats import median_interval
 
@@ -141,8 +141,7 @@ def frame(records: Iterable[CellRecord]) -> pd.DataFrame:
 def export_csv(folder: Path, records: Iterable[CellRecord]) -> pd.DataFrame:
     """Write results.csv of the records of points.jsonl into a folder; returns the table."""
     table = frame(records)
-    with refusals("write results in", folder):
-        write_atomically(folder / "results.csv", as_csv(table, index=False))
+    write_into(folder, {"results.csv": as_csv(table, index=False)})
     return table
 
 

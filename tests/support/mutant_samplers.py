@@ -77,10 +77,6 @@ def whole_noise(seed, step, B, V, uniform=fine_exponential):
     return gumbel(uniform(generator(mixed(seed, step)), (B, V)))
 
 
-def shared_by_rows(seed, step, B, V, uniform=fine_exponential):
-    return whole_noise(seed, step, 1, V, uniform).expand(B, V)
-
-
 def tiles(key: Callable[[int], int], B: int, V: int, size: int = TILE) -> Tensor:
     """Noise of tile t from a generator with key(t)."""
     parts = [
@@ -95,46 +91,15 @@ def by_tile(seed, step, B, V, uniform=None):
     return tiles(lambda tile: mixed(seed, step, tile), B, V)
 
 
-def every_tile_alike(seed, step, B, V, uniform=None):
-    return tiles(lambda tile: mixed(seed, step), B, V)
-
-
-def tile_times_100_added_to_seed(seed, step, B, V, uniform=None):
-    """FlashSampling's public kernel until July 2026: seed + 100 tiles repeats a shifted row."""
-    return tiles(lambda tile: mixed(seed + 100 * tile, step), B, V)
-
-
-def step_added_to_seed(seed, step, B, V, uniform=None):
-    """(seed, step) and (seed + 1, step - 1) are one stream."""
-    return tiles(lambda tile: mixed(seed + step, tile), B, V)
-
-
 def tile_of_the_batch_size(seed, step, B, V, uniform=None):
     """Keyed by the tile's number, where the size of tiles follows B: batch-dependent."""
     return tiles(lambda tile: mixed(seed, step, tile), B, V, 128 if B > 16 else 256)
-
-
-def seed_ignored(seed, step, B, V, uniform=fine_exponential):
-    return whole_noise(0, step, B, V, uniform)
-
-
-def step_ignored(seed, step, B, V, uniform=fine_exponential):
-    return whole_noise(seed, 0, B, V, uniform)
-
-
-def seed_cut_to_32_bits(seed, step, B, V, uniform=fine_exponential):
-    return whole_noise(seed & 0xFFFFFFFF, step, B, V, uniform)
 
 
 def few_keys(seed, step, B, V, uniform=fine_exponential):
     """16 bits of a hash as the key: 256 rows and steps soon meet the same noise again."""
     rows = [uniform(generator(mixed(mixed(seed, step, row) % 2**12)), (1, V)) for row in range(B)]
     return gumbel(torch.cat(rows))
-
-
-def bad_seed(seed, step, B, V, uniform=fine_exponential):
-    """The noise of one seed in eight is 0.9 of what it should be."""
-    return whole_noise(seed, step, B, V, uniform) * (0.8 if seed % 8 == 3 else 1.0)
 
 
 def salted(salt: int) -> Noise:
@@ -146,36 +111,12 @@ def salted(salt: int) -> Noise:
     return noise
 
 
-def rank_missing(seed, step, B, V, uniform=fine_exponential):
-    """Two ranks of a sharded vocabulary with one seed: the second repeats the first's noise."""
-    half = -(-V // 2)
-    noise = whole_noise(seed, step, B, half, uniform)
-    return torch.cat([noise, noise], 1)[:, :V]
-
-
 # Draws
 
 
 def argmax(logits: Tensor, T: float, noise: Tensor) -> Tensor:
     """Honest."""
     return torch.add(logits, noise, alpha=T).argmax(1)
-
-
-def warm_argmax(logits: Tensor, T: float, noise: Tensor) -> Tensor:
-    """T = 0 means a low temperature, not the largest logit."""
-    return argmax(logits, max(T, 0.3), noise)
-
-
-def sign_flipped(logits, T, noise):
-    return (logits - T * noise).argmax(1)
-
-
-def fp16_scores(logits, T, noise):
-    return (logits + T * noise).half().argmax(1)
-
-
-def temperature_ignored(logits, T, noise):
-    return (logits + noise).argmax(1)
 
 
 def padded_with_zero(logits, T, noise):
@@ -204,26 +145,20 @@ def crossing_token_dropped(logits, T, noise):
     return (logits + T * noise).masked_fill(dropped, -torch.inf).argmax(1)
 
 
-def cdf_falls_on_the_last(logits, T, noise):
-    """Inverse CDF in which 1 % of mass is missing, and all that is missing goes to the last id."""
-    p = (logits / T).softmax(1)
-    cdf = (0.99 * p).cumsum(1)
-    u = torch.exp(-torch.exp(-noise[:, :1]))
-    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+def by_inverse_cdf(cdf_of: Callable[[Tensor], Tensor]) -> Change:
+    """A draw by the running sums that cdf_of makes of the softmax; above them, the last token."""
+
+    def draw(logits: Tensor, T: float, noise: Tensor) -> Tensor:
+        u = torch.exp(-torch.exp(-noise[:, :1].double()))
+        cdf = cdf_of((logits / T).softmax(1)).double()
+        return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+
+    return draw
 
 
-def cdf_in_bf16(logits, T, noise):
-    """Sums of probabilities in 8 bits: what is missing of 1 goes to the last token."""
-    cdf = (logits / T).softmax(1).bfloat16().cumsum(1).float()
-    u = torch.exp(-torch.exp(-noise[:, :1]))
-    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
-
-
-def inverse_cdf(logits, T, noise):
+def exact_cdf(p: Tensor) -> Tensor:
     """Honest."""
-    cdf = (logits / T).double().softmax(1).cumsum(1)
-    u = torch.exp(-torch.exp(-noise[:, :1].double())) * cdf[:, -1:]
-    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+    return p.double().cumsum(1) / p.double().sum(1, keepdim=True)
 
 
 def planted(
@@ -267,14 +202,6 @@ def rounded_map(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # The reference as a sampler, with the full call
-
-
-def never_quite_greedy(T: float | Tensor, seed: Tensor) -> float | Tensor:
-    return T.clamp_min(0.3) if isinstance(T, Tensor) else T
-
-
-def neighbours_mask(allowed: Tensor, *_: Tensor) -> Tensor:
-    return allowed & allowed.roll(1, 0) | ~allowed.any(1, keepdim=True)
 
 
 def same(value: object, *_: object) -> object:

@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 from fsbench.errors import ResultsError
 from fsbench.records import store as results
 from fsbench.records.cell import FORMS, LACKS, STATUSES, Energy, Round, Sustained
-from fsbench.records.store import (
-    Store,
-    read_environment,
-    read_records,
-    results_folders,
-    write_atomically,
-)
+from fsbench.records.disk import write_atomically
+from fsbench.records.store import Store, read_environment, read_records, results_folders
 
 times = st.lists(st.floats(0, 1e7), min_size=3, max_size=3)
 rounds = st.builds(

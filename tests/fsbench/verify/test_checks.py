@@ -1,6 +1,6 @@
 """The checks' own arithmetic: statistics against simulation, and the reference with a bug planted.
 
-Bugs of samplers are in test_mutants.py.
+Bugs of samplers are in test_planted.py.
 """
 
 from __future__ import annotations
