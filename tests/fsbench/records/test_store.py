@@ -98,13 +98,6 @@ def test_the_same_status_is_not_written_twice(folder):
     assert read_records(folder)[1].reason == "another reason"
 
 
-def test_the_label_is_not_part_of_a_cells_identity(folder):
-    store = Store.resume(folder, MACHINE)
-    assert sorted(store.record(cell(label="new name")).rounds) == [0, 1, 2]
-    assert store.record(cell(b=3)).rounds == {}
-    store.close()
-
-
 @pytest.mark.parametrize("name", ["gpu", "device", "cpu"])
 def test_another_machine_is_refused(folder, name):
     with pytest.raises(ResultsError, match=f"another machine: expected {name} 'X'; got"):
