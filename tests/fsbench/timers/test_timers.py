@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import subprocess
+import sys
 import time
 from functools import cache, partial
 from importlib import metadata
@@ -258,6 +260,14 @@ def test_unknown_names_are_the_callers_mistake():
         make_timer("cupty", "cuda")
     with pytest.raises(InvalidArgument, match="l2: expected one of cold, cold-write, warm"):
         make_timer("fake", "cpu", l2="hot")
+
+
+def test_choosing_a_timer_does_not_import_torch():
+    code = (
+        "import sys, fsbench.timers as t; t.make_timer('auto', 'cpu'); t.make_timer('fake', 'cpu');"
+        "assert not {'torch', 'cupti'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # The cpu and fake timers.
