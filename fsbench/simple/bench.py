@@ -224,6 +224,10 @@ def penalties(setup: Setup, seen: Iterable[int] = (0, 64, 512, MOST_SEEN)) -> li
     ]
 
 
+def _through(plane: Plane, B: int) -> Tensor:
+    return plane.wait(plane.publish(B), B)
+
+
 def ring(rounds: int, batches: Iterable[int] = (1, 16, 256)) -> list[Row]:
     """What publishing a step and waiting for it costs beyond the rows' own time, by B.
 
@@ -234,7 +238,7 @@ def ring(rounds: int, batches: Iterable[int] = (1, 16, 256)) -> list[Row]:
         plane = Plane(RingShape(1, B, 16), 1)
         plane.ring.logits.zero_()
         cases = [
-            Case("ring", lambda plane=plane, B=B: plane.wait(plane.publish(B), B), 1),
+            Case("ring", partial(_through, plane, B), 1),
             Case("direct", partial(core().fsb_rows, plane.ring.pointer(), 0, 0, B, None), 1),
         ]
         interleave(cases, rounds, 0.02)

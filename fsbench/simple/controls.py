@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from fsbench.errors import InvalidArgument
 
@@ -42,12 +43,12 @@ class Controls:
         return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
 
     @property
-    def law(self) -> dict[str, float]:
+    def law(self) -> dict[str, Any]:
         """Temperature and filters, by name."""
         return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")}
 
     @property
-    def penalties(self) -> dict[str, float]:
+    def penalties(self) -> dict[str, Any]:
         """Penalties, by name."""
         return {name: getattr(self, name) for name in ("repetition", "presence", "frequency")}
 

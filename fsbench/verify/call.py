@@ -64,7 +64,7 @@ def check_call(subject: Subject) -> Check:
     seed = scalar(37, device)
     if able.per_request_seed:
         seed = torch.arange(_ROWS, device=device) * 0x0123456789ABCD - 7
-    options = {"seed": seed, "temperature": T if able.per_row_temperature else base}
+    options: dict[str, Any] = {"seed": seed, "temperature": T if able.per_row_temperature else base}
     if able.logprob:
         options["return_logprob"] = True
     drawn, worst_error = [], 0.0

@@ -64,7 +64,7 @@ _GAPS, _BATCHES, _SOME = (16, 18, 20), (1, 17, 64, 256), (1, 2, 16, 17, 65, 257)
 _ODD = ((1, 1000), (3, 1), (16, 129), (17, 2))
 _MANY = (1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256, 257)
 
-_TABLE: dict[str, tuple[Any, Any, Any, Any]] = {
+_TABLE: dict[str, tuple[Any, ...]] = {
     # on a CPU: ci, full; on a GPU: ci, full. 9001 has a part of a tile at its end, and more than
     # one chunk of the online samplers.
     "vocabulary": (9001, 151_936, 151_936, 151_936),

@@ -143,12 +143,10 @@ def goodness_of_fit(
 def all_fit(name: str, draws: Sequence[Counted], known_deviation: float = 0.0) -> Check:
     """The worst of several goodness_of_fit, each at a part of the level (Bonferroni)."""
     tests = len(draws)
-    checks = [
-        goodness_of_fit(
-            *(part.cpu().numpy() for part in (counts, p)), known_deviation, f"{what}: ", tests
-        )
-        for what, counts, p in draws
-    ]
+    checks = []
+    for what, counts, p in draws:
+        arrays = counts.cpu().numpy(), p.cpu().numpy()
+        checks.append(goodness_of_fit(*arrays, known_deviation, f"{what}: ", tests))
     worst = min(checks, key=lambda check: (check.passed, check.p_value))
     return replace(
         worst,
