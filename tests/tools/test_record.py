@@ -19,12 +19,12 @@ from fsbench.measure.presets import PRESETS
 FSBENCH = """#!/bin/bash
 # fsbench COMMAND HOW OUT, or fsbench run --resume OUT
 echo "$*" >> "$CALLS"
+trap "exit 130" INT
 [ "$2" = deaf ] && trap "" INT
 mkdir -p "$3" && touch "$3/env.json"
 case $2 in
     fails) exit 3 ;;
-    waits) exec sleep 600 ;;
-    deaf) while true; do sleep 0.05; done ;;
+    waits | deaf) while true; do sleep 0.05; done ;;
 esac
 """
 
