@@ -13,7 +13,6 @@ exposed = serial or overlapped - nothing; hidden = serial - overlapped.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fsbench.simple import reference
-from fsbench.simple.bench import Row
+from fsbench.simple.bench import Case, Row, interleave
 from fsbench.simple.controls import PLAIN
 from fsbench.simple.native import NEEDS_TAIL
 from fsbench.simple.ring import RingShape
@@ -156,6 +155,11 @@ class _Batch:
         self.copies.synchronize()
 
 
+def _finished(mode: Callable[[], None]) -> None:
+    mode()
+    torch.cuda.synchronize()
+
+
 def overlap(
     hidden: Tensor, weight: Tensor, hot: int, body: int, batches: Iterable[int], samplers: int,
     steps: int = 20, rounds: int = 3,
@@ -191,17 +195,12 @@ def overlap(
                         pair[(number + 1) % 2].enqueue()  # the GPU goes on with the other batch
                     pair[number % 2].sample()
 
-            times: dict[str, list[float]] = {}
-            for number in range(rounds + 1):
-                for mode in (nothing, serial, overlapped):
-                    torch.cuda.synchronize()
-                    begin = time.perf_counter()
-                    mode()
-                    torch.cuda.synchronize()
-                    if number:
-                        us = (time.perf_counter() - begin) * 1e6 / steps
-                        times.setdefault(mode.__name__, []).append(us)
-            cycle = {name: float(np.median(each)) for name, each in times.items()}
+            cases = [
+                Case(mode.__name__, partial(_finished, mode), steps)
+                for mode in (nothing, serial, overlapped)
+            ]
+            interleave(cases, rounds, 0)
+            cycle = {case.name: float(np.median(case.samples_us)) for case in cases}
             rows.append(
                 {
                     "b": B,
@@ -212,7 +211,7 @@ def overlap(
                     "exposed_serial_us": cycle["serial"] - cycle["nothing"],
                     "exposed_overlapped_us": cycle["overlapped"] - cycle["nothing"],
                     "hidden_us": cycle["serial"] - cycle["overlapped"],
-                    "spread_us": float(np.ptp(times["overlapped"])),
+                    "spread_us": float(np.ptp(cases[-1].samples_us)),
                     "asked_share": asked / (steps * (rounds + 1) * B),
                 }
             )
