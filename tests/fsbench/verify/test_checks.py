@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gate_samplers import provider
 from mutant_samplers import mixed, own_exponential
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument, VerificationFailed
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.verify import battery, noise, verify
 from fsbench.verify.check import Setting
 from fsbench.verify.drawing import Draws, hash_of, scalar
@@ -26,19 +25,6 @@ SETTING = Setting("cpu", "fp32")
 def fewer_tokens(effort):
     """The draws of the ci tier, from a smaller vocabulary: noise is what takes time here."""
     effort("ci", vocabulary=2051)
-
-
-def made(step, **able) -> Provider:
-    """A sampler of step(logits, T, seed, offset) -> tokens."""
-
-    def build(problem: Problem, weight):
-        def launch(hidden, seed, offset):
-            return step(hidden @ weight.T, problem.temperature, int(seed), int(offset))
-
-        return launch
-
-    capabilities = Capabilities(("cpu",), ("fp32",), **able)
-    return Provider("made_up", "Made up", Kind.EXACT, build, capabilities=capabilities)
 
 
 def race(logits, T, seed, offset):
@@ -64,7 +50,9 @@ def cut(logits, T, seed, offset):
 def test_a_declared_deviation_is_held_to_its_size():
     def verdicts(**able):
         names = ["fit", "fit of seeds", "tiles", "collisions", "variation"]
-        return [check.verdict for check in verify(made(deviating, **able), SETTING, "ci", names)]
+        return [
+            check.verdict for check in verify(provider(deviating, **able), SETTING, "ci", names)
+        ]
 
     assert set(verdicts(known_deviation=0.03)) == {"not exact"}
     assert "FAILED" in verdicts(known_deviation=0.002)
@@ -72,12 +60,12 @@ def test_a_declared_deviation_is_held_to_its_size():
 
 
 def test_a_declared_cut_of_the_tail_is_no_failure_and_is_told():
-    (near, far) = verify(made(cut, exact_to_gap=5.0), SETTING, "ci", ["tail"])
+    (near, far) = verify(provider(cut, exact_to_gap=5.0), SETTING, "ci", ["tail"])
     for check in (near, far):
         assert check.verdict == "not exact" and "the tail is cut" in check.detail
-    (near, far) = verify(made(cut), SETTING, "ci", ["tail"])
+    (near, far) = verify(provider(cut), SETTING, "ci", ["tail"])
     assert (near.verdict, far.verdict) == ("FAILED", "FAILED")
-    (near, far) = verify(made(cut, exact_to_gap=11.0), SETTING, "ci", ["tail"])
+    (near, far) = verify(provider(cut, exact_to_gap=11.0), SETTING, "ci", ["tail"])
     assert (near.verdict, far.verdict) == ("FAILED", "not exact")
 
 
@@ -86,7 +74,7 @@ def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(effort):
     effort("ci", variation_draws={"stored": 2**15})
 
     def variation(**able):
-        (check,) = verify(made(cut, **able), SETTING, "ci", ["variation"])
+        (check,) = verify(provider(cut, **able), SETTING, "ci", ["variation"])
         return check
 
     assert variation().verdict == "FAILED"
@@ -96,9 +84,9 @@ def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(effort):
 
 
 def test_a_declared_cut_does_not_allow_too_many_draws():
-    (_, far) = verify(made(deviating, exact_to_gap=5.0), SETTING, "ci", ["tail"])
+    (_, far) = verify(provider(deviating, exact_to_gap=5.0), SETTING, "ci", ["tail"])
     assert far.verdict == "FAILED" and "too many" in far.detail
-    (check,) = verify(made(deviating, exact_to_gap=5.0), SETTING, "ci", ["variation"])
+    (check,) = verify(provider(deviating, exact_to_gap=5.0), SETTING, "ci", ["variation"])
     assert check.verdict == "FAILED"
 
 
@@ -115,7 +103,7 @@ def test_a_declared_excess_is_held_to_its_size(effort):
         return (logits / T - torch.where(noise < 0.01, noise / 1.5, noise).log_()).argmax(1)
 
     def verdicts(**able):
-        return [c.verdict for c in verify(made(coarse, **able), SETTING, "ci", ["tail"])]
+        return [c.verdict for c in verify(provider(coarse, **able), SETTING, "ci", ["tail"])]
 
     assert verdicts(exact_to_gap=5.0, excess_beyond_gap=0.7) == ["not exact", "not exact"]
     assert verdicts(exact_to_gap=11.0, excess_beyond_gap=0.7) == ["FAILED", "not exact"]
@@ -125,12 +113,12 @@ def test_a_declared_excess_is_held_to_its_size(effort):
 
 def test_seeds_closer_than_the_declared_stride_are_not_compared():
     def neighbours_share(logits, T, seed, offset):
-        torch.manual_seed(mixed((seed + 1) // 4, offset))
+        torch.manual_seed(mixed((int(seed) + 1) // 4, int(offset)))
         return race(logits, T, seed, offset)
 
-    (check,) = verify(made(neighbours_share), SETTING, "ci", ["seeds"])
+    (check,) = verify(provider(neighbours_share), SETTING, "ci", ["seeds"])
     assert not check.passed and "seed + 1: " in check.detail
-    (check,) = verify(made(neighbours_share, seed_stride=4), SETTING, "ci", ["seeds"])
+    (check,) = verify(provider(neighbours_share, seed_stride=4), SETTING, "ci", ["seeds"])
     assert check.passed
 
 
@@ -138,7 +126,7 @@ def test_seeds_closer_than_the_declared_stride_are_not_compared():
 
 
 def judged(name, form="group"):
-    (check,) = verify(made(race, noise=form), SETTING, "ci", [name])
+    (check,) = verify(provider(race, noise=form), SETTING, "ci", [name])
     return check
 
 
@@ -190,11 +178,11 @@ def test_draws_are_those_of_the_row_asked_for_and_begin_anew_at_a_seed():
     steps = []
 
     def step(logits, T, seed, offset):
-        steps.append((seed, offset))
+        steps.append((int(seed), int(offset)))
         return logits.argmax(1)
 
     rows = {"third": torch.tensor([0.0, 1, 9, 3]), "first": torch.tensor([5.0, 1, 2, 3])}
-    draws = Draws(made(step), SETTING.problem(3, 4), rows)
+    draws = Draws(provider(step), SETTING.problem(3, 4), rows)
     draws.seed(-5)
     assert draws.draw("third", 2).tolist() == [[2, 2, 2]] * 2
     assert draws.counts("first", 4).tolist() == [6, 0, 0, 0]
@@ -207,7 +195,7 @@ def test_draws_are_those_of_the_row_asked_for_and_begin_anew_at_a_seed():
 
 
 def test_tokens_out_of_range_are_named():
-    draws = Draws(made(lambda logits, *_: logits.argmax(1) + 4), SETTING.problem(3, 4), {
+    draws = Draws(provider(lambda logits, *_: logits.argmax(1) + 4), SETTING.problem(3, 4), {
         "flat": torch.zeros(4)})  # fmt: skip
     with pytest.raises(VerificationFailed, match=r"drew token 4 outside \[0, 4\)"):
         draws.draw("flat", 1)
@@ -224,11 +212,11 @@ def test_seeds_wrap_around():
 def test_a_wrong_tier_or_check_is_named():
     for arguments in (("fast",), ("ci", ["tials"])):
         with pytest.raises(InvalidArgument, match="expected one of"):
-            list(verify(made(race), SETTING, *arguments))
+            list(verify(provider(race), SETTING, *arguments))
 
 
 def test_every_check_that_runs_is_named_in_the_list():
-    sampler = made(race, zero_temperature=True)
+    sampler = provider(race, zero_temperature=True)
     names = {name for name, _ in battery.todo(battery.subject_of(sampler, SETTING, "ci"))}
     assert {name.split(" ")[0] if name.startswith("tail") else name for name in names} <= set(
         battery.CHECKS
