@@ -10,6 +10,7 @@ On one GPU it is flash_sampling with the decoding as a launch of its own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import (
@@ -24,11 +25,6 @@ from fsbench.provider import Kind, Launch, Provider, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return MergedLater(problem, weight, decode)
 
 
 def build_sharded(problem: Problem, shard: Shard) -> Launch:
@@ -49,7 +45,7 @@ PROVIDER = Provider(
     requires=("triton",),
     noise_map=noise_map,
     capabilities=CANDIDATES_ONLY,
-    build=build,
+    build=partial(MergedLater, merge=decode),
     build_sharded=build_sharded,
     presets=("tp",),
 )

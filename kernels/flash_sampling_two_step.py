@@ -80,11 +80,6 @@ def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
     return tokens
 
 
-def build(problem: Problem, weight: Tensor) -> Launch:
-    """See Provider."""
-    return MergedLater(problem, weight, decode)
-
-
 def build_sharded(problem: Problem, shard: Shard) -> Launch:
     """See Provider."""
     head = vocab_shard(shard)
@@ -98,7 +93,7 @@ PROVIDER = Provider(
     requires=("triton",),
     noise_map=noise_map,
     capabilities=CANDIDATES_ONLY,
-    build=build,
+    build=partial(MergedLater, merge=decode),
     build_sharded=build_sharded,
     presets=("tp",),
 )

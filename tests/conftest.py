@@ -42,6 +42,12 @@ def effort(monkeypatch):
     return change
 
 
+@pytest.fixture
+def eager(monkeypatch):
+    """Compiled samplers without the compiler: their logic at many shapes in little time."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fsbench import inputs
 from fsbench.kernels import flash_sample
+from fsbench.kernels.call.pack_mask import pack_mask
 from fsbench.problem import Problem
 
 BATCHES = (1, 16, 64, 256)
@@ -48,7 +49,7 @@ def options(B: int, V: int) -> dict[str, dict[str, Any]]:
         "bias [B, V] fp32": {"bias": torch.randn(B, V, device=cuda)},
         "bias [B, V] bf16": {"bias": torch.randn(B, V, device=cuda).bfloat16()},
         "mask bool": {"mask": allowed},
-        "mask packed": {"mask": measuring.packed(allowed)},
+        "mask packed": {"mask": pack_mask(allowed)},
         "soft_cap": {"soft_cap": 30.0},
         "vocab_size": {"vocab_size": V - 77},
         "return_logz": {"return_logz": True},

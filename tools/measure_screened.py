@@ -37,6 +37,7 @@ from torch import Tensor
 
 from fsbench import inputs
 from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
+from fsbench.kernels.call.pack_mask import pack_mask
 from fsbench.machine.environment import environment
 from fsbench.problem import Problem
 
@@ -62,7 +63,7 @@ def cases(B: int, D: int, V: int) -> dict[str, tuple[Tensor, dict[str, Any]]]:
 
     def allowing(share: float) -> Tensor:
         """A mask that allows about this share of the tokens."""
-        return measuring.packed(torch.rand(B, V, device="cuda") < share)
+        return pack_mask(torch.rand(B, V, device="cuda") < share)
 
     found: dict[str, tuple[Tensor, dict[str, Any]]] = {
         f"normal:{sigma:g}": (spread(sigma), {}) for sigma in SPREADS

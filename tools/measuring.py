@@ -1,4 +1,4 @@
-"""What the tools that measure kernels share: graphs, rounds of timing, masks, the record."""
+"""What the tools that measure kernels share: graphs, rounds of timing, the record."""
 
 from __future__ import annotations
 
@@ -50,13 +50,6 @@ def in_rounds(
 
             found[name].append(timer.measure(step, iterations, advance))
     return found
-
-
-def packed(allowed: Tensor) -> Tensor:
-    """The int32 words of a mask, bool [B, V]."""
-    bits = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32))
-    words = (bits.view(len(allowed), -1, 32).long() << torch.arange(32, device="cuda")).sum(2)
-    return torch.where(words >= 2**31, words - 2**32, words).int()
 
 
 def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

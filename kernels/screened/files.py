@@ -24,8 +24,6 @@ from fsbench.errors import InvalidArgument, InvalidType, ProviderUnavailable, Un
 from fsbench.kernels.screened.head import ScreenedHead, check_copy, check_weight, unbounded_row
 
 FORMAT = "fsbench screened head 2"
-FORMER = "fsbench screened head 1"
-"""Without a hash of the copy: load_head holds every row against the weight instead."""
 _DTYPES = {"I8": torch.int8, "F32": torch.float32}
 """Of safetensors' names those that a copy has."""
 
@@ -89,36 +87,29 @@ def load_head(path: str | Path, weight: Tensor) -> ScreenedHead:
         with source.open("rb"):
             pass  # the system's own words, should it refuse
         try:
-            metadata, parts = _read(source, weight)
+            wanted, parts = _read(source, weight)
         except SafetensorError as error:
             raise InvalidArgument(f"path: expected a screened head; {source}: {error}") from error
-    head = ScreenedHead(weight, *(part.to(weight.device) for part in parts))
-    if metadata["format"] == FORMER:
-        if (row := unbounded_row(head)) is not None:
-            raise InvalidArgument(
-                f"path: expected a copy that bounds the weight; {source} does not at row {row}"
-            )
-    elif metadata["copy_sha256"] != (found := _hash(parts)):
+    if wanted != (found := _hash(parts)):
         raise InvalidArgument(
-            f"path: expected the copy that was saved, sha256 {metadata['copy_sha256']}; "
-            f"{source} has {found}"
+            f"path: expected the copy that was saved, sha256 {wanted}; {source} has {found}"
         )
-    return head
+    return ScreenedHead(weight, *(part.to(weight.device) for part in parts))
 
 
-def _read(source: Path, weight: Tensor) -> tuple[dict[str, str], list[Tensor]]:
-    """(metadata, parts of the copy on the CPU) of a file that has those of this weight."""
+def _read(source: Path, weight: Tensor) -> tuple[str, list[Tensor]]:
+    """(hash that was saved, parts of the copy on the CPU) of a file of this weight's copy."""
     V, D = weight.shape
     wanted = {"codes": (torch.int8, [V, D])}
     wanted |= dict.fromkeys(ScreenedHead._fields[2:], (torch.float32, [V]))
     with safe_open(source, framework="pt") as file:
         metadata = file.metadata() or {}
-        if metadata.get("format") not in (FORMAT, FORMER):
+        if metadata.get("format") != FORMAT:
             raise InvalidArgument(
-                f"path: expected a file with format {FORMAT!r} or {FORMER!r}; {source} has "
+                f"path: expected a file with format {FORMAT!r}; {source} has "
                 f"{metadata.get('format')!r}"
             )
-        for name in ("weight_sha256", "copy_sha256")[: 1 + (metadata["format"] == FORMAT)]:
+        for name in ("weight_sha256", "copy_sha256"):
             if name not in metadata:
                 raise InvalidArgument(f"path: expected a {name} in its metadata; {source} has none")
         found = weight_hash(weight)
@@ -141,7 +132,7 @@ def _read(source: Path, weight: Tensor) -> tuple[dict[str, str], list[Tensor]]:
                     f"{part.get_dtype()} {part.get_shape()}"
                 )
         # safetensors maps the file: it must not matter what becomes of that.
-        return metadata, [file.get_tensor(name).clone() for name in wanted]
+        return metadata["copy_sha256"], [file.get_tensor(name).clone() for name in wanted]
 
 
 def _require_safetensors() -> None:

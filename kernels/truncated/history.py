@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.tensors import check_tensor
+from fsbench.kernels.checks.values import check_integer
 
 _LARGEST = 2**31 - 1
 
@@ -28,10 +30,7 @@ class TokenHistory:
 
     def __init__(self, rows: int, capacity: int, device: torch.device | str):
         for name, value in (("rows", rows), ("capacity", capacity)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidType(f"{name}: expected an integer; got {type(value).__name__}")
-            if value < 1:
-                raise InvalidArgument(f"{name}: expected at least 1; got {value}")
+            check_integer(name, value, 1, _LARGEST)
         self.tokens = torch.full((rows, capacity), -1, dtype=torch.int32, device=device)
         self.counts = torch.zeros_like(self.tokens)
         self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -100,22 +99,12 @@ class TokenHistory:
         self.lengths += here.any(1)
 
     def _check(self, tokens: object) -> None:
-        if not isinstance(tokens, Tensor):
-            raise InvalidType(f"tokens: expected a tensor; got {type(tokens).__name__}")
-        if tokens.dtype not in (torch.int64, torch.int32):
-            raise InvalidType(
-                f"tokens: expected dtype torch.int64 or torch.int32; got {tokens.dtype}"
-            )
-        if tokens.shape != self.lengths.shape:
-            raise InvalidArgument(
-                f"tokens: expected shape {list(self.lengths.shape)}; got {list(tokens.shape)}"
-            )
-        if tokens.device != self.tokens.device:
-            raise InvalidArgument(
-                f"tokens: expected it on {self.tokens.device} as the history; got {tokens.device}"
-            )
-        if tokens.device.type == "cpu" and int(tokens.max()) > _LARGEST:
-            raise InvalidArgument(f"tokens: expected ids below 2^31; got {int(tokens.max())}")
+        given = tokens.contiguous() if isinstance(tokens, Tensor) else tokens  # any layout will do
+        shapes = [tuple(self.lengths.shape)]
+        kinds = [torch.int64, torch.int32]
+        checked = check_tensor("tokens", given, kinds, shapes, self.tokens.device)
+        if checked.device.type == "cpu" and int(checked.max()) > _LARGEST:
+            raise InvalidArgument(f"tokens: expected ids below 2^31; got {int(checked.max())}")
 
     def dense(self, V: int) -> tuple[Tensor, Tensor]:
         """(occurs at all, occurrences in the output) of every token: int64 [B, V] each."""

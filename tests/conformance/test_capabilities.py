@@ -1,81 +1,300 @@
-"""Every cell of `fsbench list --capabilities` that can be exercised without a GPU.
+"""Every cell of `fsbench list --capabilities`, as far as it can be exercised here.
 
-The others, and all of them again, are in test_capabilities_gpu.py. The checks themselves
-are checked: for each there are samplers that break its promise, and it must notice.
+The battery of `fsbench verify` asks small problems on CPU tensors; on a GPU tests/fsbench/verify
+runs it whole. What it does not ask has a check here. No verdict flickers: logits are exact, and
+counters and torch's generators are set before each call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from functools import partial
 
 import pytest
 import torch
-from capability_checks import CHECKS, NEED_COMPILER, NEED_CUDA, claims
+from mutant_samplers import contract, never_quite_greedy, planted, tile_of_the_batch_size
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
+from fsbench import reference
 from fsbench.discover import Found, discover
 from fsbench.errors import InvalidArgument
-from fsbench.kernels import Sample, flash_sample
+from fsbench.graphs import capture
+from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight
+from fsbench.kernels import flash_sample
 from fsbench.problem import Problem
-from fsbench.provider import OPTIONS, Capabilities, Kind, Provider
+from fsbench.provider import OPTIONS, Capabilities, Kind, Launch, Provider
+from fsbench.verify import battery, call, invariance, verify
+from fsbench.verify.check import Check, Setting
+from fsbench.verify.pathwise import check_on_problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FOUND = discover()
+SIZES = {"cpu": (6, 16, 200), "cuda": (48, 64, 5003)}
+"""(B, D, V) by device: in the interpreter, one tile of a kernel that takes 0.1 s for it."""
+
+BATTERY = {
+    "noise": "oracle",
+    "zero_temperature": "greedy",
+    "batch_invariant": "invariance",
+    "per_row_temperature": "call",
+    "per_request_seed": "invariance",
+    "logprob": "call",
+    "greedy_rows": "filters",
+    "mask": "filters",
+}
+"""Capability -> the check of the battery that judges it."""
 
 
-def interpreted(provider: Provider) -> Provider:
-    """A Triton sampler as it runs on CPU tensors: not in bf16, which the interpreter multiplies
-    wrongly."""
-    dtypes = tuple(dtype for dtype in provider.capabilities.dtypes if dtype != "bf16")
-    return replace(provider, capabilities=replace(provider.capabilities, dtypes=dtypes))
+@pytest.fixture
+def small(monkeypatch, request):
+    """On a CPU problems of one or two tiles, one launch, no statistics, and nothing compiled."""
+    if request.node.callspec.params.get("device") == "cuda":
+        return
+    request.getfixturevalue("eager")
+    sizes = {"shapes": ((1, 1), (6, 200)), "sizes": (1, 16)}
+    sizes |= {"any_shapes": sizes["shapes"], "any_sizes": sizes["sizes"]}
+    sizes |= {"call_steps": 1, "filtered": (16, 200), "filter_steps": 1}
+    effort = replace(battery.EFFORTS["ci", "cpu"], **sizes)
+    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+    fits = Check("fit", True, "not asked", p_value=1.0)
+    for module, values in (
+        (call, {"_ROWS": 16, "_VOCABULARY": 200, "goodness_of_fit": lambda *_: fits}),
+        (invariance, {"_WHOLE": 17, "_VOCABULARY": 200, "_SHARDS": (0, 128, 200)}),
+    ):
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+
+
+# What the battery does not ask
+
+
+def logits_of(
+    device: str, number: int = 0, rows: int | None = None, V: int | None = None
+) -> Tensor:
+    """[B, V] fp32: random multiples of 1/4, exact in any dtype, and so is a sum of two."""
+    shape = (rows or SIZES[device][0], V or SIZES[device][2])
+    quarters = 8 * torch.randn(shape, generator=torch.Generator().manual_seed(number))
+    return (quarters.round().clamp(-32, 32) / 4).to(device)
+
+
+def counter(value: int, device: str) -> Tensor:
+    """A seed or an offset."""
+    return torch.tensor([value], dtype=torch.int64, device=device)
+
+
+def head(logits: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+    """hidden [B, D] and weight [V, D] with exactly these logits [<= D, V]."""
+    return head_with_logits(logits, TORCH_DTYPES[dtype], SIZES[logits.device.type][1])
+
+
+def launched(provider: Provider, logits: Tensor, dtype: str) -> tuple[Launch, Tensor]:
+    """The launch of a problem with these logits, and its hidden states."""
+    hidden, weight = head(logits, dtype)
+    problem = Problem(*hidden.shape, len(weight), dtype, 1.0, logits.device.type)
+    return provider.build(problem, weight), hidden
+
+
+def step(launch: Launch, hidden: Tensor, offset: int = 9) -> Tensor:
+    """What one launch returns."""
+    torch.manual_seed(0)
+    device = hidden.device.type
+    return launch(hidden, counter(5, device), counter(offset, device)).clone()
+
+
+def drawn(provider: Provider, logits: Tensor, dtype: str, **options: object) -> Tensor:
+    """Tokens of the full call for these logits [B, V], at T = 1."""
+    assert provider.sample is not None
+    device = logits.device.type
+    counters = {"seed": counter(5, device), "offset": counter(9, device)}
+    return provider.sample(*head(logits, dtype), **counters, **options).tokens
+
+
+def check_dtypes(provider: Provider, device: str, dtype: str) -> None:
+    """It runs in this dtype, and a sampler's tokens are such as it should draw."""
+    problem = Problem(*SIZES[device], dtype, 0.8, device)
+    hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
+    launch = provider.build(problem, weight)
+    out = step(launch, hidden)
+    if provider.kind is not Kind.LOWER_BOUND:
+        assert out.shape == (problem.B,) and out.dtype in (torch.int32, torch.int64)
+        verdict = check_on_problem(provider, problem, launch, hidden, weight)
+        assert verdict.passed, verdict.detail
+
+
+def check_fused(provider: Provider, device: str, dtype: str) -> None:
+    """A launch allocates nothing as large as the logits.
+
+    Their vocabulary is large: scratch memory for every program does not grow with it.
+    """
+    logits = logits_of(device, rows=16, V=2**16 if device == "cpu" else 2**19)
+    launch, hidden = launched(provider, logits, dtype)
+    step(launch, hidden)  # what is allocated once and kept is no part of a step
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory:
+        step(launch, hidden)
+    # Of an operator the profiler gives what it allocated less what it freed: all that it leaves.
+    field = "self_cpu_memory_usage" if device == "cpu" else "self_device_memory_usage"
+    largest = max(getattr(event, field) for event in memory.events())
+    stored = logits.numel() * hidden.element_size()
+    assert 0 < largest < stored, f"{largest} bytes at once; the logits are {stored}"
+
+
+def check_graph_safe(provider: Provider, device: str, dtype: str) -> None:
+    """Two replays, the offset advanced in place, are two steps, and those of eager launches."""
+    launch, hidden = launched(provider, logits_of(device), dtype)
+    seed, offset = counter(5, device), counter(0, device)
+    replay = capture(launch, hidden, seed, offset)
+    replayed = []
+    for _ in range(2):
+        offset.add_(1)
+        replayed.append(replay().clone())
+    draws = provider.kind in (Kind.EXACT, Kind.TRUNCATED)
+    if provider.capabilities.noise is not None or not draws:
+        for number, out in enumerate(replayed, start=1):
+            assert torch.equal(out, step(launch, hidden, number)), f"replay {number}"
+    if draws:
+        assert not torch.equal(*replayed), f"both replays gave {replayed[0].tolist()}"
+
+
+def check_host_sync_free(provider: Provider, device: str, dtype: str) -> None:
+    """torch sees no synchronisation in a launch, nor in a full call with all that is claimed."""
+    logits = logits_of(device)
+    launch, hidden = launched(provider, logits, dtype)
+    seed, offset = counter(5, device), counter(9, device)
+    _, weight = head(logits, dtype)
+    options = {"seed": seed, "offset": offset, **all_options(provider.capabilities, device)}
+    calls = [lambda: launch(hidden, seed, offset)]
+    calls += [lambda: provider.sample(hidden, weight, **options)] if provider.sample else []
+    for make in calls:
+        make()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            make()
+        except RuntimeError as error:
+            raise AssertionError("it synchronises") from error
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def all_options(able: Capabilities, device: str) -> dict[str, object]:
+    """Arguments of one full call that uses every option that is claimed."""
+    bias = logits_of(device, 1)
+    T = torch.tensor([0.0 if able.greedy_rows else 0.5, 1.0] * (len(bias) // 2), device=device)
+    arguments = {
+        "per_row_temperature": ("temperature", T),
+        "bias": ("bias", bias),
+        "mask": ("mask", torch.ones_like(bias, dtype=torch.bool)),
+        "per_request_seed": ("seed", torch.arange(len(bias), device=device)),
+        "logprob": ("return_logprob", True),
+        "num_samples": ("num_samples", 3),
+    }
+    return dict(arguments[option] for option in arguments if getattr(able, option))
+
+
+def check_bias(provider: Provider, device: str, dtype: str) -> None:
+    """Tokens with a bias are those of the sum of logits and bias."""
+    logits = logits_of(device)
+    for bias in (logits_of(device, 1)[0], logits_of(device, 2)):
+        tokens = drawn(provider, logits, dtype, bias=bias)
+        assert torch.equal(tokens, drawn(provider, logits + bias, dtype)), bias.shape
+
+
+def check_num_samples(provider: Provider, device: str, dtype: str) -> None:
+    """The samples of a row are the oracle's of their numbers; of other noise, see `samples`."""
+    logits = logits_of(device)
+    tokens = drawn(provider, logits, dtype, num_samples=3)
+    assert tokens.shape == (len(logits), 3)
+    if (noise := provider.capabilities.noise) is not None:
+        for number, column in enumerate(tokens.T):
+            counters = (counter(5, device), counter(9, device))
+            expected = reference.expect(logits, *counters, 1.0, noise, sample=number)
+            assert expected.accepts(column).all(), number
+
+
+OWN: dict[str, Callable[[Provider, str, str], None]] = {
+    "dtypes": check_dtypes,
+    "fused": check_fused,
+    "graph_safe": check_graph_safe,
+    "host_sync_free": check_host_sync_free,
+    "bias": check_bias,
+    "num_samples": check_num_samples,
+}
+"""By the name of the field of Capabilities."""
+
+NEED_CUDA = {"graph_safe", "host_sync_free"}
+"""What these promise has no meaning on a CPU."""
+
+NEED_COMPILER = {*NEED_CUDA, "fused"}
+"""Of a Triton kernel: the interpreter keeps tiles in numpy's memory, which no profiler sees."""
+
+
+def ask(provider: Provider, what: str, device: str, dtype: str) -> None:
+    """Fails unless a sampler passes one check: of OWN, or of the battery."""
+    if what in OWN:
+        OWN[what](provider, device, dtype)
+    else:  # at a temperature whose neglect shows
+        (check,) = verify(provider, Setting(device, dtype, 0.5), "ci", [what])
+        assert check.passed, check
+
+
+# Samplers that are shipped
+
+
+def on_cpu(entry: Found) -> tuple[Provider, set[str], tuple] | None:
+    """(sampler, capabilities that it cannot show, marks) on CPU tensors; None if it cannot run.
+
+    A Triton sampler runs in the interpreter: not in bf16, which that multiplies wrongly.
+    """
+    provider = entry.provider
+    if not entry.unavailable_reason("cpu"):
+        return provider, NEED_CUDA, ()
+    if not entry.source.startswith("fsbench.kernels.") or provider.compute_capability:
+        return None
+    able = provider.capabilities
+    dtypes = tuple(dtype for dtype in able.dtypes if dtype != "bf16")
+    able = replace(able, devices=("cuda", "cpu"), dtypes=dtypes)
+    return replace(provider, capabilities=able), NEED_COMPILER, (pytest.mark.interpreter,)
 
 
 def cells(entry: Found) -> Iterator:
-    """What a sampler claims and can show on CPU tensors: (provider, capability, dtype)."""
-    provider = entry.provider
-    if not entry.unavailable_reason("cpu"):
-        beyond, marks = NEED_CUDA, ()
-    elif entry.source.startswith("fsbench.kernels.") and not provider.compute_capability:
-        provider, beyond, marks = interpreted(provider), NEED_COMPILER, pytest.mark.interpreter
-    else:
-        return
-    for capability, dtype in claims(provider):
-        if capability not in beyond:
-            name = f"{entry.name}-{capability}-{dtype}"
-            yield pytest.param(provider, capability, dtype, id=name, marks=marks)
+    """What is asked of a sampler: (entry, provider, check, device, dtype); every dtype once."""
+    found = {"cuda": (entry.provider, set(), (pytest.mark.gpu,)), "cpu": on_cpu(entry)}
+    for device, one in found.items():
+        if one is None or device not in one[0].capabilities.devices:
+            continue
+        provider, beyond, marks = one
+        able = provider.capabilities
+        asked = [
+            (what, able.dtypes[0]) for what in OWN if what not in beyond and getattr(able, what)
+        ]
+        asked += [("dtypes", dtype) for dtype in able.dtypes[1:]]
+        draws = provider.kind is not Kind.LOWER_BOUND
+        if provider.kind is Kind.TRUNCATED or (device == "cpu" and draws):
+            names = {check for capability, check in BATTERY.items() if getattr(able, capability)}
+            names |= {"edges", "undefined rows"} if able.noise else {"edges"}
+            asked += [(check, able.dtypes[0]) for check in sorted(names)]
+        for what, dtype in asked:
+            of = f"{entry.name}-{what}-{dtype}-{device}"
+            yield pytest.param(entry, provider, what, device, dtype, id=of, marks=marks)
 
 
 @pytest.mark.parametrize(
-    ("provider", "capability", "dtype"), [cell for entry in FOUND.values() for cell in cells(entry)]
+    ("entry", "provider", "what", "device", "dtype"),
+    [cell for entry in FOUND.values() for cell in cells(entry)],
 )
-def test_it_can_do_what_it_claims(provider, capability, dtype, eager):
-    CHECKS[capability](provider, "cpu", dtype)
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_without_the_full_call_nothing_is_claimed_of_it(name):
-    provider = FOUND[name].provider
-    if provider.sample is None:
-        assert not [option for option in OPTIONS if getattr(provider.capabilities, option)]
+def test_it_can_do_what_it_claims(entry, provider, what, device, dtype, small):
+    if device == "cuda" and (reason := entry.unavailable_reason("cuda")):
+        pytest.skip(reason)
+    ask(provider, what, device, dtype)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_claim_that_cannot_be_shown_is_refused(option):
+    able = Capabilities(**{option: True})
     with pytest.raises(InvalidArgument, match=f"made_up: expected `sample`, by which {option} can"):
-        Provider(
-            "made_up", "", Kind.EXACT, lambda *_: None, capabilities=Capabilities(**{option: True})
-        )
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_every_claim_is_exercised_here_or_on_a_gpu(name):
-    """The GPU tier takes all claims of samplers that run there."""
-    provider = FOUND[name].provider
-    claimed = {capability for capability, _ in claims(provider)}
-    assert "cuda" in provider.capabilities.devices or not claimed & NEED_CUDA
+        Provider("made_up", "", Kind.EXACT, lambda *_: None, capabilities=able)
 
 
 def test_every_capability_has_a_check():
@@ -83,172 +302,99 @@ def test_every_capability_has_a_check():
     deviations = {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}
     deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties"}
     named = {field.name for field in fields(Capabilities)} - {"devices", *deviations}
-    assert set(CHECKS) == named
-    assert {*OPTIONS, *NEED_COMPILER} <= named
+    assert {*OWN, *BATTERY} == named and not {*OWN} & {*BATTERY}
 
 
-# Samplers that do not do what they claim. On CPU tensors in bf16 flash_sample is the reference.
-
-Sampler = Callable[..., Sample]
-
-honest = partial(flash_sample, noise="token")
+# Samplers that do not do what they claim
 
 
-def made_up(sampler: Sampler) -> Provider:
-    """A provider that claims everything and does it all by this sampler."""
-
-    def build(problem: Problem, weight: Tensor):
-        def launch(hidden, seed, offset):
-            drawn = sampler(
-                hidden, weight, temperature=problem.temperature, seed=seed, offset=offset
-            )
-            return drawn.tokens
-
-        return launch
-
-    able = Capabilities(devices=("cpu",), dtypes=("bf16",), noise="token")
-    able = replace(able, **dict.fromkeys(set(CHECKS) - {"dtypes", "noise"}, True))
-    return Provider("made_up", "", Kind.EXACT, build, capabilities=able, sample=sampler)
+def rows_behind(T: float | Tensor, seed: Tensor) -> float | Tensor:
+    return T.roll(1) if isinstance(T, Tensor) else T
 
 
-@pytest.mark.parametrize("capability", sorted(set(CHECKS) - NEED_COMPILER))
-def test_an_honest_sampler_passes(capability):
-    CHECKS[capability](made_up(honest), "cpu", "bf16")
-
-
-def changed(**changes: Callable) -> Sampler:
-    """honest, with options changed: by a function of the option and of the batch size.
-
-    An option that was not given is not changed.
-    """
-
-    def sampler(hidden, weight, **options):
-        for name, change in changes.items():
-            if options.get(name) is not None:
-                options[name] = change(options[name], len(hidden))
-        return honest(hidden, weight, **options)
-
-    return sampler
-
-
-def answered(name: str, change: Callable) -> Sampler:
-    """honest, with a field of its result changed, if it is there."""
-
-    def sampler(hidden, weight, **options):
-        result = honest(hidden, weight, **options)
-        if getattr(result, name) is None:
-            return result
-        return result._replace(**{name: change(getattr(result, name))})
-
-    return sampler
-
-
-def of_tensors(change: Callable) -> Callable:
-    """A change of temperatures that are not a number."""
-    return lambda T, B: change(T) if isinstance(T, Tensor) else T
-
-
-def other_noise(hidden, weight, **options):
-    return flash_sample(hidden, weight, noise="group", **options)
-
-
-def stored_logits(hidden, weight, *, seed, **_):
-    logits = hidden @ weight.T
-    return Sample(logits.argmax(1), seed.bool())
-
-
-def noise_by_another_row(hidden, weight, *, offset, **options):
-    """Not found by batches of other sizes: in these the row stays."""
-    other = int(hidden[min(len(hidden) - 1, 5)].argmax()) if len(hidden) > 1 else 5
-    return honest(hidden, weight, offset=offset + other, **options)
-
-
-def logprob_at_one(hidden, weight, **options):
-    result = honest(hidden, weight, **options)
-    if result.logprob is None:
-        return result
-    logp = torch.log_softmax(hidden.float() @ weight.float().T, 1)
-    return result._replace(logprob=logp.gather(1, result.tokens[:, None])[:, 0])
-
-
-def without_replacement(hidden, weight, *, num_samples=1, **_):
-    p = torch.softmax(hidden.float() @ weight.float().T, 1)
-    return Sample(torch.multinomial(p, num_samples), torch.ones(len(p), dtype=torch.bool))
-
-
-def first_sample_again(tokens):
-    return tokens[:, :1].expand_as(tokens) if tokens.ndim == 2 else tokens
-
-
-def every_sample_twice(tokens):
-    return tokens[:, : tokens.shape[1] // 2].repeat_interleave(2, 1) if tokens.ndim == 2 else tokens
-
-
-WRONG: dict[str, tuple[str, Sampler]] = {  # mistake -> (the promise that it breaks, sampler)
-    "tokens as floats": ("dtypes", answered("tokens", lambda tokens: tokens.float())),
-    "the next token": ("dtypes", answered("tokens", lambda tokens: (tokens + 1) % 200)),
-    "other noise": ("noise", other_noise),
-    "half of the seed": ("noise", changed(seed=lambda seed, _: seed % 2**32)),
-    "never quite greedy": ("zero_temperature", changed(temperature=lambda T, _: max(T, 0.5))),
-    "stored logits": ("fused", stored_logits),
-    "noise by batch size": ("batch_invariant", changed(seed=lambda seed, B: seed + B)),
-    "noise by another row": ("batch_invariant", noise_by_another_row),
-    "the first row's temperature": (
-        "per_row_temperature",
-        changed(temperature=of_tensors(lambda T: float(T[0]))),
+WRONG = {  # mistake -> (the promise that it breaks, sampler)
+    "tokens as floats": ("dtypes", contract(tokens=lambda tokens: tokens.float())),
+    "the next token": ("dtypes", contract(tokens=lambda tokens: (tokens + 1) % 200)),
+    "half of the seed": ("noise", contract(seed=lambda seed: seed % 2**32)),
+    "never quite greedy": ("zero_temperature", contract(temperature=lambda T, _: max(T, 0.3))),
+    "noise by batch size": (
+        "batch_invariant",
+        planted(tile_of_the_batch_size, batch_invariant=True),
     ),
     "temperatures of the rows behind": (
         "per_row_temperature",
-        changed(temperature=of_tensors(lambda T: T.roll(1))),
+        contract(temperature=rows_behind),
     ),
-    "greedy rows at one": (
-        "greedy_rows",
-        changed(temperature=of_tensors(lambda T: T.where(T > 0, 1.0))),
-    ),
-    "greedy if any row is": (
-        "greedy_rows",
-        changed(temperature=of_tensors(lambda T: 0.0 if (T == 0).any() else T)),
-    ),
-    "no bias": ("bias", changed(bias=lambda bias, _: None)),
-    "the first row's bias": (
-        "bias",
-        changed(bias=lambda bias, _: bias if bias.ndim == 1 else bias[0].contiguous()),
-    ),
-    "half of the bias": ("bias", changed(bias=lambda bias, _: bias / 2)),
-    "no mask": ("mask", changed(mask=lambda mask, _: None)),
-    "no packed mask": (
-        "mask",
-        changed(mask=lambda mask, _: mask if mask.dtype == torch.bool else None),
-    ),
-    "the first row's mask": ("mask", changed(mask=lambda mask, B: mask[:1].repeat(B, 1))),
+    "greedy rows drawn": ("greedy_rows", contract(temperature=never_quite_greedy)),
+    "half of the bias": ("bias", contract(bias=lambda bias: bias / 2)),
+    "the first row's bias": ("bias", contract(bias=lambda bias: bias.view(-1, 200)[0])),
+    "no mask": ("mask", contract(mask=lambda allowed, *_: allowed | True)),
+    "the first row's mask": ("mask", contract(mask=lambda allowed, *_: allowed[:1])),
     "row numbers too": (
         "per_request_seed",
-        changed(seed=lambda seed, _: seed + torch.arange(len(seed))),
+        contract(seed=lambda seed: seed + torch.arange(len(seed))),
     ),
-    "the first seed for all": (
-        "per_request_seed",
-        changed(seed=lambda seed, _: seed[:1].repeat(len(seed))),
-    ),
-    "no logprob": ("logprob", changed(return_logprob=lambda *_: False)),
-    "logprob at one": ("logprob", logprob_at_one),
-    "logprob in bits": ("logprob", answered("logprob", lambda logprob: logprob / 0.6931)),
-    "the same sample again": ("num_samples", answered("tokens", first_sample_again)),
-    "every sample twice": ("num_samples", answered("tokens", every_sample_twice)),
-    "without replacement": ("num_samples", without_replacement),
-    "samples before rows": (
-        "num_samples",
-        answered("tokens", lambda tokens: tokens.T.contiguous()),
-    ),
+    "no logprob": ("logprob", contract(logprob=lambda logprob: None)),
+    "logprob in bits": ("logprob", contract(logprob=lambda logprob: logprob / 0.6931)),
+    "the same sample again": ("num_samples", contract(sample=lambda of: (of[0], 0))),
 }
 
 
+@pytest.mark.parametrize("capability", sorted({*OWN, *BATTERY} - NEED_COMPILER))
+def test_an_honest_sampler_passes(capability, small):
+    ask(contract(), BATTERY.get(capability, capability), "cpu", "fp32")
+
+
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_sampler_that_does_not_is_found_out(mistake):
+def test_a_sampler_that_does_not_is_found_out(mistake, small):
     capability, sampler = WRONG[mistake]
     with pytest.raises(AssertionError):
-        CHECKS[capability](made_up(sampler), "cpu", "bf16")
+        ask(sampler, BATTERY.get(capability, capability), "cpu", "fp32")
+
+
+def one_offset_forever(hidden, weight, *, offset, **options):
+    return flash_sample(hidden, weight, offset=torch.zeros_like(offset), **options)
+
+
+def tokens_by_the_host(hidden, weight, **options):
+    result = flash_sample(hidden, weight, **options)
+    return result._replace(tokens=result.tokens.cpu().to(hidden.device))
+
+
+def options_by_the_host(hidden, weight, *, temperature=1.0, **options):
+    """A launch does well: its temperature is a number."""
+    if isinstance(temperature, Tensor) and not temperature.any():
+        temperature = 0.0
+    return flash_sample(hidden, weight, temperature=temperature, **options)
+
+
+def logits_stored(hidden, weight, **options):
+    result = flash_sample(hidden, weight, **options)
+    return result._replace(tokens=result.tokens + (hidden @ weight.T)[:, 0].long())
+
+
+WRONG_LAUNCHES = [
+    ("fused", logits_stored),
+    ("graph_safe", one_offset_forever),
+    ("host_sync_free", tokens_by_the_host),
+    ("host_sync_free", options_by_the_host),
+]
+ON_GPU = [pytest.param(*each, "cuda", marks=pytest.mark.gpu) for each in WRONG_LAUNCHES]
+
+
+@pytest.mark.parametrize(
+    ("capability", "sampler", "device"), [("fused", logits_stored, "cpu"), *ON_GPU]
+)
+def test_a_launch_that_does_not_is_found_out(capability, sampler, device):
+    def build(problem, weight):
+        return lambda hidden, seed, offset: sampler(hidden, weight, seed=seed, offset=offset).tokens
+
+    able = Capabilities(noise="group", per_row_temperature=True)
+    provider = Provider("made_up", "", Kind.EXACT, build, capabilities=able, sample=sampler)
+    with pytest.raises(AssertionError):
+        OWN[capability](provider, device, "bf16")
 
 
 def test_every_check_can_fail():
-    """Those that need CUDA: in the GPU tier."""
-    assert {capability for capability, _ in WRONG.values()} == set(CHECKS) - NEED_CUDA
+    found = {capability for capability, _ in (*WRONG.values(), *WRONG_LAUNCHES)}
+    assert found == {*OWN, *BATTERY}

@@ -10,25 +10,13 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from tree import FOLDERS, ROOT
+from tree import modules
 
 from fsbench.discover import discover
 from fsbench.moved import MOVED
 from fsbench.provider import Kind
 
-
-def _modules() -> dict[str, ast.Module]:
-    """Every module of the project by its dotted name; a package under its own name."""
-    found = {}
-    for package, folder in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            name = ".".join([package, *parts]).removesuffix(".__init__")
-            found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    return found
-
-
-MODULES = _modules()
+MODULES = modules()
 PACKAGES = {name.rpartition(".")[0] for name in MODULES} - {""}
 SAMPLERS = [
     name

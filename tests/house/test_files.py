@@ -1,8 +1,6 @@
-"""How long files are, where tests stand, and what of the checkout is installed."""
+"""How long files are, and where tests stand."""
 
 from __future__ import annotations
-
-import tomllib
 
 from tree import FOLDERS, ROOT
 
@@ -25,14 +23,3 @@ def test_tests_stand_where_what_they_test_stands():
             if folder.name not in ("__pycache__",) and list(folder.glob("test_*.py")):
                 mirrored = ROOT / folder.relative_to(ROOT / "tests")
                 assert mirrored.is_dir(), f"{folder} tests nothing"
-
-
-def test_every_data_file_is_installed():
-    """A wheel has what the checkout has."""
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    patterns = config["package-data"]["fsbench"]
-    data = {path for pattern in patterns for path in (ROOT / "fsbench").glob(pattern)}
-    data |= {p for pattern in patterns for p in (ROOT / "kernels").glob(pattern)}
-    files = {path for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.*")}
-    files = {path for path in files if "__pycache__" not in path.parts}
-    assert data == {path for path in files if path.suffix not in (".py", ".pyc", ".so")}

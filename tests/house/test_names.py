@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import typer
-from tree import ROOT
+from tree import FOLDERS as PRODUCT
+from tree import ROOT, modules
 
 from fsbench.cli import app
 from fsbench.moved import MOVED
 
-PRODUCT = {"fsbench": "fsbench", "fsbench.kernels": "kernels", "fsbench.baselines": "baselines"}
-"""Package -> folder; the latter two are links in fsbench/ to folders beside it."""
 FOLDERS = (*PRODUCT.values(), "tools", "examples", "tests")
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 """Not CHANGELOG.md, which has old names (test_release.py), nor results/, which are records."""
@@ -81,18 +80,6 @@ def texts() -> list[Text]:
         *found,
         *(text for path, tree in sources().items() for text in said_in_code(path, tree)),
     ]
-
-
-@cache
-def modules() -> dict[str, ast.Module]:
-    """Every product module by its dotted name; a package under its own name."""
-    found = {}
-    for package, folder in PRODUCT.items():
-        for path, tree in sources().items():
-            if path.is_relative_to(ROOT / folder):
-                parts = path.relative_to(ROOT / folder).with_suffix("").parts
-                found[".".join([package, *parts]).removesuffix(".__init__")] = tree
-    return found
 
 
 @cache
@@ -176,21 +163,6 @@ def test_private_names_exist():
         found += re.findall(r"`([A-Za-z_]\w*)\(", text.text)
         wrong += [f"{text}: {name}" for name in found if name not in all_names()]
     assert not wrong
-
-
-def test_no_private_name_stands_for_a_file():
-    """Files of a room have no prefix; a name in one is called room.file.name."""
-    found = [
-        f"{text}: {name}"
-        for text in texts()
-        for name in re.findall(r"(?<![\w.*])_[a-z]\w*\.[a-z_]\w*", text.text)
-    ]
-    assert not found
-
-
-def test_no_document_is_cited_that_a_reader_does_not_have():
-    private = re.compile(r"\bseed 00\d|\bdesign, section|\bissue [A-Z]\b", re.IGNORECASE)
-    assert not [f"{text}: {name}" for text in texts() for name in private.findall(text.text)]
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from memory_watch import within_tensors
+from tiers import full
 from truncated_cases import history
 
 from fsbench.kernels import Penalties, flash_sample, truncated_sample
@@ -34,15 +35,15 @@ def undefined(D: int) -> dict[str, torch.Tensor]:
     return {"hidden": hidden, "weight": weight, "seed": torch.tensor([3])}
 
 
-@pytest.mark.parametrize("D", [32, pytest.param(30, marks=pytest.mark.full)])  # by TMA, and not
+@pytest.mark.parametrize("D", [32, full(30)])  # by TMA, and not
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"noise": "group"}, marks=pytest.mark.full),
-        pytest.param({"noise": "token"}, marks=pytest.mark.full),
-        pytest.param({"temperature": 0.0}, marks=pytest.mark.full),
+        full({"noise": "group"}),
+        full({"noise": "token"}),
+        full({"temperature": 0.0}),
         {"noise": "group", **EVERYTHING, "num_samples": 3},
-        pytest.param({"noise": "token", **EVERYTHING, "num_samples": 3}, marks=pytest.mark.full),
+        full({"noise": "token", **EVERYTHING, "num_samples": 3}),
     ],
     ids=["group", "token", "greedy", "everything", "everything, token"],
 )
@@ -55,10 +56,10 @@ def test_flash_sample(D, options):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"top_k": 1}, marks=pytest.mark.full),
-        pytest.param({"top_k": 40, "top_p": 0.9}, marks=pytest.mark.full),
-        pytest.param({"top_p": 0.5, "min_p": 0.1}, marks=pytest.mark.full),
-        pytest.param({"top_k": 40, "top_p": 0.9, **EVERYTHING}, marks=pytest.mark.full),
+        full({"top_k": 1}),
+        full({"top_k": 40, "top_p": 0.9}),
+        full({"top_p": 0.5, "min_p": 0.1}),
+        full({"top_k": 40, "top_p": 0.9, **EVERYTHING}),
         {
             "top_k": torch.tensor([0, 1, 40, 529, 2**31 - 1], dtype=torch.int32),
             "top_p": torch.tensor([1.0, 0.5, torch.nan, 0.0, 2.0]),

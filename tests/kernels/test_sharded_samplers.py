@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from flash_sample_cases import counter, problem
-from ranks import SharedLine, on_ranks
+from ranks import SharedLine, on_ranks, own_rows
 
 from fsbench.discover import discover
 from fsbench.kernels import flash_sample
@@ -70,9 +70,7 @@ SAME_AS_ONE = (
 
 def samplers(rank: int, folder: str) -> dict[str, list[list[int]]]:
     hidden, weight = problem(B, V, D)
-    first = sum(SIZES[:rank])
-    rows = weight[first : first + SIZES[rank]].clone()
-    shard = Shard(rows, SIZES, rank, dist.group.WORLD)
+    shard = Shard(own_rows(weight, rank, SIZES), SIZES, rank, dist.group.WORLD)
     found = {}
     for name in (*SAME_AS_ONE, "flash_sampling_gather", "flash_sampling_two_step line"):
         provider = discover()[name.split()[0]].provider

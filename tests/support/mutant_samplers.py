@@ -77,6 +77,11 @@ def whole_noise(seed, step, B, V, uniform=fine_exponential):
     return gumbel(uniform(generator(mixed(seed, step)), (B, V)))
 
 
+def of_key(change: Callable[[int, int], tuple[int, int]]) -> Noise:
+    """whole_noise of another (seed, step)."""
+    return lambda seed, step, *rest: whole_noise(*change(seed, step), *rest)
+
+
 def tiles(key: Callable[[int], int], B: int, V: int, size: int = TILE) -> Tensor:
     """Noise of tile t from a generator with key(t)."""
     parts = [
@@ -86,9 +91,13 @@ def tiles(key: Callable[[int], int], B: int, V: int, size: int = TILE) -> Tensor
     return gumbel(torch.cat(parts, 1))
 
 
-def by_tile(seed, step, B, V, uniform=None):
-    """Honest: seed, step and tile are all of the key."""
-    return tiles(lambda tile: mixed(seed, step, tile), B, V)
+def of_tiles(key: Callable[[int, int, int], int]) -> Noise:
+    """Noise of tile t from a generator with key(seed, step, t)."""
+    return lambda seed, step, B, V, *_: tiles(lambda tile: key(seed, step, tile), B, V)
+
+
+by_tile = of_tiles(mixed)
+"""Honest: seed, step and tile are all of the key."""
 
 
 def tile_of_the_batch_size(seed, step, B, V, uniform=None):
@@ -104,11 +113,7 @@ def few_keys(seed, step, B, V, uniform=fine_exponential):
 
 def salted(salt: int) -> Noise:
     """Honest, and another for every salt."""
-
-    def noise(seed, step, B, V, uniform=fine_exponential):
-        return whole_noise(mixed(seed, salt), step, B, V, uniform)
-
-    return noise
+    return of_key(lambda seed, step: (mixed(seed, salt), step))
 
 
 # Draws
@@ -214,11 +219,11 @@ def contract(
     """The reference as a provider. A mistake is a function of what it replaces, and of more.
 
     own: it does not say that its noise is that of the contract, so its law is looked at.
-    mistakes: seed, step; mask [B, V] and the seed and step; temperature and the seed; sample, of
-        (seed, number of the sample), tokens, logprob.
+    mistakes: seed, step; mask [B, V] and the seed and step; bias; temperature and the seed; sample,
+        of (seed, number of the sample), tokens, logprob.
     """
-    unknown = set(mistakes) - {"seed", "step", "mask", "temperature", "sample", "tokens", "logprob"}
-    assert not unknown, unknown
+    known = {"seed", "step", "mask", "bias", "temperature", "sample", "tokens", "logprob"}
+    assert set(mistakes) <= known, mistakes
 
     def wrong(name: str) -> Change:
         return mistakes.get(name, same)
@@ -230,6 +235,8 @@ def contract(
         seed, offset = wrong("seed")(seed), wrong("step")(offset)
         if mask is not None:
             mask = wrong("mask")(reference.logits.unpacked(mask, len(weight)), seed, offset)
+        if bias is not None:
+            bias = wrong("bias")(bias)
         temperature = wrong("temperature")(temperature, seed)
         logits = hidden.float() @ weight.float().T
         logits = reference.processed_logits(logits, bias=bias, mask=mask)

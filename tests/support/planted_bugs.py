@@ -17,9 +17,10 @@ from mutant_samplers import (
     generator,
     gumbel,
     mixed,
+    of_key,
+    of_tiles,
     planted,
     rounded_map,
-    tiles,
     whole_noise,
 )
 from torch import Tensor
@@ -208,36 +209,31 @@ BUGS = {
     "two rows share their noise": (planted(two_rows_share), "rows"),
     "row number cut to 8 bits": (planted(row_cut_to_8_bits), "rows"),
     "streams of tiles collide (FlashSampling 362e45c)": (planted(rows_12_tiles_apart), "rows"),
-    "same noise at every step": (
-        planted(lambda seed, step, *of: whole_noise(seed, 0, *of)),
-        "steps",
-    ),
+    "same noise at every step": (planted(of_key(lambda seed, step: (seed, 0))), "steps"),
     "noise repeats every 256 steps": (
-        planted(lambda seed, step, *of: whole_noise(seed, step % 256, *of)),
+        planted(of_key(lambda seed, step: (seed, step % 256))),
         "steps",
     ),
     "a graph repeats its samples (vllm-omni 4261)": (frozen_at_capture(), "steps"),
     "same noise in every tile": (
-        planted(lambda seed, step, B, V, _: tiles(lambda tile: mixed(seed, step), B, V)),
+        planted(of_tiles(lambda seed, step, tile: mixed(seed, step))),
         "tiles",
     ),
     "rank term missing": (planted(rank_missing), "tiles"),
     # FlashSampling's public kernel until July 2026: seed + 100 tiles repeats a shifted row.
     "key + 100 x tile": (
-        planted(
-            lambda seed, step, B, V, _: tiles(lambda tile: mixed(seed + 100 * tile, step), B, V)
-        ),
+        planted(of_tiles(lambda seed, step, tile: mixed(seed + 100 * tile, step))),
         "seeds",
     ),
     # (seed, step) and (seed + 1, step - 1) are one stream.
     "key = seed + step": (
-        planted(lambda seed, step, B, V, _: tiles(lambda tile: mixed(seed + step, tile), B, V)),
+        planted(of_tiles(lambda seed, step, tile: mixed(seed + step, tile))),
         "seeds",
     ),
-    "seed ignored": (planted(lambda seed, *of: whole_noise(0, *of)), "seeds"),
-    "seed cut to 32 bits": (planted(lambda seed, *of: whole_noise(seed % 2**32, *of)), "seeds"),
+    "seed ignored": (planted(of_key(lambda seed, step: (0, step))), "seeds"),
+    "seed cut to 32 bits": (planted(of_key(lambda seed, step: (seed % 2**32, step))), "seeds"),
     "seed bits 33 to 63 ignored": (
-        planted(lambda seed, *of: whole_noise(seed % 2**33, *of)),
+        planted(of_key(lambda seed, step: (seed % 2**33, step))),
         "seeds",
     ),
     "few different rows of noise": (planted(samplers.few_keys), "collisions"),

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,44 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def own_rows(weight: Tensor, rank: int, sizes: Sequence[int]) -> Tensor:
+    """A rank's shard of a weight."""
+    first = sum(sizes[:rank])
+    return weight[first : first + sizes[rank]].clone()
+
+
+KINDS = ("plain", "everything", "greedy", "token noise", "NaN")
+
+
+def call_of(kind: str, B: int, V: int, device: str = "cpu") -> dict[str, object]:
+    """Arguments of flash_sample by one of KINDS; two of these need at least 5 rows."""
+    generator = torch.Generator(device).manual_seed(3)
+    row = torch.arange(B, device=device)
+    if kind == "everything":
+        mask = torch.rand(B, V, generator=generator, device=device) < 0.3
+        mask[3] = False  # no draw
+        mask[4, : V - 52] = False  # the last rank's alone
+        return {
+            "seed": row * 0x0123456789AB + 1,
+            "offset": 9 - row % 9,
+            "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, 1.0], device=device)[row % 5],
+            "bias": torch.randn(B, V, generator=generator, device=device),
+            "mask": mask,
+            "soft_cap": 5.0,
+            "num_samples": 3,
+        }
+    seed, offset = torch.tensor([[77], [5]], device=device)
+    more: dict[str, dict[str, object]] = {
+        "greedy": {"temperature": 0.0},
+        "token noise": {"noise": "token"},
+    }
+    if kind == "NaN":
+        bias = torch.zeros(B, V, device=device)
+        bias[1, V - 1], bias[2, 0], bias[3, :600] = torch.nan, torch.inf, -torch.inf
+        more["NaN"] = {"bias": bias}
+    return {"seed": seed, "offset": offset, **more.get(kind, {})}
 
 
 class SharedLine:

@@ -1,5 +1,7 @@
 """Where things are in this checkout."""
 
+import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -8,3 +10,15 @@ H200 = RESULTS / "h200"
 
 FOLDERS = {"fsbench.kernels": "kernels", "fsbench.baselines": "baselines", "fsbench": "fsbench"}
 """Package -> folder; the first two are links in fsbench/ to folders beside it."""
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the product by its dotted name; a package under its own name."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = ".".join([package, *parts]).removesuffix(".__init__")
+            found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return found

@@ -4,7 +4,7 @@ launch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -45,96 +45,79 @@ RESOLVE = kernel("kernels.screened.resolve", "resolve_kernel")
 GPU = torch.device("cuda")
 
 
-def _launch(
-    everything: bool, dtype: str, noise: str, early: bool, capability: int
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """(types, constants) of both launches, plain or with every option."""
-    types = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names}
-    types |= {name: kind for kind, names in NUMBERS.items() for name in names}
-    types |= {"hidden_ptr": f"*{dtype}", "weight_ptr": f"*{dtype}"}
-    types |= {"temperature": "*fp32" if everything else "fp32"}
-    per_row = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW")
-    constants: dict[str, Any] = {
-        "NOISE": noise,
-        **dict.fromkeys(per_row, everything),
-        "NVIDIA": True,
-        "FENCED": capability >= TUNED,
-        "EARLY": early,
-        "IN_BULK": capability >= 90,
-    }
-    if everything:
-        types |= OPTIONS
-    else:
-        constants |= dict.fromkeys(OPTIONS)
-    return types, constants
+class Asked(NamedTuple):
+    """What a variant is compiled for. words: of its name, for what the rest does not say.
+
+    everything: every option, and numbers of each row. early: resolve begins before screen ends.
+    """
+
+    words: str = ""
+    dtype: str = "bf16"
+    noise: str = "token"
+    everything: bool = False
+    use_tma: bool = True
+    early: bool = False
+
+    def name(self, config: ScreenConfig | HopperScreenConfig | ResolveConfig, of: str = "") -> str:
+        """Of a variant; of: its problem."""
+        tile = f"b{config.block_b}v{config.block_v}d{config.block_d}p{config.num_stages}"
+        parts = (tile, self.dtype, self.noise, "early" if self.early else "", of, self.words)
+        return " ".join(filter(None, parts))
+
+    def launch(self, capability: int) -> tuple[dict[str, str], dict[str, Any]]:
+        """(types, constants) of both launches."""
+        types = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names}
+        types |= {name: kind for kind, names in NUMBERS.items() for name in names}
+        types |= {"hidden_ptr": f"*{self.dtype}", "weight_ptr": f"*{self.dtype}"}
+        types |= {"temperature": "*fp32" if self.everything else "fp32"}
+        per_row = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW")
+        constants: dict[str, Any] = {
+            "NOISE": self.noise,
+            **dict.fromkeys(per_row, self.everything),
+            "NVIDIA": True,
+            "FENCED": capability >= TUNED,
+            "EARLY": self.early,
+            "IN_BULK": capability >= 90,
+        }
+        if self.everything:
+            return types | OPTIONS, constants
+        return types, constants | dict.fromkeys(OPTIONS)
 
 
-def _name(
-    config: ScreenConfig | HopperScreenConfig | ResolveConfig,
-    dtype: str,
-    noise: str,
-    early: bool,
-    words: str,
-) -> str:
-    tile = f"b{config.block_b}v{config.block_v}d{config.block_d}p{config.num_stages}"
-    return " ".join(filter(None, [tile, dtype, noise, "early" if early else "", words]))
+def _tiles(config: ScreenConfig | HopperScreenConfig | ResolveConfig) -> dict[str, int]:
+    return {"BLOCK_B": config.block_b, "BLOCK_V": config.block_v, "BLOCK_D": config.block_d}
 
 
 def _screen(
-    config: ScreenConfig,
-    capability: int = TUNED,
-    words: str = "",
-    dtype: str = "bf16",
-    noise: str = "token",
-    everything: bool = False,
-    use_tma: bool = True,
-    early: bool = False,
-    columns: int = 2048,
+    config: ScreenConfig, capability: int = TUNED, columns: int = 2048, **asked: Any
 ) -> Variant:
     """columns: of hidden that are rounded at a time: a power of two from D on, at most 2048."""
-    types, constants = _launch(everything, dtype, noise, early, capability)
+    what = Asked(**asked)
+    types, constants = what.launch(capability)
     types |= {"codes": "*i8", "copy": "*i8"}
-    if use_tma:
+    if what.use_tma:
         types["codes"] = f"tensordesc<i8[{2 * config.block_b}, {config.block_d}]>"
         types["copy"] = f"tensordesc<i8[{config.block_v}, {config.block_d}]>"
-    constants |= {
+    constants |= _tiles(config) | {
         "ROOM": config.room,
         "DEPTH": config.depth,
         "LIST": config.row_room,
         "ROUNDED_AT_ONCE": columns,
         "AHEAD": config.ahead,
-        "BLOCK_B": config.block_b,
-        "BLOCK_V": config.block_v,
-        "BLOCK_D": config.block_d,
         "SLICE": config.slice,
         "V_ON_M": config.v_on_m,
-        "USE_TMA": use_tma,
+        "USE_TMA": what.use_tma,
         "FLATTEN": config.flatten,
     }
-    return variant(
-        "screen",
-        _name(config, dtype, noise, early, words),
-        SCREEN,
-        types,
-        constants,
-        capability,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return variant("screen", what.name(config), SCREEN, types, constants, capability, **options)
 
 
-def _hopper_screen(
-    config: HopperScreenConfig,
-    B: int,
-    words: str = "",
-    dtype: str = "bf16",
-    noise: str = "token",
-    per_row: bool = False,
-    early: bool = False,
-) -> Variant:
+def _hopper_screen(B: int, **asked: Any) -> Variant:
+    config, what = hopper_config(B), Asked(**asked)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     box = min(64, max(16, 2 << (B - 1).bit_length()))
-    types, constants = _launch(per_row, dtype, noise, early, TUNED)
+    types, constants = what.launch(TUNED)
     types |= {
         "codes": f"tensordesc<i8[{box}, {COLUMNS.value}],{layout!r}>",
         "copy": f"tensordesc<i8[128, {COLUMNS.value}],{layout!r}>",
@@ -149,51 +132,31 @@ def _hopper_screen(
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
     }
-    name = _name(config, dtype, noise, early, f"box of {box} {words}".strip())
+    name = what.name(config, f"box of {box}")
     return variant("hopper_screen", name, HOPPER_SCREEN, types, constants, TUNED, num_warps=4)
 
 
-def _resolve(
-    B: int,
-    capability: int = TUNED,
-    words: str = "",
-    D: int = 4096,
-    dtype: str = "bf16",
-    noise: str = "token",
-    everything: bool = False,
-    use_tma: bool = True,
-    early: bool = False,
-) -> Variant:
+def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Variant:
     """The second launch, for B rows of D columns."""
-    config: ResolveConfig = default_configs(B, D, GPU)[1]
-    types, constants = _launch(everything, dtype, noise, early, capability)
+    config, what = default_configs(B, D, GPU)[1], Asked(**asked)
+    types, constants = what.launch(capability)
     for name, rows in {"hidden": config.block_b, "weight": config.block_v}.items():
-        box = f"tensordesc<{dtype}[{rows}, {config.block_d}]>"
-        types[name] = box if use_tma else f"*{dtype}"
-    constants |= {
+        box = f"tensordesc<{what.dtype}[{rows}, {config.block_d}]>"
+        types[name] = box if what.use_tma else f"*{what.dtype}"
+    constants |= _tiles(config) | {
         "POWER_B": 1 << (B - 1).bit_length(),
         "LIST": portable_config(B).row_room,
         "AT_ONCE": config.at_once,
         "BLOCKS": max(8, 1 << (-(-D // 256) - 1).bit_length()),
         "STEP": config.step,
         "EVEN": D % 256 == 0,
-        "BLOCK_B": config.block_b,
-        "BLOCK_V": config.block_v,
-        "BLOCK_D": config.block_d,
-        "USE_TMA": use_tma,
+        "USE_TMA": what.use_tma,
         "SLICE": config.block_v,
-        "IN_BULK": constants["IN_BULK"] and use_tma,
+        "IN_BULK": constants["IN_BULK"] and what.use_tma,
     }
-    return variant(
-        "resolve",
-        _name(config, dtype, noise, early, f"B={B} D={D} {words}".strip()),
-        RESOLVE,
-        types,
-        constants,
-        capability,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    name = what.name(config, f"B={B} D={D}")
+    return variant("resolve", name, RESOLVE, types, constants, capability, **options)
 
 
 def _tuned() -> Iterator[Variant]:
@@ -209,12 +172,7 @@ def _tuned() -> Iterator[Variant]:
     yield _screen(few, noise="none")
     yield _screen(few, early=True)
     yield _screen(few, words="1024 columns", columns=1024)
-    for D in (
-        1000,
-        16_384,
-        32_768,
-        131_072,
-    ):  # steps of 128, 64, 32 and 16; blocks that are not full
+    for D in (1000, 16_384, 32_768, 131_072):  # steps of 128 to 16; blocks that are not full
         yield _resolve(16, D=D)
     for B in (1, 64):
         yield _resolve(B, words="everything", everything=True)
@@ -223,12 +181,12 @@ def _tuned() -> Iterator[Variant]:
     yield _resolve(64, noise="none")
     yield _resolve(64, words="pointers", use_tma=False)
     for B in (16, 32, 64):
-        yield _hopper_screen(hopper_config(B), B)
+        yield _hopper_screen(B)
     for B in (32, 64):
-        yield _hopper_screen(hopper_config(B), B, "everything", per_row=True)
-    yield _hopper_screen(hopper_config(64), 64, dtype="fp16")
-    yield _hopper_screen(hopper_config(64), 64, noise="none")
-    yield _hopper_screen(hopper_config(64), 64, early=True)
+        yield _hopper_screen(B, words="everything", everything=True)
+    yield _hopper_screen(64, dtype="fp16")
+    yield _hopper_screen(64, noise="none")
+    yield _hopper_screen(64, early=True)
 
 
 def variants() -> Iterator[Variant]:
@@ -239,5 +197,5 @@ def variants() -> Iterator[Variant]:
             for B in (1, 64):
                 yield _resolve(B, capability)
                 yield _screen(portable_config(B), capability)
-            yield _resolve(64, capability, "everything", everything=True)
-            yield _screen(portable_config(64), capability, "everything", everything=True)
+            yield _resolve(64, capability, words="everything", everything=True)
+            yield _screen(portable_config(64), capability, words="everything", everything=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from fsbench.baselines import weight_stream
 from fsbench.kernels import (
@@ -45,121 +46,71 @@ def _dtype(name: str) -> dict[str, str]:
     return {**TYPES, "logits_ptr": f"*{name}", "weight_ptr": f"*{name}"}
 
 
-def _akunu(capability: int) -> Iterator[Variant]:
-    yield variant(
-        "akunu_faithful",
-        "bf16",
-        kernel("kernels.providing.akunu", "akunu_faithful_kernel"),
-        _dtype("bf16"),
-        {"BLOCK": akunu_faithful.TOKENS_AT_ONCE},
-        capability,
-        num_warps=akunu_faithful.NUM_WARPS,
+Row = tuple[str, str, str, dict[str, str], dict[str, Any], int]
+"""Family, name, kernel below `fsbench`, types, constants, warps."""
+
+
+def _of_rows(capability: int) -> Iterator[Row]:
+    """A program, or some, for each row of logits."""
+    yield (
+        *("akunu_faithful", "bf16", "kernels.providing.akunu.akunu_faithful_kernel"),
+        *(_dtype("bf16"), {"BLOCK": akunu_faithful.TOKENS_AT_ONCE}, akunu_faithful.NUM_WARPS),
     )
-    exact = kernel("kernels.providing.akunu", "akunu_exact_kernel")
-    search = kernel("kernels.pivot_search", "pivot_search_kernel")
-    for dtype, per_row in (("bf16", False), ("bf16", True), ("fp32", False)):
+    for dtype, each in (("bf16", False), ("bf16", True), ("fp32", False)):
         if dtype == "fp32" and capability != TUNED:
             continue
-        types = _dtype(dtype) | (FILTERS_PER_ROW if per_row else {})
-        words = f"{dtype} per row" if per_row else dtype
+        types = _dtype(dtype) | (FILTERS_PER_ROW if each else {})
+        words = f"{dtype} per row" if each else dtype
         wide = 16 // BYTES[dtype]
-        constants = {"PER_ROW": per_row, "WIDE": wide, "TURNS": 64 // wide}
-        yield variant(
-            "akunu_exact", words, exact, types, constants, capability,
-            num_warps=akunu_exact.NUM_WARPS,
-        )  # fmt: skip
-        constants = {"PER_ROW": per_row, "BLOCK": pivot_search.TOKENS_AT_ONCE}
-        yield variant(
-            "pivot_search", words, search, types, constants, capability,
-            num_warps=pivot_search.NUM_WARPS,
-        )  # fmt: skip
-
-
-def _stored_logits(capability: int) -> Iterator[Variant]:
-    """One pass over stored logits, and one group per program."""
-    one_pass = kernel("kernels.gumbel_argmax", "gumbel_argmax_kernel")
+        constants = {"PER_ROW": each, "WIDE": wide, "TURNS": 64 // wide}
+        exact = "kernels.providing.akunu.akunu_exact_kernel"
+        yield "akunu_exact", words, exact, types, constants, akunu_exact.NUM_WARPS
+        constants = {"PER_ROW": each, "BLOCK": pivot_search.TOKENS_AT_ONCE}
+        search = "kernels.pivot_search.pivot_search_kernel"
+        yield "pivot_search", words, search, types, constants, pivot_search.NUM_WARPS
     forms = [("bf16", False, True), ("bf16", False, False), ("bf16", True, False)]
     for dtype, greedy, keys in [*forms, ("fp32", False, False)]:
-        words = [dtype, *(["greedy"] if greedy else []), *(["candidates"] if keys else [])]
-        yield variant(
-            "gumbel_argmax",
-            " ".join(words),
-            one_pass,
-            _dtype(dtype),
-            {"KEYS": keys, "GREEDY": greedy, "BLOCK": gumbel_argmax.TOKENS_AT_ONCE},
-            capability,
-            num_warps=gumbel_argmax.NUM_WARPS,
-        )
+        words = " ".join([dtype, *["greedy"] * greedy, *["candidates"] * keys])
+        constants = {"KEYS": keys, "GREEDY": greedy, "BLOCK": gumbel_argmax.TOKENS_AT_ONCE}
+        one_pass = "kernels.gumbel_argmax.gumbel_argmax_kernel"
+        yield "gumbel_argmax", words, one_pass, _dtype(dtype), constants, gumbel_argmax.NUM_WARPS
+
+
+def _of_parts(capability: int) -> Iterator[Row]:
+    """Groups of tokens, candidates of ranks, masks, codes, and the weight."""
+    groups, warps = "kernels.group_gumbel_parallel", group_gumbel_parallel.NUM_WARPS
+    constants: dict[str, Any] = {"GROUP": group_gumbel_parallel.TOKENS_OF_GROUP}
     for dtype in ("bf16", "fp32"):
-        yield variant(
-            "group_gumbel_parallel",
-            f"{dtype} group",
-            kernel("kernels.group_gumbel_parallel", "local_sample_kernel"),
-            _dtype(dtype),
-            {"GROUP": group_gumbel_parallel.TOKENS_OF_GROUP},
-            capability,
-            num_warps=group_gumbel_parallel.NUM_WARPS,
-        )
-    yield variant(
-        "group_gumbel_parallel",
-        "choice of a group",
-        kernel("kernels.group_gumbel_parallel", "sample_group_kernel"),
-        TYPES,
-        {"BLOCK": 256},
-        capability,
-        num_warps=group_gumbel_parallel.NUM_WARPS,
-    )
-
-
-def _small(capability: int) -> Iterator[Variant]:
-    """Kernels of one constant, the block: (family, name, module, kernel, types, block)."""
-    gather = "kernels.flash_sampling_gather"
-    words = {**TYPES, "words_ptr": "*i32"}
-    for family, name, module, function, types, block in (
-        ("merge_keys", "", "kernels.shard.merge_keys", "merge_keys_kernel", TYPES, MERGED),
-        ("flash_sampling_gather", "pack", gather, "pack_kernel", TYPES, GATHERED),
-        ("flash_sampling_gather", "choose", gather, "choose_rank_kernel", TYPES, GATHERED),
-        ("pack_mask", "", "kernels.call.pack_mask", "pack_mask_kernel", words, PACKED),
-        ("noise_map", "", "kernels.noise.map", "noise_map_kernel", TYPES, MAPPED),
+        of = f"{groups}.local_sample_kernel"
+        yield "group_gumbel_parallel", f"{dtype} group", of, _dtype(dtype), constants, warps
+    words, gather = "choice of a group", "kernels.flash_sampling_gather"
+    of = f"{groups}.sample_group_kernel"
+    yield "group_gumbel_parallel", words, of, TYPES, {"BLOCK": 256}, warps
+    narrow = {**TYPES, "words_ptr": "*i32"}
+    for family, name, function, types, block in (
+        ("merge_keys", "", "kernels.shard.merge_keys.merge_keys_kernel", TYPES, MERGED),
+        ("flash_sampling_gather", "pack", f"{gather}.pack_kernel", TYPES, GATHERED),
+        ("flash_sampling_gather", "choose", f"{gather}.choose_rank_kernel", TYPES, GATHERED),
+        ("pack_mask", "", "kernels.call.pack_mask.pack_mask_kernel", narrow, PACKED),
+        ("noise_map", "", "kernels.noise.map.noise_map_kernel", TYPES, MAPPED),
     ):
-        constants = {"BLOCK": block}
-        yield variant(
-            family, name, kernel(module, function), types, constants, capability, num_warps=4
-        )
-
-
-def _others(capability: int) -> Iterator[Variant]:
-    """The weight stream, and the exchange of candidates in a launch of its own."""
+        yield family, name, function, types, {"BLOCK": block}, 4
+    warps, stages = weight_stream.NUM_WARPS, weight_stream.NUM_STAGES
     for dtype, size in BYTES.items():
-        yield variant(
-            "weight_stream",
-            dtype,
-            kernel("baselines.weight_stream", "weight_stream_kernel"),
-            _dtype(dtype),
-            {
-                "LOADS": weight_stream.LOADS,
-                "BLOCK": weight_stream.NUM_WARPS * 32 * weight_stream.LOAD_BYTES // size,
-                "NUM_STAGES": weight_stream.NUM_STAGES,
-            },
-            capability,
-            num_warps=weight_stream.NUM_WARPS,
-        )
+        block = warps * 32 * weight_stream.LOAD_BYTES // size
+        constants = {"LOADS": weight_stream.LOADS, "BLOCK": block, "NUM_STAGES": stages}
+        of = "baselines.weight_stream.weight_stream_kernel"
+        yield "weight_stream", dtype, of, _dtype(dtype), constants, warps
     for ranks in (2, 4, 8):
-        yield variant(
-            "flash_sampling_two_step",
-            f"{ranks} ranks",
-            kernel("kernels.flash_sampling_two_step", "exchange_kernel"),
-            TYPES,
-            {"RANKS": ranks, "WATCH": True, "BLOCK": flash_sampling_two_step.ROWS_AT_ONCE},
-            capability,
-            num_warps=4,
-        )
+        constants = {"RANKS": ranks, "WATCH": True, "BLOCK": flash_sampling_two_step.ROWS_AT_ONCE}
+        of = "kernels.flash_sampling_two_step.exchange_kernel"
+        yield "flash_sampling_two_step", f"{ranks} ranks", of, TYPES, constants, 4
 
 
 def variants() -> Iterator[Variant]:
     """Every kernel for every compute capability; dtypes and numbers per row where it matters."""
     for capability in CAPABILITIES:
-        yield from _akunu(capability)
-        yield from _stored_logits(capability)
-        yield from _small(capability)
-        yield from _others(capability)
+        for rows in (_of_rows, _of_parts):
+            for family, name, path, types, constants, warps in rows(capability):
+                function = kernel(*path.rsplit(".", 1))
+                yield variant(family, name, function, types, constants, capability, num_warps=warps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
@@ -37,30 +37,19 @@ LINE = (
 """Keys of a line of points.jsonl."""
 
 
+VERDICT = (
+    *("schema", "environment", "setting", "provider"),
+    *("skipped", "conclusion", "verdict", "seconds"),
+)
+"""Keys of a line of verify's record, beside those of a Check."""
+
+
+def _beyond_cells(columns: Iterable[str]) -> list[str]:
+    return [name for name in columns if name not in COLUMNS]
+
+
 def _fields(kind: Any) -> list[str]:
     return [field.name for field in fields(kind)]
-
-
-def _own_columns() -> list[str]:
-    return [name for name in summary.COLUMNS if name not in COLUMNS]
-
-
-def _kernel_columns() -> list[str]:
-    return [name for name in breakdown.kernel_rows([]).columns if name not in COLUMNS]
-
-
-def _verdict_keys() -> list[str]:
-    of_lines = [
-        "schema",
-        "environment",
-        "setting",
-        "provider",
-        "skipped",
-        "conclusion",
-        "verdict",
-        "seconds",
-    ]
-    return [*of_lines, *_fields(Check)]
 
 
 NAMES: dict[str, Callable[[], list[str]]] = {
@@ -69,11 +58,11 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "round": lambda: _fields(Round),
     "energy": lambda: _fields(Energy),
     "sustained": lambda: _fields(Sustained),
-    "results": _own_columns,
-    "breakdown": _kernel_columns,
+    "results": lambda: _beyond_cells(summary.COLUMNS),
+    "breakdown": lambda: _beyond_cells(breakdown.kernel_rows([]).columns),
     "status": lambda: list(STATUSES),
     "environment": lambda: ["schema", *environment("cpu", []), "options", "resumed"],
-    "check": _verdict_keys,
+    "check": lambda: [*VERDICT, *_fields(Check)],
     "e2e": lambda: list(e2e.COLUMNS),
 }
 """Section of words.toml -> the names that the code has."""

@@ -14,7 +14,6 @@ from fsbench.kernels.call import workspace as _workspace
 from fsbench.kernels.configs.portable import BUCKETS, space
 from fsbench.kernels.configs.tables import find
 from fsbench.kernels.flash_sampling_store import flash_sampling_store
-from fsbench.kernels.gumbel_argmax import gumbel_argmax
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,16 +116,19 @@ def test_all_options_at_once(kernel, B, num_samples, noise):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("temperature", [1e-3, 1e-9, 1e-30])
-def test_a_cold_row_takes_the_largest_logit(temperature):
+@pytest.mark.parametrize("kernel", ["auto", "portable"])
+@pytest.mark.parametrize("B", [16, 256])
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-9, 1e-3, 0.7, 30.0])
+def test_any_temperature(temperature, B, kernel):
     logits = 20 + 10 * torch.randn(16, 2000, device="cuda")
-    hidden, weight = inputs.head_with_logits(logits, torch.float16)
+    hidden, weight = inputs.head_with_logits(logits, torch.float16, 64)
+    hidden = hidden.repeat(B // 16, 1)
+    call = {"temperature": temperature, "seed": counter(1), "kernel": kernel}
+    sample = flash_sample(hidden, weight, **call, return_logz=True)
     stored = hidden.float() @ weight.float().T
-    sample = flash_sample(
-        hidden, weight, temperature=temperature, seed=counter(1), return_logz=True
-    )
-    assert torch.equal(sample.tokens, stored.argmax(1))
-    logz = torch.logsumexp(stored.double() / temperature, 1)
+    expected = reference.expect(stored, counter(1), counter(0), temperature, "group")
+    assert expected.accepts(sample.tokens).all()
+    logz = torch.logsumexp(stored.double() / (temperature or 1.0), 1)
     torch.testing.assert_close(sample.logz.double(), logz, atol=1e-3, rtol=1e-6)
 
 
@@ -140,6 +142,7 @@ def test_logits_and_tokens_are_bitwise_the_same_for_every_config_and_batch(D):
     for B in BUCKETS:
         part = hidden[:B].contiguous()
         configs = [find("portable", B, D, gpu_name) for gpu_name in ("NVIDIA H200", "untuned")]
+        configs += space(B)[:: len(space(B)) // 3]
         if torch.cuda.get_device_capability() == (9, 0):
             configs.append(find("hopper", B, D, "NVIDIA H200"))
         for config in configs:
@@ -150,20 +153,6 @@ def test_logits_and_tokens_are_bitwise_the_same_for_every_config_and_batch(D):
             assert torch.equal(tokens, whole[:B]), config
             sample = flash_sample(part, weight, seed=seed, offset=offset, config=config)
             assert torch.equal(sample.tokens, whole[:B]), config
-
-
-def test_a_request_gets_the_same_tokens_at_any_position_and_batch_size():
-    hidden, weight = problem(256, 20_000, 512)
-    seed = torch.arange(256, device="cuda") * 7919
-    offset = torch.arange(256, device="cuda") % 5
-    whole = flash_sample(hidden, weight, seed=seed, offset=offset).tokens
-    order = torch.randperm(256, device="cuda")
-    for B in (1, 2, 15, 17, 33, 64, 65, 129, 200, 256):
-        chosen = order[:B]
-        part = flash_sample(
-            hidden[chosen].contiguous(), weight, seed=seed[chosen], offset=offset[chosen]
-        )
-        assert torch.equal(part.tokens, whole[chosen]), B
 
 
 def test_torch_compile_captures_the_operator():
@@ -193,51 +182,6 @@ def test_a_weight_of_more_than_2_to_31_elements():
         logits, seed, offset, 1.0, "group", logits_error=reference.matmul_error(hidden, weight)
     )
     assert expected.accepts(sample.tokens).all()
-
-
-@pytest.mark.parametrize("B", BUCKETS)
-def test_every_shipped_config_and_a_part_of_the_space_give_the_same_tokens(B):
-    logits = 2 * torch.randn(min(B, 64), 3001, device="cuda")
-    hidden, weight = inputs.head_with_logits(logits, torch.bfloat16, 64)
-    hidden = hidden[torch.arange(B, device="cuda") % len(hidden)].contiguous()
-    seed, offset = counter(5), counter(6)
-    expected = reference.expect(hidden.float() @ weight.float().T, seed, offset, 1.0, "group")
-    for config in [
-        find("portable", B, 4096, "NVIDIA H200"),
-        find("portable", B, 8192, "NVIDIA H200"),
-        find("portable", B, 4096, "untuned"),
-        *space(B)[:: len(space(B)) // 3],
-    ]:
-        tokens = flash_sample(hidden, weight, seed=seed, offset=offset, config=config).tokens
-        assert expected.accepts(tokens).all(), config
-
-
-def test_tokens_of_a_row_do_not_depend_on_the_batch():
-    logits = 2 * torch.randn(64, 5003, device="cuda")
-    hidden, weight = inputs.head_with_logits(logits, torch.bfloat16, 64)
-    hidden = hidden.repeat(4, 1)
-    seed, offset = counter(9), counter(1)
-    whole = flash_sample(hidden, weight, seed=seed, offset=offset).tokens
-    for B in (1, 2, 15, 16, 17, 31, 33, 64, 65, 127, 129, 255):
-        part = flash_sample(hidden[:B].contiguous(), weight, seed=seed, offset=offset).tokens
-        assert part.tolist() == whole[:B].tolist(), B
-
-
-@pytest.mark.parametrize("B", [1, 64, 256])
-def test_a_graph_draws_fresh_noise_at_each_replay_and_equals_eager(B):
-    hidden, weight = problem(B, 4001, 256)
-    seed, offset = counter(3), counter(0)
-
-    def launch(hidden, seed, offset):
-        return flash_sample(hidden, weight, seed=seed, offset=offset).tokens
-
-    replay = capture(launch, hidden, seed, offset)
-    drawn = []
-    for step in range(20):
-        offset.fill_(step)
-        drawn.append(replay().tolist())
-        assert drawn[-1] == launch(hidden, seed, counter(step)).tolist()
-    assert len({tuple(tokens) for tokens in drawn}) > 15
 
 
 def test_ten_thousand_replays_leave_the_workspace_as_it_was():
@@ -329,16 +273,6 @@ def test_outputs_are_written_whatever_the_allocator_hands_out():
     second = flash_sample(hidden, weight, seed=seed, offset=offset)
     assert second.tokens.tolist() == tokens.tolist()
     assert second.valid.all()
-
-
-@pytest.mark.parametrize("V", [1, 129, 5003, 151_936])
-@pytest.mark.parametrize("B", [1, 17, 256])
-def test_one_pass_argmax_over_stored_logits(B, V):
-    logits = (2 * torch.randn(B, V, device="cuda")).bfloat16()
-    for step in range(3):
-        seed, offset = counter(V), counter(step)
-        expected = reference.expect(logits, seed, offset, 1.0, "group")
-        assert expected.accepts(gumbel_argmax(logits, seed, offset, 1.0)).all()
 
 
 def test_many_graphs_can_be_captured_after_one_launch():

@@ -62,21 +62,15 @@ def test_an_unaligned_base_address_takes_the_pointer_path(unaligned):
 
 
 @pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("temperature", [0, 1e-30, 0.3, 1, 1e30])
+@pytest.mark.parametrize("temperature", [0, 1e-300, 1e-42, 1e-38, 1e-30, 0.3, 1, 1e30], ids=str)
 def test_temperature(temperature, noise):
+    """By a temperature that fp32 cannot divide by, draws are greedy."""
     logits = normal_logits(9, 128)
-    tokens = check(**stored(logits), temperature=temperature, noise=noise, config=TILES).tokens
-    if temperature < 1e-20:
-        assert tokens.tolist() == logits.argmax(1).tolist()
-
-
-@pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("temperature", [1e-38, 1e-42, 1e-300], ids=str)
-def test_a_temperature_that_fp32_cannot_divide_by_is_greedy(temperature, noise):
-    logits = normal_logits(8, 128, sigma=1.0)
-    call = {**stored(logits), "seed": SEED, "noise": noise, "config": TILES}
-    for form in (temperature, torch.full((8,), temperature)):
-        assert flash_sample(**call, temperature=form).tokens.tolist() == logits.argmax(1).tolist()
+    call = {**stored(logits), "noise": noise, "config": TILES}
+    for form in (temperature, torch.full((9,), float(temperature))):
+        tokens = check(**call, temperature=form).tokens
+        if temperature < 1e-20:
+            assert tokens.tolist() == logits.argmax(1).tolist()
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -182,14 +176,6 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other(temperature, noi
     assert sample.tokens[[0, 2, 3, 4, 6]].tolist() == [-1] * 5
     assert sample.valid.tolist() == [False, True, False, False, False, True, False, True]
     assert sample.tokens[[1, 5, 7]].tolist() == clean[[1, 5, 7]].tolist()
-
-
-def test_hidden_states_that_are_not_finite_spoil_their_own_row_only():
-    hidden, weight = problem(4, 150, 24)
-    clean = check(hidden=hidden, weight=weight).tokens
-    hidden[1, 3], hidden[2] = torch.inf, torch.nan
-    tokens = check(hidden=hidden, weight=weight).tokens
-    assert tokens.tolist() == [int(clean[0]), -1, -1, int(clean[3])]
 
 
 def test_what_is_returned_by_default():

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from fsbench import reference
-from fsbench.kernels.noise import contract, keys
+from fsbench.discover import discover
+from fsbench.kernels.flash_sampling import PROVIDER
+from fsbench.kernels.noise import keys
+from fsbench.verify.check import Setting
+from fsbench.verify.noise import check_noise_map
 
 pytestmark = pytest.mark.interpreter
-
-
-@triton.jit
-def _map_kernel(bits_ptr, gumbel_ptr, BLOCK: tl.constexpr):
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    bits = tl.load(bits_ptr + offs).to(tl.uint32)
-    tl.store(gumbel_ptr + offs, contract.gumbel(bits))
 
 
 @triton.jit
@@ -29,39 +26,18 @@ def _key_kernel(score_ptr, token_ptr, key_ptr, back_ptr, N: tl.constexpr):
     tl.store(back_ptr + offs, keys.token_of_key(key))
 
 
-@pytest.fixture(scope="module")
-def codes() -> torch.Tensor:
-    """Sorted 32-bit codes: both ends and the middle whole, the rest random and log-spaced."""
-    rng = np.random.default_rng(0)
-    end = np.arange(1 << 15)
-    log_spaced = (2 ** np.linspace(0, 32, 1 << 16)).astype(np.int64).clip(0, 2**32 - 1)
-    middle = 2**31 + np.arange(-(1 << 14), 1 << 14)
-    random = rng.integers(0, 2**32, (1 << 20) - 2 * len(end) - len(log_spaced) - len(middle))
-    return torch.from_numpy(
-        np.sort(np.concatenate([end, 2**32 - 1 - end, log_spaced, middle, random]))
-    )
+MAPS = {
+    entry.provider.noise_map
+    for entry in discover().values()
+    if entry.provider and entry.provider.noise_map is not None
+}
 
 
-@pytest.fixture(scope="module")
-def mapped(codes: torch.Tensor) -> torch.Tensor:
-    values = torch.full((len(codes),), torch.nan)
-    _map_kernel[(len(codes) // 8192,)](codes, values, BLOCK=8192)
-    return values
-
-
-def test_gumbel_is_accurate_finite_and_monotone(codes, mapped):
-    values = mapped
-    exact = reference.gumbel(codes)
-    assert (values.double() - exact).abs().max() < reference.GUMBEL_ERROR / 2
-    assert (values[1:] <= values[:-1]).all()
-    assert values.min() == pytest.approx(-3.13, abs=1e-3)
-    assert values.max() == pytest.approx(22.874, abs=1e-3)
-
-
-def test_exponential_keeps_relative_precision_at_its_small_end(codes, mapped):
-    """E = exp(-g) has no atoms where the winners are: neighbouring codes stay apart."""
-    smallest = mapped[:4096]
-    assert (smallest[1:] < smallest[:-1])[codes[1:4096] != codes[:4095]].all()
+@pytest.mark.parametrize("noise_map", MAPS)
+def test_the_noise_map_is_finite_monotone_and_accurate(noise_map):
+    """On a part of the codes; `verify --tier full` tries all on a GPU."""
+    check = check_noise_map(replace(PROVIDER, noise_map=noise_map), Setting("cpu", "fp32"), 2**18)
+    assert check.passed and check.draws > 2**17, check
 
 
 def test_keys_order_scores_first_then_lower_tokens():

@@ -8,17 +8,16 @@ from flash_sample_cases import counter, normal_logits
 from tiers import full
 
 from fsbench import reference
-from fsbench.kernels import akunu_exact as akunu
-from fsbench.kernels import akunu_faithful
-from fsbench.kernels import pivot_search as pivot
 from fsbench.kernels.akunu_exact import akunu_exact
 from fsbench.kernels.akunu_faithful import akunu_scores
+from fsbench.kernels.group_gumbel_parallel import group_gumbel_parallel
+from fsbench.kernels.gumbel_argmax import gumbel_argmax
 from fsbench.kernels.pivot_search import pivot_search
 from fsbench.kernels.providing import akunu_reference as chapter
 from fsbench.kernels.providing.akunu import PARTS
 from fsbench.kernels.providing.filters import AKUNU_ORDER
 from fsbench.kernels.truncated.cutoff import GATHERED, RANKED
-from fsbench.problem import FILTER_ORDER, Problem
+from fsbench.problem import FILTER_ORDER
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -173,25 +172,6 @@ def test_the_hash_and_its_uniforms_are_the_published_ones():
         assert float(chapter.uniforms(123, 7, 3, 100)[row, token]) == u
 
 
-@pytest.mark.parametrize("draw", [akunu_exact, pivot_search, akunu_scores])
-def test_rows_may_be_those_of_a_wider_tensor(draw):
-    wide = torch.full((4, 192), 1e4)
-    wide[:, :130] = laws(130)
-    found, expected = (
-        draw(logits, SEED, STEP, 0.8, **DEFAULTS)
-        for logits in (wide[:, :130], wide[:, :130].contiguous())
-    )
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("provider", [akunu.PROVIDER, akunu_faithful.PROVIDER, pivot.PROVIDER])
-def test_the_padding_of_the_weight_is_never_drawn(provider):
-    weight = torch.full((50, 16), -100.0)
-    weight[49] = -1.0
-    launch = provider.build(Problem(2, 16, 50, "fp16", top_k=3), weight)
-    assert launch(torch.ones(2, 16), SEED, STEP).tolist() == [49, 49]
-
-
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize(("V", "T"), [(100, 1.0), (5003, 0.8)])
 def test_faithful_has_the_arithmetic_of_the_chapter(V, T, filters):
@@ -211,3 +191,22 @@ def test_faithful_keeps_less_than_the_law_and_less_than_k():
     assert (chapter.kept(logits, top_p=0.9).sum(1) < exact).all(), "the crossing token is cut"
     close = torch.linspace(0, 0.005, 20).expand(1, 20)  # within one step of the bisection
     assert chapter.kept(close, top_k=5).sum() != 5
+
+
+def by_groups(logits, seed, offset, temperature, **_):
+    return group_gumbel_parallel(logits, seed, offset, temperature)[0]
+
+
+def in_one_pass(logits, seed, offset, temperature, **_):
+    return gumbel_argmax(logits, seed, offset, temperature)
+
+
+@pytest.mark.parametrize("draw", [akunu_exact, pivot_search, akunu_scores, by_groups, in_one_pass])
+def test_rows_may_be_those_of_a_wider_tensor(draw):
+    wide = torch.full((4, 192), 1e4)
+    wide[:, :130] = laws(130)
+    found, expected = (
+        draw(logits, SEED, STEP, 0.8, **DEFAULTS)
+        for logits in (wide[:, :130], wide[:, :130].contiguous())
+    )
+    assert torch.equal(found, expected)

@@ -125,21 +125,6 @@ def test_options(name, dtype):
     assert torch.equal(sample.valid, same.valid)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [2, 6])
-def test_several_samples_are_those_of_flash_sample(n, dtype):
-    hidden, weight = matrices(5, 64, 400, dtype)
-    hidden[2, 1] = torch.nan
-    options = {"seed": torch.tensor([3]), "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, 7.0])}
-    sample = screened_sample(hidden, prepare_head(weight), num_samples=n, **options)
-    same = flash_sample(hidden, weight, noise="token", num_samples=n, **options)
-    assert sample.tokens.shape == (5, n) and sample.found is None  # the full kernel ran
-    assert torch.equal(sample.tokens, same.tokens)
-    assert sample.valid.tolist() == [True, True, False, True, True]
-    one = screened_sample(hidden, prepare_head(weight), **options)
-    assert (one.tokens == sample.tokens[:, 0]).float().mean() >= 0.8  # but for ties of rounding
-
-
 def test_arguments_are_checked_once(monkeypatch):
     """By flash_sample, where the call is one of it."""
     monkeypatch.setattr(api, "checked_request", None)
@@ -156,6 +141,8 @@ def test_log_probabilities_are_exact_and_change_no_token(dtype):
     sample = screened_sample(
         hidden, prepare_head(weight), return_logprob=True, return_logz=True, **options
     )
+    same = flash_sample(hidden, weight, noise="token", **options)
+    assert torch.equal(sample.tokens, same.tokens) and torch.equal(sample.valid, same.valid)
     plain = screened_sample(hidden, prepare_head(weight), **{**options, "num_samples": 1})
     assert (sample.tokens[:, 0] == plain.tokens).float().mean() >= 0.75
     assert plain.logprob is None and plain.logz is None
@@ -350,3 +337,21 @@ def test_what_it_refuses():
     ]:
         with pytest.raises(error, match=message):
             screened_sample(hidden, wrong, seed=seed, **more)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_configs_that_it_refuses(samples):
+    """Also where they are not used: in torch, and with several samples."""
+    hidden, weight = matrices(2, 16, 64, torch.bfloat16)
+    head, seed = prepare_head(weight), torch.tensor([0])
+    screen, resolve = default_configs(2, 16, hidden.device)
+    for configs, error, message in (
+        ((1, 2), InvalidType, "expected a ScreenConfig or HopperScreenConfig first; got int"),
+        ((screen, screen), InvalidType, "expected a ResolveConfig second; got ScreenConfig"),
+        ((screen,), InvalidArgument, "expected two, of both launches; got 1"),
+        ((), InvalidArgument, "expected two, of both launches; got 0"),
+        (screen, InvalidType, "expected a tuple; got ScreenConfig"),
+    ):
+        with pytest.raises(error, match=f"configs: {message}"):
+            screened_sample(hidden, head, seed=seed, configs=configs, num_samples=samples)
+    screened_sample(hidden, head, seed=seed, configs=(screen, resolve), num_samples=samples)

@@ -40,31 +40,24 @@ def test_a_winner_that_its_codes_hide_is_found_by_the_residual():
 
 
 @pytest.mark.parametrize("dtype", EXACT)
-def test_a_winner_that_high_bytes_hide_is_found_by_the_low_ones(dtype):
-    """The copy is exact, and the high bytes of hidden alone would draw token 1."""
+@pytest.mark.parametrize(
+    ("entries", "part", "codes"),
+    [
+        ([0.00389, 0.00389, 0.00395], "high", [127, 0, 0, 1]),
+        # In steps: two of 0.4 that are rounded to 0, against one of 0.6 that is rounded to 1.
+        ([0.4 / 32_512, 0.4 / 32_512, 0.6 / 32_512], "low", [0, 0, 0, 1]),
+    ],
+    ids=["high bytes, found by the low ones", "rounding, found by spread"],
+)
+def test_a_winner_that_codes_of_hidden_hide_is_found(entries, part, codes, dtype):
+    """The copy is exact, and this part of hidden alone would draw token 1."""
     hidden = torch.zeros(1, 16)
-    hidden[0, :4] = torch.tensor([1.0, 0.00389, 0.00389, 0.00395])
+    hidden[0, :4] = torch.tensor([1.0, *entries])
     weight = torch.zeros(128, 16)
     weight[:, 0] = 127
     weight[0, 1] = weight[0, 2] = weight[1, 3] = 127
     hidden, weight = hidden.to(dtype), weight.to(dtype)
-    screened = screen_hidden(hidden)
-    assert screened.high[0, :4].tolist() == [127, 0, 0, 1]
-    options = {"seed": torch.tensor([0]), "temperature": 0.0}
-    assert screened_sample(hidden, prepare_head(weight), **options).tokens[0] == 0
-
-
-@pytest.mark.parametrize("dtype", EXACT)
-def test_a_winner_that_the_rounding_of_hidden_hides_is_found_by_spread(dtype):
-    """Two entries of 0.4 steps that are rounded to 0, against one of 0.6 that is rounded to 1."""
-    step = 1 / 32_512
-    hidden = torch.zeros(1, 16)
-    hidden[0, :4] = torch.tensor([1.0, 0.4 * step, 0.4 * step, 0.6 * step])
-    weight = torch.zeros(128, 16)
-    weight[:, 0] = 127
-    weight[0, 1] = weight[0, 2] = weight[1, 3] = 127
-    hidden, weight = hidden.to(dtype), weight.to(dtype)
-    assert screen_hidden(hidden).low[0, :4].tolist() == [0, 0, 0, 1]
+    assert getattr(screen_hidden(hidden), part)[0, :4].tolist() == codes
     options = {"seed": torch.tensor([0]), "temperature": 0.0}
     assert screened_sample(hidden, prepare_head(weight), **options).tokens[0] == 0
 

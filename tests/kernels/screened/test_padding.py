@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from memory_watch import within_tensors
+from tiers import full
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
@@ -64,8 +65,8 @@ QUICK = ("2^51", "2^110")
 
 
 def case(name: str, row, T, V: int = 100, rows: int = 100):
-    slow = [] if name.endswith(QUICK) and V == 100 else [pytest.mark.full]
-    return pytest.param(row, T, V, rows, id=name, marks=slow)
+    quick = name.endswith(QUICK) and V == 100
+    return (pytest.param if quick else full)(row, T, V, rows, id=name)
 
 
 CASES = [
@@ -107,8 +108,6 @@ OPTIONS = {
     "all bits set": {"mask": amid(bits_of(-1, 100), -1)},
     "no bit set": {"mask": amid(bits_of(0, 100), -1)},
     "soft cap": {"soft_cap": 2.0},
-}
-EVERYTHING = {
     "everything": {
         "bias": amid(torch.linspace(-2, 2, 400).view(4, 100), torch.nan),
         "mask": amid(bits_of(0x55555555, 100), -1),
@@ -119,22 +118,15 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*(pytest.param(name, marks=pytest.mark.full) for name in OPTIONS), "everything"],
-)
+@pytest.mark.parametrize("name", [full(name) if name != "everything" else name for name in OPTIONS])
 @pytest.mark.parametrize("configs", [ROOMY, None], ids=["listed", "in full"])
-@pytest.mark.parametrize("D", [64, pytest.param(30, marks=pytest.mark.full)])
+@pytest.mark.parametrize("D", [64, full(30)])
 def test_options_touch_nothing_else_in_rows_without_bounds(name, configs, D):
     hidden, head = matrices(100, 100, D)
     hidden[1], hidden[2, 3] = torch.nan, 2.0**51
     temperature = amid(torch.tensor([1.0, 0.5, 1.0, -1.0]), torch.nan)
     hidden = amid(hidden, torch.nan)
-    options = {
-        "seed": torch.tensor([5]),
-        "temperature": temperature,
-        **(OPTIONS | EVERYTHING)[name],
-    }
+    options = {"seed": torch.tensor([5]), "temperature": temperature, **OPTIONS[name]}
     with within_tensors():
         sample = screened_sample(hidden, head, configs=configs, **options)
     same = flash_sample(hidden, head.weight, noise="token", **options)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
+from fsbench.kernels.call.result import Screened
 from fsbench.kernels.noise.contract import gumbel
 from fsbench.kernels.screened.bounds import screen_hidden, screen_logits
 from fsbench.kernels.screened.records import rough_gumbel
@@ -35,6 +36,14 @@ def on_device(seed: int) -> torch.Tensor:
     return torch.tensor([seed], device="cuda")
 
 
+def assert_same(hidden: torch.Tensor, weight: torch.Tensor, **options) -> Screened:
+    """What it draws: the tokens of flash_sample with token noise, bit for bit."""
+    sample = screened_sample(hidden, prepare_head(weight), **options)
+    same = flash_sample(hidden, weight, noise="token", **options)
+    assert torch.equal(sample.tokens, same.tokens) and torch.equal(sample.valid, same.valid)
+    return sample
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("D", [1000, 1152, 4096])
 @pytest.mark.parametrize("B", [1, 5, 16, 17, 33, 64, 77, 256])
@@ -55,11 +64,8 @@ def test_tokens_are_equal_to_the_last_one(B, D, dtype):
 def test_any_number_of_tokens(B, V):
     # Programs without a tile, and with one of the tail; 70,000: rounds of 256 tokens and a tail.
     hidden, weight = matrices(B, 1024, V)
-    head = prepare_head(weight)
     for seed in range(5):
-        sample = screened_sample(hidden, head, seed=on_device(seed))
-        same = flash_sample(hidden, weight, seed=on_device(seed), noise="token")
-        assert torch.equal(sample.tokens, same.tokens)
+        assert_same(hidden, weight, seed=on_device(seed))
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 4.0, 16.0])
@@ -67,9 +73,7 @@ def test_any_number_of_tokens(B, V):
 def test_any_spread(sigma, temperature):
     hidden, weight = matrices(16, 2048, 151_936, sigma)
     options = {"seed": on_device(3), "temperature": temperature}
-    sample = screened_sample(hidden, prepare_head(weight), **options)
-    same = flash_sample(hidden, weight, noise="token", **options)
-    assert torch.equal(sample.tokens, same.tokens)
+    assert_same(hidden, weight, **options)
 
 
 def test_options_together():
@@ -84,9 +88,7 @@ def test_options_together():
         "offset": on_device(2**33 + 5),
         "vocab_size": V,
     }
-    sample = screened_sample(hidden, prepare_head(weight), **options)
-    same = flash_sample(hidden, weight, noise="token", **options)
-    assert torch.equal(sample.tokens, same.tokens)
+    assert_same(hidden, weight, **options)
 
 
 def test_rows_that_must_be_computed_in_full_are_right_and_counted():
@@ -96,9 +98,7 @@ def test_rows_that_must_be_computed_in_full_are_right_and_counted():
     T = torch.ones(64, device="cuda")
     T[33] = 0
     options = {"seed": on_device(1), "temperature": T}
-    sample = screened_sample(hidden, prepare_head(weight), **options)
-    same = flash_sample(hidden, weight, noise="token", **options)
-    assert torch.equal(sample.tokens, same.tokens)
+    sample = assert_same(hidden, weight, **options)
     assert (sample.found < 0).nonzero()[:, 0].tolist() == [5, 33, 40]
     assert (~sample.valid).nonzero()[:, 0].tolist() == [5, 40]
 
@@ -115,37 +115,8 @@ def test_rows_without_bounds_draw_no_padding(B, V, rows):
     T[3], T[4] = torch.nan, 2.0**110
     for seed in range(5):
         options = {"seed": on_device(seed), "temperature": T, "vocab_size": V}
-        sample = screened_sample(hidden, prepare_head(weight), **options)
-        same = flash_sample(hidden, weight, noise="token", **options)
-        assert torch.equal(sample.tokens, same.tokens)
-        assert torch.equal(sample.valid, same.valid)
+        sample = assert_same(hidden, weight, **options)
         assert sample.found.max() <= V
-
-
-@pytest.mark.parametrize("n", [2, 3, 6])
-def test_several_samples_of_a_row(n):
-    hidden, weight = matrices(20, 1024, 40_000)
-    hidden[7, 0] = torch.nan
-    hidden[9] *= 1e-30
-    T = torch.ones(20, device="cuda")
-    T[9] = 0
-    options = {"seed": on_device(1), "temperature": T, "num_samples": n}
-    sample = screened_sample(hidden, prepare_head(weight), **options)
-    same = flash_sample(hidden, weight, noise="token", **options)
-    assert torch.equal(sample.tokens, same.tokens)
-    assert torch.equal(sample.valid, same.valid)
-    first = screened_sample(hidden, prepare_head(weight), seed=on_device(1), temperature=T)
-    assert torch.equal(first.tokens, sample.tokens[:, 0])
-
-
-def test_log_probabilities_come_with_the_same_tokens():
-    hidden, weight = matrices(16, 1024, 40_000)
-    head, options = prepare_head(weight), {"seed": on_device(1), "offset": on_device(4)}
-    sample = screened_sample(hidden, head, return_logprob=True, return_logz=True, **options)
-    assert torch.equal(sample.tokens, screened_sample(hidden, head, **options).tokens)
-    logprobs = (hidden.double() @ weight.double().T).log_softmax(1)
-    expected = logprobs.gather(1, sample.tokens[:, None])[:, 0]
-    assert torch.allclose(sample.logprob.double(), expected, atol=1e-3)
 
 
 def test_launches_on_two_streams_do_not_disturb_each_other():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import on_ranks
+from ranks import call_of, on_ranks, own_rows
 from torch import Tensor
 
 from fsbench.discover import discover
@@ -53,30 +53,6 @@ def uneven(V: int, ranks: int) -> list[int]:
     return [*sizes, V - sum(sizes)]
 
 
-def own_rows(weight: Tensor, rank: int, sizes: list[int]) -> Tensor:
-    first = sum(sizes[:rank])
-    return weight[first : first + sizes[rank]].clone()
-
-
-def options(name: str, B: int, V: int) -> dict[str, object]:
-    generator = torch.Generator("cuda").manual_seed(7)
-    if name == "everything":
-        mask = torch.rand(B, V, generator=generator, device="cuda") < 0.3
-        mask[B // 2] = False  # no draw
-        return {
-            "seed": torch.randint(0, 2**62, (B,), generator=generator, device="cuda"),
-            "offset": torch.randint(0, 2**20, (B,), generator=generator, device="cuda"),
-            "temperature": torch.rand(B, generator=generator, device="cuda").round(decimals=1),
-            "bias": torch.randn(B, V, generator=generator, device="cuda"),
-            "mask": mask,
-            "soft_cap": 20.0,
-            "num_samples": 3,
-        }
-    if name == "greedy":
-        return {"seed": counter(1), "temperature": 0.0}
-    return {"seed": counter(4), "offset": counter(9), "temperature": 0.8}
-
-
 def against_one_gpu(rank: int, ranks: int, kernel: str, name: str) -> list[str]:
     """Differences between the ranks' samples and those of one GPU."""
     wrong = []
@@ -84,7 +60,7 @@ def against_one_gpu(rank: int, ranks: int, kernel: str, name: str) -> list[str]:
         for B in (1, 16, 100, 256) if name == "plain" else (64,):
             hidden, weight = head(B, V, D)
             shard = VocabShard(own_rows(weight, rank, uneven(V, ranks)))
-            what = options(name, B, V)
+            what = call_of(name, B, V, "cuda")
             if name != "plain":
                 what |= {"return_logprob": True, "return_logz": True}
             one = flash_sample(hidden, weight, kernel=kernel, **what)

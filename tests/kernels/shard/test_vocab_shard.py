@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from flash_sample_cases import counter, problem
-from ranks import SharedLine, on_ranks
+from ranks import KINDS, SharedLine, call_of, on_ranks, own_rows
 from tiers import full
 from torch import Tensor
 
@@ -75,47 +75,13 @@ SIZES = {
 }
 
 
-def arguments(kind: str, V: int) -> dict[str, object]:
-    """Of a call with B = 5 rows."""
-    generator = torch.Generator().manual_seed(3)
-    more: dict[str, object] = {"seed": counter(77), "offset": counter(5)}
-    if kind == "everything":
-        mask = torch.rand(5, V, generator=generator) < 0.3
-        mask[3] = False  # no draw
-        mask[4, : V - 52] = False  # the last rank's alone
-        more = {
-            "seed": counter(1, 2, 3, 4, 5),
-            "offset": counter(9, 8, 7, 6, 5),
-            "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, 1.0]),
-            "bias": torch.randn(5, V, generator=generator),
-            "mask": mask,
-            "soft_cap": 5.0,
-            "num_samples": 3,
-        }
-    elif kind == "greedy":
-        more["temperature"] = 0.0
-    elif kind == "token noise":
-        more["noise"] = "token"
-    elif kind == "NaN":
-        bias = torch.zeros(5, V)
-        bias[1, V - 1] = torch.nan
-        bias[2, 0] = torch.inf
-        bias[3, :600] = -torch.inf
-        more["bias"] = bias
-    return more
-
-
-KINDS = ("plain", "everything", "greedy", "token noise", "NaN")
-
-
 def answer(sample: Sample) -> list[list[float]]:
     fields = (sample.tokens, sample.valid, sample.logprob, sample.logz)
     return [field.double().flatten().tolist() for field in fields]
 
 
 def shard_of(rank: int, sizes: list[int], weight: Tensor, **options: object) -> VocabShard:
-    first = sum(sizes[:rank])
-    return VocabShard(weight[first : first + sizes[rank]].clone(), **options)
+    return VocabShard(own_rows(weight, rank, sizes), **options)
 
 
 def draws(rank: int, sizes: list[int], folder: str | None) -> list[list[list[float]]]:
@@ -131,7 +97,7 @@ def draws(rank: int, sizes: list[int], folder: str | None) -> list[list[list[flo
                     shard,
                     return_logprob=True,
                     return_logz=True,
-                    **arguments(kind, sum(sizes)),
+                    **call_of(kind, 5, sum(sizes)),
                 )
             )
             for kind in KINDS
@@ -166,7 +132,7 @@ def test_tokens_are_those_of_one_rank_and_the_same_on_all(ranks):
     for i, kind in enumerate(KINDS):
         one = answer(
             flash_sample(
-                hidden, weight, return_logprob=True, return_logz=True, **arguments(kind, V)
+                hidden, weight, return_logprob=True, return_logz=True, **call_of(kind, 5, V)
             )
         )
         for rank, form in product(range(ranks), ("collectives", "kernel")):

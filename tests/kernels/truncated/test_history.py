@@ -39,7 +39,7 @@ def test_a_history_counts_what_is_appended():
         (([[1, 2, 3]], [[4]], 3), "capacity: expected at least 4, the distinct tokens of row 0"),
         (([[1, -2]], [[]], 3), "prompts: expected token ids from 0 to 2^31 - 1 in row 0; got -2"),
         (([[1]], [[2**31]], 3), "outputs: expected token ids from 0 to 2^31 - 1 in row 0; got 2"),
-        (([[1]], [[]], 0), "capacity: expected at least 1; got 0"),
+        (([[1]], [[]], 0), "capacity: expected 1 to 2147483647; got 0"),
     ],
 )
 def test_a_history_refuses(arguments, message):
@@ -63,7 +63,7 @@ def test_a_history_takes_integers_of_any_kind_and_nothing_else():
         (torch.tensor([1]), InvalidArgument, r"tokens: expected shape \[2\]; got \[1\]"),
         (torch.tensor(1), InvalidArgument, r"tokens: expected shape \[2\]; got \[\]"),
         (torch.tensor([[1, 2]]), InvalidArgument, r"tokens: expected shape \[2\]; got \[1, 2\]"),
-        (torch.tensor([1, 2], device="meta"), InvalidArgument, "expected it on cpu as the history"),
+        (torch.tensor([1, 2], device="meta"), InvalidArgument, "tokens: expected it on cpu"),
         (torch.tensor([1, 2**40]), InvalidArgument, "ids below 2\\^31; got 1099511627776"),
     ],
     ids=str,

@@ -162,24 +162,6 @@ def test_tiles_and_kernels_do_not_matter(bucket):
         assert torch.equal(other.kept, first.kept), config
 
 
-def test_batch_and_place_do_not_matter():
-    hidden, weight = problem(256, 20_011, 512)
-    seeds = torch.arange(256, device="cuda")
-    filters = row_filters(256)
-    whole = drawn(hidden, weight, seed=seeds, **filters)
-    for B in (1, 15, 64, 129):
-        rows = torch.randperm(256, device="cuda")[:B]
-        part = drawn(
-            hidden[rows].contiguous(),
-            weight,
-            seed=seeds[rows],
-            **{name: value[rows] for name, value in filters.items()},
-        )
-        if B > 1:  # a single seed counts for the batch, with the row's number
-            assert torch.equal(part.tokens, whole.tokens[rows])
-        assert torch.equal(part.kept, whole.kept[rows])
-
-
 @pytest.mark.parametrize("amounts", [(1.3, 0.1, 0.2), (0.7, -0.5, -0.1)], ids=str)
 def test_penalties(amounts):
     B, V = 40, 20_011
@@ -198,14 +180,6 @@ def test_penalties(amounts):
     seen, counts = history.dense(V)
     changed = reference.penalised(logits, seen, counts, **dict(zip(names, amounts, strict=True)))
     assert_expected(sample, changed, counter(2), counter(0), error=1e-5, noise="token", **filters)
-
-
-def test_rows_without_a_draw():
-    hidden, weight, _ = exact(8, 20_011)
-    hidden[2] = torch.nan
-    sample = drawn(hidden, weight, seed=counter(2), top_k=50, top_p=0.9)
-    assert sample.tokens[2] == -1 and sample.kept[2] == 0
-    assert sample.valid.sum() == 7
 
 
 def test_graphs_draw_afresh_and_read_filters_again():
