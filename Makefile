@@ -15,7 +15,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
 # Installed first, so that no dependency picks another: without a GPU, the version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs clean
+.PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs check-engines clean
 
 setup: $(VENV)/ready
 
@@ -81,6 +81,12 @@ plots: setup
 # Tables and numbers of README.md and docs/, from results/ and the code (tools/pages).
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
+
+# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once), and what they
+# do against vLLM's own kernels in the interpreter.
+check-engines: setup
+	$(VENV)/bin/python tools/check_engines.py
+	$(ON_CPU) tests/fsbench/integrations/test_real_kernels.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

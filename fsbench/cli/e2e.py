@@ -34,7 +34,7 @@ def e2e(
         option(
             "--engine",
             one_of(lambda: ("hf", "vllm")),
-            "hf: a decode loop over transformers. vllm: vLLM 0.22.1.",
+            "hf: a decode loop over transformers. vllm: vLLM 0.26.0.",
         ),
     ] = "hf",
     model: Annotated[
@@ -53,6 +53,10 @@ def e2e(
             "or names of `fsbench list`. Default: the engine's own, FlashInfer, flash_sample.",
         ),
     ] = None,
+    requests: Annotated[
+        str,
+        option("--requests", WORDS, "Kinds of requests, comma list (vllm). hf has plain ones."),
+    ] = "plain",
     tp: Annotated[str, option("--tp", integers(), "GPUs of a model, comma list (vllm).")] = "1",
     runs: Annotated[int, option("--runs", whole(), "Recorded runs of each sampler.")] = 5,
     prompt_tokens: Annotated[int, option("--prompt-tokens", whole(), "Tokens of a prompt.")] = 128,
@@ -98,6 +102,7 @@ def e2e(
         output_tokens=output_tokens,
         dtype=_DTYPES[dtype],
         seed=seed,
+        requests=tuple(_names(requests)),
     )
     versions = {package: package_version(package) for package in ("transformers", "vllm")}
     facts = {**environment(device, sys.argv), **versions, "engine": engine}

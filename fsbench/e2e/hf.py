@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from fsbench.e2e.measure import Plan
 from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Decoded, Profile
+from fsbench.e2e.requests import PLAIN
 from fsbench.e2e.trace import step_profile
 from fsbench.errors import EngineUnavailable, InvalidArgument
 from fsbench.integrations.draw import (
@@ -34,6 +35,7 @@ from fsbench.integrations.draw import (
     MATMUL_MARK,
     Draw,
     Head,
+    Rows,
     known,
     make_draw,
     missing,
@@ -72,6 +74,10 @@ class HuggingFace:
             self.label(sampler)
         if plan.tp != (1,):
             raise InvalidArgument(f"--tp: expected 1 with --engine hf; got {max(plan.tp)}")
+        if plan.requests != (PLAIN,):
+            raise InvalidArgument(
+                f"--requests: expected plain with --engine hf; got {','.join(plan.requests)}"
+            )
 
     def label(self, sampler: str) -> tuple[str, bool]:
         missing(sampler, self.device)  # raises for names that nobody knows
@@ -100,7 +106,7 @@ class Loaded:
         self._batch: Batch | None = None
         self._steps: dict[str, Callable[[], object]] = {}
 
-    def prepare(self, sampler: str, B: int) -> None:
+    def prepare(self, sampler: str, B: int, requests: str = PLAIN) -> None:
         if self._batch is None or self._batch.B != B:
             self._steps.clear()
             self._batch = None  # frees its cache before the next is made
@@ -109,11 +115,11 @@ class Loaded:
             self._draws[sampler] = make_draw(sampler, self._head)
         self._steps[sampler] = self._batch.compiled(self._draws[sampler])
 
-    def decode(self, sampler: str, B: int) -> Decoded:
+    def decode(self, sampler: str, B: int, requests: str = PLAIN) -> Decoded:
         assert self._batch is not None and self._batch.B == B
         return self._batch.decode(self._steps[sampler])
 
-    def profile(self, sampler: str, B: int) -> Profile:
+    def profile(self, sampler: str, B: int, requests: str = PLAIN) -> Profile:
         assert self._batch is not None and self._batch.B == B
         return self._batch.profile(self._draws[sampler])
 
@@ -241,7 +247,8 @@ class Batch:
 
     def _drawn(self, draw: Draw, hidden: Tensor) -> Tensor:
         with record_function(DRAW_MARK):  # costs nothing in a graph
-            return draw(hidden, self._temperature, self._seed, self._position)
+            rows = Rows(hidden, self._temperature, self._seed, self._position)
+            return draw(rows).tokens
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Hidden states [B, n, D] of the tokens ids [B, n] at positions [n]; no logits."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Protocol
 
 from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Case, Decoded, Profile, Store
+from fsbench.e2e.requests import PLAIN
 from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. samplers: names, the baseline first.
+    """What to measure. samplers: names, the baseline first. requests: kinds of requests.
 
     runs: recorded decodings of each sampler and batch. dtype: bfloat16, float16 or float32.
     """
@@ -28,18 +30,19 @@ class Plan:
     output_tokens: int = 128
     dtype: str = "bfloat16"
     seed: int = 0
+    requests: tuple[str, ...] = (PLAIN,)
 
 
 class Session(Protocol):
     """One model that is loaded, in an engine, with several samplers to choose from."""
 
-    def prepare(self, sampler: str, B: int) -> None:
-        """Untimed: whatever the first decoding of B requests with this sampler has to do."""
+    def prepare(self, sampler: str, B: int, requests: str) -> None:
+        """Untimed: what the first decoding of B requests of this kind has to do."""
 
-    def decode(self, sampler: str, B: int) -> Decoded:
+    def decode(self, sampler: str, B: int, requests: str) -> Decoded:
         """B requests from their prompts to their last tokens, as Plan says."""
 
-    def profile(self, sampler: str, B: int) -> Profile:
+    def profile(self, sampler: str, B: int, requests: str) -> Profile:
         """A few steps of such a decoding, under a profiler."""
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
@@ -74,10 +77,10 @@ def measure(
 ) -> int:
     """Measure the plan; returns the number of cases that failed.
 
-    For each model and batch size the samplers decode in turn, run after run, each run beginning
-    with another sampler, so that what drifts (clocks, other processes) meets all of them alike. A
-    sampler that cannot run here is recorded as unavailable; one that fails is recorded with its
-    error, and the others go on.
+    For each model, kind of requests and batch size the samplers decode in turn, run after run, each
+    run beginning with another sampler, so that what drifts (clocks, other processes) meets all of
+    them alike. A sampler that cannot run here is recorded as unavailable; one that fails is
+    recorded with its error, and the others go on.
 
     Raises:
         InvalidArgument: a sampler that nobody knows; and what the engine raises on loading a model.
@@ -109,8 +112,8 @@ def _measure_model(
     say(f"{decoder.name}, tp {tp}: loading")
     session = engine.open(plan, decoder, tp, able)
     try:
-        for B in plan.batches:
-            here = {name: replace(cases[name], b=B) for name in able}
+        for requests, B in product(plan.requests, plan.batches):
+            here = {name: replace(cases[name], b=B, requests=requests) for name in able}
             broken = _measure_batch(plan, session, here, store, say)
             failed += len(broken)
         for name in able:
@@ -134,17 +137,18 @@ def _measure_batch(
     say: Callable[[str], None],
 ) -> set[str]:
     """Returns the samplers that failed."""
-    B = next(iter(cases.values())).b
+    first_case = next(iter(cases.values()))
+    B, requests = first_case.b, first_case.requests
     broken: set[str] = set()
 
     def run(name: str, number: int) -> None:
-        store.append_run(cases[name], number, session.decode(name, B))
+        store.append_run(cases[name], number, session.decode(name, B, requests))
 
     def profile(name: str) -> None:
-        store.append_profile(cases[name], session.profile(name, B))
+        store.append_profile(cases[name], session.profile(name, B, requests))
 
     names = list(cases)
-    todo = [(name, partial(session.prepare, name, B)) for name in names]
+    todo = [(name, partial(session.prepare, name, B, requests)) for name in names]
     for number in range(plan.runs):
         first = number % len(names)
         turns = names[first:] + names[:first]
@@ -159,7 +163,7 @@ def _measure_batch(
             store.append_status(cases[name], status, describe(error))
             say(f"{name}, B={B}: {describe(error)}")
             broken.add(name)
-    say(f"{cases[names[0]].model}, B={B}: measured")
+    say(f"{first_case.model}, {requests}, B={B}: measured")
     return broken
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fsbench.e2e.requests import PLAIN
 from fsbench.errors import ResultsError
 from fsbench.records.disk import append_line, refusals
 from fsbench.records.store import read_environment, write_environment
@@ -29,7 +30,8 @@ class Case:
     """One sampler in one engine, on one model with B requests at a time.
 
     label is the sampler's text in legends; fused: the logits never exist in memory; baseline: gains
-    are counted from it. gpu is the GPU's name, empty on a CPU.
+    are counted from it. gpu is the GPU's name, empty on a CPU. requests: their
+    kind; records that do not say have plain ones.
     """
 
     engine: str
@@ -45,6 +47,7 @@ class Case:
     baseline: bool
     device: str
     gpu: str
+    requests: str = PLAIN
 
 
 @dataclass(frozen=True)

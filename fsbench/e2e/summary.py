@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fsbench.e2e.requests import PLAIN
 from fsbench.errors import one_line
 
-_KEY = ("engine", "model", "tp", "b", "sampler")
+_KEY = ("engine", "model", "tp", "requests", "b", "sampler")
 
 COLUMNS = (
     *("engine", "model", "d", "v", "dtype", "tp", "b", "sampler", "label", "fused", "baseline"),
+    "requests",
     *("device", "gpu", "status", "reason", "runs", "prompt_tokens", "output_tokens"),
     *("tpot_ms", "tpot_min_ms", "tpot_max_ms", "step_p95_ms", "step_p99_ms", "tokens_per_s"),
     *("reduction_pct", "reduction_sd_pct", "draw_us", "matmul_us", "rest_us", "gap_us"),
@@ -27,7 +29,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """A row per case, in the order in which the cases first appear; see COLUMNS."""
     cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
-        case = line["case"]
+        case = {"requests": PLAIN, **line["case"]}
         if "counts" in line:
             continue
         found = cases.setdefault(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsbench.e2e.records import read
+from fsbench.e2e.requests import PLAIN
 from fsbench.e2e.summary import summary
 from fsbench.paper import table
 from fsbench.records.disk import write_into
@@ -29,9 +30,11 @@ def write_tables(folder: Path) -> pd.DataFrame:
 def markdown(frame: pd.DataFrame) -> str:
     """For each engine and model: times (Table 7), what is saved (Table 8), where the time goes."""
     parts = []
-    for (engine, model, tp), rows in frame.groupby(["engine", "model", "tp"], sort=False):
+    keys = ["engine", "model", "tp", "requests"]
+    for (engine, model, tp, requests), rows in frame.groupby(keys, sort=False):
         first = rows.iloc[0]
-        parts.append(f"## {model} in {engine}, {tp} x {first.gpu or 'CPU'}")
+        kind = "" if requests == PLAIN else f", {requests} requests"
+        parts.append(f"## {model} in {engine}, {tp} x {first.gpu or 'CPU'}{kind}")
         lacking = rows[rows.status != "ok"].drop_duplicates(["sampler", "reason"])
         parts += [f"{row.label}: {row.status}, {row.reason}." for row in lacking.itertuples()]
         measured = rows[rows.runs > 0]

@@ -25,9 +25,10 @@ import torch
 from fsbench.e2e.measure import Plan
 from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Decoded, Profile
+from fsbench.e2e.requests import check_kind
 from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
-from fsbench.integrations.vllm_interface import MARKS, SWITCH, check_version
+from fsbench.integrations.vllm import MARKS, MEASURED, SWITCH, adapter_of
 from fsbench.machine.packages import package_version
 
 OWN = "vllm"
@@ -53,9 +54,10 @@ class Vllm:
         version = package_version("vllm")
         if version is None:
             raise EngineUnavailable(
-                "--engine vllm: expected vLLM 0.22.1; it is not installed. pip install vllm==0.22.1"
+                f"--engine vllm: expected vLLM {MEASURED}; it is not installed. "
+                f"pip install vllm=={MEASURED}"
             )
-        check_version(version)
+        adapter_of(version)
         if device != "cuda":
             raise EngineUnavailable("--engine vllm: expected a GPU; got --device cpu")
 
@@ -66,6 +68,8 @@ class Vllm:
     def check(self, plan: Plan) -> None:
         for sampler in plan.samplers:
             self.label(sampler)
+        for kind in plan.requests:
+            check_kind(kind)
 
     def label(self, sampler: str) -> tuple[str, bool]:
         if sampler == OWN:
@@ -129,14 +133,14 @@ class Engines:
             self.close()
             raise
 
-    def prepare(self, sampler: str, B: int) -> None:
-        self._ask(sampler, do="decode", b=B)
+    def prepare(self, sampler: str, B: int, requests: str) -> None:
+        self.decode(sampler, B, requests)
 
-    def decode(self, sampler: str, B: int) -> Decoded:
-        return Decoded(**self._ask(sampler, do="decode", b=B))
+    def decode(self, sampler: str, B: int, requests: str) -> Decoded:
+        return Decoded(**self._ask(sampler, do="decode", b=B, requests=requests))
 
-    def profile(self, sampler: str, B: int) -> Profile:
-        return Profile(**self._ask(sampler, do="profile", b=B))
+    def profile(self, sampler: str, B: int, requests: str) -> Profile:
+        return Profile(**self._ask(sampler, do="profile", b=B, requests=requests))
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
         if sampler in self._lost:

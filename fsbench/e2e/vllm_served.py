@@ -15,6 +15,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from fsbench.e2e.records import Decoded
+from fsbench.e2e.requests import parameters
 from fsbench.e2e.trace import read_events, step_profile
 from fsbench.errors import EngineFailed
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
@@ -74,10 +75,10 @@ class Served:
             },
         )
 
-    def decode(self, b: int) -> Decoded:
-        """B requests, from the moment they are sent to the last token's arrival."""
+    def decode(self, b: int, requests: str) -> Decoded:
+        """B requests of a kind, from the moment they are sent to the last token's arrival."""
         begin = time.perf_counter()
-        self._send(b, self._output_tokens)
+        self._send(b, requests, self._output_tokens)
         arrived: dict[str, list[float]] = {}
         deliveries = []
         while self._llm.llm_engine.has_unfinished_requests():
@@ -86,11 +87,11 @@ class Served:
                 deliveries.append((when, tokens))
         return self._decoded(b, begin, arrived, deliveries)
 
-    def profile(self, b: int) -> dict[str, Any]:
+    def profile(self, b: int, requests: str) -> dict[str, Any]:
         """A decoding of which a few steps in the middle are profiled, by the first rank's trace."""
         traces = self._folder / _TRACES
         before = set(traces.glob("*.pt.trace.json"))
-        self._send(b, min(self._output_tokens, 3 * _PROFILED))
+        self._send(b, requests, min(self._output_tokens, 3 * _PROFILED))
         arrived: dict[str, list[float]] = {}
         self._until(arrived, b, 4)
         self._llm.start_profile()
@@ -113,13 +114,12 @@ class Served:
         found: dict[str, Any] = self._llm.collective_rpc("fsbench_counts")[0]
         return found
 
-    def _send(self, b: int, output_tokens: int) -> None:
+    def _send(self, b: int, requests: str, output_tokens: int) -> None:
         words = random.Random(self._seed)
         for row in range(b):
             prompt = [words.randrange(self._vocabulary) for _ in range(self._prompt_tokens)]
-            parameters = SamplingParams(
-                temperature=1.0,
-                seed=self._seed + row,
+            of_request = SamplingParams(
+                **parameters(requests, row, self._seed),
                 max_tokens=output_tokens,
                 ignore_eos=True,
                 detokenize=False,
@@ -127,7 +127,7 @@ class Served:
             )
             self._requests += 1
             self._llm.llm_engine.add_request(
-                str(self._requests), {"prompt_token_ids": prompt}, parameters
+                str(self._requests), {"prompt_token_ids": prompt}, of_request
             )
 
     def _step(self, arrived: dict[str, list[float]]) -> tuple[float, int]:

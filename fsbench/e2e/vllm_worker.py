@@ -3,8 +3,8 @@
 It reads one JSON object per line from standard input and answers each with one on standard output:
 
     {"do": "start", "folder": ..., "tp": ..., ...}    -> {"ok": {}}          see vllm_served
-    {"do": "decode", "b": 16}                         -> {"ok": Decoded's fields}
-    {"do": "profile", "b": 16}                        -> {"ok": Profile's fields}
+    {"do": "decode", "b": 16, "requests": "plain"}    -> {"ok": Decoded's fields}
+    {"do": "profile", "b": 16, "requests": "plain"}   -> {"ok": Profile's fields}
     {"do": "counts"}                                  -> {"ok": {...} or null}
     {"do": "stop"}                                    -> {"ok": {}}, and the process ends
 
@@ -32,9 +32,9 @@ def answer(served: list[Any], request: dict[str, Any]) -> Any:
         served.append(e2e.vllm_served.Served(**request))
         return {}
     if action == "decode":
-        return asdict(served[0].decode(request["b"]))
+        return asdict(served[0].decode(**request))
     if action == "profile":
-        return served[0].profile(request["b"])
+        return served[0].profile(**request)
     if action == "counts":
         return served[0].counts()
     return {}

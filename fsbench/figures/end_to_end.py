@@ -37,10 +37,10 @@ def draw(rows: pd.DataFrame) -> Figure:
     would be saved if sampling took no time.
     """
     look = styles(rows.assign(provider=rows.sampler, kind=str(Kind.EXACT)))
-    models = list(rows.groupby(["model", "tp"], sort=False))
+    models = list(rows.groupby(["model", "tp", "requests"], sort=False))
     figure = Figure(figsize=(1.6 + 3.2 * len(models), 5.6), layout="constrained")
     panels = figure.subplots(2, len(models), squeeze=False, sharex="col", height_ratios=(3, 2))
-    for (upper, lower), ((model, tp), of_model) in zip(panels.T, models, strict=True):
+    for (upper, lower), ((model, tp, requests), of_model) in zip(panels.T, models, strict=True):
         for sampler, line in of_model.groupby("sampler", sort=False):
             ordered = line.sort_values("b")
             style = look[str(sampler)].line
@@ -66,7 +66,8 @@ def draw(rows: pd.DataFrame) -> Figure:
             )
         lower.axhline(0, color="#444444", linewidth=0.8)
         log2_axis(lower, of_model.b, "Requests at a time, B, log scale")
-        upper.set_title(f"{model}, TP {tp}")
+        kind = "" if requests == "plain" else f", {requests}"
+        upper.set_title(f"{model}, TP {tp}{kind}")
         upper.margins(y=0.08)
         upper.set_ylim(bottom=0)
     panels[0, 0].set_ylabel("Time per output token (ms)\nbars: lowest to highest run")

@@ -1,4 +1,16 @@
-"""flash_sample inside serving engines: one engine per file, no change to the engine's source.
+"""flash_sample inside serving engines, no change to the engine's source.
 
-May import: fsbench.kernels as any user does, machine, the contract with discover.
+entry is what vLLM calls, vllm has the hooks, routing decides who draws a row, vllm_batch puts a
+batch together, vllm_<version> knows the engine's fields, draw and graphed draw. May import:
+fsbench.kernels as any user does, machine, the contract with discover.
 """
+
+from typing import TYPE_CHECKING
+
+from fsbench.late import late
+
+if TYPE_CHECKING:
+    from fsbench.integrations import vllm as vllm
+else:
+    # The entry point is imported in every process of vLLM, switched on or not.
+    __getattr__ = late(__name__, "vllm")

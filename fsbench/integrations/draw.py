@@ -1,23 +1,29 @@
 """What stands in an engine's place of LM head and sampler: one function, whoever draws.
 
-`flash_sample` is what an engine should run: every request has its own temperature and seed, and
-zeros are greedy rows. Any other name is an exact sampler of `fsbench list`, put into the engine to
-be compared with: it draws as `fsbench run` times it, at T = 1 and with one seed for the batch.
+`flash_sample` is what an engine should run: each request has a temperature, seed and filters of its
+own. Any other name is an exact sampler of `fsbench list`, put into the engine to be compared with:
+it draws as `fsbench run` times it, at T = 1 and with one seed for the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fsbench.discover import available, discover, select
 from fsbench.errors import InvalidArgument, unknown_name
-from fsbench.kernels import VocabShard, flash_sample
+from fsbench.integrations.routing import Need
+from fsbench.kernels import (
+    Penalties,
+    TokenHistory,
+    VocabShard,
+    flash_sample,
+    truncated_sample,
+)
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
@@ -39,24 +45,41 @@ class Head:
     soft_cap: float | None = None
 
 
-class Draw(Protocol):
-    """LM head and sampling of one decode step.
+class Rows(NamedTuple):
+    """B rows of a decode step. All tensors are contiguous and on the device of hidden.
 
-    Args of the call:
-        hidden: [B, D], contiguous.
-        temperature: fp32 [B]; 0 is greedy.
-        seed: int64 [B], one per request.
-        offset: int64 [B], or [1] if it is the same of all: the position of the token fed.
-
-    Returns:
-        [B] token ids; -1 where a row has no draw, if the sampler can tell.
+    hidden: [B, D]. temperature: fp32 [B]; 0 is greedy. seed: int64 [B], one per request.
+    offset: int64 [B], or [1] if it is the same of all: the position of the token that was fed.
+    filters: (top_k int32 [B], top_p fp32 [B], min_p fp32 [B]), off where flash_sample says so.
+    bias: fp32 [B, V], mask: int32 [B, V / 32 or more], as flash_sample takes them.
+    logprob: also tell the log-probability of the token.
     """
 
-    def declines(self, temperature: np.ndarray) -> str | None:
-        """None if it can serve a batch with these temperatures [B], else why not."""
+    hidden: Tensor
+    temperature: Tensor
+    seed: Tensor
+    offset: Tensor
+    filters: tuple[Tensor, Tensor, Tensor] | None = None
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    penalties: Penalties | None = None
+    logprob: bool = False
 
-    def __call__(self, hidden: Tensor, temperature: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        """Tokens [B]."""
+
+class Drawn(NamedTuple):
+    """tokens: int64 [B]; -1 where a row has no draw, if the sampler can tell. logprob: fp32 [B]."""
+
+    tokens: Tensor
+    logprob: Tensor | None = None
+
+
+class Draw(Protocol):
+    """LM head and sampling of one decode step. able: which needs of a row it can meet."""
+
+    able: Need
+
+    def __call__(self, rows: Rows) -> Drawn:
+        """Draw a token for each row."""
 
 
 def known() -> dict[str, tuple[str, bool]]:
@@ -104,33 +127,86 @@ def make_draw(name: str, head: Head) -> Draw:
 
 
 class FlashSampleDraw:
-    """See Draw. All that flash_sample can do for a request, in one launch."""
+    """See Draw. flash_sample, and truncated_sample where a row has filters or penalties.
+
+    The second needs the whole LM head on one GPU.
+    """
 
     def __init__(self, head: Head):
         self._head = head
+        self.able = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB
+        if isinstance(head.weight, Tensor):
+            self.able |= Need.FILTER | Need.REPETITION
 
-    def declines(self, temperature: np.ndarray) -> str | None:
-        return None
+    def __call__(self, rows: Rows) -> Drawn:
+        weight, soft_cap = self._head.weight, self._head.soft_cap
+        V = self._head.vocab_size if isinstance(weight, Tensor) else None
+        if rows.filters is None and rows.penalties is None:
+            drawn = flash_sample(
+                *(rows.hidden, weight),
+                temperature=rows.temperature,
+                bias=rows.bias,
+                mask=rows.mask,
+                seed=rows.seed,
+                offset=rows.offset,
+                soft_cap=soft_cap,
+                vocab_size=V,
+                return_logprob=rows.logprob,
+            )
+            return Drawn(drawn.tokens, drawn.logprob)
+        assert isinstance(weight, Tensor) and not rows.logprob
+        top_k, top_p, min_p = rows.filters or (0, 1.0, 0.0)
+        truncated = truncated_sample(
+            *(rows.hidden, weight),
+            temperature=rows.temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            penalties=rows.penalties,
+            bias=rows.bias,
+            mask=rows.mask,
+            seed=rows.seed,
+            offset=rows.offset,
+            soft_cap=soft_cap,
+            vocab_size=V,
+        )
+        return Drawn(truncated.tokens)
 
-    def __call__(self, hidden: Tensor, temperature: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        weight = self._head.weight
-        return flash_sample(
-            hidden,
-            weight,
-            temperature=temperature,
-            seed=seed,
-            offset=offset,
-            soft_cap=self._head.soft_cap,
-            vocab_size=None if isinstance(weight, VocabShard) else self._head.vocab_size,
-        ).tokens
+
+def history(prompt_bits: Tensor, counts: Tensor, capacity: int) -> TokenHistory:
+    """A history of rows whose tokens are marked: nobody waits for the GPU.
+
+    Args:
+        prompt_bits: int32 [B, V / 32 or more], token v of the prompt in bit v % 32 of word v // 32.
+        counts: int32 [B, V], of each token in the output.
+        capacity: distinct tokens of a row, at most; no row may have more.
+    """
+    B, V = counts.shape
+    tokens = torch.arange(V, device=counts.device)
+    bits = prompt_bits[:, tokens // 32] >> (tokens % 32).to(torch.int32)
+    seen = (bits & 1).bool() | (counts > 0)
+    places = seen.cumsum(1)
+    made = TokenHistory(B, capacity, counts.device)
+    # Places from 1; what is not seen goes to place 0, which is cut off.
+    target = torch.where(seen, places, 0)
+    for field, values in (
+        (made.tokens, tokens.to(torch.int32).expand(B, V)),
+        (made.counts, counts),
+    ):
+        wide = torch.zeros(B, capacity + 1, dtype=torch.int32, device=counts.device)
+        field.copy_(wide.scatter_(1, target, values)[:, 1:])
+    made.lengths.copy_(places[:, -1])
+    return made
 
 
 class ProviderDraw:
-    """See Draw. A sampler as `fsbench run` builds it, for comparison.
+    """See Draw. A sampler as `fsbench run` builds it, for comparison: rows at T = 1 and no more.
 
     Raises:
         InvalidArgument: the head is sharded or has a soft cap, which a Problem does not describe.
     """
+
+    able = Need(0)
 
     def __init__(self, provider: Provider, head: Head):
         if not isinstance(head.weight, torch.Tensor) or head.soft_cap is not None:
@@ -142,11 +218,9 @@ class ProviderDraw:
         self._weight = head.weight[: head.vocab_size]
         self._launch = cache(self._build)
 
-    def declines(self, temperature: np.ndarray) -> str | None:
-        return None if (temperature == 1).all() else "temperature"
-
-    def __call__(self, hidden: Tensor, temperature: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return self._launch(hidden.shape[0])(hidden, seed[:1], offset[:1])
+    def __call__(self, rows: Rows) -> Drawn:
+        launch = self._launch(len(rows.hidden))
+        return Drawn(launch(rows.hidden, rows.seed[:1], rows.offset[:1]))
 
     def _build(self, B: int) -> Launch:
         V, D = self._weight.shape

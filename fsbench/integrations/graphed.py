@@ -2,77 +2,168 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fsbench.integrations.draw import Draw
+from fsbench.errors import CaptureError
+from fsbench.integrations.draw import Draw, Drawn, Rows
 
 _WARM_UP = 2  # the first call compiles, the second has all memory that a capture needs
+_LOG = logging.getLogger("vllm.fsbench")
+
+
+class Kind(NamedTuple):
+    """What one set of graphs draws: with filters or not, and log-probabilities or not."""
+
+    filters: bool = False
+    logprob: bool = False
+
+
+class Graph(NamedTuple):
+    """A captured draw. bytes: what the device has less of since."""
+
+    replay: Callable[[], None]
+    drawn: Drawn
+    bytes: int
+
+
+Capture = Callable[[Callable[[], Drawn]], Graph]
 
 
 class GraphedDraw:
-    """See Draw. One graph for each of some batch sizes; a batch is filled up to the next of them.
+    """See Draw. A graph for each kind and each of some batch sizes; others fill up to the next.
 
-    The rows that fill it up are what was there before. A batch larger than all of them is drawn
-    without a graph.
+    The rows that fill up are what was there before. `capture_all` makes one kind's graphs; of other
+    kinds each is made when it is first used. Drawn without a graph: rows with a bias, a mask or
+    penalties, batches larger than all sizes, and what there is no memory for.
 
     Args:
         draw: what is captured. It must not wait for the GPU.
         rows: of the largest graph.
         like: a tensor of the dtype and on the device of hidden, [*, D].
+        V: tokens of the vocabulary; filters are off at top_k = V.
+        lazily: whether graphs may be made later; not where ranks have to make them together.
+        budget: bytes of the device that graphs may take.
+        capture: makes a graph of a draw.
 
-    The tokens are overwritten by the next call. Temperature and seed are copied if they are other
-    tensors than in the last call, so those that are passed again must be unchanged.
+    What is drawn is overwritten by the next call. Temperature, seed and filters are copied if they
+    are other tensors than in the last call, so those that are passed again must be unchanged.
     """
 
-    def __init__(self, draw: Draw, rows: int, like: Tensor):
-        self._draw = draw
+    def __init__(
+        self,
+        draw: Draw,
+        rows: int,
+        like: Tensor,
+        V: int,
+        *,
+        lazily: bool = True,
+        budget: int = 2 << 30,
+        capture: Capture | None = None,
+    ):
+        self._draw, self.able = draw, draw.able
         self._sizes = sizes_up_to(rows)
+        self._lazily, self._left = lazily, budget
+        self._capture = capture or cuda_capture(like.device)
         device = like.device
         counters = torch.arange(rows, device=device)
-        self._hidden = torch.zeros(rows, like.shape[1], dtype=like.dtype, device=device)
-        self._temperature = torch.ones(rows, device=device)
-        self._seed, self._offset = counters.clone(), counters.clone()
-        self._given: tuple[Tensor, Tensor] | None = None
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        pool = torch.cuda.graph_pool_handle()
-        with torch.inference_mode():
-            for B in reversed(self._sizes):  # so that smaller graphs fit into the pool
-                self._graphs[B] = self._captured(B, pool)
+        self._rows = Rows(
+            torch.zeros(rows, like.shape[1], dtype=like.dtype, device=device),
+            torch.ones(rows, device=device),
+            counters.clone(),
+            counters.clone(),
+        )
+        self._filters = (
+            torch.full((rows,), V, dtype=torch.int32, device=device),
+            torch.ones(rows, device=device),
+            torch.zeros(rows, device=device),
+        )
+        self._given: list[Tensor] = []
+        self._graphs: dict[tuple[Kind, int], Graph | None] = {}
 
-    def declines(self, temperature: np.ndarray) -> str | None:
-        return self._draw.declines(temperature)
+    def capture_all(self, kind: Kind) -> None:
+        """Make the graphs of a kind, the largest first, so that the others fit into its memory."""
+        for B in reversed(self._sizes):
+            self._make(kind, B)
 
-    def __call__(self, hidden: Tensor, temperature: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        B = hidden.shape[0]
-        if self._sizes[-1] < B:
-            return self._draw(hidden, temperature, seed, offset)
-        graph, tokens = self._graphs[self._sizes[bisect_left(self._sizes, B)]]
-        self._hidden[:B].copy_(hidden)
-        self._offset[:B].copy_(offset)
-        given = self._given
-        if given is None or given[0] is not temperature or given[1] is not seed:
-            self._temperature[:B].copy_(temperature)
-            self._seed[:B].copy_(seed)
-            self._given = (temperature, seed)  # kept, so that no other tensor can pass for them
+    def __call__(self, rows: Rows) -> Drawn:
+        B = len(rows.hidden)
+        eager = rows.bias is not None or rows.mask is not None or rows.penalties is not None
+        if eager or self._sizes[-1] < B:
+            return self._draw(rows)
+        kind = Kind(rows.filters is not None, rows.logprob)
+        size = self._sizes[bisect_left(self._sizes, B)]
+        if (kind, size) not in self._graphs and self._lazily:
+            self._make(kind, size)
+        graph = self._graphs.get((kind, size))
+        if graph is None:
+            return self._draw(rows)
+        self._fill(rows)
         graph.replay()
-        return tokens[:B]
+        tokens, logprob = graph.drawn
+        return Drawn(tokens[:B], None if logprob is None else logprob[:B])
 
-    def _captured(self, B: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        rows = (each[:B] for each in (self._hidden, self._temperature, self._seed, self._offset))
-        arguments = tuple(rows)
-        for _ in range(_WARM_UP):
-            self._draw(*arguments)
-        torch.cuda.synchronize(self._hidden.device)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of the engine may go on with what a capture would not allow them.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            tokens = self._draw(*arguments)
-        return graph, tokens
+    def _fill(self, rows: Rows) -> None:
+        B = len(rows.hidden)
+        self._rows.hidden[:B].copy_(rows.hidden)
+        self._rows.offset[:B].copy_(rows.offset)
+        given = [rows.temperature, rows.seed, *(rows.filters or ())]
+        kept = self._given[: len(given)]
+        if len(kept) == len(given) and all(a is b for a, b in zip(given, kept, strict=True)):
+            return
+        own = [self._rows.temperature, self._rows.seed, *self._filters]
+        for mine, theirs in zip(own, given, strict=False):
+            mine[:B].copy_(theirs)
+        self._given = given  # kept, so that no other tensor can pass for them
+
+    def _make(self, kind: Kind, B: int) -> None:
+        """Capture one graph, or remember that there is none."""
+        hidden, temperature, seed, offset, *_ = self._rows
+        top_k, top_p, min_p = self._filters
+        rows = Rows(
+            *(hidden[:B], temperature[:B], seed[:B], offset[:B]),
+            filters=(top_k[:B], top_p[:B], min_p[:B]) if kind.filters else None,
+            logprob=kind.logprob,
+        )
+        graph = None
+        if self._left > 0:
+            try:
+                graph = self._capture(lambda: self._draw(rows))
+            except (torch.OutOfMemoryError, CaptureError) as error:
+                _LOG.warning(
+                    "fsbench: no graph of %d rows (%s), drawing without: %s", B, kind, error
+                )
+            else:
+                self._left -= graph.bytes
+                if self._left <= 0:
+                    _LOG.warning("fsbench: graphs have taken all their memory; no more are made")
+        self._graphs[kind, B] = graph
+
+
+def cuda_capture(device: torch.device) -> Capture:
+    """Captures on this device, all into one pool of memory."""
+    if device.type != "cuda":
+        return lambda draw: Graph(lambda: None, draw(), 0)
+    pool: Any = torch.cuda.graph_pool_handle()
+
+    def capture(draw: Callable[[], Drawn]) -> Graph:
+        free = torch.cuda.mem_get_info(device)[0]
+        with torch.inference_mode():
+            for _ in range(_WARM_UP):
+                draw()
+            torch.cuda.synchronize(device)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads of the engine may go on with what a capture would not allow them.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                drawn = draw()
+        return Graph(graph.replay, drawn, max(0, free - torch.cuda.mem_get_info(device)[0]))
+
+    return capture
 
 
 def sizes_up_to(rows: int) -> list[int]:

@@ -1,7 +1,8 @@
-"""The parts of vLLM 0.22.1 that fsbench.integrations.vllm touches, and nothing else, on a CPU.
+"""The parts of vLLM that fsbench.integrations touches, on a CPU: those of 0.26.0, or of 0.33.0.
 
-Names, parameters and fields are those of vLLM's source (test_real_vllm.py compares them where vLLM
-can be imported). Its own sampler is an argmax here, marked by `SamplerOutput.by`.
+Names, parameters and fields are those of vLLM's source (`make check-engines` holds the adapters to
+it). Its kernels are written in torch, with the same order of processors; its noise is a function of
+seed, position and token, as vLLM's.
 """
 
 from __future__ import annotations
@@ -9,23 +10,25 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-NO_LOGPROBS = -1
-
-
-class Backed:
-    """UvaBackedTensor: np is the truth."""
-
-    def __init__(self, values: Any, dtype: Any):
-        self.np = np.array(values, dtype=dtype)
-
-    @property
-    def gpu(self) -> torch.Tensor:
-        return torch.from_numpy(self.np)
+from fake_vllm_states import (
+    NO_LOGPROBS,
+    SLOTS,
+    BadWordsState,
+    D,
+    LogitBiasState,
+    LogprobTokenIdsState,
+    PenaltiesState,
+    RequestState,
+    SamplingStates,
+    ThinkingBudgetState,
+    UvaBackedTensor,
+    V,
+)
+from torch import Tensor
 
 
 @dataclass
@@ -34,20 +37,50 @@ class SamplerOutput:
     logprobs_tensors: Any
     num_nans: Any
     num_sampled: Any
+    num_rejected: Any = None
+
+
+class LogprobsTensors(NamedTuple):
+    logprob_token_ids: Tensor
+    logprobs: Tensor
+    selected_token_ranks: Tensor
+    cu_num_generated_tokens: Any = None
+
+
+@dataclass
+class GrammarOutput:
+    structured_output_request_ids: list[str]
+    grammar_bitmask: np.ndarray
 
 
 @dataclass
 class InputBatch:
+    req_ids: list[str]
     num_reqs: int
     num_tokens: int
     num_draft_tokens: int
-    idx_mapping: torch.Tensor
+    idx_mapping: Tensor
     idx_mapping_np: np.ndarray
-    positions: torch.Tensor
-    logits_indices: torch.Tensor
-    seq_lens: torch.Tensor
-    seq_lens_cpu_upper_bound: torch.Tensor
-    cu_num_logits: torch.Tensor
+    expanded_idx_mapping: Tensor
+    expanded_local_pos: Tensor
+    input_ids: Tensor
+    positions: Tensor
+    logits_indices: Tensor
+    seq_lens: Tensor
+    seq_lens_cpu_upper_bound: Tensor
+    cu_num_logits: Tensor
+    cu_num_logits_np: np.ndarray
+
+
+@dataclass(frozen=True)
+class LogitsContext:
+    expanded_idx_mapping: Tensor
+    idx_mapping: Tensor
+    idx_mapping_np: np.ndarray
+    expanded_local_pos: Tensor
+    input_ids: Tensor
+    pos: Tensor
+    seq_lens_upper_bound_np: np.ndarray
 
 
 def get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mapping, prefill_len):
@@ -55,44 +88,121 @@ def get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mappi
     return num_sampled * complete.to(num_sampled.dtype), torch.zeros_like(num_sampled)
 
 
-class Sampler:
-    """States of 8 requests over a vocabulary, as after add_request of plain parameters."""
+def gumbel(seed: int, position: int) -> Tensor:
+    """Noise of all tokens: a function of both and nothing else."""
+    generator = torch.Generator().manual_seed(hash((seed, position)) % 2**62)
+    return -torch.log(-torch.log(torch.rand(V, generator=generator)))
 
-    def __init__(self, V: int, requests: int = 8):
-        spaces = types.SimpleNamespace
-        self.compute_nans = False
-        self.sampling_states = spaces(
-            vocab_size=V,
-            temperature=Backed([1.0] * requests, np.float32),
-            seeds=Backed(range(100, 100 + requests), np.int64),
-            top_k=Backed([V] * requests, np.int32),
-            top_p=Backed([1.0] * requests, np.float32),
-            min_p=Backed([0.0] * requests, np.float32),
-            num_logprobs=np.full(requests, NO_LOGPROBS, np.int32),
-        )
-        self.penalties_state = spaces(use_penalty=np.zeros(requests, bool))
-        self.logit_bias_state = spaces(use_logit_bias=np.zeros(requests, bool))
-        self.bad_words_state = spaces(num_bad_words=Backed([0] * requests, np.int32))
-        self.logprob_token_ids_state = spaces(num_token_ids=Backed([0] * requests, np.int32))
+
+class Sampler:
+    """Of 0.26.0: processors work in place on the model's dtype."""
+
+    def __init__(self, req_states: RequestState):
+        self.compute_nans, self.logprobs_mode = False, "raw_logprobs"
+        self.req_states = req_states
+        self.sampling_states = SamplingStates(V)
+        self.penalties_state = PenaltiesState(req_states)
+        self.logit_bias_state = LogitBiasState()
+        self.bad_words_state = BadWordsState(req_states)
+        self.logprob_token_ids_state = LogprobTokenIdsState()
+
+    def processors(self) -> list[Any]:
+        return [self.logit_bias_state, self.penalties_state, self.bad_words_state]
+
+    def add_request(self, req_idx: int, prompt_len: int, sampling_params: Any) -> None:
+        self.logit_bias_state.add_request(req_idx, prompt_len, sampling_params)
+        for state in (self.sampling_states, self.penalties_state, self.bad_words_state,
+                      self.logprob_token_ids_state):  # fmt: skip
+            state.add_request(req_idx, sampling_params)
+
+    def apply_staged_writes(self) -> None:
+        for state in (self.sampling_states, self.logprob_token_ids_state, *self.processors()):
+            for each in vars(state).values():
+                if isinstance(each, UvaBackedTensor):
+                    each.copy_to_uva()
+
+    def __call__(self, logits: Tensor, batch: Any) -> SamplerOutput:
+        states, slots = self.sampling_states, batch.idx_mapping_np
+        asked = int(states.num_logprobs[slots].max())
+        raw = logits.clone()
+        last = batch.logits_indices
+        context = LogitsContext(
+            batch.expanded_idx_mapping, batch.idx_mapping, slots, batch.expanded_local_pos,
+            batch.input_ids[last], batch.positions[last], batch.seq_lens_cpu_upper_bound.numpy(),
+        )  # fmt: skip
+        for each in self.processors():
+            each.apply(logits, context)
+        sampled = []
+        for row, slot in enumerate(slots.tolist()):
+            now, T = logits[row].float(), float(states.temperature.gpu[slot])
+            if T == 0:
+                sampled.append(now.argmax())
+                continue
+            order = (now / T).argsort(descending=True)
+            chances = (now / T)[order].softmax(0)
+            kept = torch.arange(V) < states.top_k.gpu[slot]
+            kept &= chances.cumsum(0) - chances < states.top_p.gpu[slot]
+            kept &= chances >= states.min_p.gpu[slot] * chances[0]
+            noisy = now / T + gumbel(int(states.seeds.gpu[slot]), int(context.pos[row]))
+            noisy[order[~kept]] = -torch.inf
+            sampled.append(noisy.argmax())
+        tokens = torch.stack(sampled)
+        counts = get_num_sampled_and_rejected(
+            batch.seq_lens.new_ones(batch.num_reqs), batch.seq_lens, batch.cu_num_logits,
+            batch.idx_mapping, self.req_states.prefill_len.gpu,
+        )  # fmt: skip
+        tensors = None
+        if asked != NO_LOGPROBS:
+            scores = raw.float().log_softmax(1)
+            ids = torch.cat([tokens[:, None], scores.topk(max(asked, 0), 1).indices], 1)
+            own = scores.gather(1, ids)
+            tensors = LogprobsTensors(ids, own, (scores >= own[:, :1]).sum(1))
+        return SamplerOutput(tokens.view(-1, 1), tensors, None, *counts)
+
+
+class Sampler033(Sampler):
+    """Of 0.33.0: processors are a list."""
+
+    def __init__(self, req_states: RequestState):
+        super().__init__(req_states)
+        self.logits_processors = super().processors()
+        del self.logit_bias_state, self.bad_words_state
+        self.thinking_budget_state = ThinkingBudgetState()
+        self.trace_replay_state, self.return_sampling_mask = None, False
+
+    def processors(self) -> list[Any]:
+        return self.logits_processors
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> None:
+        prompt_len = int(self.req_states.prompt_len.np[req_idx])
+        self.logits_processors[0].add_request(req_idx, prompt_len, sampling_params)
+        for state in (self.sampling_states, *self.logits_processors[1:],
+                      self.logprob_token_ids_state, self.thinking_budget_state):  # fmt: skip
+            state.add_request(req_idx, sampling_params)
+
+
+Sampler033.__name__ = "Sampler"
 
 
 class UnquantizedEmbeddingMethod:
-    pass
+    def apply(self) -> None: ...
 
 
 class LMHead:
-    def __init__(self, weight: torch.Tensor, V: int):
-        self.weight = weight
+    def __init__(self, weight: Tensor, vocab: int):
+        self.weight, self.bias = weight, None
         self.quant_method: Any = UnquantizedEmbeddingMethod()
-        self.shard_indices = types.SimpleNamespace(org_vocab_start_index=0, org_vocab_end_index=V)
+        self.shard_indices = types.SimpleNamespace(
+            org_vocab_start_index=0, org_vocab_end_index=vocab
+        )
 
 
 class LogitsProcessor:
-    def __init__(self, V: int, scale: float = 1.0, soft_cap: float | None = None):
-        self.org_vocab_size, self.scale, self.soft_cap = V, scale, soft_cap
-        self.logits_as_input = False
+    def __init__(self, vocab: int):
+        self.org_vocab_size, self.scale, self.soft_cap = vocab, 1.0, None
+        self.logits_as_input, self.head_dtype = False, None
 
-    def __call__(self, head: LMHead, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, head: LMHead, hidden: Tensor) -> Tensor:
         logits = (hidden @ head.weight.T)[:, : self.org_vocab_size]
         if self.soft_cap is not None:
             logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
@@ -102,41 +212,73 @@ class LogitsProcessor:
 class Model:
     """V tokens; the weight has padding rows behind them, as vLLM's may."""
 
-    def __init__(self, V: int = 700, D: int = 64, padding: int = 4, dtype: Any = torch.bfloat16):
-        torch.manual_seed(3)
-        self.lm_head = LMHead(torch.randn(V + padding, D).to(dtype) / 4, V)
+    def __init__(self, padding: int = 4, dtype: Any = torch.bfloat16, scale: float = 0.25):
+        generator = torch.Generator().manual_seed(3)
+        weight = torch.randn(V + padding, D, generator=generator).to(dtype) * scale
+        self.lm_head = LMHead(weight, V)
         self.logits_processor = LogitsProcessor(V)
 
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return self.logits_processor(self.lm_head, hidden_states)
+
+    def load_weights(self, weights: Any) -> set[str]:
+        for _, weight in weights:
+            self.lm_head.weight.copy_(weight)
+        return {"lm_head.weight"}
+
+
+class StructuredOutputsWorker:
+    def apply_grammar_bitmask(self, logits, input_batch, grammar_req_ids, grammar_bitmask):
+        row_of = {each: row for row, each in enumerate(input_batch.req_ids)}
+        for name, bits in zip(grammar_req_ids, grammar_bitmask, strict=True):
+            allowed = torch.from_numpy(bits.copy())[torch.arange(V) // 32] >> (torch.arange(V) % 32)
+            logits[row_of[name], (allowed & 1) == 0] = -torch.inf
 
 
 @dataclass
 class GPUModelRunner:
     model: Any = field(default_factory=Model)
     lora_config: Any = None
-    max_num_reqs: int = 8
-    calls: list[str] = field(default_factory=list)
+    speculative_config: Any = None
+    batch_sharder: Any = None
+    max_num_reqs: int = SLOTS
+    model_memory_usage: int = 1000
+    calls: list[Any] = field(default_factory=list)
     parallel_config: Any = field(
         default_factory=lambda: types.SimpleNamespace(tensor_parallel_size=1)
     )
 
+    sampler_class = Sampler
+
     def __post_init__(self) -> None:
-        self.sampler: Any = Sampler(self.model.logits_processor.org_vocab_size)
-        self.req_states = types.SimpleNamespace(prefill_len=Backed([2] * 8, np.int32))
+        self.req_states = RequestState()
+        self.sampler: Any = self.sampler_class(self.req_states)
+        self.structured_outputs_worker = StructuredOutputsWorker()
 
     def load_model(self, load_dummy_weights: bool = False, *args: Any, **kwargs: Any) -> None:
         self.calls.append("load_model")
 
-    def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> None:
+    def _dummy_sampler_run(self, hidden_states: Tensor) -> None:
         self.calls.append("_dummy_sampler_run")
 
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.model.load_weights(*args)
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
     def sample(self, hidden_states, input_batch, grammar_output):
-        self.calls.append("sample")
+        self.calls.append(("sample", list(input_batch.req_ids)))
         logits = self.model.compute_logits(hidden_states[input_batch.logits_indices])
-        ones = input_batch.seq_lens.new_ones(input_batch.num_reqs)
-        output = SamplerOutput(logits.argmax(1).view(-1, 1), None, None, ones)
-        return output, ones, torch.zeros_like(ones)
+        if grammar_output is not None:
+            self.structured_outputs_worker.apply_grammar_bitmask(
+                logits,
+                input_batch,
+                grammar_output.structured_output_request_ids,
+                grammar_output.grammar_bitmask,
+            )
+        output = self.sampler(logits, input_batch)
+        return output, output.num_sampled, output.num_rejected
 
 
 class GPUModelRunnerV1:
@@ -144,14 +286,35 @@ class GPUModelRunnerV1:
         self.loaded = True
 
 
+class GPUModelRunner033(GPUModelRunner):
+    def load_model(
+        self, load_dummy_weights: bool = False, *args: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        self.calls.append("load_model")
+
+    def reload_weights(
+        self, weights_iterator=None, weights_path=None, is_checkpoint_format=True
+    ) -> None:
+        self.model.load_weights(weights_iterator)
+
+
+class GPUModelRunnerV1033(GPUModelRunnerV1):
+    def load_model(self, load_dummy_weights: bool = False, *, model: Any = None) -> None:
+        self.loaded = True
+
+
 class Worker:
     model_runner: Any = None
 
-    def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        pass
+    def compile_or_warm_up_model(self) -> float:
+        return 1.5
+
+    def finish_weight_update(self) -> None: ...
+
+    def wake_up(self, tags: Any = None) -> None: ...
 
 
-def modules() -> dict[str, types.ModuleType]:
+def modules(version: str = "0.26.0") -> dict[str, types.ModuleType]:
     """Fresh modules, with classes of their own, so that hooks of one test do not reach another."""
 
     def module(name: str, **content: Any) -> types.ModuleType:
@@ -162,54 +325,44 @@ def modules() -> dict[str, types.ModuleType]:
     def fresh(cls: type) -> type:
         return type(cls.__name__, (cls,), {n: v for n, v in vars(cls).items() if callable(v)})
 
+    newer = version == "0.33.0"
+    gpu, sample = "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.sample"
+    runner = fresh(GPUModelRunner033 if newer else GPUModelRunner)
+    runner.sampler_class = Sampler033 if newer else Sampler
     found = {
-        "vllm.v1.worker.gpu.model_runner": module("m", GPUModelRunner=fresh(GPUModelRunner)),
-        "vllm.v1.worker.gpu_model_runner": module("m1", GPUModelRunner=fresh(GPUModelRunnerV1)),
-        "vllm.v1.worker.gpu_worker": module("w", Worker=fresh(Worker)),
-        "vllm.v1.worker.gpu.input_batch": module(
-            "i", InputBatch=InputBatch, get_num_sampled_and_rejected=get_num_sampled_and_rejected
-        ),
-        "vllm.v1.worker.gpu.sample.output": module("o", SamplerOutput=SamplerOutput),
-        "vllm.distributed": module("d", get_tp_group=lambda: None),
+        f"{gpu}.model_runner": {"GPUModelRunner": runner},
+        "vllm.v1.worker.gpu_model_runner": {
+            "GPUModelRunner": fresh(GPUModelRunnerV1033 if newer else GPUModelRunnerV1)
+        },
+        "vllm.v1.worker.gpu_worker": {"Worker": fresh(Worker)},
+        f"{gpu}.input_batch": {
+            "InputBatch": InputBatch,
+            "get_num_sampled_and_rejected": get_num_sampled_and_rejected,
+        },
+        f"{sample}.sampler": {"Sampler": Sampler033 if newer else Sampler},
+        f"{sample}.logit_bias": {"LogitBiasState": LogitBiasState},
+        f"{sample}.penalties": {"PenaltiesState": PenaltiesState},
+        f"{sample}.bad_words": {"BadWordsState": BadWordsState},
+        f"{sample}.output": {"SamplerOutput": SamplerOutput},
+        f"{sample}.logits_processor.interface": {"LogitsContext": LogitsContext},
+        "vllm.v1.outputs": {"LogprobsTensors": LogprobsTensors},
+        "vllm.v1.core.sched.output": {"GrammarOutput": GrammarOutput},
+        "vllm.distributed.parallel_state": {"get_tp_group": lambda: None},
     }
-    for name in list(found):
+    made = {name: module(name, **content) for name, content in found.items()}
+    for name in list(made):
         while "." in name:
             name = name.rpartition(".")[0]
-            found.setdefault(name, module(name, __path__=[]))
-    return found
+            made.setdefault(name, module(name, __path__=[]))
+    return made
 
 
-def install(monkeypatch: Any, version: str = "0.22.1") -> dict[str, types.ModuleType]:
+def install(monkeypatch: Any, version: str | None = "0.26.0") -> dict[str, types.ModuleType]:
     """Put the fake where `import vllm` finds it."""
-    found = modules()
+    found = modules(version or "")
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("fsbench.integrations.vllm.package_version", lambda package: version)
     return found
-
-
-def batch(rows: list[int], lengths: list[int] | None = None, start: int = 9) -> InputBatch:
-    """Requests of these rows of the states, each feeding some tokens (one by default).
-
-    The last token of the request at row r is at position start + r.
-    """
-    counts = lengths or [1] * len(rows)
-    ends = np.cumsum(counts)
-    positions = torch.cat(
-        [start + r + 1 - n + torch.arange(n) for r, n in zip(rows, counts, strict=True)]
-    )
-    seq_lens = torch.tensor([start + r + 1 for r in rows], dtype=torch.int32)
-    return InputBatch(
-        num_reqs=len(rows),
-        num_tokens=int(ends[-1]),
-        num_draft_tokens=0,
-        idx_mapping=torch.tensor(rows, dtype=torch.int32),
-        idx_mapping_np=np.array(rows, dtype=np.int32),
-        positions=torch.cat([positions, torch.zeros(5, dtype=torch.int64)]),  # padding
-        logits_indices=torch.from_numpy(ends) - 1,
-        seq_lens=seq_lens,
-        seq_lens_cpu_upper_bound=seq_lens.clone(),
-        cu_num_logits=torch.arange(len(rows) + 1, dtype=torch.int32),
-    )

@@ -40,10 +40,11 @@ def decoded(model, B: int, draw) -> Batch:
 
 
 def recording(draw, seen: list):
-    def record(hidden, temperature, seed, offset):
-        tokens = draw(hidden, temperature, seed, offset)
-        seen.append((hidden.clone(), seed.clone(), int(offset[0]), tokens.clone()))
-        return tokens
+    def record(rows):
+        drawn = draw(rows)
+        hidden, _, seed, offset, *_ = rows
+        seen.append((hidden.clone(), seed.clone(), int(offset[0]), drawn.tokens.clone()))
+        return drawn
 
     return record
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ from fsbench.e2e import vllm_engine
 from fsbench.e2e.measure import Plan, measure
 from fsbench.e2e.models import decoder
 from fsbench.e2e.records import Store, read
+from fsbench.e2e.requests import kinds, parameters
 from fsbench.e2e.vllm_engine import Engines, Vllm, cache_bytes, engine_environment
-from fsbench.errors import EngineFailed, EngineMismatch, EngineUnavailable
+from fsbench.errors import EngineFailed, EngineMismatch, EngineUnavailable, InvalidArgument
 
 FAKE = Path(__file__).parent / "fake_engine"
 PLAN = Plan((decoder("tiny"),), (1, 3), ("vllm", "flash_sample"), runs=2, prompt_tokens=4,
-            output_tokens=40)  # fmt: skip
+            output_tokens=40, requests=("default", "mixed"))  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +27,7 @@ def fake(monkeypatch):
     paths = [str(FAKE), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.delenv("FAKE_VLLM", raising=False)
-    monkeypatch.setattr(vllm_engine, "package_version", lambda package: "0.22.1")
+    monkeypatch.setattr(vllm_engine, "package_version", lambda package: "0.26.0")
     monkeypatch.setattr(vllm_engine, "missing", lambda sampler, device: None)
 
 
@@ -39,9 +41,12 @@ def test_a_whole_plan(tmp_path):
     lines = read(tmp_path / "run")
     assert failed == 0
     runs = [line for line in lines if "decoded" in line]
-    order = [(line["case"]["b"], line["run"], line["case"]["sampler"]) for line in runs]
+    order = [
+        (line["case"]["requests"], line["case"]["b"], line["run"], line["case"]["sampler"])
+        for line in runs
+    ]
     assert order == [
-        *[(B, run, name) for B in (1, 3) for run, names in
+        *[(kind, B, run, name) for kind in ("default", "mixed") for B in (1, 3) for run, names in
           ((0, ("vllm", "flash_sample")), (1, ("flash_sample", "vllm"))) for name in names]
     ]  # fmt: skip
     decoded = runs[0]["decoded"]
@@ -49,7 +54,7 @@ def test_a_whole_plan(tmp_path):
     assert decoded["tpot_us"] == pytest.approx(sum(decoded["step_us"]) / 39, rel=0.01)
     assert decoded["tpot_us"] > 1000  # the fake's step
     profiles = [line["profile"] for line in lines if "profile" in line]
-    assert len(profiles) == 4
+    assert len(profiles) == 8
     assert {(p["draw_us"], p["matmul_us"], p["rest_us"]) for p in profiles} == {(30, 20, 60)}
     counts = [line for line in lines if "counts" in line]
     assert [line["case"]["sampler"] for line in counts] == ["flash_sample"]
@@ -76,6 +81,15 @@ def test_only_the_time_counts_in_which_all_decode(monkeypatch):
         served._decoded(2, 0.5, apart, [])
 
 
+def test_kinds_of_requests_are_data():
+    assert {"plain", "default", "top-p", "seeded", "logprobs", "mixed"} <= set(kinds())
+    assert parameters("plain", 3, 10) == {"temperature": 1.0, "seed": 13}
+    assert parameters("default", 3, 10) == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    sent = [parameters("mixed", row, 0) for row in range(8)]
+    assert sent == [parameters("mixed", row + 8, 0 - 8) for row in range(8)]
+    assert sum("seed" in each for each in sent) == 2 and {"temperature": 0.0} in sent
+
+
 def test_environments_differ_in_the_sampler_only(monkeypatch):
     monkeypatch.setenv("FSBENCH_VLLM", "something")
     own, ours = engine_environment("vllm"), engine_environment("flash_sample")
@@ -96,7 +110,7 @@ def test_an_engine_that_fails_is_named(tmp_path, monkeypatch, how, message):
     monkeypatch.setenv("FAKE_VLLM", how)
     engines = opened(tmp_path, ["vllm"])
     with pytest.raises(EngineFailed, match=message):
-        engines.decode("vllm", 3)
+        engines.decode("vllm", 3, "plain")
     engines.close()
 
 
@@ -110,11 +124,11 @@ def test_one_that_does_not_start_leaves_the_others_alone(tmp_path, monkeypatch):
         lambda name: real(name) | ({"FAKE_VLLM": "fail"} if name == "flash_sample" else {}),
     )
     store = Store(tmp_path / "run", {})
-    assert measure(PLAN, Vllm("cuda", tmp_path / "run"), store) == 2  # one per batch size
+    assert measure(PLAN, Vllm("cuda", tmp_path / "run"), store) == 4  # one per kind and batch size
     lines = read(tmp_path / "run")
     status = {line["case"]["sampler"]: line["reason"] for line in lines if "status" in line}
     assert list(status) == ["flash_sample"] and "no room" in status["flash_sample"]
-    assert sum("decoded" in line for line in lines) == 4
+    assert sum("decoded" in line for line in lines) == 8
 
 
 def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
@@ -122,20 +136,22 @@ def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_engine, "_ANSWER_S", 0.5)
     engines = opened(tmp_path, ["vllm"])
     with pytest.raises(EngineFailed, match=r"no answer in 0\.5 s"):
-        engines.decode("vllm", 1)
+        engines.decode("vllm", 1, "plain")
     with pytest.raises(EngineFailed, match="it has ended"):
-        engines.decode("vllm", 1)
+        engines.decode("vllm", 1, "plain")
     engines.close()
 
 
 def test_what_is_missing_is_named(monkeypatch, tmp_path):
     with pytest.raises(EngineUnavailable, match="expected a GPU; got --device cpu"):
         Vllm("cpu", tmp_path)
+    with pytest.raises(InvalidArgument, match=r"requests: expected one of.*'default'"):
+        Vllm("cuda", tmp_path).check(replace(PLAN, requests=("defualt",)))
     monkeypatch.setattr(vllm_engine, "package_version", lambda package: "0.23.0")
-    with pytest.raises(EngineMismatch, match=r"expected version 0\.22\.1.*got 0\.23\.0"):
+    with pytest.raises(EngineMismatch, match=r"expected version 0\.26\.0.*got 0\.23\.0"):
         Vllm("cuda", tmp_path)
     monkeypatch.setattr(vllm_engine, "package_version", lambda package: None)
-    with pytest.raises(EngineUnavailable, match=r"not installed\. pip install vllm==0\.22\.1"):
+    with pytest.raises(EngineUnavailable, match=r"not installed\. pip install vllm==0\.26\.0"):
         Vllm("cuda", tmp_path)
 
 

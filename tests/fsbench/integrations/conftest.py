@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.register_assert_rewrite("fake_vllm")
+pytest.register_assert_rewrite("fake_vllm", "vllm_play")
 
 
 @pytest.fixture
@@ -10,6 +10,25 @@ def vllm(monkeypatch):
     """The fake in vLLM's place, and nothing asked of the plug-in."""
     from fake_vllm import install
 
-    monkeypatch.delenv("FSBENCH_VLLM", raising=False)
-    monkeypatch.delenv("FSBENCH_VLLM_MARKS", raising=False)
+    for name in ("FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"):
+        monkeypatch.setenv(name, "")
     return install(monkeypatch)
+
+
+@pytest.fixture(params=["0.26.0", "0.33.0"])
+def load(monkeypatch, request, vllm):
+    """A runner of the fake, with the plug-in registered and the model loaded."""
+    from fake_vllm import install
+
+    from fsbench.integrations import vllm as plugin
+
+    def loaded(name="flash_sample", **parts):
+        found = install(monkeypatch, request.param)
+        monkeypatch.setenv("FSBENCH_VLLM", name)
+        plugin.register()
+        runner = found["vllm.v1.worker.gpu.model_runner"].GPUModelRunner(**parts)
+        runner.load_model()
+        runner.found = found
+        return runner
+
+    return loaded

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from fsbench.errors import InvalidArgument, ProviderUnavailable
-from fsbench.integrations.draw import Head, known, make_draw, missing
-from fsbench.kernels import flash_sample
+from fsbench.integrations.draw import Head, Rows, history, known, make_draw, missing
+from fsbench.integrations.routing import Need
+from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
 
 B, D, V = 4, 64, 500
 
@@ -21,20 +21,67 @@ def problem():
     return hidden, weight, counters
 
 
+def filters(top_k: list[int], top_p: list[float], min_p: list[float]):
+    return torch.tensor(top_k, dtype=torch.int32), torch.tensor(top_p), torch.tensor(min_p)
+
+
 def test_flash_sample_gets_all_of_a_request():
     hidden, weight, counters = problem()
     temperature = torch.tensor([0, 0.5, 1, 2])
+    bias = torch.randn(B, V)
+    mask = torch.randint(-(2**31), 2**31, (B, -(-V // 32)), dtype=torch.int64).to(torch.int32)
     draw = make_draw("flash_sample", Head(weight, V, soft_cap=3.0))
-    direct = flash_sample(
-        *(hidden, weight),
-        temperature=temperature,
-        seed=counters,
-        offset=counters + 1,
-        soft_cap=3.0,
-        vocab_size=V,
-    )
-    assert torch.equal(draw(hidden, temperature, counters, counters + 1), direct.tokens)
-    assert draw.declines(temperature.numpy()) is None
+    same = {
+        "temperature": temperature, "seed": counters, "offset": counters + 1, "bias": bias,
+        "mask": mask, "soft_cap": 3.0, "vocab_size": V,
+    }  # fmt: skip
+    rows = Rows(hidden, temperature, counters, counters + 1, bias=bias, mask=mask, logprob=True)
+    direct = flash_sample(hidden, weight, return_logprob=True, **same)
+    assert torch.equal(draw(rows).tokens, direct.tokens)
+    assert torch.equal(draw(rows).logprob, direct.logprob)
+    top_k, top_p, min_p = off = filters([3, 0, V, 1], [1, 0.5, 1, 1], [0, 0, 0.2, 0])
+    cut = truncated_sample(hidden, weight, top_k=top_k, top_p=top_p, min_p=min_p, **same)
+    assert torch.equal(draw(rows._replace(filters=off, logprob=False)).tokens, cut.tokens)
+
+
+def test_a_row_without_filters_draws_the_same_beside_a_row_that_has_them():
+    """So that plain rows may join filtered ones, and a zero bias and a full mask change nothing."""
+    hidden, weight, counters = problem()
+    draw = make_draw("flash_sample", Head(weight, V))
+    temperature = torch.tensor([0, 0.5, 1, 2])
+    for step in range(20):
+        plain = Rows(hidden, temperature, counters, counters + step)
+        beside = plain._replace(
+            filters=filters([V, V, 2, V], [1, 1, 1, 0.3], [0.0] * 4),
+            bias=torch.zeros(B, V),
+            mask=torch.full((B, -(-V // 32)), -1, dtype=torch.int32),
+        )
+        assert torch.equal(draw(plain).tokens[:2], draw(beside).tokens[:2])
+
+
+def test_a_history_is_that_of_the_tokens():
+    prompts, outputs = [[3, 31, 32, 499], [7]], [[32, 5, 5], [0]]
+    bits = torch.zeros(2, -(-V // 32), dtype=torch.int32)
+    counts = torch.zeros(2, V, dtype=torch.int32)
+    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        for token in prompt:
+            bits[row, token // 32] |= torch.tensor(1 << (token % 32)).to(torch.int32)
+        for token in output:
+            counts[row, token] += 1
+    found = history(bits, counts, 8)
+    expected = TokenHistory.of(prompts, outputs, 8, "cpu")
+    assert found.lengths.tolist() == [5, 2] and not found.overflowed.any()
+    for mine, theirs in zip(found.dense(V), expected.dense(V), strict=True):
+        assert torch.equal(mine, theirs)
+    hidden, weight, counters = (each[:2] for each in problem())
+    weight = problem()[1]
+    draws = [
+        make_draw("flash_sample", Head(weight, V))(
+            Rows(hidden, torch.ones(2), counters, counters, penalties=Penalties(each, 1.5, 0.1))
+        ).tokens
+        for each in (found, expected)
+    ]
+    assert torch.equal(*draws)
 
 
 def test_a_rival_never_draws_padding():
@@ -42,14 +89,16 @@ def test_a_rival_never_draws_padding():
     weight[V:] = 9 * hidden[0]  # would win by far
     draw = make_draw("multinomial", Head(weight, V))
     for _ in range(20):
-        assert (draw(hidden, torch.ones(B), counters, counters) < V).all()
+        assert (draw(Rows(hidden, torch.ones(B), counters, counters)).tokens < V).all()
 
 
-def test_a_rival_declines_what_it_would_draw_wrongly():
+def test_what_each_can_do():
     _, weight, _ = problem()
-    draw = make_draw("multinomial", Head(weight, V))
-    assert draw.declines(np.ones(B)) is None
-    assert draw.declines(np.array([1, 0, 1, 1])) == "temperature"
+    assert make_draw("multinomial", Head(weight, V)).able == Need(0)
+    able = make_draw("flash_sample", Head(weight, V)).able
+    assert ~able == Need.OTHER_LOGPROB | Need.TOP_LOGPROBS | Need.THINKING_BUDGET
+    shard = make_draw("flash_sample", Head(object(), V)).able  # type: ignore[arg-type]
+    assert able & ~shard == Need.FILTER | Need.REPETITION
 
 
 def test_names():

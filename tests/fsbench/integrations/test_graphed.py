@@ -1,20 +1,137 @@
-"""Batch sizes of the graphs; that they draw as without is in test_graphed_gpu.py."""
+"""Which graphs are made, when, and what is drawn without; real ones are in test_graphed_gpu.py."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from fsbench.integrations.graphed import sizes_up_to
+from fsbench.errors import CaptureError
+from fsbench.integrations.draw import Drawn, Rows
+from fsbench.integrations.graphed import Graph, GraphedDraw, Kind, sizes_up_to
+from fsbench.integrations.routing import Need
+
+V, D, ROWS = 100, 8, 20
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 64, 100, 256, 1000, 1024])
-def test_every_batch_has_a_graph_that_is_not_much_larger(rows):
-    sizes = sizes_up_to(rows)
-    assert sizes == sorted(set(sizes)) and sizes[-1] == rows
-    for B in range(1, rows + 1):
+class Fake:
+    """A draw whose token is what it sees of its row, and a capture that replays it."""
+
+    able = Need.FILTER
+
+    def __init__(self, bytes_each: int = 0, fails: Exception | None = None):
+        self.captured: list[tuple[Kind, int]] = []
+        self.eager = 0
+        self._bytes, self._fails, self._capturing = bytes_each, fails, False
+
+    def __call__(self, rows: Rows) -> Drawn:
+        if self._capturing:
+            self.captured.append((Kind(rows.filters is not None, rows.logprob), len(rows.hidden)))
+        else:
+            self.eager += 1
+        tokens = rows.seed + 1000 * rows.offset + (rows.temperature * 100000).long()
+        if rows.filters is not None:
+            tokens = tokens + 10000000 * rows.filters[0]
+        return Drawn(tokens, rows.hidden[:, 0].float() if rows.logprob else None)
+
+    def capture(self, draw) -> Graph:
+        if self._fails is not None:
+            raise self._fails
+        self._capturing = True
+        drawn = draw()
+        self._capturing = False
+
+        def replay() -> None:
+            self._capturing = True
+            again = draw()
+            self._capturing = False
+            self.captured.pop()
+            drawn.tokens.copy_(again.tokens)
+            if drawn.logprob is not None:
+                drawn.logprob.copy_(again.logprob)
+
+        return Graph(replay, drawn, self._bytes)
+
+
+def graphed(fake: Fake, **options) -> GraphedDraw:
+    return GraphedDraw(fake, ROWS, torch.empty(1, D), V, capture=fake.capture, **options)
+
+
+def rows(B: int, step: int = 0, **more) -> Rows:
+    counters = torch.arange(B)
+    hidden = torch.full((B, D), float(step))
+    return Rows(hidden, torch.ones(B) * (step + 1), counters + step, counters * 2, **more)
+
+
+def filtered(B: int, k: int = 3) -> dict:
+    return {"filters": (torch.full((B,), k, dtype=torch.int32), torch.ones(B), torch.zeros(B))}
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 7, 64, 100, 256, 1000, 1024])
+def test_every_batch_has_a_graph_that_is_not_much_larger(largest):
+    sizes = sizes_up_to(largest)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == largest and len(sizes) < 40
+    for B in range(1, largest + 1):
         size = next(size for size in sizes if size >= B)
         assert size - B < max(2, 8 if B < 64 else 16 if B < 256 else 64)
 
 
-def test_there_are_few():
-    assert len(sizes_up_to(1024)) < 40
+def test_one_kind_is_made_at_once_and_others_when_they_are_used():
+    fake = Fake()
+    draw = graphed(fake)
+    draw.capture_all(Kind())
+    assert fake.captured == [(Kind(), B) for B in (20, 16, 8, 4, 2, 1)]
+    draw(rows(3))
+    draw(rows(5, **filtered(5)))
+    draw(rows(6, **filtered(6)))
+    draw(rows(6, logprob=True))
+    assert fake.captured[6:] == [(Kind(True), 8), (Kind(False, True), 8)]
+    assert fake.eager == 0 and draw.able is Fake.able
+
+
+def test_what_is_drawn_is_what_the_draw_draws():
+    """In any order of kinds and sizes, with settings that are kept or new."""
+    fake = Fake()
+    draw = graphed(fake)
+    same = rows(5, 1)
+    for given in [same, rows(1), rows(20, 2), rows(5, 3, **filtered(5)), same, same,
+                  rows(5, 1, logprob=True), rows(5, 3, **filtered(5, 7)), rows(4)]:  # fmt: skip
+        found, direct = draw(given), Fake()(given)
+        assert torch.equal(found.tokens, direct.tokens)
+        assert (found.logprob is None) == (direct.logprob is None)
+        assert found.logprob is None or torch.equal(found.logprob, direct.logprob)
+    assert fake.eager == 0
+
+
+def test_what_has_no_graph():
+    fake = Fake()
+    draw = graphed(fake)
+    for given in [rows(ROWS + 1), rows(2, bias=torch.zeros(2, V)), rows(2, penalties=object()),
+                  rows(2, mask=torch.zeros(2, 4, dtype=torch.int32))]:  # fmt: skip
+        assert torch.equal(draw(given).tokens, Fake()(given).tokens)
+    assert fake.eager == 4 and fake.captured == []
+
+
+def test_where_ranks_make_graphs_together_none_is_made_later():
+    fake = Fake()
+    draw = graphed(fake, lazily=False)
+    draw.capture_all(Kind())
+    draw(rows(3, logprob=True))
+    assert fake.eager == 1 and len(fake.captured) == 6
+
+
+def test_memory_is_bounded(caplog):
+    fake = Fake(bytes_each=60)
+    draw = graphed(fake, budget=100)
+    for B in (16, 8, 4, 2, 4):
+        assert torch.equal(draw(rows(B)).tokens, Fake()(rows(B)).tokens)
+    assert [B for _, B in fake.captured] == [16, 8] and fake.eager == 3
+    assert caplog.text.count("no more are made") == 1
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), CaptureError("full")])
+def test_out_of_memory_is_said_once_and_drawn_without(caplog, error):
+    fake = Fake(fails=error)
+    draw = graphed(fake)
+    for step in range(3):
+        assert torch.equal(draw(rows(2, step)).tokens, Fake()(rows(2, step)).tokens)
+    assert fake.eager == 3 and caplog.text.count("no graph of 2 rows") == 1

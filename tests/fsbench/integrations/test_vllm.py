@@ -1,354 +1,397 @@
-"""The vLLM plug-in: what it serves and what it leaves alone."""
+"""The vLLM plug-in's hooks: which models it takes, what it refuses, what it does about weights."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import logging
+import os
 import types
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from fake_vllm import Backed, LMHead, Model, batch
+from fake_vllm import LMHead, Model, install
+from fake_vllm_states import D, params
+from torch.profiler import profile
 from tree import ROOT
+from vllm_play import Play
 
-from fsbench.errors import InvalidArgument
+from fsbench.errors import EngineMismatch, InvalidArgument
+from fsbench.integrations import entry, vllm_head
 from fsbench.integrations import vllm as plugin
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
-from fsbench.kernels import flash_sample
 
-D = 64
 RUNNER = "vllm.v1.worker.gpu.model_runner"
+WORKER = "vllm.v1.worker.gpu_worker"
 
 
-def loaded(monkeypatch, vllm, name: str = "flash_sample", **parts: Any) -> Any:
-    """A runner of the fake, with the plug-in registered and the model loaded."""
-    monkeypatch.setenv("FSBENCH_VLLM", name)
-    plugin.register()
-    runner = vllm[RUNNER].GPUModelRunner(**parts)
-    runner.load_model()
-    return runner
+def served(runner: Any, number: int = 2) -> bool:
+    """Whether a step of plain requests is drawn by the plug-in."""
+    play = Play(runner)
+    for each in range(number):
+        play.add(str(each), params(seed=each), [5, 6])
+    play.step()
+    calls = [call for call in runner.calls if call[0] == "sample"]
+    runner.calls.clear()
+    return not calls
 
 
-def states(n: int) -> torch.Tensor:
-    """Hidden states [n, D] of the fake model's dtype."""
-    return torch.randn(n, D, generator=torch.Generator().manual_seed(1)).bfloat16()
-
-
-def drawn(runner: Any, rows: list[int], **of: Any) -> torch.Tensor:
-    """What flash_sample draws for these requests, called directly."""
-    weight = runner.model.lm_head.weight
-    sampling = runner.sampler.sampling_states
-    rows_of = torch.tensor(rows)
-    return flash_sample(
-        of["hidden"],
-        weight,
-        temperature=sampling.temperature.gpu[rows_of],
-        seed=sampling.seeds.gpu[rows_of],
-        offset=9 + rows_of,
-        vocab_size=runner.model.logits_processor.org_vocab_size,
-        soft_cap=runner.model.logits_processor.soft_cap,
-    ).tokens
+def counts(runner: Any) -> dict[str, Any]:
+    return runner._fsbench.sampling.counts.as_dict()
 
 
 def test_off_unless_asked_for(vllm):
     before = vars(vllm[RUNNER].GPUModelRunner).copy()
+    entry.register()
     plugin.register()
     assert vars(vllm[RUNNER].GPUModelRunner) == before
 
 
 def test_registering_twice_hooks_once(monkeypatch, vllm):
     monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
-    plugin.register()
+    entry.register()
     hooked = vllm[RUNNER].GPUModelRunner.sample
-    plugin.register()
+    entry.register()
     assert vllm[RUNNER].GPUModelRunner.sample is hooked
 
 
-def test_tokens_are_those_of_flash_sample(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    runner.sampler.sampling_states.temperature = Backed([0, 0.7, 1, 1.3, 0, 1, 1, 1], np.float32)
-    rows = [3, 0, 5, 1]
-    hidden = states(7)  # with padding rows behind the batch
-    output, num_sampled, num_rejected = runner.sample(hidden, batch(rows), None)
-    assert torch.equal(output.sampled_token_ids[:, 0], drawn(runner, rows, hidden=hidden[:4]))
-    assert output.sampled_token_ids.shape == (4, 1)
-    assert output.logprobs_tensors is None and output.num_nans is None
-    assert num_sampled.tolist() == [1] * 4 and num_rejected.tolist() == [0] * 4
-    logits = (hidden.float() @ runner.model.lm_head.weight.float().T)[1, :700]
-    assert output.sampled_token_ids[1, 0] == logits.argmax()  # row 0 of the states is greedy
-    assert "sample" not in runner.calls
-    assert runner._fsbench.counts.as_dict() == {"served": 4, "left": {}}
-
-
-def test_of_prompts_the_last_tokens_are_sampled(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    rows, lengths = [2, 6, 1], [1, 4, 3]
-    hidden = states(8)
-    output, *_ = runner.sample(hidden, batch(rows, lengths), None)
-    expected = drawn(runner, rows, hidden=hidden[[0, 4, 7]])
-    assert torch.equal(output.sampled_token_ids[:, 0], expected)
-
-
-def test_noise_is_fresh_at_every_position_and_for_every_seed(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    runner.model.lm_head.weight.mul_(0.05)  # nearly flat
-    hidden = states(1).repeat(8, 1)
-    seen = {
-        tuple(runner.sample(hidden, batch(list(range(8)), start=s), None)[0].sampled_token_ids[:, 0]
-              .tolist())
-        for s in range(20)
-    }  # fmt: skip
-    assert len(seen) == 20
-    assert len({token for row in seen for token in row}) > 100
-
-
-def test_seeds_and_temperatures_that_change_are_sent_again(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    hidden, rows = states(3), [0, 1, 2]
-    plugged = runner._fsbench
-    runner.sample(hidden, batch(rows), None)
-    kept = plugged._sent[2]
-    runner.sample(hidden, batch(rows), None)
-    assert plugged._sent[2] is kept
-    # Another request takes row 1: the engine writes into its array.
-    runner.sampler.sampling_states.seeds.np[1] = 12345
-    output, *_ = runner.sample(hidden, batch(rows), None)
-    assert torch.equal(output.sampled_token_ids[:, 0], drawn(runner, rows, hidden=hidden))
-    runner.sampler.sampling_states.temperature.np[2] = 0
-    output, *_ = runner.sample(hidden, batch(rows), None)
-    assert torch.equal(output.sampled_token_ids[:, 0], drawn(runner, rows, hidden=hidden))
-
-
-def _set(path: str, value: Any):
-    def change(sampler: Any) -> None:
-        *parts, last = path.split(".")
-        here = sampler
-        for part in parts:
-            here = getattr(here, part)
-        array = getattr(here, last)
-        array[4] = value
-
-    return change
-
-
-LEFT = {
-    "logprobs": [
-        _set("sampling_states.num_logprobs", 0),
-        _set("logprob_token_ids_state.num_token_ids.np", 2),
-    ],
-    "penalties": [_set("penalties_state.use_penalty", True)],
-    "logit bias": [_set("logit_bias_state.use_logit_bias", True)],
-    "bad words": [_set("bad_words_state.num_bad_words.np", 1)],
-    "top-k": [_set("sampling_states.top_k.np", 50)],
-    "top-p": [_set("sampling_states.top_p.np", 0.9)],
-    "min-p": [_set("sampling_states.min_p.np", 0.05)],
-    "NaN counts": [lambda sampler: setattr(sampler, "compute_nans", True)],
-}
-
-
-@pytest.mark.parametrize(
-    ("reason", "change"), [(reason, change) for reason, all in LEFT.items() for change in all]
-)
-def test_any_other_batch_goes_through_vllm(monkeypatch, vllm, reason, change):
-    runner = loaded(monkeypatch, vllm)
-    change(runner.sampler)
-    hidden = states(2)
-    output, *_ = runner.sample(hidden, batch([4, 2]), None)
-    best = (hidden @ runner.model.lm_head.weight.T)[:, :700].argmax(1)
-    assert runner.calls[-1] == "sample"
-    assert torch.equal(output.sampled_token_ids[:, 0], best)
-    if reason != "NaN counts":  # a batch without that request is served
-        runner.sample(hidden, batch([1, 2]), None)
-        assert runner.calls.count("sample") == 1
-        assert runner._fsbench.counts.as_dict() == {"served": 2, "left": {reason: 2}}
-
-
-def test_structured_output_and_drafts_go_through_vllm(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    runner.sample(states(1), batch([0]), object())
-    drafted = batch([0])
-    drafted.num_draft_tokens = 1
-    runner.sample(states(1), drafted, None)
-    assert runner.calls.count("sample") == 2
-    assert runner._fsbench.counts.left == {"structured output": 1, "drafts": 1}
-
-
-def test_rows_whose_prompt_is_not_complete_are_no_tokens(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    runner.req_states.prefill_len.np[5] = 100
-    _, num_sampled, _ = runner.sample(states(2), batch([5, 1]), None)
-    assert num_sampled.tolist() == [0, 1]
-    assert runner._fsbench.counts.as_dict() == {"served": 1, "left": {}}
-
-
-def test_a_row_without_a_finite_logit_gets_token_0(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    hidden = states(2)
-    hidden[0, 3] = float("nan")
-    output, *_ = runner.sample(hidden, batch([0, 1]), None)
-    assert output.sampled_token_ids[0, 0] == 0
-    assert output.sampled_token_ids[1, 0] == drawn(runner, [0, 1], hidden=hidden)[1]
-
-
-def test_a_thousand_mixed_requests(monkeypatch, vllm):
-    """Greedy, sampled and penalised requests come and go; nobody's tokens depend on the others."""
-    runner = loaded(monkeypatch, vllm)
-    sampling, random = runner.sampler.sampling_states, np.random.default_rng(5)
-    sampling.temperature = Backed(random.choice([0, 0.5, 1, 2], 8), np.float32)
-    tokens = 0
-    for _ in range(250):
-        rows = random.permutation(8)[: random.integers(1, 9)].tolist()
-        runner.sampler.penalties_state.use_penalty[:] = random.random(8) < 0.05
-        row = int(random.integers(8))  # one is cancelled, another takes its place
-        sampling.seeds.np[row] = random.integers(-(2**63), 2**63)
-        sampling.temperature.np[row] = random.choice([0, 0.5, 1, 2])
-        hidden = torch.from_numpy(random.standard_normal((len(rows), D))).bfloat16()
-        output, *_ = runner.sample(hidden, batch(rows), None)
-        tokens += len(rows)
-        if not runner.sampler.penalties_state.use_penalty[rows].any():
-            for at, each in enumerate(rows):
-                alone = drawn(runner, [each], hidden=hidden[at : at + 1])
-                assert output.sampled_token_ids[at, 0] == alone[0]
-    counts = runner._fsbench.counts
-    assert counts.served + counts.left["penalties"] == tokens
-    assert counts.left["penalties"] > 0 and tokens >= 1000
-
-
-def test_a_soft_cap_is_applied(monkeypatch, vllm):
-    model = Model()
-    model.logits_processor.soft_cap = 2.0
-    runner = loaded(monkeypatch, vllm, model=model)
-    hidden = states(3)
-    output, *_ = runner.sample(hidden, batch([0, 1, 2]), None)
-    assert "sample" not in runner.calls
-    expected = drawn(runner, [0, 1, 2], hidden=hidden)
-    assert torch.equal(output.sampled_token_ids[:, 0], expected)
-
-
-class Shifted(Model):
-    """Its logits are not hidden @ weight.T."""
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return super().compute_logits(hidden_states + 1)
-
-
-def _quantised() -> Model:
-    model = Model()
-    model.lm_head.quant_method = type("Fp8EmbeddingMethod", (), {})()
-    return model
-
-
-def _scaled() -> Model:
-    model = Model()
-    model.logits_processor.scale = 0.5
-    return model
-
-
-def _headless() -> Model:
-    model = Model()
-    del model.lm_head
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (Shifted, "model: compute_logits"),
-        (_quantised, "model: quantised LM head"),
-        (_scaled, "model: scaled logits"),
-        (_headless, "model: no lm_head.weight and logits_processor"),
-        (lambda: Model(dtype=torch.float32), "model: LM head in torch.float32"),
-    ],
-)
-def test_models_it_does_not_understand_are_left_to_vllm(monkeypatch, vllm, model, reason):
-    runner = vllm[RUNNER].GPUModelRunner()
-    runner.model = model()
-    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
-    plugin.register()
-    runner.load_model()
-    if reason != "model: no lm_head.weight and logits_processor":
-        runner.sample(states(1).to(runner.model.lm_head.weight.dtype), batch([0]), None)
-        assert runner.calls[-1] == "sample"
-    assert runner._fsbench.declines(runner, batch([0]), None) == reason
-
-
-def test_lora_is_left_to_vllm(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm, lora_config=object())
-    assert runner._fsbench.declines(runner, batch([0]), None) == "model: LoRA"
-
-
-def test_the_draw_is_captured_before_memory_is_measured(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    draw, captured = runner._fsbench._draw, []
-    monkeypatch.setattr(plugin, "GraphedDraw", lambda *arguments: captured.append(arguments))
-    runner._dummy_sampler_run(states(6))
-    assert "_dummy_sampler_run" in runner.calls
-    assert captured == [] and runner._fsbench._draw is draw  # there are no graphs on a CPU
-    hidden = types.SimpleNamespace(is_cuda=True, shape=(6, 8))
-    runner._fsbench.capture(hidden)
-    assert captured == [(draw, 6, hidden)]
-
-
-def test_workers_tell_their_counts(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm)
-    worker = vllm["vllm.v1.worker.gpu_worker"].Worker()
-    worker.model_runner = runner
-    runner.sample(states(2), batch([0, 1]), None)
-    assert worker.fsbench_counts() == {"served": 2, "left": {}}
-
-
-def test_marks_appear_in_profiles_of_both_ways(monkeypatch, vllm):
-    from torch.profiler import profile
-
-    monkeypatch.setenv("FSBENCH_VLLM_MARKS", "1")
-    plugin.register()
-    runner = vllm[RUNNER].GPUModelRunner()
-    runner.load_model()
-    with profile() as recorded:
-        runner.sample(states(1), batch([0]), None)
-    names = [event.name for event in recorded.events()]
-    assert DRAW_MARK in names and MATMUL_MARK in names
-    assert runner._fsbench.counts.left == {"vLLM's own": 1}
-
-
-def test_a_rival_serves_batches_of_temperature_one_only(monkeypatch, vllm):
-    runner = loaded(monkeypatch, vllm, "multinomial")
-    peaked = torch.zeros(2, D, dtype=torch.bfloat16)
-    peaked[0], peaked[1] = runner.model.lm_head.weight[17] * 9, runner.model.lm_head.weight[23] * 9
-    output, *_ = runner.sample(peaked, batch([0, 1]), None)
-    assert output.sampled_token_ids[:, 0].tolist() == [17, 23]
-    assert "sample" not in runner.calls
-    runner.sampler.sampling_states.temperature.np[1] = 0.5
-    runner.sample(peaked, batch([0, 1]), None)
-    assert runner._fsbench.counts.as_dict() == {"served": 2, "left": {"temperature": 2}}
-
-
-def test_an_unknown_sampler_is_named(monkeypatch, vllm):
-    monkeypatch.setenv("FSBENCH_VLLM", "flash_smaple")
-    with pytest.raises(InvalidArgument, match=r"FSBENCH_VLLM: expected flash_sample.*flash_smaple"):
-        plugin.register()
-
-
-def test_the_entry_point_is_declared():
-    """vLLM finds it by this group."""
+def test_the_entry_point_is_declared_and_cannot_fail_on_import():
+    """vLLM finds it by this group; it logs what an import raises, and stops for what it raises."""
     import tomllib
 
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = config["project"]["entry-points"]["vllm.general_plugins"]["fsbench"]
     module, _, name = declared.partition(":")
-    assert getattr(importlib.import_module(module), name) is plugin.register
+    assert getattr(importlib.import_module(module), name) is entry.register
+    imports = [line for line in (ROOT / "fsbench/integrations/entry.py").read_text().splitlines()
+               if line.startswith(("import", "from"))]  # fmt: skip
+    assert imports == [
+        "from __future__ import annotations", "import os", "from fsbench import integrations",
+    ]  # fmt: skip
 
 
-def test_a_sharded_head_is_drawn_from_by_all_ranks(monkeypatch, vllm):
-    """The shard of the fake is the whole head of one rank; its columns are compared by index."""
-    model = Model(padding=0)
+def test_an_error_of_the_plug_in_stops_the_engine(monkeypatch, vllm):
+    monkeypatch.setenv("FSBENCH_VLLM", "flash_smaple")
+    with pytest.raises(InvalidArgument, match=r"FSBENCH_VLLM: expected flash_sample.*flash_smaple"):
+        entry.register()
+
+
+@pytest.mark.parametrize("version", ["0.22.1", "0.27.0", None])
+def test_another_version_is_refused(monkeypatch, version):
+    install(monkeypatch, version)
+    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+    message = rf"vllm: expected version 0\.26\.0 or 0\.33\.0.*got {version}"
+    with pytest.raises(EngineMismatch, match=message):
+        entry.register()
+    assert isinstance(plugin.adapter_of("0.26.0+cu130"), plugin.ADAPTERS["0.26.0"])
+
+
+def _renamed(found: dict[str, Any]) -> None:
+    found[RUNNER].GPUModelRunner.sample = lambda self, hidden_states, batch, grammar_output: None
+
+
+def _gone(found: dict[str, Any]) -> None:
+    del found["vllm.v1.worker.gpu.sample.output"].SamplerOutput
+
+
+def _no_field(found: dict[str, Any]) -> None:
+    fewer = dataclasses.make_dataclass("InputBatch", ["num_reqs"])
+    found["vllm.v1.worker.gpu.input_batch"].InputBatch = fewer
+
+
+def _another_field(found: dict[str, Any]) -> None:
+    old = found["vllm.v1.worker.gpu.sample.output"].SamplerOutput
+    more = dataclasses.make_dataclass("SamplerOutput", ["now_required"])
+    fields = [*dataclasses.fields(more), *dataclasses.fields(old)]
+    made = dataclasses.make_dataclass("SamplerOutput", [(f.name, f.type, f) for f in fields])
+    found["vllm.v1.worker.gpu.sample.output"].SamplerOutput = made
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_renamed, r"GPUModelRunner\.sample: expected parameters .*'input_batch'.*'batch'"),
+        (_gone, "SamplerOutput: expected it"),
+        (_no_field, "InputBatch: expected fields req_ids, num_tokens"),
+        (_another_field, "SamplerOutput: expected no further fields to fill; got now_required"),
+    ],
+)
+def test_drift_is_named_in_one_line(monkeypatch, vllm, change, message):
+    change(vllm)
+    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+    before = vllm[RUNNER].GPUModelRunner.load_model
+    with pytest.raises(EngineMismatch, match=message) as raised:
+        plugin.register()
+    assert "\n" not in str(raised.value)
+    assert vllm[RUNNER].GPUModelRunner.load_model is before
+
+
+def test_a_missing_attribute_stops_the_engine_when_the_model_is_loaded(monkeypatch, vllm):
+    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+    plugin.register()
+    runner = vllm[RUNNER].GPUModelRunner()
+    del runner.sampler.sampling_states.min_p
+    with pytest.raises(EngineMismatch, match="SamplingStates: expected attributes min_p"):
+        runner.load_model()
+
+
+def test_model_runner_v1_is_refused_not_ignored(monkeypatch, vllm):
+    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+    plugin.register()
+    with pytest.raises(EngineMismatch, match="VLLM_USE_V2_MODEL_RUNNER=1"):
+        vllm["vllm.v1.worker.gpu_model_runner"].GPUModelRunner().load_model()
+
+
+def test_rays_workers_get_the_variables(monkeypatch, vllm):
+    monkeypatch.setenv("FSBENCH_VLLM", "flash_sample")
+    monkeypatch.setenv("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY", "MINE,FSBENCH_VLLM")
+    plugin.register()
+    assert os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"] == "MINE,FSBENCH_VLLM,FSBENCH_VLLM_MARKS"
+
+
+def changed(**of: Any) -> Any:
+    """A model with these attributes, by dotted path."""
+    model = Model()
+    for path, value in of.items():
+        *parts, last = path.split("__")
+        here: Any = model
+        for each in parts:
+            here = getattr(here, each)
+        setattr(here, last, value)
+    return model
+
+
+class Edited(Model):
+    """Its logits are not quite hidden @ weight.T."""
+
+    def __init__(self, edit: Any):
+        super().__init__()
+        self._edit = edit
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self._edit(super().compute_logits(hidden_states))
+
+
+def _without_tokens(logits: torch.Tensor) -> torch.Tensor:
+    logits[:, 600:] = -torch.inf
+    return logits
+
+
+class Wrapper:
+    """A model of images and text around a language model."""
+
+    def __init__(self, inner: Model):
+        self._inner = inner
+        self.compute_logits, self.load_weights = inner.compute_logits, inner.load_weights
+
+    def get_language_model(self) -> Model:
+        return self._inner
+
+
+FP8 = type("Fp8EmbeddingMethod", (), {})()
+MODELS = {
+    "plain": (Model, None),
+    "soft cap": (lambda: changed(logits_processor__soft_cap=2.0), None),
+    "inside another": (lambda: Wrapper(Model()), None),
+    "head_dtype": (lambda: changed(logits_processor__head_dtype=torch.bfloat16), None),
+    "fp32 logits": (
+        lambda: changed(logits_processor__head_dtype=torch.float32),
+        "model: logits in torch.float32",
+    ),
+    "other logits": (lambda: Edited(lambda logits: logits.flip(1)), "model: compute_logits"),
+    "no token beyond 600": (lambda: Edited(_without_tokens), "model: compute_logits"),
+    "large logits cut": (
+        lambda: Edited(lambda logits: logits.masked_fill(logits > 3, -torch.inf)),
+        "model: compute_logits",
+    ),
+    "a small bias": (lambda: Edited(lambda logits: logits + 1e-3), "model: compute_logits"),
+    "head.bias": (lambda: changed(lm_head__bias=torch.zeros(704)), "model: LM head with a bias"),
+    "quantised": (lambda: changed(lm_head__quant_method=FP8), "model: quantised LM head"),
+    "scaled": (lambda: changed(logits_processor__scale=0.5), "model: scaled logits"),
+    "no head": (lambda: changed(lm_head=None), "model: no lm_head.weight and logits_processor"),
+    "fp32": (lambda: Model(dtype=torch.float32), "model: LM head in torch.float32"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_it_takes_and_models_it_leaves(load, caplog, name):
+    model, reason = MODELS[name]
+    with caplog.at_level(logging.INFO, "vllm.fsbench"):
+        runner = load(model=model())
+    said = "flash_sample draws" if reason is None else f"vLLM draws all tokens ({reason})"
+    assert caplog.text.count(f"fsbench: {said}") == 1  # once
+    if name in ("no head", "fp32"):  # the fake cannot sample from them
+        assert runner._fsbench.sampling.lacks == reason
+        return
+    assert served(runner) == (reason is None)
+    assert counts(runner) == {"served": 0 if reason else 2, "left": {reason: 2} if reason else {}}
+
+
+ENGINES = {
+    "model: LoRA": {"lora_config": object()},
+    "engine: drafts": {"speculative_config": object()},
+}
+
+
+@pytest.mark.parametrize("reason", ENGINES)
+def test_engines_it_leaves(load, reason):
+    runner = load(**ENGINES[reason])
+    assert not served(runner) and counts(runner)["left"] == {reason: 2}
+
+
+def test_a_sharded_head_is_compared_by_its_own_columns():
+    whole, model = Model(padding=0), Model(padding=0)
     model.lm_head = LMHead(model.lm_head.weight[100:], 600)
-    model.lm_head.shard_indices.org_vocab_start_index = 100
-    model.lm_head.shard_indices.org_vocab_end_index = 700
-    whole = Model(padding=0)
-    monkeypatch.setattr(model, "compute_logits", whole.compute_logits, raising=False)
-    assert plugin._is_matmul(model, model.lm_head, None, 700)
-    model.lm_head.shard_indices.org_vocab_start_index = 90
-    model.lm_head.shard_indices.org_vocab_end_index = 690
-    assert not plugin._is_matmul(model, model.lm_head, None, 700)
+    model.compute_logits = whole.compute_logits  # type: ignore[method-assign]
+    indices = model.lm_head.shard_indices
+    indices.org_vocab_start_index, indices.org_vocab_end_index = 100, 700
+    assert vllm_head.is_matmul(model, model.lm_head, None, 700)
+    indices.org_vocab_start_index, indices.org_vocab_end_index = 90, 690
+    assert not vllm_head.is_matmul(model, model.lm_head, None, 700)
+
+
+def copied(monkeypatch: Any) -> None:
+    """Heads are found as if a shard had been copied."""
+    find_head = vllm_head.find_head
+
+    def copying(runner: Any) -> Any:
+        found = find_head(runner)
+        weight = found.head.weight.clone()
+        head = vllm_head.Head(weight, found.head.vocab_size)
+        return found._replace(head=head, copied=weight.nbytes)
+
+    monkeypatch.setattr(plugin, "find_head", copying)
+
+
+def test_the_copy_of_a_shard_is_counted_as_the_models_memory(monkeypatch, load):
+    assert load().model_memory_usage == 1000
+    copied(monkeypatch)
+    runner = load()
+    assert runner.model_memory_usage == 1000 + runner.model.lm_head.weight.nbytes
+
+
+CHANGES = {
+    "load_weights": lambda runner, worker, new: runner.model.load_weights(new),
+    "reload_weights": lambda runner, worker, new: runner.reload_weights(new),
+    "transfer": lambda runner, worker, new: (
+        runner.model.lm_head.weight.copy_(new[0][1]), worker.finish_weight_update(),
+    ),
+    "sleep": lambda runner, worker, new: (
+        worker.wake_up(["weights"]), runner.model.lm_head.weight.copy_(new[0][1]),
+    ),
+    "another tensor": lambda runner, worker, new: (
+        setattr(runner.model.lm_head, "weight", new[0][1].clone()), runner.model.load_weights(new),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_new_weights_are_drawn_from(monkeypatch, load, change, copy):
+    if copy:
+        copied(monkeypatch)
+    runner = load()
+    worker = runner.found[WORKER].Worker()
+    worker.model_runner = runner
+    play = Play(runner)
+    play.add("greedy", params(temperature=0), [5, 6, 7])
+    play.step()
+    new = [("lm_head.weight", runner.model.lm_head.weight.roll(50, 0))]
+    CHANGES[change](runner, worker, new)
+    hidden, batch = play.batch(["greedy"])
+    output, *_ = runner.sample(hidden, batch, None)
+    best = (hidden[:1].float() @ new[0][1][:700].float().T).argmax()
+    assert output.sampled_token_ids[0, 0] == best
+    assert counts(runner) == {"served": 2, "left": {}}
+
+
+def test_ranks_look_a_head_up_together(load):
+    """One rank's shard may be a copy, and another's not."""
+    found = load()._fsbench._found
+    for ranks in (1, 2):
+        of_ranks = types.SimpleNamespace(tensor_parallel_size=ranks)
+        runner = types.SimpleNamespace(parallel_config=of_ranks, model=types.SimpleNamespace(
+            lm_head=types.SimpleNamespace(weight=found.weight), logits_processor=None))  # fmt: skip
+        assert found.moved(runner) == (ranks > 1)
+
+
+def test_weights_that_become_unfit_are_left_to_vllm(load):
+    runner = load()
+    assert served(runner)
+    runner.model.lm_head.weight = runner.model.lm_head.weight.clone()
+    runner.model.lm_head.bias = torch.ones(704)
+    runner.model.load_weights([])
+    assert not served(runner)
+
+
+def test_the_draw_is_compiled_and_captured_before_memory_is_measured(load):
+    runner = load()
+    drawn = []
+    draw = runner._fsbench.sampling.draw
+
+    class Recording:
+        able = draw.able
+
+        def __call__(self, rows: Any) -> Any:
+            drawn.append((len(rows.hidden), rows.bias is not None, rows.filters is not None))
+            return draw(rows)
+
+    runner._fsbench.sampling.draw = Recording()
+    hidden = torch.randn(6, D).bfloat16()
+    runner._dummy_sampler_run(hidden)
+    assert "_dummy_sampler_run" in runner.calls
+    assert drawn == [(6, False, False), (6, True, True)]
+    assert isinstance(runner._fsbench.sampling.draw, Recording)  # there are no graphs on a CPU
+
+
+def test_counters_forget_warm_up_and_are_logged_at_the_end(load, caplog):
+    runner = load()
+    worker = runner.found[WORKER].Worker()
+    worker.model_runner = runner
+    served(runner)
+    assert worker.fsbench_counts() == {"served": 2, "left": {}}
+    assert worker.compile_or_warm_up_model() == 1.5
+    assert worker.fsbench_counts() == {"served": 0, "left": {}}
+    play = Play(runner)
+    for kind in ({}, {"top_k": 5}, {"logprobs": 3}):
+        play.add(str(kind), params(**kind), [5, 6])
+    play.step()
+    with caplog.at_level(logging.INFO, "vllm.fsbench"):
+        runner.shutdown()
+    assert "fsbench: served 2 tokens; left to vLLM: 1 top logprobs" in caplog.text
+    assert runner.calls[-1] == "shutdown"
+
+
+def test_marks_appear_in_profiles_of_both_ways(monkeypatch, vllm):
+    monkeypatch.setenv("FSBENCH_VLLM_MARKS", "1")
+    entry.register()
+    runner = vllm[RUNNER].GPUModelRunner()
+    runner.load_model()
+    with profile() as recorded:
+        served(runner)
+    names = [event.name for event in recorded.events()]
+    assert DRAW_MARK in names and MATMUL_MARK in names
+    assert counts(runner)["left"] == {"vLLM's own": 2}
+    vllm["vllm.v1.worker.gpu_model_runner"].GPUModelRunner().load_model()  # V1 may be marked too
+
+
+def test_a_rival_serves_rows_of_temperature_one_only(load):
+    runner = load("multinomial")
+    play = Play(runner)
+    for kind in ({}, {"temperature": 0.5}, {"top_p": 0.9}, {"logit_bias": {3: 1.0}}):
+        play.add(str(kind), params(**kind), [5, 6])
+    play.step()
+    assert counts(runner) == {
+        "served": 1, "left": {"temperature": 1, "top-k, top-p, min-p": 1, "logit bias": 1},
+    }  # fmt: skip
+
+
+def test_ranks_agree_on_a_reason(monkeypatch):
+    def all_gather(found: list[Any], mine: Any, group: Any) -> None:
+        found[:] = [None, mine, "model: compute_logits"]
+
+    monkeypatch.setattr(vllm_head.dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(vllm_head.dist, "all_gather_object", all_gather)
+    assert vllm_head.agreed(None, None) == "model: compute_logits"
+    assert vllm_head.agreed("model: LoRA", None) == "model: LoRA"

@@ -1,4 +1,4 @@
-"""The plug-in in a real vLLM 0.22.1, on a small random model: what it draws, and from which law.
+"""The plug-in in the measured vLLM, on a small random model: what it draws, and from which law.
 
 The engine runs in this process, so that its model runner can be looked into. Some 90 s.
 """
@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fsbench.e2e.models import Decoder
-from fsbench.integrations import vllm_interface as interface
-from fsbench.kernels import flash_sample
+from fsbench.integrations import vllm as plugin
+from fsbench.integrations.draw import Rows
+from fsbench.kernels import truncated_sample
 from fsbench.machine.packages import package_version
 from fsbench.verify.statistics import g_test
 
@@ -21,8 +22,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.skipif(
-        (package_version("vllm") or "").split("+")[0] != interface.VERSION,
-        reason=f"vLLM {interface.VERSION} is not installed",
+        (package_version("vllm") or "").split("+")[0] != plugin.MEASURED,
+        reason=f"vLLM {plugin.MEASURED} is not installed",
     ),
 ]
 
@@ -66,54 +67,102 @@ def runner(llm):
     return llm.collective_rpc(lambda worker: worker)[0].model_runner
 
 
+KINDS = [
+    {"temperature": 0},
+    {"temperature": 0.7, "seed": 0},
+    {"temperature": 1.0},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "seed": 0},
+    {"temperature": 1.0, "presence_penalty": 0.5, "seed": 0},
+    {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 0},
+    {"temperature": 1.0, "logit_bias": {5: 3.0}, "min_tokens": 2, "seed": 0},
+    {"temperature": 1.0, "allowed_token_ids": [3, 5, 8], "seed": 0},
+    {"temperature": 1.0, "logprobs": 0, "seed": 0},
+    {"temperature": 0.9, "logprobs": 2},
+]
+
+
 def parameters(kind: int, row: int):
     from vllm import SamplingParams
 
-    of_kind = [
-        {"temperature": 0},
-        {"temperature": 0.7, "seed": row},
-        {"temperature": 1.0},
-        {"temperature": 1.0, "top_k": 20, "seed": row},
-        {"temperature": 1.0, "presence_penalty": 0.5},
-        {"temperature": 0.9, "logprobs": 2},
-    ]
-    return SamplingParams(
-        max_tokens=4 + row % 9, ignore_eos=True, detokenize=False, **of_kind[kind]
-    )
+    given = {**KINDS[kind]}
+    if "seed" in given:
+        given["seed"] = row
+    return SamplingParams(max_tokens=4 + row % 9, ignore_eos=True, detokenize=False, **given)
 
 
 def prompt(row: int) -> dict[str, list[int]]:
     return {"prompt_token_ids": [(17 * row + i) % V for i in range(3 + row % 30)]}
 
 
-def test_every_token_is_that_of_flash_sample_called_directly(llm, runner, monkeypatch):
-    """With the seed of its request, and the position that the engine fed."""
+def test_every_token_is_that_of_the_kernels_called_directly(llm, runner, monkeypatch):
+    """With the settings of its request, and the position that the engine fed."""
     seen = []
-    draw = runner._fsbench._draw
+    draw = runner._fsbench.sampling.draw
 
     class Recording:
-        declines = staticmethod(draw.declines)
+        able = draw.able
 
-        def __call__(self, hidden, temperature, seed, offset):
-            tokens = draw(hidden, temperature, seed, offset)
-            seen.append([each.clone() for each in (hidden, temperature, seed, offset, tokens)])
-            return tokens
+        def __call__(self, rows):
+            drawn = draw(rows)
+            kept = [each.clone() for each in (*rows[:4], *(rows.filters or ()), drawn.tokens)]
+            seen.append(kept)
+            return drawn
 
-    monkeypatch.setattr(runner._fsbench, "_draw", Recording())
+    monkeypatch.setattr(runner._fsbench.sampling, "draw", Recording())
     rows = range(24)
-    outputs = llm.generate([prompt(r) for r in rows], [parameters(r % 3, r) for r in rows])
+    outputs = llm.generate([prompt(r) for r in rows], [parameters(r % 4, r) for r in rows])
     weight = runner.model.lm_head.weight[:V]  # without its padding
     found: dict[tuple[int, int], int] = {}
-    for hidden, temperature, seed, offset, tokens in seen:
-        direct = flash_sample(hidden, weight, temperature=temperature, seed=seed, offset=offset)
+    for hidden, temperature, seed, offset, *filters, tokens in seen:
+        top_k, top_p, min_p = filters or (0, 1.0, 0.0)
+        direct = truncated_sample(
+            *(hidden, weight),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            offset=offset,
+        )
         assert torch.equal(direct.tokens, tokens)
         for one, at, token in zip(seed.tolist(), offset.tolist(), tokens.tolist(), strict=True):
             found[one, at] = token
     for row, output in zip(rows, outputs, strict=True):
-        if row % 3 == 1:  # with a seed of its own
+        if row % 4 in (1, 3):  # with a seed of its own
             length = len(prompt(row)["prompt_token_ids"])
             expected = [found[row, length - 1 + i] for i in range(4 + row % 9)]
             assert list(output.outputs[0].token_ids) == expected
+
+
+SERVED = [kind for kind in range(len(KINDS)) if "seed" in KINDS[kind]]
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_seed_means_a_seed(llm, kind):
+    """Alone, and beside requests of every kind."""
+    alone = llm.generate([prompt(3)], [parameters(kind, 3)])[0].outputs[0]
+    others = [number for number in range(40) if number != 3]
+    beside = llm.generate(
+        [prompt(3), *map(prompt, others)],
+        [parameters(kind, 3), *(parameters(number % len(KINDS), number) for number in others)],
+    )[0].outputs[0]
+    assert alone.token_ids == beside.token_ids
+    if alone.logprobs is not None:
+        for mine, other in zip(alone.logprobs, beside.logprobs, strict=True):
+            assert mine.keys() == other.keys()
+
+
+def test_log_probabilities_are_those_of_the_model(llm, runner):
+    """Against vLLM's own for the same tokens, fed as a prompt."""
+    from vllm import SamplingParams
+
+    output = llm.generate([prompt(1)], [parameters(8, 1)])[0]
+    ours = [next(iter(each.values())).logprob for each in output.outputs[0].logprobs]
+    tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    scored = llm.generate([{"prompt_token_ids": tokens}], [asked])[0].prompt_logprobs
+    theirs = [scored[at][tokens[at]].logprob for at in range(len(tokens) - len(ours), len(tokens))]
+    np.testing.assert_allclose(ours, theirs, atol=0.05)  # vLLM rounds logits to bf16
 
 
 def test_greedy_rows_are_vllms_own_where_bf16_can_tell(llm, runner):
@@ -123,7 +172,7 @@ def test_greedy_rows_are_vllms_own_where_bf16_can_tell(llm, runner):
         theirs = runner.model.compute_logits(hidden)
         zeros = torch.zeros(256, device="cuda")
         counters = torch.arange(256, device="cuda")
-        tokens = runner._fsbench._draw(hidden, zeros, counters, counters)
+        tokens = runner._fsbench.sampling.draw(Rows(hidden, zeros, counters, counters)).tokens
     best = theirs.max(1).values
     own = theirs.gather(1, tokens[:, None])[:, 0]
     assert (own >= best - best.abs() * 2**-7).all()
@@ -147,7 +196,7 @@ def test_the_law_is_that_of_vllms_own_sampler(llm, runner, temperature):
     counts = {name: np.zeros(V) for name in laws}
     for step in range(50):
         position = torch.full((4096,), step, device="cuda")
-        ours = runner._fsbench._draw(hidden, temperatures, seeds, position)
+        ours = runner._fsbench.sampling.draw(Rows(hidden, temperatures, seeds, position)).tokens
         with torch.inference_mode():
             logits = runner.model.compute_logits(hidden).float() / temperature
         theirs = gumbel_sample(logits, rows, temperatures, seeds, position, apply_temperature=False)
@@ -161,12 +210,12 @@ def test_the_law_is_that_of_vllms_own_sampler(llm, runner, temperature):
 
 def test_a_thousand_mixed_requests(llm, runner):
     """Greedy, sampled, filtered, penalised, with log-probabilities, some cancelled: none lost."""
-    engine, counts = llm.llm_engine, runner._fsbench.counts
+    engine, counts = llm.llm_engine, runner._fsbench.sampling.counts
     before = counts.served + sum(counts.left.values())
     cancelled = {str(row) for row in range(7, 1000, 50)}
     got = {}
     for row in range(1000):
-        engine.add_request(str(row), prompt(row), parameters(row % 6, row))
+        engine.add_request(str(row), prompt(row), parameters(row % len(KINDS), row))
     steps = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
@@ -180,4 +229,4 @@ def test_a_thousand_mixed_requests(llm, runner):
     assert {name: got.get(name) for name in finished} == finished
     drawn = counts.served + sum(counts.left.values()) - before
     assert drawn >= sum(finished.values())
-    assert sum(counts.left.values()) > 0 and counts.served > 0
+    assert set(counts.left) == {"top logprobs"} and counts.served > 0

@@ -1,0 +1,81 @@
+"""Every combination of what rows ask for, alone and beside each other."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from fsbench.integrations.routing import REASONS, Need, Way, logprob_needs, reason, route
+
+ALL = [Need(bits) for bits in range(2 ** len(Need))]
+OURS = (
+    Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.FILTER | Need.REPETITION | Need.LOGPROB
+)  # all that a draw can do here
+
+
+def ways(needs: list[Need], able: Need = OURS) -> list[Way]:
+    """The way of each row; every row has exactly one."""
+    found: dict[int, Way] = {}
+    for group in route(np.array(needs, np.int64), able):
+        assert list(group.rows) == sorted(group.rows) and len(group.rows)
+        for row in group.rows.tolist():
+            assert row not in found
+            found[row] = group.way
+    assert sorted(found) == list(range(len(needs)))
+    return [found[row] for row in range(len(needs))]
+
+
+def expected(need: Need, able: Need, filtered_beside: bool = False) -> Way:
+    """The table of route's docstring, in words of its own."""
+    if need & ~able:
+        return Way.ENGINE
+    if Need.REPETITION in need:
+        return Way.PENALISED
+    if Need.FILTER in need or (filtered_beside and Need.LOGPROB not in need):
+        return Way.FILTERED
+    return Way.FUSED
+
+
+@pytest.mark.parametrize("able", [OURS, OURS & ~(Need.FILTER | Need.REPETITION), Need(0)])
+def test_every_combination_alone_and_beside_every_kind(able):
+    neighbours = [Need(0), *Need, Need.FILTER | Need.LOGPROB, Need.REPETITION | Need.FILTER]
+    for need in ALL:
+        assert ways([need], able) == [expected(need, able)]
+        for beside in neighbours:
+            filtered = Way.FILTERED in (expected(need, able), expected(beside, able))
+            assert ways([beside, need, beside], able) == [
+                expected(each, able, filtered) for each in (beside, need, beside)
+            ]
+
+
+def test_a_row_is_left_for_its_own_needs_only():
+    for able, need, other in product([OURS, Need(0)], ALL[::7], ALL[::5]):
+        assert (ways([need, other], able)[0] is Way.ENGINE) == bool(need & ~able)
+
+
+def test_no_more_passes_over_the_head_than_kinds_of_draws():
+    mixed = [Need(0), Need.FILTER, Need.TEMPERATURE, Need.MASK, Need.BIAS]
+    assert len(route(np.array(mixed * 20, np.int64), OURS)) == 1
+
+
+def test_reasons_are_those_that_a_draw_lacks():
+    assert set(REASONS) == set(Need)
+    assert reason(Need.TEMPERATURE | Need.TOP_LOGPROBS, OURS) == "top logprobs"
+    assert reason(Need.TEMPERATURE | Need.FILTER, Need.FILTER) == "temperature"
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits"])
+def test_logprobs_are_ours_where_the_distribution_is(mode):
+    kinds = [need for need in ALL if need < Need.LOGPROB and Need.TEMPERATURE not in need]
+    for need, temperature in product(kinds, [0.0, 0.5, 1.0]):
+        base = need | (Need.TEMPERATURE if temperature != 1 else Need(0))
+        found = logprob_needs(
+            np.full(3, base, np.int64), np.full(3, temperature), np.array([-1, 0, 5]), mode
+        )
+        drawn_from_raw = temperature != 0.5 and not need & ~Need.MASK
+        drawn_from = not need & (Need.FILTER | Need.REPETITION)
+        same = {"raw_logprobs": drawn_from_raw, "processed_logprobs": drawn_from}.get(mode, False)
+        sampled = Need.LOGPROB if same else Need.OTHER_LOGPROB
+        assert found.tolist() == [0, sampled, Need.TOP_LOGPROBS]

@@ -1,0 +1,129 @@
+"""An engine's steps around a runner of fake_vllm: requests come, decode, are preempted and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from fake_vllm import SLOTS, D, GrammarOutput, InputBatch, V
+
+
+class Play:
+    """Requests by name. Hidden states are a function of a request's tokens, and of nothing else."""
+
+    def __init__(self, runner: Any, dtype: torch.dtype = torch.bfloat16):
+        self.runner, self.dtype = runner, dtype
+        self.slots: dict[str, int] = {}
+        self.params: dict[str, Any] = {}
+        self.logprobs: dict[str, list[Any]] = {}
+        self._fed: dict[str, int] = {}
+        self._free = list(range(SLOTS))
+        self.newer = "logits_processors" in vars(runner.sampler)
+
+    def add(
+        self, name: str, params: Any, prompt: list[int], output: list[int] | None = None
+    ) -> None:
+        """A new request, or one that comes back with the tokens that it has."""
+        slot = self._free.pop()
+        states = self.runner.req_states
+        states.tokens[slot] = [*prompt, *(output or [])]
+        states.prompt_len.np[slot] = len(prompt)
+        states.prefill_len.np[slot] = len(states.tokens[slot])
+        states.prompt_len.copy_to_uva()
+        states.prefill_len.copy_to_uva()
+        given = (slot, params) if self.newer else (slot, len(prompt), params)
+        self.runner.sampler.add_request(*given)
+        self.runner.sampler.apply_staged_writes()
+        self.slots[name], self.params[name], self._fed[name] = slot, params, 0
+
+    def remove(self, name: str) -> tuple[list[int], list[int]]:
+        """(prompt, output) of a request that ends or is preempted."""
+        slot = self.slots.pop(name)
+        self._free.append(slot)  # the next request takes it, as in vLLM
+        prompt = int(self.runner.req_states.prompt_len.np[slot])
+        tokens = self.runner.req_states.tokens[slot]
+        return tokens[:prompt], tokens[prompt:]
+
+    def preempt(self, name: str) -> None:
+        prompt, output = self.remove(name)
+        self.add(name, self.params[name], prompt, output)
+
+    def output(self, name: str) -> list[int]:
+        slot = self.slots[name]
+        return list(
+            self.runner.req_states.tokens[slot][self.runner.req_states.prompt_len.np[slot] :]
+        )
+
+    def batch(self, names: list[str], chunk: int | None = None) -> tuple[torch.Tensor, InputBatch]:
+        """(hidden states with padding behind, the batch). chunk: tokens of a prompt at most."""
+        states = self.runner.req_states
+        slots = np.array([self.slots[name] for name in names], np.int32)
+        positions, ids, hidden, ends, lengths = [], [], [], [], []
+        for name, slot in zip(names, slots, strict=True):
+            tokens = states.tokens[slot]
+            first = self._fed[name]
+            last = len(tokens) if chunk is None else min(len(tokens), first + chunk)
+            for at in range(first, last):
+                seed = hash(tuple(tokens[: at + 1])) % 2**62
+                hidden.append(torch.randn(D, generator=torch.Generator().manual_seed(seed)))
+                positions.append(at)
+                ids.append(tokens[at])
+            self._fed[name] = last
+            lengths.append(last)
+            ends.append(len(positions))
+        count = torch.arange(len(names) + 1, dtype=torch.int32)
+        seq_lens = torch.tensor(lengths, dtype=torch.int32)
+        mapping = torch.from_numpy(slots)
+        made = InputBatch(
+            req_ids=list(names),
+            num_reqs=len(names),
+            num_tokens=len(positions),
+            num_draft_tokens=0,
+            idx_mapping=mapping,
+            idx_mapping_np=slots,
+            expanded_idx_mapping=mapping,
+            expanded_local_pos=torch.zeros(len(names), dtype=torch.int32),
+            input_ids=torch.tensor([*ids, 0, 0, 0], dtype=torch.int32),
+            positions=torch.tensor([*positions, 0, 0, 0]),
+            logits_indices=torch.tensor(ends) - 1,
+            seq_lens=seq_lens,
+            seq_lens_cpu_upper_bound=torch.cat([seq_lens, torch.zeros(2, dtype=torch.int32)]),
+            cu_num_logits=count,
+            cu_num_logits_np=count.numpy(),
+        )
+        padding = torch.full((3, D), torch.nan)
+        return torch.cat([torch.stack(hidden), padding]).to(self.dtype), made
+
+    def step(
+        self,
+        names: list[str] | None = None,
+        allowed: dict[str, list[int]] | None = None,
+        chunk: int | None = None,
+    ) -> Any:
+        """Feed these requests, and give them their tokens. allowed: tokens of a grammar by name."""
+        names = list(self.slots) if names is None else names
+        hidden, batch = self.batch(names, chunk)
+        output, num_sampled, _ = self.runner.sample(hidden, batch, grammar(allowed))
+        for row, name in enumerate(names):
+            if not num_sampled[row]:
+                continue
+            slot, token = self.slots[name], int(output.sampled_token_ids[row, 0])
+            assert 0 <= token < V
+            self.runner.req_states.tokens[slot].append(token)
+            self.runner.sampler.penalties_state.output_bin_counts[slot, token] += 1
+            tensors = output.logprobs_tensors
+            if tensors is not None:
+                self.logprobs.setdefault(name, []).append([each[row] for each in tensors[:3]])
+        return output
+
+
+def grammar(allowed: dict[str, list[int]] | None) -> GrammarOutput | None:
+    """What the scheduler sends for requests with these tokens allowed."""
+    if not allowed:
+        return None
+    bits = np.zeros((len(allowed), -(-V // 32)), np.uint32)
+    for row, tokens in enumerate(allowed.values()):
+        for token in tokens:
+            bits[row, token // 32] |= np.uint32(1 << (token % 32))
+    return GrammarOutput(list(allowed), bits.view(np.int32))

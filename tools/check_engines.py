@@ -1,0 +1,168 @@
+"""Hold the adapters of fsbench.integrations to the real source of each vLLM (`make check-engines`).
+
+    python tools/check_engines.py [--source 0.26.0=FOLDER ...]
+
+Downloads the wheel of each version (some 300 MB) from the package index, keeps its Python files in
+build/engines/<version>, and compares signatures, fields and attributes with what the adapters
+expect, without importing vLLM. Prints a line for each difference; exit code 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import subprocess
+import sys
+import tempfile
+import zipfile
+from functools import cache
+from pathlib import Path
+
+from fsbench.integrations.vllm import ADAPTERS
+from fsbench.integrations.vllm_expected import Expected, differences
+
+KEPT = ("vllm/v1/", "vllm/distributed/", "vllm/model_executor/layers/")
+FOLDER = Path("build/engines")
+
+
+class Source:
+    """The Python files of a package below `root`, read and not run."""
+
+    def __init__(self, root: Path):
+        self._root = root
+        self.tree = cache(self._tree)
+
+    def _tree(self, module: str) -> ast.Module | None:
+        path = self._root / module.replace(".", "/")
+        for each in (path.with_suffix(".py"), path / "__init__.py"):
+            if each.is_file():
+                return ast.parse(each.read_text(encoding="utf-8"))
+        return None
+
+    def parameters(self, where: str) -> list[str] | None:
+        """Of a function at module:name or module:class.name, in inspect's order."""
+        module, _, path = where.partition(":")
+        cls, _, name = path.rpartition(".")
+        found = self._method(module, cls, name) if cls else self._named(module, name)
+        if not isinstance(found, ast.FunctionDef):
+            return None
+        given = found.args
+        listed = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
+        return [each.arg for each in listed if each is not None]
+
+    def fields(self, where: str) -> dict[str, bool] | None:
+        """Annotated names of a class's body -> whether they have a default."""
+        module, _, name = where.partition(":")
+        cls = self._named(module, name)
+        if not isinstance(cls, ast.ClassDef):
+            return None
+        return {
+            each.target.id: each.value is not None
+            for each in cls.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        }
+
+    def attributes(self, where: str) -> set[str] | None:
+        """What instances of a class have: methods, names of its body, and what is put into self."""
+        module, _, name = where.partition(":")
+        lines = self._lineage(module, name)
+        if not lines:
+            return None
+        found = set()
+        for cls in lines:
+            for line in cls.body:
+                if isinstance(line, ast.FunctionDef):
+                    found.add(line.name)
+                targets = getattr(line, "targets", [getattr(line, "target", None)])
+                found.update(each.id for each in targets if isinstance(each, ast.Name))
+            for node in ast.walk(cls):
+                if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+                    continue
+                if isinstance(node.value, ast.Name) and node.value.id == "self":
+                    found.add(node.attr)
+        return found
+
+    def _named(self, module: str, name: str) -> ast.AST | None:
+        """A class or function of a module, or of the module that it is imported from."""
+        tree = self.tree(module)
+        for node in tree.body if tree else ():
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return node
+            if not (isinstance(node, ast.ImportFrom) and node.module):
+                continue
+            if name in [each.asname or each.name for each in node.names]:
+                return self._named(node.module, name)
+        return None
+
+    def _lineage(self, module: str, name: str) -> list[ast.ClassDef]:
+        """A class and those that it inherits from, as far as they are of the package."""
+        cls = self._named(module, name)
+        if not isinstance(cls, ast.ClassDef):
+            return []
+        bases = [each.id for each in cls.bases if isinstance(each, ast.Name)]
+        return [cls, *(line for base in bases for line in self._lineage(module, base))]
+
+    def _method(self, module: str, cls: str, name: str) -> ast.AST | None:
+        for line in self._lineage(module, cls):
+            for node in line.body:
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    return node
+        return None
+
+
+def check(expected: Expected, root: Path) -> list[str]:
+    """A line for each thing that differs between what is expected and the source below root."""
+    source = Source(root)
+    lines = differences(expected, source.parameters, source.fields)
+    for where, names in expected.attributes.items():
+        found = source.attributes(where)
+        absent = [name for name in names if name not in (found or ())]
+        if absent:
+            lines.append(f"{where}: expected attributes {', '.join(absent)}")
+    return lines
+
+
+def download(version: str) -> Path:
+    """The Python files of a version, from the package index if they are not here."""
+    folder = FOLDER / version
+    if folder.is_dir():
+        return folder
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in (28, 31, 34, 35)]
+    with tempfile.TemporaryDirectory() as temporary:
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary),
+                *("--only-binary", ":all:", "--python-version", "3.12"),
+                *(word for each in platforms for word in ("--platform", each)),
+                f"vllm=={version}",
+            ],
+            check=True,
+        )
+        (wheel,) = Path(temporary).glob("vllm-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            names = [
+                name
+                for name in archive.namelist()
+                if name.startswith(KEPT) and name.endswith(".py")
+            ]
+            archive.extractall(folder, names)
+    return folder
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--source", action="append", default=[], metavar="VERSION=FOLDER")
+    given = dict(each.split("=", 1) for each in parser.parse_args(arguments).source)
+    failed = 0
+    for version, adapter in ADAPTERS.items():
+        root = Path(given[version]) if version in given else download(version)
+        lines = check(adapter.expected, root)
+        failed += len(lines)
+        print(f"vllm {version}: {len(lines) or 'no'} differences in {root}")
+        for line in lines:
+            print(f"  {line}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
