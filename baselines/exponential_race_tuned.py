@@ -29,6 +29,7 @@ PROVIDER = Provider(
     label="Exponential race, autotuned",
     kind=Kind.EXACT,
     build=build,
+    tunes=True,
     capabilities=Capabilities(
         dtypes=("bf16", "fp16", "fp32"),
         host_sync_free=True,

@@ -226,6 +226,7 @@ _FIELDS: _Checks = {
     "Capabilities": (("capabilities",), lambda value: isinstance(value, Capabilities)),
     "a tuple of texts": (("requires", "presets"), _some()),
     "(major, minor) or None": (("compute_capability",), _capability),
+    "True or False": (("tunes",), lambda value: isinstance(value, bool)),
     "a function": (("build", "supports", "kept_bytes", "not_built"), callable),
     "a function or None": (
         ("sample", "noise_map", "build_sharded", "matmul_form"),
@@ -300,6 +301,7 @@ class Provider:
     matmul_form: as build, of a fused sampler: the same kernel that only computes its logits, and
         keeps so little of them that the compiler cannot leave it out. What it returns is not read.
         `fsbench run --breakdown` times it. None if there is no such form.
+    tunes: building it times variants, so nothing else may use the device meanwhile.
 
     Raises:
         InvalidArgument: a field is not of its type, or one of the OPTIONS is claimed, but there is
@@ -322,6 +324,7 @@ class Provider:
     build_sharded: Callable[[Problem, Shard], Launch] | None = None
     matmul_form: Callable[[Problem, Tensor], Launch] | None = None
     not_built: Callable[[], str | None] = lambda: None
+    tunes: bool = False
 
     def __post_init__(self) -> None:
         for holder, checks in ((self, _FIELDS), (self.capabilities, _CAPABILITIES)):

@@ -2,12 +2,14 @@
 
     python tools/record.py                             # everything, however long it takes
     python tools/record.py --minutes 9 --only 'paper,lean,verify-*'
-    python tools/record.py --list
+    python tools/record.py --list --gpu h100           # seconds that jobs take there
+    python tools/record.py --dry-run                   # what would be called
 
 Results go to results/<gpu>/, what jobs print to log/ there. record.json has of each job its
 results, commit, seconds and, once it has ended, its exit code. A job that failed has ended too: a
 sampler that fails verification is a result. A later call goes on with what has not ended: it
-continues a `fsbench run` that was stopped, and begins other jobs anew.
+continues a `fsbench run` that was stopped, and begins other jobs anew. Without a GPU it needs
+--folder and --jobs: jobs for a CPU.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +40,7 @@ from fsbench.records.iomodel import gpu_slug
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("kernels", "baselines", "fsbench")  # what must not change while a folder is measured
 SIDE_BY_SIDE = 4  # untimed jobs on a GPU
-WORTH_MINUTES = 2  # less is not worth the start of a run that can be continued
+WORTH_S = 120  # less is not worth the start of a run that can be continued
 GRACE_S = 30  # between the request to stop and the kill
 
 
@@ -47,16 +50,22 @@ class Job:
 
     name: str
     command: str
-    minutes: float
+    seconds: float
     out: str = "{name}-{date}"
     gpus: int = 1
     alone: bool = False
     untimed: bool = False
+    needs: str = ""
 
     @property
     def resumable(self) -> bool:
         """Whether `fsbench run --resume` continues it."""
         return self.command.startswith("fsbench run ")
+
+    @property
+    def lacking(self) -> bool:
+        """Whether this environment has not what it needs: a Python package or a program."""
+        return bool(self.needs and not (find_spec(self.needs) or shutil.which(self.needs)))
 
 
 class Started(NamedTuple):
@@ -75,17 +84,25 @@ def fill(text: str, **words: Any) -> str:
     return " ".join(text.split())
 
 
-def read_jobs(path: Path) -> list[Job]:
-    """The jobs of a TOML file; one for every value of `each`."""
+def read_jobs(path: Path, gpu: str) -> list[Job]:
+    """The jobs of a TOML file; one for every value of `each`.
+
+    gpu: its slug, for how long they take.
+    """
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     words = {**tables.pop("words", {}), "models": ",".join(models())}
+    slower = tables.pop("slower", {}).get(gpu, 1)
     jobs = []
     for name, table in tables.items():
-        values = table.pop("each", [""])
-        for each in samplers() if values == "samplers" else values:
-            job = Job(f"{name}-{each}".replace(":", "-") if each else name, **table)
-            own = {**words, "each": each, "name": job.name}
-            jobs.append(replace(job, command=fill(job.command, **own), out=fill(job.out, **own)))
+        values = table.pop("each", {"": ""})
+        values = samplers() if values == "samplers" else values
+        for key in values:
+            job = Job(f"{name}-{key}".replace(":", "-") if key else name, **table)
+            each = values[key] if isinstance(values, dict) else key
+            own = {**words, "each": each, "name": job.name, "key": key}
+            command, out = fill(job.command, **own), fill(job.out, **own)
+            seconds = round(job.seconds * slower)
+            jobs.append(replace(job, command=command, out=out, seconds=seconds))
     return jobs
 
 
@@ -129,11 +146,17 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 class Recorder:
-    """The jobs of one folder on these GPUs. state: its record.json."""
+    """The jobs of one folder on these GPUs. state: its record.json. looks: begins no job."""
 
-    def __init__(self, folder: Path, gpus: list[str], commit: str):
+    def __init__(self, folder: Path, gpus: list[str], commit: str, looks: bool = False):
         self.folder, self.gpus, self.commit = folder, gpus, commit
         self.running: list[Started] = []
+        if not looks:
+            self._lock()
+        self.state = read_state(folder)
+
+    def _lock(self) -> None:
+        folder = self.folder
         (folder / "log").mkdir(parents=True, exist_ok=True)
         # Jobs inherit it: should this process be killed, none is begun beside those it leaves.
         self.lock = open(folder / "log" / "lock", "w")  # noqa: SIM115
@@ -141,7 +164,6 @@ class Recorder:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise SystemExit(f"record: another call measures {folder}, or jobs it left") from None
-        self.state = read_state(folder)
 
     def note(self, job: Job, **facts: Any) -> None:
         """Add facts of a job to record.json."""
@@ -153,11 +175,11 @@ class Recorder:
         deadline = time.monotonic() + 60 * minutes
         waiting = list(jobs)
         try:
-            while (left := (deadline - time.monotonic()) / 60) > 0:
+            while (left := deadline - time.monotonic()) > 0:
                 self.reap()
                 for job in list(waiting):
-                    spent = self.state.get(job.name, {}).get("seconds", 0) / 60  # not enough
-                    needs = WORTH_MINUTES if job.resumable else max(job.minutes, spent)
+                    spent = self.state.get(job.name, {}).get("seconds", 0)  # not enough
+                    needs = WORTH_S if job.resumable else max(job.seconds, spent)
                     if needs <= left and (gpus := self.free(job)):
                         waiting.remove(job)
                         self.begin(job, gpus)
@@ -181,12 +203,10 @@ class Recorder:
     def begin(self, job: Job, gpus: list[str]) -> None:
         """Start a job, or continue it."""
         known = job.name in self.state
-        out = self.folder / (self.state[job.name]["out"] if known else self.unused(job))
-        degrees = ",".join(str(n) for n in (1, 2, 4, 8) if n <= len(self.gpus))
-        command = fill(job.command, out=shlex.quote(str(out)), degrees=degrees)
-        if known and job.resumable and (out / "env.json").exists():
-            command = f"fsbench run --resume {shlex.quote(str(out))}"
-        elif known and out.is_dir():  # what this job left when it was stopped
+        out, command = self.call(job)
+        if (
+            known and out.is_dir() and "--resume" not in command
+        ):  # what this job left when it was stopped
             shutil.rmtree(out)
         elif out.is_file():  # some programs append
             out.unlink()
@@ -204,6 +224,15 @@ class Recorder:
             )
         self.running.append(Started(job, gpus, process, time.monotonic()))
         print(f"{job.name}: begins on GPU {','.join(gpus)}", flush=True)
+
+    def call(self, job: Job) -> tuple[Path, str]:
+        """(where it writes, the command)."""
+        known = job.name in self.state
+        out = self.folder / (self.state[job.name]["out"] if known else self.unused(job))
+        if known and job.resumable and (out / "env.json").exists():
+            return out, f"fsbench run --resume {shlex.quote(str(out))}"
+        degrees = ",".join(str(n) for n in (1, 2, 4, 8) if n <= len(self.gpus))
+        return out, fill(job.command, out=shlex.quote(str(out)), degrees=degrees)
 
     def unused(self, job: Job) -> str:
         """Where a job writes: NAME-DATE, or with the time, too, if that exists."""
@@ -243,26 +272,38 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end this call then")
     parser.add_argument("--only", default="*", help="these jobs, comma list; * matches anything")
     parser.add_argument("--list", action="store_true", help="tell what is done, begin nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, begin nothing")
+    parser.add_argument("--gpu", help="with --list: seconds and results of this one, as h100")
     parser.add_argument("--again", action="store_true", help="measure anew what other code did")
     parser.add_argument("--folder", type=Path, help="default: results/<gpu>")
-    parser.add_argument("--jobs", type=Path, default=Path(__file__).with_suffix(".toml"))
+    parser.add_argument("--jobs", type=Path, help="default: tools/record.toml")
     given = parser.parse_args(arguments)
     gpus = hardware.gpus()
-    if not gpus and not (given.list and given.folder):
-        raise SystemExit(f"record: expected an NVIDIA GPU; {hardware.nvml_problem()}")
-    folder = given.folder.resolve() if given.folder else Path("results") / gpu_slug(gpus[0].name)
-    table = given.jobs.resolve()
+    gpu = given.gpu or (gpu_slug(gpus[0].name) if gpus else "")
+    looks = given.list or given.dry_run
+    if not (gpus or (given.folder and given.jobs) or (looks and (gpu or given.folder))):
+        raise SystemExit(
+            f"record: expected an NVIDIA GPU; {hardware.nvml_problem()}; without one: --folder and "
+            "--jobs, or --list --gpu NAME"
+        )
+    folder = given.folder.resolve() if given.folder else Path("results") / gpu
+    table = (given.jobs or Path(__file__).with_suffix(".toml")).resolve()
     os.chdir(ROOT)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu.index) for gpu in gpus)
     if not shutil.which("fsbench"):
         raise SystemExit("record: expected fsbench on PATH; `make record` puts it there")
-    jobs = chosen(read_jobs(table), given.only.split(","))
+    jobs = chosen(read_jobs(table, gpu), given.only.split(","))
     commit = commit_here()
     if given.list:
         show(jobs, read_state(folder), commit)
         return
-    recorder = Recorder(folder, visible.split(","), commit)
-    jobs = [job for job in jobs if job.gpus <= len(recorder.gpus)]
+    recorder = Recorder(folder, visible.split(","), commit, looks)
+    if given.dry_run:
+        for job in jobs:
+            if "exit" not in recorder.state.get(job.name, {}):
+                print(f"{job.name}: {recorder.call(job)[1]}")
+        return
+    jobs = [job for job in jobs if job.gpus <= len(recorder.gpus) and not job.lacking]
     known = {job.name: recorder.state[job.name] for job in jobs if job.name in recorder.state}
     other = [name for name, entry in known.items() if not same_code(entry["commit"], commit)]
     if other and not given.again:
@@ -280,14 +321,22 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def show(jobs: list[Job], state: dict[str, Any], commit: str) -> None:
-    """Print a line for each job."""
+    """Print a line for each job: its expected seconds, what is done, its results; and the sum."""
+    left = 0.0
     for job in jobs:
-        told = "to do"
-        if entry := state.get(job.name):
+        entry = state.get(job.name, {})
+        told = "to do" if job.gpus == 1 else f"to do on {job.gpus} GPUs"
+        if job.lacking:
+            told = f"needs {job.needs}"
+        elif entry:
             changed = "" if same_code(entry["commit"], commit) else ", other code"
             seconds = f"{entry.get('seconds', 0):.0f} s"
             told = f"{state_of(entry)}, {seconds}, commit {entry['commit'][:7]}{changed}"
-        print(f"{job.name:<34}{job.minutes:>4g} min  {told}")
+        if "exit" not in entry and not job.lacking:
+            left += job.seconds / (SIDE_BY_SIDE if job.untimed else 1)
+        out = entry.get("out", fill(job.out, date="DATE"))
+        print(f"{job.name:<34}{job.seconds:>5g} s  {out:<40}  {told}")
+    print(f"{left:.0f} s to do on one GPU")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,10 @@ def _measure_as_rank(
         store = Store.resume(resume, facts) if resume else Store.create(out or Path(), facts)
     try:
         with _progress([store] if rank == 0 else []) as report:
-            outcomes = Outcomes(store, report if rank == 0 else _silent, store.begin)
+            outcomes = Outcomes(store, begin=store.begin)
+            if rank == 0:
+                outcomes.report = report.report
+                outcomes.finished = lambda cell, s: report.finished(store.record(cell), s)
             job = replace(job, plan=replace(job.plan, providers=[], last=store.interrupted))
             runner = ready_runner(job, rank, "env://", outcomes)
             assert outcomes.team is not None
@@ -89,10 +92,6 @@ def _measure_as_rank(
     finally:
         store.close()
     return 0 if rank else _finish(store, options=facts["options"])
-
-
-def _silent(done: float, total: int, what: str) -> None:
-    pass
 
 
 def _rank_of_torchrun(degrees: list[int], folder: Path | None) -> int | None:
@@ -117,7 +116,7 @@ def _progress(stores: list[Store]) -> Iterator[Report]:
     console = Console(stderr=True, highlight=False, markup=False)
     try:
         with Progress(console) as progress:
-            yield progress.report
+            yield progress
     except BaseException:
         for store in stores:
             again = f"fsbench run --resume {shlex.quote(str(store.folder))}"
@@ -133,6 +132,7 @@ def _finish(store: Store, options: dict[str, Any]) -> int:
         print_energy,
         print_summary,
         print_sustained,
+        print_times,
     )
     from fsbench.records import breakdown, summary
 
@@ -150,6 +150,7 @@ def _finish(store: Store, options: dict[str, Any]) -> int:
         print_energy(table)
     if options["sustained"] is not None:
         print_sustained(table)
+    print_times(store.times)
     print(f"\nWrote {folder}/results.csv and {len(written)} tables beside it.")
     return _exit_code(table)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
 
     import pandas as pd
     from rich.console import Console
@@ -33,11 +35,38 @@ def print_plan(plan: Plan) -> None:
     print("\n".join(left_out), end="\n" if left_out else "")
 
 
+def duration(seconds: float) -> str:
+    """8.1 s, 42 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 99.5:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def print_times(times: Sequence[Mapping[str, Any]]) -> None:
+    """Where the time went, of all processes that measured, in a line or two."""
+    totals: dict[str, dict[str, float]] = {}
+    for each in times:
+        for kind, spent in each.items():
+            total = totals.setdefault(kind, {})
+            for name, seconds in spent.items():
+                total[name] = total.get(name, 0.0) + seconds
+    if totals:
+        print()
+    titles = {"phases": "Time", "compiling": "Of it compiling", "ahead": "Compiled ahead"}
+    for kind, title in titles.items():
+        spent = {name: s for name, s in totals.get(kind, {}).items() if s >= 0.05}
+        if spent:
+            parts = ", ".join(f"{name} {duration(s)}" for name, s in spent.items())
+            line = f"{title} {duration(sum(spent.values()))}: {parts}"
+            print(textwrap.fill(line, 80, subsequent_indent="  "))
+
+
 class Progress:
-    """A progress bar with the time that remains, on standard error."""
+    """A line for each cell that is finished, and on a terminal a bar with what is going on."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
         from rich.table import Column
 
@@ -45,14 +74,16 @@ class Progress:
         self._bar = Bar(
             TextColumn("{task.fields[cells]}/{task.total:.0f} cells"),
             BarColumn(bar_width=20),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.description}", markup=False, table_column=what),
             console=console,
             expand=True,
             transient=True,
-            speed_estimate_period=600,  # seconds: a cell may compile for longer than rich's 30
+            disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=1, cells=0)
+        self._console = console
+        self._task = self._bar.add_task("", total=1, cells=0, left="")
+        self._told = ("", "")  # how far, and how long it will take
 
     def __enter__(self) -> Progress:
         return self
@@ -61,10 +92,26 @@ class Progress:
         if self._bar.live.is_started:
             self._bar.stop()
 
-    def report(self, done: float, total: int, what: str) -> None:
+    def report(self, done: float, total: int, what: str, left_s: float | None = None) -> None:
         """See `Outcomes.report`; the bar appears when there is something to report."""
+        left = "" if left_s is None else f"{duration(left_s)} left"
+        self._told = f"{round(done)}/{total}", left
         self._bar.start()
-        self._bar.update(self._task, completed=done, total=total, description=what, cells=int(done))
+        self._bar.update(
+            self._task, completed=done, total=total, description=what, cells=int(done), left=left
+        )
+
+    def finished(self, record: CellRecord, seconds: float) -> None:
+        """A line: the cell, its median or status, what it took, and what the rest will take."""
+        from fsbench.records.summary import figures
+
+        problem = record.cell.problem
+        median = figures(record).median_us
+        found = record.status if record.status != "ok" or median is None else f"{median:.1f} us"
+        cell = f"B={problem.B} D={problem.D} V={problem.V} {record.cell.provider}: {found}"
+        how_far, left = self._told
+        facts = ", ".join(filter(None, (f"took {duration(seconds)}", left)))
+        self._console.print(f"[{how_far}] {cell}; {facts}", soft_wrap=True)
 
 
 def print_summary(table: pd.DataFrame) -> None:

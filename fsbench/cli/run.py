@@ -271,6 +271,16 @@ class Effort:
         ),
     ] = None
 
+    warmers: Annotated[
+        int | None,
+        option(
+            "--warmers",
+            whole(0, 64),
+            "Processes that compile ahead and stand still while a step is timed; none beside a "
+            "sampler that tunes. Default: on a GPU two less than cores, up to 12; on a CPU 0.",
+        ),
+    ] = None
+
     def plan(self, problems: list[Problem], providers: list[Found], preset: Preset) -> Plan:
         """The plan of these problems and providers."""
         from fsbench.measure.plan import Plan
@@ -361,7 +371,7 @@ def run(
     options = _to_repeat({**context.params, "device": device, "preset": name})
     job = Job(
         plan, [entry.name for entry in plan.providers], options["provider_path"], device,
-        indices, timer, machine.l2, effort.timeout, together=several,
+        indices, timer, machine.l2, effort.timeout, several, plan.helpers(effort.warmers),
     )  # fmt: skip
     exit_code = 0
     for index in [None] if several else indices:

@@ -16,34 +16,42 @@ from fsbench.errors import (
     one_line,
 )
 from fsbench.machine.device_state import require_live_device
+from fsbench.measure.ahead import Ahead
 from fsbench.measure.distributed import Team
+from fsbench.measure.ledger import Ledger
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
+from fsbench.verify.check import Setting
 
 T = TypeVar("T")
-Setting = tuple[object, ...]
+GateKey = tuple[str, Setting]  # name of a sampler, and what it is verified for
 
 
 @dataclass
 class Outcomes:
     """Tells what is going on; turns what a sampler raises into a row of results.
 
-    report: called with (cells done, cells in all, what is going on); a cell at work counts as a
-        part of one. begin: with a cell before it is worked on. troubled: with (status, reason) of a
-        failure of this rank.
-    gate: what a sampler failed in verification, "" if in nothing, by name and setting. verified:
-        called with each of these that is new.
+    report: called with (cells done, cells in all, what is going on, seconds left or None); a cell
+        at work counts as a part of one. begin: with a cell before it is worked on. finished: with
+        one that nothing is left to do for, and the seconds that it took. troubled: with (status,
+        reason) of a failure of this rank.
+    gate: what a sampler failed in verification, "" if in nothing. verified: called with each of
+        these that is new.
+    ahead: the processes that compile ahead. ledger: where the time goes.
     team: of the ranks that measure together. All take the same decisions: they agree on every
         failure. Rank 0's store is written to, the others' are replicas.
     """
 
     store: Store
-    report: Callable[[float, int, str], None] = lambda done, total, what: None
+    report: Callable[[float, int, str, float | None], None] = lambda done, total, what, left: None
     begin: Callable[[Cell], None] = lambda cell: None
+    finished: Callable[[Cell, float], None] = lambda cell, seconds: None
     troubled: Callable[[str, str], None] = lambda status, reason: None
-    verified: Callable[[Setting, str], None] = lambda setting, failed: None
-    gate: dict[Setting, str] = field(default_factory=dict)
+    verified: Callable[[GateKey, str], None] = lambda key, failed: None
+    gate: dict[GateKey, str] = field(default_factory=dict)
     team: Team | None = None
+    ahead: Ahead = field(default_factory=Ahead)
+    ledger: Ledger = field(default_factory=Ledger)
     total: int = 0
     parts: int = 1
     _done: float = 0.0
@@ -55,23 +63,37 @@ class Outcomes:
         self._done = total - len(cells)
         self._left = dict.fromkeys(cells, parts)
 
-    def at(self, cell: Cell, what: str) -> None:
-        """Report what is going on, at a cell which is about to be worked on."""
+    def at(self, cell: Cell, what: str, phase: str) -> None:
+        """Report what is going on, at a cell which is about to be worked on in a phase."""
+        self.ledger.enter(phase, cell)
+        self.tell(cell, what)
+        self.begin(cell)
+
+    def tell(self, cell: Cell, what: str) -> None:
+        """Report what is going on."""
         problem = cell.problem
         where = f"B={problem.B} D={problem.D} V={problem.V}"
-        self.report(self._done, self.total, f"{where}: {cell.label}{what}")
-        self.begin(cell)
+        self.report(
+            min(self._done, self.total),
+            self.total,
+            f"{where}: {cell.label}{what}",
+            self.ledger.left_s,
+        )
 
     def finish(self, cell: Cell) -> None:
         """Nothing is left to do for a cell."""
-        self._done += self._left.pop(cell, 0) / self.parts
+        if cell in self._left:
+            self._done += self._left.pop(cell) / self.parts
+            self.ledger.finish(self._left)
+            self.tell(cell, "")
+            self.finished(cell, self.ledger.spent(cell))
 
-    def part(self, cell: Cell, what: str, work: Callable[[], T]) -> T | None:
+    def part(self, cell: Cell, what: str, phase: str, work: Callable[[], T]) -> T | None:
         """Do a part of a cell. Returns None if it failed, here or on another rank.
 
         The cell then has a status, and is finished.
         """
-        self.at(cell, what)
+        self.at(cell, what, phase)
         result, failure = None, None
         try:
             result = work()
@@ -97,7 +119,7 @@ class Outcomes:
 
     def beside(self, cell: Cell, what: str, work: Callable[[], T]) -> T | None:
         """Measure something of a cell beside its time. None if that failed; the cell lacks it."""
-        self.at(cell, f", {what}")
+        self.at(cell, f", {what}", "beside")
         try:
             return work()
         except KeyboardInterrupt:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fsbench.discover import Found
 from fsbench.errors import InvalidArgument, as_text
+from fsbench.machine import hardware
 from fsbench.measure import energy
-from fsbench.problem import Problem
+from fsbench.problem import DTYPES, Problem
 from fsbench.records.cell import Cell, Conditions
+
+_MOST_HELPERS = 12
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,16 @@ class Plan:
             return random.Random(f"{self.seed} {number // 2} {name}").random()
 
         return sorted(names, key=key, reverse=number % 2 == 1)
+
+    def helpers(self, asked: int | None) -> int:
+        """How many processes compile ahead: by default on a GPU, and what fits a quarter of it."""
+        if any(entry.provider and entry.provider.tunes for entry in self.providers):
+            return 0
+        if asked is not None or self.problems[0].device == "cpu":
+            return asked or 0
+        memory = min((gpu.memory_bytes or 0 for gpu in hardware.gpus()), default=0)
+        largest = max(problem.V * problem.D * DTYPES[problem.dtype] for problem in self.problems)
+        return max(0, min(_MOST_HELPERS, (os.cpu_count() or 2) - 2, memory // (4 * largest)))
 
     def cell(self, entry: Found, problem: Problem, gpu: str, timer: str, l2: str) -> Cell:
         """The cell of a sampler on a problem, as this plan measures it.

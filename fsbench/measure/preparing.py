@@ -11,19 +11,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench import inputs, verify
+from fsbench import inputs
 from fsbench.errors import InvalidType, VerificationFailed, as_text, describe
 from fsbench.graphs import capture
 from fsbench.inputs import fingerprint
 from fsbench.machine import caches
 from fsbench.machine.device_state import free_memory, synchronize
+from fsbench.measure.ahead import STRAGGLER_S
+from fsbench.measure.gate import gate, setting_of
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 from fsbench.records.cell import Cell, CellRecord
-from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
+
+_LOOK_S = 0.05  # between two looks whether another process has compiled something
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,22 @@ class Contender:
 
 
 class Batch(NamedTuple):
-    """The samplers that are to be measured together on one problem, each with its cell."""
+    """The samplers that are to be measured together on one problem, each with its cell.
+
+    late: they were still being compiled when the others of their problem were timed.
+    """
 
     problem: Problem
     samplers: list[tuple[Provider, Cell]]
+    late: bool = False
+
+
+class Ready(NamedTuple):
+    """The samplers of a batch that can be timed, the offset that all their steps read, the rest."""
+
+    contenders: list[Contender]
+    offset: Tensor
+    late: Batch
 
 
 def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> list[Batch]:
@@ -132,27 +147,45 @@ class Preparation:
     def __post_init__(self) -> None:
         self._warm = caches.filled()
 
-    def contenders(self, batch: Batch) -> tuple[list[Contender], Tensor]:
-        """The samplers of a batch that are ready, and the offset that all their steps read."""
+    def ready(self, batch: Batch, others: bool) -> Ready:
+        """Prepare a batch. others: there are further batches.
+
+        A sampler that is being compiled in another process for longer than STRAGGLER_S is left for
+        later, once, if there is something else to time.
+        """
+        outcomes, late = self.outcomes, Batch(batch.problem, [], late=True)
         # If making the inputs ends this process, the first cell is given up, then the second.
-        self.outcomes.at(batch.samplers[0][1], ", inputs")
+        outcomes.at(batch.samplers[0][1], ", inputs", "inputs")
         try:
             inputs = self.inputs_of(batch.problem)
         except Exception as error:
-            self.outcomes.without_inputs([cell for _, cell in batch.samplers], error)
-            return [], torch.empty(0)
-        ready = []
-        for provider, cell in batch.samplers:
-            contender = self.outcomes.part(
-                cell, "", partial(self.intact_contender, provider, cell, inputs)
-            )
+            outcomes.without_inputs([cell for _, cell in batch.samplers], error)
+            return Ready([], torch.empty(0), late)
+        ready: list[Contender] = []
+        left = {cell: provider for provider, cell in batch.samplers}
+        while left:
+            found = outcomes.ahead.next(list(left))
+            if (cell := found.cell) is None:
+                others = others or bool(ready)
+                if others and not batch.late and min(found.working_s) > STRAGGLER_S:
+                    late.samplers.extend((provider, cell) for cell, provider in left.items())
+                    break
+                outcomes.ledger.enter("waiting")
+                outcomes.tell(next(iter(left)), ", being compiled")
+                time.sleep(_LOOK_S)
+                continue
+            provider = left.pop(cell)
+            if found.passed:
+                outcomes.gate[provider.name, setting_of(cell.problem)] = ""
+            work = partial(self.intact_contender, provider, cell, inputs, found.ahead_s)
+            contender = outcomes.part(cell, "", "first call", work)
             if contender is None:
                 free_memory(batch.problem.device)
                 continue
             for form, why in contender.lacks.items():
-                self.outcomes.store.append_lack(cell, form, why)
+                outcomes.store.append_lack(cell, form, why)
             ready.append(contender)
-        return ready, inputs.offset
+        return Ready(ready, inputs.offset, late)
 
     def inputs_of(self, problem: Problem) -> Inputs:
         """The weight, kept for the next problem that shares it, and this problem's own inputs."""
@@ -172,10 +205,12 @@ class Preparation:
         self._marks = made.fingerprints()
         return made
 
-    def intact_contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
+    def intact_contender(
+        self, provider: Provider, cell: Cell, inputs: Inputs, ahead_s: float | None = None
+    ) -> Contender:
         """`contender`, and `require_intact` whatever comes of it."""
         try:
-            return self.contender(provider, cell, inputs)
+            return self.contender(provider, cell, inputs, ahead_s)
         finally:
             self.require_intact(inputs, 0)
 
@@ -201,10 +236,16 @@ class Preparation:
         if written:
             raise VerificationFailed(f"it writes into {', '.join(written)}")
 
-    def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
-        """Verify, build, check on the problem, capture and warm up."""
+    def contender(
+        self, provider: Provider, cell: Cell, inputs: Inputs, ahead_s: float | None
+    ) -> Contender:
+        """Verify, build, check on the problem, capture and warm up. ahead_s: see Round."""
+        ledger = self.outcomes.ledger
+        ledger.enter("gate", cell)
         self._gate_check(provider, cell)
-        launch, facts = self._build(provider, inputs)
+        ledger.enter("first call", cell)
+        launch, facts = self._build(provider, inputs, ahead_s)
+        ledger.enter("check", cell)
         if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
             if not check.passed:
@@ -213,6 +254,7 @@ class Preparation:
                 tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
                 if any(theirs != tokens for theirs in team.gather(tokens)):
                     raise VerificationFailed("ranks: they return different tokens")
+        ledger.enter("capture", cell)
         facts["config"] = _config(launch)
         forms: dict[str, Callable[[], object]] = {}
         lacks: dict[str, str] = {}
@@ -243,25 +285,22 @@ class Preparation:
         """Raise VerificationFailed unless it passes `verify` at this dtype and temperature."""
         if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
             return
-        problem = cell.problem
-        # Verified with the same filters, whatever they are here.
-        truncated = bool(problem.filters or problem.penalties)
-        key = (provider.name, problem.device, problem.dtype, problem.temperature, truncated)
-        gate = self.outcomes.gate
-        if key not in gate:
+        key = (provider.name, setting_of(cell.problem))
+        verdicts = self.outcomes.gate
+        if key not in verdicts:
             self._called.add(provider.name)
+            verdicts[key] = gate(
+                provider,
+                cell.problem,
+                lambda name: self.outcomes.at(cell, f", {name} checked", "gate"),
+            )
+            self.outcomes.verified(key, verdicts[key])
+        if verdicts[key]:
+            raise VerificationFailed(verdicts[key])
 
-            setting = Setting(problem.device, problem.dtype, problem.temperature, truncated)
-            failed = []
-            for check in verify.verify(provider, setting):
-                self.outcomes.at(cell, f", {check.name} checked")
-                failed += [] if check.passed else [check]
-            gate[key] = "; ".join(f"{check.name}: {check.detail}" for check in failed)
-            self.outcomes.verified(key, gate[key])
-        if gate[key]:
-            raise VerificationFailed(gate[key])
-
-    def _build(self, provider: Provider, inputs: Inputs) -> tuple[Launch, dict[str, Any]]:
+    def _build(
+        self, provider: Provider, inputs: Inputs, ahead_s: float | None
+    ) -> tuple[Launch, dict[str, Any]]:
         """The launch, and the facts of Round that only building shows.
 
         first_call_s, warm: of `build` and one step. peak_extra_bytes: on a GPU the peak of memory
@@ -274,6 +313,7 @@ class Preparation:
             free_memory(problem.device)
             before = torch.cuda.memory_allocated()
         warm = [*self._warm, *(["process"] if provider.name in self._called else [])]
+        warm += [] if ahead_s is None else ["ahead"]
         self._called.add(provider.name)
         begin = time.perf_counter()
         team = self.outcomes.team
@@ -284,7 +324,8 @@ class Preparation:
             launch = provider.build_sharded(problem, team.shard(inputs.weight))
         launch(inputs.hidden, inputs.seed, inputs.offset)
         synchronize(problem.device)
-        facts: dict[str, Any] = {"first_call_s": time.perf_counter() - begin, "warm": warm}
+        first_call_s = time.perf_counter() - begin
+        facts: dict[str, Any] = {"first_call_s": first_call_s, "warm": warm, "ahead_s": ahead_s}
         if on_gpu:
             free_memory(problem.device)
             torch.cuda.reset_peak_memory_stats()

@@ -22,16 +22,17 @@ from fsbench.machine.device_state import synchronize
 from fsbench.measure import energy
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
-from fsbench.measure.preparing import Contender, Preparation, work_list
+from fsbench.measure.preparing import Batch, Contender, Preparation, work_list
 from fsbench.records.cell import Energy, Round
-from fsbench.timers import Timer
+from fsbench.timers import Timer, gpu
 
 
 @dataclass
 class Runner:
     """Carries out a plan on the current CUDA device, or on the CPU.
 
-    gpu_name and nvml_index are of that device ("" and None on a CPU). Of ranks that measure
+    gpu_name and nvml_index are of that device ("" and None on a CPU); read_clock: SmClock.read.
+    Of ranks that measure
     together each has a Runner of its own; the problems then have `tp` ranks.
 
     Raises:
@@ -43,6 +44,7 @@ class Runner:
     timer: Timer
     gpu_name: str = ""
     nvml_index: int | None = None
+    read_clock: Callable[[], Tensor] | None = None
     _idle_w: float | None = None
 
     def __post_init__(self) -> None:
@@ -60,17 +62,28 @@ class Runner:
             [cell for batch in batches for _, cell in batch.samplers],
             plan.rounds + 1 + (plan.energy_s is not None) + (plan.sustained_s is not None),
         )
+        outcomes.ahead.want([cell for batch in batches for _, cell in batch.samplers])
         preparation = Preparation(plan, outcomes)
-        for batch in batches:
-            self._measure(*preparation.contenders(batch))  # which nothing here keeps
-            for _, cell in batch.samplers:
-                outcomes.finish(cell)
-        outcomes.report(outcomes.total, outcomes.total, "done")
+        while batches:
+            batch = batches.pop(0)
+            late = self._measure(*preparation.ready(batch, bool(batches)))  # kept by nothing here
+            for sampler in batch.samplers:
+                if sampler not in late.samplers:
+                    outcomes.finish(sampler[1])
+            if late.samplers:
+                batches.append(late)
+        outcomes.report(outcomes.total, outcomes.total, "done", 0.0)
 
-    def _measure(self, contenders: list[Contender], offset: Tensor) -> None:
-        self._time(contenders, offset)
-        self._energies(contenders, offset)
-        self._sustain(contenders, offset)
+    def _measure(self, contenders: list[Contender], offset: Tensor, late: Batch) -> Batch:
+        """Measure what is ready; returns the rest. No other process is at work meanwhile."""
+        self.outcomes.ahead.pause()
+        try:
+            self._time(contenders, offset)
+            self._energies(contenders, offset)
+            self._sustain(contenders, offset)
+        finally:
+            self.outcomes.ahead.resume()
+        return late
 
     def _time(self, contenders: list[Contender], offset: Tensor) -> None:
         """The interleaved rounds. A contender that fails leaves the list.
@@ -87,6 +100,7 @@ class Runner:
                     measured = self.outcomes.part(
                         cell,
                         f", round {number + 1} of {self.plan.rounds}",
+                        "timing",
                         partial(self._round, contender, contender.step, number, turn, offset),
                     )
                     if measured is None:
@@ -137,11 +151,16 @@ class Runner:
             offset.add_(1)
 
         before = hardware.clocks(self.nvml_index)
+        counters = [self.read_clock()] if self.read_clock else []
         try:
             measured = self.timer.measure(step, self.plan.iterations(number), advance)
+            counters += [self.read_clock()] if self.read_clock else []
+            after = hardware.clocks(self.nvml_index)
         finally:
             contender.require_intact(expected)
-        clocks = _combined(before, hardware.clocks(self.nvml_index))
+        clocks = _combined(before, after)
+        if counters:
+            clocks["sm_mhz_timed"] = gpu.sm_clock.mean_mhz(*counters)
         facts = contender.facts if step is contender.step else {}
         return Round(**asdict(measured), clocks=clocks, turn=turn, **facts)
 

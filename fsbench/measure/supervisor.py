@@ -16,11 +16,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 from fsbench.errors import FsbenchError
-from fsbench.measure import worker
+from fsbench.machine.compilers import process_age_s
+from fsbench.measure import ahead, worker
+from fsbench.measure.ahead import Warmers
 from fsbench.measure.worker import Job, Report
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
@@ -42,18 +46,29 @@ def measure(job: Job, open_store: Callable[[], Store], report: Report) -> None:
         FsbenchError: the processes failed before they came to a cell.
     """
     given_up: frozenset[Cell] = frozenset()
-    job = replace(job, gate={})
-    while True:
-        part = replace(job, plan=replace(job.plan, given_up=given_up))
-        attempt = _Attempt(part, open_store, report)
-        failure = attempt.run()
-        if failure is None:
-            return
-        if attempt.cell is None:
-            raise failure.error or FsbenchError(failure.reason)
-        if attempt.cell not in attempt.told:
-            open_store().append_status(attempt.cell, failure.status, failure.reason)
-        given_up |= {attempt.cell}
+    # One server has what takes seconds to import: all processes start from it at once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fsbench.measure.worker"])
+    began = time.monotonic() - process_age_s()
+    hire = partial(ahead.Process, context, job.provider_paths, job.device, job.indices[0])
+    warmers = Warmers(hire, 0 if job.together else job.warmers, job.plan.check, job.seconds)
+    job = replace(job, warmers=warmers.count, gate={})
+    try:
+        while True:
+            part = replace(job, plan=replace(job.plan, given_up=given_up), began=began)
+            attempt = _Attempt(context, part, open_store, report, warmers)
+            failure = attempt.run()
+            warmers.resume()
+            if failure is None:
+                return
+            if attempt.cell is None:
+                raise failure.error or FsbenchError(failure.reason)
+            if attempt.cell not in attempt.told:
+                open_store().append_status(attempt.cell, failure.status, failure.reason)
+            given_up |= {attempt.cell}
+            began = time.monotonic()
+    finally:
+        warmers.end()
 
 
 @dataclass(frozen=True)
@@ -72,9 +87,11 @@ class _Attempt:
     cell: what they were at when they ended, if they came so far. told: cells that have a reason.
     """
 
+    context: ForkServerContext
     job: Job
     open_store: Callable[[], Store]
     report: Report
+    warmers: Warmers
     cell: Cell | None = None
     told: set[Cell] = field(default_factory=set)
     _trouble: _Failure | None = None  # a rank's, not yet agreed on
@@ -83,15 +100,12 @@ class _Attempt:
 
     def run(self) -> _Failure | None:
         """None if all processes did their work."""
-        # One server has what takes seconds to import: all processes start from it at once.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fsbench.measure.worker"])
         lines: list[Connection] = []
         with tempfile.TemporaryDirectory() as meeting:
             try:
                 for rank in range(self.job.ranks):
-                    ours, theirs = context.Pipe()
-                    process = context.Process(
+                    ours, theirs = self.context.Pipe()
+                    process = self.context.Process(
                         target=worker.main,
                         args=(self.job, rank, f"file://{meeting}/ranks", theirs),
                         daemon=True,
@@ -117,7 +131,10 @@ class _Attempt:
             patience = GRACE if self._trouble else self.job.seconds
             left = heard + patience - time.monotonic()
             ends = [self._processes[rank].sentinel for rank in lines]
-            ready = wait([*lines.values(), *ends], timeout=max(left, 0))
+            hands = {hand.line: hand for hand in self.warmers.hands}
+            ready = wait([*lines.values(), *ends, *hands], timeout=max(left, 0))
+            for line in hands.keys() & set(ready):
+                self.warmers.heard(hands[line])
             if not ready:
                 silent = f"timeout: nothing was heard for {self.job.seconds:g} s"
                 return self._trouble or _Failure("timeout", silent)
@@ -154,8 +171,8 @@ class _Attempt:
                     each.send(records)
             return
         self._trouble = None
-        if kind == "progress":
-            self.report(*value)
+        if kind in ("progress", "finished", "time"):
+            self._show(kind, value)
             return
         if kind == "verified":  # not to be done again by the processes that follow these
             setting, failed = value
@@ -164,12 +181,24 @@ class _Attempt:
         if kind == "cell":
             (self.cell,) = value
             self.open_store().begin(self.cell)
-        else:
+        elif kind == "line":
             cell, written = value
             self.open_store().append(cell, written)
             if "status" in written:
                 self.told.add(cell)
+        else:  # what Asked asks
+            line.send(getattr(self.warmers, kind)(*value))
+            return
         line.send(None)
+
+    def _show(self, kind: str, value: tuple) -> None:
+        if kind == "progress":
+            self.report.report(*value)
+        elif kind == "finished":
+            cell, seconds = value
+            self.report.finished(self.open_store().record(cell), seconds)
+        else:
+            self.open_store().note_time({**value[0], "ahead": self.warmers.spent()})
 
     def _of(self, rank: int) -> str:
         return f"rank {rank}: " if self.job.together else ""

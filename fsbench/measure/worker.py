@@ -6,24 +6,26 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
-from fsbench.machine import device_state
+from fsbench.machine import compilers, device_state
+from fsbench.measure.ahead import Ahead, Asked
 from fsbench.measure.distributed import Team
-from fsbench.measure.outcomes import Outcomes, Setting
+from fsbench.measure.ledger import Ledger
+from fsbench.measure.outcomes import GateKey, Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
+from fsbench.records.cell import CellRecord
 from fsbench.records.store import Store
-from fsbench.timers import make_timer
+from fsbench.timers import gpu, make_timer
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Job:
 
     plan: without its providers, which are found again by `names` (and `provider_paths`).
     indices: of the GPUs, one per rank. timer: its own name. seconds: that all may be silent.
-    together: the processes are ranks that share the vocabulary, if only one. gate: see Outcomes.
+    together: the processes are ranks that share the vocabulary, if only one. warmers: processes
+    that compile ahead. gate: see Outcomes. began: when its time starts to count, on time.monotonic.
     """
 
     plan: Plan
@@ -44,7 +47,9 @@ class Job:
     l2: str
     seconds: float
     together: bool = False
-    gate: dict[Setting, str] = field(default_factory=dict)
+    warmers: int = 0
+    gate: dict[GateKey, str] = field(default_factory=dict)
+    began: float | None = None
 
     @property
     def ranks(self) -> int:
@@ -52,7 +57,14 @@ class Job:
         return len(self.indices)
 
 
-Report = Callable[[float, int, str], None]
+class Report(Protocol):
+    """Shows what a run does."""
+
+    def report(self, done: float, total: int, what: str, left_s: float | None = None) -> None:
+        """See `Outcomes.report`."""
+
+    def finished(self, record: CellRecord, seconds: float) -> None:
+        """Nothing is left to do for a cell, which took so long."""
 
 
 def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
@@ -70,7 +82,11 @@ def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
     align = outcomes.team.align if outcomes.team else None
     timer = make_timer(job.timer, job.device, job.l2, align)
     plan = replace(job.plan, providers=select(discover(map(Path, job.provider_paths)), job.names))
-    return Runner(plan, outcomes, timer, gpu_name, nvml_index)
+    read_clock = None
+    if job.device == "cuda":
+        with suppress(Exception):  # no compiler here: the clock stays unknown, as without NVML
+            read_clock = gpu.sm_clock.SmClock().read
+    return Runner(plan, outcomes, timer, gpu_name, nvml_index, read_clock)
 
 
 def carry_out(runner: Runner) -> None:
@@ -85,7 +101,7 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
     """The whole of a process. It tells what it does by `line`, and ends with who started it.
 
     Messages are (kind, value). Of "ready", "cell" and "line" the answer is waited for: records;
-    nothing, once it is on disk.
+    nothing, once it is on disk. So are the answers to Asked.
     """
     # A group of its own: what a compiler starts ends with it, and Ctrl-C reaches the parent alone.
     os.setsid()
@@ -105,12 +121,19 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
             report=lambda *progress: tell("progress", *progress) if first else None,
             begin=lambda cell: ask("cell", cell) if first else None,
             troubled=lambda *trouble: tell("trouble", *trouble),
+            finished=lambda *cell: tell("finished", *cell) if first else None,
             verified=lambda *verdict: tell("verified", *verdict) if first else None,
             gate=dict(job.gate),
+            ahead=Asked(ask) if job.warmers else Ahead(),
+            ledger=Ledger(since=job.began),
         )
+        if job.device == "cuda":
+            compilers.watch()
         runner = ready_runner(job, rank, meet, outcomes)
         outcomes.store.know(ask("ready"))
         carry_out(runner)
+        if first:
+            tell("time", {"phases": outcomes.ledger.phases(), "compiling": compilers.seconds()})
         tell("done")
     except BaseException as error:
         with suppress(OSError):

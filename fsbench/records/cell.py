@@ -101,6 +101,7 @@ class Round:
     kernel's name to its mean time per iteration. peak_extra_bytes is memory beyond the weight and
     hidden that the sampler held or touched in a step. first_call_s is the wall time of building the
     sampler and calling it once, and warm names what was not cold then (fsbench.machine.caches).
+    ahead_s is the same of a process that did both before, to compile; None if none did.
     turn is how many samplers come before it in its round; None in records before there were turns.
     """
 
@@ -114,6 +115,7 @@ class Round:
     peak_extra_bytes: int | None = None
     first_call_s: float | None = None
     warm: list[str] = field(default_factory=list)
+    ahead_s: float | None = None
     turn: int | None = None
 
     def __post_init__(self) -> None:

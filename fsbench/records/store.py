@@ -64,6 +64,7 @@ class Store:
     ):
         self.folder = folder
         self.interrupted: Cell | None = None
+        self.times: list[dict[str, Any]] = []
         self._records = {record.cell: record for record in records}
         self._write = write
         self._points: TextIO | None = None
@@ -184,6 +185,13 @@ class Store:
         if (record.status, record.reason) != (status, reason):
             self.append(cell, {"status": status, "reason": reason})
 
+    def note_time(self, spent: dict[str, Any]) -> None:
+        """Add to env.json where the time went, of a process that has appended something."""
+        if self._environment is None:
+            known = read_environment(self.folder)
+            self.times = [*known.get("times", []), spent]
+            write_environment(self.folder, {**known, "times": self.times})
+
     def append(self, cell: Cell, line: dict[str, Any]) -> None:
         """Add what a line says of a cell (CellRecord.add); on disk before this returns."""
         self._write(cell, line)
@@ -247,6 +255,7 @@ _FACTS: dict[str, Any] = {
     "git_dirty": bool | None,
     "options": dict[str, Any],
     "resumed": list[dict[str, Any]],
+    "times": list[dict[str, Any]],
 }
 """Types of what is read of env.json, where it is there."""
 

@@ -23,9 +23,17 @@ _TEXTS = ("throttle", "config", "split_by", "warm", "lacks")
 _FIGURES = (
     *("median_us", "ci_lo_us", "ci_hi_us", "min_us", "p10_us", "p90_us", "p99_us"),
     *("busy_us", "sum_us", "n_kernels", "n_samples", "gb_per_s", "tflops", "roofline_pct"),
-    *("sm_mhz", "mem_mhz", "power_w", "throttle", "peak_extra_bytes", "config"),
+    *("sm_mhz", "sm_mhz_timed", "mem_mhz", "power_w", "throttle", "peak_extra_bytes", "config"),
     *("matmul_us", "sampling_us", "other_us", "split_by", "j_per_token", "energy_w", "idle_w"),
-    *("sustained_us", "sustained_joules", "sustained_w", "first_call_s", "warm", "lacks"),
+    *(
+        "sustained_us",
+        "sustained_joules",
+        "sustained_w",
+        "first_call_s",
+        "warm",
+        "ahead_s",
+        "lacks",
+    ),
 )
 """Columns that are derived from a cell's samples; docs/results-format.md has the units."""
 
@@ -62,12 +70,16 @@ def _figures(record: CellRecord) -> dict[str, Any]:
         **{"median_us": median, "ci_lo_us": low, "ci_hi_us": high, "min_us": float(span.min())},
         **{f"p{level}_us": float(np.percentile(span, level)) for level in (10, 90, 99)},
         **{name: float(np.median(times)) for name, times in samples.items() if len(times)},
-        **{name: _median_of(rounds, name) for name in ("sm_mhz", "mem_mhz", "power_w")},
+        **{
+            name: _median_of(rounds, name)
+            for name in ("sm_mhz", "sm_mhz_timed", "mem_mhz", "power_w")
+        },
         **{name: getattr(last, name) for name in ("n_kernels", "peak_extra_bytes", "config")},
         "n_samples": len(span),
         "throttle": "|".join(sorted({t for r in rounds for t in r.clocks.get("throttle", [])})),
         "first_call_s": first.first_call_s,
         "warm": "|".join(first.warm),
+        "ahead_s": first.ahead_s,
         "lacks": "; ".join(f"{what}: {reason}" for what, reason in record.lacks.items()),
     }
     if median:

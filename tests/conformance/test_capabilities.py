@@ -320,10 +320,7 @@ WRONG = {  # mistake -> (the promise that it breaks, sampler)
         "batch_invariant",
         planted(tile_of_the_batch_size, batch_invariant=True),
     ),
-    "temperatures of the rows behind": (
-        "per_row_temperature",
-        contract(temperature=rows_behind),
-    ),
+    "temperatures of rows behind": ("per_row_temperature", contract(temperature=rows_behind)),
     "greedy rows drawn": (
         "greedy_rows",
         contract(temperature=lambda T, _: T.clamp_min(0.3) if isinstance(T, Tensor) else T),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 
 import pytest
 import record
 import typer
+from tiny_run import TINY
 from tree import ROOT
 
 from fsbench.cli import app
@@ -58,7 +60,7 @@ def call(tmp_path, monkeypatch):
         table = tmp_path / "jobs.toml"
         table.write_text(
             "".join(
-                f"[{name}]\ncommand = 'fsbench {how} {{out}}'\nminutes = {minutes}\n"
+                f"[{name}]\ncommand = 'fsbench {how} {{out}}'\nseconds = {60 * minutes}\n"
                 for name, (how, minutes) in jobs.items()
             )
         )
@@ -87,9 +89,9 @@ def test_a_failure_stops_nothing_and_no_job_is_done_twice(call, capsys):
     assert not calls and state["c"]["exit"] == 0
     capsys.readouterr()
     call({**JOBS, "d": ("run ends", 7)}, "--list")
-    a, b, _, d = capsys.readouterr().out.splitlines()
+    a, b, _, d, left = capsys.readouterr().out.splitlines()
     assert "exit 0" in a and "1111111" in a and "exit 3" in b
-    assert d.split() == ["d", "7", "min", "to", "do"]
+    assert d.split() == ["d", "420", "s", "d-DATE", "to", "do"] and left.startswith("420 s to do")
 
 
 @pytest.mark.parametrize(
@@ -180,16 +182,71 @@ def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
     monkeypatch.setattr(record, "samplers", lambda: ["flash_sampling"])
     commands = typer.main.get_command(app).commands
     known = discover()
-    jobs = record.read_jobs(ROOT / "tools" / "record.toml")
+    jobs = record.read_jobs(ROOT / "tools" / "record.toml", "h100")
     assert len({job.name for job in jobs}) == len({job.out for job in jobs}) == len(jobs)
     for job in jobs:
+        assert 0 < job.seconds <= 600
         whole = record.fill(job.command, out="x", degrees="1,2")
         assert not {"{", "}"} & set(whole), job
         if "fsbench" not in whole:
-            assert (ROOT / whole.split()[1]).exists(), job
+            program = whole.partition("python ")[2].removeprefix("-m pytest -q -m gpu ").split()[0]
+            assert (ROOT / program).exists(), job
             continue
         name, *arguments = whole.partition("fsbench ")[2].replace("hotvocab bench", "bench").split()
         found = commands["hotvocab"].commands[name] if name == "bench" else commands[name]
         options = found.make_context(name, arguments).params
         assert set(options.get("provider") or []) <= set(known), job
         assert (options.get("preset") or "paper") in PRESETS, job
+
+
+def test_jobs_are_listed_for_a_gpu_that_is_not_here(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record.hardware, "gpus", list)
+    monkeypatch.setattr(record.shutil, "which", lambda name: "here" if name == "fsbench" else None)
+    monkeypatch.setenv("FSBENCH_COMMIT", "1111111")
+    monkeypatch.chdir(tmp_path)
+    table = tmp_path / "jobs.toml"
+    table.write_text(
+        "[slower]\nh100 = 1.5\n[a]\ncommand = 'true'\nseconds = 100\n"
+        "[b]\ncommand = 'true'\nseconds = 10\nneeds = 'no-such-program'\n"
+        "[c]\ncommand = 'true'\nseconds = 10\nout = '{name}/{key}'\neach.x = '--y'\ngpus = 2\n"
+    )
+    record.main(["--list", "--gpu", "h100", "--jobs", str(table)])
+    a, b, c, left = capsys.readouterr().out.splitlines()
+    assert a.split() == ["a", "150", "s", "a-DATE", "to", "do"]
+    assert b.endswith("needs no-such-program")
+    assert "c-x/x" in c and c.endswith("to do on 2 GPUs") and left.startswith("165 s")
+    with pytest.raises(SystemExit, match="expected an NVIDIA GPU"):
+        record.main([])
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.toml"]
+
+
+def test_a_cpu_measures_jobs_of_its_own(tmp_path, monkeypatch, capsys):
+    """With the real command line; a dry run first, which leaves nothing."""
+    monkeypatch.setattr(record.hardware, "gpus", list)
+    monkeypatch.setenv("FSBENCH_COMMIT", "1111111")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "fsbench"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fsbench "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    options = " ".join([*TINY, "--provider greedy"])
+    table = tmp_path / "jobs.toml"
+    table.write_text(
+        f"[run]\ncommand = 'fsbench run {options} --out {{out}}'\nseconds = 60\n"
+        "[verify]\ncommand = 'fsbench verify --tier gate --device cpu --provider {each} "
+        "--output {out}'\nout = 'verify/{each}.jsonl'\neach = ['greedy']\nseconds = 60\n"
+    )
+    call = ["--jobs", str(table), "--folder", str(tmp_path / "out")]
+    record.main([*call, "--dry-run"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"run: fsbench run {options} --out ") and len(said) == 2
+    assert not (tmp_path / "out").exists()
+    record.main(call)
+    state = record.read_state(tmp_path / "out")
+    assert {name: entry["exit"] for name, entry in state.items()} == {"run": 0, "verify-greedy": 0}
+    assert (tmp_path / "out" / state["run"]["out"] / "results.csv").exists()
+    assert (tmp_path / "out" / "verify" / "greedy.jsonl").exists()
+    capsys.readouterr()
+    record.main([*call, "--dry-run"])
+    assert not capsys.readouterr().out

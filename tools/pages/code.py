@@ -61,7 +61,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "results": lambda: _beyond_cells(summary.COLUMNS),
     "breakdown": lambda: _beyond_cells(breakdown.kernel_rows([]).columns),
     "status": lambda: list(STATUSES),
-    "environment": lambda: ["schema", *environment("cpu", []), "options", "resumed"],
+    "environment": lambda: ["schema", *environment("cpu", []), "options", "resumed", "times"],
     "check": lambda: [*VERDICT, *_fields(Check)],
     "e2e": lambda: list(e2e.COLUMNS),
 }

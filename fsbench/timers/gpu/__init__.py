@@ -1,4 +1,4 @@
-"""The timers of GPUs, and what the L2 cache holds when a step starts.
+"""The timers of GPUs, what the L2 cache holds when a step starts, and the clock meanwhile.
 
 May import: timers.measurement, the contract.
 """
@@ -10,6 +10,7 @@ from fsbench.late import late
 if TYPE_CHECKING:
     from fsbench.timers.gpu import cupti as cupti
     from fsbench.timers.gpu import events as events
+    from fsbench.timers.gpu import sm_clock as sm_clock
 
 # They need torch, which a CPU's timer does without.
-__getattr__ = late(__name__, "cupti", "events")
+__getattr__ = late(__name__, "cupti", "events", "sm_clock")

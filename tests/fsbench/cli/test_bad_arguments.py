@@ -53,6 +53,7 @@ OPTIONS = {
         "--rounds": "size", "--logits": [*NO_TEXT, "flat", "normal:-1", f"peaked:{LONG}"],
         "--seed": "seed", "--out": "folder", "--resume": NO_RESULTS, "--timeout": "above 0",
         "--energy": [*NO_NUMBER, "0", "-1", "0.1"], "--sustained": [*NO_NUMBER, "0", "-1", "0.1"],
+        "--warmers": "count",
     },
     "verify": {
         "--provider": "name", "--provider-path": "plug-in", "--tier": "name", "--check": "name",

@@ -1,5 +1,6 @@
 """Makes fake_vllm.py importable by name, with assertions rewritten, and installs it."""
 
+import numpy as np
 import pytest
 
 pytest.register_assert_rewrite("fake_vllm", "vllm_play")
@@ -12,6 +13,7 @@ def vllm(monkeypatch):
 
     for name in ("FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"):
         monkeypatch.setenv(name, "")
+    np.random.seed(0)  # vLLM draws the seeds of requests that have none from it
     return install(monkeypatch)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from runner_doubles import SMALL
 
-from fsbench.errors import (
-    InvalidArgument,
-)
+from fsbench.errors import InvalidArgument
+from fsbench.machine import hardware
+from fsbench.machine.hardware import Gpu
 from fsbench.measure.plan import Plan
 from fsbench.measure.preparing import spread_seed
+from fsbench.problem import Problem
 
 
 @pytest.mark.parametrize(("iters", "rounds"), [(100, 5), (7, 3), (5, 5), (1, 1), (11, 4)])
@@ -46,3 +47,26 @@ def test_spread_seed_is_splitmix64():
     assert spread_seed(0) % 2**64 == 0xE220A8397B1DCDAF
     assert spread_seed(1) % 2**64 == 0x910A2DEC89025CC1
     assert all(-(2**63) <= spread_seed(seed) < 2**63 for seed in range(-50, 50))
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "cores", "gigabytes", "tunes", "expected"),
+    [
+        (None, "cuda", 16, 80, False, 12),
+        (None, "cuda", 4, 80, False, 2),
+        (None, "cuda", 1, 80, False, 0),
+        (None, "cuda", 16, 16, False, 3),  # of 1.24 GB each, a quarter of the memory
+        (None, "cpu", 16, 80, False, 0),
+        (3, "cpu", 1, 0, False, 3),
+        (0, "cuda", 16, 80, False, 0),
+        (3, "cuda", 16, 80, True, 0),
+    ],
+)
+def test_how_many_processes_compile_ahead(
+    sampler, monkeypatch, asked, device, cores, gigabytes, tunes, expected
+):
+    gpu = Gpu(0, "A GPU", "", int(gigabytes * 1e9), "")
+    monkeypatch.setattr(hardware, "gpus", lambda: [gpu])
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    problem = Problem(1, 4096, 151_936, device=device)
+    assert Plan([problem], [sampler("A", tunes=tunes)]).helpers(asked) == expected

@@ -15,6 +15,7 @@ from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.records.cell import Conditions
 from fsbench.records.store import Store
+from fsbench.timers import gpu
 from fsbench.timers.fake import FakeTimer
 
 
@@ -135,7 +136,7 @@ def test_progress_counts_up_to_all_cells(sampler, tmp_path):
         check=False,
     )
     store = Store.create(tmp_path, {})
-    report = lambda done, total, what: seen.append((done, total, what))  # noqa: E731
+    report = lambda *progress: seen.append(progress)  # noqa: E731
     Runner(plan, Outcomes(store, report), FakeTimer()).run()
     store.close()
     done = [entry[0] for entry in seen]
@@ -203,3 +204,33 @@ def test_a_cell_says_whether_a_graph_is_replayed(sampler, device, asked, able, e
     entry = sampler("A", able={"graph_safe": able})
     cell = plan.cell(entry, Problem(1, 2, 3, device=device), "NVIDIA H200", "cupti", "cold")
     assert cell.conditions == Conditions("NVIDIA H200", "cupti", expected, "cold")
+
+
+def test_the_clock_during_a_round_is_of_readings_right_around_it(sampler, tmp_path):
+    """Three multiprocessors count 1500, 1600 and 1700 cycles per us; a fourth had no program."""
+    said = []
+
+    class Timer(FakeTimer):
+        def measure(self, *arguments):
+            said.append("timed")
+            return super().measure(*arguments)
+
+    def read_clock():
+        us = 1000 + 500 * len(said)
+        said.append("read")
+        return torch.tensor([[us * mhz, 1000 * us] for mhz in (1500, 1600, 1700)] + [[0, 0]])
+
+    store = Store.create(tmp_path, {})
+    plan = Plan([SMALL], [sampler("A")], warmup=0, iters=2, rounds=2, check=False)
+    Runner(plan, Outcomes(store), Timer(), read_clock=read_clock).run()
+    store.close()
+    assert said == ["read", "timed", "read"] * 2
+    rounds = store.records[0].rounds
+    assert [part.clocks for part in rounds.values()] == [{"sm_mhz_timed": 1600.0}] * 2
+
+
+@pytest.mark.parametrize(
+    "before, after", [((0, 0), (5, 5)), ((5, 5), (4, 9)), ((5, 5), (9, 5)), ((5, 5), (0, 0))]
+)
+def test_counters_that_tell_nothing_are_no_clock(before, after):
+    assert gpu.sm_clock.mean_mhz(torch.tensor([before]), torch.tensor([after])) is None

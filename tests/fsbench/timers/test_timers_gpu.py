@@ -15,7 +15,7 @@ from fsbench.errors import FsbenchError
 from fsbench.kernels import flash_sample
 from fsbench.machine import device_state, hardware
 from fsbench.machine.environment import environment
-from fsbench.timers import make_timer
+from fsbench.timers import gpu, make_timer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -202,3 +202,17 @@ def test_the_environment_of_a_gpu_run():
     record = environment("cuda", [])
     assert (record["device"], record["gpu"]) == ("cuda", torch.cuda.get_device_name())
     assert record["driver"] and record["cuda"]
+
+
+def test_the_clock_of_the_counters_is_nvmls(matmul):
+    index = device_state.nvml_index(torch.cuda.current_device())
+    clock = gpu.sm_clock.SmClock()
+    for _ in range(1000):
+        matmul()
+    before = clock.read()
+    for _ in range(1000):
+        matmul()
+    after = clock.read()
+    assert gpu.sm_clock.mean_mhz(before, after) == pytest.approx(
+        hardware.clocks(index)["sm_mhz"], rel=0.1
+    )

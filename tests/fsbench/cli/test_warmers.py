@@ -1,0 +1,99 @@
+"""`fsbench run --warmers`: processes that compile ahead, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tiny_run import TINY
+
+
+@pytest.fixture
+def helped(fsbench, plugin, tmp_path):
+    """A run with processes that compile ahead: (its output, who built for which V)."""
+
+    def run(*more, build="pass", code=0):
+        log = tmp_path / "built"
+        told = f"open({str(log)!r}, 'a').write(f'{{os.getpid()}} {{problem.V}} {{problem.B}}\\n')"
+        mine = plugin(build=f"{told}; {build}")
+        options = [each for each in TINY if each != "--no-check"]
+        exit_code, out, err = fsbench("run", *options, *mine, "--out", "x", *more)
+        assert exit_code == code, out + err
+        built = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+        return out + err, built
+
+    return run
+
+
+def ours(built, measuring):
+    return [(V, B) for pid, V, B in built if pid == measuring]
+
+
+def test_another_process_verifies_and_calls_first(helped, tmp_path):
+    _, built = helped("--warmers", "2", build="time.sleep(0.2)")
+    measuring = built[-1][0]
+    assert ours(built, measuring) == [(50, 1), (50, 3)]  # not the gate
+    assert {(50, 1), (50, 3)} <= {(V, B) for pid, V, B in built if pid != measuring}
+    spent = json.loads((tmp_path / "x" / "env.json").read_text())["times"][0]["ahead"]
+    assert spent["gate"] > 0 and spent["first"] > 0
+
+
+def test_without_others_the_process_does_all_itself(helped):
+    _, built = helped("--warmers", "0")
+    assert len({pid for pid, _, _ in built}) == 1
+
+
+@pytest.mark.parametrize("ends", ["os._exit(1)", "os.kill(os.getpid(), 9)", "1 / 0"])
+def test_others_that_die_lose_nothing(helped, tmp_path, ends):
+    """The first to build is another process, since the measuring one waits for it."""
+    first = f"Path({str(tmp_path / 'first')!r})"
+    once = f"{first}.exists() or ({first}.touch(), {ends})"
+    out, built = helped("--warmers", "1", build=once)
+    assert "[2/2]" in out and ours(built, built[-1][0])
+
+
+def test_none_is_left_when_the_run_ends(helped, tmp_path):
+    helped("--warmers", "2", build="None if problem.V == 50 else time.sleep(0.2)")
+    pids = {int(line.split()[0]) for line in (tmp_path / "built").read_text().splitlines()}
+    until = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def test_a_broken_file_is_no_reason_to_fail(fsbench, plugin, tmp_path):
+    broken = plugin("broken", text="1 / 0")
+    code, out, err = fsbench("run", *TINY, *broken, "--provider", "greedy", "--warmers", "2",
+                             "--out", "x")  # fmt: skip
+    assert code == 0 and "unavailable" in out, err
+
+
+@pytest.mark.full
+def test_those_that_stand_still_end_with_a_run_that_is_killed(plugin, tmp_path):
+    log = tmp_path / "built"
+    told = f"open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n')"
+    slow = plugin("slow", build=f"{told}; time.sleep(2)", launch="time.sleep(0.3)")
+    options = [*TINY, *slow, "--provider", "greedy", "--batch", "1,3,4,5,6", "--iters", "40"]
+    command = [sys.executable, "-m", "fsbench", "run", *options, "--warmers", "2", "--out", "x"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+
+    def states():
+        for line in set(log.read_text().splitlines()) if log.exists() else ():
+            with suppress(OSError):
+                yield Path(f"/proc/{line}/stat").read_text().rpartition(")")[2].split()[0]
+
+    try:
+        while "T" not in states():
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    while set(states()) - {"Z"}:
+        time.sleep(0.05)
