@@ -69,9 +69,12 @@ class Found:
         major, minor = needed
         return f"needs a GPU of compute capability {major}.{minor}"
 
-    def refusal(self, problem: Problem) -> tuple[str, str] | None:
-        """None if it can be measured on `problem` here, else (status of the cell, reason)."""
-        reason = self.unavailable_reason(problem.device)
+    def refusal(self, problem: Problem, here: bool = True) -> tuple[str, str] | None:
+        """None if it can be measured on `problem`, else (status of the cell, reason).
+
+        here: on this machine; otherwise on one that lacks nothing.
+        """
+        reason = self.unavailable_reason(problem.device) if here else self.broken
         if reason or self.provider is None:
             return "unavailable", reason or self.broken
         try:

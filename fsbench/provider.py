@@ -221,7 +221,7 @@ def _capability(value: Any) -> bool:
 
 
 _FIELDS: _Checks = {
-    "a line of text": (("name", "label"), _line),
+    "a line of text": (("name", "label", "call"), _line),
     "a Kind": (("kind",), lambda value: isinstance(value, Kind)),
     "Capabilities": (("capabilities",), lambda value: isinstance(value, Capabilities)),
     "a tuple of texts": (("requires", "presets"), _some()),
@@ -294,6 +294,7 @@ class Provider:
     sample: the full call, sample(hidden, weight, *, seed, offset, temperature, ...) -> Drawn, with
         the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
         claimed. None if the sampler is only what `build` returns.
+    call: the public function of fsbench.kernels that does this by default; "" if there is none.
     tuning: if `fsbench tune` can choose its tile shapes.
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
         together, and launch together with the same hidden, seed and offset; every rank returns the
@@ -319,6 +320,7 @@ class Provider:
     presets: tuple[str, ...] = ()
     kept_bytes: Callable[[Problem], int] = _keeps_nothing
     sample: Callable[..., Drawn] | None = None
+    call: str = ""
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None
     build_sharded: Callable[[Problem, Shard], Launch] | None = None

@@ -33,6 +33,7 @@ PROVIDER = Provider(
     build=partial(FlashSampling, kernel="portable"),
     build_sharded=partial(build_sharded, kernel="portable"),
     sample=partial(flash_sample, kernel="portable"),
+    call="flash_sample",
     presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("portable"),
     matmul_form=matmul_form,

@@ -39,6 +39,7 @@ PROVIDER = Provider(
     build=partial(FlashSampling, kernel="hopper"),
     build_sharded=partial(build_sharded, kernel="hopper"),
     sample=partial(flash_sample, kernel="hopper"),
+    call="flash_sample",
     presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("hopper"),
 )

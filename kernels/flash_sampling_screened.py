@@ -37,6 +37,7 @@ PROVIDER = Provider(
     capabilities=replace(FULL_CONTRACT, noise="token"),
     build=ScreenedLaunch,
     sample=sample,
+    call="screened_sample",
     kept_bytes=kept_bytes,
     supports=unsupported_reason,
 )

@@ -79,5 +79,6 @@ PROVIDER = Provider(
     supports=unsupported_reason,
     build=_TopkTopp,
     sample=sample,
+    call="truncated_sample",
     presets=("truncated",),
 )

@@ -20,4 +20,4 @@ for gpu in "$@"; do
     ) > "$results/log/$cluster.txt" 2>&1 &
 done
 wait
-fsbench report "$results" --out "$results/report.html"
+fsbench report "$results" --out "$results/report"

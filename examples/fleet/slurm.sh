@@ -20,4 +20,4 @@ for gpu in "$@"; do
         --wrap="'$here/measure.sh' '$results' '$gpu' \$SLURM_ARRAY_TASK_ID")
 done
 sbatch --dependency="$after" --job-name=fsbench-report --output="$results/log/report.txt" \
-    --wrap="fsbench report '$results' --out '$results/report.html'"
+    --wrap="fsbench report '$results' --out '$results/report'"

@@ -1,7 +1,7 @@
-"""Which exact sampler is fastest at each B, and what it saves, from measured results.
+"""Which sampler is fastest at each B, and what it saves, from measured results.
 
-Times of different runs are never compared: every sampler is set against one that shares its run,
-the one that most runs have (analysis.tables.Configuration.ratio). Needs no torch and no sampler.
+Times of different runs are never compared: all that is said of one B stands in one run. Needs no
+torch and no sampler.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import pandas as pd
 
 from fsbench.analysis import logits_store
 from fsbench.analysis.tables import Configuration
-from fsbench.provider import Kind
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The fastest sampler at one B.
+    """The fastest sampler at one B, in microseconds of one run.
 
     ties: others that may be as fast: their intervals overlap.
     instead_of: the fastest of the other way, over stored logits if `best` is fused and the reverse;
-        None if only one way was measured. saved_us: its time less that of `best`.
+        where the problem's samplers all go one way, the next. None if that was not measured.
+    folder: the run.
     extra_bytes: peak memory of `best` beyond weight and hidden; None if it was not measured.
     """
 
@@ -31,76 +31,55 @@ class Advice:
     us: float
     ties: tuple[str, ...]
     instead_of: str | None
-    saved_us: float | None
+    instead_us: float | None
+    folder: str
     extra_bytes: int | None = None
+
+    @property
+    def saves(self) -> float | None:
+        """The share of the other's time that `best` saves."""
+        return None if self.instead_us is None else 1 - self.us / self.instead_us
 
 
 def recommend(
     configuration: Configuration, candidates: Collection[str], most_bytes: float = float("inf")
 ) -> list[Advice]:
-    """Advice for every B at which a candidate was measured; exact samplers only.
+    """Advice for every B at which a candidate was measured: samplers of the problem's law only.
 
+    The run is the last of the rows that has candidates of both ways, or several where there is one
+    way; or else the last with any.
     most_bytes: samplers that took more memory at a B (extra_bytes) are none for it.
     The fused kernel that also stores its logits is none: it shows what a store costs.
     """
     _, stored = logits_store.pair()
-    exact = [name for name in configuration.providers(Kind.EXACT) if name != stored]
-    fused = set(configuration.providers(Kind.EXACT, fused=True))
-    names = [name for name in exact if name in candidates]
-    if not names:
-        return []
-    rows = configuration.measured
-    shared = configuration.rows[configuration.rows.status == "ok"].groupby("provider").size()
-    reference = max(names, key=lambda name: shared[name])
-    us = rows[rows.provider == reference].set_index("b").median_us
-    ratios = {name: _against(configuration, name, reference) for name in names}
-    extra = _extra_bytes(rows)
-    found = []
-    for B in sorted(us.index):
-        here = {
-            name: table.loc[B]
-            for name, table in ratios.items()
-            if B in table.index and extra.get((name, B), 0) <= most_bytes
-        }
-        if not here:
-            continue
-        best = min(here, key=lambda name: here[name].value)
-        others = [name for name in here if (name in fused) != (best in fused)]
-        rival = min(others, key=lambda name: here[name].value, default=None)
-        found.append(
-            Advice(
-                b=int(B),
-                best=best,
-                us=float(us[B] * here[best].value),
-                ties=tuple(
-                    name for name in here if name != best and here[name].lo <= here[best].hi
-                ),
-                instead_of=rival,
-                saved_us=float(us[B] * (here[rival].value - here[best].value)) if rival else None,
-                extra_bytes=extra.get((best, B)),
-            )
-        )
-    return found
-
-
-def _extra_bytes(rows: pd.DataFrame) -> dict[tuple[str, int], int]:
-    """Peak memory beyond weight and hidden by (sampler, B), where it was measured."""
+    rows = configuration.rows
+    rows = rows[(rows.status == "ok") & (rows.kind == configuration.drawn)]
+    one_way = rows.fused.nunique() == 1
+    rows = rows[rows.provider.isin(set(candidates) - {stored})]
     if "peak_extra_bytes" not in rows:
-        return {}
-    known = rows[rows.peak_extra_bytes.notna()]
-    return {
-        (row.provider, int(row.b)): int(row.peak_extra_bytes)
-        for row in known[["provider", "b", "peak_extra_bytes"]].itertuples()
-    }
+        rows = rows.assign(peak_extra_bytes=float("nan"))
+    rows = rows[rows.peak_extra_bytes.fillna(0) <= most_bytes]
+    return [_advice(int(B), _last_run(same, one_way), one_way) for B, same in rows.groupby("b")]
 
 
-def _against(configuration: Configuration, name: str, reference: str) -> pd.DataFrame:
-    """Configuration.ratio; of the reference to itself 1, with the interval of its median."""
-    if name != reference:
-        return configuration.ratio(name, reference)
-    rows = configuration.measured
-    own = rows[rows.provider == reference].set_index("b")
-    return pd.DataFrame(
-        {"value": 1.0, "lo": own.ci_lo_us / own.median_us, "hi": own.ci_hi_us / own.median_us},
-        index=own.index,
+def _last_run(rows: pd.DataFrame, one_way: bool) -> pd.DataFrame:
+    several = rows.groupby("folder")["provider" if one_way else "fused"].transform("nunique") > 1
+    rows = rows[several] if several.any() else rows
+    return rows[rows.folder == rows.folder.iloc[-1]]
+
+
+def _advice(B: int, rows: pd.DataFrame, one_way: bool) -> Advice:
+    rows = rows.sort_values("median_us", kind="stable")
+    best, others = rows.iloc[0], rows.iloc[1:]
+    rivals = others if one_way else others[others.fused != best.fused]
+    rival = None if rivals.empty else rivals.iloc[0]
+    return Advice(
+        b=B,
+        best=best.provider,
+        us=float(best.median_us),
+        ties=tuple(others[others.ci_lo_us <= best.ci_hi_us].provider),
+        instead_of=None if rival is None else rival.provider,
+        instead_us=None if rival is None else float(rival.median_us),
+        folder=best.folder,
+        extra_bytes=None if pd.isna(best.peak_extra_bytes) else int(best.peak_extra_bytes),
     )

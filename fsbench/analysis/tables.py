@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -61,7 +62,7 @@ class Configuration:
         off = all(first[name] == value for name, value in FILTERS.items())
         return Kind.EXACT if off else Kind.TRUNCATED
 
-    @property
+    @cached_property
     def measured(self) -> pd.DataFrame:
         """The rows with status ok: per provider and B that of the latest run."""
         ok = self.rows[self.rows.status == "ok"]
@@ -165,36 +166,31 @@ def configurations(frame: pd.DataFrame) -> list[Configuration]:
 
 def stems(found: list[Configuration], free: Collection[str]) -> dict[str, list[Configuration]]:
     """Configurations that differ in the conditions `free` alone, by a stem for common files."""
-    if not found:
-        return {}
-    first = pd.DataFrame([configuration.rows.iloc[0] for configuration in found])
-    first = first.reset_index(drop=True)
-    fixed = [name for name in CONDITIONS if name not in free]
-    grouped = {}
-    for _, same_shape in first.groupby(_SHAPE):
-        varying = [name for name in fixed if same_shape[name].nunique() > 1]
-        for _, alike in same_shape.groupby(fixed):
-            grouped[_stem(alike.iloc[0], varying)] = [found[number] for number in alike.index]
-    return grouped
+    return _alike(found, _SHAPE, [name for name in CONDITIONS if name not in free])
 
 
 def families(found: list[Configuration]) -> dict[str, list[Configuration]]:
     """Configurations that differ in nothing but the LM head, by a stem for common files."""
+    return _alike(found, _SHAPE[:2], CONDITIONS)
+
+
+def _alike(
+    found: list[Configuration], shape: list[str], conditions: list[str]
+) -> dict[str, list[Configuration]]:
     first = pd.DataFrame([configuration.rows.iloc[0] for configuration in found])
-    first = first.reset_index(drop=True)
     grouped = {}
-    for _, machine in first.groupby(["device", "gpu"]):
-        varying = [name for name in CONDITIONS if machine[name].nunique() > 1]
-        for _, alike in machine.groupby(CONDITIONS):
-            row = alike.iloc[0]
-            stem = "_".join([row.gpu or row.device, *_words(row, varying)])
+    for _, same in first.reset_index(drop=True).groupby(shape) if found else ():
+        varying = [name for name in conditions if same[name].nunique() > 1]
+        for _, alike in same.groupby(conditions):
+            stem = _stem(alike.iloc[0], varying, shape)
             grouped[stem] = [found[number] for number in alike.index]
     return grouped
 
 
-def _stem(row: pd.Series, varying: list[str]) -> str:
+def _stem(row: pd.Series, varying: list[str], shape: list[str] = _SHAPE) -> str:
     """File name stem of a row's configuration, naming only the conditions that vary."""
-    return "_".join([row.gpu or row.device, f"d{row.d}", f"v{row.v}", *_words(row, varying)])
+    size = [f"{name}{row[name]}" for name in shape[2:]]
+    return "_".join([row.gpu or row.device, *size, *_words(row, varying)])
 
 
 def _words(row: pd.Series, conditions: list[str]) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
+from collections.abc import Iterable
 
 import typer
 from rich.console import Console
@@ -22,11 +25,11 @@ from fsbench.cli import (
     tune,
     verify,
 )
+from fsbench.cli.options import NAMES
 from fsbench.errors import FsbenchError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("run")(run.run)
@@ -41,6 +44,18 @@ app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)
 app.add_typer(hotvocab.app, name="hotvocab")
+for each in (*app.registered_commands, *hotvocab.app.registered_commands):
+    # A paragraph as one line, which --help wraps at the terminal's width.
+    each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
+
+
+def _samplers() -> Iterable[str]:
+    from fsbench.discover import discover
+
+    return discover()
+
+
+NAMES |= dict.fromkeys(("--provider", "--sampler", "--fused"), _samplers)
 
 
 def _print_version(asked: bool) -> None:

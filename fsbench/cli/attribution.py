@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsbench.analysis import attribution
 from fsbench.analysis.tables import Configuration, configurations
@@ -13,9 +13,6 @@ from fsbench.cli.reading import read_results
 from fsbench.cli.tables import console, plain_table
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def print_measured(results: list[Path], as_json: bool) -> None:
@@ -76,7 +73,7 @@ def _print_part(part: dict[str, Any]) -> None:
     print_ = console(soft_wrap=False).print
     print_(part["title"], style="bold")
     for pair in part["speedups"]:
-        table = _table(
+        table = plain_table(
             f"\nSpeedup of {part['fused_label']} over {pair['label']}",
             ("B", "I/O model", "measured", "gaps", "passes", "matmul", "if sampling\nwere free"),
         )
@@ -89,9 +86,10 @@ def _print_part(part: dict[str, Any]) -> None:
             )
         print_(table)
     if part["extended"]:
-        table = _table(
+        table = plain_table(
             "\nThe model with two terms more: time = matmul + fixed + passes over the logits",
             ("sampler", "kernels", "fixed us", "of it\ngaps us", "passes", "error at\nother B"),
+            left=("sampler",),
         )
         for row in part["extended"]:
             table.add_row(
@@ -108,10 +106,3 @@ def _print_part(part: dict[str, Any]) -> None:
 
 def _text(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
-
-
-def _table(title: str, headings: tuple[str, ...]) -> Table:
-    table = plain_table(title)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "sampler" else "right")
-    return table

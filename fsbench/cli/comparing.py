@@ -176,11 +176,8 @@ def _interval(value: float, lo: float, hi: float, digits: int) -> str:
 
 def _table(*headings: str) -> Table:
     """An empty table; columns of figures are aligned to the right."""
-    shown = plain_table(padding=(0, 1, 0, 0))
-    for heading in headings:
-        left = heading in ("sampler", "vs", "verdict", "split by")
-        shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
-    return shown
+    words = ("sampler", "vs", "verdict", "split by")
+    return plain_table(None, headings, words, no_wrap=True, padding=(0, 1, 0, 0))
 
 
 def _print(table: Table) -> None:

@@ -18,10 +18,13 @@ def _timers() -> Iterable[str]:
 Timer = Annotated[str, option("--timer", one_of(_timers), "auto, cupti, events, cpu or fake.")]
 
 
-def device_to_use(asked: str) -> str:
-    """cuda or cpu: what --device asks for, or for auto what torch finds here."""
-    if asked == "cpu":
-        return "cpu"
+def device_to_use(asked: str, planned: bool = False) -> str:
+    """cuda or cpu: what --device asks for, or for auto what torch finds here.
+
+    planned: nothing will run, so a GPU that is asked for need not be here.
+    """
+    if asked == "cpu" or (planned and asked == "cuda"):
+        return asked
     import torch
 
     if torch.cuda.is_available():

@@ -21,6 +21,7 @@ from fsbench.cli.options import (
     whole,
 )
 from fsbench.cli.parsing import int_list
+from fsbench.cli.tables import console
 
 if TYPE_CHECKING:
     from fsbench.e2e.measure import Engine
@@ -135,11 +136,13 @@ def _names(text: str) -> list[str]:
 
 
 def _finish(folder: Path) -> None:
+    from rich.markdown import Markdown
+
     from fsbench.e2e.tables import markdown, write_tables
     from fsbench.figures.end_to_end import write_figures
 
     frame = write_tables(folder)
     figures = write_figures(frame, folder)
-    print(markdown(frame))
+    console(soft_wrap=False).print(Markdown(markdown(frame)))
     for path in (folder / "steps.jsonl", folder / "e2e.csv", folder / "e2e.md", *figures):
         print(f"wrote {path}")

@@ -99,20 +99,12 @@ def _print_tables(rows: list[dict[str, Any]], gpu: model.Gpu) -> None:
         rows, key=lambda row: (row["model"], row["d"], row["v"], row["dtype"])
     ):
         title = f"{label}: D={d} V={v} {dtype}"
-        table = plain_table(title, pad_edge=True, padding=(0, 1, 0, 0))
-        for heading in (
-            "B",
-            "baseline\nMB",
-            "fused\nMB",
-            "speedup\nfull",
-            "speedup\n1+2B/D",
-            "baseline\nFLOP/B",
-            "fused\nFLOP/B",
-            "floor us\ndatasheet",
-        ):
-            table.add_column(heading, justify="right")
-        if gpu.measured:
-            table.add_column("floor us\nmeasured", justify="right")
+        headings = [
+            *("B", "baseline\nMB", "fused\nMB", "speedup\nfull", "speedup\n1+2B/D"),
+            *("baseline\nFLOP/B", "fused\nFLOP/B", "floor us\ndatasheet"),
+            *(["floor us\nmeasured"] if gpu.measured else []),
+        ]
+        table = plain_table(title, headings, pad_edge=True, padding=(0, 1, 0, 0))
         for row in group:
             table.add_row(
                 str(row["b"]),

@@ -16,16 +16,17 @@ import typer
 
 from fsbench.cli.parsing import MOST, int_list, number_list
 from fsbench.errors import InvalidArgument, InvalidOption, ResultsError, shown, unknown_name
-from fsbench.problem import DEVICES, DTYPES, parse_logits
+from fsbench.problem import DEVICES, DTYPES, models, parse_logits
 from fsbench.records.typed import fits
 
 
 @dataclass(frozen=True)
 class Reader:
-    """metavar: what --help calls a value."""
+    """metavar: what --help calls a value. known: the values, where they can be listed."""
 
     metavar: str
     read: Callable[[str, str], Any]
+    known: Callable[[], Iterable[str]] | None = None
 
     def parser(self, name: str) -> Callable[[Any], Any]:
         """For typer, which takes a ValueError for its own; and gives defaults, which pass."""
@@ -39,11 +40,25 @@ class Reader:
         return parse
 
 
+NAMES: dict[str, Callable[[], Iterable[str]]] = {"--model": models}
+"""What a shell completes after an option whose reader does not know; cli adds the samplers."""
+
+
+def _completer(name: str, reader: Reader) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        known = (reader.known or NAMES.get(name, tuple))()
+        return [f"{before}{comma}{one}" for one in known if one.startswith(last)]
+
+    return complete
+
+
 def option(name: str, reader: Reader, help: str, **settings: Any) -> Any:
     """A typer.Option of this name; its values are what the reader makes of the text."""
     return typer.Option(
         name,
         help=help,
+        autocompletion=_completer(name, reader),
         parser=reader.parser(name),
         **{"metavar": reader.metavar, **settings},
     )
@@ -106,7 +121,7 @@ def one_of(known: Callable[[], Iterable[str]]) -> Reader:
             raise unknown_name(name, text, names)
         return text
 
-    return Reader("NAME", read)
+    return Reader("NAME", read, known)
 
 
 def _word(text: str, name: str) -> None:
@@ -188,7 +203,7 @@ Dtype = Annotated[str, option("--dtype", _dtypes, "bf16, fp16 or fp32.")]
 DtypeOrDefault = Annotated[
     str | None,
     option(
-        "--dtype", _dtypes, "bf16, fp16 or fp32. Default: the preset's; e2e: bf16, on a CPU fp32."
+        "--dtype", _dtypes, "bf16, fp16 or fp32. Default: bf16, on a CPU fp32; run: the preset's."
     ),
 ]
 Device = Annotated[

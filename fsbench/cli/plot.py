@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +42,7 @@ def plot(
     from fsbench.figures import configuration as of_one
     from fsbench.figures import end_to_end, filters, headline, winners
     from fsbench.figures import scaling as of_ranks
+    from fsbench.figures.parallel import drawn
     from fsbench.figures.parts import check_formats, save
     from fsbench.figures.style import styles
     from fsbench.provider import Kind
@@ -47,25 +50,27 @@ def plot(
     names = (name.strip() for name in figures.split(",")) if figures else of_one.ALL
     chosen = of_one.check_figures(names)
     suffixes = check_formats(name.strip() for name in formats.split(","))
-    drawn = 0
+    tasks: list[Callable[[], list[str]]] = []
 
-    def keep(figure: Figure | None, name: str, absent: str = "") -> None:
-        """Write a figure; if there is none, say why, unless `absent` is empty."""
-        nonlocal drawn
-        if figure is None:
-            print(absent, end="\n" if absent else "")
-            return
-        drawn += 1
-        for suffix in suffixes:
-            path = out / f"{name}.{suffix}"
-            save(figure, path)
-            print(f"wrote {path}")
+    def add(name: str, drawing: Callable[[], Figure | None], absent: str = "") -> None:
+        """Plan a figure: a task that writes it, or says `absent`, and returns what to print."""
+
+        def task() -> list[str]:
+            figure = drawing()
+            if figure is None:
+                return [absent] if absent else []
+            paths = [out / f"{name}.{suffix}" for suffix in suffixes]
+            for path in paths:
+                save(figure, path)
+            return [f"wrote {path}" for path in paths]
+
+        tasks.append(task)
 
     decodings = [folder for folder in results if (folder / STEPS).is_file()]
     if "tpot" in chosen:
         lines = (line for folder in decodings for line in read(folder))
         for engine, figure in end_to_end.draw_engines(summary(lines)):
-            keep(figure, f"tpot_{engine}")
+            add(f"tpot_{engine}", partial(lambda figure: figure, figure))
     runs = [folder for folder in results if folder not in decodings]
     if runs:
         frame = measured_results(runs)
@@ -75,17 +80,21 @@ def plot(
                 continue  # a sweep has dozens
             for name in (name for name in chosen if name in of_one.FIGURES):
                 absent = f"no {name} figure for {one.stem}: {of_one.ABSENT.get(name)}"
-                keep(of_one.draw(name, one, looks), f"{name}_{one.stem}", absent)
+                add(f"{name}_{one.stem}", partial(of_one.draw, name, one, looks), absent)
         for stem, alike in scaling.over_ranks(found).items() if "scaling" in chosen else ():
-            keep(of_ranks.draw(alike, looks), f"scaling_{stem}")
+            add(f"scaling_{stem}", partial(of_ranks.draw, alike, looks))
         for stem, same in headline.over_logits(found).items() if "headline" in chosen else ():
-            keep(headline.draw(same), f"headline_{stem}")
+            add(f"headline_{stem}", partial(headline.draw, same))
         for stem, alike in families(found).items() if "winner" in chosen else ():
-            keep(winners.draw(alike, looks), f"winner_{stem}")
+            add(f"winner_{stem}", partial(winners.draw, alike, looks))
         for stem, alike in filters.over_filters(found).items() if "filters" in chosen else ():
             absent = f"no filters figure for {stem}: no lower bound was measured"
-            keep(filters.draw(alike), f"filters_{stem}", absent)
-    if not drawn:
+            add(f"filters_{stem}", partial(filters.draw, alike), absent)
+    wrote = False
+    for said in drawn(tasks):
+        wrote = wrote or any(line.startswith("wrote ") for line in said)
+        print(*said, sep="\n", end="\n" if said else "", flush=True)
+    if not wrote:
         raise ResultsError(
             f"--figure: expected one that these results have; got {', '.join(chosen)}"
         )

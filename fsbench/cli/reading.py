@@ -6,16 +6,27 @@ from pathlib import Path
 
 import pandas as pd
 
+import fsbench
 from fsbench.analysis.tables import normalized
 from fsbench.errors import ResultsError
 from fsbench.records import summary
 from fsbench.records.disk import refusals
-from fsbench.records.store import read_records, results_folders
+from fsbench.records.store import read_environment, read_records, results_folders
 
 
 def run_folders(paths: list[Path]) -> list[Path]:
     """The results folders at and below these paths, each once, in the order given."""
     return list(dict.fromkeys(folder.resolve() for folder in results_folders(paths)))
+
+
+def shipped() -> Path:
+    """The records that come with fsbench: in a checkout, those of its results folder."""
+    return Path(fsbench.__file__).parent / "results"
+
+
+def by_time(paths: list[Path]) -> list[Path]:
+    """The results folders at and below these paths, the earliest run first."""
+    return sorted(run_folders(paths), key=lambda folder: str(read_environment(folder).get("utc")))
 
 
 def read_results(paths: list[Path]) -> pd.DataFrame:

@@ -1,29 +1,66 @@
-"""`fsbench recommend`: which sampler to use for a model, from results that are at hand."""
+"""`fsbench recommend`: which sampler to use for an LM head, from results that are at hand."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from string import ascii_lowercase
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fsbench.cli.options import PATH, WORD, WORDS, Dtype, Json, checked, number, option
+from fsbench.cli.options import (
+    LAW,
+    PATH,
+    WORD,
+    WORDS,
+    DtypeOrDefault,
+    Json,
+    checked,
+    number,
+    option,
+    whole,
+)
 from fsbench.cli.parsing import batch_range
 from fsbench.cli.tables import console, plain_table
-from fsbench.errors import ResultsError, unknown_name
+from fsbench.errors import InvalidArgument, ResultsError, unknown_name
+from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fsbench.analysis.tables import Configuration
+    from fsbench.discover import Found
     from fsbench.provider import Provider
 
-_SHORT = {"seed": "per_request_seed", "temperature": "per_row_temperature", "greedy": "greedy_rows"}
+_SHORT = {
+    "logprob": "logprob",
+    "seed": "per_request_seed",
+    "temperature": "per_row_temperature",
+    "greedy": "greedy_rows",
+    "mask": "mask",
+    "bias": "bias",
+    "samples": "num_samples",
+}
 _KNOWN = [field.name for field in fields(Capabilities) if field.type == "bool"]
+_ARGUMENTS = {
+    "per_row_temperature": "temperature=temperature",
+    "greedy_rows": "temperature=temperature",
+    "mask": "mask=mask",
+    "bias": "bias=bias",
+    "num_samples": "num_samples=n",
+    "logprob": "return_logprob=True",
+}
 
 
 def recommend(
-    model: Annotated[str, option("--model", WORD, "A named LM head; see `fsbench list`.")],
-    gpu: Annotated[str, option("--gpu", WORD, "The GPU that results must be of.")] = "h200",
+    model: Annotated[
+        str | None, option("--model", WORD, "A named LM head; see `fsbench list`.")
+    ] = None,
+    d: Annotated[int | None, option("--d", whole(), "Or its hidden size D, with --v.")] = None,
+    v: Annotated[int | None, option("--v", whole(), "And its vocabulary size V.")] = None,
+    gpu: Annotated[str, option("--gpu", WORD, "The GPU, or cpu.")] = "h200",
     batch: Annotated[
         str,
         option(
@@ -35,58 +72,118 @@ def recommend(
     needs: Annotated[
         str | None,
         option(
-            "--needs", WORDS, "What it must be able to do, comma list: logprob, seed, mask, ..."
+            "--needs",
+            WORDS,
+            f"What it must be able to do, comma list of {', '.join(_SHORT)}; or of the columns of "
+            "`fsbench list --capabilities`.",
         ),
     ] = None,
-    dtype: Dtype = "bf16",
+    top_k: Annotated[int, option("--top-k", whole(0), "Filter; 0 is off.")] = 0,
+    top_p: Annotated[float, option("--top-p", number(0, 1, above=True), "Filter; 1 is off.")] = 1.0,
+    min_p: Annotated[float, option("--min-p", number(0, 1), "Filter; 0 is off.")] = 0.0,
+    tp: Annotated[int, option("--tp", whole(1, 64), "GPUs that share the vocabulary.")] = 1,
+    dtype: DtypeOrDefault = None,
+    logits: Annotated[
+        str | None,
+        option("--logits", LAW, "Law of the logits. Default: the one with the most cells."),
+    ] = None,
     memory: Annotated[
         float | None,
         option("--memory", number(0), "The most GB that it may take beside weight and hidden."),
     ] = None,
     results: Annotated[
         list[Path] | None,
-        option("--results", PATH, "Results to read; may be repeated. Default: results."),
+        option(
+            "--results",
+            PATH,
+            "Results to read; may be repeated. Default: ./results, if there is one, and those that "
+            "come with fsbench.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Which exact sampler is fastest for a model on a GPU, and what it saves. Needs no GPU.
+    """Which sampler is fastest for an LM head, and what to call. Needs no GPU.
 
-    Nothing is extrapolated: it tells what was measured at this model's size and conditions, names
-    the samplers that cannot do what is needed, and says what it does not know.
+    Every time is that of a record, at this size and these conditions; all times
+    of a line are of one run, the latest that measured fused samplers and others.
+    Without a record: the least time that the I/O model allows, marked so.
     """
     from fsbench.analysis.recommend import recommend as advise
     from fsbench.discover import discover
-    from fsbench.problem import model as head_of
-    from fsbench.records import iomodel
 
+    shape = _shape(model, d, v)
+    slug, device = ("", "cpu") if gpu == "cpu" else (gpu, "cuda")
+    problem = Problem(
+        1, *shape, dtype or ("fp32" if device == "cpu" else "bf16"), device=device, tp=tp,
+        top_k=top_k, top_p=top_p, min_p=min_p, logits=logits or "normal:1",
+    )  # fmt: skip
     wanted = _needs(needs) if needs else []
-    head, slug = head_of(model), iomodel.gpu_slug(gpu)
     batches = batch_range(batch, "--batch")
-    known = {entry.name: entry.provider for entry in discover().values() if entry.provider}
+    found = discover()
+    known = {name: entry.provider for name, entry in found.items() if entry.provider}
     lacking = {
         name: [need for need in wanted if not getattr(provider.capabilities, need)]
         for name, provider in known.items()
     }
     able = {name for name in known if not lacking[name]}
-    configuration = _measured(results or [Path("results")], slug, head.D, head.V, dtype, model)
+    fitting, sizes = _measured(results, slug, problem, logits)
+    measured = fitting[0] if fitting else None
     most = float("inf") if memory is None else memory * 1e9
-    advice = [each for each in advise(configuration, able, most) if each.b in batches]
-    if not advice:
+    advice = (
+        [each for each in advise(measured, able, most) if each.b in batches] if measured else []
+    )
+    if measured and not advice:
         raise ResultsError(
-            f"recommend: no exact sampler that can do {', '.join(wanted) or 'this'} "
+            f"recommend: no sampler that can do {', '.join(wanted) or 'this'} "
             f"{'' if memory is None else f'in {memory:g} GB beside the weight '}was measured "
-            f"at these batch sizes; results have B = {_numbers(configuration.measured.b)}"
+            f"at these batch sizes; results have B = {_numbers(measured.measured.b)}"
         )
-    exact = configuration.providers(Kind.EXACT)
     facts: dict[str, Any] = {
-        "configuration": f"{configuration.title}; {configuration.conditions}",
         "advice": [asdict(each) for each in advice],
-        "labels": {name: configuration.label(name) for name in exact},
-        "cannot": {name: lacking[name] for name in exact if lacking.get(name)},
-        "deviates": _deviations(known, {each.best for each in advice}),
         "unmeasured": _unmeasured(batches, [each.b for each in advice]),
     }
+    if measured:
+        names = measured.providers(measured.drawn)
+        best = list(dict.fromkeys(each.best for each in advice))
+        facts |= {
+            "configuration": [measured.title, measured.conditions],
+            "runs": _runs({each.folder for each in advice}),
+            "cannot": {name: lacking[name] for name in names if lacking.get(name)},
+            "deviates": _deviations(known, set(best)),
+            "elsewhere": {
+                name: _law(each)
+                for each in fitting[1:]
+                for name in each.providers(each.drawn)
+                if name in able - {*names} and _law(each) != _law(measured)
+            },
+            "calls": {name: _calls(found[name], problem, wanted) for name in best},
+        }
+    else:
+        kind = Kind.TRUNCATED if problem.filters else Kind.EXACT
+        name = next(name for name, each in known.items() if each.call and each.kind is kind)
+        facts |= {"sizes": sizes, **_floors(slug, problem, batches)}
+        if reason := known[name].unsupported_reason(problem):
+            raise ResultsError(f"recommend: expected what a sampler can do; {name} {reason}")
+        facts["calls"] = {name: _calls(found[name], problem, wanted)}
     print(json.dumps(facts, indent=2)) if as_json else _print(facts)
+
+
+def _shape(model: str | None, d: int | None, v: int | None) -> tuple[int, int]:
+    """(D, V) that was asked for."""
+    from fsbench.problem import model as head_of
+
+    if model is not None and (d, v) == (None, None):
+        return head_of(model).D, head_of(model).V
+    if model is not None or d is None or v is None:
+        given = " ".join(
+            f"{name} {value}"
+            for name, value in (("--model", model), ("--d", d), ("--v", v))
+            if value is not None
+        )
+        raise InvalidArgument(
+            f"--model: expected a model, or --d and --v; got {given or 'neither'}"
+        )
+    return d, v
 
 
 def _needs(text: str) -> list[str]:
@@ -98,27 +195,50 @@ def _needs(text: str) -> list[str]:
 
 
 def _measured(
-    paths: list[Path], slug: str, D: int, V: int, dtype: str, model: str
-) -> Configuration:
-    """The configuration of this size, timed as engines run: from a graph, T = 1."""
+    paths: list[Path] | None, gpu: str, problem: Problem, logits: str | None
+) -> tuple[list[Configuration], list[str]]:
+    """Its results, best first: timed as engines run, from a graph; and sizes that there are."""
     from fsbench.analysis.tables import configurations
-    from fsbench.cli.reading import read_results
+    from fsbench.cli.reading import by_time, read_results, shipped
+    from fsbench.records.iomodel import gpu_slug
 
-    found = [(each, each.rows.iloc[0]) for each in configurations(read_results(paths))]
-    wanted = (slug, D, V, dtype, 1, 1.0)
+    slug = gpu_slug(gpu)
+    if paths is None:
+        paths = [path for path in (Path("results"), shipped()) if path.is_dir()]
+    frame = read_results(by_time(paths))
+    found = [(each, each.rows.iloc[0]) for each in configurations(frame)]
+    alike = ("d", "v", "dtype", "tp", "temperature", "top_k", "top_p", "min_p")
+    wanted = {name: getattr(problem, name.upper() if name in "dv" else name) for name in alike}
     fitting = [
         (bool(row.graph), len(each.measured), each)
         for each, row in found
-        if (row.gpu, row.d, row.v, row["dtype"], row.tp, row.temperature) == wanted
+        if (row.gpu, row.device) == (slug, problem.device)
+        and all(row[name] == value for name, value in wanted.items())
+        and row.logits == (logits or row.logits)
+        and not (row.mixed or row.history)
     ]
-    if not fitting:
-        sizes = {f"{row.gpu or 'cpu'} D={row.d} V={row.v} {row['dtype']}" for _, row in found}
-        raise ResultsError(
-            f"--gpu: expected results of {model} (D={D} V={V} {dtype}); got none of {slug}; they "
-            f"have {'; '.join(sorted(sizes)) or 'nothing'}. To measure it: fsbench run "
-            f"--preset lean --model {model} --dtype {dtype}"
-        )
-    return max(fitting, key=lambda each: each[:2])[2]
+    sizes = {
+        f"D={row.d} V={row.v} {row['dtype']}" + (f" TP={row.tp}" if row.tp > 1 else "")
+        for _, row in found
+        if row.gpu == slug
+    }
+    fitting.sort(key=lambda each: each[:2], reverse=True)
+    return [each for _, _, each in fitting], sorted(sizes)
+
+
+def _law(configuration: Configuration) -> str:
+    return str(configuration.rows.logits.iloc[0])
+
+
+def _runs(folders: set[str]) -> dict[str, dict[str, str]]:
+    """When, and from which commit, each run measured; the earliest first."""
+    from fsbench.records.store import read_environment
+
+    records = {folder: read_environment(Path(folder)) for folder in folders}
+    return {
+        folder: {name: str(records[folder].get(name) or "?") for name in ("utc", "git_sha")}
+        for folder in sorted(folders, key=lambda folder: str(records[folder].get("utc")))
+    }
 
 
 def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
@@ -132,6 +252,57 @@ def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
             how = "too rarely or too often" if able.excess_beyond_gap else "too rarely"
             told[name] = f"tokens less likely than e^-{able.exact_to_gap:g} are drawn {how}"
     return told
+
+
+def _calls(entry: Found, problem: Problem, needs: list[str]) -> dict[str, str]:
+    """What to write for a sampler, in Python and, where the plug-in has it, for vLLM."""
+    sharded = problem.tp > 1
+    filters = [f"{name}={getattr(problem, name)}" for name in problem.filters]
+    call = entry.provider.call if entry.provider else ""
+    if not call:
+        size = [f"B, {problem.D}, {problem.V}, {problem.dtype!r}", *filters]
+        size += [f"tp={problem.tp}"] if sharded else []
+        build, head = ("build_sharded", "shard") if sharded else ("build", "weight")
+        python = (
+            f"from {entry.source} import PROVIDER\n"
+            f"launch = PROVIDER.{build}(Problem({', '.join(size)}), {head})\n"
+            "tokens = launch(hidden, seed, step)"
+        )
+        plain = problem.device == "cuda" and not (filters or needs or sharded)
+        vllm = {"vllm": f"FSBENCH_VLLM={entry.name} vllm serve MODEL"} if plain else {}
+        return {"python": python, **vllm}
+    imports, first, head = call, "", "weight"
+    if sharded:
+        imports, head = f"VocabShard, {call}", "shard"
+        first = "shard = VocabShard(weight_rows_of_this_rank, group)  # once, on all ranks\n"
+    elif call == "screened_sample":
+        imports, head = f"prepare_head, {call}", "head"
+        first = "head = prepare_head(weight)  # once\n"
+    options = [*filters, *(_ARGUMENTS[need] for need in needs if need in _ARGUMENTS)]
+    given = ", ".join(dict.fromkeys(["hidden", head, "seed=seed", "offset=step", *options]))
+    if len(given) + len(call) > 65:
+        given = "\n" + fill(given, 70, initial_indent="    ", subsequent_indent="    ") + "\n"
+    python = f"from fsbench.kernels import {imports}\n{first}sample = {call}({given})"
+    vllm = {} if head == "head" else {"vllm": "FSBENCH_VLLM=flash_sample vllm serve MODEL"}
+    return {"python": python, **vllm}
+
+
+def _floors(gpu: str, problem: Problem, batches: range | list[int]) -> dict[str, Any]:
+    """Without a record: the least times that the I/O model allows, and how to measure."""
+    from fsbench.records import iomodel
+
+    options = [f"--d {problem.D} --v {problem.V} --dtype {problem.dtype}"]
+    options += [f"--{name.replace('_', '-')} {getattr(problem, name)}" for name in problem.filters]
+    options += [f"--tp {problem.tp}"] if problem.tp > 1 else []
+    measure = f"fsbench run --device {problem.device} {' '.join(options)}"
+    if problem.device == "cpu":
+        raise ResultsError(f"--gpu cpu: expected results of this size; got none. Run: {measure}")
+    if isinstance(batches, range):
+        batches = sorted({batches[0], batches[-1], *(B for B in batches if B & (B - 1) == 0)})
+    known = iomodel.gpu(gpu)
+    work = {B: iomodel.traffic(replace(problem, B=B)) for B in batches}
+    floors = {B: known.datasheet.floor_us(each) for B, each in work.items()}
+    return {"gpu": known.slug, "floors_us": floors, "measure": measure}
 
 
 def _unmeasured(batches: range | list[int], measured: list[int]) -> str:
@@ -148,34 +319,66 @@ def _numbers(values: Any) -> str:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    label = facts["labels"]
-    table = plain_table()
-    for heading in ("B", "use", "us", "takes MB", "as fast", "instead of", "saves us", "saves"):
-        right = heading in ("B", "us", "takes MB", "saves us", "saves")
-        table.add_column(heading, justify="right" if right else "left")
-    for each in facts["advice"]:
-        saved = each["saved_us"]
-        table.add_row(
-            str(each["b"]),
-            label[each["best"]],
-            f"{each['us']:.1f}",
-            "-" if each["extra_bytes"] is None else f"{each['extra_bytes'] / 1e6:.0f}",
-            ", ".join(label[name] for name in each["ties"]),
-            label.get(each["instead_of"], "-"),
-            "-" if saved is None else f"{saved:.1f}",
-            "-" if saved is None else f"{saved / (each['us'] + saved):.1%}",
+    print_ = console(soft_wrap=False).print
+    if "floors_us" in facts:
+        print_(
+            f"No record of this size and these conditions on {facts['gpu']}. The least time that "
+            "the I/O model allows a fused sampler, from the datasheet; nobody measured it:"
         )
-    print_ = console().print
-    print_(facts["configuration"])
-    print_(table)
+        table = plain_table(None, ("B", "floor, us"))
+        for B, floor in facts["floors_us"].items():
+            table.add_row(str(B), f"{floor:.1f}")
+        print_(table)
+        print_(f"to measure: {facts['measure']}")
+        print_(f"measured on {facts['gpu']}: {'; '.join(facts['sizes']) or 'nothing'}")
+    else:
+        _print_measured(facts, print_)
+    calls: dict[tuple[str, str], list[str]] = {}
+    for name, call in facts["calls"].items():
+        calls.setdefault((call["python"], call.get("vllm", "")), []).append(name)
+    for (python, vllm), names in calls.items():
+        print_(f"\nIn Python, {', '.join(names)}:\n" + indent(python, "  "))
+        if vllm:
+            print_(f"In vLLM 0.22.1, where docs/end-to-end.md says so:\n  {vllm}")
+    print_("\nTimes are of plain sampling; docs/using-the-kernel.md says what options cost.")
+
+
+def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
+    for line in facts["configuration"]:
+        print_(line)
+    runs = dict(zip(facts["runs"], ascii_lowercase, strict=False))
+    headings = ("B", "use", "us", "instead of", "us", "saves", "run")
+    table = plain_table(None, headings, left=("use", "instead of", "run"), padding=0)
+    ties: dict[str, list[int]] = {}
+    memory: dict[str, int] = {}
+    lacking: dict[str, list[str]] = {}
+    for each in facts["advice"]:
+        rival = each["instead_us"]
+        table.add_row(
+            *(str(each["b"]), each["best"], f"{each['us']:.1f}", each["instead_of"] or "-"),
+            *(("-", "-") if rival is None else (f"{rival:.1f}", f"{1 - each['us'] / rival:.1%}")),
+            runs.get(each["folder"], each["folder"]),
+        )
+        for name in each["ties"]:
+            ties.setdefault(name, []).append(each["b"])
+        if each["extra_bytes"] is not None:
+            memory[each["best"]] = max(each["extra_bytes"], memory.get(each["best"], 0))
     for name, needs in facts["cannot"].items():
-        print_(f"not considered: {label[name]}, without {', '.join(needs)}")
-    for name, what in facts["deviates"].items():
-        print_(f"not exact: {label.get(name, name)}: {what}")
-    if facts["unmeasured"]:
-        print_(f"not measured: {facts['unmeasured']}")
-    print_(
-        "MB: the peak beside weight and hidden, with copies of the weight (--memory sets a limit). "
-        "Times are of plain sampling; docs/using-the-kernel.md tells what options of the fused "
-        "kernel cost. What they cost the others was not measured."
-    )
+        lacking.setdefault(", ".join(needs), []).append(name)
+    print_(table)
+    for folder, letter in runs.items():
+        utc, commit = facts["runs"][folder].values()
+        when = utc[:16].replace("T", " ")
+        print_(f"run {letter}: {Path(folder).name}, {when} UTC, commit {commit[:7]}")
+    for heading, told in {
+        "as fast, as the intervals overlap": [f"{n} at B = {_numbers(B)}" for n, B in ties.items()],
+        "most memory beside weight and hidden": [
+            f"{name} {most / 1e6:.0f} MB" for name, most in memory.items()
+        ],
+        "not considered": [f"{', '.join(names)}, without {n}" for n, names in lacking.items()],
+        "not exact": [f"{name}, {what}" for name, what in facts["deviates"].items()],
+        "not measured": [facts["unmeasured"]] if facts["unmeasured"] else [],
+        "not in these runs": [f"{n}: --logits {law}" for n, law in facts["elsewhere"].items()],
+    }.items():
+        if told:
+            print_(f"{heading}: {'; '.join(told)}")

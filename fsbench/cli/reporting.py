@@ -24,9 +24,14 @@ def print_plan(plan: Plan) -> None:
         f"{len(plan.problems)} problems x {len(plan.providers)} providers, "
         f"{plan.warmup} warm-up and {plan.iters} timed steps in {plan.rounds} rounds"
     )
+    from fsbench.machine import hardware
+
+    here = plan.problems[0].device == "cpu" or bool(hardware.gpus())
+    if not here:
+        print("this machine has no GPU: what a GPU of compute capability 9.0 with all packages can")
     left_out: dict[str, None] = {}
     for problem in plan.problems:
-        refusals = {entry.name: entry.refusal(problem) for entry in plan.providers}
+        refusals = {entry.name: entry.refusal(problem, here) for entry in plan.providers}
         able = [name for name, refusal in refusals.items() if not refusal]
         print(f"  {problem}: {', '.join(able) or 'nothing'}")
         for name, refusal in refusals.items():
@@ -103,10 +108,10 @@ class Progress:
 
     def finished(self, record: CellRecord, seconds: float) -> None:
         """A line: the cell, its median or status, what it took, and what the rest will take."""
-        from fsbench.records.summary import figures
+        from fsbench.records.summary import row
 
         problem = record.cell.problem
-        median = figures(record).median_us
+        median = row(record)["median_us"]
         found = record.status if record.status != "ok" or median is None else f"{median:.1f} us"
         cell = f"B={problem.B} D={problem.D} V={problem.V} {record.cell.provider}: {found}"
         how_far, left = self._told

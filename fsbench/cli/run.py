@@ -219,8 +219,6 @@ class Machine:
             given = given[:ranks]
         elif device == "cpu" and given != [0]:
             raise InvalidArgument(f"--gpu: expected none with --device cpu; got {self.gpu!r}")
-        if device == "cuda":
-            require_gpus(given)
         return given
 
 
@@ -316,7 +314,9 @@ class Results:
             is_eager=True,
         ),
     ] = None
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the cells, measure nothing.")] = False
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print the cells. --device cuda then needs no GPU.")
+    ] = False
 
 
 @grouped
@@ -341,7 +341,7 @@ def run(
 
     if results.out and results.resume:
         raise InvalidArgument("--out: expected without --resume, which names the folder already")
-    device = device_to_use(machine.device)
+    device = device_to_use(machine.device, planned=results.dry_run)
     degrees = machine.degrees()
     several = max(degrees) > 1
     name = samplers.preset or ("cpu" if device == "cpu" else "tp" if several else "paper")
@@ -360,14 +360,16 @@ def run(
         others = "--breakdown, --energy or --sustained"
         raise InvalidArgument(f"--tp: expected 1 with {others}; got {machine.tp}")
     indices = machine.indices(device, resume=results.resume is not None)
-    if effort.energy is not None:
-        require_energy(device, indices)
     timer = timer_name(machine.timer, device, several)
     if results.dry_run:
         from fsbench.cli.reporting import print_plan
 
         print_plan(plan)
         return
+    if device == "cuda":
+        require_gpus(indices)
+    if effort.energy is not None:
+        require_energy(device, indices)
     options = _to_repeat({**context.params, "device": device, "preset": name})
     job = Job(
         plan, [entry.name for entry in plan.providers], options["provider_path"], device,

@@ -178,11 +178,8 @@ def _choices(timings: list[Timing]) -> Rows:
 
 def _print_choices(kernel: str, timings: list[Timing], rows: Rows) -> None:
     """What is chosen against what is in use, for each problem."""
-    table = plain_table(kernel)
-    for heading in ("B", "D", "V"):
-        table.add_column(heading, justify="right")
-    for heading in ("in use", "us", "chosen", "us", "time"):
-        table.add_column(heading, justify="right" if heading in ("us", "time") else "left")
+    headings = ("B", "D", "V", "in use", "us", "chosen", "us", "time")
+    table = plain_table(kernel, headings, left=("in use", "chosen"))
     for problem in dict.fromkeys(timing.problem for timing in timings):
         mine = {timing.config: timing for timing in timings if timing.problem == problem}
         before = next(timing for timing in mine.values() if timing.in_use)

@@ -113,12 +113,12 @@ def _where(rows: pd.DataFrame) -> str:
     columns: _Columns = {
         "B": lambda row: str(row.b),
         "sampler": lambda row: str(row.label),
-        "a step": lambda row: f"{row.tpot_ms * 1e3:.0f}",
-        "LM head and sampling": lambda row: f"{row.draw_us:.0f}",
-        "LM head alone": lambda row: "" if row.isna().matmul_us else f"{row.matmul_us:.0f}",
-        "the rest": lambda row: f"{row.rest_us:.0f}",
-        "nothing runs": lambda row: "" if row.isna().gap_us else f"{row.gap_us:.0f}",
-        "p95 / p99 of steps, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
+        "step": lambda row: f"{row.tpot_ms * 1e3:.0f}",
+        "head + sampling": lambda row: f"{row.draw_us:.0f}",
+        "head": lambda row: "" if row.isna().matmul_us else f"{row.matmul_us:.0f}",
+        "rest": lambda row: f"{row.rest_us:.0f}",
+        "idle": lambda row: "" if row.isna().gap_us else f"{row.gap_us:.0f}",
+        "p95 / p99, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
     }
     ordered = rows.sort_values("b", kind="stable")
     return markdown_table(

@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
@@ -66,14 +67,16 @@ def laid_out(drawing: Callable[P, F]) -> Callable[P, F]:
         with mpl.rc_context(SETTINGS):
             figure = drawing(*arguments, **options)
             if figure is not None:
+                texts = set(figure.findobj(Text))
                 axis = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-                ticks = {label for each in axis for label in each.get_ticklabels(which="both")}
-                for text in set(figure.findobj(Text)) - ticks:
+                ticks = [tick for each in axis for tick in (*each.majorTicks, *each.minorTicks)]
+                for text in texts - {part for tick in ticks for part in (tick.label1, tick.label2)}:
                     # What stands in the figure is prose: a dollar sign is one. Ticks may be powers.
                     text.set_parse_math(False)
                 # Lay out once: constrained layout moves a little at every drawing, so a file would
                 # depend on the formats saved before it.
-                figure.draw_without_rendering()
+                if engine := figure.get_layout_engine():
+                    engine.execute(figure)
                 figure.set_layout_engine("none")
         return figure
 
@@ -95,7 +98,11 @@ def encoded(figure: Figure, file_format: str) -> bytes:
     """A figure as the content of a file; the same figure gives the same bytes."""
     drawn = BytesIO()
     with mpl.rc_context(SETTINGS):
-        figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
+        if file_format == "png":  # the same bytes as savefig, which draws everything twice
+            figure.set_dpi(mpl.rcParams["savefig.dpi"])
+            FigureCanvasAgg(figure).print_png(drawn, metadata=_METADATA["png"])
+        else:
+            figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
     return drawn.getvalue()
 
 

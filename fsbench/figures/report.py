@@ -1,21 +1,26 @@
-"""Results as one HTML page that needs nothing beside it: tables that sort, figures, machines."""
+"""Results as HTML pages, one for each GPU, that need nothing beside them: tables, figures."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
 from fsbench.analysis.doubts import doubts
+from fsbench.analysis.history import history
 from fsbench.analysis.tables import Configuration, configurations, families
 from fsbench.figures import configuration as plotting
-from fsbench.figures import winners
-from fsbench.figures.parts import encoded
+from fsbench.figures import filters, winners
+from fsbench.figures.parallel import drawn
+from fsbench.figures.parts import Styles, encoded
 from fsbench.figures.style import styles
 from fsbench.provider import Kind
 from fsbench.records.stats import LEVEL
@@ -33,60 +38,117 @@ _RUN = {
 """Fields of env.json that the page shows, and their headings."""
 
 
-def page(frame: pd.DataFrame, environments: dict[Path, dict[str, Any]]) -> str:
-    """The page, as HTML.
+def pages(
+    frame: pd.DataFrame, environments: dict[Path, dict[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """(short name of a GPU, or cpu; its page as HTML), for each in the results.
 
     Args:
         frame: results of one or several runs, at least one cell of them with status ok.
         environments: env.json of every run, by its folder.
     """
-    found = configurations(frame)
     looks = styles(frame)
-    overview = [_inline("winner", winners.draw(alike, looks)) for alike in families(found).values()]
+    by_gpu: dict[str, list[Configuration]] = {}
+    for each in configurations(frame):
+        by_gpu.setdefault(each.rows.gpu.iloc[0] or "cpu", []).append(each)
+    for name, found in by_gpu.items():
+        yield name, _page(found, looks, environments)
+
+
+def _page(
+    found: list[Configuration], looks: Styles, environments: dict[Path, dict[str, Any]]
+) -> str:
+    rows = pd.concat([each.rows for each in found])
+    folders = set(rows.folder)
+    runs = {folder: record for folder, record in environments.items() if str(folder) in folders}
+    # A sweep of filters has dozens of configurations: their figure is the heat map.
+    drawn_ones = [each for each in found if each.drawn is Kind.EXACT]
+    tasks = [
+        partial(_inline, "winner", partial(winners.draw, alike, looks))
+        for alike in families(found).values()
+    ]
+    tasks += [
+        partial(_inline, "filters", partial(filters.draw, alike))
+        for alike in filters.over_filters(found).values()
+    ]
+    overview = len(tasks)
+    tasks += [
+        partial(_inline, name, partial(plotting.draw, name, each, looks))
+        for each in drawn_ones
+        for name in plotting.FIGURES
+    ]
+    figures = list(drawn(tasks))
+    each_has = len(plotting.FIGURES)
+    shown = {
+        each.stem: figures[start : start + each_has]
+        for each, start in zip(drawn_ones, range(overview, len(figures), each_has), strict=True)
+    }
+    when = {
+        str(folder): (_short("utc", record.get("utc")), _short("git_sha", record.get("git_sha")))
+        for folder, record in runs.items()
+    }
     parts = []
     for each in found:
-        figures = {
-            name: _inline(name, plotting.draw(name, each, looks)) for name in plotting.FIGURES
-        }
+        own = dict(zip(plotting.FIGURES, shown.get(each.stem, ()), strict=False))
         parts.append(
             {
                 "title": each.title,
                 "conditions": each.conditions,
-                "tables": [_times(each), *_speedups(each)],
-                "figures": [figure for figure in figures.values() if figure],
+                "tables": [_times(each), *_speedups(each), *_history(each, when)],
+                "figures": [figure for figure in own.values() if figure],
                 "absent": [
                     f"{name}: {plotting.ABSENT[name]}"
-                    for name, figure in figures.items()
+                    for name, figure in own.items()
                     if figure is None
                 ],
             }
         )
     template = (resources.files(__package__) / "report.html").read_text(encoding="utf-8")
-    names = dict.fromkeys(each.rows.gpu_name.iloc[0] or "CPU" for each in found)
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         template
     ).render(
-        title=f"Exact sampling on {', '.join(names)}",
+        title=f"Exact sampling on {rows.gpu_name.iloc[0] or 'a CPU'}",
         run_columns=["run", *_RUN.values()],
         runs=[
             [folder.name, *(_short(name, record.get(name)) for name in _RUN)]
-            for folder, record in environments.items()
+            for folder, record in runs.items()
         ],
-        doubts=doubts(frame) if "roofline_pct" in frame else [],
-        overview=[figure for figure in overview if figure],
+        doubts=doubts(rows) if "roofline_pct" in rows else [],
+        overview=[figure for figure in figures[:overview] if figure],
         parts=parts,
     )  # fmt: skip
 
 
 def _short(name: str, value: Any) -> str:
-    return str(value)[:7] if name == "git_sha" and value else str(value or "")
+    text = str(value or "")
+    return text[:7] if name == "git_sha" else text[:16].replace("T", " ") if name == "utc" else text
 
 
-def _inline(name: str, figure: Figure | None) -> dict[str, str] | None:
+def _inline(name: str, drawing: Callable[[], Figure | None]) -> dict[str, str] | None:
+    """A figure as the page has it. Its texts stay texts: a quarter of the size of outlines."""
+    figure = drawing()
     if figure is None:
         return None
-    data = base64.b64encode(encoded(figure, "svg")).decode()
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        data = base64.b64encode(encoded(figure, "svg")).decode()
     return {"name": name, "source": f"data:image/svg+xml;base64,{data}"}
+
+
+def _history(
+    configuration: Configuration, when: dict[str, tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """The cells that several commits measured, a column for each run; no table without any."""
+    found = history(configuration, when)
+    rows = []
+    for (provider, B), times in found.cells.items():
+        known = [us for us in times if us is not None]
+        texts = ["" if us is None else f"{us:.1f}" for us in times]
+        cells = [configuration.label(provider), str(B), *texts, f"{known[-1] / known[0]:.3f}"]
+        rows.append({"cells": [_cell(text) for text in cells], "bound": False})
+    headings = [f"{utc} {commit}" for _, utc, commit in found.runs]
+    title = "History: median time by run and commit, µs"
+    table = {"title": title, "headings": ["sampler", "B", *headings, "last / first"], "rows": rows}
+    return [table] if rows else []
 
 
 def _times(configuration: Configuration) -> dict[str, Any]:

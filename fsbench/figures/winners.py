@@ -88,6 +88,4 @@ def _head(D: int, V: int) -> str:
 
 
 def _saving(advice: Advice) -> str:
-    if advice.saved_us is None:
-        return ""
-    return f"{advice.saved_us / (advice.us + advice.saved_us):.0%}"
+    return "" if advice.saves is None else f"{advice.saves:.0%}"

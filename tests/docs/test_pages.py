@@ -125,7 +125,10 @@ def test_options_on_a_page_exist(page: Path) -> None:
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     ours = re.sub(r"`(?:compute-sanitizer|python tools/)[^`\n]*`", "", page.read_text("utf-8"))
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", ours)) <= known | {"--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", ours)) <= known | {
+        "--help",
+        "--install-completion",
+    }
 
 
 def test_the_readme_recommends() -> None:

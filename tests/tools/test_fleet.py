@@ -94,7 +94,7 @@ def test_every_gpu_type_is_measured_and_all_folders_come_together(start, tmp_pat
     folders = {f"{path.parts[-3]}/{path.parts[-2]}" for path in tmp_path.glob("all/*/*/env.json")}
     host = os.uname().nodename
     assert folders == {f"{gpu}/{run}-{host}" for gpu in types for run in ("good", "bad")}
-    assert calls[-1] == "fsbench report all --out all/report.html"
+    assert calls[-1] == "fsbench report all --out all/report"
     assert sum(call.startswith("fsbench run") for call in calls) == 4
     if script == "slurm.sh":
         after = [call for call in calls if "--dependency" in call]
@@ -120,10 +120,10 @@ def test_results_of_many_gpus_and_hosts_are_read_together(tmp_path):
             cell = Cell(provider, provider, "exact", times == 1, conditions, problem)
             store.append_round(cell, 0, Round([us * times] * 20))
         store.close()
-    fsbench("report", tmp_path, "--out", tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert all(f"paper-{host}" in page for host in "abc")
-    assert "on NVIDIA H100, NVIDIA H200" in page
+    fsbench("report", tmp_path, "--out", tmp_path / "report")
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("report/*")}
+    assert set(pages) == {"h100", "h200"} and "paper-a" in pages["h100"]
+    assert "paper-b" in pages["h200"] and "paper-c" in pages["h200"]
     shown = fsbench("compare", tmp_path / "H200" / "paper-b", tmp_path / "H200" / "paper-c")
     assert "cpu: b in A, c in B" in shown and "1.050" in shown
     for gpu, us in (("h100", "300.0"), ("h200", "210.0")):  # of two hosts the later folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,6 +16,9 @@ from fsbench.analysis.recommend import recommend
 from fsbench.analysis.tables import configurations
 from fsbench.cli import app
 from fsbench.errors import FsbenchError, InvalidArgument, InvalidOption, ResultsError
+from fsbench.problem import Problem
+from fsbench.records import iomodel
+from fsbench.records.store import read_environment
 
 RESULTS = H200
 
@@ -38,16 +42,16 @@ def test_the_fastest_and_what_it_saves_over_the_other_way():
     ]
     first, second = advice(rows)
     assert (first.b, first.best, first.us) == (1, "ours", pytest.approx(100))
-    assert (first.instead_of, first.saved_us) == ("theirs", pytest.approx(50))
+    assert (first.instead_of, first.instead_us) == ("theirs", pytest.approx(150))
     assert (second.b, second.best, second.us) == (8, "theirs", pytest.approx(200))
-    assert (second.instead_of, second.saved_us) == ("ours", pytest.approx(100))
+    assert (second.instead_of, second.instead_us) == ("ours", pytest.approx(300))
     assert first.ties == second.ties == ()
 
 
 def test_only_candidates_count():
     rows = [row("ours", 1, 100.0, fused=True), row("theirs", 1, 150.0), row("slow", 1, 400.0)]
     (found,) = advice(rows, {"theirs", "slow"})
-    assert (found.best, found.instead_of, found.saved_us) == ("theirs", None, None)
+    assert (found.best, found.instead_of, found.instead_us) == ("theirs", None, None)
     assert advice(rows, {"nobody"}) == []
 
 
@@ -85,17 +89,25 @@ def test_what_the_measurement_cannot_tell_apart_is_a_tie():
     assert found.ties == ("close",)
 
 
-def test_runs_are_compared_through_a_sampler_that_both_have():
-    """The second run's machine is twice as slow: its sampler is the faster one, not the slower."""
+def test_all_times_of_a_line_are_of_the_last_run_that_has_both_ways():
     rows = [
         row("ours", 1, 100.0, fused=True),
         row("theirs", 1, 150.0),
         row("ours", 1, 200.0, fused=True, folder="run2"),
         row("lean", 1, 220.0, folder="run2"),
+        row("ours", 1, 90.0, fused=True, folder="run3"),
+        row("ours", 8, 90.0, fused=True, folder="run3"),
     ]
+    found, alone = advice(rows)
+    assert (found.folder, found.best, found.us) == ("run2", "ours", 200)
+    assert (found.instead_of, found.instead_us) == ("lean", 220)
+    assert (alone.folder, alone.instead_of) == ("run3", None)
+
+
+def test_samplers_of_truncated_problems_are_compared_with_the_next():
+    rows = [row(name, 1, us, kind="truncated", top_k=50) for name, us in (("a", 2.0), ("b", 1.0))]
     (found,) = advice(rows)
-    assert found.best == "ours" and found.us == pytest.approx(200)
-    assert (found.instead_of, found.saved_us) == ("lean", pytest.approx(20))
+    assert (found.best, found.instead_of) == ("b", "a")
 
 
 def run(*arguments):
@@ -106,14 +118,38 @@ def facts(*arguments):
     return json.loads(run("--results", RESULTS, *arguments, "--json").stdout)
 
 
-def test_from_the_committed_results():
+def written(folder, rows, **environment):
+    folder.mkdir(parents=True)
+    (folder / "env.json").write_text(json.dumps({"schema": 1, "utc": "2026-01-01", **environment}))
+    pd.DataFrame(rows).drop(columns="folder").to_csv(folder / "results.csv", index=False)
+    return folder
+
+
+def test_every_number_from_the_committed_results_stands_in_a_record():
     found = facts("--model", "qwen3-8b", "--batch", "1,64,100")
     assert [each["b"] for each in found["advice"]] == [1, 64]
-    assert all(each["best"].startswith("flash_sampling") for each in found["advice"])
-    assert all(each["saved_us"] > 0 for each in found["advice"])
-    assert [each["instead_of"] for each in found["advice"]] == ["gumbel_argmax"] * 2
+    for each in found["advice"]:
+        cells = pd.read_csv(Path(each["folder"]) / "results.csv").query("b == @each['b']")
+        times = cells[(cells.d == 4096) & cells.graph].set_index("provider").median_us
+        assert times[each["best"]] == each["us"]
+        assert times[each["instead_of"]] == each["instead_us"] > each["us"]
+        run_of = read_environment(Path(each["folder"]))
+        told = found["runs"][each["folder"]]
+        assert told == {"utc": run_of["utc"], "git_sha": run_of["git_sha"]}
     assert found["unmeasured"] == "B = 100"
     assert found["cannot"] == {}
+    assert found["elsewhere"] == {"flash_sampling_screened": "normal:3"}
+    by_size = facts("--d", 4096, "--v", 151936, "--batch", "1,64,100")
+    assert by_size == found
+
+
+def test_the_latest_run_counts_whatever_its_name(tmp_path):
+    both = [row("flash_sampling", 1, 100.0, fused=True), row("gumbel_argmax", 1, 150.0)]
+    written(tmp_path / "a", both, utc="2026-02-01T00:00:00+00:00", git_sha="1234567890")
+    written(tmp_path / "b", [{**each, "median_us": 200.0} for each in both])
+    done = run("--results", tmp_path, "--model", "qwen3-8b")
+    assert "run a: a, 2026-02-01 00:00 UTC, commit 1234567\n" in done.stdout
+    assert " 100.0 " in done.stdout and " 200.0" not in done.stdout
 
 
 def test_needs_rule_samplers_out_and_say_so():
@@ -121,9 +157,58 @@ def test_needs_rule_samplers_out_and_say_so():
     assert found["cannot"]["flashinfer_gumbel"] == ["logprob", "per_request_seed"]
     assert "flash_sampling" not in found["cannot"]
     assert found["unmeasured"] == "236 of these 256 batch sizes"
+    (call,) = {each["python"] for each in found["calls"].values()}
+    assert "flash_sample(" in call and "return_logprob=True" in call
     printed = run("--results", RESULTS, "--model", "qwen3-8b", "--needs", "logprob").stdout
-    assert "not considered: FI2 (FlashInfer Gumbel-Max), without logprob" in printed
-    assert "not measured: 236" in printed
+    assert "not considered: " in printed and "without logprob" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "python", "vllm"),
+    [
+        (["--top-k", 50, "--top-p", 0.9], "truncated_sample(", True),
+        (["--tp", 4], "flash_sample(hidden, shard", True),
+        (["--logits", "normal:3"], "screened_sample(hidden, head", False),
+        (["--batch", "129"], "fsbench.kernels.gumbel_argmax import PROVIDER", True),
+    ],
+)
+def test_what_to_call(options, python, vllm):
+    calls = facts("--model", "qwen3-8b", *options)["calls"].values()
+    told = {("vllm" in call) for call in calls if python in call["python"]}
+    assert told == {vllm}
+
+
+def test_without_a_record_the_floor_is_marked():
+    found = facts("--model", "qwen3-8b", "--gpu", "h100", "--batch", "1,7")
+    floor = iomodel.floor_us(Problem(7, 4096, 151936), "h100")
+    assert list(found["floors_us"]) == ["1", "7"] and found["floors_us"]["7"] == floor
+    assert found["advice"] == [] and found["sizes"] == []
+    printed = run("--results", RESULTS, "--d", 64, "--v", 1000, "--batch", "3:9").stdout
+    assert "nobody measured it" in printed and "flash_sample(" in printed
+    assert "fsbench run --device cuda --d 64 --v 1000 --dtype bf16" in " ".join(printed.split())
+
+
+def test_a_cpu_after_make_bench(tmp_path):
+    changes = dict(device="cpu", gpu="", graph=False, timer="cpu", l2="", dtype="fp32", d=2048)
+    written(tmp_path / "run", [row("multinomial", 4, 9000.0, **changes)])
+    options = ["--results", tmp_path, "--gpu", "cpu"]
+    assert "9000.0" in run(*options, "--model", "qwen3-1.7b").stdout
+    with pytest.raises(ResultsError, match="fsbench run --device cpu --d 4096"):
+        run(*options, "--model", "qwen3-8b")
+
+
+def test_it_works_anywhere_and_fits_80_columns(tmp_path, monkeypatch):
+    """Without --results: those that come with fsbench, and those of the folder at hand."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ["--model", "qwen3-8b", "--top-k", 50, "--top-p", 0.9]
+    done = run(*options)
+    assert "flash_sampling_topk_topp" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    changes = dict(kind="truncated", top_k=50, top_p=0.9)
+    mine = [row(name, 1, 1.5, **changes) for name in ("akunu_exact", "pivot_search")]
+    written(tmp_path / "results/own", mine, utc="2099-01-01")
+    assert "own, 2099-01-01" in run(*options).stdout
 
 
 @pytest.mark.parametrize(
@@ -132,9 +217,12 @@ def test_needs_rule_samplers_out_and_say_so():
         (["--model", "qwen3-8b", "--needs", "speed"], InvalidArgument, "--needs: expected one of"),
         (["--model", "qwen3-8b", "--batch", "8:1"], InvalidOption, "--batch: expected a range"),
         (["--model", "qwen3-8b", "--batch", "5"], ResultsError, "results have B = 1, 2, 4, 8"),
-        (["--model", "qwen3-8b", "--gpu", "b200"], ResultsError, "got none of b200"),
-        (["--model", "gemma3-27b"], ResultsError, "fsbench run --preset lean --model gemma3-27b"),
+        (["--model", "qwen3-8b", "--gpu", "b20"], InvalidArgument, "gpu: expected one of"),
         (["--model", "no-such-model"], FsbenchError, "no-such-model"),
+        (["--model", "phi-4", "--tp", "2", "--top-k", "9"], ResultsError, "runs on one GPU"),
+        ([], InvalidArgument, "--model: expected a model, or --d and --v; got neither"),
+        (["--d", "4"], InvalidArgument, "expected a model, or --d and --v; got --d 4"),
+        (["--model", "phi-4", "--v", "9"], InvalidArgument, "got --model phi-4 --v 9"),
     ],
 )
 def test_refusals(arguments, error, message):
@@ -145,7 +233,5 @@ def test_refusals(arguments, error, message):
 def test_a_declared_deviation_is_told(tmp_path):
     """Where FI2 wins, it is said that it is not exact."""
     rows = [row("flashinfer_gumbel", 1, 100.0), row("flash_sampling", 1, 150.0, fused=True)]
-    (tmp_path / "env.json").write_text("{}")
-    pd.DataFrame(rows).drop(columns="folder").to_csv(tmp_path / "results.csv", index=False)
-    printed = run("--results", tmp_path, "--model", "qwen3-8b").stdout
-    assert "not exact:" in printed and "drawn too rarely" in printed
+    printed = run("--results", written(tmp_path / "run", rows), "--model", "qwen3-8b").stdout
+    assert "not exact:" in printed and "drawn too rarely" in " ".join(printed.split())

@@ -67,7 +67,7 @@ OPTIONS = {
         "RESULTS": "results", "--out": "folder", "--figure": [*NO_NAME, "tpot", "runtime,"],
         "--format": [*NO_NAME, "png,"],
     },
-    "report": {"RESULTS": "results", "--out": "file"},
+    "report": {"RESULTS": "results", "--out": "folder"},
     "compare": {
         "RESULTS": "results", "--paper": "name", "--fused": NO_NAME, "--within": "percent",
         "--fail-on": ["", "slow:", "fast", "slow:x"],
@@ -77,9 +77,11 @@ OPTIONS = {
         "--dtype": "name", "--measured": "results",
     },
     "recommend": {
-        "--model": "models", "--gpu": NO_NAME,
+        "--model": NO_MODEL, "--d": "size", "--v": "size", "--gpu": NO_NAME,
         "--batch": [*NO_INTEGERS, "0", "1:", "2:1", "0:3", "1:999999999999"], "--needs": "name",
-        "--dtype": "name", "--memory": "not below 0", "--results": "results",
+        "--dtype": "name", "--memory": "not below 0", "--results": "results", "--top-k": "count",
+        "--top-p": [*NO_NUMBER, "0", "-1", "1.5"], "--min-p": [*NO_NUMBER, "-1", "1.5"],
+        "--tp": [*NO_INTEGER, "0", "65"], "--logits": [*NO_TEXT, "flat", "normal:-1"],
     },
     "list": {"--provider-path": "plug-in"},
     "doctor": {},

@@ -168,7 +168,7 @@ def test_a_table_that_is_older_than_its_samples_is_derived_again(fsbench, good):
         assert code == 0, err
         if command == "compare":
             assert "new" in out
-    assert "Brand new" in (good.parent / "report.html").read_text()
+    assert "Brand new" in (good.parent / "report/cpu.html").read_text()
     assert (good / "results.csv").read_bytes() == stale  # it is the run's to write
     assert fsbench("run", "--resume", "good")[0] == 0
     assert "Brand new" in set(pd.read_csv(good / "results.csv")["label"])

@@ -103,5 +103,5 @@ def test_figures_print_the_signs_as_they_are(folder):
 
 def test_the_report_escapes_them(folder):
     assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0
-    text = (folder.parent / "report.html").read_text()
+    text = (folder.parent / "report/h200.html").read_text()
     assert "<script>x" not in text and "&lt;script&gt;x" in text

@@ -118,6 +118,16 @@ def test_dry_run_prints_the_cells_and_what_is_left_out_and_writes_nothing(fsbenc
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_gpu_run_is_planned_without_a_gpu(fsbench, monkeypatch):
+    monkeypatch.setattr("fsbench.machine.hardware.gpus", lambda: [])
+    code, out, _ = fsbench(
+        "run", "--device", "cuda", "--preset", "lean", "--energy", 1, "--dry-run"
+    )
+    assert code == 0 and "this machine has no GPU" in out
+    cells = [line for line in out.splitlines() if line.startswith("  B=256 D=4096 V=151936 bf16")]
+    assert len(cells) == 1 and "flash_sampling_hopper" in cells[0] and "flashinfer" in cells[0]
+
+
 def test_few_iterations_need_no_other_option(fsbench):
     code, out, _ = fsbench("run", "--device", "cpu", "--iters", "2", "--dry-run")
     assert code == 0 and "2 timed steps in 2 rounds" in out

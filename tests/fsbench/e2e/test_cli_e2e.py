@@ -37,7 +37,8 @@ def test_everything_is_written(tmp_path):
     assert facts["engine"] == "hf" and facts["device"] == "cpu" and facts["argv"]
     assert "FlashSampling (reference, on a CPU)" in done.output
     assert (tmp_path / "run" / "tpot_hf.png").stat().st_size > 1000
-    assert (tmp_path / "run" / "e2e.md").read_text() in done.output
+    assert "| ---" in (tmp_path / "run" / "e2e.md").read_text()
+    assert "head + sampling" in done.output and "|" not in done.output and "#" not in done.output
 
 
 def test_figures_are_drawn_again_from_several_folders(tmp_path):

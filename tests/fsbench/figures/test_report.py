@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fsbench.cli import app
 from fsbench.errors import ResultsError
-from fsbench.figures.report import page
+from fsbench.figures.report import pages
 
 RESULTS = H200
 CHROMIUM = shutil.which("chromium")
@@ -23,12 +23,16 @@ ENVIRONMENT = {"utc": "2026-01-02", "gpu": "NVIDIA H200", "git_sha": "0123456789
 
 
 def row(provider, b, median, fused=False, kind="exact", **changes):
-    shown = dict(label=f"<{provider}>", ci_lo_us=median - 1, ci_hi_us=median + 1)
+    shown = dict(
+        folder="somewhere/run-7", label=f"<{provider}>", ci_lo_us=median - 1, ci_hi_us=median + 1
+    )
     return results_row(provider, b, median, fused=fused, kind=kind, **{**shown, **changes})
 
 
 def made(rows) -> str:
-    return page(pd.DataFrame(rows), {Path("somewhere/run-7"): ENVIRONMENT})
+    ((name, text),) = pages(pd.DataFrame(rows), {Path("somewhere/run-7"): ENVIRONMENT})
+    assert name == "h200"
+    return text
 
 
 @pytest.fixture
@@ -67,6 +71,32 @@ def test_the_same_results_give_the_same_page(rows):
     assert made(rows) == made(rows)
 
 
+def test_a_page_for_each_gpu_with_its_own_runs(rows):
+    others = [row("ours", 1, 7777.0, gpu="NVIDIA H100 80GB HBM3", folder="elsewhere/run-8")]
+    others.append(row("ours", 1, 8888.0, gpu="", device="cpu", folder="elsewhere/run-9"))
+    runs = {Path(folder): ENVIRONMENT for folder in ("somewhere/run-7", "elsewhere/run-8")}
+    found = dict(pages(pd.DataFrame(rows + others), runs))
+    assert set(found) == {"h200", "h100", "cpu"}
+    assert "run-8" in found["h100"] and "7777" in found["h100"] and "run-7" not in found["h100"]
+    assert "run-8" not in found["h200"] and "Exact sampling on a CPU" in found["cpu"]
+
+
+def test_a_cell_of_several_commits_has_a_history(rows):
+    """The runs stand in the order of their times; a second run of one commit is no history."""
+    again = [row("ours", 1, 90.0, fused=True, folder="run-6"), row("ours", 8, 9.0, folder="run-8")]
+    runs = {
+        Path("somewhere/run-7"): ENVIRONMENT,
+        Path("run-6"): {"utc": "2026-01-01T10:20:30+00:00", "git_sha": "abcdefghi"},
+        Path("run-8"): ENVIRONMENT,
+    }
+    ((_, text),) = pages(pd.DataFrame(rows + again), runs)
+    table = text.split("History")[1].split("</table>")[0]
+    assert "2026-01-01 10:20 abcdefg</button></th><th><button>2026-01-02 0123456" in table
+    cells = re.findall("<td>(.*?)</td>", table)
+    assert cells == ["&lt;ours&gt;", "1", "90.0", "100.0", "1.111"]
+    assert "History" not in made(rows)
+
+
 def report(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=False)
 
@@ -81,9 +111,9 @@ def test_nothing_measured_is_refused(tmp_path):
 
 @pytest.mark.full
 def test_of_the_committed_results(tmp_path):
-    done = report(RESULTS / "paper-20261121", RESULTS / "lean-20261121", "--out", tmp_path / "a/r")
-    assert done.stdout == f"wrote {tmp_path}/a/r\n"
-    text = (tmp_path / "a/r").read_text()
+    done = report(RESULTS / "paper-20261121", RESULTS / "lean-20261121", "--out", tmp_path / "a")
+    assert done.stdout == f"wrote {tmp_path}/a/h200.html\n"
+    text = (tmp_path / "a/h200.html").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" in text
     assert text.count("<img") == 13  # the winners, and six of each shape
     assert "No figure of logits_store: not measured" in text
@@ -92,13 +122,14 @@ def test_of_the_committed_results(tmp_path):
 
 CLICK = """<script>addEventListener("load", () => {
   const table = [...document.querySelectorAll("table")].find(
-    each => each.previousElementSibling.textContent.startsWith("Median time"));
+    each => each.parentElement.previousElementSibling?.textContent.startsWith("Median time"));
   const order = () => [...table.tBodies[0].rows].map(row => row.cells[2].textContent).join(" ");
   const [, , heading] = table.tHead.rows[0].cells;
   heading.firstChild.click();
   const up = order();
   heading.firstChild.click();
   document.body.dataset.order = `${up} | ${order()}`;
+  document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
 });</script></body>"""
 
 
@@ -107,7 +138,13 @@ CLICK = """<script>addEventListener("load", () => {
 def test_in_a_browser(rows, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(made(rows).replace("</body>", CLICK))
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
+    options = [
+        "--window-size=390,800",
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=5000",
+    ]
     done = subprocess.run(
         [CHROMIUM, *options, f"--user-data-dir={tmp_path}", "--dump-dom", path.as_uri()],
         capture_output=True,
@@ -115,5 +152,6 @@ def test_in_a_browser(rows, tmp_path):
         check=True,
     )
     assert 'data-errors="0" data-figures="4"' in done.stdout
+    assert 'data-wide="false"' in done.stdout  # a phone scrolls tables, not the page
     # By B = 8: as numbers, and what is none last, up and down.
     assert 'data-order="80.0 90.0 120.0 oom | 120.0 90.0 80.0 oom"' in done.stdout

@@ -1,0 +1,44 @@
+"""Many figures at a time: a process for each core draws them, with a bar on a terminal."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import track
+
+T = TypeVar("T")
+FEW = 12
+"""Up to so many figures are drawn here: they take less time than the start of processes."""
+
+_TASKS: Sequence[Callable[[], Any]] = ()
+
+
+def drawn(tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """What each task returns, in order. Tasks may be closures: the processes are forks of this one.
+
+    Raises whatever a task raises, at its place.
+    """
+    global _TASKS
+    if len(tasks) <= FEW or "fork" not in multiprocessing.get_all_start_methods():
+        yield from (task() for task in tasks)
+        return
+    _TASKS = tasks
+    with multiprocessing.get_context("fork").Pool(min(os.cpu_count() or 1, 16)) as pool:
+        done = pool.imap(_run, range(len(tasks)))
+        yield from track(
+            done,
+            "drawing",
+            len(tasks),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+
+
+def _run(number: int) -> Any:
+    return _TASKS[number]()

@@ -1,0 +1,50 @@
+"""What --help shows on a terminal of 80 columns, and what a shell completes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from typer.testing import CliRunner
+
+from fsbench.cli import app
+from fsbench.discover import discover
+from fsbench.problem import models
+
+COMMANDS = [command.name for command in app.registered_commands]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_paragraphs_are_wrapped_where_the_terminal_ends(command):
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    lines = [line.strip() for line in done.stdout.split("╭")[0].splitlines()]
+    assert max(map(len, lines)) <= 80
+    for line, below in pairwise(lines):
+        if line and below:  # the first word of the next line had no room
+            assert len(line) + 1 + len(below.split()[0]) > 78, line
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        ("run --provider flash", [name for name in discover() if name.startswith("flash")]),
+        ("recommend --model ", list(models())),
+        ("run --model qwen3-8b,phi", ["qwen3-8b,phi-4"]),
+        ("verify --dtype b", ["bf16"]),
+        ("re", ["report", "recommend"]),
+    ],
+)
+def test_a_shell_completes(words, known):
+    start = "import sys; sys.argv = ['fsbench']; from fsbench.cli import main; main()"
+    typed = ["fsbench", *words.split(" ")]
+    setting = {"COMP_WORDS": " ".join(typed), "COMP_CWORD": str(len(typed) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", start],
+        env={"_FSBENCH_COMPLETE": "complete_bash", "PYTHONPATH": ":".join(sys.path), **setting},
+        capture_output=True,
+        text=True,
+    )
+    assert sorted(done.stdout.split()) == sorted(known), done.stderr
