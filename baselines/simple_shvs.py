@@ -56,7 +56,6 @@ def _from_gpu(weight: Tensor, step) -> Launch:  # step: fsbench.simple.steps.Shv
     import torch
 
     from fsbench.simple import reference
-    from fsbench.simple.native import NEEDS_TAIL
 
     ring, shape, hot, B = step.plane.ring, step.plane.shape, step.hot, step.rows
     V, T = shape.vocab, step.controls.temperature
@@ -76,16 +75,12 @@ def _from_gpu(weight: Tensor, step) -> Launch:  # step: fsbench.simple.steps.Shv
         counters[1:].copy_(offset, non_blocking=True)
         torch.cuda.current_stream().synchronize()
         ring.parts["shape"][0] = torch.tensor(shape.hot(hot, hot))
-        tokens = step.tokens(counters[:1], counters[1:]).clone()
-        asked = (tokens == NEEDS_TAIL).nonzero()[:, 0]
-        if len(asked):
-            n = len(asked)
-            rows = flat[: n * V].view(n, V)
-            rows.copy_(logits[asked.to(logits.device)], non_blocking=True)
-            ring.uniform[0, :n] = ring.uniform[0, asked]  # a copy is made before it is written
+
+        def fetch(rows: Tensor, where: Tensor) -> None:
+            where.copy_(logits[rows.to(logits.device)], non_blocking=True)
             torch.cuda.current_stream().synchronize()
-            ring.parts["shape"][0] = torch.tensor(shape.hot(0))
-            tokens[asked] = step.plane.wait(step.plane.publish(n), n)
+
+        tokens = step.settled(step.tokens(counters[:1], counters[1:]).clone(), fetch)
         return tokens.to(hidden.device)
 
     return launch

@@ -6,6 +6,7 @@ The interpreter is chosen when a kernel is decorated, so it must be set before a
 import gc
 import importlib.util
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,6 +29,17 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def effort(monkeypatch):
+    """effort(tier, **changes): the checks of `fsbench verify` do less, or more, on a CPU."""
+    from fsbench.verify.effort import EFFORTS
+
+    def change(tier: str, **changes: object) -> None:
+        monkeypatch.setitem(EFFORTS, (tier, "cpu"), replace(EFFORTS[tier, "cpu"], **changes))
+
+    return change
 
 
 @pytest.fixture

@@ -108,10 +108,10 @@ class Progress:
 
     def finished(self, record: CellRecord, seconds: float) -> None:
         """A line: the cell, its median or status, what it took, and what the rest will take."""
-        from fsbench.records.summary import figures
+        from fsbench.records.summary import row
 
         problem = record.cell.problem
-        median = figures(record).median_us
+        median = row(record)["median_us"]
         found = record.status if record.status != "ok" or median is None else f"{median:.1f} us"
         cell = f"B={problem.B} D={problem.D} V={problem.V} {record.cell.provider}: {found}"
         how_far, left = self._told

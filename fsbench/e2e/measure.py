@@ -85,20 +85,17 @@ def measure(
     Raises:
         InvalidArgument: a sampler that nobody knows; and what the engine raises on loading a model.
     """
-    failed = 0
-    for decoder in plan.models:
-        for tp in plan.tp:
-            failed += _measure_model(plan, engine, decoder, tp, store, say)
-    return failed
+    of = plan, engine, store, say
+    return sum(_measure_model(*of, decoder, tp) for decoder in plan.models for tp in plan.tp)
 
 
 def _measure_model(
     plan: Plan,
     engine: Engine,
-    decoder: Decoder,
-    tp: int,
     store: Store,
     say: Callable[[str], None],
+    decoder: Decoder,
+    tp: int,
 ) -> int:
     cases = {name: _case(plan, engine, decoder, tp, name) for name in plan.samplers}
     able = []
@@ -144,17 +141,6 @@ def _measure_batch(
     B, requests = first_case.b, first_case.requests
     broken: set[str] = set()
 
-    def attempt(name: str, action: Callable[[], None]) -> None:
-        if name in broken:
-            return
-        try:
-            action()
-        except Exception as error:  # an engine's error may be of any class
-            status = "oom" if is_out_of_memory(error) else "error"
-            store.append_status(cases[name], status, describe(error))
-            say(f"{name}, B={B}: {describe(error)}")
-            broken.add(name)
-
     def run(name: str, number: int) -> None:
         store.append_run(cases[name], number, session.decode(name, B, requests))
 
@@ -162,14 +148,21 @@ def _measure_batch(
         store.append_profile(cases[name], session.profile(name, B, requests))
 
     names = list(cases)
-    for name in names:
-        attempt(name, partial(session.prepare, name, B, requests))
+    todo = [(name, partial(session.prepare, name, B, requests)) for name in names]
     for number in range(plan.runs):
         first = number % len(names)
-        for name in names[first:] + names[:first]:
-            attempt(name, partial(run, name, number))
-    for name in names:
-        attempt(name, partial(profile, name))
+        turns = names[first:] + names[:first]
+        todo += [(name, partial(run, name, number)) for name in turns]
+    for name, action in [*todo, *((name, partial(profile, name)) for name in names)]:
+        if name in broken:
+            continue
+        try:
+            action()
+        except Exception as error:  # an engine's error may be of any class
+            status = "oom" if is_out_of_memory(error) else "error"
+            store.append_status(cases[name], status, describe(error))
+            say(f"{name}, B={B}: {describe(error)}")
+            broken.add(name)
     say(f"{first_case.model}, {requests}, B={B}: measured")
     return broken
 

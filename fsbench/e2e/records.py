@@ -18,10 +18,9 @@ from typing import Any
 
 from fsbench.e2e.requests import PLAIN
 from fsbench.errors import ResultsError
-from fsbench.records.disk import append_line, refusals, write_atomically
+from fsbench.records.disk import append_line, refusals
+from fsbench.records.store import read_environment, write_environment
 
-SCHEMA = 1
-"""Version of steps.jsonl; a folder of another version is refused."""
 STEPS = "steps.jsonl"
 """The file of a folder that has every sample."""
 
@@ -99,10 +98,8 @@ class Store:
         path = folder / STEPS
         if path.exists():
             raise ResultsError(f"{folder}: expected a new folder; it has results already")
+        write_environment(folder, environment)
         with refusals("write results in", folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            facts = {"schema": SCHEMA, **environment}
-            write_atomically(folder / "env.json", json.dumps(facts, indent=2) + "\n")
             self._file = path.open("a", encoding="utf-8")
 
     def append_run(self, case: Case, run: int, decoded: Decoded) -> None:
@@ -136,12 +133,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
     path = folder / STEPS
     if not path.is_file():
         raise ResultsError(f"{folder}: expected results of `fsbench e2e`; no steps.jsonl")
+    read_environment(folder)
     with refusals("read", path):
-        text = path.read_text(encoding="utf-8")
-        facts = json.loads((folder / "env.json").read_text(encoding="utf-8"))
-    if facts.get("schema") != SCHEMA:
-        raise ResultsError(f"{folder}: expected schema {SCHEMA}; got {facts.get('schema')}")
-    lines = text.split("\n")[:-1]
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     rows = []
     for number, line in enumerate(lines, 1):
         try:

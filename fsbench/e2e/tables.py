@@ -10,7 +10,7 @@ from fsbench.e2e.records import read
 from fsbench.e2e.requests import PLAIN
 from fsbench.e2e.summary import summary
 from fsbench.paper import table
-from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.disk import write_into
 from fsbench.records.sheet import as_csv, markdown_table
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ _Columns = dict[str, Callable[["pd.Series"], str]]
 def write_tables(folder: Path) -> pd.DataFrame:
     """Write e2e.csv and e2e.md of a results folder; returns the summary that both are of."""
     frame = summary(read(folder))
-    with refusals("write results in", folder):
-        write_atomically(folder / "e2e.csv", as_csv(frame, index=False))
-        write_atomically(folder / "e2e.md", markdown(frame))
+    write_into(folder, {"e2e.csv": as_csv(frame, index=False), "e2e.md": markdown(frame)})
     return frame
 
 

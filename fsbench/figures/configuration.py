@@ -24,6 +24,7 @@ from fsbench.figures.parts import (
     panel_row,
     percent_axis,
     plain_log_ticks,
+    with_bars,
 )
 from fsbench.figures.style import ROOFS
 from fsbench.provider import Kind
@@ -36,9 +37,10 @@ def check_figures(names: Iterable[str]) -> list[str]:
     return each_once("--figure", names, ALL)
 
 
+@laid_out
 def draw(name: str, configuration: Configuration, styles: Styles) -> Figure | None:
     """One of FIGURES for a configuration; None where it would be empty (ABSENT says why)."""
-    return laid_out(lambda: FIGURES[name](configuration, styles))
+    return FIGURES[name](configuration, styles)
 
 
 def _runtime(configuration: Configuration, styles: Styles) -> Figure:
@@ -52,17 +54,19 @@ def _runtime(configuration: Configuration, styles: Styles) -> Figure:
     return figure
 
 
+def speedups(configuration: Configuration) -> dict[str, dict[str, pd.DataFrame]]:
+    """Fused exact sampler -> unfused one -> speedup over it by B; only what was measured."""
+    unfused = configuration.providers(Kind.EXACT, fused=False)
+    found = {}
+    for fused in configuration.providers(Kind.EXACT, fused=True):
+        ratios = {other: configuration.ratio(other, fused) for other in unfused}
+        found[fused] = {other: ratio for other, ratio in ratios.items() if not ratio.empty}
+    return {fused: ratios for fused, ratios in found.items() if ratios}
+
+
 def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
     """Paper Figure 2: one panel per fused sampler, one line per unfused exact one."""
-    panels = {
-        fused: {
-            other: ratio
-            for other in configuration.providers(Kind.EXACT, fused=False)
-            if not (ratio := configuration.ratio(other, fused)).empty
-        }
-        for fused in configuration.providers(Kind.EXACT, fused=True)
-    }
-    panels = {fused: ratios for fused, ratios in panels.items() if ratios}
+    panels = speedups(configuration)
     if not panels:
         return None
     figure, all_axes = panel_row(
@@ -70,13 +74,14 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
     )
     for axes, ratios in zip(all_axes, panels.values(), strict=True):
         for other, ratio in ratios.items():
-            axes.errorbar(
+            label = f"vs {configuration.label(other)}"
+            with_bars(
+                axes,
                 ratio.index,
                 ratio.value,
-                yerr=(ratio.value - ratio.lo, ratio.hi - ratio.value),
-                label=f"vs {configuration.label(other)}",
-                capsize=2.5,
-                elinewidth=1.0,
+                ratio.lo,
+                ratio.hi,
+                label=label,
                 **styles[other].line,
             )
         axes.axhline(1, color="#444444", linewidth=1.2, zorder=2.5)
@@ -226,15 +231,9 @@ def _logits_store(configuration: Configuration, styles: Styles) -> Figure | None
     figure, (axes,) = panel_row(configuration, ["Storing the logits from the fused kernel"])
     fused, stored = logits_store.pair()
     axes.plot(table.index, table.predicted_pct, label="predicted: 2B/D", **ROOFS[0])
-    axes.errorbar(
-        table.index,
-        table.measured_pct,
-        yerr=(table.measured_pct - table.lo_pct, table.hi_pct - table.measured_pct),
-        label=f"{configuration.label(stored)}\nover {configuration.label(fused)}",
-        capsize=2.5,
-        elinewidth=1.0,
-        **styles[stored].line,
-    )
+    label = f"{configuration.label(stored)}\nover {configuration.label(fused)}"
+    columns = (table[name] for name in ("measured_pct", "lo_pct", "hi_pct"))
+    with_bars(axes, table.index, *columns, label=label, **styles[stored].line)
     published = table.paper_pct.dropna()
     if len(published):
         (points,) = axes.plot(published.index, published, "s", label="paper, on a B200")

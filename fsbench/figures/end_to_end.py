@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fsbench.figures.parts import laid_out, legend, save
+from fsbench.figures.parts import in_words, laid_out, legend, log2_axis, save
 from fsbench.figures.style import styles
 from fsbench.provider import Kind
 
@@ -29,15 +29,9 @@ def write_figures(frame: pd.DataFrame, folder: Path) -> list[Path]:
     return written
 
 
+@laid_out
 def draw(rows: pd.DataFrame) -> Figure:
-    """The figure of one engine: `_drawn`."""
-    figure = laid_out(lambda: _drawn(rows))
-    assert figure is not None
-    return figure
-
-
-def _drawn(rows: pd.DataFrame) -> Figure:
-    """Lines of the median over runs, bars from the lowest run to the highest.
+    """The figure of one engine: medians over runs, bars from the lowest run to the highest.
 
     Below each panel of times: what is saved of the baseline's time, and by Amdahl's bound what
     would be saved if sampling took no time.
@@ -71,11 +65,7 @@ def _drawn(rows: pd.DataFrame) -> Figure:
                 label="bound: sampling in no time,\nthe same matmul",
             )
         lower.axhline(0, color="#444444", linewidth=0.8)
-        batches = sorted(of_model.b.unique())
-        lower.set_xscale("log", base=2)
-        lower.set_xticks(batches, [str(B) for B in batches])
-        lower.minorticks_off()
-        lower.set_xlabel("Requests at a time, B, log scale")
+        log2_axis(lower, of_model.b, "Requests at a time, B, log scale")
         kind = "" if requests == "plain" else f", {requests}"
         upper.set_title(f"{model}, TP {tp}{kind}")
         upper.margins(y=0.08)
@@ -83,10 +73,6 @@ def _drawn(rows: pd.DataFrame) -> Figure:
     panels[0, 0].set_ylabel("Time per output token (ms)\nbars: lowest to highest run")
     panels[1, 0].set_ylabel("Saved (%)\nbars: ± 1 standard deviation")
     first = rows.iloc[0]
-    figure.suptitle(
-        f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}",
-        fontsize=8.5,
-        color="#444444",
-    )
+    in_words(figure, f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}")
     legend(figure, *panels[1], *panels[0])
     return figure

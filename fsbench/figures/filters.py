@@ -50,6 +50,7 @@ def cost_table(alike: list[Configuration]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["provider", "label", "filters", "b", "ratio"])
 
 
+@laid_out
 def draw(alike: list[Configuration]) -> Figure | None:
     """The figure of configurations that differ in their filters; None without a lower bound.
 
@@ -58,10 +59,6 @@ def draw(alike: list[Configuration]) -> Figure | None:
     table = cost_table(alike)
     if table.empty:
         return None
-    return laid_out(lambda: _drawn(table, alike[0]))
-
-
-def _drawn(table: pd.DataFrame, first: Configuration) -> Figure:
     filters, batches = list(table.filters.unique()), sorted(table.b.unique())
     names = list(table.groupby("provider").ratio.median().sort_values().index)
     columns = min(_COLUMNS, len(names))
@@ -85,13 +82,11 @@ def _drawn(table: pd.DataFrame, first: Configuration) -> Figure:
     )
     bar.set_label("time over that of the matmul alone, log scale", fontsize=8)
     plain_log_ticks(bar.ax.xaxis)
-    row = first.rows.iloc[0].copy()
+    row = alike[0].rows.iloc[0].copy()
     for name, off in FILTERS.items():
         row[name] = off
-    figure.suptitle(
-        f"Time of a step over that of the matmul alone\n{first.title}; {conditions_in_words(row)}",
-        fontsize=9,
-    )
+    words = f"{alike[0].title}; {conditions_in_words(row)}"
+    figure.suptitle(f"Time of a step over that of the matmul alone\n{words}", fontsize=9)
     return figure
 
 

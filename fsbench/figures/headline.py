@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fsbench.analysis import logits_store
 from fsbench.analysis.tables import Configuration, stems
-from fsbench.figures.parts import batch_ticks, laid_out
+from fsbench.figures.parts import laid_out, log2_axis
 from fsbench.provider import Kind
 
 _SCREENED, _FLASHINFER = "screened", "flashinfer"  # in the names of samplers
@@ -33,12 +33,13 @@ def over_logits(found: list[Configuration]) -> dict[str, list[Configuration]]:
     return stems([each for each in found if each.drawn is Kind.EXACT], {"logits"})
 
 
+@laid_out
 def draw(alike: list[Configuration]) -> Figure | None:
     """The figure; None unless a fused sampler and one that stores logits have a matmul beside."""
     lines = _lines(alike)
     if not {"fused", "stored"} <= set(lines):
         return None
-    return laid_out(lambda: _drawn(lines, alike))
+    return _drawn(lines, alike[0].title)
 
 
 def _lines(alike: list[Configuration]) -> dict[str, tuple[str, pd.Series]]:
@@ -68,7 +69,7 @@ def _over_matmul(each: Configuration, name: str) -> pd.Series:
     return min(ratios, key=lambda ratio: (-len(ratio), ratio.mean()), default=pd.Series())
 
 
-def _drawn(lines: dict[str, tuple[str, pd.Series]], alike: list[Configuration]) -> Figure:
+def _drawn(lines: dict[str, tuple[str, pd.Series]], title: str) -> Figure:
     figure = Figure(figsize=(8.8, 4.2), layout="constrained")
     axes = figure.subplots()
     batches = sorted({B for _, ratio in lines.values() for B in ratio.index})
@@ -76,19 +77,16 @@ def _drawn(lines: dict[str, tuple[str, pd.Series]], alike: list[Configuration]) 
         width = 3.0 if group in _WIDE else 2.0
         axes.plot(ratio.index, ratio, "o-", color=_COLOURS[group], linewidth=width, markersize=5)
     axes.axhline(1, color="#444444", linewidth=1.2, linestyle="--", zorder=1)
-    batch_ticks(axes, batches)
+    log2_axis(axes, batches, "Batch size B (rows), log scale")
     axes.set_xlim(batches[0] * 0.85, batches[-1] * 1.12)
     low = min(ratio.min() for _, ratio in lines.values())
     axes.set_ylim(bottom=min(1.0, low) - 0.12)
     axes.set_ylabel("Time / time of the matmul alone", fontsize=10)
-    axes.set_xlabel("Batch size B (rows), log scale", fontsize=10)
+    axes.xaxis.label.set_fontsize(10)
     axes.tick_params(labelsize=10)
     axes.grid(False, axis="x")
-    axes.set_title(
-        f"Matmul and sampling over the matmul alone: {alike[0].title}",
-        fontsize=11,
-        fontweight="bold",
-    )
+    title = f"Matmul and sampling over the matmul alone: {title}"
+    axes.set_title(title, fontsize=11, fontweight="bold")
     _name_lines(figure, lines)
     return figure
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib as mpl
 import pandas as pd
@@ -28,6 +29,8 @@ from fsbench.provider import Kind
 from fsbench.records.disk import refusals, write_atomically
 
 Styles = dict[str, Style]
+P = ParamSpec("P")
+F = TypeVar("F", bound=Figure | None)
 
 # Without these entries a file would carry its date or a version, and differ at every run.
 _METADATA: dict[str, dict[str, None]] = {
@@ -56,23 +59,28 @@ def each_once(option: str, names: Iterable[str], known: Collection[str]) -> list
     return chosen
 
 
-def laid_out(drawing: Callable[[], Figure | None]) -> Figure | None:
-    """The figure that `drawing` makes under our settings, laid out for good."""
-    with mpl.rc_context(SETTINGS):
-        figure = drawing()
-        if figure is not None:
-            texts = set(figure.findobj(Text))
-            axis = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-            ticks = [tick for each in axis for tick in (*each.majorTicks, *each.minorTicks)]
-            for text in texts - {label for tick in ticks for label in (tick.label1, tick.label2)}:
-                # What stands in the figure is prose: a dollar sign is one. Ticks may be powers.
-                text.set_parse_math(False)
-            # Lay out once: constrained layout moves a little at every drawing, so a file would
-            # depend on the formats saved before it.
-            if engine := figure.get_layout_engine():
-                engine.execute(figure)
-            figure.set_layout_engine("none")
-    return figure
+def laid_out(drawing: Callable[P, F]) -> Callable[P, F]:
+    """Decorator: the figure that `drawing` makes has our settings, and is laid out for good."""
+
+    @wraps(drawing)
+    def drawn(*arguments: P.args, **options: P.kwargs) -> F:
+        with mpl.rc_context(SETTINGS):
+            figure = drawing(*arguments, **options)
+            if figure is not None:
+                texts = set(figure.findobj(Text))
+                axis = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+                ticks = [tick for each in axis for tick in (*each.majorTicks, *each.minorTicks)]
+                for text in texts - {part for tick in ticks for part in (tick.label1, tick.label2)}:
+                    # What stands in the figure is prose: a dollar sign is one. Ticks may be powers.
+                    text.set_parse_math(False)
+                # Lay out once: constrained layout moves a little at every drawing, so a file would
+                # depend on the formats saved before it.
+                if engine := figure.get_layout_engine():
+                    engine.execute(figure)
+                figure.set_layout_engine("none")
+        return figure
+
+    return drawn
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -168,17 +176,30 @@ def draw_all(
 
 def batch_axis(axes: Axes, configuration: Configuration) -> None:
     """B in powers of two, marked as plain numbers."""
-    batches = sorted(configuration.measured.b.unique())
-    batch_ticks(axes, batches)
-    axes.set_xlabel("Batch size B (rows), log scale")
+    log2_axis(axes, configuration.measured.b.unique(), "Batch size B (rows), log scale")
 
 
-def batch_ticks(axes: Axes, batches: list[int]) -> None:
-    """A logarithmic x axis with the powers of two among `batches` marked, or all if none is."""
-    powers = [B for B in batches if B & (B - 1) == 0]
+def log2_axis(axes: Axes, values: Iterable[int], label: str) -> None:
+    """A logarithmic x axis with the powers of two among the values marked, or all if none is."""
+    marked = sorted(set(values))
+    marked = [value for value in marked if value & (value - 1) == 0] or marked
     axes.set_xscale("log", base=2)
-    axes.set_xticks(powers or batches, [str(B) for B in powers or batches])
+    axes.set_xticks(marked, [str(value) for value in marked])
     axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlabel(label)
+
+
+def in_words(figure: Figure, words: str) -> None:
+    """What was measured, above all panels."""
+    figure.suptitle(words, fontsize=8.5, color="#444444")
+
+
+def with_bars(
+    axes: Axes, x: pd.Index, value: pd.Series, low: pd.Series, high: pd.Series, **look: Any
+) -> None:
+    """A line with intervals; look is of Axes.errorbar."""
+    bars = (value - low, high - value)
+    axes.errorbar(x, value, yerr=bars, capsize=2.5, elinewidth=1.0, **look)
 
 
 def plain_log_ticks(axis: Axis) -> None:

@@ -25,6 +25,7 @@ from fsbench.figures.style import styles
 from fsbench.provider import Kind
 from fsbench.records.stats import LEVEL
 
+_Cell = dict[str, str]
 _RUN = {
     "utc": "UTC",
     "gpu": "GPU",
@@ -152,54 +153,45 @@ def _history(
 
 def _times(configuration: Configuration) -> dict[str, Any]:
     """Median time by sampler and B; a cell without a time shows its status."""
-    batches = sorted(configuration.rows.b.unique())
     latest = configuration.rows.drop_duplicates(["provider", "b"], keep="last")
-    measured = configuration.measured
     rows = []
-    for provider in latest.provider.unique():
-        mine = measured[measured.provider == provider].set_index("b")
-        status = latest[latest.provider == provider].set_index("b").status
-        kind = Kind(latest[latest.provider == provider].kind.iloc[0])
+    for provider, mine in latest.groupby("provider", sort=False):
+        kind = Kind(mine.kind.iloc[0])
         note = "" if kind is Kind.EXACT else f" ({kind.replace('_', ' ')})"
-        cells = [_cell(configuration.label(provider) + note)]
-        for B in batches:
-            if B in mine.index:
-                lo, hi = mine.ci_lo_us[B], mine.ci_hi_us[B]
-                cells.append(
-                    _cell(f"{mine.median_us[B]:.1f}", f"{LEVEL:.0%}: {lo:.1f} to {hi:.1f}")
-                )
-            else:
-                cells.append(_cell(status.get(B, "")))
-        rows.append({"cells": cells, "bound": kind is not Kind.EXACT})
-    return {"title": "Median time, µs", "headings": ["sampler", *batches], "rows": rows}
+        cells = {row.b: _cell(row.status) for row in mine.itertuples()}
+        measured = configuration.measured
+        for row in measured[measured.provider == provider].itertuples():
+            interval = f"{LEVEL:.0%}: {row.ci_lo_us:.1f} to {row.ci_hi_us:.1f}"
+            cells[row.b] = _cell(f"{row.median_us:.1f}", interval)
+        label = configuration.label(str(provider)) + note
+        rows.append((label, cells, kind is not Kind.EXACT))
+    return _table("Median time, µs", rows)
 
 
 def _speedups(configuration: Configuration) -> list[dict[str, Any]]:
     """For each fused exact sampler, its speedup over every unfused one, by B."""
     tables = []
-    for fused in configuration.providers(Kind.EXACT, fused=True):
-        ratios = {
-            other: ratio
-            for other in configuration.providers(Kind.EXACT, fused=False)
-            if not (ratio := configuration.ratio(other, fused)).empty
-        }
-        batches = sorted({B for table in ratios.values() for B in table.index})
-        if not batches:
-            continue
+    for fused, ratios in plotting.speedups(configuration).items():
         rows = []
         for other, table in ratios.items():
-            cells = [_cell(f"over {configuration.label(other)}")]
-            for B in batches:
-                if B in table.index:
-                    value, lo, hi = table.loc[B, ["value", "lo", "hi"]]
-                    cells.append(_cell(f"{value:.2f}", f"{lo:.2f} to {hi:.2f}"))
-                else:
-                    cells.append(_cell(""))
-            rows.append({"cells": cells, "bound": False})
-        title = f"Speedup of {configuration.label(fused)}"
-        tables.append({"title": title, "headings": ["sampler", *batches], "rows": rows})
+            cells = {
+                row.Index: _cell(f"{row.value:.2f}", f"{row.lo:.2f} to {row.hi:.2f}")
+                for row in table.itertuples()
+            }
+            rows.append((f"over {configuration.label(other)}", cells, False))
+        tables.append(_table(f"Speedup of {configuration.label(fused)}", rows))
     return tables
 
 
-def _cell(text: str, title: str = "") -> dict[str, str]:
+def _table(title: str, rows: list[tuple[str, dict[Any, _Cell], bool]]) -> dict[str, Any]:
+    """rows: (label, cells by B, whether it is a bound)."""
+    batches = sorted({B for _, cells, _ in rows for B in cells})
+    lines = [
+        {"cells": [_cell(label), *(cells.get(B, _cell("")) for B in batches)], "bound": bound}
+        for label, cells, bound in rows
+    ]
+    return {"title": title, "headings": ["sampler", *batches], "rows": lines}
+
+
+def _cell(text: str, title: str = "") -> _Cell:
     return {"text": text, "title": title}

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from fsbench.analysis.scaling import scaling_table
 from fsbench.analysis.tables import Configuration, conditions_in_words
-from fsbench.figures.parts import NOTES, laid_out, legend, plain_log_ticks
+from fsbench.figures.parts import NOTES, in_words, laid_out, legend, log2_axis, plain_log_ticks
 from fsbench.figures.style import Style
 from fsbench.provider import Kind
 
 
+@laid_out
 def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
-    """Lines of the minimum time, and dotted the ideal: the best fused sampler's TP = 1, over n.
+    """A line per provider, and that of the best on one GPU over n.
 
     Args:
         alike: configurations that differ in nothing but `tp` (scaling.over_ranks).
     """
-    figure = laid_out(lambda: _drawn(alike, styles))
-    assert figure is not None
-    return figure
-
-
-def _drawn(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
     table = scaling_table(alike)
     degrees = [int(each.rows.tp.iloc[0]) for each in alike]
     batches = sorted(table.index.get_level_values("b").unique())
@@ -46,21 +40,14 @@ def _drawn(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
                 linewidth=1.4,
                 label="ideal: the best exact TP = 1, over TP",
             )
-        axes.set_xscale("log", base=2)
+        log2_axis(axes, degrees, "GPUs (TP), log scale")
         axes.set_yscale("log")
-        axes.set_xticks(degrees, [str(n) for n in degrees])
-        axes.xaxis.set_minor_locator(ticker.NullLocator())
         plain_log_ticks(axes.yaxis)
-        axes.set_xlabel("GPUs (TP), log scale")
         axes.set_title(f"B = {B}")
     first = alike[0].rows.iloc[0]
     panels[0].set_ylabel("Least time of a step, slowest rank (µs), log scale")
-    figure.suptitle(
-        f"{first.gpu_name or 'CPU'}, D = {first.d:,}, V = {first.v:,}; "
-        f"{conditions_in_words(first)}",
-        fontsize=8.5,
-        color="#444444",
-    )
+    machine = f"{first.gpu_name or 'CPU'}, D = {first.d:,}, V = {first.v:,}"
+    in_words(figure, f"{machine}; {conditions_in_words(first)}")
     legend(figure, *panels)
     return figure
 

@@ -15,6 +15,7 @@ from fsbench.problem import models
 from fsbench.provider import Kind
 
 
+@laid_out
 def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     """One row per LM head, one column per B, in the colour of the fastest exact sampler.
 
@@ -27,10 +28,8 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     """
     rows = [(each, recommend(each, each.providers(Kind.EXACT))) for each in alike]
     rows = sorted((row for row in rows if row[1]), key=lambda row: _size(row[0]))
-    return laid_out(lambda: _drawn(rows, styles)) if len(rows) > 1 else None
-
-
-def _drawn(rows: list[tuple[Configuration, list[Advice]]], styles: dict[str, Style]) -> Figure:
+    if len(rows) < 2:
+        return None
     batches = sorted({advice.b for _, found in rows for advice in found})
     width = max(8.8, 3.6 + 0.62 * len(batches))  # the title needs 8.5
     figure = Figure(figsize=(width, 1.5 + 0.42 * len(rows)), layout="constrained")

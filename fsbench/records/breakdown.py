@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from fsbench.records.cell import COLUMNS, FORMS, CellRecord, Round
-from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.disk import write_into
 from fsbench.records.sheet import as_csv
 
 FILE = "breakdown.csv"
@@ -147,7 +147,5 @@ def export_csv(folder: Path, records: Iterable[CellRecord]) -> Path | None:
     rows = kernel_rows(records)
     if rows.empty:
         return None
-    path = folder / FILE
-    with refusals("write results in", folder):
-        write_atomically(path, as_csv(rows, index=False))
-    return path
+    write_into(folder, {FILE: as_csv(rows, index=False)})
+    return folder / FILE

@@ -33,6 +33,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
+def write_into(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts into a folder, by name, each whole or not at all; it is made if need be."""
+    with refusals("write results in", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_atomically(folder / name, text)
+
+
 def append_line(file: TextIO, line: Mapping[str, Any]) -> None:
     """Append a line of JSON to a file; it is on disk when this returns."""
     append_text(file, json.dumps(line))

@@ -17,7 +17,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +30,7 @@ from fsbench.records.disk import (
     checked_line,
     refusals,
     with_checksum,
-    write_atomically,
+    write_into,
 )
 from fsbench.records.typed import fits
 
@@ -79,7 +79,7 @@ class Store:
         store = cls._locked(folder)
         try:
             require_empty(folder)  # still: another process may have been faster
-            _write_environment(folder, environment)
+            write_environment(folder, environment)
             store.begin(None)
         except BaseException:
             if not (folder / "points.jsonl").stat().st_size:
@@ -150,8 +150,7 @@ class Store:
         """Leave on disk that this process is at work, and on which cell."""
         if self._points is not None:
             text = json.dumps({"pid": os.getpid(), "cell": cell.columns() if cell else None})
-            with refusals("write results in", self.folder):
-                write_atomically(self.folder / RUNNING, text)
+            write_into(self.folder, {RUNNING: text})
 
     def record(self, cell: Cell) -> CellRecord:
         """What is already known of a cell (an empty record if nothing)."""
@@ -191,7 +190,7 @@ class Store:
         if self._environment is None:
             known = read_environment(self.folder)
             self.times = [*known.get("times", []), spent]
-            _write_environment(self.folder, {**known, "times": self.times})
+            write_environment(self.folder, {**known, "times": self.times})
 
     def append(self, cell: Cell, line: dict[str, Any]) -> None:
         """Add what a line says of a cell (CellRecord.add); on disk before this returns."""
@@ -201,7 +200,7 @@ class Store:
     def _to_disk(self, cell: Cell, line: dict[str, Any]) -> None:
         assert self._points is not None, "the store is closed"
         if self._environment is not None:
-            _write_environment(self.folder, self._environment)
+            write_environment(self.folder, self._environment)
             self._environment = None
         text = with_checksum({"schema": SCHEMA, "cell": cell.columns(), **line})
         with refusals("write results in", self.folder):
@@ -277,10 +276,10 @@ def read_environment(folder: Path) -> dict[str, Any]:
     return environment
 
 
-def _write_environment(folder: Path, environment: dict[str, Any]) -> None:
+def write_environment(folder: Path, environment: Mapping[str, Any]) -> None:
+    """Write env.json of a results folder, which is made if need be."""
     text = json.dumps({"schema": SCHEMA, **environment}, indent=2) + "\n"
-    with refusals("write results in", folder):
-        write_atomically(folder / "env.json", text)
+    write_into(folder, {"env.json": text})
 
 
 def read_records(folder: Path) -> list[CellRecord]:

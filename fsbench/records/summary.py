@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,120 +14,90 @@ from fsbench.errors import ResultsError
 from fsbench.records import breakdown, iomodel
 from fsbench.records.cell import COLUMNS as CELL_COLUMNS
 from fsbench.records.cell import CellRecord, Round, column_types
-from fsbench.records.disk import refusals, write_atomically
+from fsbench.records.disk import write_into
 from fsbench.records.sheet import as_csv
 from fsbench.records.stats import median_interval
 
+_INTEGERS = ("n_kernels", "n_samples", "peak_extra_bytes")
+_TEXTS = ("throttle", "config", "split_by", "warm", "lacks")
+_FIGURES = (
+    *("median_us", "ci_lo_us", "ci_hi_us", "min_us", "p10_us", "p90_us", "p99_us"),
+    *("busy_us", "sum_us", "n_kernels", "n_samples", "gb_per_s", "tflops", "roofline_pct"),
+    *("sm_mhz", "sm_mhz_timed", "mem_mhz", "power_w", "throttle", "peak_extra_bytes", "config"),
+    *("matmul_us", "sampling_us", "other_us", "split_by", "j_per_token", "energy_w", "idle_w"),
+    *(
+        "sustained_us",
+        "sustained_joules",
+        "sustained_w",
+        "first_call_s",
+        "warm",
+        "ahead_s",
+        "lacks",
+    ),
+)
+"""Columns that are derived from a cell's samples; docs/results-format.md has the units."""
 
-@dataclass(frozen=True)
-class Figures:
-    """The columns of results.csv that are derived from a cell's samples; docs have the units.
-
-    Those that are not known, or do not apply, are None.
-    """
-
-    median_us: float | None = None
-    ci_lo_us: float | None = None
-    ci_hi_us: float | None = None
-    min_us: float | None = None
-    p10_us: float | None = None
-    p90_us: float | None = None
-    p99_us: float | None = None
-    busy_us: float | None = None
-    sum_us: float | None = None
-    n_kernels: int | None = None
-    n_samples: int | None = None
-    gb_per_s: float | None = None
-    tflops: float | None = None
-    roofline_pct: float | None = None
-    sm_mhz: float | None = None
-    sm_mhz_timed: float | None = None
-    mem_mhz: float | None = None
-    power_w: float | None = None
-    throttle: str | None = None
-    peak_extra_bytes: int | None = None
-    config: str | None = None
-    matmul_us: float | None = None
-    sampling_us: float | None = None
-    other_us: float | None = None
-    split_by: str | None = None
-    j_per_token: float | None = None
-    energy_w: float | None = None
-    idle_w: float | None = None
-    sustained_us: float | None = None
-    sustained_joules: float | None = None
-    sustained_w: float | None = None
-    first_call_s: float | None = None
-    warm: str | None = None
-    ahead_s: float | None = None
-    lacks: str | None = None
-
-
-COLUMNS = (*CELL_COLUMNS, "status", "reason", *(each.name for each in fields(Figures)))
+COLUMNS = (*CELL_COLUMNS, "status", "reason", *_FIGURES)
 """Of results.csv, in order."""
+
+_TYPES: dict[str, Any] = {
+    **column_types(),
+    **dict.fromkeys(_FIGURES, float),
+    **dict.fromkeys(("status", "reason", *_TEXTS), str),
+}
 
 
 def row(record: CellRecord) -> dict[str, Any]:
     """The row of one cell: COLUMNS and their values."""
-    known = {"status": record.status, "reason": record.reason}
-    return {**record.cell.columns(), **known, **vars(figures(record))}
+    known = {"status": record.status, "reason": record.reason, **_figures(record)}
+    return {**record.cell.columns(), **dict.fromkeys(_FIGURES), **known}
 
 
-def figures(record: CellRecord) -> Figures:
-    """What the samples of a cell come to; all None if it has none."""
+def _figures(record: CellRecord) -> dict[str, Any]:
+    """What the samples of a cell come to: what is known of _FIGURES; nothing if it has none."""
     rounds = [record.rounds[number] for number in sorted(record.rounds)]
     if not rounds:
-        return Figures()
-    span, busy, total = (
-        np.concatenate([getattr(each, name) for each in rounds])
+        return {}
+    samples = {
+        name: np.concatenate([getattr(each, name) for each in rounds])
         for name in ("span_us", "busy_us", "sum_us")
-    )
-    last = rounds[-1]
+    }
+    span, first, last = samples.pop("span_us"), rounds[0], rounds[-1]
     median = float(np.median(span))
     low, high = median_interval(span.tolist())
-    problem = record.cell.problem
-    work = iomodel.traffic(problem)
-    floor = iomodel.floor_us(problem, record.cell.conditions.gpu)
-    energy, split = record.energy, breakdown.split(record)
-    sustained = record.sustained
-    joules = sustained.step_joules if sustained else None
-    return Figures(
-        median_us=median,
-        ci_lo_us=low,
-        ci_hi_us=high,
-        min_us=float(span.min()),
-        p10_us=float(np.percentile(span, 10)),
-        p90_us=float(np.percentile(span, 90)),
-        p99_us=float(np.percentile(span, 99)),
-        busy_us=float(np.median(busy)) if len(busy) else None,
-        sum_us=float(np.median(total)) if len(total) else None,
-        n_kernels=last.n_kernels,
-        n_samples=len(span),
-        gb_per_s=work.fused_bytes / median / 1e3 if median else None,
-        tflops=work.flops / median / 1e6 if median else None,
-        roofline_pct=100 * floor / median if floor and median else None,
-        sm_mhz=_median_of(rounds, "sm_mhz"),
-        sm_mhz_timed=_median_of(rounds, "sm_mhz_timed"),
-        mem_mhz=_median_of(rounds, "mem_mhz"),
-        power_w=_median_of(rounds, "power_w"),
-        throttle="|".join(sorted({t for r in rounds for t in r.clocks.get("throttle", [])})),
-        peak_extra_bytes=last.peak_extra_bytes,
-        config=last.config,
-        matmul_us=split.matmul_us if split else None,
-        sampling_us=split.sampling_us if split else None,
-        other_us=split.other_us if split else None,
-        split_by=split.by if split else None,
-        j_per_token=energy.joules / energy.steps / problem.B if energy else None,
-        energy_w=energy.joules / energy.seconds if energy else None,
-        idle_w=energy.idle_w if energy else None,
-        sustained_us=sustained.step_us if sustained else None,
-        sustained_joules=joules,
-        sustained_w=joules / sustained.step_us * 1e6 if sustained and joules is not None else None,
-        first_call_s=rounds[0].first_call_s,
-        warm="|".join(rounds[0].warm),
-        ahead_s=rounds[0].ahead_s,
-        lacks="; ".join(f"{what}: {reason}" for what, reason in record.lacks.items()),
-    )
+    problem, energy, sustained = record.cell.problem, record.energy, record.sustained
+    found = {
+        **{"median_us": median, "ci_lo_us": low, "ci_hi_us": high, "min_us": float(span.min())},
+        **{f"p{level}_us": float(np.percentile(span, level)) for level in (10, 90, 99)},
+        **{name: float(np.median(times)) for name, times in samples.items() if len(times)},
+        **{
+            name: _median_of(rounds, name)
+            for name in ("sm_mhz", "sm_mhz_timed", "mem_mhz", "power_w")
+        },
+        **{name: getattr(last, name) for name in ("n_kernels", "peak_extra_bytes", "config")},
+        "n_samples": len(span),
+        "throttle": "|".join(sorted({t for r in rounds for t in r.clocks.get("throttle", [])})),
+        "first_call_s": first.first_call_s,
+        "warm": "|".join(first.warm),
+        "ahead_s": first.ahead_s,
+        "lacks": "; ".join(f"{what}: {reason}" for what, reason in record.lacks.items()),
+    }
+    if median:
+        work = iomodel.traffic(problem)
+        floor = iomodel.floor_us(problem, record.cell.conditions.gpu)
+        found |= {"gb_per_s": work.fused_bytes / median / 1e3, "tflops": work.flops / median / 1e6}
+        found["roofline_pct"] = 100 * floor / median if floor else None
+    if split := breakdown.split(record):
+        parts = asdict(split)
+        found |= {"split_by": parts.pop("by"), **parts}
+    if energy:
+        found["j_per_token"] = energy.joules / energy.steps / problem.B
+        found |= {"energy_w": energy.joules / energy.seconds, "idle_w": energy.idle_w}
+    if sustained:
+        joules = sustained.step_joules
+        found |= {"sustained_us": sustained.step_us, "sustained_joules": joules}
+        found["sustained_w"] = None if joules is None else joules / sustained.step_us * 1e6
+    return found
 
 
 def _median_of(rounds: list[Round], name: str) -> float | None:
@@ -139,14 +109,13 @@ def frame(records: Iterable[CellRecord]) -> pd.DataFrame:
     """All rows as a table; it has all its columns even without a row."""
     table = pd.DataFrame([row(record) for record in records], columns=list(COLUMNS))
     # Nullable: as floats, next to an empty cell, bytes would be written with six digits.
-    return table.astype({each.name: "Int64" for each in fields(Figures) if "int" in each.type})
+    return table.astype(dict.fromkeys(_INTEGERS, "Int64"))
 
 
 def export_csv(folder: Path, records: Iterable[CellRecord]) -> pd.DataFrame:
     """Write results.csv of the records of points.jsonl into a folder; returns the table."""
     table = frame(records)
-    with refusals("write results in", folder):
-        write_atomically(folder / "results.csv", as_csv(table, index=False))
+    write_into(folder, {"results.csv": as_csv(table, index=False)})
     return table
 
 
@@ -161,16 +130,15 @@ def read_csv(folders: Iterable[Path]) -> pd.DataFrame:
 
 def _read_csv(folder: Path) -> pd.DataFrame:
     path = folder / "results.csv"
-    types = {**column_types(), "status": str, "reason": str, **get_type_hints(Figures)}
     try:
-        table = pd.read_csv(path, dtype={n: str for n, hint in types.items() if _is(str, hint)})
+        table = pd.read_csv(path, dtype={n: str for n, hint in _TYPES.items() if hint is str})
     except (OSError, ValueError) as error:
         raise ResultsError(f"cannot read {path}: {error}") from error
-    for name in table.columns.intersection(list(types)):
-        column, hint = table[name], types[name]
-        if _is(bool, hint):
+    for name in table.columns.intersection(list(_TYPES)):
+        column, hint = table[name], _TYPES[name]
+        if hint is bool:
             wrong, expected = column[~column.isin([True, False])], "True or False"
-        elif _is(str, hint):
+        elif hint is str:
             continue
         else:
             numbers, expected = pd.to_numeric(column, errors="coerce"), "a number"
@@ -185,7 +153,3 @@ def _read_csv(folder: Path) -> pd.DataFrame:
         if len(wrong):
             raise ResultsError(f"{path}: {name}: expected {expected}; got {wrong.iloc[0]!r:.40}")
     return table.assign(folder=str(folder))
-
-
-def _is(kind: type, hint: Any) -> bool:
-    return hint is kind or kind in get_args(hint)

@@ -9,7 +9,7 @@
     sizing      cost of a scan, expected cost of a decision, the best number of hot tokens
     steps       the designs of the paper's ablation, on logits in memory
     bench       what is measured, as tables
-    pipeline    a discrete-event simulation of pipelines with three places for sampling
+    pipeline    the steady state of pipelines with three places for sampling
 
 docs/simple.md is the guide.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,11 @@ class Case:
     samples_us: list[float] = field(default_factory=list)
 
     def summary(self) -> Row:
+        row_us = float(np.median(self.samples_us))
         low, high = median_interval(self.samples_us)
-        return {
-            "row_us": float(np.median(self.samples_us)),
-            "lo_us": low,
-            "hi_us": high,
-            "min_us": min(self.samples_us),
-            "rounds": len(self.samples_us),
-        }
+        fastest, rounds = min(self.samples_us), len(self.samples_us)
+        of_row = {"row_us": row_us, "lo_us": low, "hi_us": high, "min_us": fastest}
+        return {**of_row, "rounds": rounds, "rows_per_s": 1e6 / row_us}
 
 
 def interleave(cases: Iterable[Case], rounds: int, round_s: float = 0.05) -> None:
@@ -106,17 +104,14 @@ class Setup:
         step.logits.copy_(self.logits)
         if isinstance(step, Shvs):
             step.supply()
-        _begin(step, self, len(self.logits), seen)
+        self.begin(step, len(self.logits), seen)
         return step
 
-
-def _begin(step: Any, setup: Setup, rows: int, seen: int) -> None:
-    """Requests that have seen so many tokens, half of them in the prompt."""
-    if not step.controls.penalises:
-        return
-    for row in range(rows):
-        tokens = setup.history[row % len(setup.history)][:seen]
-        step.begin(row, tokens[: seen // 2], tokens[seen // 2 :])
+    def begin(self, step: Any, rows: int, seen: int = SEEN) -> None:
+        """Requests that have seen so many tokens, half of them in the prompt."""
+        for row in range(rows if step.controls.penalises else 0):
+            tokens = self.history[row % len(self.history)][:seen]
+            step.begin(row, tokens[: seen // 2], tokens[seen // 2 :])
 
 
 def histories(text: ZipfText) -> list[list[int]]:
@@ -152,7 +147,7 @@ def steps(setup: Setup) -> list[Row]:
             ]
             for step in in_torch:
                 step.logits.copy_(setup.logits[:_TORCH_ROWS])
-                _begin(step, setup, _TORCH_ROWS, SEEN)
+                setup.begin(step, _TORCH_ROWS)
             in_core = (setup.design(kind, 1, controls) for kind in (Offload, Shvs))
             cases = [
                 Case(name, _stepping(step), len(step.logits))
@@ -165,7 +160,6 @@ def steps(setup: Setup) -> list[Row]:
                         "controls": label,
                         "design": case.name,
                         **case.summary(),
-                        "rows_per_s": 1e6 / float(np.median(case.samples_us)),
                         "times_first": ratio(cases[0], case),
                         "times_offloaded": ratio(cases[2], case),
                         "settled": settled(setup, controls) if case.name == "SHVS" else None,
@@ -188,8 +182,8 @@ def settled(setup: Setup, controls: Controls) -> float:
     ring.logits.view(-1)[: rows * hot].view(rows, hot).copy_(setup.logits[:, :hot])
     ring.parts["shape"][0] = torch.tensor(shape.hot(hot, hot))
     ring.tail_max[0], ring.tail_sum[0] = tail(setup.logits, hot, controls.temperature)
-    for name in ("temperature", "top_k", "top_p", "min_p"):
-        ring.parts[name].fill_(getattr(controls, name))
+    for name, value in controls.law.items():
+        ring.parts[name].fill_(value)
     uniforms(ring.uniform[0], torch.tensor([13]), torch.tensor([0]))
     core().fsb_rows(ring.pointer(), 0, 0, rows, None)
     return float((ring.tokens[0] != NEEDS_TAIL).double().mean())
@@ -211,7 +205,6 @@ def scaling(setup: Setup, samplers: Iterable[int]) -> list[Row]:
             "design": name,
             "samplers": m,
             **case.summary(),
-            "rows_per_s": 1e6 / float(np.median(case.samples_us)),
             "efficiency": ratio(one[name], case) * counts[0] / m,
         }
         for (name, m, _), case in zip(rows, cases, strict=True)
@@ -231,11 +224,8 @@ def penalties(setup: Setup, seen: Iterable[int] = (0, 64, 512, MOST_SEEN)) -> li
     ]
 
 
-def _ring_cases(plane: Plane, B: int) -> list[Case]:
-    return [
-        Case("ring", lambda: plane.wait(plane.publish(B), B), 1),
-        Case("direct", lambda: core().fsb_rows(plane.ring.pointer(), 0, 0, B, None), 1),
-    ]
+def _through(plane: Plane, B: int) -> Tensor:
+    return plane.wait(plane.publish(B), B)
 
 
 def ring(rounds: int, batches: Iterable[int] = (1, 16, 256)) -> list[Row]:
@@ -247,16 +237,14 @@ def ring(rounds: int, batches: Iterable[int] = (1, 16, 256)) -> list[Row]:
     for B in batches:
         plane = Plane(RingShape(1, B, 16), 1)
         plane.ring.logits.zero_()
-        cases = _ring_cases(plane, B)
+        cases = [
+            Case("ring", partial(_through, plane, B), 1),
+            Case("direct", partial(core().fsb_rows, plane.ring.pointer(), 0, 0, B, None), 1),
+        ]
         interleave(cases, rounds, 0.02)
-        through, direct = (case.summary() for case in cases)
+        through, direct = (case.summary()["row_us"] for case in cases)
         rows.append(
-            {
-                "b": B,
-                "ring_us": through["row_us"],
-                "direct_us": direct["row_us"],
-                "overhead_us": through["row_us"] - direct["row_us"],
-            }
+            {"b": B, "ring_us": through, "direct_us": direct, "overhead_us": through - direct}
         )
     return rows
 
@@ -336,14 +324,9 @@ def variation(setup: Setup, steps: int, rows: int = 8, draws: int = 32) -> list[
             chosen = (torch.arange(rows) + number * rows) % len(setup.logits)
             step.logits.copy_(setup.logits[chosen])
             step.supply()
+            half = torch.full((rows,), 0.5, dtype=torch.float64)
             expected = decide(
-                setup.logits[chosen][:, back],
-                torch.full((rows,), 0.5, dtype=torch.float64),
-                temperature=controls.temperature,
-                top_k=controls.top_k,
-                top_p=controls.top_p,
-                min_p=controls.min_p,
-                order=setup.order,
+                setup.logits[chosen][:, back], half, order=setup.order, **controls.law
             )
             here = 0
             for draw in range(draws):

@@ -13,7 +13,6 @@ exposed = serial or overlapped - nothing; hidden = serial - overlapped.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fsbench.simple import reference
-from fsbench.simple.bench import Row
+from fsbench.simple.bench import Case, Row, interleave
 from fsbench.simple.controls import PLAIN
 from fsbench.simple.native import NEEDS_TAIL
 from fsbench.simple.ring import RingShape
@@ -135,28 +134,30 @@ class _Batch:
 
     def sample(self) -> int:
         """Wait for the copies and the samplers, send the tokens back; rows that asked for more."""
-        plane, ring, V = self.step.plane, self.ring, self.V
+        step, plane = self.step, self.step.plane
         self.copied.synchronize()
         self.offset += 1
         if self.hot:
-            ring.parts["shape"][0] = torch.tensor(plane.shape.hot(self.hot, self.hot))
-        tokens = plane.wait(self.step.publish(self.seed, self.offset), self.B)
-        asked = (tokens == NEEDS_TAIL).nonzero()[:, 0]
-        n = len(asked)
+            self.ring.parts["shape"][0] = torch.tensor(plane.shape.hot(self.hot, self.hot))
+        tokens = plane.wait(step.publish(self.seed, self.offset), self.B)
+        asked = int((tokens == NEEDS_TAIL).sum())
         with torch.cuda.stream(self.copies):
-            if n:
-                drawn = tokens.clone()
-                here = self.flat[: n * V].view(n, V)
-                for place, row in enumerate(asked.tolist()):  # copies only: no kernel has to wait
-                    here[place].copy_(self.logits[row], non_blocking=True)
-                self.copies.synchronize()
-                ring.uniform[0, :n] = ring.uniform[0, asked]
-                ring.parts["shape"][0] = torch.tensor(plane.shape.hot(0))
-                drawn[asked] = plane.wait(plane.publish(n), n)
-                ring.tokens[0, : self.B] = drawn
-            self.tokens.copy_(ring.tokens[0, : self.B], non_blocking=True)
+            if isinstance(step, Shvs):
+                tokens = step.settled(tokens, self._fetch)
+            self.ring.tokens[0, : self.B] = tokens
+            self.tokens.copy_(self.ring.tokens[0, : self.B], non_blocking=True)
             self.back.record()
-        return n
+        return asked
+
+    def _fetch(self, rows: Tensor, where: Tensor) -> None:
+        for place, row in enumerate(rows.tolist()):  # copies only: no kernel has to wait
+            where[place].copy_(self.logits[row], non_blocking=True)
+        self.copies.synchronize()
+
+
+def _finished(mode: Callable[[], None]) -> None:
+    mode()
+    torch.cuda.synchronize()
 
 
 def overlap(
@@ -194,17 +195,12 @@ def overlap(
                         pair[(number + 1) % 2].enqueue()  # the GPU goes on with the other batch
                     pair[number % 2].sample()
 
-            times: dict[str, list[float]] = {}
-            for number in range(rounds + 1):
-                for mode in (nothing, serial, overlapped):
-                    torch.cuda.synchronize()
-                    begin = time.perf_counter()
-                    mode()
-                    torch.cuda.synchronize()
-                    if number:
-                        us = (time.perf_counter() - begin) * 1e6 / steps
-                        times.setdefault(mode.__name__, []).append(us)
-            cycle = {name: float(np.median(each)) for name, each in times.items()}
+            cases = [
+                Case(mode.__name__, partial(_finished, mode), steps)
+                for mode in (nothing, serial, overlapped)
+            ]
+            interleave(cases, rounds, 0)
+            cycle = {case.name: float(np.median(case.samples_us)) for case in cases}
             rows.append(
                 {
                     "b": B,
@@ -215,7 +211,7 @@ def overlap(
                     "exposed_serial_us": cycle["serial"] - cycle["nothing"],
                     "exposed_overlapped_us": cycle["overlapped"] - cycle["nothing"],
                     "hidden_us": cycle["serial"] - cycle["overlapped"],
-                    "spread_us": float(np.ptp(times["overlapped"])),
+                    "spread_us": float(np.ptp(cases[-1].samples_us)),
                     "asked_share": asked / (steps * (rounds + 1) * B),
                 }
             )

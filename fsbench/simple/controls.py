@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from fsbench.errors import InvalidArgument
 
@@ -24,8 +25,8 @@ class Controls:
     frequency: float = 0.0
 
     def __post_init__(self) -> None:
-        checks = {
-            "temperature": self.temperature >= 0 and math.isfinite(self.temperature),
+        fine = {
+            "temperature": 0 <= self.temperature < math.inf,
             "top_k": self.top_k >= 0,
             "top_p": 0 < self.top_p <= 1,
             "min_p": 0 <= self.min_p <= 1,
@@ -33,11 +34,8 @@ class Controls:
             "presence": math.isfinite(self.presence),
             "frequency": math.isfinite(self.frequency),
         }
-        for name, fine in checks.items():
-            if not fine:
-                raise InvalidArgument(
-                    f"{name}: expected a value in range; got {getattr(self, name)}"
-                )
+        for name in (name for name, within in fine.items() if not within):
+            raise InvalidArgument(f"{name}: expected a value in range; got {getattr(self, name)}")
 
     @property
     def penalises(self) -> bool:
@@ -45,19 +43,16 @@ class Controls:
         return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
 
     @property
-    def filters(self) -> bool:
-        """Whether some tokens may be cut off."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+    def law(self) -> dict[str, Any]:
+        """Temperature and filters, by name."""
+        return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+
+    @property
+    def penalties(self) -> dict[str, Any]:
+        """Penalties, by name."""
+        return {name: getattr(self, name) for name in ("repetition", "presence", "frequency")}
 
 
 PLAIN = Controls()
-PRODUCTION = Controls(
-    temperature=0.8,
-    top_k=50,
-    top_p=0.9,
-    min_p=0.02,
-    repetition=1.1,
-    presence=0.1,
-    frequency=0.1,
-)
+PRODUCTION = Controls(0.8, 50, 0.9, 0.02, repetition=1.1, presence=0.1, frequency=0.1)
 """All controls on, as in SIMPLE's evaluation (section 7.1, which gives no values)."""

@@ -27,6 +27,14 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
+def checked_samplers(samplers: int | None) -> int:
+    """How many samplers: one per core for None. Raises InvalidArgument below 1."""
+    count = cores() if samplers is None else samplers
+    if count < 1:
+        raise InvalidArgument(f"samplers: expected >= 1; got {count}")
+    return count
+
+
 def uniforms(out: Tensor, seed: Tensor, offset: Tensor) -> None:
     """Fill out [B] (float64, contiguous) with the step's numbers in (0, 1).
 
@@ -65,9 +73,7 @@ class Plane:
         buffer: Tensor | None = None,
     ):
         self.shape = shape
-        self.samplers = cores() if samplers is None else samplers
-        if self.samplers < 1:
-            raise InvalidArgument(f"samplers: expected >= 1; got {self.samplers}")
+        self.samplers = checked_samplers(samplers)
         self.requests = requests
         places = None
         if order is not None:
@@ -81,7 +87,7 @@ class Plane:
             self.ring.pointer(),
             self.samplers,
             requests,
-            places.data_ptr() if order is not None and places is not None else None,
+            None if places is None else places.data_ptr(),
         )
         if not self._plane:
             raise PlaneStalled(f"cannot start {self.samplers} samplers")
@@ -130,8 +136,7 @@ class Plane:
         ones; then frequency is subtracted once per output token, presence once if there is any.
         A step names the row in ring.request; the samplers count what they draw.
         """
-        if not 0 <= request < self.requests:
-            raise InvalidArgument(f"request: expected 0 to {self.requests - 1}; got {request}")
+        self._require(request)
         if not repetition > 0:
             raise InvalidArgument(f"repetition: expected a number above 0; got {repetition}")
         tokens = self._tokens(prompt)
@@ -141,10 +146,13 @@ class Plane:
 
     def drawn(self, request: int, tokens: Sequence[int]) -> None:
         """Count tokens as drawn, for a request that comes from elsewhere with its output."""
-        if not 0 <= request < self.requests:
-            raise InvalidArgument(f"request: expected 0 to {self.requests - 1}; got {request}")
+        self._require(request)
         for token in self._tokens(tokens).tolist():
             self._core.fsb_plane_output(self._plane, request, token)
+
+    def _require(self, request: int) -> None:
+        if not 0 <= request < self.requests:
+            raise InvalidArgument(f"request: expected 0 to {self.requests - 1}; got {request}")
 
     def _tokens(self, tokens: Sequence[int]) -> Tensor:
         given = torch.as_tensor(tokens, dtype=torch.int64).contiguous()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsbench.reference.logits import SMALLEST_TEMPERATURE
 from fsbench.reference.truncation import penalised as dense_penalised
-from fsbench.reference.truncation import token_counts
+from fsbench.reference.truncation import token_counts, truncate
 
 
 class Decided(NamedTuple):
@@ -56,39 +56,19 @@ def decide(
             is greedy.
         order: int64 [V]: the token at each place; None: places are tokens.
     """
-    B, V = logits.shape
-    z = logits.double()
-    column = {
-        name: torch.as_tensor(value).double().reshape(-1, 1).expand(B, 1)
-        for name, value in dict(T=temperature, k=top_k, p=top_p, min_p=min_p).items()
-    }
-    T = column["T"]
-    undefined = (torch.isnan(z) | (z == torch.inf)).any(1) | ~torch.isfinite(z).any(1)
-    undefined |= ~((T >= 0) & (torch.inf > T))[:, 0]
-    greedy = T < SMALLEST_TEMPERATURE
-    z = torch.where(undefined[:, None], 0.0, z)
-    x = (z - z.amax(1, keepdim=True)) / torch.where(greedy | undefined[:, None], 1.0, T)
-    ranked = x.sort(stable=True, dim=1, descending=True)
-    xs = ranked.values
-    keep = torch.isfinite(xs)
-    keep &= torch.where(column["min_p"] > 0, xs >= column["min_p"].log(), True)
-    k = torch.where(column["k"] > 0, column["k"], V)
-    keep &= torch.arange(V) < torch.where(greedy, 1.0, k)
-    p = torch.where(keep, xs.exp(), 0.0)
-    p /= p.sum(1, keepdim=True)
-    above = p.cumsum(1) - p
-    keep &= torch.where((column["p"] < 1) & ~greedy, above < column["p"], True)
-    kept = torch.zeros_like(keep).scatter(1, ranked.indices, keep)
-    weight = torch.where(kept, x.exp(), 0.0)
+    V = logits.shape[1]
+    kept = truncate(logits, temperature, top_k=top_k, top_p=top_p, min_p=min_p).kept
+    undefined = ~kept.any(1)
+    T = torch.as_tensor(temperature).double().reshape(-1, 1).expand(len(logits), 1)
+    T = torch.where(undefined[:, None] | (T < SMALLEST_TEMPERATURE), 1.0, T)
+    z = torch.where(undefined[:, None], 0.0, logits.double())
+    p = torch.softmax((z / T).masked_fill(~kept & ~undefined[:, None], -torch.inf), 1)
     place = torch.arange(V) if order is None else order
-    cdf = (weight / weight.sum(1, keepdim=True))[:, place].cumsum(1)
-    high = torch.empty_like(cdf).scatter(1, place.expand(B, V), cdf)
-    low = high - weight / weight.sum(1, keepdim=True)
+    cdf = p[:, place].cumsum(1)
+    high = torch.empty_like(cdf).scatter(1, place.expand_as(cdf), cdf)
     last = kept[:, place].double().cumsum(1).argmax(1)  # rounding may leave the sum below u
-    at = torch.minimum((cdf > uniform[:, None]).int().argmax(1), last)
-    at = torch.where((cdf > uniform[:, None]).any(1), at, last)
-    tokens = torch.where(undefined, -1, place[at])
-    return Decided(tokens, kept & ~undefined[:, None], low, high)
+    at = torch.minimum((cdf <= uniform[:, None]).sum(1), last)
+    return Decided(torch.where(undefined, -1, place[at]), kept, high - p, high)
 
 
 def penalised(

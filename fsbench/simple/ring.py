@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,33 +48,32 @@ class RingShape:
         if self.dtype not in ELEMENTS:
             raise InvalidArgument(f"dtype: expected {' or '.join(ELEMENTS)}; got {self.dtype!r}")
 
-    def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Every part of the buffer, in order: name -> (dtype, shape)."""
-        cells = (self.slots, self.rows)
+    def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...], Any]]:
+        """Every part of the buffer, in order: name -> (dtype, shape, value in a fresh one)."""
+        cells, width = (self.slots, self.rows), self.vocab // self.shards
+        logits = (self.slots, self.shards, self.rows, width)
+        i32, i64, f32 = torch.int32, torch.int64, torch.float32
         return {
-            "state": (torch.int32, (16,)),
-            "work": (torch.int64, (self.slots,)),
-            "done": (torch.int32, (self.slots,)),
-            "shape": (torch.int32, (self.slots, 3)),
-            "uniform": (torch.float64, cells),
-            "temperature": (torch.float32, cells),
-            "top_p": (torch.float32, cells),
-            "min_p": (torch.float32, cells),
-            "top_k": (torch.int32, cells),
-            "tail_max": (torch.float32, cells),
-            "tail_sum": (torch.float32, cells),
-            "request": (torch.int32, cells),
-            "tokens": (torch.int64, cells),
-            "logprob": (torch.float32, cells),
-            "logits": (
-                ELEMENTS[self.dtype],
-                (self.slots, self.shards, self.rows, self.vocab // self.shards),
-            ),
+            "state": (i32, (16,), 0),
+            "work": (i64, (self.slots,), -1),
+            "done": (i32, (self.slots,), 0),
+            "shape": (i32, (self.slots, 3), (0, self.vocab, width)),
+            "uniform": (torch.float64, cells, 0.5),
+            "temperature": (f32, cells, 1),
+            "top_p": (f32, cells, 1),
+            "min_p": (f32, cells, 0),
+            "top_k": (i32, cells, 0),
+            "tail_max": (f32, cells, math.nan),
+            "tail_sum": (f32, cells, math.nan),
+            "request": (i32, cells, -1),
+            "tokens": (i64, cells, -1),
+            "logprob": (f32, cells, math.nan),
+            "logits": (ELEMENTS[self.dtype], logits, None),
         }
 
     def bytes(self) -> int:
         """Size of the buffer."""
-        return sum(_size(dtype, shape) for dtype, shape in self.parts().values())
+        return sum(_size(dtype, shape) for dtype, shape, _ in self.parts().values())
 
     def hot(self, hot: int, present: int | None = None) -> tuple[int, int, int]:
         """A slot's `shape` entry: how many tokens are hot, how many are in the slot, row stride.
@@ -86,7 +85,7 @@ class RingShape:
 
 
 def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    size = dtype.itemsize * int(np.prod(shape))
+    size = dtype.itemsize * math.prod(shape)
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -112,12 +111,12 @@ class Ring:
             flat = torch.frombuffer(buffer, dtype=torch.uint8, count=shape.bytes())
         self.parts: dict[str, Tensor] = {}
         at = 0
-        for name, (dtype, sizes) in shape.parts().items():
-            count = int(np.prod(sizes)) * dtype.itemsize
+        for name, (dtype, sizes, value) in shape.parts().items():
+            count = math.prod(sizes) * dtype.itemsize
             self.parts[name] = flat[at : at + count].view(dtype).view(sizes)
             at += _size(dtype, sizes)
-        if fresh:
-            self._initialise()
+            if fresh and value is not None:
+                self.parts[name].copy_(torch.tensor(value))
         pointers = {name: part.data_ptr() for name, part in self.parts.items()}
         self.c = CRing(
             slots=shape.slots,
@@ -134,18 +133,6 @@ class Ring:
             return self.__dict__["parts"][name]
         except KeyError:
             raise AttributeError(name) from None
-
-    def _initialise(self) -> None:
-        for name, value in {
-            **dict.fromkeys(("state", "done", "top_k", "min_p"), 0),
-            **dict.fromkeys(("temperature", "top_p"), 1),
-            **dict.fromkeys(("tail_max", "tail_sum", "logprob"), float("nan")),
-            **dict.fromkeys(("request", "tokens", "work"), -1),
-            "uniform": 0.5,
-        }.items():
-            self.parts[name].fill_(value)
-        width = self.shape.vocab // self.shape.shards
-        self.parts["shape"].copy_(torch.tensor([0, self.shape.vocab, width]))
 
     def pointer(self) -> Any:
         """For the core's functions."""

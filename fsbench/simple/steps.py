@@ -16,7 +16,7 @@ A row that is undefined (NaN, +inf, no finite logit) gives -1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,33 +26,38 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument
 from fsbench.simple import reference
 from fsbench.simple.controls import PLAIN, Controls
-from fsbench.simple.plane import Plane, cores, uniforms
+from fsbench.simple.native import NEEDS_TAIL
+from fsbench.simple.plane import Plane, checked_samplers, uniforms
 from fsbench.simple.ring import RingShape
 
 
-class FullV:
+class _InTorch:
+    """B rows of V logits, and what their requests have seen."""
+
+    def __init__(self, B: int, V: int, controls: Controls = PLAIN):
+        self.controls = controls
+        self.logits = torch.zeros(B, V)
+        self.seen: list[tuple[list[int], list[int]]] = [([], []) for _ in range(B)]
+
+    def begin(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.seen[row] = (list(prompt), list(output))
+
+
+class FullV(_InTorch):
     """vLLM's sampler on the CPU: every operation a pass over [B, V] with torch's own threads.
 
     Histograms of what was seen are made anew at every step, filters sort the vocabulary, and the
     token is the argmax of p / Exp(1): torch's noise, so seed and offset are not read.
     """
 
-    def __init__(self, B: int, V: int, controls: Controls = PLAIN):
-        self.controls = controls
-        self.logits = torch.zeros(B, V)
-        self._seen: list[tuple[list[int], list[int]]] = [([], []) for _ in range(B)]
-
-    def begin(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        self._seen[row] = (list(prompt), list(output))
-
     def tokens(self, seed: Tensor, offset: Tensor) -> Tensor:
-        p, undefined = probabilities(self.logits, self._seen, self.controls)
+        p, undefined = probabilities(self.logits, self.seen, self.controls)
         noise = torch.empty_like(p).exponential_()
         tokens = p.div_(noise).argmax(1)
-        return _counted(tokens.masked_fill_(undefined, -1), self._seen, self.controls)
+        return _counted(tokens.masked_fill_(undefined, -1), self.seen, self.controls)
 
 
-class Parallel:
+class Parallel(_InTorch):
     """Rows split into a block per sampler, each doing what FullV does, on one thread.
 
     The token is where the row's uniform, drawn before, falls on the running sum of p: so it does
@@ -61,20 +66,13 @@ class Parallel:
     """
 
     def __init__(self, B: int, V: int, controls: Controls = PLAIN, samplers: int | None = None):
-        self.controls = controls
-        self.samplers = cores() if samplers is None else samplers
-        if self.samplers < 1:
-            raise InvalidArgument(f"samplers: expected >= 1; got {self.samplers}")
-        self.logits = torch.zeros(B, V)
+        super().__init__(B, V, controls)
+        self.samplers = checked_samplers(samplers)
         self._uniform = torch.empty(B, dtype=torch.float64)
-        self._seen: list[tuple[list[int], list[int]]] = [([], []) for _ in range(B)]
         # torch's thread count belongs to the thread that sets it.
         self._pool = ThreadPoolExecutor(
             self.samplers, initializer=torch.set_num_threads, initargs=(1,)
         )
-
-    def begin(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        self._seen[row] = (list(prompt), list(output))
 
     def tokens(self, seed: Tensor, offset: Tensor) -> Tensor:
         uniforms(self._uniform, seed, offset)
@@ -83,17 +81,16 @@ class Parallel:
         return torch.cat(list(self._pool.map(self._block, blocks)))
 
     def _block(self, rows: range) -> Tensor:
-        own = slice(rows.start, rows.stop)
-        drawn = []
+        drawn = [torch.empty(0, dtype=torch.int64)]
         # Row by row: a row and what is made of it stay in the core's cache.
         for row in rows:
-            seen = self._seen[row : row + 1]
+            seen = self.seen[row : row + 1]
             p, undefined = probabilities(self.logits[row : row + 1], seen, self.controls)
             cdf = p.cumsum(1, dtype=torch.float64)
-            u = self._uniform[own][row - rows.start] * cdf[:, -1:]
+            u = self._uniform[row] * cdf[:, -1:]
             token = torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max_(p.shape[1] - 1)
             drawn.append(_counted(token.masked_fill_(undefined, -1), seen, self.controls))
-        return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
+        return torch.cat(drawn)
 
 
 class Offload:
@@ -119,8 +116,8 @@ class Offload:
             shape, samplers, requests=B if controls.penalises else 0, order=order, buffer=buffer
         )
         ring = self.plane.ring
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            ring.parts[name].fill_(getattr(controls, name))
+        for name, value in controls.law.items():
+            ring.parts[name].fill_(value)
         if controls.penalises:
             ring.request.copy_(torch.arange(B))
         if self.hot:
@@ -132,14 +129,7 @@ class Offload:
         return self.plane.ring.logits[self.plane.slot, 0]
 
     def begin(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        c = self.controls
-        self.plane.begin(
-            row,
-            prompt,
-            repetition=c.repetition,
-            presence=c.presence,
-            frequency=c.frequency,
-        )
+        self.plane.begin(row, prompt, **self.controls.penalties)
         self.plane.drawn(row, output)
 
     def publish(self, seed: Tensor, offset: Tensor) -> int:
@@ -181,6 +171,22 @@ class Shvs(Offload):
         self.plane.ring.tail_max[self.plane.slot] = largest
         self.plane.ring.tail_sum[self.plane.slot] = mass
 
+    def settled(self, tokens: Tensor, fetch: Callable[[Tensor, Tensor], None]) -> Tensor:
+        """The tokens of a ring of one slot that had the hot logits only, all of them decided.
+
+        fetch: (rows, where [n, V]) puts the whole rows that need their tails there.
+        """
+        plane, ring = self.plane, self.plane.ring
+        rows = (tokens == NEEDS_TAIL).nonzero()[:, 0]
+        n, V = len(rows), plane.shape.vocab
+        if n:
+            tokens = tokens.clone()
+            fetch(rows, ring.logits.view(-1)[: n * V].view(n, V))
+            ring.uniform[0, :n] = ring.uniform[0, rows]  # a copy is made before it is written
+            ring.parts["shape"][0] = torch.tensor(plane.shape.hot(0))
+            tokens[rows] = plane.wait(plane.publish(n), n)
+        return tokens
+
 
 def probabilities(
     logits: Tensor, seen: Sequence[tuple[list[int], list[int]]], controls: Controls
@@ -193,15 +199,7 @@ def probabilities(
     c = controls
     z = logits.float()
     if c.penalises:
-        prompts, outputs = [row[0] for row in seen], [row[1] for row in seen]
-        z = reference.penalised(
-            z,
-            prompts,
-            outputs,
-            repetition=c.repetition,
-            presence=c.presence,
-            frequency=c.frequency,
-        )
+        z = reference.penalised(z, *zip(*seen, strict=True), **c.penalties)
     largest = z.amax(1)  # NaN if there is one
     undefined = ~torch.isfinite(largest)
     if undefined.any():

@@ -4,7 +4,9 @@ docs/exactness.md says what each check sees, how sharply, and what none can see.
 plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench run`:
 
     check         Check, Setting, and the levels of error
+    effort        how many draws, by tier and device
     drawing       exact inputs, and draws from them
+    subject       a sampler under test, and draws that checks share
     statistics    tests of counts, with what they detect
     pathwise      the oracle's tokens; the launch that is about to be timed
     noise         Philox, the map to Gumbel, the largest Gumbel
@@ -13,20 +15,9 @@ plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench
     invariance    what a token must not depend on
     distribution  one row: fit, total variation, tails
     joint         rows, steps, seeds and samples together
-    battery       which of these, with how many draws
+    battery       which of these apply
 """
 
-from __future__ import annotations
+from fsbench.verify.battery import verify
 
-from collections.abc import Collection, Iterator
-
-from fsbench.provider import Provider
-from fsbench.verify import battery
-from fsbench.verify.check import Check, Setting
-
-
-def verify(
-    provider: Provider, setting: Setting, tier: str = "gate", only: Collection[str] = ()
-) -> Iterator[Check]:
-    """See battery.verify."""
-    return battery.verify(provider, setting, tier, only)
+__all__ = ["verify"]

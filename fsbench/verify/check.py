@@ -52,7 +52,7 @@ class Check:
         return "not exact" if self.deviates else "ok"
 
 
-_WRONG = {
+WRONG = {
     "philox": "its random numbers are not those of the noise contract",
     "noise map": "its map from random bits to noise is wrong",
     "maximum": "its largest noise does not follow Gumbel's law",
@@ -92,7 +92,7 @@ def conclusion(checks: Sequence[Check]) -> str:
         return f"passed: {count} of {draws:.2g} draws found nothing wrong{but}"
     few = [check for check in failed if check.detail.startswith("draws ")]
     first = (few or failed)[0]
-    wrong = _WRONG[first.name.split(" ")[0] if first.name.startswith("tail") else first.name]
+    wrong = WRONG[first.name.split(" ")[0] if first.name.startswith("tail") else first.name]
     said = first.detail.split(": ")[0] if few else f"{wrong} ({first.name}: {first.detail})"
     also = [check.name for check in failed if check is not first]
     return f"rejected: {said}" + (f"; also fails {', '.join(also)}" if also else "")

@@ -10,10 +10,10 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from fsbench.provider import Provider
-from fsbench.verify.check import ALPHA, Check, Setting
-from fsbench.verify.drawing import Draws
+from fsbench.provider import Capabilities
+from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.statistics import (
+    all_fit,
     binomial_p,
     detectable_bias,
     detectable_share,
@@ -21,123 +21,55 @@ from fsbench.verify.statistics import (
     goodness_of_fit,
     uniform_p,
 )
+from fsbench.verify.subject import Subject, block_classes
 
-FIT_SEED = 11
-_SMALL = (300, 500)  # B, V; a row number takes more than 8 bits
-_LARGE_ROWS = 256
 _HEAD = 128  # tokens with a bin of their own in the large problem
 _PARTS = 8  # of the vocabulary, in its bins
 
 
-def small_draws(provider: Provider, setting: Setting) -> Draws:
-    """500 tokens with normal logits: `row`, and the same with all logits `negative`, near -1000.
-
-    The logits scale with T, so the law is much the same at every T; the first and the last token
-    are likely ones. Also all equal (`flat`), and the rows of `block_classes`. At the second
-    temperature: here its neglect shows, and the large problem has the first.
-    """
-    B, V = _SMALL
-    T = setting.second_temperature
-    row = 2.0 * torch.randn(V, generator=torch.Generator().manual_seed(5))
-    row[[0, -1]] = 4.0
-    scale = min(T, 1e3)  # fp16 ends at 65504
-    shift = min(1000.0, 5e4 / scale)
-    rows = {"negative": scale * (row - shift), "row": scale * row, "flat": torch.zeros(V)}
-    for name, classes in block_classes(V).items():
-        rows[name] = -scale * classes.bincount()[classes].log()
-    return Draws(provider, setting.problem(B, V, T), rows)
-
-
-def large_draws(provider: Provider, setting: Setting, V: int, gaps: tuple[float, ...]) -> Draws:
-    """V tokens: all equal (`flat`), Zipf's law, shuffled (`zipf`), one leader (`gap 16`)."""
-    T = min(setting.sampled_temperature, 1e3)
-    order = torch.randperm(V, generator=torch.Generator().manual_seed(7))
-    zipf = -torch.log(torch.arange(1, V + 1, dtype=torch.float64))
-    rows = {"flat": torch.zeros(V), "zipf": (T * zipf)[order]}
-    for gap in gaps:
-        rows[f"gap {gap:g}"] = torch.full((V,), -T * gap)
-        rows[f"gap {gap:g}"][V // 3] = 0.0
-    return Draws(provider, setting.problem(_LARGE_ROWS, V, setting.sampled_temperature), rows)
-
-
-def block_classes(V: int) -> dict[str, Tensor]:
-    """The class int64 [V] of each token: `blocks`, the first and the last of 128, and the others;
-    `ends`, where V is no multiple of 128, 64, .. 2: its last tokens, by the smallest that has them.
-
-    Each class has the same probability, so that a little of it shows that is lost or gained.
-    """
-    token = torch.arange(V)
-    blocks = 2 * (token % 128 == 0).long() + (token % 128 == 127).long()
-    ends = torch.zeros(V, dtype=torch.int64)
-    for bit in range(8):
-        ends[V >> bit << bit :] += 1
-    return {
-        name: classes.unique(return_inverse=True)[1]
-        for name, classes in (("blocks", blocks), ("ends", ends))
-    }
-
-
-def fit_tokens(draws: Draws, wanted: int) -> Tensor:
-    """The tokens [steps, B] of `row` that `fit`, `rows` and `steps` share."""
-    draws.seed(FIT_SEED)
-    return draws.draw("row", math.ceil(wanted / draws.problem.B))
-
-
-def check_fit(draws: Draws, tokens: Tensor) -> Check:
+def check_fit(subject: Subject) -> Check:
     """G-test of the tokens of one row, token by token; the rarest are pooled, never dropped.
 
     A shorter test comes first, of a law with all logits negative and large: padding of the
     vocabulary that is taken for a logit of zero shows there, and scores of too few bits.
     """
-    known = draws.able.known_deviation
+    tokens, draws, known = subject.tokens, subject.small, subject.able.known_deviation
     draws.seed(12)
     counts = draws.counts("negative", min(2**14, tokens.numel()))
-    check = goodness_of_fit(counts.numpy(), draws.probabilities("negative").cpu().numpy(), known)
+    law = draws.probabilities("negative").cpu()
+    check = goodness_of_fit(counts.numpy(), law.numpy(), known, "all logits negative: ")
     if not check.passed:
-        return replace(check, detail=f"all logits negative: {check.detail}")
+        return check
     counts = torch.bincount(tokens.flatten(), minlength=draws.problem.V).cpu()
     return goodness_of_fit(counts.numpy(), draws.probabilities("row").cpu().numpy(), known)
 
 
-def check_blocks(draws: Draws, wanted: int) -> Check:
-    """G-tests of what ends a block or a vocabulary: see block_classes.
-
-    Args:
-        wanted: draws of `blocks`; `ends` has 2^16 of them at most.
-    """
-    checks = []
+def check_blocks(subject: Subject) -> Check:
+    """G-tests of what ends a block or a vocabulary: see block_classes."""
+    draws, wanted = subject.small, subject.effort.block_draws
+    found = []
     for name, classes in block_classes(draws.problem.V).items():
         draws.seed(19)
         counts = draws.counts(name, wanted if name == "blocks" else min(wanted, 2**16))
-        binned = _binned(counts, draws.probabilities(name).cpu(), classes)
-        known = draws.able.known_deviation
-        checks.append(fit_check("blocks", *binned, known, f"{name} of {len(classes)} tokens: "))
-    worst = min(checks, key=lambda check: (check.passed, check.p_value))
-    p_value = min(1.0, len(checks) * float(worst.p_value or 0.0))
-    return replace(
-        worst,
-        passed=worst.passed and (worst.deviates or p_value > ALPHA),
-        p_value=p_value,
-        draws=sum(check.draws for check in checks),
-        detects=f"of tokens 0 and 127 mod 128: {checks[0].detects}; at the end {checks[1].detects}",
-    )
+        found.append((name, *_binned(counts, draws.probabilities(name).cpu(), classes)))
+    return all_fit("blocks", found, subject.able.known_deviation)
 
 
-def check_fit_of_seeds(draws: Draws, seeds: int, wanted: int) -> Check:
+def check_fit_of_seeds(subject: Subject) -> Check:
     """The G-test of `fit` for many seeds: the smallest p-value, and whether all are uniform.
 
     P-values that pile up at 0 show a bias too small for one seed, at 1 noise that is too even.
     """
+    draws, seeds = subject.small, subject.effort.seeds
     p = draws.probabilities("row").cpu().numpy()
     all_counts = []
     for seed in range(seeds):
         draws.seed(1000 + seed)
-        all_counts.append(draws.counts("row", wanted).numpy())
+        all_counts.append(draws.counts("row", subject.effort.seed_draws).numpy())
     counts = np.sum(all_counts, axis=0)
     n = int(counts.sum())
-    if draws.able.known_deviation:
-        check = goodness_of_fit(counts, p, draws.able.known_deviation)
-        return replace(check, name="fit of seeds")
+    if known := subject.able.known_deviation:
+        return replace(goodness_of_fit(counts, p, known), name="fit of seeds")
     p_values = np.array([goodness_of_fit(each, p).p_value for each in all_counts], dtype=float)
     smallest, ks = float(p_values.min()), uniform_p(p_values)
     p_value = min(1.0, 2 * min(seeds * smallest, ks))
@@ -153,20 +85,29 @@ def check_fit_of_seeds(draws: Draws, seeds: int, wanted: int) -> Check:
     )
 
 
-def check_variation(draws: Draws, wanted: int) -> Check:
+def cost(able: Capabilities) -> str:
+    """What a draw costs: noise for groups of tokens or for each; else stored logits, or chunks.
+
+    Without noise of the contract, only a loop over chunks of the vocabulary keeps no logits: many
+    small launches.
+    """
+    return able.noise or ("chunks" if able.fused else "stored")
+
+
+def check_variation(subject: Subject) -> Check:
     """G-test of a large vocabulary under Zipf's law, and a bound on the total variation.
 
     Bins: the likeliest tokens alone, the others by decade of probability, part of the vocabulary,
     and token id modulo 32; so a tile, a lane or a decade that is drawn wrongly stands out. If that
     fails, a sampler whose noise is known to end is judged by what it claims (`_fit_above`).
     """
-    able = draws.able
+    able, draws = subject.able, subject.large
     p = draws.probabilities("zipf").cpu()
     draws.seed(13)
-    counts = draws.counts("zipf", wanted)
+    counts = draws.counts("zipf", subject.effort.variation_draws[cost(able)])
     what = f"V={draws.problem.V}: "
     bins = position_bins(p)
-    check = fit_check("variation", *_binned(counts, p, bins), able.known_deviation, what)
+    check = fit_check("variation", *_arrays(counts, p, bins), able.known_deviation, what)
     if not check.passed and able.exact_to_gap is not None:
         return _fit_above(able.exact_to_gap, able.excess_beyond_gap, counts, p, bins, what)
     if check.deviates or not check.passed:
@@ -183,15 +124,15 @@ def _fit_above(
     """
     near = p >= math.exp(-gap)
     check = fit_check(
-        "variation", *_binned(counts * near, p * near / p[near].sum(), bins), what=what
+        "variation", *_arrays(counts * near, p * near / p[near].sum(), bins), what=what
     )
-    far, shares = _binned(counts * ~near, p * ~near, bins)
+    far, shares = _arrays(counts * ~near, p * ~near, bins)
     n, n_near, p_near = int(counts.sum()), int(counts[near].sum()), float(p[near].sum())
     most = shares * (1.0 + excess)
     too_many = len(far) * float(binom.sf(far - 1, n_near + far, most / (p_near + most)).min())
     p_value = min(1.0, 2 * min(check.p_value or 0.0, too_many))
     ratio = float(far.sum() / (n * shares.sum()))
-    drawn, expected = _binned(counts, p, bins)
+    drawn, expected = _arrays(counts, p, bins)
     distance = 0.5 * float(np.abs(drawn / n - expected).sum())
     told = f"tokens above e^-{gap:g}; the others {ratio:.3f} of exact"
     return replace(
@@ -205,12 +146,17 @@ def _fit_above(
     )
 
 
-def _binned(counts: Tensor, p: Tensor, bins: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(counts: Tensor, p: Tensor, bins: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    binned, shares = _binned(counts, p, bins)
+    return binned.numpy(), shares.numpy()
+
+
+def _binned(counts: Tensor, p: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
     """Counts and probabilities of the bins."""
     cells = int(bins.max()) + 1
     shares = torch.zeros(cells, dtype=torch.float64).index_add_(0, bins, p)
     binned = torch.zeros(cells, dtype=torch.int64).index_add_(0, bins, counts)
-    return binned.numpy(), shares.numpy()
+    return binned, shares
 
 
 def position_bins(p: Tensor) -> Tensor:
@@ -225,18 +171,17 @@ def position_bins(p: Tensor) -> Tensor:
     return key.unique(return_inverse=True)[1]
 
 
-def check_tail(draws: Draws, gap: float, tokens: int) -> Check:
+def check_tail(subject: Subject, gap: float) -> Check:
     """Exact binomial test of how often the leader loses to tokens that lie `gap` T below it.
 
-    Args:
-        tokens: random numbers to spend; their resolution, not the number of rows, is what shows.
+    The resolution of the random numbers, not the number of rows, is what shows.
     """
-    able = draws.able
+    able, draws = subject.able, subject.large
     row, V, B = f"gap {gap:g}", draws.problem.V, draws.problem.B
     leader = V // 3
     p = 1.0 - float(draws.probabilities(row)[leader])
     draws.seed(17)
-    counts = draws.counts(row, max(B, math.ceil(tokens / V)))
+    counts = draws.counts(row, max(B, math.ceil(subject.effort.tail_tokens / V)))
     n = int(counts.sum())
     hits = n - int(counts[leader])
     exact = binomial_p(hits, n, p)

@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsbench.provider import Provider
 from fsbench.verify.check import ALPHA, Check
-from fsbench.verify.distribution import FIT_SEED
 from fsbench.verify.drawing import Draws, require_form, require_inside, scalar
 from fsbench.verify.statistics import (
     MIN_EXPECTED,
@@ -29,8 +27,8 @@ from fsbench.verify.statistics import (
     largest_count_p,
     poisson_p,
 )
+from fsbench.verify.subject import FIT_SEED, SEED, Subject
 
-SEED = 2**40 + 19
 ROW_LAGS = (1, 2, 16, 32, 64, 128)
 STEP_LAGS = range(1, 129)
 _BLOCK = 128  # tokens of the smallest tile
@@ -45,18 +43,12 @@ Alike = tuple[str, float]
 """(which two streams of draws agree most, p-value)."""
 
 
-def flat_tokens(draws: Draws, steps: int) -> Tensor:
-    """The draws that the checks below share: tokens [steps, B] of the flat row."""
-    draws.seed(SEED)
-    return draws.draw("flat", steps)
-
-
-def check_tiles(draws: Draws, tokens: Tensor) -> Check:
+def check_tiles(subject: Subject) -> Check:
     """Every part of the vocabulary, and every place in a block of 128 or 16, wins equally often.
 
     One G-test of their table, so it also finds a winner's tile that depends on its lane.
     """
-    V = draws.problem.V
+    V, tokens = subject.effort.vocabulary, subject.flat
     token = torch.arange(V, device=tokens.device)
     n = tokens.numel()
     places = _BLOCK if n >= 8 * 2 * MIN_EXPECTED * _BLOCK else _FEW_PLACES
@@ -67,18 +59,17 @@ def check_tiles(draws: Draws, tokens: Tensor) -> Check:
     counted = torch.bincount(tokens.flatten(), minlength=V).cpu().numpy()
     what = coverage(counted, np.full(V, 1 / V))
     what += f"{parts} parts of the vocabulary x {places} places: "
-    return fit_check(
-        "tiles", counts.cpu().numpy(), p.cpu().numpy(), draws.able.known_deviation, what
-    )
+    known = subject.able.known_deviation
+    return fit_check("tiles", counts.cpu().numpy(), p.cpu().numpy(), known, what)
 
 
-def check_collisions(draws: Draws, tokens: Tensor) -> Check:
+def check_collisions(subject: Subject) -> Check:
     """Pairs of draws that agree, among all pairs: about n^2 / 2V, with Poisson's variance."""
-    V, n = draws.problem.V, tokens.numel()
-    counts = torch.bincount(tokens.flatten(), minlength=V)
+    V, n = subject.effort.vocabulary, subject.flat.numel()
+    counts = torch.bincount(subject.flat.flatten(), minlength=V)
     pairs = int((counts * (counts - 1)).sum()) // 2
     mean = n * (n - 1) / 2 / V
-    moved = draws.able.known_deviation
+    moved = subject.able.known_deviation
     # A law that far from the flat one agrees with itself most often if all of it is on one token.
     highest = mean * (1 + 2 * moved + moved**2 * V)
     p_value = poisson_p(pairs, mean, highest)
@@ -94,29 +85,25 @@ def check_collisions(draws: Draws, tokens: Tensor) -> Check:
     )
 
 
-def check_rows(large: Draws, flat: Tensor, small: Draws, tokens: Tensor) -> Check:
-    """Rows of one launch are independent: at some lags, and any two of all.
-
-    Args:
-        flat: tokens [steps, B] of the large problem. tokens: of `row` of the small one, which has
-            more rows.
-    """
+def check_rows(subject: Subject) -> Check:
+    """Rows of one launch are independent: at some lags, and any two of all."""
+    flat, tokens = subject.flat, subject.tokens
     pairs = [
         (f"row + {lag}", flat[:, :-lag], flat[:, lag:]) for lag in ROW_LAGS if lag < flat.shape[1]
     ]
     streams = [
-        alike_of("flat", large, "rows", flat[:_SHIFTED_STEPS].T, range(flat.shape[1])),
-        alike_of("row", small, "rows", tokens.T, range(tokens.shape[1])),
+        alike("rows", subject.large, "flat", flat[:_SHIFTED_STEPS].T, range(flat.shape[1])),
+        alike("rows", subject.small, "row", tokens.T, range(tokens.shape[1])),
     ]
-    return _independent("rows", large.problem.V, pairs, streams)
+    return _independent("rows", subject.large.problem.V, pairs, streams)
 
 
-def check_steps(large: Draws, flat: Tensor, small: Draws, tokens: Tensor) -> Check:
+def check_steps(subject: Subject) -> Check:
     """Steps of one seed are independent: at some lags, any two of all, and far ones.
 
-    Far ones are a power of two ahead, so that a counter of few bits shows. Arguments as for
-    check_rows.
+    Far ones are a power of two ahead, so that a counter of few bits shows.
     """
+    flat, tokens, small = subject.flat, subject.tokens, subject.small
     pairs = [(f"step + {lag}", flat[:-lag], flat[lag:]) for lag in STEP_LAGS if lag < len(flat)]
     names, far = list(range(len(tokens))), []
     for step in (1 << bit for bit in range(32)):
@@ -124,16 +111,17 @@ def check_steps(large: Draws, flat: Tensor, small: Draws, tokens: Tensor) -> Che
             small.skip_to(FIT_SEED, step)
             far.append(small.draw("row", 1))
             names.append(step)
-    streams = [alike_of("row", small, "steps", torch.cat([tokens, *far]), names)]
-    return _independent("steps", large.problem.V, pairs, streams)
+    streams = [alike("steps", small, "row", torch.cat([tokens, *far]), names)]
+    return _independent("steps", subject.large.problem.V, pairs, streams)
 
 
-def check_seeds(large: Draws, flat: Tensor, small: Draws, steps: int) -> Check:
+def check_seeds(subject: Subject) -> Check:
     """Seeds are independent: neighbours, at the same and the next step, and distant ones.
 
     Any two of those that differ in one bit from the same seed, too.
     """
-    stride = large.able.seed_stride
+    large, small, flat = subject.large, subject.small, subject.flat
+    stride, steps = subject.able.seed_stride, subject.effort.other_steps
     pairs = []
     for distance in (stride, 100 * stride, 2**32):
         large.seed(SEED + distance)
@@ -146,22 +134,22 @@ def check_seeds(large: Draws, flat: Tensor, small: Draws, steps: int) -> Check:
     for seed in seeds:
         small.seed(seed)
         tokens.append(small.draw("flat", 1)[0])
-    streams = [alike_of("flat", small, "seeds", torch.stack(tokens), seeds)]
+    streams = [alike("seeds", small, "flat", torch.stack(tokens), seeds)]
     return _independent("seeds", large.problem.V, pairs, streams)
 
 
-def check_samples(provider: Provider, draws: Draws, steps: int) -> Check:
+def check_samples(subject: Subject) -> Check:
     """Samples of one row and step are independent, also of those of the next seed.
 
     A sampler that adds the sample's number to its seed would draw the next seed's samples.
     """
-    sample = provider.sample
+    sample, draws = subject.provider.sample, subject.large
     assert sample is not None
     device, B, V, n = draws.problem.device, draws.problem.B, draws.problem.V, _SAMPLES
 
     def samples(seed: int) -> Tensor:
         hidden, out = draws.hidden("flat"), []
-        for step in range(max(1, 4 * steps // n)):
+        for step in range(max(1, 4 * subject.effort.other_steps // n)):
             torch.manual_seed(seed % 2**31 + step)
             result = sample(
                 hidden,
@@ -180,27 +168,29 @@ def check_samples(provider: Provider, draws: Draws, steps: int) -> Check:
     pairs = [(f"sample + {lag}", mine[:, :, :-lag], mine[:, :, lag:]) for lag in (1, 2, 3)]
     pairs.append(("seed + 1", mine, others))
     pairs.append(("seed + 1, sample - 1", mine[:, :, 1:], others[:, :, :-1]))
-    streams = [alike_of("flat", draws, "samples", mine.flatten(0, 1).T, range(n))]
+    streams = [alike("samples", draws, "flat", mine.flatten(0, 1).T, range(n))]
     return _independent("samples", V, pairs, streams)
 
 
-def alike_of(row: str, draws: Draws, what: str, tokens: Tensor, names: Sequence[object]) -> Alike:
-    """`alike` of draws from a row of logits; those of `flat` may be shifted."""
-    return alike(what, draws, draws.probabilities(row), tokens, names, shifted=row == "flat")
-
-
 def alike(
-    what: str, draws: Draws, p: Tensor, tokens: Tensor, names: Sequence[object], *, shifted: bool
+    what: str,
+    draws: Draws,
+    row: str,
+    tokens: Tensor,
+    names: Sequence[object],
+    law: Tensor | None = None,
 ) -> Alike:
-    """How much any two streams of draws from one law p [V] agree, place by place.
+    """How much any two streams of draws from one row of logits agree, place by place.
 
-    Two that share their noise agree in all places, whatever their distance.
+    Two that share their noise agree in all places, whatever their distance. Of the row `flat`
+    counts the commonest difference modulo V: also a stream that repeats another's noise some tokens
+    further on is found.
 
     Args:
         tokens: [m, n], m streams of n draws. names: of the streams.
-        shifted: p is flat, and what counts is the commonest difference modulo V: also a stream
-            that repeats another's noise some tokens further on is found.
+        law: probabilities [V] of a row that is filtered, whose differences are not looked at.
     """
+    p, shifted = draws.probabilities(row) if law is None else law, law is None and row == "flat"
     V, known = draws.problem.V, draws.able.known_deviation
     m, n = tokens.shape
     most, partner = [], []

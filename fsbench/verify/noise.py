@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fsbench import reference
 from fsbench.errors import VerificationFailed
-from fsbench.provider import Provider
 from fsbench.reference.noise import GROUP_BLOCK, GROUP_STREAM
 from fsbench.reference.philox import MASK32, random_words
-from fsbench.verify.check import ALPHA, Check, Setting
+from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.drawing import scalar
+from fsbench.verify.subject import Subject
 
 # Random123's kat_vectors, philox4x32 of 10 rounds: counter, key, result.
 KNOWN_ANSWERS = (
@@ -38,19 +38,20 @@ _CODES_AT_ONCE = 2**24
 _MAXIMA_AT_ONCE = 2**22  # Gumbels
 
 
-def check_philox(device: str) -> Check:
+def check_philox(subject: Subject) -> Check:
     """Philox gives the published vectors, and no two kinds of noise share a block.
 
     For one key Philox maps counters to blocks one to one. So if the blocks of a full enumeration
     (words and groups, rows, steps, samples, the last sample included) all differ, so do the
     counters.
     """
+    device = subject.setting.device
     for counter, key, expected in KNOWN_ANSWERS:
         c0, c1, c2, c3 = (torch.tensor([word], device=device) for word in counter)
         k0, k1 = (torch.tensor([word], device=device) for word in key)
         given = tuple(int(word) for word in reference.philox4x32((c0, c1, c2, c3), (k0, k1)))
         if given != expected:
-            return Check("philox", False, f"counter {counter}: expected {expected}; got {given}")
+            raise VerificationFailed(f"counter {counter}: expected {expected}; got {given}")
     rows, index = torch.arange(5, device=device), torch.arange(40, device=device)
     blocks = [
         torch.stack(random_words(index, rows, scalar(step, device), stream, scalar(5, device)), -1)
@@ -64,22 +65,23 @@ def check_philox(device: str) -> Check:
     return Check("philox", distinct == len(found), told, len(found))
 
 
-def check_noise_map(provider: Provider, setting: Setting, codes: int) -> Check:
+def check_noise_map(subject: Subject) -> Check:
     """The device code's map from 32 bits to exponential and Gumbel: finite, monotone, accurate.
 
-    Args:
-        codes: how many; 2^32 is every one, in order. Fewer are both ends, the middle, and a part
-            of every octave.
+    2^32 codes are every one, in order. Fewer are both ends, the middle, and a part of every octave.
     """
-    assert provider.noise_map is not None
+    noise_map, codes, device = (
+        subject.provider.noise_map, subject.effort.codes, subject.setting.device
+    )  # fmt: skip
+    assert noise_map is not None
     seen, worst_ulp, worst_gumbel = 0, 0.0, 0.0
     last: tuple[Tensor, Tensor] | None = None
     every = codes >= 2**32
-    for bits in _every_code(setting.device) if every else [_some_codes(codes).to(setting.device)]:
-        exponential, gumbel = provider.noise_map(bits)
+    for bits in _every_code(device) if every else [_some_codes(codes).to(device)]:
+        exponential, gumbel = noise_map(bits)
         if not bool(torch.isfinite(exponential).all() and torch.isfinite(gumbel).all()):
             at = int(bits[~(torch.isfinite(exponential) & torch.isfinite(gumbel))][0])
-            return Check("noise map", False, f"code {at}: not finite", seen)
+            raise VerificationFailed(f"code {at}: not finite")
         if last is not None:
             exponential, gumbel = (
                 torch.cat([before, now])
@@ -89,7 +91,7 @@ def check_noise_map(provider: Provider, setting: Setting, codes: int) -> Check:
         rises = gumbel[1:] > gumbel[:-1]
         if bool(falls.any() or rises.any()):
             at = int((falls | rises).nonzero()[0])
-            return Check("noise map", False, f"not monotone after {seen + at} codes", seen)
+            raise VerificationFailed(f"not monotone after {seen + at} codes")
         last = exponential[-1:], gumbel[-1:]
         n = len(bits)
         exact = reference.exponential(bits)
@@ -121,13 +123,15 @@ def _some_codes(wanted: int) -> Tensor:
     return torch.cat(parts).clamp(0, 2**32 - 1).unique()
 
 
-def check_maximum(setting: Setting, noise: str, V: int, rows: int) -> Check:
+def check_maximum(subject: Subject) -> Check:
     """The largest score of flat logits, less log Z, is Gumbel(0, 1): of the reference's noise.
 
     No kernel returns its largest score; but its tokens are the reference's. The test is that of
     Kolmogorov and Smirnov. Noise that ends at a cap c is off by 1 - exp(-V e^-c).
     """
-    largest = torch.cat(list(_maxima(setting.device, noise, V, rows))).cpu().numpy()
+    noise, V = subject.able.noise or "token", subject.effort.vocabulary
+    rows = subject.effort.maxima[noise]
+    largest = torch.cat(list(_maxima(subject.setting.device, noise, V, rows))).cpu().numpy()
     if not np.isfinite(largest).all():
         raise VerificationFailed("maximum: not finite")
     test = kstest(largest, gumbel_r.cdf)

@@ -7,89 +7,95 @@ about to be timed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from fsbench import reference
+from fsbench.errors import VerificationFailed
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 from fsbench.reference import Truncation
-from fsbench.verify.check import ALPHA, Check, Setting
+from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.drawing import exact_head, launched_tokens, random_logits, require_support
-
-Shapes = Sequence[tuple[int, int]]
-
-SHAPES: Shapes = ((1, 1), (3, 2), (17, 127), (1, 129), (16, 1000), (65, 5003))
-"""(B, V) of the gate: tiny, odd, just above and below tile sizes, many rows."""
+from fsbench.verify.subject import Subject
 
 _PROBLEM_STEPS = {"cuda": 64, "cpu": 4}
 """Most steps of `check_on_problem`: a step on a CPU can take a good part of a second."""
 
 
-def pathwise_problems(
-    provider: Provider, setting: Setting, temperature: float, shapes: Shapes = SHAPES
-) -> list[tuple[int, Problem]]:
-    """The problems of these shapes that the sampler supports, numbered; at least one."""
+Asked = tuple[int, Problem, Sequence[tuple[int, int]]]
+"""(number of its logits, problem, (seed, step) of its launches)."""
+
+
+def pathwise_problems(subject: Subject, temperature: float) -> list[tuple[int, Problem]]:
+    """The problems of the subject's shapes that it supports, numbered; at least one."""
     problems = [
-        (number, setting.problem(B, V, temperature)) for number, (B, V) in enumerate(shapes)
+        (number, subject.setting.problem(B, V, temperature))
+        for number, (B, V) in enumerate(subject.shapes)
     ]
-    able = [item for item in problems if not provider.unsupported_reason(item[1])]
+    able = [item for item in problems if not subject.provider.unsupported_reason(item[1])]
     if not able:
-        require_support(provider, problems[-1][1])
+        require_support(subject.provider, problems[-1][1])
     return able
 
 
-def check_oracle(provider: Provider, setting: Setting, shapes: Shapes = SHAPES) -> Check:
+def check_oracle(subject: Subject) -> Check:
     """The token is the one fsbench.reference gives for the same logits, row by row.
 
     At the second temperature, if there is one, for the last seed only.
     """
+    setting, asked = subject.setting, []
+    for T in dict.fromkeys((setting.temperature, setting.second or setting.temperature)):
+        for number, problem in pathwise_problems(subject, T):
+            counters = [(0, 0), (-(2**63) + number, 7), (0x0123456789ABCDEF, 2**32 - 1)]
+            asked.append((number, problem, counters if setting.temperature == T else counters[2:]))
+    return compared("oracle", subject.provider, asked)
+
+
+def compared(name: str, provider: Provider, asked: Iterable[Asked]) -> Check:
+    """The check that all tokens are the oracle's; VerificationFailed names the first wrong one."""
     rows = ties = 0
-    problems = pathwise_problems(provider, setting, setting.temperature, shapes)
-    if setting.second is not None:
-        problems += pathwise_problems(provider, setting, setting.second, shapes)
-    for number, problem in problems:
+    for number, problem, counters in asked:
         hidden, weight, logits = exact_head(problem, random_logits(problem, number))
+        logits, error = penalised(problem, logits)
+        kept = truncation(problem, provider.capabilities, logits, error)
         launch = provider.build(problem, weight)
-        seeds = ((0, 0), (7, -(2**63) + number), (2**32 - 1, 0x0123456789ABCDEF))
-        for step, seed in seeds if problem.temperature == setting.temperature else seeds[2:]:
+        for seed, step in counters:
             tokens = launched_tokens(launch, hidden, seed, step)
             expected = reference.expect(
                 logits,
                 torch.tensor([seed]),
                 torch.tensor([step]),
                 problem.temperature,
-                provider.capabilities.noise or "token",
+                noise_of(problem, provider.capabilities),
+                logits_error=error,
+                truncation=kept,
             )
-            wrong = first_wrong(expected, tokens)
-            if wrong:
-                where = (
-                    f"B={problem.B} V={problem.V} T={problem.temperature:g} seed={seed} step={step}"
-                )
-                return Check("oracle", False, f"{where} {wrong}", rows)
+            require_accepted(expected, tokens, f"{problem} seed={seed} step={step} ")
             rows += problem.B
             ties += int((tokens != expected.tokens).sum())
-    return Check("oracle", True, f"{rows} rows equal the oracle, {ties} by a rounding tie", rows)
+    return Check(name, True, f"{rows} rows equal the oracle, {ties} by a rounding tie", rows)
 
 
-def first_wrong(expected: reference.Expected, tokens: Tensor) -> str | None:
-    """The first of tokens [B] that is not accepted, in words; None if all are."""
+def require_accepted(expected: reference.Expected, tokens: Tensor, where: str = "") -> None:
+    """Raise VerificationFailed for the first of tokens [B] that is not accepted."""
     wrong = ~expected.accepts(tokens)
-    if not wrong.any():
-        return None
-    row = int(wrong.nonzero()[0])
-    return f"row {row}: expected token {int(expected.tokens[row])}, got {int(tokens[row])}"
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise VerificationFailed(
+            f"{where}row {row}: expected token {int(expected.tokens[row])}, got {int(tokens[row])}"
+        )
 
 
-def check_undefined_rows(provider: Provider, setting: Setting) -> Check:
+def check_undefined_rows(subject: Subject) -> Check:
     """Rows with NaN, +inf or no finite logit give -1; their neighbours are not disturbed."""
-    problem = setting.problem(6, 300)
-    require_support(provider, problem)
+    problem = subject.setting.problem(6, 300)
+    require_support(subject.provider, problem)
     hidden, weight, _ = exact_head(problem, random_logits(problem, 0))
     weight[:, -1] = 1.0  # read by the spoiled rows only
-    launch = provider.build(problem, weight)
+    launch = subject.provider.build(problem, weight)
     clean = launched_tokens(launch, hidden, 3, 1)
     spoiled = hidden.clone()
     spoiled[1] = float("nan")
@@ -124,14 +130,9 @@ def check_on_problem(
     error = reference.matmul_error(hidden, weight)
     if not able.fused:
         error += float(logits.abs().max()) * torch.finfo(hidden.dtype).eps
-    if problem.penalties:
-        logits = penalised(problem, logits)
-        largest = max(problem.repetition_penalty, 1 / problem.repetition_penalty)
-        error = error * largest + float(logits.abs().max()) * torch.finfo(torch.float32).eps
+    logits, error = penalised(problem, logits, error)
     greedy = provider.kind is Kind.GREEDY or problem.temperature == 0
-    kept = None
-    if (problem.filters or problem.penalties) and not greedy:
-        kept = truncation(problem, able, logits, error)
+    kept = None if greedy else truncation(problem, able, logits, error)
     if greedy or able.noise is not None:
         expected = reference.expect(
             logits,
@@ -169,13 +170,15 @@ def noise_of(problem: Problem, able: Capabilities) -> str:
     return "token" if problem.penalties else able.noise or "token"
 
 
-def penalised(problem: Problem, logits: Tensor) -> Tensor:
-    """The problem's penalties on the logits [B, V] of its rows."""
+def penalised(problem: Problem, logits: Tensor, error: float = 0.0) -> tuple[Tensor, float]:
+    """The problem's penalties on the logits [B, V] of its rows, and the error that these leave."""
+    if not problem.penalties:
+        return logits, error
     prompts, outputs = (
         reference.token_counts(tokens, problem.V).to(logits.device)
         for tokens in zip(*problem.row_histories(), strict=True)
     )
-    return reference.penalised(
+    logits = reference.penalised(
         logits,
         prompts,
         outputs,
@@ -183,15 +186,22 @@ def penalised(problem: Problem, logits: Tensor) -> Tensor:
         presence=problem.presence_penalty,
         frequency=problem.frequency_penalty,
     )
+    largest = max(problem.repetition_penalty, 1 / problem.repetition_penalty)
+    # A division and two subtractions.
+    return logits, error * largest + float(logits.abs().max()) * 2.0**-21
 
 
 def truncation(
     problem: Problem, able: Capabilities, logits: Tensor, logits_error: float = 0.0
-) -> Truncation:
+) -> Truncation | None:
     """What the problem's filters keep of logits [R, V] of its first rows, as a sampler orders them.
+
+    None if it has neither filters nor penalties.
 
     able: of the sampler. logits_error: how far its logits may be from these.
     """
+    if not (problem.filters or problem.penalties):
+        return None
     filters = torch.tensor(problem.row_filters()[: len(logits)], dtype=torch.float64)
     k, p, min_p = filters.to(logits.device).unbind(1)
     return reference.truncate(

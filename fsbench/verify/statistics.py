@@ -1,17 +1,32 @@
-"""Tests of counts against probabilities, with what each can detect. numpy and scipy only."""
+"""Tests of counts against probabilities, with what each can detect."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import binom, chi2, ks_1samp, ncx2, norm, poisson, uniform
+from scipy.stats import (
+    binom,
+    chi2,
+    chi2_contingency,
+    ks_1samp,
+    ncx2,
+    norm,
+    poisson,
+    power_divergence,
+    uniform,
+)
+from torch import Tensor
 
 from fsbench.errors import VerificationFailed
 from fsbench.verify.check import ALPHA, FAMILY, POWER, Check
+
+Counted = tuple[str, Tensor, Tensor]
+"""(whose draws these are, counts int64 [n], probabilities float64 [n])."""
 
 MIN_EXPECTED = 25
 """Draws that every bin of a G-test must expect; rarer bins are pooled, never dropped."""
@@ -64,13 +79,11 @@ def g_test(counts: np.ndarray, p: np.ndarray) -> Fit:
         raise VerificationFailed(f"expected two bins of {MIN_EXPECTED} draws; got {draws} draws")
     observed = np.add.reduceat(counts, edges).astype(float)
     expected = draws * np.add.reduceat(p, edges)
-    hit = observed > 0
-    g = 2.0 * float(np.sum(observed[hit] * np.log(observed[hit] / expected[hit])))
-    df = len(edges) - 1
-    pearson = float(np.sum((observed - expected) ** 2 / expected))
-    p_value = 0.0 if counts[p == 0].any() else float(chi2.sf(g, df))
+    g, p_value = map(float, power_divergence(observed, expected, lambda_="log-likelihood"))
+    p_value = 0.0 if counts[p == 0].any() else p_value
+    pearson = float(power_divergence(observed, expected).statistic)
     distance = 0.5 * float(np.abs(observed - expected).sum()) / draws
-    bound = variation_bound(pearson, df, draws) if p_value > ALPHA else None
+    bound = variation_bound(pearson, len(edges) - 1, draws) if p_value > ALPHA else None
     return Fit(g, len(edges), draws, p_value, distance, bound)
 
 
@@ -89,33 +102,59 @@ def variation_bound(pearson: float, df: int, draws: int) -> float:
 
 
 def fit_check(
-    name: str, counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0, what: str = ""
+    name: str,
+    counts: np.ndarray,
+    p: np.ndarray,
+    known_deviation: float = 0.0,
+    what: str = "",
+    tests: int = 1,
 ) -> Check:
-    """The verdict of a G-test, and what it detects.
+    """The verdict of a G-test, one of `tests` of its check, and what it detects.
 
     A sampler with a known deviation need not pass the test, but its total variation distance must
     be within that deviation and what chance adds: with probability ALPHA at most, the distance of K
     bins exceeds sqrt((K ln 2 + ln 1/ALPHA) / 2n) (Bretagnolle-Huber-Carol).
     """
     fit = g_test(counts, p)
+    alpha, p_value = ALPHA / tests, min(1.0, tests * fit.p_value)
     told = f"{what}G = {fit.g:.1f} over {fit.bins} bins"
-    found = f"{detectable_bias(fit.bins - 1, fit.draws):.2%} rms error of probabilities"
-    if not known_deviation or fit.p_value > ALPHA:
-        passed = fit.p_value > ALPHA
-        return Check(name, passed, told, fit.draws, fit.g, fit.p_value, fit.bound, found)
-    chance = math.sqrt((fit.bins * math.log(2) - math.log(ALPHA)) / (2 * fit.draws))
-    told += (
-        f"; total variation {fit.distance:.4f}, of which {known_deviation:g} is known and "
-        f"{chance:.4f} may be chance"
-    )
-    passed = fit.distance <= known_deviation + chance
-    return Check(name, passed, told, fit.draws, fit.g, fit.p_value, fit.bound, found, deviates=True)
+    passed = p_value > ALPHA
+    deviates = bool(known_deviation) and not passed
+    if deviates:
+        chance = math.sqrt((fit.bins * math.log(2) - math.log(alpha)) / (2 * fit.draws))
+        passed = fit.distance <= known_deviation + chance
+        told += (
+            f"; total variation {fit.distance:.4f}, of which {known_deviation:g} is known and "
+            f"{chance:.4f} may be chance"
+        )
+    found = f"{detectable_bias(fit.bins - 1, fit.draws, alpha):.2%} rms error of probabilities"
+    return Check(name, passed, told, fit.draws, fit.g, p_value, fit.bound, found, deviates)
 
 
-def goodness_of_fit(counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0) -> Check:
+def goodness_of_fit(
+    counts: np.ndarray, p: np.ndarray, known_deviation: float = 0.0, what: str = "", tests: int = 1
+) -> Check:
     """fit_check of counts [V] of tokens with probabilities p [V], in order of probability."""
     order = np.argsort(-p, kind="stable")
-    return fit_check("fit", counts[order], p[order], known_deviation, coverage(counts, p))
+    what = coverage(counts, p) + what
+    return fit_check("fit", counts[order], p[order], known_deviation, what, tests)
+
+
+def all_fit(name: str, draws: Sequence[Counted], known_deviation: float = 0.0) -> Check:
+    """The worst of several goodness_of_fit, each at a part of the level (Bonferroni)."""
+    tests = len(draws)
+    checks = []
+    for what, counts, p in draws:
+        arrays = counts.cpu().numpy(), p.cpu().numpy()
+        checks.append(goodness_of_fit(*arrays, known_deviation, f"{what}: ", tests))
+    worst = min(checks, key=lambda check: (check.passed, check.p_value))
+    return replace(
+        worst,
+        name=name,
+        detail=worst.detail + (f", the least likely of {tests} laws" if tests > 1 else ""),
+        draws=sum(check.draws for check in checks),
+        deviates=worst.passed and any(check.deviates for check in checks),
+    )
 
 
 def coverage(counts: np.ndarray, p: np.ndarray) -> str:
@@ -196,10 +235,6 @@ def independence_p(table: np.ndarray) -> float:
     The margins are those of the table. Its pairs may overlap in a chain (x[i], x[i + lag]): then
     this is the likelihood-ratio test of a Markov chain's order, which has the same distribution.
     """
-    rows, columns = table.sum(1), table.sum(0)
-    if not (rows.all() and columns.all()):
+    if not (table.sum(1).all() and table.sum(0).all()):
         return 0.0  # a part of the vocabulary is never drawn; see joint.independence for the odds
-    expected = np.outer(rows, columns) / table.sum()
-    hit = table > 0
-    g = 2.0 * float(np.sum(table[hit] * np.log(table[hit] / expected[hit])))
-    return float(chi2.sf(g, (len(table) - 1) ** 2))
+    return float(chi2_contingency(table, correction=False, lambda_="log-likelihood").pvalue)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from fsbench import inputs
-from fsbench.provider import Kind, Provider
-from fsbench.verify.check import Check, Setting
+from fsbench.errors import VerificationFailed
+from fsbench.provider import Kind
+from fsbench.verify.check import Check
 from fsbench.verify.drawing import exact_head, launched_tokens, random_logits, require_inside
-from fsbench.verify.pathwise import SHAPES, Shapes, pathwise_problems
+from fsbench.verify.pathwise import pathwise_problems
+from fsbench.verify.subject import Subject
 
 CERTAIN = 100.0
 """Units of T between two logits that no sampler may ever cross: e^-100 in probability."""
@@ -19,34 +21,31 @@ CERTAIN = 100.0
 _LOWEST = -6e4  # fp16 ends at -65504
 
 
-def check_greedy(provider: Provider, setting: Setting, shapes: Shapes = SHAPES) -> Check:
+def check_greedy(subject: Subject) -> Check:
     """At T = 0 the token's logit is the row's maximum, also where all logits are negative."""
     rows = 0
-    for number, problem in pathwise_problems(provider, setting, 0.0, shapes):
+    for number, problem in pathwise_problems(subject, 0.0):
         B, V = problem.B, problem.V
         hidden, weight, _ = exact_head(problem, random_logits(problem, number))
         # All-negative logits expose padding filled with zero.
         for shift in (0.0, -40.0):
             head = weight + torch.tensor(shift, dtype=weight.dtype, device=weight.device)
             values = hidden.float() @ head.float().T
-            tokens = launched_tokens(provider.build(problem, head), hidden, 1, number)
+            tokens = launched_tokens(subject.provider.build(problem, head), hidden, 1, number)
             inside = (tokens >= 0) & (tokens < V)
             picked = values.gather(1, tokens.long().clamp(0, V - 1)[:, None])[:, 0]
             wrong = ~inside | (picked != values.max(1).values)
             if wrong.any():
                 row = int(wrong.nonzero()[0])
-                return Check(
-                    "greedy",
-                    False,
+                raise VerificationFailed(
                     f"B={B} V={V} row {row}: expected {int(values[row].argmax())}, "
-                    f"got {int(tokens[row])}",
-                    rows,
+                    f"got {int(tokens[row])}"
                 )
             rows += B
     return Check("greedy", True, f"{rows} rows have the maximum logit", rows)
 
 
-def check_edges(provider: Provider, setting: Setting, shapes: Shapes) -> Check:
+def check_edges(subject: Subject) -> Check:
     """No token is drawn that has no probability: ids out of range, padding, far below the leader.
 
     The rows: one token CERTAIN above all others, at either end and inside of the vocabulary; the
@@ -54,16 +53,16 @@ def check_edges(provider: Provider, setting: Setting, shapes: Shapes) -> Check:
     all logits equal and negative; one logit of zero and all others at the bottom of the range.
     """
     T = 0.0
-    if provider.kind is not Kind.GREEDY:
-        T = min(setting.sampled_temperature, -_LOWEST / CERTAIN / 2)
+    if subject.provider.kind is not Kind.GREEDY:
+        T = min(subject.setting.sampled_temperature, -_LOWEST / CERTAIN / 2)
     rows = 0
-    problems = pathwise_problems(provider, setting, T, shapes)
+    problems = pathwise_problems(subject, T)
     for number, problem in problems:
         B, V, device = problem.B, problem.V, problem.device
         logits, allowed = (part.to(device) for part in _edge_rows(V, CERTAIN * (T or 1.0)))
         dtype = inputs.TORCH_DTYPES[problem.dtype]
         hidden, weight = inputs.head_with_logits(logits, dtype, problem.D)
-        launch = provider.build(problem, weight)
+        launch = subject.provider.build(problem, weight)
         torch.manual_seed(number)
         for step in range(math.ceil(len(logits) / B)):  # until each row has had its turn
             row = (torch.arange(B, device=device) + step * B) % len(logits)
@@ -72,8 +71,9 @@ def check_edges(provider: Provider, setting: Setting, shapes: Shapes) -> Check:
             wrong = ~allowed[row, tokens]
             if wrong.any():
                 at = int(wrong.nonzero()[0])
-                detail = f"B={B} V={V} row {at}: drew token {int(tokens[at])}, of probability 0"
-                return Check("edges", False, detail, rows)
+                raise VerificationFailed(
+                    f"B={B} V={V} row {at}: drew token {int(tokens[at])}, of probability 0"
+                )
             rows += B
     told = f"{rows} rows of {len(problems)} shapes: no token without probability"
     return Check("edges", True, told, rows)

@@ -17,12 +17,13 @@ from fsbench import reference
 from fsbench.errors import UnsupportedProblem, VerificationFailed
 from fsbench.inputs import TORCH_DTYPES
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Provider
-from fsbench.verify.check import ALPHA, Check, Setting
-from fsbench.verify.drawing import Draws, exact_head, launched_tokens, random_logits
-from fsbench.verify.joint import SEED, alike
-from fsbench.verify.pathwise import Shapes, first_wrong, noise_of, penalised, truncation
-from fsbench.verify.statistics import detectable_bias, goodness_of_fit
+from fsbench.provider import Capabilities
+from fsbench.verify.check import ALPHA, Check
+from fsbench.verify.drawing import Draws
+from fsbench.verify.joint import alike
+from fsbench.verify.pathwise import compared, truncation
+from fsbench.verify.statistics import Counted, all_fit
+from fsbench.verify.subject import SEED, Subject
 
 Filters = dict[str, Any]
 
@@ -57,21 +58,16 @@ PENALISED: Filters = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequ
 _SIZES = (64, 500)  # B, V
 
 
-def check_truncation(
-    provider: Provider, setting: Setting, cases: Sequence[Filters], wanted: int
-) -> Check:
+def check_truncation(subject: Subject) -> Check:
     """Nothing is drawn that the filters cut off, and a G-test of what they keep.
 
     For every case that the sampler can do, of three rows of logits: `normal` ones; `tied`, few
     different values, so that equal logits stand at every boundary; `flat`, all equal.
     In a mixed batch the rows with the same filters are tested together.
-
-    Args:
-        wanted: draws of each case and row of logits.
     """
-    able = provider.capabilities
-    worst, draws, tests, bins = 1.0, 0, 0, 2
-    for number, case in enumerate(cases):
+    provider, able, setting = subject.provider, subject.able, subject.setting
+    found: list[Counted] = []
+    for number, case in enumerate(GATE if subject.gate else CASES):
         B, V = _SIZES
         # Where filters stand before the temperature, and what comes after, shows at the second.
         T = (setting.second_temperature, setting.sampled_temperature)[number % 2]
@@ -83,51 +79,31 @@ def check_truncation(
         drawn = Draws(provider, problem, rows)
         for name in rows:
             drawn.seed(100 * number + 7)
-            tokens = drawn.draw(name, math.ceil(wanted / B))
+            tokens = drawn.draw(name, math.ceil(subject.effort.truncated_draws / B))
             laws = row_laws(problem, able, drawn.logits(name))
             for turn, law in enumerate(laws):
                 mine = tokens[:, turn :: len(laws)].flatten()
                 counts = torch.bincount(mine, minlength=V).cpu()
+                where = f"{problem}: row {turn}, {name}"
                 cut = (counts > 0) & (law == 0)
                 if cut.any() and not able.known_deviation:
-                    token = int(cut.nonzero()[0])
-                    detail = f"{problem}: row {turn}, {name}: drew token {token}, which is cut off"
-                    return Check("truncation", False, detail, draws)
-                draws += len(mine)
+                    raise VerificationFailed(
+                        f"{where}: drew token {int(cut.nonzero()[0])}, which is cut off"
+                    )
                 if int((law > 0).sum()) > 1:
-                    fit = goodness_of_fit(counts.numpy(), law.numpy(), able.known_deviation)
-                    if not fit.passed or fit.p_value is None:
-                        detail = f"{problem}: row {turn}, {name}: {fit.detail}"
-                        return replace(fit, name="truncation", detail=detail)
-                    worst = worst if fit.deviates else min(worst, fit.p_value)
-                    bins = max(bins, int((law > 0).sum()))
-                    tests += 1
-    if not tests:
+                    found.append((where, counts, law))
+    if not found:
         raise UnsupportedProblem(f"{provider.name}: takes none of the filters that are checked")
-    p_value = min(1.0, tests * worst)
-    found = detectable_bias(bins - 1, max(1, draws // max(tests, 1)), ALPHA / tests)
-    return Check(
-        "truncation",
-        p_value > ALPHA,
-        f"{tests} laws: nothing cut off was drawn; smallest p {worst:.2g}",
-        draws,
-        worst,
-        p_value,
-        detects=f"{found:.1%} rms error of the kept probabilities, in any one law",
-        deviates=bool(able.known_deviation),
-    )
+    return all_fit("truncation", found, able.known_deviation)
 
 
-def check_truncated_draws(provider: Provider, setting: Setting, wanted: int) -> Check:
+def check_truncated_draws(subject: Subject) -> Check:
     """Rows, steps and seeds are independent also where half of the vocabulary is cut off.
 
     A sampler that draws again where its first token is cut off has further noise to take from
     where it should not, such as that of the next seed's first draw.
-
-    Args:
-        wanted: draws.
     """
-    able = provider.capabilities
+    able, setting = subject.able, subject.setting
     B, V = _SIZES
     halves = ({"top_k": V // 2}, {"top_p": 0.5}, {"min_p": 0.2})
     problem = setting.problem(B, V, setting.second_temperature)
@@ -135,9 +111,9 @@ def check_truncated_draws(provider: Provider, setting: Setting, wanted: int) -> 
     problem = _settled(replace(problem, **half), able)
     rows = _rows(problem.temperature, able)
     name = "flat" if "flat" in rows and "min_p" not in half else next(iter(rows))
-    draws = Draws(provider, problem, rows)
+    draws = Draws(subject.provider, problem, rows)
     seeds = (SEED, SEED + able.seed_stride, SEED + max(able.seed_stride, 2**32))
-    steps = max(2, math.ceil(wanted / B / len(seeds)))
+    steps = max(2, math.ceil(subject.effort.truncated_draws / B / len(seeds)))
     streams, names = [], []
     for seed in seeds:
         draws.seed(seed)
@@ -146,8 +122,8 @@ def check_truncated_draws(provider: Provider, setting: Setting, wanted: int) -> 
     tokens = torch.cat(streams)
     (law,) = row_laws(problem, able, draws.logits(name))
     found = [
-        alike("launches", draws, law, tokens, names, shifted=False),
-        alike("rows", draws, law, tokens.T, range(B), shifted=False),
+        alike("launches", draws, name, tokens, names, law),
+        alike("rows", draws, name, tokens.T, range(B), law),
     ]
     p_value = min(1.0, len(found) * min(p for _, p in found))
     told = min(found, key=lambda each: each[1])[0]
@@ -192,7 +168,7 @@ def _settled(problem: Problem, able: Capabilities) -> Problem:
         tried = replace(problem, top_p=problem.top_p * (1.0 - 0.0037 * attempt))
         rows = (row.to(dtype).double() for row in _rows(problem.temperature, able).values())
         bounds = [truncation(tried, able, row.expand(4, -1)) for row in rows]
-        if all(torch.equal(part.surely, part.possibly) for part in bounds):
+        if all(part is None or torch.equal(part.surely, part.possibly) for part in bounds):
             return tried
     raise VerificationFailed(f"{problem}: no top_p near it leaves nothing to rounding")
 
@@ -205,44 +181,22 @@ def row_laws(problem: Problem, able: Capabilities, row: Tensor) -> Tensor:
     turns = 4 if problem.mixed else 1
     logits = row.double().cpu().expand(turns, -1)
     kept = truncation(problem, able, logits)
+    assert kept is not None
     return reference.filtered_probabilities(logits, kept, problem.temperature)
 
 
-def check_truncated_oracle(provider: Provider, setting: Setting, shapes: Shapes) -> Check:
+def check_truncated_oracle(subject: Subject) -> Check:
     """The token is the one fsbench.reference draws from the kept; in mixed batches, too.
 
     See noise_of and docs/noise.md.
     """
-    able = provider.capabilities
-    rows = ties = 0
-    for number, (B, V) in enumerate(shapes):
+    setting, asked = subject.setting, []
+    for number, (B, V) in enumerate(subject.shapes):
         cases = [CASES[(3 * number + turn) % len(CASES)] for turn in range(3)]
         for turn, case in enumerate([*cases, {**cases[0], **PENALISED}]):
             T = (setting.second_temperature, setting.sampled_temperature)[turn % 2]
             problem = replace(setting.problem(B, V, T), **case)
-            if provider.unsupported_reason(problem):
-                continue
-            hidden, weight, logits = exact_head(problem, random_logits(problem, number))
-            error = 0.0
-            if problem.penalties:
-                logits = penalised(problem, logits)
-                error = float(logits.abs().max()) * 2.0**-21  # a division and two subtractions
-            launch = provider.build(problem, weight)
-            seed, step = 0x0123456789ABCDEF - number, 2**32 - 1 - turn
-            tokens = launched_tokens(launch, hidden, seed, step)
-            expected = reference.expect(
-                logits,
-                torch.tensor([seed]),
-                torch.tensor([step]),
-                problem.temperature,
-                noise_of(problem, able),
-                logits_error=error,
-                truncation=truncation(problem, able, logits, error),
-            )
-            wrong = first_wrong(expected, tokens)
-            if wrong:
-                return Check("truncated oracle", False, f"{problem} {wrong}", rows)
-            rows += B
-            ties += int((tokens != expected.tokens).sum())
-    detail = f"{rows} rows equal the oracle, {ties} by rounding"
-    return Check("truncated oracle", True, detail, rows)
+            if not subject.provider.unsupported_reason(problem):
+                counters = [(0x0123456789ABCDEF - number, 2**32 - 1 - turn)]
+                asked.append((number, problem, counters))
+    return compared("truncated oracle", subject.provider, asked)

@@ -7,7 +7,6 @@ Kernels run under the interpreter in tests/kernels, on GPUs in files test_*_gpu.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from fsbench.discover import Found, discover
 from fsbench.inputs import make_hidden, make_weight
 from fsbench.problem import DEVICES, DTYPES, Problem
 from fsbench.provider import Kind, Provider
-from fsbench.verify import battery, verify
+from fsbench.verify import verify
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
 
@@ -117,20 +116,19 @@ def test_it_passes_verify(name):
     ("dtype", "temperature"),
     [("fp32", 0.3), full("bf16", 1.0), full("fp16", 1.0), full("fp32", 20.0)],
 )
-def test_it_passes_verify_in_other_settings(name, dtype, temperature, eager, monkeypatch):
+def test_it_passes_verify_in_other_settings(name, dtype, temperature, eager, effort):
     if dtype not in provider(name).capabilities.dtypes:
         pytest.skip(f"takes {provider(name).capabilities.dtypes}")
-    monkeypatch.setitem(battery.GATE_DRAWS, "cpu", 2**14)
+    effort("gate", fit_draws=2**14)
     checks = list(verify(provider(name), Setting("cpu", dtype, temperature)))
     assert checks
     assert all(check.passed for check in checks), checks
 
 
 @pytest.mark.parametrize("name", quick("multinomial"))
-def test_it_passes_the_battery(name, eager, monkeypatch):
+def test_it_passes_the_battery(name, eager, effort):
     """The ci tier with a smaller vocabulary; `fsbench verify` runs it as it is."""
-    effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=2051)
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+    effort("ci", vocabulary=2051)
     checks = list(verify(provider(name), Setting("cpu", "fp32"), "ci"))
     assert checks
     assert all(check.verdict == "ok" for check in checks), checks

@@ -57,9 +57,9 @@ honest = noisy(samplers.argmax)
 
 
 BIASED: dict[str, Step] = {
-    "temperature ignored": noisy(samplers.temperature_ignored),
+    "temperature ignored": noisy(lambda y, T, g: (y + g).argmax(1)),
     "temperature squared": noisy(lambda y, T, g: (y + T * T * g).argmax(1)),
-    "noise sign flipped": noisy(samplers.sign_flipped),
+    "noise sign flipped": noisy(lambda y, T, g: (y - T * g).argmax(1)),
     "last token never drawn": without_last(honest),
     "first token never drawn": without_first(honest),
     "shifted by one": lambda y, *of: (honest(y, *of) + 1) % y.shape[1],

@@ -82,10 +82,6 @@ def of_key(change: Callable[[int, int], tuple[int, int]]) -> Noise:
     return lambda seed, step, *rest: whole_noise(*change(seed, step), *rest)
 
 
-def shared_by_rows(seed, step, B, V, uniform=fine_exponential):
-    return whole_noise(seed, step, 1, V, uniform).expand(B, V)
-
-
 def tiles(key: Callable[[int], int], B: int, V: int, size: int = TILE) -> Tensor:
     """Noise of tile t from a generator with key(t)."""
     parts = [
@@ -102,21 +98,11 @@ def of_tiles(key: Callable[[int, int, int], int]) -> Noise:
 
 by_tile = of_tiles(mixed)
 """Honest: seed, step and tile are all of the key."""
-every_tile_alike = of_tiles(lambda seed, step, tile: mixed(seed, step))
-tile_times_100_added_to_seed = of_tiles(lambda seed, step, tile: mixed(seed + 100 * tile, step))
-"""FlashSampling's public kernel until July 2026: seed + 100 tiles repeats a shifted row."""
-step_added_to_seed = of_tiles(lambda seed, step, tile: mixed(seed + step, tile))
-"""(seed, step) and (seed + 1, step - 1) are one stream."""
 
 
 def tile_of_the_batch_size(seed, step, B, V, uniform=None):
     """Keyed by the tile's number, where the size of tiles follows B: batch-dependent."""
     return tiles(lambda tile: mixed(seed, step, tile), B, V, 128 if B > 16 else 256)
-
-
-seed_ignored = of_key(lambda seed, step: (0, step))
-step_ignored = of_key(lambda seed, step: (seed, 0))
-seed_cut_to_32_bits = of_key(lambda seed, step: (seed & 0xFFFFFFFF, step))
 
 
 def few_keys(seed, step, B, V, uniform=fine_exponential):
@@ -125,21 +111,9 @@ def few_keys(seed, step, B, V, uniform=fine_exponential):
     return gumbel(torch.cat(rows))
 
 
-def bad_seed(seed, step, B, V, uniform=fine_exponential):
-    """The noise of one seed in eight is 0.9 of what it should be."""
-    return whole_noise(seed, step, B, V, uniform) * (0.8 if seed % 8 == 3 else 1.0)
-
-
 def salted(salt: int) -> Noise:
     """Honest, and another for every salt."""
     return of_key(lambda seed, step: (mixed(seed, salt), step))
-
-
-def rank_missing(seed, step, B, V, uniform=fine_exponential):
-    """Two ranks of a sharded vocabulary with one seed: the second repeats the first's noise."""
-    half = -(-V // 2)
-    noise = whole_noise(seed, step, B, half, uniform)
-    return torch.cat([noise, noise], 1)[:, :V]
 
 
 # Draws
@@ -148,23 +122,6 @@ def rank_missing(seed, step, B, V, uniform=fine_exponential):
 def argmax(logits: Tensor, T: float, noise: Tensor) -> Tensor:
     """Honest."""
     return torch.add(logits, noise, alpha=T).argmax(1)
-
-
-def warm_argmax(logits: Tensor, T: float, noise: Tensor) -> Tensor:
-    """T = 0 means a low temperature, not the largest logit."""
-    return argmax(logits, max(T, 0.3), noise)
-
-
-def sign_flipped(logits, T, noise):
-    return (logits - T * noise).argmax(1)
-
-
-def fp16_scores(logits, T, noise):
-    return (logits + T * noise).half().argmax(1)
-
-
-def temperature_ignored(logits, T, noise):
-    return (logits + noise).argmax(1)
 
 
 def padded_with_zero(logits, T, noise):
@@ -193,26 +150,20 @@ def crossing_token_dropped(logits, T, noise):
     return (logits + T * noise).masked_fill(dropped, -torch.inf).argmax(1)
 
 
-def cdf_falls_on_the_last(logits, T, noise):
-    """Inverse CDF in which 1 % of mass is missing, and all that is missing goes to the last id."""
-    p = (logits / T).softmax(1)
-    cdf = (0.99 * p).cumsum(1)
-    u = torch.exp(-torch.exp(-noise[:, :1]))
-    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+def by_inverse_cdf(cdf_of: Callable[[Tensor], Tensor]) -> Change:
+    """A draw by the running sums that cdf_of makes of the softmax; above them, the last token."""
+
+    def draw(logits: Tensor, T: float, noise: Tensor) -> Tensor:
+        u = torch.exp(-torch.exp(-noise[:, :1].double()))
+        cdf = cdf_of((logits / T).softmax(1)).double()
+        return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+
+    return draw
 
 
-def cdf_in_bf16(logits, T, noise):
-    """Sums of probabilities in 8 bits: what is missing of 1 goes to the last token."""
-    cdf = (logits / T).softmax(1).bfloat16().cumsum(1).float()
-    u = torch.exp(-torch.exp(-noise[:, :1]))
-    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
-
-
-def inverse_cdf(logits, T, noise):
+def exact_cdf(p: Tensor) -> Tensor:
     """Honest."""
-    cdf = (logits / T).double().softmax(1).cumsum(1)
-    u = torch.exp(-torch.exp(-noise[:, :1].double())) * cdf[:, -1:]
-    return torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+    return p.double().cumsum(1) / p.double().sum(1, keepdim=True)
 
 
 def planted(
@@ -256,14 +207,6 @@ def rounded_map(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # The reference as a sampler, with the full call
-
-
-def never_quite_greedy(T: float | Tensor, seed: Tensor) -> float | Tensor:
-    return T.clamp_min(0.3) if isinstance(T, Tensor) else T
-
-
-def neighbours_mask(allowed: Tensor, *_: Tensor) -> Tensor:
-    return allowed & allowed.roll(1, 0) | ~allowed.any(1, keepdim=True)
 
 
 def same(value: object, *_: object) -> object:

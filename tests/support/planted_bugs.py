@@ -1,8 +1,7 @@
 """Bugs that real samplers have had, or could have: each a correct sampler with one thing changed.
 
-`SURVIVORS` are those that the battery of version 0.1.0 let pass, `FIELD` those of public issues:
-bug -> (sampler, the check that must see it). A sampler is `planted` or `filtered` (a launch), or
-`complete` (a full call).
+BUGS are found in the ci tier: bug -> (sampler, the check that must see it). A sampler is `planted`
+or `filtered` (a launch), or `complete` or `contract` (a full call).
 """
 
 from __future__ import annotations
@@ -11,15 +10,19 @@ import mutant_samplers as samplers
 import torch
 from mutant_samplers import (
     argmax,
+    by_inverse_cdf,
+    closed_map,
     contract,
     fine_exponential,
     generator,
     gumbel,
     mixed,
     of_key,
+    of_tiles,
     planted,
+    rounded_map,
     whole_noise,
-)  # fmt: skip
+)
 from torch import Tensor
 
 from fsbench import reference
@@ -27,10 +30,6 @@ from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 
 # Noise: (seed, step, B, V, uniform) -> [B, V]
-
-
-repeats_every_256_steps = of_key(lambda seed, step: (seed, step % 256))
-seed_cut_to_33_bits = of_key(lambda seed, step: (seed & (2**33 - 1), step))
 
 
 def two_rows_share(seed, step, B, V, uniform=fine_exponential):
@@ -42,6 +41,11 @@ def two_rows_share(seed, step, B, V, uniform=fine_exponential):
 
 def row_cut_to_8_bits(seed, step, B, V, uniform=fine_exponential):
     return whole_noise(seed, step, min(B, 256), V, uniform)[torch.arange(B) % 256]
+
+
+def rank_missing(seed, step, B, V, uniform=fine_exponential):
+    """Two ranks of a sharded vocabulary with one seed: the second repeats the first's noise."""
+    return whole_noise(seed, step, B, -(-V // 2), uniform).repeat(1, 2)[:, :V]
 
 
 def rows_12_tiles_apart(seed, step, B, V, uniform=None):
@@ -174,41 +178,124 @@ def complete(**mistake: samplers.Change) -> Provider:
     return contract(own=True, **mistake)
 
 
-SURVIVORS = {
-    "noise repeats every 256 steps": (planted(repeats_every_256_steps), "steps"),
+def drawn(draw, **options) -> Provider:
+    """planted, with a mistake in its draw, of (logits, T, noise)."""
+    return planted(draw=draw, **options)
+
+
+BUGS = {
+    # Draws.
+    "noise sign flipped": (drawn(lambda y, T, g: (y - T * g).argmax(1)), "fit"),
+    "temperature ignored": (drawn(lambda y, T, g: (y + g).argmax(1)), "fit"),
+    "T twice from row 8 on": (drawn(temperature_twice_from_row_8), "fit"),
+    "fp16 scores": (drawn(lambda y, T, g: (y + T * g).half().argmax(1)), "fit"),
+    # What is missing of 1 goes to the last token.
+    "CDF draw falls on the last token": (
+        drawn(by_inverse_cdf(lambda p: (0.99 * p).cumsum(1))),
+        "fit",
+    ),
+    "CDF summed in bf16": (drawn(by_inverse_cdf(lambda p: p.bfloat16().cumsum(1))), "variation"),
+    "top-p where none was asked for": (drawn(samplers.crossing_token_dropped), "fit"),
+    "ties to the last": (drawn(samplers.ties_to_the_last), "tiles"),
+    "the last V mod 32 tokens 18 % too rare": (drawn(last_block_rarer), "blocks"),
+    "padding with 0 for -inf": (drawn(samplers.padded_with_zero), "edges"),
+    "padding returned": (drawn(samplers.padding_returned), "edges"),
+    "T = 0 sampled": (drawn(lambda y, T, g: argmax(y, max(T, 0.3), g), greedy=True), "greedy"),
+    # Noise.
+    "same noise for all rows": (
+        planted(lambda seed, step, B, V, u: whole_noise(seed, step, 1, V, u).expand(B, V)),
+        "rows",
+    ),
     "two rows share their noise": (planted(two_rows_share), "rows"),
     "row number cut to 8 bits": (planted(row_cut_to_8_bits), "rows"),
-    "seed bits 33 to 63 ignored": (planted(seed_cut_to_33_bits), "seeds"),
-    "the last V mod 32 tokens 18 % too rare": (planted(draw=last_block_rarer), "blocks"),
-    "T twice from row 8 on": (planted(draw=temperature_twice_from_row_8), "fit"),
-    "T of row b xor 8": (complete(temperature=of_row_xor(8)), "call"),
-    "log-probability 0": (complete(logprob=torch.zeros_like), "call"),
-    "samples 4, 5, .. are 0, 1, ..": (complete(sample=lambda of: (of[0], of[1] % 4)), "samples"),
+    "streams of tiles collide (FlashSampling 362e45c)": (planted(rows_12_tiles_apart), "rows"),
+    "same noise at every step": (planted(of_key(lambda seed, step: (seed, 0))), "steps"),
+    "noise repeats every 256 steps": (
+        planted(of_key(lambda seed, step: (seed, step % 256))),
+        "steps",
+    ),
+    "a graph repeats its samples (vllm-omni 4261)": (frozen_at_capture(), "steps"),
+    "same noise in every tile": (
+        planted(of_tiles(lambda seed, step, tile: mixed(seed, step))),
+        "tiles",
+    ),
+    "rank term missing": (planted(rank_missing), "tiles"),
+    # FlashSampling's public kernel until July 2026: seed + 100 tiles repeats a shifted row.
+    "key + 100 x tile": (
+        planted(of_tiles(lambda seed, step, tile: mixed(seed + 100 * tile, step))),
+        "seeds",
+    ),
+    # (seed, step) and (seed + 1, step - 1) are one stream.
+    "key = seed + step": (
+        planted(of_tiles(lambda seed, step, tile: mixed(seed + step, tile))),
+        "seeds",
+    ),
+    "seed ignored": (planted(of_key(lambda seed, step: (0, step))), "seeds"),
+    "seed cut to 32 bits": (planted(of_key(lambda seed, step: (seed % 2**32, step))), "seeds"),
+    "seed bits 33 to 63 ignored": (
+        planted(of_key(lambda seed, step: (seed % 2**33, step))),
+        "seeds",
+    ),
+    "few different rows of noise": (planted(samplers.few_keys), "collisions"),
+    "the noise of one seed in eight is 0.8 of what it should be": (
+        planted(lambda seed, *of: whole_noise(seed, *of) * (0.8 if seed % 8 == 3 else 1.0)),
+        "fit of seeds",
+    ),
+    "tile number keys the noise, B sets the tile": (
+        planted(samplers.tile_of_the_batch_size, batch_invariant=True),
+        "invariance",
+    ),
+    # Filters.
     "second race with the noise of seed + 1": (
         filtered(second_seed=lambda seed: seed + 1),
         "truncated draws",
-    ),
-}
-RARE = {"tokens 0 mod 128 0.3 % too often": (first_of_blocks_likelier(), "blocks")}
-"""Found where 2^25 draws are affordable: on a GPU, and in the full tier."""
-
-FIELD = {
-    "masked tokens emitted rarely (SGLang 33423)": (
-        complete(mask=forbidden_once_in_17000),
-        "filters",
     ),
     "a neighbour's top-k changes a token (SGLang 35697)": (
         filtered(neighbours=True, batch_invariant=True),
         "invariance",
     ),
-    "another law with seeds (sglang-omni 1239)": (
-        complete(temperature=lambda T, seed: T if len(seed) == 1 else 0.8 * T),
-        "call",
-    ),
     "ties at the boundary over-accepted (FlashInfer 3774)": (
         filtered(keeps_ties=True),
         "truncation",
     ),
-    "a graph repeats its samples (vllm-omni 4261)": (frozen_at_capture(), "steps"),
-    "streams of tiles collide (FlashSampling 362e45c)": (planted(rows_12_tiles_apart), "rows"),
+    # The full call.
+    "greedy rows sampled": (
+        contract(temperature=lambda T, _: T.clamp_min(0.3) if isinstance(T, Tensor) else T),
+        "filters",
+    ),
+    "mask ignored": (contract(mask=lambda allowed, *_: allowed | True), "filters"),
+    "masked tokens emitted rarely (SGLang 33423)": (
+        complete(mask=forbidden_once_in_17000),
+        "filters",
+    ),
+    "mask of the neighbour": (
+        contract(mask=lambda a, *_: a & a.roll(1, 0) | ~a.any(1, keepdim=True)),
+        "invariance",
+    ),
+    "request keyed by its row": (
+        contract(seed=lambda seed: seed + torch.arange(len(seed))),
+        "invariance",
+    ),
+    "T of row b xor 8": (complete(temperature=of_row_xor(8)), "call"),
+    "another law with seeds (sglang-omni 1239)": (
+        complete(temperature=lambda T, seed: T if len(seed) == 1 else 0.8 * T),
+        "call",
+    ),
+    "log-probability 0": (complete(logprob=torch.zeros_like), "call"),
+    "samples 4, 5, .. are 0, 1, ..": (complete(sample=lambda of: (of[0], of[1] % 4)), "samples"),
+    "sample added to the seed": (contract(sample=lambda of: (sum(of), 0)), "samples"),
+    "offset one ahead": (contract(step=lambda offset: offset + 1), "oracle"),
+    "offset cut to 31 bits": (contract(step=lambda offset: offset & 0x7FFFFFFF), "oracle"),
+    "NaN rows drawn": (contract(tokens=lambda tokens: tokens.clamp_min(0)), "undefined rows"),
+    "noise map not monotone": (contract(noise_map=rounded_map), "noise map"),
+    "noise map not finite": (contract(noise_map=closed_map), "noise map"),
 }
+RARE = {"tokens 0 mod 128 0.3 % too often": (first_of_blocks_likelier(), "blocks")}
+"""Found where 2^25 draws are affordable: on a GPU, and in the full tier."""
+
+IN_THE_FAR_TAIL = {
+    "a race in fp32 (vLLM 43150)": (drawn(race_in_fp32), "tail 18", 2**31),
+    "24-bit u (vLLM 51367)": (planted(uniform=samplers.coarse_exponential), "tail 18", 3 * 2**29),
+    "u = 1 gives +inf": (planted(uniform=samplers.closed_exponential), "tail 20", 2**29),
+}
+"""And the random numbers that these need, of the full tier's 2^31."""

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fsbench.cli.hotvocab.pipeline import of_plane, of_run
 from fsbench.simple.hot import Coverage
-from fsbench.simple.pipeline import Pipeline, simulate
+from fsbench.simple.pipeline import Pipeline, steady_state
 from fsbench.simple.sizing import Cost, best
 from pages.blocks import (
     FI2_LEAN,
@@ -175,7 +175,7 @@ def cpu_pipelines() -> str:
         added = each.beside_us or (each.on_stage_us,)
         cells = [each.name, " + ".join(f"{us:.0f}" for us in added)]
         for m in (4, 5, 6):
-            found = simulate(Pipeline((2000.0,) * 4, m, 64), each)
+            found = steady_state(Pipeline((2000.0,) * 4, m, 64), each)
             cells.append(f"{found.tokens_per_s:,.0f} ({100 * found.bubble:.1f} %)")
         rows.append(cells)
     heads = ["sampler", "adds, us", *(f"{m} in flight" for m in (4, 5, 6))]

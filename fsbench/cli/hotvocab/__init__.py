@@ -9,7 +9,7 @@ from fsbench.cli.hotvocab.pipeline import pipeline
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Sampling on CPUs (SIMPLE): measure it, size its hot set, plot, simulate a pipeline.",
+    help="Sampling on CPUs (SIMPLE): measure it, size its hot set, plot, predict a pipeline.",
 )
 for command in (
     commands.fit,

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fsbench.simple.bench import Setup
+    from fsbench.simple.hot import Coverage
 
 V = Annotated[int, option("--v", whole(64, 2**22), "Vocabulary size V.")]
 ROWS = Annotated[int, option("--rows", whole(4, 2**12), "Rows of logits; more than caches hold.")]
@@ -100,13 +102,14 @@ def bench(
     """Measure the four designs, scaling, penalties and the ring; with a GPU, copies and overlap."""
     from fsbench.cli.devices import device_to_use
     from fsbench.machine import hardware
+    from fsbench.records.store import write_environment
     from fsbench.simple import bench as measure
 
     device = device_to_use(device)
     _require_memory(rows, v)
     folder, facts = _folder(out, device)
     begin = time.monotonic(), hardware.cpu_seconds()
-    setup = _fit(folder, v, rows, repeats, rounds=rounds)
+    setup = replace(_fit(folder, v, rows, repeats), rounds=rounds)
     counts = int_list(samplers, "--samplers") if samplers else measure.sampler_counts()
     _write(folder, "ring", measure.ring(rounds))
     _write(folder, "steps", measure.steps(setup))
@@ -114,11 +117,16 @@ def bench(
     _write(folder, "penalties", measure.penalties(setup))
     if device == "cuda":
         _measure_gpu(folder, setup, d, body, int_list(batch, "--batch"), max(1, max(counts) - 1))
-    facts["others_cores"] = _others_cores(*begin)
-    _write_facts(folder, facts)
+    others = facts["others_cores"] = _others_cores(*begin)
+    write_environment(folder, facts)
     print_size(folder)
     print_bench(folder)
-    _warn_of_others(facts["others_cores"])
+    if (others or 0) > 0.1:
+        print(
+            f"warning: other processes kept {others:.1f} cores busy meanwhile; "
+            "times and scaling are worse for it",
+            file=sys.stderr,
+        )
     _draw(folder, folder, ["png"], facts)
 
 
@@ -135,7 +143,8 @@ def exact(
     if hot > v:
         raise InvalidArgument(f"--hot: expected at most --v {v}; got {hot}")
     folder, _ = _folder(out, "cpu")
-    table = variation(_setup(v, hot, min(4 * rows, 64)), steps, rows)
+    setup, _ = _setup(v, min(4 * rows, 64))
+    table = variation(replace(setup, hot=hot), steps, rows)
     _write(folder, "variation", table)
     for controls in dict.fromkeys(row["controls"] for row in table):
         last = [row for row in table if row["controls"] == controls][-1]
@@ -162,21 +171,13 @@ def _folder(out: Path | None, device: str) -> tuple[Path, dict[str, Any]]:
     """The folder of this run, with its env.json."""
     from fsbench.cli.measuring import new_folder
     from fsbench.machine.environment import environment
-    from fsbench.records.store import SCHEMA
+    from fsbench.records.store import write_environment
     from fsbench.simple.native import isa
 
-    facts = {"schema": SCHEMA, **environment(device, sys.argv), "isa": isa()}
+    facts = {**environment(device, sys.argv), "isa": isa()}
     folder = out or new_folder(facts, "simple")
-    _write_facts(folder, facts)
+    write_environment(folder, facts)
     return folder, facts
-
-
-def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    from fsbench.records.disk import refusals, write_atomically
-
-    with refusals("write results in", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "env.json", json.dumps(facts, indent=2) + "\n")
 
 
 def _others_cores(since: float, then: tuple[float, float] | None) -> float | None:
@@ -190,15 +191,6 @@ def _others_cores(since: float, then: tuple[float, float] | None) -> float | Non
     return round(max(0.0, busy - own) / (time.monotonic() - since), 3)
 
 
-def _warn_of_others(cores: float | None) -> None:
-    if cores is not None and cores > 0.1:
-        print(
-            f"warning: other processes kept {cores:.1f} cores busy meanwhile; "
-            "times and scaling are worse for it",
-            file=sys.stderr,
-        )
-
-
 def _write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     import pandas as pd
 
@@ -206,17 +198,22 @@ def _write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     print(f"wrote {folder}/{name}.csv", flush=True)
 
 
-def _setup(v: int, hot: int, rows: int) -> Setup:
-    """The model's rows, hot tokens first."""
+def _setup(v: int, rows: int, trace: np.ndarray | None = None) -> tuple[Setup, Coverage]:
+    """The Zipf model's rows with all tokens hot, in the order of a trace; what that covers.
+
+    trace: token ids [documents, tokens]; None: those of the model.
+    """
     import torch
 
-    from fsbench.simple import bench
-    from fsbench.simple.hot import halves, order_of
+    from fsbench.simple import bench, hot
     from fsbench.simple.zipf import ZipfText
 
     text = ZipfText(v)
-    order = torch.from_numpy(order_of(halves(text.trace(range(_DOCUMENTS)))[0], v))
-    return bench.Setup(v, hot, order, text.logits(rows, first=_DOCUMENTS)[:, order].contiguous())
+    counted, held_out = hot.halves(text.trace(range(_DOCUMENTS)) if trace is None else trace)
+    order = hot.order_of(counted, v)
+    places = torch.from_numpy(order)
+    logits = text.logits(rows, first=_DOCUMENTS)[:, places].contiguous()
+    return bench.Setup(v, v, places, logits), hot.coverage(order, held_out)
 
 
 def _require_memory(rows: int, v: int) -> None:
@@ -226,32 +223,18 @@ def _require_memory(rows: int, v: int) -> None:
 
 
 def _fit(
-    folder: Path,
-    v: int,
-    rows: int,
-    repeats: int,
-    trace: np.ndarray | None = None,
-    name: str = "",
-    rounds: int = 9,
+    folder: Path, v: int, rows: int, repeats: int, trace: np.ndarray | None = None, name: str = ""
 ) -> Setup:
     """Measure scans, count coverage, write scans.csv and fit.json; the setup at H*.
 
     trace: token ids [documents, tokens], of a file of this name; None: those of the Zipf model.
     """
     import numpy as np
-    import torch
 
-    from fsbench.simple import bench, hot, sizing
+    from fsbench.simple import bench, sizing
     from fsbench.simple.zipf import ZipfText
 
-    text = ZipfText(v)
-    tokens = text.trace(range(_DOCUMENTS)) if trace is None else trace
-    counted, held_out = hot.halves(tokens)
-    order = hot.order_of(counted, v)
-    cover = hot.coverage(order, held_out)
-    places = torch.from_numpy(order)
-    logits = text.logits(rows, first=_DOCUMENTS)[:, places].contiguous()
-    setup = bench.Setup(v, v, places, logits, [], rounds)
+    setup, cover = _setup(v, rows, trace)
     sizes = np.unique(np.geomspace(min(256, v // 4), v, 16).round().astype(int)).tolist()
     table, times = bench.scans(setup, sizes, repeats)
     if trace is not None:  # the rows are the model's: their speed says nothing about this trace
@@ -271,7 +254,7 @@ def _fit(
     }
     _write(folder, "scans", table)
     (folder / "fit.json").write_text(json.dumps(facts, indent=1) + "\n")
-    return bench.Setup(v, best, places, logits, bench.histories(text), rounds)
+    return replace(setup, hot=best, history=bench.histories(ZipfText(v)))
 
 
 def _measure_gpu(
@@ -300,11 +283,9 @@ def _draw(folder: Path, out: Path, suffixes: Iterable[str], facts: dict[str, Any
 
     cover, cost, scans = read_fit(folder)
     where = f"{facts['cpu']}, {facts.get('isa', '')}, V = {cover.V:,}"
-    drawn = (
-        {"simple_sizing": figures.sized(scans, cover, cost, where)}
-        if scans.row_us.notna().all()
-        else {}
-    )
+    drawn = {}
+    if scans.row_us.notna().all():
+        drawn["simple_sizing"] = figures.sized(scans, cover, cost, where)
     for name, table, figure in (
         ("simple_ablation", "steps", figures.ablation),
         ("simple_scaling", "scaling", figures.scaled),
@@ -315,6 +296,5 @@ def _draw(folder: Path, out: Path, suffixes: Iterable[str], facts: dict[str, Any
             drawn[name] = figure(pd.read_csv(path), where)
     for name, made in drawn.items():
         for suffix in suffixes:
-            if made is not None:
-                save(made, out / f"{name}.{suffix}")
-                print(f"wrote {out}/{name}.{suffix}")
+            save(made, out / f"{name}.{suffix}")
+            print(f"wrote {out}/{name}.{suffix}")

@@ -60,12 +60,12 @@ def pipeline(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate a pipeline with sampling on its last stage, fused into the LM head, or on CPUs.
+    """Predict a pipeline with sampling on its last stage, fused into the LM head, or on CPUs.
 
     Prints the time between microbatches, tokens per second, the time from token to token, and how
     much of the stages' time is idle.
     """
-    from fsbench.simple.pipeline import Pipeline, enough_microbatches, simulate
+    from fsbench.simple.pipeline import Pipeline, steady_state
 
     counts = int_list(in_flight, "--in-flight") if in_flight else [stages, stages + 1, stages + 2]
     samplings = [
@@ -78,7 +78,7 @@ def pipeline(
     rows = []
     for m in counts:
         made = Pipeline((stage_us,) * stages, m, batch)
-        found = [(each, simulate(made, each)) for each in samplings]
+        found = [(each, steady_state(made, each)) for each in samplings]
         fastest = min(outcome.cycle_us for _, outcome in found)
         for each, outcome in found:
             rows.append(
@@ -90,7 +90,6 @@ def pipeline(
                     **asdict(outcome),
                     "bubble": outcome.bubble,
                     "times_fastest": outcome.cycle_us / fastest,
-                    "enough_in_flight": enough_microbatches(made, each),
                 }
             )
     if as_json:

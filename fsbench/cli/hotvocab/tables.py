@@ -70,60 +70,38 @@ def print_size(folder: Path, c_us: float | None = None, c0_us: float | None = No
 def print_bench(folder: Path) -> None:
     import pandas as pd
 
-    for name, title, columns in _SHOWN:
+    for name, (title, headings) in _SHOWN.items():
         path = folder / f"{name}.csv"
         if path.exists():
-            frame = pd.read_csv(path)[list(columns)]
+            frame = pd.read_csv(path)[list(headings)]
             table = plain_table(title)
-            for column in frame:
-                table.add_column(columns[column], justify="right")
+            for heading in headings.values():
+                table.add_column(heading, justify="right")
             for row in frame.itertuples(index=False):
                 table.add_row(*map(_cell, row))
             console().print(table)
 
 
-_SHOWN: tuple[tuple[str, str, dict[str, str]], ...] = (
-    (
-        "steps",
+_BUSY = {"exposed_serial_us": "exposed, serial", "exposed_overlapped_us": "exposed, overlapped"}
+_SHOWN: dict[str, tuple[str, dict[str, str]]] = {
+    "steps": (
         "One sampler in the four designs of SIMPLE's ablation",
-        {
-            "controls": "controls",
-            "design": "design",
-            "row_us": "us per row",
-            "rows_per_s": "rows/s",
-            "times_first": "x the port",
-        },
+        dict(controls="controls", design="design", row_us="us per row", rows_per_s="rows/s")
+        | {"times_first": "x the port"},
     ),
-    (
-        "scaling",
+    "scaling": (
         "More samplers",
-        {
-            "design": "design",
-            "samplers": "samplers",
-            "rows_per_s": "rows/s",
-            "efficiency": "efficiency",
-        },
+        dict(design="design", samplers="samplers", rows_per_s="rows/s", efficiency="efficiency"),
     ),
-    ("penalties", "Penalties", {"seen": "tokens seen", "row_us": "us per row", "ratio": "x none"}),
-    ("ring", "The ring", {"b": "B", "ring_us": "us per step", "overhead_us": "of it ring"}),
-    (
-        "copies",
-        "Copies over the bus",
-        {"b": "B", "what": "what", "time_us": "us", "gb_per_s": "GB/s"},
-    ),
-    (
-        "overlap",
+    "penalties": ("Penalties", dict(seen="tokens seen", row_us="us per row", ratio="x none")),
+    "ring": ("The ring", dict(b="B", ring_us="us per step", overhead_us="of it ring")),
+    "copies": ("Copies over the bus", dict(b="B", what="what", time_us="us", gb_per_s="GB/s")),
+    "overlap": (
         "Time per step that a GPU waits",
-        {
-            "b": "B",
-            "design": "design",
-            "nothing_us": "forward us",
-            "exposed_serial_us": "exposed, serial",
-            "exposed_overlapped_us": "exposed, overlapped",
-            "hidden_us": "hidden",
-        },
+        dict(b="B", design="design", nothing_us="forward us", **_BUSY, hidden_us="hidden"),
     ),
-)
+}
+"""Table -> its title, and the headings of the columns that are shown."""
 
 
 def _cell(value: Any) -> str:

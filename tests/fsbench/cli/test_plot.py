@@ -72,12 +72,13 @@ def test_draws_what_was_measured_of_each_configuration_and_prints_it(tmp_path):
 
 def test_merges_folders_and_tells_machines_apart(tmp_path):
     _results(tmp_path / "results" / "h200" / "1")
+    _results(tmp_path / "results" / "h200" / "2", d=128)
     cpu = dict(gpu="", timer="cpu", graph=False, l2="n/a", dtype="fp32")
     _results(tmp_path / "results" / "cpu" / "1", **cpu)
     _plot(tmp_path / "results", "--out", tmp_path / "out")
-    assert _names(tmp_path / "out") == [
-        f"{name}_{machine}_d64_v1000.png" for name in FIGURES for machine in ("cpu", "h200")
-    ]
+    stems = ("cpu_d64_v1000", "h200_d128_v1000", "h200_d64_v1000")
+    names = [f"{name}_{stem}.png" for name in FIGURES for stem in stems]
+    assert _names(tmp_path / "out") == [*names, "winner_h200.png"]
 
 
 def test_a_killed_run_without_csv_is_read_and_left_alone_and_a_missing_figure_is_explained(

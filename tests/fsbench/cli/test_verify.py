@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from fsbench import cli
-from fsbench.verify import battery
 
 
 @pytest.fixture
-def fsbench(monkeypatch, capsys):
-    monkeypatch.setitem(battery.GATE_DRAWS, "cpu", 2**13)
+def fsbench(monkeypatch, capsys, effort):
+    effort("gate", fit_draws=2**13)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def call(*arguments):

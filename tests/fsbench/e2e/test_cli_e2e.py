@@ -74,6 +74,8 @@ def test_a_sampler_that_fails_gives_exit_code_3(tmp_path, monkeypatch):
     assert done.exit_code == 3
     frame = pd.read_csv(tmp_path / "run" / "e2e.csv").set_index(["sampler", "b"])
     assert frame.loc[("flash_sample", 1)].reason == "RuntimeError: no kernel image"
+    said = (tmp_path / "run" / "steps.jsonl").read_text().count("no kernel image")
+    assert said == 2, "once for each B: it is not tried again"
     assert frame.loc[("multinomial", 3)].runs == 2
 
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
+from cells import results_row
 
 from fsbench.analysis import logits_store
 from fsbench.analysis.tables import configurations
@@ -19,17 +20,13 @@ BATCHES = (1, 2, 4)
 PARTS = ("matmul_us", "sampling_us", "other_us")
 
 
-def _row(provider, b, median, kind="exact", fused=False, **changes):
+def _row(provider, b, median, **changes):
     work = iomodel.traffic(Problem(b, 4096, 151936))
     return {
-        **dict(provider=provider, label=f"Label of {provider}", kind=kind, fused=fused),
-        **dict(gpu="NVIDIA H200", device="cuda", b=b, d=4096, v=151936, dtype="bf16", tp=1),
-        **dict(temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold"),
-        **dict(status="ok", folder="run1"),
-        **dict(median_us=median, ci_lo_us=0.9 * median, ci_hi_us=1.2 * median),
+        **results_row(provider, b, median, ci_hi_us=1.2 * median),
         **dict(gb_per_s=work.fused_bytes / median / 1e3, tflops=work.flops / median / 1e6),
         **dict(matmul_us=0.9 * median, sampling_us=0.06 * median, other_us=0.04 * median),
-        **dict(split_by="matmul" if fused else "names"),
+        **dict(split_by="matmul" if changes.get("fused") else "names"),
         **dict(j_per_token=0.2, peak_extra_bytes=3_000_000 * b, first_call_s=2.0),
         **changes,
     }
@@ -91,21 +88,8 @@ def test_batch_ticks_are_plain_powers_of_two():
     assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "4", "256"]
     (axes,) = _draw("runtime", _rows(batches=(3, 5))).axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["3", "5"]
-
-
-@pytest.mark.parametrize("name", ["runtime", "roofline", "bandwidth"])
-def test_lower_bounds_are_dashed_lines_without_markers(figures, name):
-    lines = _lines(figures[name].axes[0])
-    bound = lines["no sampling: Label of floor"]
-    assert bound.get_marker() in ("None", "", None)
-    assert bound.get_linestyle() == "--"  # matplotlib's name for any dash pattern
-    assert lines["Label of slow"].get_marker() not in ("None", "", None)
-    assert lines["Label of slow"].get_linestyle() == "-"
-
-
-def test_a_lower_bound_at_one_batch_size_is_still_a_line():
-    (axes,) = _draw("runtime", _rows(batches=(4,))).axes
-    assert list(_lines(axes)["no sampling: Label of floor"].get_xdata()) == [0, 1]  # whole width
+    (axes,) = _draw("runtime", _rows(batches=(4,))).axes  # a bound at one B is still a line
+    assert list(_lines(axes)["no sampling: Label of floor"].get_xdata()) == [0, 1]
 
 
 def test_title_names_gpu_shape_dtype_timer_and_graph(figures):
@@ -201,16 +185,10 @@ def test_styles_differ_within_results_and_do_not_depend_on_order():
     for (one, a), (other, b) in itertools.combinations(looks.items(), 2):
         assert _look(a) != _look(b), (one, other)
     assert len({looks[f"exactFalse{i}"].line["color"] for i in range(14)}) == 10
-
-
-def test_fused_samplers_have_thicker_lines():
-    looks = styles(pd.DataFrame(_rows()))
-    assert looks["fast"].line["linewidth"] > 1.5 * looks["slow"].line["linewidth"]
-
-
-def test_providers_that_never_ran_need_no_style():
-    rows = [*_rows(), _row("absent", 1, 1.0, kind=None, status="unavailable")]
-    assert "absent" not in styles(pd.DataFrame(rows))
+    assert all(("marker" in each.line) == (each.kind != "lower_bound") for each in looks.values())
+    assert looks["exactTrue0"].line["linewidth"] > 1.5 * looks["exactFalse0"].line["linewidth"]
+    rows.append(_row("absent", 1, 1.0, kind=None, status="unavailable"))
+    assert "absent" not in styles(pd.DataFrame(rows)), "it never ran, and needs none"
 
 
 @pytest.mark.parametrize("name", plotting.FIGURES)
@@ -250,9 +228,6 @@ def test_costs_are_energy_memory_and_first_call():
     assert list(_lines(first)["Label of slow"].get_ydata()) == [2.0] * 3
     assert memory.get_ylabel() == "MB beyond weight and hidden, log scale"
     assert first.get_ylabel() == "Build and first step (s), log scale"
-
-
-def test_first_calls_with_warm_caches_are_said_to_be():
     *_, first = _draw("costs", _rows(warm="triton|inductor")).axes
     assert first.get_ylabel().endswith("caches of the compilers warm")
     some = [{**row, "warm": "process" if row["b"] > 1 else None} for row in _rows()]

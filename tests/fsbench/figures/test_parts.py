@@ -12,7 +12,7 @@ def test_a_dollar_sign_is_prose_in_a_title_and_powers_are_powers_at_a_logarithmi
     axes = figure.subplots()
     axes.set(yscale="log", ylim=(1, 1e4), title="$a$")
     axes.get_yticklabels()  # as rotating the labels does: they exist before the layout
-    assert laid_out(lambda: figure) is figure
+    assert laid_out(lambda: figure)() is figure
     assert not axes.title.get_parse_math()
     labels = [label for label in axes.get_yticklabels() if label.get_text().startswith("$")]
     assert labels and all(label.get_parse_math() for label in labels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pandas as pd
-import pytest
 from cells import results_row
 from matplotlib.colors import to_hex
 
@@ -69,22 +68,3 @@ def test_what_was_measured_differently_is_another_figure():
     rows = small_and_large() + small_and_large(dtype="fp16")
     found = families(configurations(pd.DataFrame(rows)))
     assert {stem: len(alike) for stem, alike in found.items()} == {"h200_bf16": 2, "h200_fp16": 2}
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_plot_writes_it(tmp_path, suffix):
-    from typer.testing import CliRunner
-
-    from fsbench.cli import app
-
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "env.json").write_text("{}")
-    frame = pd.DataFrame(small_and_large()).drop(columns="folder").assign(gb_per_s=1.0, tflops=1.0)
-    frame.to_csv(tmp_path / "a" / "results.csv", index=False)
-    done = CliRunner().invoke(
-        app,
-        ["plot", str(tmp_path / "a"), "--out", str(tmp_path / "out"), "--format", suffix],
-        catch_exceptions=False,
-    )
-    assert f"winner_h200.{suffix}" in done.stdout
-    assert (tmp_path / "out" / f"winner_h200.{suffix}").stat().st_size > 1000

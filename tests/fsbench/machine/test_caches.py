@@ -22,18 +22,19 @@ def clean(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_defaults_are_those_of_the_compilers():
-    folders = caches._folders()
-    assert folders["triton"] == Path(triton.knobs.cache.dir)
-    assert folders["inductor"] == Path(inductor.default_cache_dir())
+def test_defaults_are_those_of_the_compilers(monkeypatch, tmp_path):
+    """Also of a user without a name, and with temporary files elsewhere."""
 
-
-def test_a_user_without_a_name(monkeypatch):
     def nobody():
         raise KeyError("uid")
 
+    folders = caches._folders()
+    assert folders["triton"] == Path(triton.knobs.cache.dir)
+    assert folders["inductor"] == Path(inductor.default_cache_dir())
     monkeypatch.setattr(getpass, "getuser", nobody)
     assert caches._folders()["inductor"] == Path(inductor.default_cache_dir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert caches._folders()["inductor"].parent == tmp_path
 
 
 def test_a_cache_counts_once_there_is_something_in_it(monkeypatch, tmp_path):
@@ -47,8 +48,3 @@ def test_a_cache_counts_once_there_is_something_in_it(monkeypatch, tmp_path):
     assert caches.filled() == ["triton"]
     (tmp_path / ".cache" / "flashinfer" / "0.6.9").mkdir(parents=True)
     assert caches.filled() == ["triton", "flashinfer"]
-
-
-def test_the_temporary_folder_may_be_elsewhere(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert caches._folders()["inductor"].parent == tmp_path

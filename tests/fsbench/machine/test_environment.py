@@ -66,23 +66,6 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_git_state_of_a_clean_tree(tree):
-    assert git_state(tree) == (git(tree, "rev-parse", "HEAD"), False)
-
-
-def test_results_do_not_make_a_tree_dirty(tree):
-    (tree / "results" / "points.jsonl").write_text("{}\n")
-    assert git_state(tree)[1] is False
-
-
-def test_changed_code_and_new_samplers_make_a_tree_dirty(tree):
-    (tree / "kernels" / "new_sampler.py").write_text("two\n")
-    assert git_state(tree)[1] is True
-    (tree / "kernels" / "new_sampler.py").unlink()
-    (tree / "fsbench" / "runner.py").write_text("two\n")
-    assert git_state(tree)[1] is True
-
-
 def test_no_source_tree_no_commit(tree, tmp_path_factory):
     installed = tree / "venv" / "site-packages"  # of somebody else's repository
     installed.mkdir(parents=True)
@@ -90,26 +73,32 @@ def test_no_source_tree_no_commit(tree, tmp_path_factory):
     assert git_state(tmp_path_factory.mktemp("plain")) == NOTHING_KNOWN
 
 
+def test_git_state_of_a_tree(tree):
+    """Results do not make it dirty; changed code and new samplers do."""
+    assert git_state(tree) == (git(tree, "rev-parse", "HEAD"), False)
+    (tree / "results" / "points.jsonl").write_text("{}\n")
+    assert git_state(tree)[1] is False
+    (tree / "kernels" / "new_sampler.py").write_text("two\n")
+    assert git_state(tree)[1] is True
+    (tree / "kernels" / "new_sampler.py").unlink()
+    (tree / "fsbench" / "runner.py").write_text("two\n")
+    assert git_state(tree)[1] is True
+
+
 def test_git_is_not_needed(tree, monkeypatch):
+    def hang(*arguments, **keywords):
+        raise subprocess.TimeoutExpired("git", keywords["timeout"])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.subprocess, "run", hang)
+        assert git_state(tree) == NOTHING_KNOWN
     monkeypatch.setenv("PATH", "")
     assert git_state(tree) == NOTHING_KNOWN
     assert environment("cpu", [])["git_sha"] is None
 
 
-def test_a_git_that_hangs_is_given_up(tree, monkeypatch):
-    def hang(*arguments, **keywords):
-        raise subprocess.TimeoutExpired("git", keywords["timeout"])
-
-    monkeypatch.setattr(module.subprocess, "run", hang)
-    assert git_state(tree) == NOTHING_KNOWN
-
-
-def test_absent_packages_are_none():
-    assert module.package_version("fsbench-no-such-package") is None
-    assert module.package_version("numpy") == numpy.__version__
-
-
 def test_versions_are_those_of_the_distributions(monkeypatch):
+    assert module.package_version("fsbench-no-such-package") is None
     monkeypatch.setattr(module, "package_version", lambda package: f"version of {package}")
     record = environment("cpu", [])
     assert record["flashinfer"] == "version of flashinfer-python"

@@ -1,7 +1,5 @@
 """The I/O cost model against numbers worked out by hand and against the paper's tables."""
 
-from fractions import Fraction
-
 import pandas as pd
 import pytest
 from tree import H200
@@ -19,13 +17,16 @@ def test_bytes_and_flops_by_hand():
     assert work.fused_bytes == 2 * (35 + 15 + 3) == 106
     assert work.baseline_bytes == 2 * (35 + 15 + 2 * 21 + 3) == 190
     assert work.flops == 2 * 3 * 5 * 7 == 210
+    single = iomodel.traffic(Problem(3, 5, 7, "fp32"))
+    assert (single.fused_bytes, single.baseline_bytes, single.flops) == (212, 380, 210)
 
 
-def test_elements_of_fp32_are_twice_as_large():
-    half, single = (iomodel.traffic(Problem(3, 5, 7, dtype)) for dtype in ("fp16", "fp32"))
-    assert single.fused_bytes == 2 * half.fused_bytes
-    assert single.baseline_bytes == 2 * half.baseline_bytes
-    assert single.flops == half.flops
+@pytest.mark.parametrize("D, V", [*PAPER_SHAPES, (5, 7), (1, 1)])
+@pytest.mark.parametrize("B", [1, 3, 256])
+def test_the_predicted_speedup_is_the_ratio_of_bytes(B, D, V):
+    work = iomodel.traffic(Problem(B, D, V))
+    ratio = work.baseline_bytes / work.fused_bytes
+    assert iomodel.predicted_speedup(Problem(B, D, V)) == pytest.approx(ratio, rel=1e-14)
 
 
 def test_tensor_parallel_counts_one_rank():
@@ -34,16 +35,6 @@ def test_tensor_parallel_counts_one_rank():
     assert iomodel.predicted_speedup(Problem(3, 5, 7, tp=2)) == iomodel.predicted_speedup(
         Problem(3, 5, 4)
     )
-
-
-@pytest.mark.parametrize("D, V", [*PAPER_SHAPES, (5, 7), (1, 1)])
-@pytest.mark.parametrize("B", [1, 3, 256])
-def test_full_formula_is_the_ratio_of_elements(B, D, V):
-    exact = Fraction(V * D + D * B + 2 * V * B + B, V * D + D * B + B)
-    problem = Problem(B, D, V)
-    assert iomodel.predicted_speedup(problem) == pytest.approx(float(exact), rel=1e-15)
-    work = iomodel.traffic(problem)
-    assert Fraction(work.baseline_bytes, work.fused_bytes) == exact
 
 
 @pytest.mark.parametrize(
@@ -145,10 +136,3 @@ def test_measured_roof_of_h200_is_the_highest_committed():
     measured = iomodel.gpu("h200").measured
     assert measured.tb_per_s == round(highest.gb_per_s["weight_stream"] / 1e3, 2)
     assert measured.tflops == round(highest.tflops["matmul_only"])
-
-
-def test_roofline_has_its_ridge_at_the_ops_to_byte_ratio():
-    roof = iomodel.Roof(2.0, 100.0, "by hand")
-    assert roof.tflops_at(10) == 20
-    assert roof.tflops_at(50) == 100
-    assert roof.tflops_at(500) == 100

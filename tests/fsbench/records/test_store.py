@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 from fsbench.errors import ResultsError
 from fsbench.records import store as results
 from fsbench.records.cell import FORMS, LACKS, STATUSES, Energy, Round, Sustained
-from fsbench.records.store import (
-    Store,
-    read_environment,
-    read_records,
-    results_folders,
-    write_atomically,
-)
+from fsbench.records.disk import write_atomically
+from fsbench.records.store import Store, read_environment, read_records, results_folders
 
 times = st.lists(st.floats(0, 1e7), min_size=3, max_size=3)
 rounds = st.builds(
@@ -101,13 +96,6 @@ def test_the_same_status_is_not_written_twice(folder):
     store.append_status(OTHER, "oom", "another reason")
     store.close()
     assert read_records(folder)[1].reason == "another reason"
-
-
-def test_the_label_is_not_part_of_a_cells_identity(folder):
-    store = Store.resume(folder, MACHINE)
-    assert sorted(store.record(cell(label="new name")).rounds) == [0, 1, 2]
-    assert store.record(cell(b=3)).rounds == {}
-    store.close()
 
 
 @pytest.mark.parametrize("name", ["gpu", "device", "cpu"])

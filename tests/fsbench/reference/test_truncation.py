@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fsbench import reference
-from fsbench.errors import InvalidArgument
 from fsbench.problem import FILTER_ORDER, Problem
 from fsbench.provider import Capabilities, Kind, Provider
 
@@ -248,10 +247,3 @@ def test_only_samplers_with_these_filters_run_on_a_truncated_problem():
         assert provider(kind).kind_on(truncated) is kind
     assert some.kind_on(truncated) is Kind.TRUNCATED
     assert some.kind_on(Problem(4, 64, 1000)) is Kind.EXACT
-
-
-def test_filters_and_their_order_are_checked():
-    with pytest.raises(InvalidArgument, match=r"made_up: filters: expected some of .*'topk'"):
-        provider(Kind.TRUNCATED, filters=("topk",))
-    with pytest.raises(InvalidArgument, match="made_up: filter_order: expected temperature"):
-        provider(Kind.TRUNCATED, filter_order=("top_k", "top_p"))

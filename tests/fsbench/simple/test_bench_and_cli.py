@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,13 +15,13 @@ from tree import ROOT
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.cli.hotvocab import commands
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.machine import hardware
 from fsbench.records.store import read_environment
 from fsbench.simple import bench, native
 from fsbench.simple.controls import PLAIN, PRODUCTION, Controls
-from fsbench.simple.reference import decide
+from fsbench.simple.plane import uniforms
+from fsbench.simple.reference import decide, penalised
 from fsbench.simple.steps import FullV, Offload, Parallel, Shvs, probabilities
 from fsbench.simple.zipf import ZipfText
 
@@ -180,11 +181,7 @@ def test_cases_take_turns():
     assert bench.ratio(*cases) == 2
 
 
-def test_other_processes_are_noticed(capsys):
-    commands._warn_of_others(0.05)
-    assert not capsys.readouterr().err
-    commands._warn_of_others(1.3)
-    assert "other processes kept 1.3 cores busy" in capsys.readouterr().err
+def test_the_time_of_processes_is_told_apart():
     began, before = time.process_time(), hardware.cpu_seconds()
     while time.process_time() - began < 0.3:
         pass  # busy ourselves, for as long as it takes: others may have the processors
@@ -199,60 +196,57 @@ def test_sampler_counts():
     assert bench.sampler_counts(16) == [1, 2, 4, 8, 16]
 
 
-@pytest.mark.parametrize("controls", [PLAIN, PRODUCTION, Controls(temperature=0.0)], ids=str)
+def oracle(controls, uniform, history):
+    logits = TEXT.logits(len(uniform))
+    if controls.penalises:
+        logits = penalised(logits, *zip(*history, strict=True), **controls.penalties)
+    return decide(logits, uniform, **controls.law)
+
+
+HISTORY = [([1, 2, 3, row], [row, row, 7]) for row in range(64)]
+CONTROLS = pytest.mark.parametrize("controls", [PLAIN, PRODUCTION, Controls(temperature=0.0)])
+
+
+@CONTROLS
 def test_probabilities_in_torch_are_the_oracles(controls):
     """What the first two designs draw from, penalties included."""
-    logits = TEXT.logits(6)
-    seen = [([1, 2, 3, row], [row, row, 7]) for row in range(6)]
-    from fsbench.simple.reference import penalised
-
-    p, undefined = probabilities(logits, seen, controls)
-    z = logits
-    if controls.penalises:
-        z = penalised(logits, *zip(*seen, strict=True), repetition=1.1, presence=0.1, frequency=0.1)
-    expected = decide(
-        z,
-        torch.full((6,), 0.5, dtype=torch.float64),
-        temperature=controls.temperature,
-        top_k=controls.top_k,
-        top_p=controls.top_p,
-        min_p=controls.min_p,
-    )
+    p, undefined = probabilities(TEXT.logits(6), HISTORY[:6], controls)
+    expected = oracle(controls, torch.full((6,), 0.5, dtype=torch.float64), HISTORY[:6])
     assert not undefined.any()
-    assert torch.allclose(p.double(), (expected.high - expected.low), atol=1e-5)
+    assert torch.allclose(p.double(), expected.high - expected.low, atol=1e-5)
 
 
-@pytest.mark.parametrize("controls", [PLAIN, PRODUCTION], ids=["plain", "production"])
-def test_all_designs_draw_from_the_same_law(controls):
-    """Of one row, many draws: counts of likely tokens agree within noise."""
-    B, steps = 256, 12
-    logits = TEXT.logits(1).expand(B, V)
-    made = {
-        "port": FullV(B, V, controls),
-        "parallel": Parallel(B, V, controls, 2),
-        "offload": Offload(B, V, controls, 2),
-        "shvs": Shvs(B, V, controls, 2, hot=400),
-    }
-    history = list(range(0, V, 50))
-    counts = {}
+@CONTROLS
+@pytest.mark.parametrize("design", [Parallel, Offload, partial(Shvs, hot=400)])
+def test_designs_draw_the_oracles_tokens_step_by_step(design, controls):
+    """From uniforms of the step, and with what was drawn before counted."""
+    step = design(64, V, controls, 2)
+    history = [(prompt, list(output)) for prompt, output in HISTORY]
+    for row, seen in enumerate(history):
+        if controls.penalises:
+            step.begin(row, *seen)
+    uniform = torch.empty(64, dtype=torch.float64)
+    for number in range(4):
+        step.logits.copy_(TEXT.logits(64))
+        if isinstance(step, Shvs):
+            step.supply()
+        tokens = step.tokens(torch.tensor([5]), torch.tensor([number]))
+        uniforms(uniform, torch.tensor([5]), torch.tensor([number]))
+        assert oracle(controls, uniform, history).accepts(tokens, uniform).all()
+        for (_, output), token in zip(history, tokens.tolist(), strict=True):
+            output.append(token)
+
+
+def test_the_engines_sampler_draws_from_its_probabilities():
     torch.manual_seed(0)
-    for name, step in made.items():
-        for number in range(steps):
-            for row in range(B if controls.penalises else 0):
-                step.begin(row, history, [])
-            step.logits.copy_(logits)
-            if name == "shvs":
-                step.supply()
-            tokens = step.tokens(torch.tensor([5]), torch.tensor([number]))
-            counts[name] = counts.get(name, 0) + torch.bincount(tokens, minlength=V).double()
-    if not controls.penalises:
-        assert torch.equal(counts["parallel"], counts["offload"])
-    n = B * steps
-    for name in ("parallel", "offload", "shvs"):
-        top = (counts["port"] + counts[name]).topk(8).indices
-        a, b = counts["port"][top] / n, counts[name][top] / n
-        error = ((a * (1 - a) + b * (1 - b)) / n).sqrt() + 1e-9
-        assert ((a - b).abs() / error).max() < 5, (name, a, b)
+    logits = TEXT.logits(1)
+    step = FullV(2048, V, PRODUCTION)
+    step.logits.copy_(logits.expand(2048, V))
+    p, _ = probabilities(logits, [([], [])], PRODUCTION)
+    counts = torch.bincount(step.tokens(torch.tensor([0]), torch.tensor([0])), minlength=V)
+    assert (counts[p[0] == 0] == 0).all() and int(p.count_nonzero()) > 2
+    error = (p[0] * (1 - p[0]) / 2048).sqrt() + 1e-9
+    assert ((counts / 2048 - p[0]).abs() / error).max() < 5
 
 
 @pytest.mark.parametrize(

@@ -75,27 +75,30 @@ FILTERS = [
 filters = pytest.mark.parametrize("given", FILTERS, ids=str)
 
 
-@filters
-@pytest.mark.parametrize("V", SIZES)
-def test_tokens_are_the_oracles(V, given):
-    logits, uniform = rows(V), uniforms(24)
-    tokens, _ = decided(logits, uniform, **given)
-    expected = reference.decide(logits, uniform, **given)
-    assert expected.accepts(tokens, uniform).all(), (tokens, expected.tokens)
-    assert (tokens == expected.tokens).float().mean() > 0.9
+LAYOUTS = {
+    **{f"V = {V}": (V, {}) for V in SIZES},
+    **{f"{hot} hot": (9001, {"hot": hot}) for hot in (1, 500, 4096)},
+    "no statistics of the tail": (9001, {"hot": 100, "stats": False}),
+    "four shards": (4 * 777, {"shards": 4}),
+    "bf16": (9001, {"dtype": "bf16"}),
+}
 
 
 @filters
-@pytest.mark.parametrize("hot", [1, 500, 4096])
-def test_the_hot_path_decides_as_all_of_the_row(hot, given):
-    V = 9001
-    logits, uniform = rows(V), uniforms(24)
-    # Half of the rows have their large logits among the hot ones, half of them anywhere.
-    order = torch.randperm(V, generator=torch.Generator().manual_seed(3))
-    logits[::2] = logits[::2].sort(1, descending=True).values[:, order.argsort()]
-    tokens, _ = decided(logits, uniform, hot=hot, order=order, **given)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_are_the_oracles(layout, given):
+    V, options = LAYOUTS[layout]
+    logits, uniform, order = rows(V), uniforms(24), None
+    if options.get("dtype") == "bf16":
+        logits = logits.bfloat16()
+    if "hot" in options:
+        # Half of the rows have their large logits among the hot ones, half of them anywhere.
+        order = torch.randperm(V, generator=torch.Generator().manual_seed(3))
+        logits[::2] = logits[::2].sort(1, descending=True).values[:, order.argsort()]
+    tokens, _ = decided(logits, uniform, order=order, **options, **given)
     expected = reference.decide(logits, uniform, order=order, **given)
     assert expected.accepts(tokens, uniform).all(), (tokens, expected.tokens)
+    assert (tokens == expected.tokens).float().mean() > 0.9
 
 
 @filters
@@ -113,26 +116,6 @@ def test_without_the_tail_a_row_is_decided_alike_or_asks_for_it(given):
     }:
         assert not asked[::2].any()
     assert asked[1::2].any()
-
-
-def test_statistics_that_are_not_supplied_are_found():
-    logits, uniform = rows(9001), uniforms(24)
-    tokens, _ = decided(logits, uniform, hot=100, stats=False)
-    assert reference.decide(logits, uniform).accepts(tokens, uniform).all()
-
-
-@filters
-def test_shards_are_read_where_they_lie(given):
-    logits, uniform = rows(4 * 777), uniforms(24)
-    tokens, _ = decided(logits, uniform, shards=4, **given)
-    assert torch.equal(tokens, decided(logits, uniform, **given)[0])
-
-
-@filters
-def test_bf16_logits_are_used_exactly(given):
-    logits, uniform = rows(9001).bfloat16(), uniforms(24)
-    tokens, _ = decided(logits, uniform, dtype="bf16", **given)
-    assert reference.decide(logits, uniform, **given).accepts(tokens, uniform).all()
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,6 @@ def test_the_root_of_the_condition_is_the_least_cost(both):
     assert found.root == pytest.approx(found.H, abs=1)
 
 
-def test_the_condition_is_equation_12():
-    found = best(COVER, COST, both=False)
-    assert found.root is not None
-    a, slope = COVER.at(found.root), COVER.slope(found.root)
-    assert 2 * a + (2 * found.root - V) * slope == pytest.approx(1)
-
-
 def test_nothing_covered_early_leaves_no_hot_set():
     """Flat text: the share is H / V, the least F2 is at the end, and no root is made up."""
     flat = Coverage(V, SIZES, SIZES / V, SIZES / V)

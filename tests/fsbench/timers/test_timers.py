@@ -8,7 +8,7 @@ import itertools
 import subprocess
 import sys
 import time
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fsbench.errors import FsbenchError, InvalidArgument, TimerUnavailable
-from fsbench.timers import Measurement, make_timer, timer_name
+from fsbench.timers import make_timer, timer_name
 from fsbench.timers.cpu import CpuTimer
 from fsbench.timers.fake import FakeTimer
 from fsbench.timers.gpu import cupti as cupti_module
@@ -29,12 +29,6 @@ def nothing() -> None:
 
 
 # Records and windows -> Measurement. Times in ns, 1000 ns = 1 us.
-
-
-def test_one_kernel_per_iteration():
-    records = [Record("k", 1_100, 1_400), Record("k", 2_100, 2_600)]
-    measured = measurement_from_records(records, [(1_000, 1_500), (2_000, 2_700)])
-    assert measured == Measurement([0.3, 0.5], [0.3, 0.5], [0.3, 0.5], 1, {"k": 0.4})
 
 
 @pytest.mark.parametrize(
@@ -172,43 +166,31 @@ def cupti(monkeypatch):
 
 
 def test_cupti_measures_the_step_and_not_what_comes_before(cupti):
-    timer = make_timer("auto", "cuda", l2="warm")
-    assert not cupti.enabled  # after the trial
+    """Hundreds of times, also after a step that failed; and it is registered once."""
 
-    def step() -> None:
-        cupti.launch("gemm", 300)
+    def step(duration=300) -> None:
+        cupti.launch("gemm", duration)
         cupti.launch("", 20, kind=cupti.ActivityKind.MEMSET)
-
-    measured = timer.measure(step, 3, lambda: cupti.launch("advance_offset", 7))
-    assert (timer.name, timer.l2) == ("cupti", "warm")
-    assert measured.span_us == pytest.approx([0.326] * 3)
-    assert measured.sum_us == pytest.approx([0.320] * 3)
-    assert measured.n_kernels == 2
-    assert measured.kernels == {"gemm": pytest.approx(0.3), "memset": pytest.approx(0.02)}
-    assert not cupti.enabled
-
-
-def test_cupti_is_registered_once_for_hundreds_of_measurements(cupti):
-    for number in range(1, 300):
-        timer = CuptiTimer("cuda", "warm")
-        measured = timer.measure(lambda: cupti.launch("k", number), 2, nothing)  # noqa: B023
-        assert measured.span_us == [number / 1e3] * 2
-    assert cupti.registered == 1
-    assert len(cupti_module._owner()[1]) == 2  # records do not pile up
-
-
-def test_an_error_in_a_step_leaves_cupti_usable(cupti):
-    timer = CuptiTimer("cuda", "warm")
 
     def broken() -> None:
         cupti.launch("half", 10)
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"):
-        timer.measure(broken, 2, nothing)
-    assert not cupti.enabled
-    measured = timer.measure(lambda: cupti.launch("k", 40), 2, nothing)
-    assert measured.kernels == {"k": pytest.approx(0.04)}
+    for number in range(1, 300):
+        timer = make_timer("auto", "cuda", l2="warm")
+        assert (timer.name, timer.l2) == ("cupti", "warm")
+        if number % 100 == 0:
+            with pytest.raises(RuntimeError, match="out of memory"):
+                timer.measure(broken, 2, nothing)
+        assert not cupti.enabled
+        measured = timer.measure(partial(step, number), 2, lambda: cupti.launch("advance", 7))
+        assert measured.span_us == pytest.approx([(number + 26) / 1e3] * 2)
+        assert measured.sum_us == pytest.approx([(number + 20) / 1e3] * 2)
+        assert measured.n_kernels == 2
+        kernels = {"gemm": number / 1e3, "memset": 0.02}
+        assert measured.kernels == pytest.approx(kernels)
+    assert not cupti.enabled and cupti.registered == 1
+    assert len(cupti_module._owner()[1]) == 6  # records do not pile up
 
 
 def test_dropped_records_are_an_error_of_the_measurement_that_lost_them(cupti):
@@ -224,26 +206,25 @@ def test_dropped_records_are_an_error_of_the_measurement_that_lost_them(cupti):
         timer.measure(overflowing, 2, nothing)
 
 
-def test_cupti_that_cannot_start_is_unavailable_with_the_reason(cupti, monkeypatch):
-    def refuse(kind) -> None:
-        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+def test_cupti_that_cannot_start_is_unavailable_with_the_reason_or_the_command(cupti, monkeypatch):
+    def fails(message):
+        with pytest.raises(TimerUnavailable, match=message):
+            make_timer("cupti", "cuda", l2="warm")
 
-    monkeypatch.setattr(cupti, "activity_enable", refuse)
-    with pytest.raises(TimerUnavailable, match=r"INSUFFICIENT_PRIVILEGES.*--timer events"):
-        make_timer("cupti", "cuda", l2="warm")
+    def raising(error):
+        def refuse(argument):
+            raise error(argument)
 
+        return refuse
 
-def test_an_old_or_absent_cupti_is_unavailable_with_the_command(cupti, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(cupti, "activity_enable", raising(RuntimeError))
+        fails("RuntimeError.*--timer events")
+    cupti_module._owner.cache_clear()
     monkeypatch.setattr(metadata, "version", lambda name: "12.8.0")
-    with pytest.raises(TimerUnavailable, match=r">= 13, got 12.8.0; pip install"):
-        make_timer("cupti", "cuda", l2="warm")
-
-    def absent(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", absent)
-    with pytest.raises(TimerUnavailable, match=r"cupti-python; pip install -e '.\[gpu\]'"):
-        make_timer("cupti", "cuda", l2="warm")
+    fails(">= 13, got 12.8.0; pip install")
+    monkeypatch.setattr(metadata, "version", raising(metadata.PackageNotFoundError))
+    fails(r"cupti-python; pip install -e '.\[gpu\]'")
 
 
 # Choosing a timer.

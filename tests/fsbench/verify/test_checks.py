@@ -1,27 +1,20 @@
 """The checks' own arithmetic: statistics against simulation, and the reference with a bug planted.
 
-Bugs of samplers are in test_mutants.py.
+Bugs of samplers are in test_planted.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
+from gate_samplers import provider
 from mutant_samplers import mixed, own_exponential
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument, VerificationFailed
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.verify import battery, noise, verify
-from fsbench.verify.check import ALPHA, FAMILY, Check, Setting
+from fsbench.verify.check import Setting
 from fsbench.verify.drawing import Draws, hash_of, scalar
-from fsbench.verify.statistics import (
-    fit_check,
-)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,23 +22,9 @@ SETTING = Setting("cpu", "fp32")
 
 
 @pytest.fixture(autouse=True)
-def fewer_tokens(monkeypatch):
+def fewer_tokens(effort):
     """The draws of the ci tier, from a smaller vocabulary: noise is what takes time here."""
-    effort = replace(battery.EFFORTS["ci", "cpu"], vocabulary=2051)
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
-
-
-def made(step, **able) -> Provider:
-    """A sampler of step(logits, T, seed, offset) -> tokens."""
-
-    def build(problem: Problem, weight):
-        def launch(hidden, seed, offset):
-            return step(hidden @ weight.T, problem.temperature, int(seed), int(offset))
-
-        return launch
-
-    capabilities = Capabilities(("cpu",), ("fp32",), **able)
-    return Provider("made_up", "Made up", Kind.EXACT, build, capabilities=capabilities)
+    effort("ci", vocabulary=2051)
 
 
 def race(logits, T, seed, offset):
@@ -71,7 +50,9 @@ def cut(logits, T, seed, offset):
 def test_a_declared_deviation_is_held_to_its_size():
     def verdicts(**able):
         names = ["fit", "fit of seeds", "tiles", "collisions", "variation"]
-        return [check.verdict for check in verify(made(deviating, **able), SETTING, "ci", names)]
+        return [
+            check.verdict for check in verify(provider(deviating, **able), SETTING, "ci", names)
+        ]
 
     assert set(verdicts(known_deviation=0.03)) == {"not exact"}
     assert "FAILED" in verdicts(known_deviation=0.002)
@@ -79,22 +60,21 @@ def test_a_declared_deviation_is_held_to_its_size():
 
 
 def test_a_declared_cut_of_the_tail_is_no_failure_and_is_told():
-    (near, far) = verify(made(cut, exact_to_gap=5.0), SETTING, "ci", ["tail"])
+    (near, far) = verify(provider(cut, exact_to_gap=5.0), SETTING, "ci", ["tail"])
     for check in (near, far):
         assert check.verdict == "not exact" and "the tail is cut" in check.detail
-    (near, far) = verify(made(cut), SETTING, "ci", ["tail"])
+    (near, far) = verify(provider(cut), SETTING, "ci", ["tail"])
     assert (near.verdict, far.verdict) == ("FAILED", "FAILED")
-    (near, far) = verify(made(cut, exact_to_gap=11.0), SETTING, "ci", ["tail"])
+    (near, far) = verify(provider(cut, exact_to_gap=11.0), SETTING, "ci", ["tail"])
     assert (near.verdict, far.verdict) == ("FAILED", "not exact")
 
 
 @pytest.mark.full
-def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(monkeypatch):
-    effort = replace(battery.EFFORTS["ci", "cpu"], variation_draws={"stored": 2**15})
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(effort):
+    effort("ci", variation_draws={"stored": 2**15})
 
     def variation(**able):
-        (check,) = verify(made(cut, **able), SETTING, "ci", ["variation"])
+        (check,) = verify(provider(cut, **able), SETTING, "ci", ["variation"])
         return check
 
     assert variation().verdict == "FAILED"
@@ -104,27 +84,26 @@ def test_a_declared_cut_shows_in_the_law_of_a_large_vocabulary(monkeypatch):
 
 
 def test_a_declared_cut_does_not_allow_too_many_draws():
-    (_, far) = verify(made(deviating, exact_to_gap=5.0), SETTING, "ci", ["tail"])
+    (_, far) = verify(provider(deviating, exact_to_gap=5.0), SETTING, "ci", ["tail"])
     assert far.verdict == "FAILED" and "too many" in far.detail
-    (check,) = verify(made(deviating, exact_to_gap=5.0), SETTING, "ci", ["variation"])
+    (check,) = verify(provider(deviating, exact_to_gap=5.0), SETTING, "ci", ["variation"])
     assert check.verdict == "FAILED"
 
 
 @pytest.mark.full
-def test_a_declared_excess_is_held_to_its_size(monkeypatch):
+def test_a_declared_excess_is_held_to_its_size(effort):
     """Half more draws of the tail than it should have, as a coarse logarithm may give.
 
     Of 412 draws expected half more are found beyond doubt where 0.05 is allowed, of 206 not always.
     """
-    effort = replace(battery.EFFORTS["ci", "cpu"], tail_tokens=2**26)
-    monkeypatch.setitem(battery.EFFORTS, ("ci", "cpu"), effort)
+    effort("ci", tail_tokens=2**26)
 
     def coarse(logits, T, seed, offset):
         noise = own_exponential(logits)
         return (logits / T - torch.where(noise < 0.01, noise / 1.5, noise).log_()).argmax(1)
 
     def verdicts(**able):
-        return [c.verdict for c in verify(made(coarse, **able), SETTING, "ci", ["tail"])]
+        return [c.verdict for c in verify(provider(coarse, **able), SETTING, "ci", ["tail"])]
 
     assert verdicts(exact_to_gap=5.0, excess_beyond_gap=0.7) == ["not exact", "not exact"]
     assert verdicts(exact_to_gap=11.0, excess_beyond_gap=0.7) == ["FAILED", "not exact"]
@@ -134,36 +113,46 @@ def test_a_declared_excess_is_held_to_its_size(monkeypatch):
 
 def test_seeds_closer_than_the_declared_stride_are_not_compared():
     def neighbours_share(logits, T, seed, offset):
-        torch.manual_seed(mixed((seed + 1) // 4, offset))
+        torch.manual_seed(mixed((int(seed) + 1) // 4, int(offset)))
         return race(logits, T, seed, offset)
 
-    (check,) = verify(made(neighbours_share), SETTING, "ci", ["seeds"])
+    (check,) = verify(provider(neighbours_share), SETTING, "ci", ["seeds"])
     assert not check.passed and "seed + 1: " in check.detail
-    (check,) = verify(made(neighbours_share, seed_stride=4), SETTING, "ci", ["seeds"])
+    (check,) = verify(provider(neighbours_share, seed_stride=4), SETTING, "ci", ["seeds"])
     assert check.passed
 
 
 # The reference with a bug
 
 
+def judged(name, form="group"):
+    (check,) = verify(provider(race, noise=form), SETTING, "ci", [name])
+    return check
+
+
 def test_philox_is_checked(monkeypatch):
-    assert noise.check_philox("cpu").passed
+    assert judged("philox").passed
     monkeypatch.setattr(noise, "GROUP_STREAM", 1)
-    check = noise.check_philox("cpu")
+    check = judged("philox")
     assert not check.passed and "counters have a block of their own" in check.detail
     monkeypatch.setattr(reference, "philox4x32", lambda counter, key: counter)
-    check = noise.check_philox("cpu")
+    check = judged("philox")
     assert not check.passed and "expected" in check.detail
 
 
+@pytest.fixture
+def maxima(effort):
+    effort("ci", vocabulary=4001, maxima={"group": 2**13, "token": 2**10})
+
+
 @pytest.mark.parametrize(("form", "rows"), [("group", 2**13), ("token", 2**10)])
-def test_the_largest_score_is_gumbel(form, rows):
-    check = noise.check_maximum(SETTING, form, 4001, rows)
+def test_the_largest_score_is_gumbel(form, rows, maxima):
+    check = judged("maximum", form)
     assert check.passed and check.draws == rows
 
 
 @pytest.mark.parametrize("cap", [8.0, 9.0])
-def test_a_cap_of_the_noise_shows_in_its_largest(cap, monkeypatch):
+def test_a_cap_of_the_noise_shows_in_its_largest(cap, monkeypatch, maxima):
     group_noise = reference.group_noise
 
     def capped(*arguments):
@@ -171,7 +160,7 @@ def test_a_cap_of_the_noise_shows_in_its_largest(cap, monkeypatch):
         return g.clamp_max(cap - 3.5), u  # a group of 32 adds log 32 to its Gumbel
 
     monkeypatch.setattr(reference, "group_noise", capped)
-    assert not noise.check_maximum(SETTING, "group", 4001, 2**13).passed
+    assert not judged("maximum").passed
 
 
 def test_some_codes_are_both_ends_the_middle_and_every_octave():
@@ -189,11 +178,11 @@ def test_draws_are_those_of_the_row_asked_for_and_begin_anew_at_a_seed():
     steps = []
 
     def step(logits, T, seed, offset):
-        steps.append((seed, offset))
+        steps.append((int(seed), int(offset)))
         return logits.argmax(1)
 
     rows = {"third": torch.tensor([0.0, 1, 9, 3]), "first": torch.tensor([5.0, 1, 2, 3])}
-    draws = Draws(made(step), SETTING.problem(3, 4), rows)
+    draws = Draws(provider(step), SETTING.problem(3, 4), rows)
     draws.seed(-5)
     assert draws.draw("third", 2).tolist() == [[2, 2, 2]] * 2
     assert draws.counts("first", 4).tolist() == [6, 0, 0, 0]
@@ -206,7 +195,7 @@ def test_draws_are_those_of_the_row_asked_for_and_begin_anew_at_a_seed():
 
 
 def test_tokens_out_of_range_are_named():
-    draws = Draws(made(lambda logits, *_: logits.argmax(1) + 4), SETTING.problem(3, 4), {
+    draws = Draws(provider(lambda logits, *_: logits.argmax(1) + 4), SETTING.problem(3, 4), {
         "flat": torch.zeros(4)})  # fmt: skip
     with pytest.raises(VerificationFailed, match=r"drew token 4 outside \[0, 4\)"):
         draws.draw("flat", 1)
@@ -223,20 +212,12 @@ def test_seeds_wrap_around():
 def test_a_wrong_tier_or_check_is_named():
     for arguments in (("fast",), ("ci", ["tials"])):
         with pytest.raises(InvalidArgument, match="expected one of"):
-            list(verify(made(race), SETTING, *arguments))
+            list(verify(provider(race), SETTING, *arguments))
 
 
 def test_every_check_that_runs_is_named_in_the_list():
-    sampler = made(race, zero_temperature=True)
-    names = {name for name, _ in battery._Battery(sampler, SETTING, "ci").todo()}
+    sampler = provider(race, zero_temperature=True)
+    names = {name for name, _ in battery.todo(battery.subject_of(sampler, SETTING, "ci"))}
     assert {name.split(" ")[0] if name.startswith("tail") else name for name in names} <= set(
         battery.CHECKS
     )
-
-
-def test_verdicts():
-    assert Check("x", True, "").verdict == "ok"
-    assert Check("x", True, "", deviates=True).verdict == "not exact"
-    assert Check("x", False, "", deviates=True).verdict == "FAILED"
-    assert fit_check("x", np.array([500, 500]), np.array([0.5, 0.5])).verdict == "ok"
-    assert ALPHA < FAMILY

@@ -10,14 +10,9 @@ from gate_samplers import BIASED, NOT_GREEDY, SETTING, greedy, honest, provider,
 from fsbench import reference
 from fsbench.errors import ProviderUnavailable, UnsupportedProblem
 from fsbench.provider import Kind, Provider
-from fsbench.verify import battery, verify
+from fsbench.verify import verify
 from fsbench.verify.check import Check, Setting
-from fsbench.verify.pathwise import (
-    check_oracle,
-    check_undefined_rows,
-)
 from fsbench.verify.statistics import goodness_of_fit
-from fsbench.verify.support import check_greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,14 +20,18 @@ DRAWS = 2**15
 
 
 @pytest.fixture(autouse=True)
-def few_draws(monkeypatch):
-    monkeypatch.setitem(battery.GATE_DRAWS, "cpu", DRAWS)
+def few_draws(effort):
+    effort("gate", fit_draws=DRAWS)
+
+
+def gate(made: Provider, name: str, setting: Setting = SETTING) -> Check:
+    """One check of the gate."""
+    (check,) = verify(made, setting, only=[name])
+    return check
 
 
 def fit(made: Provider, setting: Setting) -> Check:
-    """The gate's goodness of fit."""
-    (check,) = verify(made, setting, only=["fit"])
-    return check
+    return gate(made, "fit", setting)
 
 
 # Samplers with noise of their own
@@ -82,7 +81,7 @@ def test_fit_at_temperature_zero_is_the_fit_at_one():
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_oracle_accepts_itself(dtype):
-    check = check_oracle(provider(token_noise(), noise="token"), Setting("cpu", dtype, 0.7))
+    check = gate(provider(token_noise(), noise="token"), "oracle", Setting("cpu", dtype, 0.7))
     assert check.passed, check
     assert check.draws == 309
 
@@ -101,7 +100,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_oracle_rejects(mistake):
-    check = check_oracle(provider(token_noise(**MISTAKES[mistake])), SETTING)
+    check = gate(provider(token_noise(**MISTAKES[mistake]), noise="token"), "oracle")
     assert not check.passed
     assert "expected token" in check.detail
 
@@ -110,7 +109,7 @@ def test_the_oracle_rejects_other_noise():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for step in (honest, *BIASED.values()):
-            assert not check_oracle(provider(step), SETTING).passed
+            assert not gate(provider(step, noise="token"), "oracle").passed
 
 
 def test_undefined_rows():
@@ -126,9 +125,9 @@ def test_undefined_rows():
     def maximum_of_what_there_is(logits, T, seed, offset):
         return logits.nan_to_num(nan=-1e30, neginf=-1e30).argmax(1)
 
-    assert check_undefined_rows(provider(defined), SETTING).passed
+    assert gate(provider(defined, noise="token"), "undefined rows").passed
     for wrong in (neighbours_disturbed, maximum_of_what_there_is, token_noise()):
-        assert not check_undefined_rows(provider(wrong), SETTING).passed
+        assert not gate(provider(wrong, noise="token"), "undefined rows").passed
 
 
 # Greedy
@@ -136,21 +135,21 @@ def test_undefined_rows():
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_greedy_accepts_argmax(dtype):
-    check = check_greedy(provider(greedy, Kind.GREEDY), Setting("cpu", dtype))
+    check = gate(provider(greedy, Kind.GREEDY), "greedy", Setting("cpu", dtype))
     assert check.passed and check.draws == 206
 
 
 @pytest.mark.parametrize("mistake", NOT_GREEDY)
 def test_greedy_rejects(mistake):
     sampler = provider(NOT_GREEDY[mistake], Kind.GREEDY)
-    assert not check_greedy(sampler, Setting("cpu", "fp32")).passed
+    assert not gate(sampler, "greedy", Setting("cpu", "fp32")).passed
 
 
 # Which checks apply
 
 
-def test_verify_runs_the_checks_that_apply(monkeypatch):
-    monkeypatch.setitem(battery.GATE_DRAWS, "cpu", 2**12)
+def test_verify_runs_the_checks_that_apply(effort):
+    effort("gate", fit_draws=2**12)
 
     def names(made: Provider) -> list[str]:
         return [check.name for check in verify(made, SETTING)]
@@ -185,17 +184,9 @@ def test_what_says_nothing_about_the_sampler_is_raised(error):
         list(verify(provider(refuse), SETTING))
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        check_oracle,
-        check_greedy,
-        check_undefined_rows,
-        fit,
-    ],
-)
-def test_a_check_that_cannot_run_does_not_pass(check):
-    made = provider(honest)
+@pytest.mark.parametrize("name", ["oracle", "greedy", "undefined rows", "fit"])
+def test_a_check_that_cannot_run_does_not_pass(name):
+    made = provider(honest, noise="token")
     object.__setattr__(made, "supports", lambda problem: "V must be 120832")
     with pytest.raises(UnsupportedProblem, match="V must be 120832"):
-        check(made, SETTING)
+        gate(made, name)

@@ -14,9 +14,9 @@ from fsbench.errors import UnsupportedProblem
 from fsbench.inputs import make_hidden, make_weight
 from fsbench.problem import FILTER_ORDER, FILTERS, Problem
 from fsbench.provider import Capabilities, Kind, Provider
-from fsbench.verify import battery, pathwise, truncation, verify
+from fsbench.verify import pathwise, verify
 from fsbench.verify.check import Setting
-from fsbench.verify.pathwise import SHAPES, check_on_problem
+from fsbench.verify.pathwise import check_on_problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,8 +60,15 @@ def made(keep=kept_of, noise=None, **able) -> Provider:
     return Provider("made_up", "Made up", Kind.TRUNCATED, build, capabilities=capabilities)
 
 
-def verdict(provider, setting=SETTING):
-    return truncation.check_truncation(provider, setting, truncation.CASES, 2**11)
+@pytest.fixture(autouse=True)
+def few_draws(effort):
+    effort("ci", truncated_draws=2**11)
+    effort("gate", truncated_draws=2**10, fit_draws=2**12)
+
+
+def verdict(provider, setting=SETTING, name="truncation"):
+    (check,) = verify(provider, setting, "ci", [name])
+    return check
 
 
 @pytest.mark.parametrize("T", [1.0, full(0.3), full(20.0)])
@@ -152,21 +159,19 @@ def test_probabilities_that_are_not_those_of_the_softmax_are_found():
 
 def test_a_sampler_without_filters_cannot_be_checked():
     with pytest.raises(UnsupportedProblem, match="takes none of the filters"):
-        verdict(made(filters=(), mixed_filters=False))
+        verdict(replace(made(), supports=lambda problem: "no filters of ours"))
 
 
 def test_tokens_are_compared_with_the_oracle():
-    check = truncation.check_truncated_oracle(made(noise="token"), SETTING, SHAPES)
+    check = verdict(made(noise="token"), name="truncated oracle")
     assert check.passed and check.draws > 250, check
     change = WRONG["one token too few"]
     wrong = made(lambda *of: kept_of(*of, change=change), noise="token")
-    assert not truncation.check_truncated_oracle(wrong, SETTING, SHAPES).passed
+    assert not verdict(wrong, name="truncated oracle").passed
 
 
 @pytest.mark.full
-def test_the_gate_asks_about_filters_only_where_they_are_on(monkeypatch):
-    monkeypatch.setitem(battery.GATE_DRAWS, "cpu", 2**12)
-    monkeypatch.setitem(battery.GATE_TRUNCATED_DRAWS, "cpu", 2**10)
+def test_the_gate_asks_about_filters_only_where_they_are_on():
     names = [check.name for check in verify(made(noise="token"), SETTING)]
     assert names[-2:] == ["truncated oracle", "truncation"] and "fit" in names
     assert "truncation" not in [
@@ -179,7 +184,7 @@ def test_what_is_timed_is_checked_with_its_penalties(noise):
     problem = Problem(8, 32, 400, "fp32", 1.0, "cpu", top_k=2, repetition_penalty=9.0, history=900)
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
     honest = made(noise=noise)
-    logits = pathwise.penalised(problem, hidden @ weight.T)
+    logits, _ = pathwise.penalised(problem, hidden @ weight.T)
     assert (logits != hidden @ weight.T).any(1).all()
     other_head = torch.linalg.lstsq(hidden.double(), logits.double()).solution.T.float()
     launch = honest.build(problem, other_head)  # has the penalised logits

@@ -66,7 +66,7 @@ def test_the_sampler_has_the_penalties_of_its_problem():
         problem = replace(setting.problem(5, 600), **case, **PENALISED)
         hidden, weight, logits = exact_head(problem, random_logits(problem, 1))
         tokens = PROVIDER.build(problem, weight)(hidden, SEED, counter(3))
-        logits = penalised(problem, logits)
+        logits, _ = penalised(problem, logits)
         kept = truncation(problem, PROVIDER.capabilities, logits, 1e-5)
         expected = reference.expect(
             logits, SEED, counter(3), truncation=kept, logits_error=1e-5

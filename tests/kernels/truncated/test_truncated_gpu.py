@@ -17,9 +17,8 @@ from fsbench.kernels.configs import hopper as hopper_tiles
 from fsbench.kernels.configs.portable import BUCKETS, space
 from fsbench.kernels.providing.filters import AKUNU_ORDER
 from fsbench.problem import Problem
-from fsbench.verify import truncation
+from fsbench.verify import verify
 from fsbench.verify.check import Setting
-from fsbench.verify.pathwise import SHAPES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -236,8 +235,7 @@ def test_what_is_kept_and_in_which_proportions(name, dtype):
         pytest.skip("cannot run here")
     if name.endswith("_compiled"):
         pytest.skip("compiles for minutes; its law is tested on CPUs")
-    setting = Setting("cuda", dtype)
-    check = truncation.check_truncation(provider, setting, truncation.GATE, 2**14)
+    (check,) = verify(provider, Setting("cuda", dtype, truncated=True), only=["truncation"])
     assert check.passed, check
 
 
@@ -245,8 +243,8 @@ def test_what_is_kept_and_in_which_proportions(name, dtype):
 def test_tokens_of_truncated_problems_are_the_oracles(name):
     provider = discover()[name].provider
     for T in (0.5, 1.0):
-        setting = Setting("cuda", "bf16", T)
-        check = truncation.check_truncated_oracle(provider, setting, SHAPES)
+        setting = Setting("cuda", "bf16", T, truncated=True)
+        (check,) = verify(provider, setting, only=["truncated oracle"])
         assert check.passed, check
 
 

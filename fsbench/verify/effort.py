@@ -1,0 +1,110 @@
+"""How much each check does, by tier and device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+Shapes = tuple[tuple[int, int], ...]
+
+SHAPES: Shapes = ((1, 1), (3, 2), (17, 127), (1, 129), (16, 1000), (65, 5003))
+"""(B, V) of the gate: tiny, odd, just above and below tile sizes, many rows."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much each check does.
+
+    vocabulary: V of the large problem. fit_draws: draws of `fit`, also for `rows` and `steps`: of
+        at least 256 launches. block_draws: of `blocks`.
+    seeds, seed_draws: of `fit of seeds`, draws each.
+    variation_draws: of `variation`, by what a draw costs (`cost`). 25 million bound the total
+        variation by 0.002.
+    gaps, tail_tokens: of `tail`, random numbers spent on each gap.
+    joint_steps, other_steps: launches of 256 equal rows, of the seed and of each other seed.
+    call_steps: launches of `call`. filtered, filter_steps: (B, V) of `filters`, launches of each
+        filter. codes: of `noise map`. maxima: rows of `maximum`.
+    truncated_draws: of each law of `truncation`, and of `truncated draws`.
+    shapes: of `oracle`, `greedy` and `edges`. sizes: batches of `invariance`.
+    any_shapes, any_sizes: the same for samplers with noise of their own, which may take seconds to
+        compile for each.
+    """
+
+    vocabulary: int
+    fit_draws: int
+    block_draws: int
+    seeds: int
+    seed_draws: int
+    variation_draws: dict[str, int]
+    gaps: tuple[float, ...]
+    tail_tokens: int
+    joint_steps: int
+    other_steps: int
+    call_steps: int
+    filtered: tuple[int, int]
+    filter_steps: int
+    truncated_draws: int
+    codes: int
+    maxima: dict[str, int]
+    shapes: Shapes
+    sizes: tuple[int, ...]
+    any_shapes: Shapes
+    any_sizes: tuple[int, ...]
+
+
+def _draws(group: int, token: int, chunks: int) -> dict[str, int]:
+    return {"group": group, "token": token, "stored": token, "chunks": chunks}
+
+
+_B = (1, 3, 16, 17, 64, 65, 256, 300)
+_V = (1, 2, 127, 128, 129, 1000, 50257, 151936)
+_FEW = tuple(zip(_B, reversed(_V), strict=True))
+_ALL = tuple((B, V) for B in _B for V in _V)
+_GAPS, _BATCHES, _SOME = (16, 18, 20), (1, 17, 64, 256), (1, 2, 16, 17, 65, 257)
+_ODD = ((1, 1000), (3, 1), (16, 129), (17, 2))
+_MANY = (1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256, 257)
+
+_TABLE: dict[str, tuple[Any, ...]] = {
+    # on a CPU: ci, full; on a GPU: ci, full. 9001 has a part of a tile at its end, and more than
+    # one chunk of the online samplers.
+    "vocabulary": (9001, 151_936, 151_936, 151_936),
+    "fit_draws": (300 * 264, 2**20, 2**20, 2**20),
+    "block_draws": (2**15, 2**25, 2**25, 2**27),
+    "seeds": (8, 64, 8, 64),
+    "seed_draws": (2**13, 2**16, 2**18, 2**18),
+    "variation_draws": (
+        *(_draws(2**13, 2**13, 2**13), _draws(2**15, 2**15, 2**15)),
+        *(_draws(2**24, 2**21, 2**19), _draws(10**8, 25 * 10**6, 2**21)),
+    ),
+    "gaps": ((10, 12), _GAPS, _GAPS, _GAPS),
+    "tail_tokens": (2**25, 2**31, 2**34, 2**36),
+    "joint_steps": (48, 64, 512, 4096),
+    "other_steps": (12, 16, 128, 1024),
+    "call_steps": (32, 256, 128, 1024),
+    "filtered": ((256, 300), (256, 300), (256, 151_936), (256, 151_936)),
+    "filter_steps": (54, 256, 128, 1024),
+    "truncated_draws": (2**12, 2**16, 2**16, 2**20),
+    "codes": (2**18, 2**22, 2**26, 2**32),
+    "maxima": tuple(
+        {"token": 2**token, "group": 2**group}
+        for token, group in ((9, 12), (10, 14), (11, 14), (14, 16))
+    ),
+    "shapes": ((*SHAPES, (64, 128), (300, 2)), (*SHAPES, *_FEW), (*SHAPES, *_FEW), _ALL),
+    "sizes": (_SOME, _MANY, _SOME, tuple(range(1, 258))),
+    "any_shapes": (_ODD, _FEW, _ODD, _FEW),
+    "any_sizes": ((1, 17, 64), _BATCHES, (1, 17, 64), _BATCHES),
+}
+EFFORTS = {
+    (tier, device): Effort(**{name: row[2 * (device == "cuda") + (tier == "full")]
+                              for name, row in _TABLE.items()})
+    for device in ("cpu", "cuda")
+    for tier in ("ci", "full")
+}  # fmt: skip
+for _device, _fit, _truncated in (("cpu", 2**16, 2**12), ("cuda", 2**20, 2**16)):
+    EFFORTS["gate", _device] = replace(
+        EFFORTS["ci", _device],
+        fit_draws=_fit,
+        truncated_draws=_truncated,
+        shapes=SHAPES,
+        any_shapes=SHAPES,
+    )
