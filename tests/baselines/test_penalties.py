@@ -20,7 +20,7 @@ def test_penalties_are_those_of_the_reference(history: int) -> None:
         history=history,
     )
     logits = torch.randn(5, 200, generator=torch.Generator().manual_seed(history))
-    wanted = penalised(problem, logits)
+    wanted, _ = penalised(problem, logits)
     assert (wanted != logits).any(1).all()
     changed = penaliser(problem, torch.device("cpu"))(logits)
     assert changed is logits

@@ -13,7 +13,9 @@ from fsbench.discover import discover
 from fsbench.kernels.flash_sampling import PROVIDER
 from fsbench.kernels.noise import keys
 from fsbench.verify.check import Setting
+from fsbench.verify.effort import EFFORTS
 from fsbench.verify.noise import check_noise_map
+from fsbench.verify.subject import Subject
 
 pytestmark = pytest.mark.interpreter
 
@@ -36,7 +38,9 @@ MAPS = {
 @pytest.mark.parametrize("noise_map", MAPS)
 def test_the_noise_map_is_finite_monotone_and_accurate(noise_map):
     """On a part of the codes; `verify --tier full` tries all on a GPU."""
-    check = check_noise_map(replace(PROVIDER, noise_map=noise_map), Setting("cpu", "fp32"), 2**18)
+    effort = replace(EFFORTS["ci", "cpu"], codes=2**18)
+    provider = replace(PROVIDER, noise_map=noise_map)
+    check = check_noise_map(Subject(provider, Setting("cpu", "fp32"), effort))
     assert check.passed and check.draws > 2**17, check
 
 
