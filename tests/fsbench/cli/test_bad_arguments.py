@@ -87,8 +87,9 @@ OPTIONS = {
     "doctor": {},
     "e2e": {
         "--engine": "name", "--model": NO_MODEL, "--batch": "sizes", "--sampler": NO_NAME,
-        "--requests": NO_NAME, "--tp": [*NO_INTEGERS, "0", "2"], "--runs": "size", "--prompt-tokens": "size",
-        "--output-tokens": [*NO_INTEGER, "3"], "--dtype": "name", "--device": "name",
+        "--requests": NO_NAME, "--tp": [*NO_INTEGERS, "0", "2"], "--runs": "size",
+        "--prompt-tokens": "size", "--output-tokens": [*NO_INTEGER, "3"], "--dtype": "name",
+        "--device": "name",
         "--memory": "share", "--seed": [*NO_INTEGER, "-1", str(2**70)], "--out": "folder",
     },
     "hotvocab fit": {
