@@ -296,6 +296,7 @@ class Effort:
             forms=self.breakdown,
             energy_s=self.energy,
             sustained_s=self.sustained,
+            hurry=preset.hurry,
         )
 
 

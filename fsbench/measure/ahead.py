@@ -31,7 +31,7 @@ from fsbench.provider import Kind, Provider
 from fsbench.records.cell import Cell
 
 STRAGGLER_S = 10.0
-"""Seconds of compiling after which a sampler is timed later than the others of its problem."""
+"""Seconds of compiling after which a plan in a hurry times a sampler after the other problems."""
 
 DRAIN_S = 0.1
 """Seconds in which a GPU ends what was launched by processes that stand still now."""

@@ -150,8 +150,8 @@ class Preparation:
     def ready(self, batch: Batch, others: bool) -> Ready:
         """Prepare a batch. others: there are further batches.
 
-        A sampler that is being compiled in another process for longer than STRAGGLER_S is left for
-        later, once, if there is something else to time.
+        A plan in a hurry leaves a sampler that is being compiled in another process for longer than
+        STRAGGLER_S for later, once, if there is something else to time.
         """
         outcomes, late = self.outcomes, Batch(batch.problem, [], late=True)
         # If making the inputs ends this process, the first cell is given up, then the second.
@@ -166,8 +166,8 @@ class Preparation:
         while left:
             found = outcomes.ahead.next(list(left))
             if (cell := found.cell) is None:
-                others = others or bool(ready)
-                if others and not batch.late and min(found.working_s) > STRAGGLER_S:
+                may_wait = self.plan.hurry and not batch.late and (others or ready)
+                if may_wait and min(found.working_s) > STRAGGLER_S:
                     late.samplers.extend((provider, cell) for cell, provider in left.items())
                     break
                 outcomes.ledger.enter("waiting")

@@ -171,9 +171,9 @@ def measured(sampler, tmp_path, log, monkeypatch):
     """Measures A, B and C on SMALL and OTHER, that are compiled then: the records."""
     monkeypatch.setattr("fsbench.measure.preparing._LOOK_S", 0)
 
-    def run(**ready):
-        problems = [SMALL, OTHER]
-        plan = Plan(problems, [*map(sampler, "ABC")], warmup=0, iters=2, rounds=2, check=False)
+    def run(hurry=False, **ready):
+        three = [sampler(name) for name in "ABC"]
+        plan = Plan([SMALL, OTHER], three, warmup=0, iters=2, rounds=2, check=False, hurry=hurry)
         store = Store.create(tmp_path, {})
         try:
             Runner(plan, Outcomes(store, ahead=Compiling(log, ready)), FakeTimer()).run()
@@ -194,14 +194,15 @@ def turns(log, b):
     return re.sub(r"\(\)", "", text)
 
 
-def test_a_straggler_is_waited_for_a_little_and_timed_with_the_others(measured, log):
-    assert len(measured(B=STRAGGLER_S - 2)) == 6
+@pytest.mark.parametrize("hurry, seconds", [(True, STRAGGLER_S - 2), (False, 40)])
+def test_a_straggler_is_waited_for_and_timed_with_the_others(measured, log, hurry, seconds):
+    assert len(measured(hurry, B=seconds)) == 6
     assert re.fullmatch(r"ACB\([ABC]{6}\)", turns(log, SMALL.B))
     assert re.fullmatch(r"ABC\([ABC]{6}\)", turns(log, OTHER.B))
 
 
-def test_one_that_takes_long_is_timed_after_the_other_problems(measured, log):
-    records = measured(B=40)
+def test_in_a_hurry_one_that_takes_long_is_timed_after_the_other_problems(measured, log):
+    records = measured(hurry=True, B=40)
     assert {len(record.rounds) for record in records} == {2}
     both = [of for _, what, of in log if what == "step"]
     assert both == [SMALL.B] * 6 + [OTHER.B] * 6 + [SMALL.B] * 3 + [OTHER.B] * 3
@@ -209,7 +210,7 @@ def test_one_that_takes_long_is_timed_after_the_other_problems(measured, log):
 
 
 def test_nothing_is_timed_while_others_are_at_work(measured, log):
-    measured(B=40)
+    measured(hurry=True, B=40)
     quiet = False
     for _, what, _ in log:
         quiet = {"pause": True, "resume": False}.get(what, quiet)
