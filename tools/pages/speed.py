@@ -127,6 +127,11 @@ def decisions() -> str:
             f"{span(at(screened, 1, 64))} of the matmul, B up to 64, D = 4096",
         ],
         [
+            "log-probabilities of given tokens, the same bits in rollout and trainer, with a gradient",
+            "[`score`](ROOT/docs/log-probabilities.md)",
+            "not timed yet",
+        ],
+        [
             "an LM head sharded over the GPUs of one host",
             "[`flash_sample` with a `VocabShard`](ROOT/docs/several-gpus.md)",
             f"{span(100 * ideal, '.0f')} % of ideal scaling on four GPUs, D = 8192",
@@ -137,9 +142,9 @@ def decisions() -> str:
             "one launch for all positions",
         ],
         [
-            "vLLM 0.22.1",
+            "vLLM 0.26.0 or 0.33.0",
             "[the plug-in](ROOT/docs/end-to-end.md#the-plug-in-for-vllm)",
-            f"{span(saved, '.1f')} % less time per output token, Qwen3-8B",
+            f"{span(saved, '.1f')} % less time per output token, Qwen3-8B, vLLM 0.22.1",
         ],
     ]
     return table(["request", "call", "on an H200 (its page has date and commit)"], rows, left=3)
