@@ -127,7 +127,7 @@ def decisions() -> str:
             f"{span(at(screened, 1, 64))} of the matmul, B up to 64, D = 4096",
         ],
         [
-            "log-probabilities of given tokens, the same bits in rollout and trainer, with a gradient",
+            "log-probabilities of given tokens, equal in rollout and trainer, with a gradient",
             "[`score`](ROOT/docs/log-probabilities.md)",
             "not timed yet",
         ],
