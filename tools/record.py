@@ -313,7 +313,9 @@ def main(arguments: list[str] | None = None) -> None:
         )
     for name in other:
         del recorder.state[name]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A shell's background has jobs ignore SIGINT, which they would inherit.
+    for request in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(request, signal.default_int_handler)
     recorder.run(
         [job for job in jobs if "exit" not in recorder.state.get(job.name, {})], given.minutes
     )
