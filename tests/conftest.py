@@ -6,6 +6,7 @@ The interpreter is chosen when a kernel is decorated, so it must be set before a
 import gc
 import importlib.util
 import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,9 @@ import torch
 
 # What is imported stays: to look for garbage among it takes a third of the time of collection.
 gc.disable()
+
+# Ignored in a shell's background, and then in all processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
