@@ -28,7 +28,7 @@ from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.e2e.requests import PLAIN
 from fsbench.e2e.trace import step_profile
-from fsbench.errors import EngineUnavailable, InvalidArgument
+from fsbench.errors import EngineUnavailable, InvalidArgument, shown
 from fsbench.integrations.draw import (
     DRAW_MARK,
     FLASH_SAMPLE,
@@ -75,9 +75,8 @@ class HuggingFace:
         if plan.tp != (1,):
             raise InvalidArgument(f"--tp: expected 1 with --engine hf; got {max(plan.tp)}")
         if plan.requests != (PLAIN,):
-            raise InvalidArgument(
-                f"--requests: expected plain with --engine hf; got {','.join(plan.requests)}"
-            )
+            given = shown(",".join(plan.requests))
+            raise InvalidArgument(f"--requests: expected plain with --engine hf; got {given}")
 
     def label(self, sampler: str) -> tuple[str, bool]:
         missing(sampler, self.device)  # raises for names that nobody knows

@@ -151,8 +151,8 @@ class _Attempt:
                     del lines[rank]
                 elif kind == "error":
                     error, reason = value
-                    died = self._killed()
-                    return died or _Failure("error", self._of(rank) + reason, error)
+                    self._trouble = _Failure("error", self._of(rank) + reason, error)
+                    return self._killed() or self._trouble
                 elif kind == "trouble":
                     heard = time.monotonic()
                     self._trouble = _Failure(value[0], self._of(rank) + value[1])
@@ -204,14 +204,17 @@ class _Attempt:
         return f"rank {rank}: " if self.job.together else ""
 
     def _dead(self, rank: int) -> _Failure:
-        """How a process ended that had not said that it would."""
+        """How a process ended that had not said that it would; and what another had said."""
         process = self._processes[rank]
         process.join()
         who = f"rank {rank}" if self.job.together else "its process"
         code = process.exitcode or 0
-        if code < 0:
-            return _Failure("error", f"{who} was ended by {signal.Signals(-code).name}")
-        return _Failure("error", f"{who} exited with code {code}")
+        how = (
+            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        )
+        # Which of both is the cause depends: ranks abort when the line to another closes.
+        said = f"; {self._trouble.reason}" if self._trouble else ""
+        return _Failure("error", f"{who} {how}{said}")
 
     def _killed(self) -> _Failure | None:
         """What ended a rank by a signal, if one was or is within SETTLE seconds."""

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from fsbench.errors import ResultsError
+from fsbench.provider import Kind
 from fsbench.records import breakdown, iomodel
 from fsbench.records.cell import COLUMNS as CELL_COLUMNS
-from fsbench.records.cell import CellRecord, Round, column_types
+from fsbench.records.cell import STATUSES, CellRecord, Round, column_types
 from fsbench.records.disk import write_into
 from fsbench.records.sheet import as_csv
 from fsbench.records.stats import median_interval
@@ -45,6 +46,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(_FIGURES, float),
     **dict.fromkeys(("status", "reason", *_TEXTS), str),
 }
+_NAMES = {"kind": tuple(Kind), "status": STATUSES}
 
 
 def row(record: CellRecord) -> dict[str, Any]:
@@ -136,7 +138,9 @@ def _read_csv(folder: Path) -> pd.DataFrame:
         raise ResultsError(f"cannot read {path}: {error}") from error
     for name in table.columns.intersection(list(_TYPES)):
         column, hint = table[name], _TYPES[name]
-        if hint is bool:
+        if name in _NAMES:
+            wrong, expected = column[~column.isin(_NAMES[name])], ", ".join(_NAMES[name])
+        elif hint is bool:
             wrong, expected = column[~column.isin([True, False])], "True or False"
         elif hint is str:
             continue

@@ -51,14 +51,30 @@ def _main(folder, *arguments):
         os._exit(exit_.code or 0)
 
 
+def ensure_server():
+    """A fork server that answers.
+
+    One whose client is killed between connecting and sending its descriptors ends by an EOFError,
+    some time later: only a whole start, which waits behind that client, shows that it lives.
+    """
+    while True:
+        process = multiprocessing.get_context("forkserver").Process(target=int)
+        try:
+            process.start()
+        except (OSError, EOFError):
+            time.sleep(0.01)  # the next start starts another server, once this one is gone
+            continue
+        return process.join()
+
+
 @pytest.fixture
 def started(tmp_path):
     """Starts `fsbench` as a process; those that are left at the end are killed."""
     processes = []
     multiprocessing.set_forkserver_preload(["fsbench.measure.worker"])
-    forkserver.ensure_running()
 
     def start(*arguments):
+        ensure_server()
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_main, args=(tmp_path, *arguments))
         process.start()

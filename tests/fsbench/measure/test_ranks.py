@@ -145,8 +145,8 @@ def test_what_ranks_do_wrong_ends_their_cell_alone(tmp_path):
         "raises": "error",
         "sound": "ok",
     }, output
-    assert two.reason["dies"] == "rank 1 was ended by SIGSEGV"
-    assert two.reason["dies_slowly"] == "rank 1 was ended by SIGABRT"
+    assert two.reason["dies"].startswith("rank 1 was ended by SIGSEGV")
+    assert two.reason["dies_slowly"].startswith("rank 1 was ended by SIGABRT")
     assert "no luck today" in two.reason["raises"]
     assert table.attrs["code"] == 3
     assert_gone(tmp_path)
