@@ -121,6 +121,7 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
         ("truncated oracle", filters and form, truncation.check_truncated_oracle),
         ("truncation", filters, truncation.check_truncation),
         ("truncated draws", filters, truncation.check_truncated_draws),
+        ("requests", draws, truncation.check_requests),
     )
     for name, applies, check in rows:
         if applies and (name in _GATE or not subject.gate):

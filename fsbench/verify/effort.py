@@ -25,6 +25,7 @@ class Effort:
     call_steps: launches of `call`. filtered, filter_steps: (B, V) of `filters`, launches of each
         filter. codes: of `noise map`. maxima: rows of `maximum`.
     truncated_draws: of each law of `truncation`, and of `truncated draws`.
+    request_draws, request_launches: of each of `requests`, at most. request_sizes: its batches.
     shapes: of `oracle`, `greedy` and `edges`. sizes: batches of `invariance`.
     any_shapes, any_sizes: the same for samplers with noise of their own, which may take seconds to
         compile for each.
@@ -44,6 +45,9 @@ class Effort:
     filtered: tuple[int, int]
     filter_steps: int
     truncated_draws: int
+    request_draws: int
+    request_launches: int
+    request_sizes: tuple[int, ...]
     codes: int
     maxima: dict[str, int]
     shapes: Shapes
@@ -84,6 +88,9 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "filtered": ((256, 300), (256, 300), (256, 151_936), (256, 151_936)),
     "filter_steps": (54, 256, 128, 1024),
     "truncated_draws": (2**12, 2**16, 2**16, 2**20),
+    "request_draws": (2**12, 2**16, 2**16, 2**18),
+    "request_launches": (2**7, 2**11, 2**11, 2**13),
+    "request_sizes": ((1, 5, 64), (1, 5, 64, 256), (1, 5, 64, 256), (1, 5, 64, 256)),
     "codes": (2**18, 2**22, 2**26, 2**32),
     "maxima": tuple(
         {"token": 2**token, "group": 2**group}

@@ -51,6 +51,16 @@ CASES: Sequence[Filters] = (
 )
 """The whole test of supports: what filters keep at their edges, and with each other."""
 
+REQUESTS: Sequence[Filters] = (
+    {},
+    {"top_k": 20, "top_p": 0.95},  # the default request of Qwen3
+    {"top_k": 20, "top_p": 0.95, "mixed": True},  # the same beside other requests
+    {"top_p": 0.9},  # of Llama 3
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.05},  # of llama.cpp
+    {"top_k": 20},
+)
+"""What engines are asked for."""
+
 PENALISED: Filters = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1,
                       "history": 150}  # fmt: skip
 """Penalties of which the samplers' tokens are compared with the oracle's."""
@@ -74,27 +84,64 @@ def check_truncation(subject: Subject) -> Check:
         problem = replace(setting.problem(B, V, T), **case)
         if provider.unsupported_reason(problem):
             continue
-        problem = _settled(problem, able)
         rows = _rows(problem.temperature, able)
+        problem = _settled(problem, able, rows)
         drawn = Draws(provider, problem, rows)
         for name in rows:
             drawn.seed(100 * number + 7)
-            tokens = drawn.draw(name, math.ceil(subject.effort.truncated_draws / B))
-            laws = row_laws(problem, able, drawn.logits(name))
-            for turn, law in enumerate(laws):
-                mine = tokens[:, turn :: len(laws)].flatten()
-                counts = torch.bincount(mine, minlength=V).cpu()
-                where = f"{problem}: row {turn}, {name}"
-                cut = (counts > 0) & (law == 0)
-                if cut.any() and not able.known_deviation:
-                    raise VerificationFailed(
-                        f"{where}: drew token {int(cut.nonzero()[0])}, which is cut off"
-                    )
-                if int((law > 0).sum()) > 1:
-                    found.append((where, counts, law))
+            found += _counted(drawn, name, math.ceil(subject.effort.truncated_draws / B))
     if not found:
         raise UnsupportedProblem(f"{provider.name}: takes none of the filters that are checked")
     return all_fit("truncation", found, able.known_deviation)
+
+
+def check_requests(subject: Subject) -> Check:
+    """The same of REQUESTS, at an engine's batch sizes and with the vocabulary of a model.
+
+    A sampler may have a way of its own for few rows, or for many tokens. The logits of
+    a row are -2 T log(rank), shuffled: no filter ends among tokens that are equal in bf16.
+    """
+    provider, able, setting, effort = (
+        *(subject.provider, subject.able, subject.setting, subject.effort),
+    )
+    V, found = effort.vocabulary, []
+    order = torch.randperm(V, generator=torch.Generator().manual_seed(7))
+    ranked = -2.0 * torch.log(torch.arange(1, V + 1, dtype=torch.float64))
+    for number, request in enumerate(REQUESTS):
+        T = setting.second_temperature if request else setting.sampled_temperature
+        rows = {"zipf": (min(T, 1e3) * ranked)[order]}
+        for B in effort.request_sizes:
+            problem = replace(setting.problem(B, V, T), **request)
+            if provider.unsupported_reason(problem):
+                continue
+            drawn = Draws(provider, _settled(problem, able, rows), rows)
+            drawn.seed(100 * number + B)
+            launches = min(effort.request_launches, math.ceil(effort.request_draws / B))
+            found += _counted(drawn, "zipf", launches)
+    if not found:
+        raise UnsupportedProblem(f"{provider.name}: takes none of the requests that are checked")
+    return all_fit("requests", found, able.known_deviation)
+
+
+def _counted(drawn: Draws, name: str, steps: int) -> list[Counted]:
+    """What the rows of the next steps drew, by law: those with the same filters together.
+
+    Raises VerificationFailed for a token that is cut off; a law of one token is left out.
+    """
+    problem, able = drawn.problem, drawn.able
+    tokens, found = drawn.draw(name, steps), []
+    for turn, law in enumerate(row_laws(problem, able, drawn.logits(name))[: problem.B]):
+        mine = tokens[:, turn :: 4 if problem.mixed else 1].flatten()
+        counts = torch.bincount(mine, minlength=problem.V).cpu()
+        where = f"{problem}: row {turn}, {name}"
+        cut = (counts > 0) & (law == 0)
+        if cut.any() and not able.known_deviation:
+            raise VerificationFailed(
+                f"{where}: drew token {int(cut.nonzero()[0])}, which is cut off"
+            )
+        if int((law > 0).sum()) > 1:
+            found.append((where, counts, law))
+    return found
 
 
 def check_truncated_draws(subject: Subject) -> Check:
@@ -108,8 +155,8 @@ def check_truncated_draws(subject: Subject) -> Check:
     halves = ({"top_k": V // 2}, {"top_p": 0.5}, {"min_p": 0.2})
     problem = setting.problem(B, V, setting.second_temperature)
     (half, *_) = [each for each in halves if set(each) <= set(able.filters)]
-    problem = _settled(replace(problem, **half), able)
     rows = _rows(problem.temperature, able)
+    problem = _settled(replace(problem, **half), able, rows)
     name = "flat" if "flat" in rows and "min_p" not in half else next(iter(rows))
     draws = Draws(subject.provider, problem, rows)
     seeds = (SEED, SEED + able.seed_stride, SEED + max(able.seed_stride, 2**32))
@@ -159,15 +206,15 @@ def _rows(T: float, able: Capabilities) -> dict[str, Tensor]:
     }
 
 
-def _settled(problem: Problem, able: Capabilities) -> Problem:
-    """The problem, with a top_p that leaves no token to rounding in any of _rows."""
+def _settled(problem: Problem, able: Capabilities, rows: dict[str, Tensor]) -> Problem:
+    """The problem, with a top_p that leaves no token to rounding in any of the rows [V]."""
     if "top_p" not in problem.filters:
         return problem
     dtype = TORCH_DTYPES[problem.dtype]
     for attempt in range(40):
         tried = replace(problem, top_p=problem.top_p * (1.0 - 0.0037 * attempt))
-        rows = (row.to(dtype).double() for row in _rows(problem.temperature, able).values())
-        bounds = [truncation(tried, able, row.expand(4, -1)) for row in rows]
+        stored = (row.to(dtype).double() for row in rows.values())
+        bounds = [truncation(tried, able, row.expand(4, -1)) for row in stored]
         if all(part is None or torch.equal(part.surely, part.possibly) for part in bounds):
             return tried
     raise VerificationFailed(f"{problem}: no top_p near it leaves nothing to rounding")
@@ -181,7 +228,8 @@ def row_laws(problem: Problem, able: Capabilities, row: Tensor) -> Tensor:
     turns = 4 if problem.mixed else 1
     logits = row.double().cpu().expand(turns, -1)
     kept = truncation(problem, able, logits)
-    assert kept is not None
+    if kept is None:
+        return torch.softmax(logits / problem.temperature, 1)
     return reference.filtered_probabilities(logits, kept, problem.temperature)
 
 

@@ -116,12 +116,17 @@ def frozen_at_capture() -> Provider:
 
 
 def filtered(
-    second_seed=lambda seed: mixed(seed, 2), neighbours=False, keeps_ties=False, **able
+    second_seed=lambda seed: mixed(seed, 2),
+    neighbours=False,
+    keeps_ties=False,
+    one_more=lambda B, V: False,
+    **able,
 ) -> Provider:
     """Top-k by two races: among all tokens; where the winner is cut off, among the kept.
 
     second_seed: of the second race. neighbours: its noise depends on the largest k of the batch.
     keeps_ties: of tokens equal to the kth all are kept, though it is said that the first are.
+    one_more: at which (B, V) it keeps k + 1 tokens, by a way of its own.
     """
 
     def build(problem: Problem, weight: Tensor):
@@ -130,8 +135,9 @@ def filtered(
         def launch(hidden, seed, offset):
             logits = (hidden @ weight.T).double()
             B, V = logits.shape
+            top_k = filters[:, 0] + (one_more(B, V) & (filters[:, 0] > 0))
             kept = reference.truncate(
-                logits, problem.temperature, top_k=filters[:, 0], keeps_ties=keeps_ties
+                logits, problem.temperature, top_k=top_k, keeps_ties=keeps_ties
             ).kept
             seed, step = int(seed), int(offset)
             salt = int(filters[:B, 0].sum()) if neighbours else 0
@@ -257,6 +263,14 @@ BUGS = {
     "ties at the boundary over-accepted (FlashInfer 3774)": (
         filtered(keeps_ties=True),
         "truncation",
+    ),
+    "another way for few rows keeps one token more": (
+        filtered(one_more=lambda B, V: B < 8),
+        "requests",
+    ),
+    "another way for large vocabularies keeps one token more": (
+        filtered(one_more=lambda B, V: V > 2000),
+        "requests",
     ),
     # The full call.
     "greedy rows sampled": (

@@ -19,7 +19,7 @@ from fsbench.verify.statistics import coverage
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTING = Setting("cpu", "fp32", 0.7, second=0.5)  # temperatures whose neglect shows
-OF_FILTERS = ("truncated oracle", "truncation", "truncated draws")
+OF_FILTERS = ("truncated oracle", "truncation", "truncated draws", "requests")
 """test_truncation.py has honest samplers and planted bugs for these."""
 
 SHARP = [name for name in battery.CHECKS if name not in ("variation", "tail", "fit of seeds")]
@@ -56,6 +56,11 @@ def test_a_planted_bug_is_found(bug):
     sampler, name = BUGS[bug]
     (check,) = judged(sampler, name)
     assert not check.passed and check.detail and "Error" not in check.detail, check
+
+
+@pytest.mark.parametrize("bug", [bug for bug, (_, name) in BUGS.items() if name == "requests"])
+def test_what_only_requests_see(bug):
+    assert all(check.passed for check in judged(BUGS[bug][0], *OF_FILTERS[:3]))
 
 
 @pytest.mark.parametrize("bit", [1, *map(full, (2, 4, 16, 32, 64)), 128])
@@ -148,7 +153,7 @@ def test_no_battery_has_more_statistical_checks_than_the_level_allows():
     """The p-values of one sampler that has every capability."""
     statistical = {"maximum", "filters", "fit", "fit of seeds", "tiles", "collisions"}
     statistical |= {"rows", "steps", "seeds", "samples", "variation", "truncation", "call"}
-    statistical |= {"blocks", "truncated draws"}
+    statistical |= {"blocks", "truncated draws", "requests"}
     assert statistical <= set(battery.CHECKS)
     assert len(statistical) + len(EFFORTS["full", "cuda"].gaps) <= MOST_CHECKS
     assert FAMILY == 1e-6
