@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fsbench import __version__
 from fsbench.cli import (
+    audit,
     compare,
     doctor,
     e2e,
@@ -40,6 +41,7 @@ app.command("report")(report.report)
 app.command("recommend")(recommend.recommend)
 app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
+app.command("audit")(audit.audit)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)
@@ -72,7 +74,8 @@ def _options(
 ) -> None:
     """How fast is exact sampling fused into the LM-head matmul, against everything else?
 
-    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 some cells failed, 4 no usable device or timer.
+    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 some cells failed, 4 no usable device or timer,
+    5 a defect that audit found.
     """
 
 

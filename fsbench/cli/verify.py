@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from fsbench.cli.devices import device_to_use
+from fsbench.cli.judging import judged, recorder
 from fsbench.cli.options import FILE, WORD, Device, Dtype, Json, ProviderPath, number, option
 from fsbench.cli.tables import plain_table
-from fsbench.errors import (
-    InvalidArgument,
-    ProviderUnavailable,
-    UnsupportedProblem,
-    one_line,
-)
-from fsbench.provider import Kind, Provider
-from fsbench.records.disk import refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.table import Table
 
     from fsbench.verify.check import Check
-
-SCHEMA = 2
-"""Version of the record that --json prints and --output writes."""
 
 
 def verify(
@@ -84,92 +69,42 @@ def verify(
     and why. Exit code 1 if a check failed, 4 if a sampler that was asked for by
     name cannot run here.
     """
-    import torch
     from rich.console import Console
 
-    from fsbench.discover import available, discover, select
-    from fsbench.machine.environment import environment
-    from fsbench.verify import verify as run_checks
-    from fsbench.verify.battery import TIERS, require_names
-    from fsbench.verify.check import Setting, conclusion
+    from fsbench.discover import discover, select
+    from fsbench.verify.check import conclusion
+
+    found = discover(provider_path or [])
+    temperatures = temperature or [1.0, 0.5]
+    console = Console(highlight=False, stderr=as_json)
+
+    def say(reason: str) -> None:
+        if not as_json:
+            console.print(f"not checked: {reason}", markup=False)
 
     device = device_to_use(device)
-    if device == "cpu":
-        # The operations are small, and threads that wait for each other cost more than they do: on
-        # two cores that others use as well, one battery took 13 s with one thread, 62 s with two.
-        torch.set_num_threads(1)
-    temperatures = temperature or [1.0, 0.5]
-    if len(temperatures) > 2:
-        raise InvalidArgument(f"--temperature: expected one or two; got {len(temperatures)}")
-    require_names("--tier", [tier], TIERS)
-    require_names("--check", check or [])
-    found = discover(provider_path or [])
-    chosen = select(found, provider) if provider else list(found.values())
-    record = _recorder(as_json, output)
-    told = {"tier": tier, "dtype": dtype, "temperatures": temperatures}
-    record({"schema": SCHEMA, "environment": environment(device, sys.argv), "setting": told})
-    first, *second = temperatures
-    setting = Setting(device, dtype, first, second=second[0] if second else None)
     at = " and ".join(f"{T:g}" for T in temperatures)
-    conclusions = {}
-    console = Console(highlight=False, stderr=as_json)
-    verdicts: list[bool] = []
-    for entry in chosen:
-        checks: list[Check] = []
-        began = since = time.monotonic()
-        try:
-            sampler = available(entry, device)
-            _require_checkable(sampler, dtype)
-            for done in run_checks(sampler, setting, tier, check or ()):
-                checks.append(done)
-                now = time.monotonic()
-                took = {"verdict": done.verdict, "seconds": round(now - since, 3)}
-                record({"provider": sampler.name, **took, **asdict(done)})
-                since = now
-        except (ProviderUnavailable, UnsupportedProblem) as error:
-            if provider:  # it was asked for by name
-                raise
-            record({"provider": entry.name, "skipped": one_line(error)})
-            if not as_json:
-                console.print(f"not checked: {one_line(error)}", markup=False)
-        if checks and not as_json:
-            title = f"{entry.name}: {device}, {dtype}, T = {at}; {since - began:.0f} s"
+    conclusions, passed = {}, True
+    for name, checks, seconds in judged(
+        select(found, provider) if provider else found.values(),
+        named=bool(provider),
+        device=device,
+        dtype=dtype,
+        temperatures=temperatures,
+        tier=tier,
+        only=check or (),
+        record=recorder(output, partial(print, flush=True) if as_json else None),
+        skip=say,
+    ):
+        if not as_json:
+            title = f"{name}: {device}, {dtype}, T = {at}; {seconds:.0f} s"
             console.print(_table(title, checks))
-        if checks:
-            conclusions[entry.name] = conclusion(checks)
-            record({"provider": entry.name, "conclusion": conclusions[entry.name]})
-        verdicts += [done.passed for done in checks]
-    if not verdicts:
-        raise UnsupportedProblem("verify: no sampler can be checked here; `fsbench list` says why")
+        conclusions[name] = conclusion(checks)
+        passed &= all(done.passed for done in checks)
     for name, sentence in conclusions.items():
         console.print(f"{name} {sentence}.", markup=False, soft_wrap=True)
-    if not all(verdicts):
+    if not passed:
         raise typer.Exit(1)
-
-
-def _recorder(as_json: bool, output: Path | None) -> Callable[[dict[str, Any]], None]:
-    """A function that prints a line of the record, or appends it to the file, or both, at once."""
-    if output is not None:
-        with refusals("write", output), open(output, "a", encoding="utf-8"):
-            pass  # refused now, not after the first sampler
-
-    def record(line: dict[str, Any]) -> None:
-        text = json.dumps(line)
-        if as_json:
-            print(text, flush=True)
-        if output is not None:
-            with refusals("write", output), open(output, "a", encoding="utf-8") as file:
-                file.write(text + "\n")
-
-    return record
-
-
-def _require_checkable(sampler: Provider, dtype: str) -> None:
-    if sampler.kind is Kind.LOWER_BOUND:
-        raise UnsupportedProblem(f"{sampler.name}: is a lower bound, not a sampler")
-    if dtype not in sampler.capabilities.dtypes:
-        able = ", ".join(sampler.capabilities.dtypes)
-        raise UnsupportedProblem(f"{sampler.name}: takes {able}, not {dtype}")
 
 
 def _table(title: str, checks: list[Check]) -> Table:

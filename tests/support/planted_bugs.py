@@ -6,6 +6,8 @@ or `filtered` (a launch), or `complete` or `contract` (a full call).
 
 from __future__ import annotations
 
+import re
+
 import mutant_samplers as samplers
 import torch
 from mutant_samplers import (
@@ -313,3 +315,6 @@ IN_THE_FAR_TAIL = {
     "u = 1 gives +inf": (planted(uniform=samplers.closed_exponential), "tail 20", 2**29),
 }
 """And the random numbers that these need, of the full tier's 2^31."""
+
+KNOWN = {bug for bug in {**BUGS, **IN_THE_FAR_TAIL} if re.search(r"\(.* [0-9a-f]+\)$", bug)}
+"""Those that were in released samplers, by the project and the number of the issue or commit."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fsbench import cli
+from fsbench.machine.packages import package_version
 
 
 @pytest.fixture
@@ -45,7 +46,11 @@ def test_the_record(fsbench, tmp_path):
     first, *rows = map(json.loads, out.splitlines())
     assert first["schema"] == 2 and first["environment"]["argv"][:2] == ["fsbench", "verify"]
     assert first["setting"] == {"tier": "gate", "dtype": "bf16", "temperatures": [1.0, 0.5]}
-    greedy, first_end, fit, second_end = rows
+    first, greedy, first_end, second, fit, second_end = rows
+    for row, name in ((first, "greedy"), (second, "multinomial")):
+        assert row["provider"] == name and row["source"] == f"fsbench.baselines.{name}"
+        assert row["package"] == f"torch {package_version('torch')}"
+        assert row["claims"]["devices"] == ["cuda", "cpu"] and "noise" not in row["claims"]
     assert [(row["provider"], row["name"], row["verdict"]) for row in (greedy, fit)] == [
         ("greedy", "greedy", "ok"),
         ("multinomial", "fit", "ok"),
@@ -59,7 +64,7 @@ def test_the_record(fsbench, tmp_path):
 def test_the_record_is_written_check_by_check(fsbench, monkeypatch, tmp_path):
     """What was judged before a run is killed is not lost."""
     path = tmp_path / "verify.jsonl"
-    monkeypatch.setattr(cli.verify, "_require_checkable", _killed_at("multinomial"))
+    monkeypatch.setattr(cli.judging, "_require_checkable", _killed_at("multinomial"))
     code, _, _ = fsbench(*TWO, "--output", path)
     assert code != 0
     assert json.loads(path.read_text().splitlines()[-1])["provider"] == "greedy"
@@ -86,7 +91,7 @@ def test_the_table(fsbench):
 def test_one_check_of_the_full_tier(fsbench):
     code, out, _ = fsbench(*TWO[:2], "--tier", "full", "--check", "invariance", "--json")
     assert code == 0
-    assert [json.loads(line)["name"] for line in out.splitlines()[1:-1]] == ["invariance"]
+    assert [json.loads(line)["name"] for line in out.splitlines()[2:-1]] == ["invariance"]
 
 
 @pytest.mark.parametrize(

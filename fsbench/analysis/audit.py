@@ -1,0 +1,188 @@
+"""The audit: what samplers claim, and what the records of `fsbench verify` found them to do.
+
+A finding is a `defect` if a few launches show it: a token that must not come, a crash, noise or
+a log-probability that is not what it should be. It is a `bias` if it takes statistics: a wrong law,
+noise that is shared. It is `declared` if the sampler says so itself, and keeps to what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsbench.errors import ResultsError
+from fsbench.provider import OPTIONS
+from fsbench.records.disk import refusals
+
+EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
+"""Of severities, from the mildest to the worst."""
+
+HEADINGS = ("sampler", "package", "on", "claims", "found", "by", "how much", "shown by")
+"""Columns of the table."""
+
+_Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found. seen: in its words. seconds: that it took. command: which repeats it."""
+
+    check: str
+    severity: str
+    seen: str
+    seconds: float
+    command: str
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A sampler of one version in one setting. checks, draws: how many in all."""
+
+    sampler: str
+    package: str
+    on: str
+    claims: str
+    checks: int
+    draws: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def severity(self) -> str:
+        """The worst of its findings; `clean` without any."""
+        return max((each.severity for each in self.findings), key=_RANKS.index, default="clean")
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """A row of the table for each finding, or one that says that there is none."""
+        head = (f"`{self.sampler}`", self.package, self.on, self.claims)
+        for found in self.findings:
+            shown = f"`{found.command}` ({found.seconds:.0f} s)"
+            yield (*head, found.severity, found.check, found.seen, shown)
+            head = ("", "", "", "")
+        if not self.findings:
+            yield (*head, "clean", f"{self.checks} checks", f"{self.draws:.2g} draws", "")
+
+
+_RANKS = list(EXIT_CODES)
+
+
+def read_records(paths: Iterable[Path]) -> Iterator[_Line]:
+    """The lines of records of verify: files, or all that lie below folders.
+
+    Raises ResultsError for a file that is none; other .jsonl files below a folder are left out.
+    """
+    for path in paths:
+        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
+            with refusals("read", file), open(file, encoding="utf-8") as opened:
+                text = opened.read()
+            try:
+                lines = [json.loads(line) for line in text.splitlines()]
+            except ValueError:
+                lines = []
+            if lines and isinstance(lines[0], dict) and "tier" in lines[0].get("setting", ()):
+                yield from lines
+            elif not path.is_dir():
+                raise ResultsError(f"{file}: expected a record of fsbench verify; got another file")
+
+
+def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:
+    """(samplers, worst first; why others could not be audited). The last line of a check counts."""
+    checks: dict[tuple[str, ...], dict[str, tuple[_Line, str]]] = {}
+    skipped: dict[str, str] = {}
+    options = on = ""
+    presented: _Line = {}
+    for line in lines:
+        name = str(line.get("provider", ""))
+        if "setting" in line:
+            options, on, presented = _command(line), _place(line), {}
+        elif "package" in line:
+            presented = line
+        elif "skipped" in line:
+            skipped[name] = line["skipped"]
+        elif "verdict" in line:
+            own = presented if presented.get("provider") == name else {}
+            source = str(own.get("source", ""))
+            path = f" --provider-path {shlex.quote(source)}" if source.endswith(".py") else ""
+            command = f"fsbench verify --provider {name}{path} {options}"
+            key = (name, own.get("package", "not recorded"), on, _claims(own.get("claims", {})))
+            checks.setdefault(key, {})[line["name"]] = line, command
+    found = [_of_checks(key, list(each.values())) for key, each in checks.items()]
+    found.sort(key=lambda each: (-_RANKS.index(each.severity), each.sampler, each.package))
+    return found, {name: why for name, why in skipped.items() if name not in {k[0] for k in checks}}
+
+
+def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audited:
+    findings = [
+        Finding(
+            line["name"],
+            _severity(line),
+            line["detail"] + (f"; total variation < {line['bound']:.2g}" if line["bound"] else ""),
+            line["seconds"],
+            f"{command} --check {shlex.quote(line['name'])}",
+        )
+        for line, command in checks
+        if line["verdict"] != "ok"
+    ]
+    findings.sort(key=lambda each: -_RANKS.index(each.severity))
+    draws = sum(line["draws"] for line, _ in checks)
+    return Audited(*key, len(checks), draws, tuple(findings))
+
+
+def _severity(line: _Line) -> str:
+    if line["passed"]:
+        return "declared"
+    return "defect" if line["p_value"] is None else "bias"
+
+
+def _place(line: _Line) -> str:
+    environment, setting = line["environment"], line["setting"]
+    temperatures = setting.get("temperatures") or [setting["temperature"]]
+    machine = environment["gpu"] or f"{environment['device']}, {environment['cpu']}"
+    return f"{machine}, {setting['dtype']}, T = {' and '.join(map('{:g}'.format, temperatures))}"
+
+
+def _command(line: _Line) -> str:
+    setting = line["setting"]
+    temperatures = setting.get("temperatures") or [setting["temperature"]]
+    given = "".join(f" --temperature {T:g}" for T in temperatures)
+    tier, device = setting["tier"], line["environment"]["device"]
+    return f"--tier {tier} --device {device} --dtype {setting['dtype']}{given}"
+
+
+def _claims(claims: _Line) -> str:
+    """What a sampler says of its law, its filters and its options, in a few words."""
+    if not claims:
+        return "not recorded"
+    said = []
+    if noise := claims.get("noise"):
+        said.append(f"the tokens of the {noise} noise")
+    if gap := claims.get("exact_to_gap"):
+        more = claims.get("excess_beyond_gap", 0.0)
+        below = f", at most {more:.0%} too many below" if more else ""
+        said.append(f"exact above e^-{gap:g}{below}")
+    if known := claims.get("known_deviation"):
+        said.append(f"total variation {known:g}")
+    if filters := claims.get("filters"):
+        ties = {"kept": "all ties kept", "any": "ties any way"}.get(claims.get("ties", ""), "")
+        said.append(" ".join([*filters, f"({ties})" if ties else ""]).strip())
+    names = ("batch_invariant", "zero_temperature", *OPTIONS)
+    said += [name.replace("_", " ") for name in names if claims.get(name)]
+    return "; ".join(said) or "exact"
+
+
+def markdown(found: Iterable[Audited], skipped: dict[str, str]) -> str:
+    """The table, and below it what could not be audited."""
+    rows: list[Sequence[str]] = [HEADINGS, ["---"] * len(HEADINGS)]
+    for each in found:
+        rows += each.rows()
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    lines += ["", *(f"- {name}: {why}" for name, why in skipped.items())] if skipped else []
+    return "\n".join(lines)
+
+
+def worst(found: Iterable[Audited]) -> str:
+    """The worst severity of all."""
+    return max((each.severity for each in found), key=_RANKS.index, default="clean")
