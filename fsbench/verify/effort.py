@@ -89,7 +89,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "filter_steps": (54, 256, 128, 1024),
     "truncated_draws": (2**12, 2**16, 2**16, 2**20),
     "request_draws": (2**11, 2**16, 2**16, 2**18),
-    "request_launches": (2**6, 2**11, 2**11, 2**13),
+    "request_launches": (2**7, 2**11, 2**11, 2**13),
     "request_sizes": ((1, 5, 64), (1, 5, 64, 256), (1, 5, 64, 256), (1, 5, 64, 256)),
     "codes": (2**18, 2**22, 2**26, 2**32),
     "maxima": tuple(

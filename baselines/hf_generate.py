@@ -1,0 +1,75 @@
+"""The sampling of Hugging Face's `generate`: its logits processors, then torch.multinomial.
+
+    fp32, / T, top-k, top-p, min-p, softmax, multinomial
+
+The processors are transformers' own classes, in the list and the order in which `generate` puts
+them; a filter that is off is left out, as there. A request holds for the whole batch. At T = 0 the
+argmax, which is `generate` without `do_sample`. Of logits equal to the kth all are kept; which of
+equal ones top-p cuts is up to torch.sort. The noise is torch's generator, and ends where that of
+`multinomial` ends.
+
+Undefined rows: as `multinomial`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines.providing.logits import matmul_logits
+from fsbench.problem import FILTERS, Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    import torch
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    processors = LogitsProcessorList()
+    sampled = problem.temperature > 0
+    if sampled and problem.temperature != 1:
+        processors.append(TemperatureLogitsWarper(problem.temperature))
+    made = {
+        "top_k": (TopKLogitsWarper, problem.top_k),
+        "top_p": (TopPLogitsWarper, problem.top_p),
+        "min_p": (MinPLogitsWarper, problem.min_p),
+    }
+    processors += [made[name][0](made[name][1]) for name in problem.filters if sampled]
+    weight = padded(weight)
+    input_ids = torch.zeros(problem.B, 1, dtype=torch.int64, device=weight.device)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        logits = matmul_logits(hidden, weight, problem.V).to(copy=True, dtype=torch.float32)
+        scores = processors(input_ids, logits)
+        if not sampled:
+            return scores.argmax(dim=-1)
+        return torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="hf_generate",
+    label="Hugging Face generate",
+    kind=Kind.EXACT,
+    build=build,
+    requires=("transformers",),
+    capabilities=Capabilities(
+        devices=("cuda", "cpu"),
+        dtypes=("bf16", "fp16", "fp32"),
+        zero_temperature=True,
+        exact_to_gap=10.0,  # of torch's exponential: docs/exactness.md
+        excess_beyond_gap=0.2,
+        filters=FILTERS,
+        filter_order=("temperature", "top_k", "top_p", "min_p"),
+        ties="any",
+    ),
+)
