@@ -1,0 +1,37 @@
+"""vLLM's sampler as it ships: filters by FlashInfer, plain requests by its Gumbel kernel.
+
+    logits / T and min-p in place, then FlashInfer's sampler of probabilities or of logits
+
+vLLM takes this way if a request of the batch has top-k or top-p, and none is greedy or has a seed.
+Its random numbers are then those of torch's generator, read by the host in every launch: a captured
+graph would repeat its draws, and vLLM captures none. How it is called: `providing.vllm`. Not run
+yet: held to the source of vLLM 0.26.0 by `make check-engines`.
+
+Undefined rows, by reading: as `vllm_gumbel`, and as `flashinfer_top_k_top_p` with filters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines.providing.vllm import ABLE, build_with, sample
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    return build_with(problem, weight, flashinfer=True)
+
+
+PROVIDER = Provider(
+    name="vllm_flashinfer",
+    label="vLLM, FlashInfer",
+    kind=Kind.EXACT,
+    build=build,
+    sample=sample,
+    requires=("vllm", "flashinfer"),
+    capabilities=Capabilities(graph_safe=False, **ABLE),
+)
