@@ -2,11 +2,15 @@
 
     tokens = cake_sampling.top_k_top_p_sampling_from_probs(softmax(logits / T), k, p)
 
-New in FlashInfer 0.7; Hopper and newer, 1 <= k <= 1024 < V. One matmul with fp32 output and
-FlashInfer's softmax come before. Equal logits go to the lower index. It has one Philox stream for a
-batch, whose seed and offset the host hands over: here those of torch's generator, so a captured
-graph would repeat its draws. Not run yet: held to the source of 0.7.2.post1 by
-`make check-engines`.
+New in FlashInfer 0.7, for Hopper and newer. One matmul with fp32 output and FlashInfer's softmax
+come before. It serves batches whose largest k is from 1 to 1024 and below V; of other requests, such
+as a plain row among them, it hands all rows to `flashinfer.sampling` without a word. The results
+say which way was taken, as the config. Of equal logits this one keeps those of lower index, the
+other all.
+
+It has one Philox stream for a batch, whose seed and offset the host hands over: here those of
+torch's generator, so a captured graph would repeat its draws. Not run yet: held to the source of
+0.7.2.post1 by `make check-engines`.
 
 Undefined rows, by reading: NaN probabilities leave an arbitrary token.
 """
@@ -14,18 +18,15 @@ Undefined rows, by reading: NaN probabilities leave an arbitrary token.
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fsbench.baselines.providing.flashinfer import build_lean, top_k_and_top_p
-from fsbench.errors import UnsupportedProblem
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MOST = 1024
-"""The largest k."""
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
@@ -34,30 +35,29 @@ def build(problem: Problem, weight: Tensor) -> Launch:
 
     temperature = problem.temperature
     top_k, top_p = top_k_and_top_p(problem, weight.device)
+    if isinstance(top_k, int) and top_k < 0:
+        top_k = problem.V
+    most = max(k or problem.V for k, _, _ in problem.row_filters())
+    taken = ""
 
     def sample(logits: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        nonlocal taken
         probs = softmax(logits, temperature=temperature)
-        route = cake_sampling.cake_sampling_route(probs, top_k, problem.top_k)
-        if route != "pipeline":  # it would fall back to flashinfer.sampling without a word
-            raise UnsupportedProblem(f"flashinfer_cake: takes not {problem}: {route}")
+        taken = taken or cake_sampling.cake_sampling_route(probs, top_k, most)
         tokens: Tensor = cake_sampling.top_k_top_p_sampling_from_probs(
-            probs, top_k, top_p, top_k_max=problem.top_k
+            probs, top_k, top_p, top_k_max=most
         )
         return tokens
 
-    return build_lean(problem, weight, sample)
-
-
-def supports(problem: Problem) -> str | None:
-    if not 1 <= problem.top_k <= min(MOST, problem.V - 1):
-        return f"takes 1 <= top_k <= {MOST}, below V"
-    return "takes a top_k for every row" if problem.mixed else None
+    launch: Any = build_lean(problem, weight, sample)
+    launch.config = taken
+    return launch
 
 
 def not_built() -> str | None:
-    if importlib.util.find_spec("flashinfer.cake_sampling") is None:
-        return "flashinfer has no cake_sampling: it needs 0.7 or newer"
-    return None
+    spec = importlib.util.find_spec("flashinfer")
+    there = spec and spec.origin and Path(spec.origin).with_name("cake_sampling.py").exists()
+    return None if there else "flashinfer has no cake_sampling: it needs 0.7 or newer"
 
 
 PROVIDER = Provider(
@@ -65,9 +65,13 @@ PROVIDER = Provider(
     label="FlashInfer, cake_sampling",
     kind=Kind.TRUNCATED,
     build=build,
-    supports=supports,
     not_built=not_built,
     requires=("flashinfer",),
-    compute_capability=(9, 0),
-    capabilities=Capabilities(graph_safe=False, penalties=True, filters=("top_k", "top_p")),
+    capabilities=Capabilities(
+        graph_safe=False,
+        penalties=True,
+        filters=("top_k", "top_p"),
+        mixed_filters=True,
+        ties="any",
+    ),
 )

@@ -39,14 +39,29 @@ class Source:
                 return ast.parse(each.read_text(encoding="utf-8"))
         return None
 
-    def parameters(self, where: str) -> list[str] | None:
-        """Of a function at module:name or module:class.name, in inspect's order."""
+    def _arguments(self, where: str) -> ast.arguments | None:
         module, _, path = where.partition(":")
         cls, _, name = path.rpartition(".")
         found = self._method(module, cls, name) if cls else self._named(module, name)
-        if not isinstance(found, ast.FunctionDef):
+        return found.args if isinstance(found, ast.FunctionDef) else None
+
+    def required(self, where: str) -> list[str]:
+        """The parameters of a function that have no default."""
+        given = self._arguments(where)
+        if given is None:
+            return []
+        placed = [*given.posonlyargs, *given.args]
+        named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        return [
+            *(each.arg for each in placed[: len(placed) - len(given.defaults)]),
+            *(each.arg for each, default in named if default is None),
+        ]
+
+    def parameters(self, where: str) -> list[str] | None:
+        """Of a function at module:name or module:class.name, in inspect's order."""
+        given = self._arguments(where)
+        if given is None:
             return None
-        given = found.args
         listed = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
         return [each.arg for each in listed if each is not None]
 
@@ -122,9 +137,12 @@ def check(expected: Expected, root: Path) -> list[str]:
     return lines
 
 
-def download(version: str) -> Path:
-    """The Python files of a version, from the package index if they are not here."""
-    folder = FOLDER / version
+def download(version: str, package: str = "vllm", kept: tuple[str, ...] = KEPT) -> Path:
+    """The Python files of a version, from the package index if they are not here.
+
+    kept: what the paths of those begin with that are kept.
+    """
+    folder = FOLDER / (version if package == "vllm" else f"{package}-{version}")
     if folder.is_dir():
         return folder
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in (28, 31, 34, 35)]
@@ -134,16 +152,16 @@ def download(version: str) -> Path:
                 *(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary),
                 *("--only-binary", ":all:", "--python-version", "3.12"),
                 *(word for each in platforms for word in ("--platform", each)),
-                f"vllm=={version}",
+                f"{package}=={version}",
             ],
             check=True,
         )
-        (wheel,) = Path(temporary).glob("vllm-*.whl")
+        (wheel,) = Path(temporary).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             names = [
                 name
                 for name in archive.namelist()
-                if name.startswith(KEPT) and name.endswith(".py")
+                if name.startswith(kept) and name.endswith(".py")
             ]
             archive.extractall(folder, names)
     return folder

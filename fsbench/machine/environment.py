@@ -22,6 +22,10 @@ _PACKAGES = {
     "flashinfer": "flashinfer-python",
     "cupti": "cupti-python",
     "numpy": "numpy",
+    "transformers": "transformers",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "xllamacpp": "xllamacpp",
 }
 
 _SOURCE = Path(__file__).resolve().parents[2]

@@ -39,7 +39,7 @@ LINE = (
 
 VERDICT = (
     *("schema", "environment", "setting", "provider"),
-    *("skipped", "conclusion", "verdict", "seconds"),
+    *("skipped", "source", "package", "claims", "conclusion", "verdict", "seconds"),
 )
 """Keys of a line of verify's record, beside those of a Check."""
 
