@@ -3,10 +3,10 @@
     tokens = cake_sampling.top_k_top_p_sampling_from_probs(softmax(logits / T), k, p)
 
 New in FlashInfer 0.7, for Hopper and newer. One matmul with fp32 output and FlashInfer's softmax
-come before. It serves batches whose largest k is from 1 to 1024 and below V; of other requests, such
-as a plain row among them, it hands all rows to `flashinfer.sampling` without a word. The results
-say which way was taken, as the config. Of equal logits this one keeps those of lower index, the
-other all.
+come before. It serves batches whose largest k is from 1 to 1024 and below V; of other batches, such
+as one with a plain row, it hands all rows to `flashinfer.sampling` without a word. The results say
+which way was taken, as the config. Of equal logits this one keeps those of lower index, the other
+all.
 
 It has one Philox stream for a batch, whose seed and offset the host hands over: here those of
 torch's generator, so a captured graph would repeat its draws. Not run yet: held to the source of

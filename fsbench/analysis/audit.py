@@ -55,13 +55,16 @@ class Audited:
         """The worst of its findings; `clean` without any."""
         return max((each.severity for each in self.findings), key=_RANKS.index, default="clean")
 
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """A row of the table for each finding, or one that says that there is none."""
+    def rows(self, repeated: bool = False) -> Iterator[tuple[str, ...]]:
+        """A row of the table for each finding, or one that says that there is none.
+
+        repeated: the first columns, which are the same in all of them, stand in each.
+        """
         head = (f"`{self.sampler}`", self.package, self.on, self.claims)
         for found in self.findings:
             shown = f"`{found.command}` ({found.seconds:.0f} s)"
             yield (*head, found.severity, found.check, found.seen, shown)
-            head = ("", "", "", "")
+            head = head if repeated else ("", "", "", "")
         if not self.findings:
             yield (*head, "clean", f"{self.checks} checks", f"{self.draws:.2g} draws", "")
 
@@ -76,16 +79,20 @@ def read_records(paths: Iterable[Path]) -> Iterator[_Line]:
     """
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            with refusals("read", file), open(file, encoding="utf-8") as opened:
-                text = opened.read()
-            try:
-                lines = [json.loads(line) for line in text.splitlines()]
-            except ValueError:
-                lines = []
-            if lines and isinstance(lines[0], dict) and "tier" in lines[0].get("setting", ()):
-                yield from lines
-            elif not path.is_dir():
-                raise ResultsError(f"{file}: expected a record of fsbench verify; got another file")
+            with refusals("read", file), open(file, encoding="utf-8") as lines:
+                if _begins_record(next(lines, "")):
+                    lines.seek(0)
+                    yield from map(json.loads, lines)
+                elif not path.is_dir():
+                    raise ResultsError(f"{file}: expected a record of fsbench verify; got another")
+
+
+def _begins_record(line: str) -> bool:
+    try:
+        first = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(first, dict) and "tier" in (first.get("setting") or ())
 
 
 def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:

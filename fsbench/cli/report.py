@@ -14,16 +14,27 @@ def report(
 ) -> None:
     """Write results as an HTML page for each GPU that needs no network: figures, sorting tables.
 
-    Cells that several commits measured have a history.
+    Cells that several commits measured have a history. Records of verify make a further page.
     """
-    from fsbench.cli.reading import by_time, measured_results
-    from fsbench.figures.report import pages
+    from fsbench.analysis.audit import audited, read_records
+    from fsbench.cli.reading import by_time, measured_results, run_folders
+    from fsbench.errors import ResultsError
+    from fsbench.figures.report import audit_page, pages
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.store import read_environment
 
-    folders = by_time(results)
-    frame = measured_results(folders)
-    for name, text in pages(frame, {folder: read_environment(folder) for folder in folders}):
+    judged, _ = audited(read_records(path for path in results if path.is_dir()))
+    made = [("audit", audit_page(judged))] if judged else []
+    try:
+        folders = by_time(run_folders(results))
+    except ResultsError:
+        if not judged:
+            raise
+        folders = []
+    if folders:
+        environments = {folder: read_environment(folder) for folder in folders}
+        made += pages(measured_results(folders), environments)
+    for name, text in made:
         path = out / f"{name}.html"
         with refusals("write a report to", path):
             out.mkdir(parents=True, exist_ok=True)

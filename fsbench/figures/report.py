@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -14,6 +14,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fsbench.analysis.audit import HEADINGS, Audited
 from fsbench.analysis.doubts import doubts
 from fsbench.analysis.history import history
 from fsbench.analysis.tables import Configuration, configurations, families
@@ -53,6 +54,29 @@ def pages(
         by_gpu.setdefault(each.rows.gpu.iloc[0] or "cpu", []).append(each)
     for name, found in by_gpu.items():
         yield name, _page(found, looks, environments)
+
+
+def audit_page(found: Iterable[Audited]) -> str:
+    """The audit (analysis.audit) as a page of the report."""
+    rows = [
+        {"cells": [_cell(text.replace("`", "")) for text in row], "bound": False}
+        for each in found
+        for row in each.rows(repeated=True)
+    ]
+    table = {"title": "Samplers, worst first", "headings": HEADINGS, "rows": rows}
+    part = {"title": "What samplers claim, and what they were found to do", "tables": [table]}
+    told = "By the records of fsbench verify; docs/audit.md says how to read it."
+    return _rendered(
+        title="Audit of samplers",
+        parts=[{**part, "conditions": told, "figures": [], "absent": []}],
+    )
+
+
+def _rendered(**given: Any) -> str:
+    template = (resources.files(__package__) / "report.html").read_text(encoding="utf-8")
+    none: dict[str, Any] = {"run_columns": [], "runs": [], "doubts": [], "overview": []}
+    made = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return made.from_string(template).render(**{**none, **given})
 
 
 def _page(
@@ -103,10 +127,7 @@ def _page(
                 ],
             }
         )
-    template = (resources.files(__package__) / "report.html").read_text(encoding="utf-8")
-    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        template
-    ).render(
+    return _rendered(
         title=f"Exact sampling on {rows.gpu_name.iloc[0] or 'a CPU'}",
         run_columns=["run", *_RUN.values()],
         runs=[
@@ -116,7 +137,7 @@ def _page(
         doubts=doubts(rows) if "roofline_pct" in rows else [],
         overview=[figure for figure in figures[:overview] if figure],
         parts=parts,
-    )  # fmt: skip
+    )
 
 
 def _short(name: str, value: Any) -> str:

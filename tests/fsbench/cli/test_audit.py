@@ -44,4 +44,4 @@ def test_another_file_is_no_record(fsbench, tmp_path):
     (tmp_path / "points.jsonl").write_text('{"setting": {}}')
     code, out, err = fsbench("audit", "points.jsonl")
     assert (code, out) == (2, "")
-    assert err == "error: points.jsonl: expected a record of fsbench verify; got another file\n"
+    assert err == "error: points.jsonl: expected a record of fsbench verify; got another\n"

@@ -109,6 +109,16 @@ def test_nothing_measured_is_refused(tmp_path):
         report(tmp_path)
 
 
+def test_records_of_verify_are_a_page(tmp_path):
+    """Of their own, where nothing was measured beside them."""
+    done = report(RESULTS / "verify", "--out", tmp_path)
+    assert done.stdout == f"wrote {tmp_path}/audit.html\n"
+    text = (tmp_path / "audit.html").read_text()
+    assert "<h1>Audit of samplers</h1>" in text and "Medians" not in text
+    assert text.count("<td>multinomial</td>") == 4
+    assert "NVIDIA H200, bf16, T = 1" in text and "clean" in text
+
+
 @pytest.mark.full
 def test_of_the_committed_results(tmp_path):
     done = report(RESULTS / "paper-20261121", RESULTS / "lean-20261121", "--out", tmp_path / "a")
