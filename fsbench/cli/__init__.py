@@ -16,6 +16,7 @@ from fsbench.cli import (
     compare,
     doctor,
     e2e,
+    export,
     hotvocab,
     iomodel,
     listing,
@@ -38,6 +39,7 @@ app.command("plot")(plot.plot)
 app.command("compare")(compare.compare)
 app.command("iomodel")(iomodel.iomodel)
 app.command("report")(report.report)
+app.command("export")(export.export)
 app.command("recommend")(recommend.recommend)
 app.command("list")(listing.list_)
 app.command("verify")(verify.verify)

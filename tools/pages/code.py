@@ -1,6 +1,6 @@
 """Lists that follow from the code: commands, options, arguments, capabilities, columns, presets.
 
-What a column or field means stands in words.toml beside this file; a name without words, and words
+What a column or field means stands in fsbench/records/words.toml; a name without words, and words
 without a name, are errors.
 """
 
@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -28,7 +27,7 @@ from fsbench.problem import DTYPES
 from fsbench.records import breakdown, summary
 from fsbench.records.cell import COLUMNS, STATUSES, Energy, Round, Sustained
 from fsbench.verify.check import Check
-from pages.blocks import block, table
+from pages.blocks import ROOT, block, table
 
 LINE = (
     *("schema", "cell", "round", "measured", "form", "energy", "sustained"),
@@ -70,7 +69,8 @@ NAMES: dict[str, Callable[[], list[str]]] = {
 
 @cache
 def _words() -> dict[str, dict[str, str]]:
-    return tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
+    path = ROOT / "fsbench/records/words.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,43 @@
+"""`fsbench export`: results and problems in formats of others. No GPU, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fsbench.cli.options import FOLDER, Results, option
+
+
+def export(
+    results: Results,
+    out: Annotated[Path, option("--out", FOLDER, "Folder for the files.")] = Path("export"),
+) -> None:
+    """Write results as one tidy CSV with a data dictionary, and problems for flashinfer-bench.
+
+    results.csv has a row for each cell of each run, with versions and commit; columns.csv says what
+    its columns mean. flashinfer-bench/ is a data set in its trace format: the plain problems of
+    the results, and the samplers whose tokens are given by the noise contract.
+    """
+    from fsbench.analysis.export import dictionary, tidy, trace_set
+    from fsbench.analysis.tables import normalized
+    from fsbench.cli.reading import read_results, run_folders
+    from fsbench.discover import discover
+    from fsbench.records.disk import refusals, write_atomically
+    from fsbench.records.sheet import as_csv
+    from fsbench.records.store import read_environment
+
+    frame = read_results(results)
+    environments = {str(folder): read_environment(folder) for folder in run_folders(results)}
+    table = tidy(frame, environments)
+    samplers = [entry.provider for entry in discover().values() if entry.provider]
+    files = {
+        "results.csv": as_csv(table, index=False),
+        "columns.csv": as_csv(dictionary(table), index=False),
+        **{f"flashinfer-bench/{n}": text for n, text in trace_set(normalized(frame), samplers)},
+    }
+    for name, text in files.items():
+        path = out / name
+        with refusals("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
+    print(f"wrote {len(table)} rows and {len(files)} files below {out}")

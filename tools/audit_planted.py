@@ -1,0 +1,41 @@
+"""Run the check that must find each bug that released samplers had, and record it as verify does.
+
+    PYTHONPATH=tests/support python tools/audit_planted.py results/cpu/audit-20261123/planted.jsonl
+
+The samplers are the planted ones of tests/support/planted_bugs.py (KNOWN), on the CPU, fp32, T = 1
+and 0.6. docs/audit.md shows the record. Takes ten minutes with one thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from planted_bugs import BUGS, IN_THE_FAR_TAIL, KNOWN
+
+from fsbench.cli.judging import judged, recorder
+from fsbench.discover import Found
+
+
+def main(path: Path) -> None:
+    record = recorder(path, print)
+    for bug in sorted(KNOWN):
+        sampler, check = {**BUGS, **IN_THE_FAR_TAIL}[bug][:2]
+        found = judged(
+            [Found(bug, "tests/support/planted_bugs.py", sampler)],
+            named=True,
+            device="cpu",
+            dtype="fp32",
+            temperatures=[1.0, 0.6],
+            tier="full" if bug in IN_THE_FAR_TAIL else "ci",
+            only=[check],
+            record=lambda line, bug=bug: record(  # type: ignore[misc]
+                {**line, "provider": bug} if "provider" in line else line
+            ),
+            skip=print,
+        )
+        list(found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
