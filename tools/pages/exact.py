@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from fsbench import reference
-from pages.blocks import H200, block, listed, measured_on, table
+from fsbench.analysis.audit import audited, markdown, read_records
+from pages.blocks import H200, RESULTS, block, listed, measured_on, table, with_source
 
 Record = dict[str, Any]
 VERIFY = H200 / "verify"
@@ -108,3 +109,29 @@ def words_and_lanes() -> str:
     tokens[word, lane] = torch.arange(16)
     heads = ["word (mod 4)", *(f"lane {number}" for number in range(4))]
     return table(heads, [[number, *row] for number, row in enumerate(tokens.tolist())])
+
+
+AUDIT = "cpu/audit-20261123"
+
+
+@block
+def audit() -> str:
+    """The audit of the samplers that run on a CPU."""
+    found, skipped = audited(read_records([RESULTS / AUDIT / "audit.jsonl"]))
+    for_gpus = ", ".join(f"`{name}`" for name, why in skipped.items() if "lower bound" not in why)
+    text = f"{markdown(found, {})}\n\nNot measured yet, for want of a GPU: {for_gpus}."
+    return with_source(text, f"{AUDIT}/audit.jsonl")
+
+
+@block
+def known_bugs() -> str:
+    """Bugs of released samplers, planted, and what finds them."""
+    found, _ = audited(read_records([RESULTS / AUDIT / "planted.jsonl"]))
+    rows = []
+    for each in found:
+        (finding,) = each.findings
+        bug, _, where = each.sampler.removesuffix(")").rpartition(" (")
+        cells = (bug, where, f"`{finding.check}`", finding.severity, f"{each.draws:,}")
+        rows.append([*cells, f"{finding.seconds:.0f}"])
+    heads = ["bug", "was in", "found by", "severity", "draws", "seconds"]
+    return with_source(table(heads, rows, left=4), f"{AUDIT}/planted.jsonl")
