@@ -64,11 +64,9 @@ class Chains:
     def __init__(self, V: int, temperature: float, filters: Sequence[tuple[int, float, float]]):
         import numpy as np
 
-        self._library = library()
         self._temperature, self._filters = temperature, filters
-        self._ids = np.arange(V, dtype=np.int32)
         token = [("id", np.int32), ("logit", np.float32), ("p", np.float32)]
-        self._row = np.zeros(V, token)  # llama_token_data
+        self._ids, self._row = np.arange(V, dtype=np.int32), np.zeros(V, token)  # llama_token_data
         array = [("data", np.uint64), ("size", np.uint64), ("selected", np.int64), ("sorted", "?")]
         self._array = np.zeros(1, np.dtype(array, align=True))  # llama_token_data_array
         self._next: tuple[int, int] | None = None  # the seed and step that the chains go on with
@@ -76,38 +74,37 @@ class Chains:
 
     def __del__(self) -> None:
         for chain in self._chains:
-            self._library.llama_sampler_free(chain)
+            library().llama_sampler_free(chain)
 
-    def _seeded(self, seed: int, step: int) -> list[int]:
+    def _seed(self, seed: int, step: int) -> None:
         import numpy as np
 
-        call, chains = self._library, []
+        self.__del__()
+        self._chains, call = [], library()
         # 32 bits for each row, which is what a chain takes.
-        source = np.random.SeedSequence([seed % 2**64, step % 2**64])
-        seeds = source.generate_state(len(self._filters))
-        for own, (top_k, top_p, min_p) in zip(seeds, self._filters, strict=True):
+        seeds = np.random.SeedSequence([seed % 2**64, step % 2**64])
+        words = seeds.generate_state(len(self._filters)).tolist()
+        for word, (top_k, top_p, min_p) in zip(words, self._filters, strict=True):
             chain = call.llama_sampler_chain_init(True)
-            chains.append(chain)
+            self._chains.append(chain)
             for sampler in (
                 call.llama_sampler_init_top_k(top_k),
                 call.llama_sampler_init_top_p(top_p, 1),
                 call.llama_sampler_init_min_p(min_p, 1),
                 call.llama_sampler_init_temp(self._temperature),
-                call.llama_sampler_init_dist(int(own)),
+                call.llama_sampler_init_dist(word),
             ):
                 call.llama_sampler_chain_add(chain, sampler)
-        return chains
 
     def draw(self, logits: Any, seed: int, step: int) -> list[int]:
         """The token of each row of fp32 logits [B, V], a numpy array."""
         if (seed, step) != self._next:
-            self.__del__()
-            self._chains = self._seeded(seed, step)
+            self._seed(seed, step)
         self._next, tokens = (seed, step + 1), []
         for chain, row in zip(self._chains, logits, strict=True):
             self._row["id"], self._row["logit"] = self._ids, row
             self._array[0] = (self._row.ctypes.data, len(row), -1, False)
-            self._library.llama_sampler_apply(chain, self._array.ctypes.data)
+            library().llama_sampler_apply(chain, self._array.ctypes.data)
             tokens.append(int(self._row["id"][self._array["selected"][0]]))
         return tokens
 

@@ -12,25 +12,16 @@ Undefined rows, by reading: as `vllm_gumbel`, and as `flashinfer_top_k_top_p` wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from fsbench.baselines.providing.vllm import ABLE, build_with, sample
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    return build_with(problem, weight, flashinfer=True)
-
+from fsbench.provider import Capabilities, Kind, Provider
 
 PROVIDER = Provider(
     name="vllm_flashinfer",
     label="vLLM, FlashInfer",
     kind=Kind.EXACT,
-    build=build,
+    build=partial(build_with, flashinfer=True),
     sample=sample,
     requires=("vllm", "flashinfer"),
     capabilities=Capabilities(graph_safe=False, **ABLE),

@@ -11,25 +11,16 @@ only gives a token at the start of a block.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from fsbench.baselines.providing.vllm import ABLE, build_with, sample
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Launch, Provider
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def build(problem: Problem, weight: Tensor) -> Launch:
-    return build_with(problem, weight, flashinfer=False)
-
+from fsbench.provider import Capabilities, Kind, Provider
 
 PROVIDER = Provider(
     name="vllm_gumbel",
     label="vLLM, Gumbel kernel",
     kind=Kind.EXACT,
-    build=build,
+    build=partial(build_with, flashinfer=False),
     sample=sample,
     requires=("vllm",),
     capabilities=Capabilities(host_sync_free=True, **ABLE),

@@ -14,7 +14,7 @@ fsbench's seed and step, so that both count.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +41,17 @@ ABLE: dict[str, Any] = {
 """Capabilities of either way through it."""
 
 
-def made_sampler(
+def drawing(
     requests: Sequence[dict[str, Any]], seeds: Any, V: int, device: Any, flashinfer: bool
-) -> Any:
-    """vLLM's Sampler with these requests: arguments of SamplingParams, and seeds int64 [B] each.
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A function (logits [B, V], positions int64 [B]) -> (tokens [B], logits after all steps).
 
+    It is vLLM's Sampler with these requests: arguments of SamplingParams, and int64 seeds [B].
     flashinfer: filters go to FlashInfer, as in vLLM unless VLLM_USE_FLASHINFER_SAMPLER is 0.
     """
+    import numpy as np
+    import torch
+
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it is said below, per sampler
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -61,14 +65,6 @@ def made_sampler(
         sampler.add_request(row, 1, SamplingParams(**request))
     sampler.sampling_states.seeds.np[:B] = seeds  # not by SamplingParams: FlashInfer refuses seeds
     sampler.apply_staged_writes()
-    return sampler
-
-
-def drawing(sampler: Any, B: int, device: Any) -> Any:
-    """A function (logits [B, V], positions int64 [B]) -> (tokens [B], logits after all steps)."""
-    import numpy as np
-    import torch
-
     rows = torch.arange(B, dtype=torch.int32, device=device)
     rows_np = np.arange(B, dtype=np.int32)
     zeros = torch.zeros(B, dtype=torch.int32, device=device)  # input ids, and places in drafts
@@ -87,13 +83,12 @@ def build_with(problem: Problem, weight: Tensor, flashinfer: bool) -> Launch:
         for k, p, min_p in problem.row_filters()
     ]
     seeds = np.random.SeedSequence(B).generate_state(B, np.uint64).view(np.int64)
-    draw = drawing(made_sampler(requests, seeds, V, device, flashinfer), B, device)
+    draw = drawing(requests, seeds, V, device, flashinfer)
     weight = padded(weight)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         position = torch.add(offset, seed, alpha=STRIDE).expand(B)
-        tokens: Tensor = draw(matmul_logits(hidden, weight, V), position)[0]
-        return tokens
+        return draw(matmul_logits(hidden, weight, V), position)[0]
 
     return launch
 
@@ -115,10 +110,8 @@ def sample(
     T = torch.as_tensor(temperature, dtype=torch.float32).expand(B).tolist()
     requests = [{"temperature": own} for own in T]
     seeds = seed.expand(B) + (0 if len(seed) == B else torch.arange(B, device=device) * STRIDE)
-    sampler = made_sampler(requests, seeds.cpu().numpy(), V, device, flashinfer=False)
-    tokens, processed = drawing(sampler, B, device)(
-        matmul_logits(hidden, weight, V).contiguous(), offset.expand(B)
-    )
+    draw = drawing(requests, seeds.cpu().numpy(), V, device, flashinfer=False)
+    tokens, processed = draw(matmul_logits(hidden, weight, V).contiguous(), offset.expand(B))
     logprob = None
     if return_logprob:
         logprob = compute_token_logprobs(processed, tokens[:, None])[:, 0]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from fsbench.errors import ResultsError
-from fsbench.provider import OPTIONS
 from fsbench.records.disk import refusals
 
 EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
@@ -144,39 +143,32 @@ def _severity(line: _Line) -> str:
     return "defect" if line["p_value"] is None else "bias"
 
 
+def _temperatures(setting: _Line) -> list[str]:
+    given = setting.get("temperatures") or [setting["temperature"]]  # one, before 0.2.0
+    return [f"{T:g}" for T in given]
+
+
 def _place(line: _Line) -> str:
     environment, setting = line["environment"], line["setting"]
-    temperatures = setting.get("temperatures") or [setting["temperature"]]
     machine = environment["gpu"] or f"{environment['device']}, {environment['cpu']}"
-    return f"{machine}, {setting['dtype']}, T = {' and '.join(map('{:g}'.format, temperatures))}"
+    return f"{machine}, {setting['dtype']}, T = {' and '.join(_temperatures(setting))}"
 
 
 def _command(line: _Line) -> str:
-    setting = line["setting"]
-    temperatures = setting.get("temperatures") or [setting["temperature"]]
-    given = "".join(f" --temperature {T:g}" for T in temperatures)
-    tier, device = setting["tier"], line["environment"]["device"]
-    return f"--tier {tier} --device {device} --dtype {setting['dtype']}{given}"
+    setting, device = line["setting"], line["environment"]["device"]
+    options = [f"--tier {setting['tier']} --device {device} --dtype {setting['dtype']}"]
+    return " ".join(options + [f"--temperature {T}" for T in _temperatures(setting)])
 
 
 def _claims(claims: _Line) -> str:
-    """What a sampler says of its law, its filters and its options, in a few words."""
+    """Its capabilities that are not the default, without those of its form."""
     if not claims:
         return "not recorded"
     said = []
-    if noise := claims.get("noise"):
-        said.append(f"the tokens of the {noise} noise")
-    if gap := claims.get("exact_to_gap"):
-        more = claims.get("excess_beyond_gap", 0.0)
-        below = f", at most {more:.0%} too many below" if more else ""
-        said.append(f"exact above e^-{gap:g}{below}")
-    if known := claims.get("known_deviation"):
-        said.append(f"total variation {known:g}")
-    if filters := claims.get("filters"):
-        ties = {"kept": "all ties kept", "any": "ties any way"}.get(claims.get("ties", ""), "")
-        said.append(" ".join([*filters, f"({ties})" if ties else ""]).strip())
-    names = ("batch_invariant", "zero_temperature", *OPTIONS)
-    said += [name.replace("_", " ") for name in names if claims.get(name)]
+    for name, value in claims.items():
+        if name not in ("devices", "dtypes", "graph_safe", "host_sync_free", "fused"):
+            text = ", ".join(value) if isinstance(value, list) else value
+            said.append(name.replace("_", " ") + (f": {text}" if value is not True else ""))
     return "; ".join(said) or "exact"
 
 

@@ -10,17 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fsbench.cli.options import (
-    FILE,
-    PATH,
-    WORD,
-    Device,
-    Dtype,
-    Json,
-    ProviderPath,
-    argument,
-    option,
-)
+from fsbench.cli.devices import device_to_use
+from fsbench.cli.judging import Providers, RecordFile, Tier, judged, recorder
+from fsbench.cli.options import PATH, Device, Dtype, Json, ProviderPath, argument
 
 TEMPERATURES = [1.0, 0.6]
 """Of a plain request, and of the default requests of Qwen3 and Llama 3."""
@@ -31,18 +23,13 @@ def audit(
         list[Path] | None,
         argument("RECORDS", PATH, "Records of verify, or folders of some, in place of a new run."),
     ] = None,
-    provider: Annotated[
-        list[str] | None,
-        option("--provider", WORD, "A sampler; may be repeated. Default: all that can run here."),
-    ] = None,
+    provider: Providers = None,
     provider_path: ProviderPath = None,
-    tier: Annotated[str, option("--tier", WORD, "As of verify: gate, ci or full.")] = "ci",
+    tier: Tier = "ci",
     device: Device = "auto",
     dtype: Dtype = "bf16",
     as_json: Json = False,
-    output: Annotated[
-        Path | None, option("--output", FILE, "Append the record, as verify does, to this file.")
-    ] = None,
+    output: RecordFile = None,
 ) -> None:
     """Say of every sampler that can run here what it claims, and what it was found to do.
 
@@ -58,8 +45,6 @@ def audit(
     if records:
         lines += read_records(records)
     else:
-        from fsbench.cli.devices import device_to_use
-        from fsbench.cli.judging import judged, recorder
         from fsbench.discover import discover, select
 
         found = discover(provider_path or [])

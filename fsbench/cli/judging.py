@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import fsbench
+from fsbench.cli.options import FILE, WORD, option
 from fsbench.errors import InvalidArgument, ProviderUnavailable, UnsupportedProblem, one_line
 from fsbench.machine.packages import versions
 from fsbench.provider import Kind, Provider
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 """Version of the record that --json prints and --output writes."""
+
+Providers = Annotated[
+    list[str] | None,
+    option("--provider", WORD, "A sampler; may be repeated. Default: all that can run here."),
+]
+Tier = Annotated[
+    str,
+    option(
+        "--tier",
+        WORD,
+        "gate: what `run` asks before it times. ci: every check, in seconds. "
+        "full: with as many draws as a claim of exactness needs.",
+    ),
+]
+RecordFile = Annotated[
+    Path | None,
+    option("--output", FILE, "Append the record, a line of JSON for each check, to this file."),
+]
 
 Record = Callable[[dict[str, Any]], None]
 Judged = tuple[str, "list[Check]", float]
@@ -114,13 +133,8 @@ def _presented(entry: Found, sampler: Provider) -> dict[str, Any]:
     package = f"fsbench {fsbench.__version__}"
     if not entry.source.startswith("fsbench.kernels"):
         package = versions(sampler.requires or ("torch",))
-    claims = {field.name: getattr(able, field.name) for field in fields(able)}
-    own = {field.name for field in fields(able) if claims[field.name] != field.default}
-    return {
-        "source": entry.source,
-        "package": package,
-        "claims": {name: value for name, value in claims.items() if name in own},
-    }
+    claims = {f.name: value for f in fields(able) if (value := getattr(able, f.name)) != f.default}
+    return {"source": entry.source, "package": package, "claims": claims}
 
 
 def _require_checkable(sampler: Provider, dtype: str) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from fsbench.cli.devices import device_to_use
-from fsbench.cli.judging import judged, recorder
-from fsbench.cli.options import FILE, WORD, Device, Dtype, Json, ProviderPath, number, option
+from fsbench.cli.judging import Providers, RecordFile, Tier, judged, recorder
+from fsbench.cli.options import WORD, Device, Dtype, Json, ProviderPath, number, option
 from fsbench.cli.tables import plain_table
 
 if TYPE_CHECKING:
@@ -21,20 +20,9 @@ if TYPE_CHECKING:
 
 
 def verify(
-    provider: Annotated[
-        list[str] | None,
-        option("--provider", WORD, "A sampler; may be repeated. Default: all that can run here."),
-    ] = None,
+    provider: Providers = None,
     provider_path: ProviderPath = None,
-    tier: Annotated[
-        str,
-        option(
-            "--tier",
-            WORD,
-            "gate: what `run` asks before it times. ci: every check, in seconds. "
-            "full: with as many draws as a claim of exactness needs.",
-        ),
-    ] = "ci",
+    tier: Tier = "ci",
     check: Annotated[
         list[str] | None,
         option("--check", WORD, "Run only this check, such as tail; may be repeated."),
@@ -51,10 +39,7 @@ def verify(
         ),
     ] = None,
     as_json: Json = False,
-    output: Annotated[
-        Path | None,
-        option("--output", FILE, "Append the record, a line of JSON for each check, to this file."),
-    ] = None,
+    output: RecordFile = None,
 ) -> None:
     """Judge samplers by a battery of tests, each with its power.
 

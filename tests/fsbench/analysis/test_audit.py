@@ -75,8 +75,8 @@ def test_claims_are_said_in_words():
             "excess_beyond_gap": 0.2, "per_request_seed": True}  # fmt: skip
     (only,), _ = audited([SETTING, presented(**able), check()])
     assert only.claims == (
-        "the tokens of the group noise; exact above e^-10, at most 20% too many below; "
-        "top_k top_p (ties any way); per request seed"
+        "noise: group; filters: top_k, top_p; ties: any; exact to gap: 10.0; "
+        "excess beyond gap: 0.2; per request seed"
     )
 
 
