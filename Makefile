@@ -88,7 +88,7 @@ docs: setup
 check-engines: setup
 	$(VENV)/bin/python tools/check_engines.py
 	$(VENV)/bin/python tools/check_rivals.py
-	$(ON_CPU) tests/fsbench/integrations/test_real_kernels.py
+	$(ON_CPU) tests/fsbench/integrations/test_real_kernels.py tests/baselines/test_real_vllm.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

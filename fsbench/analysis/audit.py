@@ -178,7 +178,7 @@ def markdown(found: Iterable[Audited], skipped: dict[str, str]) -> str:
     for each in found:
         rows += each.rows()
     lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    lines += ["", *(f"- {name}: {why}" for name, why in skipped.items())] if skipped else []
+    lines += ["", *(f"- {why}" for why in skipped.values())] if skipped else []
     return "\n".join(lines)
 
 

@@ -131,7 +131,7 @@ def _presented(entry: Found, sampler: Provider) -> dict[str, Any]:
     """Where a sampler comes from, the versions of its packages, and what it claims."""
     able = sampler.capabilities
     package = f"fsbench {fsbench.__version__}"
-    if not entry.source.startswith("fsbench.kernels"):
+    if ".kernels." not in entry.source:
         package = versions(sampler.requires or ("torch",))
     claims = {f.name: value for f in fields(able) if (value := getattr(able, f.name)) != f.default}
     return {"source": entry.source, "package": package, "claims": claims}

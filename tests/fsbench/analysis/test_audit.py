@@ -93,7 +93,7 @@ def test_records_without_versions_are_read(tmp_path):
     ]
     table = markdown(found, skipped)
     assert "| `mine` | not recorded | cpu, Zen, bf16, T = 1 |" in table
-    assert table.endswith("\n\n- b: b: absent")
+    assert table.endswith("\n\n- b: absent")
     with pytest.raises(ResultsError, match="expected a record of fsbench verify"):
         list(read_records([tmp_path / "points.jsonl"]))
 
