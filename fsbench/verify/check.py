@@ -77,6 +77,7 @@ WRONG = {
     "truncated oracle": "its tokens under filters are not the oracle's",
     "truncation": "filters do not keep what they should, or its law is wrong",
     "truncated draws": "draws under filters share noise",
+    "speculation": "drafts change its tokens, or are accepted too often or too rarely",
 }
 """What is wrong if a check fails, in words; the name of a `tail` ends with its gap."""
 
