@@ -1,14 +1,14 @@
 """The fused kernels: one sampler per file here, what they are made of in the folders.
 
 `flash_sample` is the function a serving engine calls; `draft_sample`, `step_noise` and
-`verify_drafts` are for speculative steps (docs/speculation.md); `truncated_sample` has top-k, top-p, min-p and
-penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
+`verify_drafts` are for speculative steps (docs/speculation.md); `truncated_sample` has top-k,
+top-p, min-p and penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
 (docs/log-probabilities.md); `screened_sample` draws the tokens of token noise from a head with an
 int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
-screened, truncated and scoring, then drafting, then providing, then the sampler files. Each name below is loaded
-when it is first used, so that listing the samplers needs no torch.
+screened, truncated and scoring, then drafting, then providing, then the sampler files. Each name
+below is loaded when it is first used, so that listing the samplers needs no torch.
 """
 
 from __future__ import annotations

@@ -43,7 +43,10 @@ COLUMNS = (
 )
 PLAIN: dict[str, Any] = {}
 QWEN: dict[str, Any] = {"top_k": 20, "top_p": 0.95}
-SETTINGS = ((0.0, PLAIN), *((T, filters) for T in (0.3, 0.6, 1.0, 1.2) for filters in (PLAIN, QWEN)))
+SETTINGS = (
+    (0.0, PLAIN),
+    *((T, filters) for T in (0.3, 0.6, 1.0, 1.2) for filters in (PLAIN, QWEN)),
+)
 SIGMAS, NOISES, SYNTHETIC_V, PAIRS = (1.0, 2.0, 4.0), (0.1, 0.3, 0.6, 1.2), 32_000, 8
 PROMPTS = (
     "The history of the steam engine begins",
@@ -98,7 +101,10 @@ def rates(target: Tensor, draft: Tensor, T: float, filters: dict[str, Any]) -> d
 
 
 def row(
-    names: tuple[str, str], pairs: Iterator[tuple[Tensor, Tensor]], T: float, filters: dict[str, Any]
+    names: tuple[str, str],
+    pairs: Iterator[tuple[Tensor, Tensor]],
+    T: float,
+    filters: dict[str, Any],
 ) -> list[object]:
     """One line of the table, of batches of logits."""
     parts: list[dict[str, Tensor]] = []
@@ -190,9 +196,7 @@ class Model:
             before = [each[prompt - 2 + i :][:GENERATED] for each in tokens for i in (0, 1)]
             known = torch.stack([torch.cat(before[i::2]) for i in (0, 1)], 1)
             for drafter in ("4 bits", "exit 26", "exit 22", "reduced", "n-gram"):
-                yield row(
-                    ("SmolLM2-135M", drafter), self.pairs(states, drafter, known), T, filters
-                )
+                yield row(("SmolLM2-135M", drafter), self.pairs(states, drafter, known), T, filters)
 
     def pairs(
         self, states: dict[str, Tensor], drafter: str, known: Tensor

@@ -74,10 +74,10 @@ def truncated_sample(
         TruncatedSample. A row with a NaN or +inf logit, or without a finite one, has no draw.
 
     The first draw is flash_sample's, from all tokens with group noise; if the filters keep it, it
-    is the row's token. If not, or with penalties or token noise, it is the kept token of the largest logit +
-    temperature Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and
-    token, so the token depends on neither tile nor batch size, and with all filters off it is
-    flash_sample's. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
+    is the row's token. If not, or with penalties or token noise, it is the kept token of the
+    largest logit + temperature Gumbel, with token noise (docs/noise.md). Both are keyed by seed,
+    offset, row and token, so the token depends on neither tile nor batch size, and with all filters
+    off it is flash_sample's with the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
     of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a

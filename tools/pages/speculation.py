@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+
 from pages.blocks import RESULTS, block, bullets, said, span, table
 
 RATES = {
@@ -74,17 +75,21 @@ def acceptance_findings() -> str:
     group = pairs.token - pairs.group
     real_group = (real.token - real.group)[plain(real).index]
     below = int((pairs.group < pairs.bound).sum())
+    more = int((real.greedy > real.token).sum())
     gain = real[real.temperature >= 1]
     lines = (
-        said("Token noise is within its bounds in every row: ", (sampled.token >= sampled.bound).all())
+        said(
+            "Token noise is within its bounds in every row: ",
+            (sampled.token >= sampled.bound).all(),
+        )
         + f"it accepts {span(lost)} less than rejection sampling ({span(of_model)} on the model).",
         said("Group noise accepts less: ", group.min() > 0)
         + f"{span(group)} less than token noise on synthetic pairs, and in {below} of {len(pairs)} "
         f"rows less than token noise could at worst; on the model {span(real_group)} less, without "
         "filters.",
         f"At T of 1 or more a greedy draft is accepted {span(gain.greedy)} of the time, a draft "
-        f"with shared token noise {span(gain.token)}. In {int((real.greedy > real.token).sum())} of "
-        f"{len(real)} rows of the model the greedy draft was accepted more often.",
+        f"with shared token noise {span(gain.token)}. In {more} of {len(real)} rows of the model "
+        "the greedy draft was accepted more often.",
     )
     return bullets(*lines)
 

@@ -40,7 +40,9 @@ def changed(change):
 
 def salted_by_logits(hidden, options):
     """Each sequence is its own, with or without drafts; but a drafter meets other noise."""
-    return options | {"seed": options["seed"] + (hidden * torch.arange(hidden.shape[1])).sum(1).long()}
+    return options | {
+        "seed": options["seed"] + (hidden * torch.arange(hidden.shape[1])).sum(1).long()
+    }
 
 
 def position_of_the_step(hidden, options):
