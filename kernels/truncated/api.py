@@ -77,8 +77,8 @@ def truncated_sample(
     is the row's token. If not, or with penalties or token noise, it is the kept token of the
     largest logit + temperature Gumbel, with token noise (docs/noise.md). Both are keyed by seed,
     offset, row and token, so the token depends on neither tile nor batch size, and with all filters
-    off it is flash_sample's with the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
-    of the mass, always in the same way.
+    off it is flash_sample's with the same noise. Top-k is exact; sums of probabilities are in fp32,
+    so top-p is met within 2^-16 of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
     mask of bools. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
