@@ -66,19 +66,20 @@ def truncated_sample(
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
         return_kept: also count what the filters keep. It costs time: without it the search for
             where a row is cut off ends when its token is known.
-        noise: "group" makes both draws below; "token" the second alone, from what is kept, which
-            drafts match more often (docs/speculation.md). "auto" is "group".
+        noise: of the first draw below. With "token" both have the noise of the second, so that
+            they are one race of what is kept; drafts match that more often (docs/speculation.md).
+            "auto" is "group".
         config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:
         TruncatedSample. A row with a NaN or +inf logit, or without a finite one, has no draw.
 
-    The first draw is flash_sample's, from all tokens with group noise; if the filters keep it, it
-    is the row's token. If not, or with penalties or token noise, it is the kept token of the
-    largest logit + temperature Gumbel, with token noise (docs/noise.md). Both are keyed by seed,
-    offset, row and token, so the token depends on neither tile nor batch size, and with all filters
-    off it is flash_sample's with the same noise. Top-k is exact; sums of probabilities are in fp32,
-    so top-p is met within 2^-16 of the mass, always in the same way.
+    The first draw is flash_sample's, from all tokens; if the filters keep it, it is the row's
+    token. If not, or with penalties, it is the kept token of the largest logit + temperature
+    Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and token, so the
+    token depends on neither tile nor batch size, and with all filters off it is flash_sample's with
+    the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
+    of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
     mask of bools. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
@@ -115,8 +116,7 @@ def truncated_sample(
     kernel = check_kernel("auto", config)
     if penalties is not None:
         check_penalties(penalties, B, device)
-    if penalties is not None or request.noise == "token":
-        # Penalties change the logits after these are stored: no draw from the first ones can stand.
+        # They change the logits after these are stored: no draw from the first ones can stand.
         request = request._replace(noise="none")
     choice = choose(hidden, weight, request.noise, kernel, config)
     sample = TruncatedSample(

@@ -127,7 +127,7 @@ def test_rows_without_a_draw(dtype, filters):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_target_with_token_noise_and_filters_draws_by_the_race_alone(dtype):
+def test_a_target_with_token_noise_and_filters_draws_what_wins_among_the_kept(dtype):
     hidden, weight, _, _ = case(dtype)
     logits = hidden.float() @ weight.float().T
     for filters in ({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}):

@@ -138,6 +138,17 @@ def test_the_path_through_a_tree(drawn, drafts, nodes, dtype):
         assert found.tokens.tolist() == [[*(drawn[node] for node in nodes), *behind]] * 2
 
 
+def test_a_long_chain_is_a_tree():
+    drafts = torch.arange(9).expand(10, 9).clone()
+    for row in range(9):
+        drafts[row, row] = 99
+    sampled = torch.arange(10).expand(10, 10).contiguous()
+    chain, tree = (verify_drafts(sampled, drafts, of) for of in (None, torch.arange(9)))
+    assert chain.num_accepted.tolist() == list(range(10))
+    for one, other in zip(chain, tree, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_what_no_draw_can_confirm_is_flagged():
     sampled = torch.tensor([[4, 5, 6, 7], [4, 5, 6, 7]])
     drafts = torch.tensor([[4, 9, -1], [4, 5, 6]])
