@@ -1,14 +1,14 @@
 """The fused kernels: one sampler per file here, what they are made of in the folders.
 
-`flash_sample` is the function a serving engine calls, and `verify_drafts` what it calls after it
-in a speculative step (docs/using-the-kernel.md); `truncated_sample` has top-k, top-p, min-p and
-penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
+`flash_sample` is the function a serving engine calls; `draft_sample`, `step_noise` and
+`verify_drafts` are for speculative steps (docs/speculation.md); `truncated_sample` has top-k,
+top-p, min-p and penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
 (docs/log-probabilities.md); `screened_sample` draws the tokens of token noise from a head with an
 int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
-screened, truncated and scoring, then providing, then the sampler files. Each name below is loaded
-when it is first used, so that listing the samplers needs no torch.
+screened, truncated and scoring, then drafting, then providing, then the sampler files. Each name
+below is loaded when it is first used, so that listing the samplers needs no torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
     from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
+    from fsbench.kernels.drafting.api import draft_sample
+    from fsbench.kernels.drafting.vocabulary import DraftVocabulary, prepare_draft_vocabulary
     from fsbench.kernels.fused.api import describe, flash_sample
-    from fsbench.kernels.fused.drafts import Verified, verify_drafts
+    from fsbench.kernels.fused.drafts import Verified, step_noise, verify_drafts
     from fsbench.kernels.scoring.api import score
     from fsbench.kernels.screened.api import screened_sample
     from fsbench.kernels.screened.files import load_head, save_head
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from fsbench.kernels.truncated.history import Penalties, TokenHistory
 
 __all__ = [
+    "DraftVocabulary",
     "HopperConfig",
     "HopperScreenConfig",
     "Penalties",
@@ -48,13 +51,16 @@ __all__ = [
     "Verified",
     "VocabShard",
     "describe",
+    "draft_sample",
     "even_blocks",
     "flash_sample",
     "load_head",
+    "prepare_draft_vocabulary",
     "prepare_head",
     "save_head",
     "score",
     "screened_sample",
+    "step_noise",
     "truncated_sample",
     "verify_drafts",
 ]
@@ -66,8 +72,10 @@ if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
         configs__hopper=("HopperConfig",),
         configs__portable=("TileConfig",),
         configs__screen=("HopperScreenConfig", "ResolveConfig", "ScreenConfig"),
+        drafting__api=("draft_sample",),
+        drafting__vocabulary=("DraftVocabulary", "prepare_draft_vocabulary"),
         fused__api=("describe", "flash_sample"),
-        fused__drafts=("Verified", "verify_drafts"),
+        fused__drafts=("Verified", "step_noise", "verify_drafts"),
         scoring__api=("score",),
         screened__api=("screened_sample",),
         screened__files=("load_head", "save_head"),

@@ -52,7 +52,9 @@ def in_rounds(
     return found
 
 
-def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def write(
+    path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], device: str = "cuda"
+) -> None:
     """A table, row by row as they come, and beside it the environment as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -62,6 +64,6 @@ def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -
             writer.writerow(row)
             file.flush()
             print(*row, flush=True)
-    record = json.dumps(environment("cuda", sys.argv), indent=2)
+    record = json.dumps(environment(device, sys.argv), indent=2)
     path.with_suffix(".env.json").write_text(record + "\n")
-    print(f"{path}, measured on {torch.cuda.get_device_name()}")
+    print(f"{path}, measured on {torch.cuda.get_device_name() if device == 'cuda' else device}")

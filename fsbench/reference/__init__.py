@@ -8,8 +8,10 @@ float64 in torch, so it runs on any device and can be read line by line:
     logits      what is sampled: soft cap, bias, mask; log Z
     truncation  penalties; what top-k, top-p and min-p keep
     expected    the token of each row, and which others fp32 rounding may put in its place
+    acceptance  how often two laws with the same noise give the same token
 """
 
+from fsbench.reference.acceptance import coupled_acceptance
 from fsbench.reference.expected import Expected, expect
 from fsbench.reference.logits import (
     inverse_temperature,
@@ -45,6 +47,7 @@ __all__ = [
     "MASS_ERROR",
     "Expected",
     "Truncation",
+    "coupled_acceptance",
     "expect",
     "exponential",
     "filtered_probabilities",

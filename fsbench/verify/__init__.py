@@ -15,6 +15,7 @@ plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench
     invariance    what a token must not depend on
     distribution  one row: fit, total variation, tails
     joint         rows, steps, seeds and samples together
+    speculation   sequences with drafts, and how often these are accepted
     battery       which of these apply
 """
 

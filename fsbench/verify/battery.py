@@ -26,6 +26,7 @@ from fsbench.verify import (
     joint,
     noise,
     pathwise,
+    speculation,
     support,
     truncation,
 )
@@ -94,6 +95,7 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
     draws = provider.kind in (Kind.EXACT, Kind.TRUNCATED)  # without filters, from the softmax
     greedy = provider.kind is Kind.GREEDY or (draws and able.zero_temperature)
     options = able.per_row_temperature or able.per_request_seed or able.logprob
+    seeds = able.per_request_seed and able.batch_invariant
     filters = able.filters and (subject.setting.truncated or not subject.gate)
     tails = [partial(distribution.check_tail, gap=gap) for gap in subject.effort.gaps]
     rows: tuple[tuple[str, object, Callable[[Subject], Check]], ...] = (
@@ -122,6 +124,7 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
         ("truncation", filters, truncation.check_truncation),
         ("truncated draws", filters, truncation.check_truncated_draws),
         ("requests", draws, truncation.check_requests),
+        ("speculation", draws and form and seeds, speculation.check_speculation),
     )
     for name, applies, check in rows:
         if applies and (name in _GATE or not subject.gate):

@@ -78,6 +78,7 @@ WRONG = {
     "truncation": "filters do not keep what they should, or its law is wrong",
     "truncated draws": "draws under filters share noise",
     "requests": "the requests of engines are not drawn from their law",
+    "speculation": "drafts change its tokens, or are accepted too often or too rarely",
 }
 """What is wrong if a check fails, in words; the name of a `tail` ends with its gap."""
 

@@ -42,6 +42,11 @@ def allocate(B: int, V: int, device: torch.device, largest: bool) -> StoredLogit
     )
 
 
+def largest_of_groups(logits: Tensor) -> Tensor:
+    """StoredLogits.largest of logits [B, stride] that no kernel has stored."""
+    return logits.view(len(logits), -1, 16, 4, 2).amax((2, 4)).transpose(0, 1).contiguous()
+
+
 @triton.jit
 def store_logits(logits_ptr, logits, rows, v0, B, stride):
     """Store [R, WIDTH] logits from token v0 on, 32 columns at a time.

@@ -9,10 +9,8 @@ gives the hidden states of positions p - 1 .. p + k - 1. One token is drawn at e
 
 x_1 was drawn after tokens that are certain, so it stands. x_(i+1) was drawn after d_1 .. d_i and
 stands if these are x_1 .. x_i. So the output is always a draw from the model, never a draft: it
-follows the model's law whatever proposes the drafts (an n-gram table, say), and draft i + 1 is
-accepted with the probability that the model gives it. This is rejection sampling (Leviathan et
-al., 2023; Chen et al., 2023) for a proposal that is certain of its token, where a draw that
-differs from the draft already follows the law that is drawn from after a rejection.
+follows the model's law whatever proposes the drafts. In a tree of drafts a draft's parent takes the
+place of the one before it. docs/speculation.md has the proof, and how often drafts are accepted.
 """
 
 from __future__ import annotations
@@ -24,35 +22,54 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.checks.tensors import check_tensor
+from fsbench.kernels.checks.values import check_integer
+
+_INTEGERS = (torch.int32, torch.int64)
 
 
 class Verified(NamedTuple):
-    """What verify_drafts returns.
+    """What verify_drafts returns. Node 0 of a request is its last token, node i its draft i.
 
     tokens: int64 [B, k + 1]: the tokens that stand, then -1.
     num_accepted: int64 [B]: how many of them are drafts, 0 to k.
+    nodes: int64 [B, k + 1]: the node behind which each token was drawn, then -1. These rows of the
+        pass are the request's own: its cache keeps them, and drops the others.
+    refused: bool [B, k]: drafts that no draw can confirm: missing (below 0), not below vocab_size,
+        or with a parent that is no earlier node.
     """
 
     tokens: Tensor
     num_accepted: Tensor
+    nodes: Tensor
+    refused: Tensor
 
 
-def verify_drafts(sampled: Tensor, drafts: Tensor) -> Verified:
+def verify_drafts(
+    sampled: Tensor,
+    drafts: Tensor,
+    parents: Tensor | None = None,
+    *,
+    vocab_size: int | None = None,
+) -> Verified:
     """The drafts that were drawn, up to the first that was not, and the draw that follows them.
 
     Args:
-        sampled: int64 [B * (k + 1)] or [B, k + 1]: the tokens that flash_sample drew from the
-            hidden states of each request's last token and its k drafts, request by request.
-        drafts: int32 or int64 [B, k], contiguous. A request with fewer drafts has -1 behind them.
+        sampled: int64 [B * (k + 1)] or [B, k + 1]: the tokens that were drawn from the hidden
+            states of each request's last token and its k drafts, request by request.
+        drafts: int32 or int64 [B, k], contiguous. A request with fewer drafts has -1 in the places
+            that are left.
+        parents: for trees, int32 or int64 [k], one tree for all requests, or [B, k]: the node that
+            draft i follows, 0 (the last token) to i - 1. None is the chain 0, 1, .. k - 1. Of equal
+            drafts behind one node the first counts.
+        vocab_size: drafts from it on are refused by name; no draw confirms them anyway.
 
     Returns:
         Verified. The token behind the accepted drafts is the correction of the first wrong draft,
         or a free one if none was wrong. Where that draw does not exist (flash_sample gave -1) it
         is left out: a request gained (tokens >= 0).sum(1) tokens, which else is num_accepted + 1.
 
-    Noise: give every position its own. With the request's seed at each of its positions (seed
-    int64 [B * (k + 1)]) and the position as offset, the draw at a position is the one that plain
-    decoding makes there, and so speculation changes no token (docs/using-the-kernel.md).
+    Noise: give every position its own (`step_noise`). Then the draw at a position is the one that
+    plain decoding makes there, and speculation changes no token, whatever is in drafts and parents.
 
     No host synchronisation: may be captured in a CUDA graph and compiled.
 
@@ -63,13 +80,81 @@ def verify_drafts(sampled: Tensor, drafts: Tensor) -> Verified:
         raise InvalidType(f"drafts: expected a tensor; got {type(drafts).__name__}")
     if drafts.ndim != 2:
         raise InvalidArgument(f"drafts: expected a matrix [B, k]; got {list(drafts.shape)}")
-    B, k = drafts.shape
-    check_tensor("drafts", drafts, [torch.int32, torch.int64], [(B, k)], drafts.device)
+    (B, k), device = drafts.shape, drafts.device
+    check_tensor("drafts", drafts, _INTEGERS, [(B, k)], device)
     shapes = [(B * (k + 1),), (B, k + 1)]
-    sampled = check_tensor("sampled", sampled, [torch.int64], shapes, drafts.device).view(B, k + 1)
+    sampled = check_tensor("sampled", sampled, [torch.int64], shapes, device).view(B, k + 1)
+    refused = drafts < 0
+    if vocab_size is not None:
+        refused |= drafts >= check_integer("vocab_size", vocab_size, 1, 2**31)
+    place = torch.arange(k + 1, device=device)
+    if parents is None:
+        right = (sampled[:, :k] == drafts) & ~refused
+        num_accepted = right.long().cumprod(1).sum(1)
+        behind = place > num_accepted[:, None]
+        nodes = place.expand(B, k + 1).masked_fill(behind, -1)
+        return Verified(sampled.masked_fill(behind, -1), num_accepted, nodes, refused)
 
-    # A draw that does not exist is -1, and so is a draft: neither makes the other true.
-    right = (sampled[:, :k] == drafts) & (drafts >= 0)
-    num_accepted = right.long().cumprod(1).sum(1)
-    position = torch.arange(k + 1, device=drafts.device)
-    return Verified(sampled.masked_fill(position > num_accepted[:, None], -1), num_accepted)
+    check_tensor("parents", parents, _INTEGERS, [(k,), (B, k)], device)
+    before, known = _before(parents, B, k)
+    refused |= ~known
+    right = torch.ones(B, k + 1, dtype=torch.bool, device=device)
+    right[:, 1:] = (sampled.gather(1, before[:, 1:]) == drafts) & ~refused
+    # Of equal drafts behind one node, the first: then those that stand are one path.
+    siblings = (before[:, :, None] == before[:, None, :]) & right[:, None, :]
+    earlier = place[None, :] < place[:, None]
+    right[:, 1:] &= ~(siblings & earlier & (place > 0)).any(2)[:, 1:]
+    right, depth = _followed(before, right)
+    nodes = torch.full((B, k + 2), -1, device=device)  # the last is for those that do not stand
+    nodes.scatter_(1, torch.where(right, depth, k + 1), place.expand(B, k + 1))
+    nodes = nodes[:, : k + 1]
+    tokens = sampled.gather(1, nodes.clamp_min(0)).masked_fill(nodes < 0, -1)
+    return Verified(tokens, right.sum(1) - 1, nodes, refused)
+
+
+def step_noise(
+    seed: Tensor, position: Tensor, k: int, parents: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(seed, offset) of every row of a speculative step, int64 [B * (k + 1)] each.
+
+    They are those of plain decoding: the request's own seed, and the position of the row's token.
+
+    Args:
+        seed: int64 [B], one for each request (also if B is 1). position: int64 [B], that of each
+            request's last token.
+        k: drafts. parents: as in verify_drafts; a draft is as many positions on as it has nodes
+            before it.
+
+    Raises:
+        InvalidType, InvalidArgument: as verify_drafts.
+    """
+    if not isinstance(position, torch.Tensor):
+        raise InvalidType(f"position: expected a tensor; got {type(position).__name__}")
+    B, device = position.numel(), position.device
+    check_tensor("position", position, [torch.int64], [(B,)], device)
+    check_tensor("seed", seed, [torch.int64], [(B,)], device)
+    check_integer("k", k, 0, 2**20)
+    depth = torch.arange(k + 1, device=device)
+    if parents is not None:
+        check_tensor("parents", parents, _INTEGERS, [(k,), (B, k)], device)
+        before, _ = _before(parents, B, k)
+        depth = _followed(before, torch.ones_like(before, dtype=torch.bool))[1]
+    return seed.repeat_interleave(k + 1), (position[:, None] + depth).flatten()
+
+
+def _before(parents: Tensor, B: int, k: int) -> tuple[Tensor, Tensor]:
+    """(the node before each, int64 [B, k + 1], 0 for none; bool [B, k]: it is an earlier one)."""
+    parents = parents.long().expand(B, k)
+    known = (parents >= 0) & (parents <= torch.arange(k, device=parents.device))
+    return torch.nn.functional.pad(parents.where(known, 0), (1, 0)), known
+
+
+def _followed(before: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """(right: with all nodes before it; depth: how many those are), [B, n] each, in log n steps."""
+    n = before.shape[1]
+    depth = (torch.arange(n, device=before.device) > 0).long().expand_as(before)
+    for _ in range((n - 1).bit_length()):
+        right = right & right.gather(1, before)
+        depth = depth + depth.gather(1, before)
+        before = before.gather(1, before)
+    return right, depth

@@ -44,6 +44,7 @@ def truncated_sample(
     soft_cap: float | None = None,
     vocab_size: int | None = None,
     return_kept: bool = False,
+    noise: str = "auto",
     config: TileConfig | HopperConfig | None = None,
 ) -> TruncatedSample:
     """Draw from softmax(logits / temperature) over the tokens that the filters keep.
@@ -65,16 +66,19 @@ def truncated_sample(
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
         return_kept: also count what the filters keep. It costs time: without it the search for
             where a row is cut off ends when its token is known.
+        noise: of the first draw below. With "token" both have the noise of the second, so that
+            they are one race of what is kept; drafts match that more often (docs/speculation.md).
+            "auto" is "group".
         config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:
         TruncatedSample. A row with a NaN or +inf logit, or without a finite one, has no draw.
 
-    The first draw is flash_sample's, from all tokens with group noise; if the filters keep it, it
-    is the row's token. If not, or with penalties, it is the kept token of the largest logit +
-    temperature Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and
-    token, so the token depends on neither tile nor batch size, and with all filters off it is
-    flash_sample's. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
+    The first draw is flash_sample's, from all tokens; if the filters keep it, it is the row's
+    token. If not, or with penalties, it is the kept token of the largest logit + temperature
+    Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and token, so the
+    token depends on neither tile nor batch size, and with all filters off it is flash_sample's with
+    the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
     of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
@@ -98,6 +102,7 @@ def truncated_sample(
         bias=bias,
         mask=mask,
         vocab_size=vocab_size,
+        noise=noise,
     )
     if request.vocab_size > MAX_V:
         raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {request.vocab_size}")
@@ -122,24 +127,28 @@ def truncated_sample(
     if runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample)
     else:
-        _compute(request, filters, penalties, sample)
+        logits = hidden.float() @ weight[: request.vocab_size].float().T
+        logits = reference.processed_logits(
+            logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+        )
+        compute(request, logits, filters, penalties, sample)
     return sample
 
 
-def _compute(
-    request: Request, filters: Filters, penalties: Penalties | None, sample: TruncatedSample
+def compute(
+    request: Request,
+    logits: Tensor,
+    filters: Filters,
+    penalties: Penalties | None,
+    sample: TruncatedSample,
 ) -> None:
-    """The same by fsbench.reference, on logits accumulated in fp32."""
-    logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
-    logits = reference.processed_logits(
-        logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
-    )
+    """The same by fsbench.reference, of logits fp32 [B, V] before penalties."""
     if penalties is not None:
-        seen, counts = penalties.history.dense(request.vocab_size)
+        seen, counts = penalties.history.dense(logits.shape[1])
         logits = reference.penalised(logits, seen, counts, **amounts(penalties))
     kept = reference.truncate(logits, request.temperature, **filters._asdict())
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
-    noise = "group" if penalties is None else "token"
+    noise = "token" if request.noise == "none" else request.noise
     tokens = reference.expect(
         logits, request.seed, step, request.temperature, noise, truncation=kept
     ).tokens

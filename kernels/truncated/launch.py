@@ -20,7 +20,7 @@ from fsbench.kernels.device.stored_logits import StoredLogits, allocate
 from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import Filters, amounts
-from fsbench.kernels.truncated.history import Penalties
+from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
 
@@ -45,10 +45,26 @@ def launch(
     penalties: Penalties | None,
     sample: TruncatedSample,
 ) -> None:
-    """The fused kernel, the first look at the logits it leaves, and what rows need beyond that."""
+    """The fused kernel, then what the filters keep of the logits that it leaves."""
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stored = allocate(B, V, device, largest=True)
     fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
+    finish(request, stored, filters, penalties, sample)
+
+
+def finish(
+    request: Request,
+    stored: StoredLogits,
+    filters: Filters,
+    penalties: Penalties | None,
+    sample: TruncatedSample,
+) -> None:
+    """The first look at stored logits, and what rows need beyond that.
+
+    sample.tokens: the draws from all tokens; with penalties, or if the request's noise is "none",
+        there are none. The weight of the request is not looked at.
+    """
+    B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stride = stored.logits.shape[1]
     few = chunk(filters.top_k)
     found = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
@@ -59,6 +75,8 @@ def launch(
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     history = None if penalties is None else penalties.history
+    if history is None and request.noise == "none":
+        history = TokenHistory(B, 1, device)  # an empty one: no draw from all tokens is expected
     # By the names of the kernel's arguments: numbers, or a number of each row.
     each = {**filters._asdict(), **amounts(penalties)}
     with launching_on(device):

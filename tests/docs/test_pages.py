@@ -75,6 +75,7 @@ NOT_MEASURED = {
     *("methods", "filter-orders", "e2e-models"),  # names
     *("slacks", "words-and-lanes", "tail-of-the-contract"),  # follow by computing
     *("candidates", "candidates-by-noise", "akunu-variation"),  # computed on a CPU, no times
+    *("acceptance-synthetic", "acceptance-model", "acceptance-findings"),  # likewise
 }
 
 

@@ -108,13 +108,17 @@ FLOORS: dict[str, set[str]] = {
     "kernels/screened": {f"kernels/{below}" for below in KERNEL_FLOORS},
     "kernels/truncated": {f"kernels/{below}" for below in KERNEL_FLOORS},
     "kernels/scoring": {f"kernels/{below}" for below in KERNEL_FLOORS},
+    "kernels/drafting": {
+        *(f"kernels/{below}" for below in KERNEL_FLOORS),
+        *("kernels/screened", "kernels/truncated"),
+    },
     "kernels/providing": {
         *(f"kernels/{below}" for below in KERNEL_FLOORS),
         *("kernels/screened", "kernels/truncated"),
     },
     "kernels": {
         *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated", "kernels/scoring"),
+        *("kernels/screened", "kernels/truncated", "kernels/scoring", "kernels/drafting"),
     },
     "baselines": set(),
     "baselines/providing": {"simple"},
@@ -138,7 +142,10 @@ FLOORS: dict[str, set[str]] = {
 }
 """Room -> the rooms that its files may import, beside the contract and itself."""
 
-FEATURES = {"kernels/fused", "kernels/screened", "kernels/truncated", "kernels/scoring"}
+FEATURES = {
+    *("kernels/fused", "kernels/screened", "kernels/truncated", "kernels/scoring"),
+    "kernels/drafting",
+}
 """Rooms of kernels/ with a public call, which may run the reference."""
 
 UPPER = {

@@ -37,7 +37,8 @@ def run_without_others(code: str) -> str:
 def test_public_calls_draw_on_a_cpu():
     out = run_without_others("""
         from fsbench.kernels import (
-            flash_sample, prepare_head, score, screened_sample, truncated_sample, verify_drafts,
+            draft_sample, flash_sample, prepare_draft_vocabulary, prepare_head, score,
+            screened_sample, truncated_sample, verify_drafts,
         )
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(3, 40, generator=generator)
@@ -55,6 +56,11 @@ def test_public_calls_draw_on_a_cpu():
         assert torch.equal(score(hidden, weight, sample.tokens).logprob, sample.logprob)
         token_noise = flash_sample(hidden, weight, seed=seed, noise="token")
         assert (screened.tokens == token_noise.tokens).all()
+        vocabulary = prepare_draft_vocabulary(torch.arange(1000), 1000)
+        drafted = draft_sample(hidden, weight, vocabulary, seed=seed)
+        assert (drafted.tokens == token_noise.tokens).all()
+        drafted = draft_sample(hidden, weight, vocabulary, seed=seed, top_k=1)
+        assert (drafted.tokens == few.tokens).all()
         print(verified)
     """)
     assert "Verified" in out

@@ -13,7 +13,7 @@ from tree import ROOT
 pytestmark = pytest.mark.timeout(3600)
 
 FAMILIES = {
-    *("akunu_exact", "akunu_faithful", "flash_sampling", "flash_sampling_gather"),
+    *("akunu_exact", "akunu_faithful", "draft_noise", "flash_sampling", "flash_sampling_gather"),
     *("flash_sampling_two_step", "group_gumbel_parallel", "gumbel_argmax", "matmul_form"),
     *("merge_keys", "noise_map", "pack_mask", "pivot_search", "resolve", "sampling_cutoff"),
     *("sampling_look", "sampling_race", "sampling_sections", "screen", "weight_stream"),

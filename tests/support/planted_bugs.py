@@ -293,6 +293,10 @@ BUGS = {
         "invariance",
     ),
     "T of row b xor 8": (complete(temperature=of_row_xor(8)), "call"),
+    "the noise of a request depends on how many rows its step has": (
+        contract(seed=lambda seed: seed + len(seed)),
+        "speculation",
+    ),
     "another law with seeds (sglang-omni 1239)": (
         complete(temperature=lambda T, seed: T if len(seed) == 1 else 0.8 * T),
         "call",

@@ -15,6 +15,7 @@ from fsbench.kernels import (
     pivot_search,
 )
 from fsbench.kernels.call.pack_mask import BLOCK as PACKED
+from fsbench.kernels.drafting.launch import TOKENS_AT_ONCE as DRAFTED
 from fsbench.kernels.flash_sampling_gather import ROWS_AT_ONCE as GATHERED
 from fsbench.kernels.noise.map import CODES_AT_ONCE as MAPPED
 from fsbench.kernels.shard.merge_keys import ROWS_AT_ONCE as MERGED
@@ -24,17 +25,18 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PARAMETERS = {
     "*i64": (
         *("seed_ptr", "offset_ptr", "keys_ptr", "tokens_ptr", "words_ptr", "buffers_ptr"),
-        "codes_ptr",
+        *("codes_ptr", "ids_ptr"),
     ),
     "*i32": ("arrivals_ptr", "parts_ptr", "counts_ptr"),
     "*fp32": (
         *("masses_ptr", "log_z_ptr", "logz_ptr", "exponential_ptr", "gumbel_ptr", "partial_ptr"),
+        "noise_ptr",
     ),
     "*fp16": ("scores_ptr",),
     "*i1": ("mask_ptr",),
     "fp32": ("temperature", "scale", "top_p", "min_p"),
     "i32": (
-        *("V", "B", "K", "n", "groups", "splits", "first_token", "rank", "area", "top_k"),
+        *("V", "B", "K", "N", "n", "groups", "splits", "first_token", "rank", "area", "top_k"),
         *("num_elements", "stride"),
     ),
 }
@@ -95,6 +97,12 @@ def _of_parts(capability: int) -> Iterator[Row]:
         ("noise_map", "", "kernels.noise.map.noise_map_kernel", TYPES, MAPPED),
     ):
         yield family, name, function, types, {"BLOCK": block}, 4
+    for each in (False, True):
+        types = {**TYPES, "temperature": "*fp32" if each else "fp32"}
+        names = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW")
+        constants = {**dict.fromkeys(names, each), "BLOCK": DRAFTED}
+        of = "kernels.drafting.launch.draft_noise_kernel"
+        yield "draft_noise", "per row" if each else "", of, types, constants, 4
     warps, stages = weight_stream.NUM_WARPS, weight_stream.NUM_STAGES
     for dtype, size in BYTES.items():
         block = warps * 32 * weight_stream.LOAD_BYTES // size

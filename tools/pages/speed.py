@@ -137,9 +137,9 @@ def decisions() -> str:
             f"{span(100 * ideal, '.0f')} % of ideal scaling on four GPUs, D = 8192",
         ],
         [
-            "drafts of an n-gram table",
-            "[`verify_drafts`](ROOT/docs/using-the-kernel.md#speculative-decoding-with-n-gram-drafts)",
-            "one launch for all positions",
+            "drafts of any drafter, no token changed",
+            "[`draft_sample`, `verify_drafts`](ROOT/docs/speculation.md)",
+            "not timed yet",
         ],
         [
             "vLLM 0.26.0 or 0.33.0",

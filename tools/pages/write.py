@@ -5,10 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pages import claims, code, cpu, engines, exact, filters, picture, ranks, screen, speed
+from pages import (
+    claims,
+    code,
+    cpu,
+    engines,
+    exact,
+    filters,
+    picture,
+    ranks,
+    screen,
+    speculation,
+    speed,
+)
 from pages.blocks import BLOCKS, ROOT
 
-MAKERS = (claims, code, cpu, engines, exact, filters, ranks, screen, speed)
+MAKERS = (claims, code, cpu, engines, exact, filters, ranks, screen, speculation, speed)
 """Importing them registers their blocks."""
 
 MARKED = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -153,7 +153,7 @@ def test_no_battery_has_more_statistical_checks_than_the_level_allows():
     """The p-values of one sampler that has every capability."""
     statistical = {"maximum", "filters", "fit", "fit of seeds", "tiles", "collisions"}
     statistical |= {"rows", "steps", "seeds", "samples", "variation", "truncation", "call"}
-    statistical |= {"blocks", "truncated draws", "requests"}
+    statistical |= {"blocks", "truncated draws", "requests", "speculation"}
     assert statistical <= set(battery.CHECKS)
     assert len(statistical) + len(EFFORTS["full", "cuda"].gaps) <= MOST_CHECKS
     assert FAMILY == 1e-6

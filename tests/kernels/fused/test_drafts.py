@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels import Verified, flash_sample, verify_drafts
+from fsbench.kernels import Verified, flash_sample, step_noise, verify_drafts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,10 +53,8 @@ def propose(tokens: Tensor, k: int) -> Tensor:
 
 def step(last: Tensor, drafts: Tensor, seed: Tensor, position: Tensor, noise="token") -> Verified:
     """One pass over the last token and the drafts [B, k], `last` at `position` [B]."""
-    k = drafts.shape[1]
     fed = torch.cat([last[:, None], drafts.clamp_min(0)], 1)
-    offset = position[:, None] + torch.arange(k + 1)
-    sampled = draw(fed, seed.repeat_interleave(k + 1), offset.flatten(), noise)
+    sampled = draw(fed, *step_noise(seed, position, drafts.shape[1]), noise)
     return verify_drafts(sampled.flatten(), drafts)
 
 
@@ -66,7 +64,7 @@ def decode_speculatively(trials: int, k: int, noise: str) -> Tensor:
     length = torch.ones(trials, dtype=torch.int64)
     for _ in range(LENGTH):  # each step gives a token or more
         last = tokens.gather(1, length[:, None] - 1)[:, 0]
-        new, _ = step(last, propose(last, k), seeds(trials), length - 1, noise)
+        new = step(last, propose(last, k), seeds(trials), length - 1, noise).tokens
         # Positions behind the accepted ones are written again by the next step.
         tokens.scatter_(1, length[:, None] + torch.arange(k + 1), new)
         length += (new >= 0).sum(1)
@@ -101,6 +99,95 @@ def test_partial_drafts_and_rows_without_a_draw(dtype, flat):
     assert verified.tokens.tolist() == list(tokens) and verified.tokens.dtype == torch.int64
     assert verified.num_accepted.tolist() == list(accepted)
     assert verified.num_accepted.dtype == torch.int64
+    # A chain is a tree of one branch.
+    tree = verify_drafts(sampled, torch.tensor(drafts), torch.arange(2))
+    for one, other in zip(verified, tree, strict=True):
+        assert torch.equal(one, other)
+    kept = [list(range(n + 1)) + [-1] * (2 - n) for n in accepted]
+    assert verified.nodes.tolist() == kept
+    assert torch.equal(verified.refused, torch.tensor(drafts) < 0)
+
+
+PARENTS = [0, 0, 1, 1, 3, 2, 0]
+"""Of drafts 1 to 7: two branches from the last token, 1 -> 3 -> 5, 1 -> 4 and 2 -> 6; 7 alone."""
+
+
+@pytest.mark.parametrize(
+    ("drawn", "drafts", "nodes"),
+    [
+        ([8, 7, 5, 6, 0, 9, 4, 3], [8, 1, 7, 2, 6, 3, 2], [0, 1, 3, 5]),
+        ([8, 2, 5, 6, 0, 9, 4, 3], [8, 1, 7, 2, 6, 3, 2], [0, 1, 4]),
+        ([1, 2, 3, 6, 0, 9, 4, 3], [8, 1, 7, 2, 6, 3, 2], [0, 2, 6]),
+        ([2, 2, 3, 6, 0, 9, 4, 3], [8, 1, 7, 2, 6, 3, 2], [0, 7]),
+        ([9, 2, 3, 6, 0, 9, 4, 3], [8, 1, 7, 2, 6, 3, 2], [0]),
+        ([8, 7, 5, 6, 0, 9, 4, 3], [8, 1, 7, 2, -1, 3, 2], [0, 1, 3]),  # missing below
+        ([8, 7, 5, 6, 0, 9, 4, 3], [-1, 1, 7, 2, 6, 3, 2], [0]),  # and above: no path
+        ([8, 7, 5, 6, 0, 9, 4, 3], [8, 8, 7, 7, 6, 3, 8], [0, 1, 3, 5]),  # equal: the first
+        ([-1, 7, 5, 6, 0, 9, 4, 3], [-1, -1, 7, 2, 6, 3, 2], [0]),  # no draw at the root
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_path_through_a_tree(drawn, drafts, nodes, dtype):
+    sampled = torch.tensor([drawn, drawn])
+    shared = torch.tensor(PARENTS, dtype=dtype)
+    for parents in (shared, shared.expand(2, -1).contiguous()):
+        found = verify_drafts(sampled, torch.tensor([drafts, drafts], dtype=dtype), parents)
+        behind = [-1] * (8 - len(nodes))
+        assert found.nodes.tolist() == [[*nodes, *behind]] * 2
+        assert found.num_accepted.tolist() == [len(nodes) - 1] * 2
+        assert found.tokens.tolist() == [[*(drawn[node] for node in nodes), *behind]] * 2
+
+
+def test_a_long_chain_is_a_tree():
+    drafts = torch.arange(9).expand(10, 9).clone()
+    for row in range(9):
+        drafts[row, row] = 99
+    sampled = torch.arange(10).expand(10, 10).contiguous()
+    chain, tree = (verify_drafts(sampled, drafts, of) for of in (None, torch.arange(9)))
+    assert chain.num_accepted.tolist() == list(range(10))
+    for one, other in zip(chain, tree, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_no_draw_can_confirm_is_flagged():
+    sampled = torch.tensor([[4, 5, 6, 7], [4, 5, 6, 7]])
+    drafts = torch.tensor([[4, 9, -1], [4, 5, 6]])
+    chain = verify_drafts(sampled, drafts, vocab_size=9)
+    assert chain.refused.tolist() == [[False, True, True], [False, False, False]]
+    # A parent that is itself, later, or below 0: refused, and so is nothing else.
+    for bad in (2, 3, 2**40, -1):
+        tree = verify_drafts(sampled, drafts, torch.tensor([[0, 1, 2], [0, bad, 2]]), vocab_size=9)
+        assert tree.refused[1].tolist() == [False, True, False]
+        assert tree.tokens[1].tolist() == [4, 5, -1, -1]
+        assert tree.tokens[0].tolist() == chain.tokens[0].tolist()
+
+
+def test_noise_of_a_step():
+    seed, position = torch.tensor([11, 12]), torch.tensor([5, 2**40])
+    of_rows, offset = step_noise(seed, position, 3)
+    assert of_rows.tolist() == [11] * 4 + [12] * 4
+    assert (offset.view(2, 4) - position[:, None]).tolist() == [[0, 1, 2, 3]] * 2
+    of_rows, offset = step_noise(seed, position, 7, torch.tensor(PARENTS))
+    assert of_rows.tolist() == [11] * 8 + [12] * 8
+    assert (offset.view(2, 8) - position[:, None]).tolist() == [[0, 1, 1, 2, 2, 3, 2, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"seed": torch.tensor([1])}, InvalidArgument, r"seed: expected shape \[2\]; got \[1\]"),
+        ({"seed": torch.tensor([1, 2]).int()}, InvalidType, "seed: expected dtype torch.int64"),
+        ({"position": 3}, InvalidType, "position: expected a tensor; got int"),
+        ({"position": torch.zeros(1, 2).long()}, InvalidArgument, r"position: expected shape"),
+        ({"k": -1}, InvalidArgument, "k: expected 0 to"),
+        ({"parents": torch.zeros(2).long()}, InvalidArgument, r"parents: expected shape \[3\]"),
+        ({"parents": torch.zeros(3)}, InvalidType, "parents: expected dtype"),
+    ],
+)
+def test_bad_noise_of_a_step(changed, error, message):
+    arguments = {"seed": torch.tensor([1, 2]), "position": torch.tensor([0, 0]), "k": 3}
+    with pytest.raises(error, match=message):
+        step_noise(**{**arguments, **changed})
 
 
 def test_without_drafts_it_is_plain_decoding():
@@ -112,10 +199,11 @@ def test_no_value_is_read_on_the_host():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():  # a fake tensor has no values, and raises where one is asked for
-        verified = verify_drafts(
-            torch.empty(6, dtype=torch.int64), torch.empty(2, 2, dtype=torch.int32)
-        )
-    assert verified.tokens.shape == (2, 3) and verified.num_accepted.shape == (2,)
+        sampled, drafts = (torch.empty(n, dtype=torch.int64) for n in ((2, 3), (2, 2)))
+        for parents in (None, torch.empty(2, dtype=torch.int64)):
+            verified = verify_drafts(sampled, drafts, parents)
+            assert verified.tokens.shape == (2, 3) and verified.num_accepted.shape == (2,)
+            step_noise(drafts[:, 0].contiguous(), verified.num_accepted, 2, parents)
 
 
 def test_compiles_without_a_graph_break():

@@ -1,0 +1,188 @@
+"""`draft_sample`: the draw of a reduced draft head, with the noise of the target's tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsbench import reference
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels import drafting
+from fsbench.kernels.call.operands import greedy
+from fsbench.kernels.call.request import Request, checked_request
+from fsbench.kernels.call.result import Sample, Screened, TruncatedSample, empty_sample
+from fsbench.kernels.checks.tensors import check_matrices, check_tensor
+from fsbench.kernels.configs.gpu import runs_kernels
+from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
+from fsbench.kernels.fused.api import flash_sample
+from fsbench.kernels.screened.api import screened_sample
+from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.truncated.api import MAX_V, compute
+from fsbench.kernels.truncated.filters import (
+    Filters,
+    check_fraction,
+    check_penalties,
+    check_top_k,
+)
+from fsbench.kernels.truncated.history import Penalties
+
+
+def draft_sample(
+    hidden: Tensor,
+    head: Tensor | ScreenedHead,
+    vocabulary: DraftVocabulary,
+    *,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    penalties: Penalties | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    seed: Tensor,
+    offset: Tensor | None = None,
+    soft_cap: float | None = None,
+) -> Sample:
+    """The token noise of the target, on the logits of a draft head that has some of its tokens.
+
+    A target that draws with noise="token", the same seed and the same offset draws this token with
+    the probability that docs/speculation.md gives. (A draft head of the whole vocabulary needs no
+    function of its own: flash_sample, screened_sample and truncated_sample draw from it with the
+    noise of the target.)
+
+    Args:
+        hidden: [B, D] of the drafter. head: its weight, [>= V_draft, D], or a ScreenedHead of it.
+        vocabulary: which tokens the head has, from prepare_draft_vocabulary.
+        temperature, top_k, top_p, min_p, penalties, bias, mask, seed, offset, soft_cap: those of
+            the target's request, over the target's vocabulary, as truncated_sample takes them. The
+            filters keep tokens of the draft head, by its logits.
+
+    Returns:
+        Sample with the target's token ids. A row without a draw has -1, which verify_drafts takes
+        for no draft.
+
+    Without filters and penalties it is one launch for the noise, [B, V_draft] fp32, and a greedy
+    decoding to which the noise is a bias. With them the logits are stored and spread over the
+    target's vocabulary, [B, V] fp32, and drawn from as truncated_sample does. The host waits as
+    little as for these functions, and CUDA graphs may capture it likewise. It runs on a CPU, too.
+
+    Raises:
+        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
+            range, or a ScreenedHead with filters or penalties; nothing has been launched.
+        CaptureError: as flash_sample.
+    """
+    screened = isinstance(head, ScreenedHead)
+    hidden, weight = check_matrices(hidden, head.weight if isinstance(head, ScreenedHead) else head)
+    ids, V = _checked(vocabulary, weight)
+    B, device = len(hidden), hidden.device
+    filters = Filters(
+        check_top_k("top_k", top_k, B, V, device),
+        check_fraction("top_p", top_p, B, device),
+        check_fraction("min_p", min_p, B, device),
+    )
+    if penalties is not None:
+        check_penalties(penalties, B, device)
+    request = checked_request(
+        hidden,
+        weight,
+        seed=seed,
+        offset=offset,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        bias=vocabulary.bias(bias, B),
+        mask=vocabulary.mask(mask, B),
+        vocab_size=len(ids),
+        noise="token",
+    )
+    if penalties is not None or _on(filters):
+        if screened:
+            raise InvalidArgument(
+                "head: expected a weight with filters or penalties; got a ScreenedHead"
+            )
+        return _from_kept(request, vocabulary, filters, penalties)
+    bias = request.bias
+    if not greedy(request):
+        bias = _noise(request, vocabulary) if bias is None else bias + _noise(request, vocabulary)
+    drawn: Sample | Screened
+    if isinstance(head, ScreenedHead):
+        drawn = screened_sample(hidden, head, **_greedy(request, bias))
+    else:
+        drawn = flash_sample(hidden, weight, noise="token", **_greedy(request, bias))
+    tokens = torch.where(drawn.valid, ids[drawn.tokens.clamp_min(0)], -1)
+    return Sample(tokens, drawn.valid)
+
+
+def _checked(vocabulary: object, weight: Tensor) -> tuple[Tensor, int]:
+    """(token_ids, V) of a DraftVocabulary that fits the weight."""
+    if not isinstance(vocabulary, DraftVocabulary):
+        raise InvalidType(
+            "vocabulary: expected a DraftVocabulary, of prepare_draft_vocabulary; "
+            f"got {type(vocabulary).__name__}"
+        )
+    ids, V = vocabulary
+    rows = ids.numel()
+    check_tensor("vocabulary.token_ids", ids, [torch.int64], [(rows,)], weight.device)
+    if rows > len(weight):
+        raise InvalidArgument(
+            f"vocabulary: expected at most {len(weight)} tokens, the rows of the head; got {rows}"
+        )
+    if V > MAX_V:
+        raise InvalidArgument(f"vocabulary: expected at most {MAX_V} tokens of a target; got {V}")
+    return ids, V
+
+
+def _on(filters: Filters) -> bool:
+    """Whether a filter may cut something off: numbers that are off do not."""
+    top_k, top_p, min_p = filters
+    return (
+        isinstance(top_k, Tensor)
+        or top_k > 0
+        or isinstance(top_p, Tensor)
+        or top_p < 1
+        or isinstance(min_p, Tensor)
+        or min_p > 0
+    )
+
+
+def _noise(request: Request, vocabulary: DraftVocabulary) -> Tensor:
+    ids, V = vocabulary
+    if runs_kernels(ids.device, request.hidden.dtype):
+        return drafting.launch.scaled_noise(request, ids)
+    B = len(request.hidden)
+    return noise_by_reference(ids, V, request.seed, request.offset, request.temperature, B)
+
+
+def _greedy(request: Request, bias: Tensor | None) -> dict[str, Any]:
+    """The request as greedy decoding with a bias."""
+    return {
+        "temperature": 0.0,
+        "bias": bias,
+        "mask": request.mask,
+        "seed": request.seed,
+        "soft_cap": request.soft_cap,
+        "vocab_size": request.vocab_size,
+    }
+
+
+def _from_kept(
+    request: Request,
+    vocabulary: DraftVocabulary,
+    filters: Filters,
+    penalties: Penalties | None,
+) -> Sample:
+    """With filters or penalties: the logits are spread over the target's vocabulary."""
+    hidden, weight = request.hidden, request.weight
+    out = empty_sample(request, False, False)
+    request = request._replace(noise="none")  # of the two draws only the race among the kept
+    if runs_kernels(hidden.device, hidden.dtype):
+        drafting.launch.launch_filtered(request, vocabulary, filters, penalties, out)
+        return out
+    logits = hidden.float() @ weight[: request.vocab_size].float().T
+    logits = reference.processed_logits(
+        logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+    )
+    logits = vocabulary.spread(logits, vocabulary.vocab_size)
+    compute(request, logits, filters, penalties, TruncatedSample(out.tokens, out.valid, None))
+    return out

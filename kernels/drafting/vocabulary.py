@@ -1,0 +1,94 @@
+"""`DraftVocabulary`: which tokens of the target a reduced draft head has."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsbench import reference
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.tensors import check_bias, check_mask, check_tensor
+from fsbench.kernels.checks.values import check_integer
+
+
+class DraftVocabulary(NamedTuple):
+    """What prepare_draft_vocabulary returns.
+
+    token_ids: int64 [V_draft]: the target's token of each row of the draft head.
+    vocab_size: V, how many tokens the target has.
+    """
+
+    token_ids: Tensor
+    vocab_size: int
+
+    def bias(self, bias: Tensor | None, B: int) -> Tensor | None:
+        """The columns of a bias [V] or [B, V] that the draft head has."""
+        if bias is None:
+            return None
+        check_bias(bias, B, self.vocab_size, self.token_ids.device)
+        return bias[..., self.token_ids].contiguous()
+
+    def mask(self, mask: Tensor | None, B: int) -> Tensor | None:
+        """The same of a mask, bool [B, V] or packed; bool [B, V_draft]."""
+        if mask is None:
+            return None
+        ids = self.token_ids
+        check_mask(mask, B, self.vocab_size, ids.device)
+        if mask.dtype == torch.bool:
+            return mask[:, ids].contiguous()
+        return ((mask[:, ids >> 5] >> (ids & 31)) & 1).bool()
+
+    def spread(self, logits: Tensor, columns: int) -> Tensor:
+        """logits [B, V_draft] at their tokens, -inf elsewhere: [B, columns], columns >= V."""
+        dense = logits.new_full((len(logits), columns), -torch.inf)
+        return dense.index_copy_(1, self.token_ids, logits)
+
+
+def prepare_draft_vocabulary(token_ids: Tensor, vocab_size: int) -> DraftVocabulary:
+    """Check a map from the rows of a draft head to the target's tokens, once, at loading.
+
+    Args:
+        token_ids: int32 or int64 [V_draft], contiguous: the target's token of each row, in any
+            order. (EAGLE-3 stores d2t, the difference: token_ids = d2t + arange(V_draft).)
+        vocab_size: V of the target.
+
+    The host waits for the device, to look at the values.
+
+    Raises:
+        InvalidType, InvalidArgument: not a tensor of this kind, a token outside [0, V), or a token
+            of two rows.
+    """
+    if not isinstance(token_ids, torch.Tensor):
+        raise InvalidType(f"token_ids: expected a tensor; got {type(token_ids).__name__}")
+    V = check_integer("vocab_size", vocab_size, 1, 2**31 - 1)
+    rows = token_ids.numel()
+    if not 0 < rows <= V:
+        raise InvalidArgument(f"token_ids: expected 1 to {V} of them; got {rows}")
+    check_tensor("token_ids", token_ids, [torch.int32, torch.int64], [(rows,)], token_ids.device)
+    ids = token_ids.long()
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= V:
+        raise InvalidArgument(
+            f"token_ids: expected tokens 0 to {V - 1}; got {low if low < 0 else high}"
+        )
+    times = torch.bincount(ids, minlength=V)
+    if int(times.max()) > 1:
+        raise InvalidArgument(
+            "token_ids: expected a different token in each row; "
+            f"got token {int(times.argmax())} in {int(times.max())} rows"
+        )
+    return DraftVocabulary(ids, V)
+
+
+def noise_by_reference(
+    ids: Tensor, V: int, seed: Tensor, offset: Tensor | None, temperature: float | Tensor, B: int
+) -> Tensor:
+    """T times the Gumbel of each token of ids [N], by fsbench.reference: fp32 [B, N]."""
+    step = torch.zeros(1, dtype=torch.int64) if offset is None else offset
+    rows = torch.arange(B) * (seed.numel() == 1)
+    T = torch.as_tensor(temperature).reshape(-1, 1)
+    T = torch.where((T >= 0) & (torch.inf > T), T, torch.nan)
+    T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
+    return (T * reference.token_noise(V, seed, step, rows)[:, ids]).float()

@@ -1,0 +1,98 @@
+"""How often drafts are accepted: docs/speculation.md."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from pages.blocks import RESULTS, block, bullets, said, span, table
+
+RATES = {
+    "rejection": "rejection sampling",
+    "token": "token noise",
+    "group8": "groups of 8",
+    "group": "group noise",
+    "greedy": "greedy draft",
+    "own": "noise of its own",
+}
+MODEL = "SmolLM2-135M"
+
+
+def acceptance() -> pd.DataFrame:
+    return pd.read_csv(RESULTS / "speculation" / "acceptance.csv")
+
+
+def plain(found: pd.DataFrame) -> pd.DataFrame:
+    return found[(found.top_k == 0) & (found.top_p == 1)]
+
+
+def cells(row: pd.Series[float], names: list[str]) -> list[str]:
+    return [f"{row[name]:.2f}" for name in names]
+
+
+@block
+def acceptance_synthetic() -> str:
+    """Pairs of normal logits."""
+    found = plain(acceptance())
+    found = found[found.target != MODEL]
+    names = ["tv", "bound", *RATES]
+    rows = [
+        [row.target.split()[1], row.drafter.split()[1], *cells(row, names)]
+        for _, row in found.iterrows()
+    ]
+    heads = ["sigma", "noise", "TV", "(1 - TV) / (1 + TV)", *RATES.values()]
+    return table(heads, rows, left=0) + "\n\n" + record()
+
+
+@block
+def acceptance_model() -> str:
+    """Drafters of SmolLM2-135M."""
+    found = acceptance()
+    found = found[found.target == MODEL]
+    names = [name for name in RATES if name != "group8"]
+    rows = []
+    for (drafter, T), of in found.groupby(["drafter", "temperature"], sort=False):
+        both = [of[of.top_k == k] for k in (0, 20)]
+        rows.append(
+            [drafter, f"{T:g}"]
+            + [
+                " / ".join(f"{each[name].iloc[0]:.2f}" if len(each) else "-" for each in both)
+                for name in ("tv", *names)
+            ]
+        )
+    heads = ["drafter", "T", "TV", *(RATES[name] for name in names)]
+    said_of = f"Without filters / with them; {int(found.positions.max())} positions a row."
+    return f"{table(heads, rows)}\n\n{said_of} {record()}"
+
+
+@block
+def acceptance_findings() -> str:
+    """What the tables say."""
+    found = acceptance()
+    sampled = found[found.temperature > 0]
+    pairs, real = plain(found[found.target != MODEL]), sampled[sampled.target == MODEL]
+    lost = sampled.rejection - sampled.token
+    of_model = real.rejection - real.token
+    group = pairs.token - pairs.group
+    real_group = (real.token - real.group)[plain(real).index]
+    below = int((pairs.group < pairs.bound).sum())
+    more = int((real.greedy > real.token).sum())
+    gain = real[real.temperature >= 1]
+    lines = (
+        said(
+            "Token noise is within its bounds in every row: ",
+            (sampled.token >= sampled.bound).all(),
+        )
+        + f"it accepts {span(lost)} less than rejection sampling ({span(of_model)} on the model).",
+        said("Group noise accepts less: ", group.min() > 0)
+        + f"{span(group)} less than token noise on synthetic pairs, and in {below} of {len(pairs)} "
+        f"rows less than token noise could at worst; on the model {span(real_group)} less, without "
+        "filters.",
+        f"At T of 1 or more a greedy draft is accepted {span(gain.greedy)} of the time, a draft "
+        f"with shared token noise {span(gain.token)}. In {more} of {len(real)} rows of the model "
+        "the greedy draft was accepted more often.",
+    )
+    return bullets(*lines)
+
+
+def record() -> str:
+    return "[Record](ROOT/results/speculation)."
