@@ -24,6 +24,7 @@ from fsbench.cli import (
     run,
     tune,
     verify,
+    warm,
 )
 from fsbench.cli.options import NAMES
 from fsbench.errors import FsbenchError
@@ -43,6 +44,7 @@ app.command("verify")(verify.verify)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)
+app.command("warm")(warm.warm)
 app.add_typer(hotvocab.app, name="hotvocab")
 for each in (*app.registered_commands, *hotvocab.app.registered_commands):
     # A paragraph as one line, which --help wraps at the terminal's width.
