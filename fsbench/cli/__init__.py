@@ -26,6 +26,7 @@ from fsbench.cli import (
     run,
     tune,
     verify,
+    warm,
 )
 from fsbench.cli.options import NAMES
 from fsbench.errors import FsbenchError
@@ -47,6 +48,7 @@ app.command("audit")(audit.audit)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)
+app.command("warm")(warm.warm)
 app.add_typer(hotvocab.app, name="hotvocab")
 for each in (*app.registered_commands, *hotvocab.app.registered_commands):
     # A paragraph as one line, which --help wraps at the terminal's width.

@@ -48,12 +48,13 @@ class Inputs:
 class Contender:
     """A sampler that is built and ready to be timed on the problem at hand.
 
-    facts: of its preparation, fields of Round. forms: steps of its FORMS by name; lacks: why some
+    eager: the step without a graph. facts: of its preparation, fields of Round. forms: steps of its FORMS by name; lacks: why some
     could not be prepared. require_intact: see Preparation, of its inputs.
     """
 
     cell: Cell
     step: Callable[[], object]
+    eager: Callable[[], object]
     facts: dict[str, Any]
     forms: dict[str, Callable[[], object]]
     lacks: dict[str, str]
@@ -264,18 +265,14 @@ class Preparation:
             except Exception as error:
                 lacks[form] = describe(error)
         step = self._ready(cell, launch, inputs)
-        return Contender(cell, step, facts, forms, lacks, partial(self.require_intact, inputs))
+        eager = partial(launch, inputs.hidden, inputs.seed, inputs.offset)
+        intact = partial(self.require_intact, inputs)
+        return Contender(cell, step, eager, facts, forms, lacks, intact)
 
     def _ready(self, cell: Cell, launch: Launch, inputs: Inputs) -> Callable[[], object]:
         """The step to be timed, captured if the cell says so, and warmed up."""
-        step: Callable[[], object]
-        if cell.conditions.graph:
-            step = capture(launch, inputs.hidden, inputs.seed, inputs.offset)
-        else:
-
-            def step() -> object:
-                return launch(inputs.hidden, inputs.seed, inputs.offset)
-
+        prepare = capture if cell.conditions.graph else partial
+        step: Callable[[], object] = prepare(launch, inputs.hidden, inputs.seed, inputs.offset)
         for _ in range(self.plan.warmup):
             step()
         synchronize(cell.problem.device)

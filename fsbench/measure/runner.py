@@ -19,7 +19,7 @@ from torch import Tensor
 from fsbench.errors import DeviceUnavailable
 from fsbench.machine import hardware
 from fsbench.machine.device_state import synchronize
-from fsbench.measure import energy
+from fsbench.measure import energy, host
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.preparing import Batch, Contender, Preparation, work_list
@@ -79,6 +79,7 @@ class Runner:
         self.outcomes.ahead.pause()
         try:
             self._time(contenders, offset)
+            self._hosts(contenders)
             self._energies(contenders, offset)
             self._sustain(contenders, offset)
         finally:
@@ -164,6 +165,17 @@ class Runner:
         facts = contender.facts if step is contender.step else {}
         return Round(**asdict(measured), clocks=clocks, turn=turn, **facts)
 
+    def _hosts(self, contenders: list[Contender]) -> None:
+        """What an eager call costs the host, of every cell that has none yet."""
+        for contender in contenders:
+            cell, device = contender.cell, contender.cell.problem.device
+            known = self.outcomes.store.record(cell).host is not None
+            if known or self.outcomes.team or not host.told_apart(device):
+                continue
+            work = partial(host.host_time, contender.eager, partial(synchronize, device))
+            if found := self.outcomes.beside(cell, "host", work):
+                self.outcomes.store.append_beside(cell, "host", found)
+
     def _energies(self, contenders: list[Contender], offset: Tensor) -> None:
         """The energy of every cell, after all timing of the problem."""
         store = self.outcomes.store
@@ -172,7 +184,7 @@ class Runner:
                 continue
             work = partial(self._energy, contender, offset, self.plan.energy_s)
             if found := self.outcomes.beside(contender.cell, "energy", work):
-                store.append_energy(contender.cell, found)
+                store.append_beside(contender.cell, "energy", found)
 
     def _energy(self, contender: Contender, offset: Tensor, seconds: float) -> Energy:
         counter = partial(hardware.energy_mj, self.nvml_index)
@@ -193,7 +205,7 @@ class Runner:
             queue = partial(_queue_alone, contender.step, offset, cell.problem.device)
             work = partial(energy.sustained, queue, counter, seconds)
             if found := self.outcomes.beside(cell, "sustained", work):
-                store.append_sustained(cell, found)
+                store.append_beside(cell, "sustained", found)
 
     def _slowest(self, measured: Round) -> Round:
         """Of each step the time of the rank that took longest; the rest is this rank's."""

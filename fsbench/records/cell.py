@@ -23,7 +23,7 @@ STATUSES = (
 FORMS = ("matmul", "greedy")
 """A sampler with less in it: its matmul alone; the same kernel without noise."""
 
-LACKS = ("energy", "sustained", *FORMS)
+LACKS = ("energy", "sustained", "host", *FORMS)
 """What is measured beside the time of a step, on request."""
 
 
@@ -156,6 +156,18 @@ class Sustained:
             raise ValueError(f"sustained: expected step_us and steps > 0; got {self}")
 
 
+@dataclass(frozen=True)
+class Host:
+    """Time of the host in an eager call, us: the median of so many, none of which was waited for."""
+
+    call_us: float
+    calls: int
+
+    def __post_init__(self) -> None:
+        if not (self.call_us > 0 and self.calls > 0):
+            raise ValueError(f"host: expected call_us and calls > 0; got {self}")
+
+
 @dataclass
 class CellRecord:
     """All that is known of one cell: its rounds by number, or the reason there are none.
@@ -171,6 +183,7 @@ class CellRecord:
     forms: dict[str, dict[int, Round]] = field(default_factory=dict)
     energy: Energy | None = None
     sustained: Sustained | None = None
+    host: Host | None = None
     lacks: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -193,18 +206,19 @@ class CellRecord:
             rounds = self.forms.setdefault(form, {})
             rounds[_number(line["round"])] = typed(Round, line["measured"])
             self.lacks.pop(form, None)
-        elif names == {"energy"}:
-            self.energy = typed(Energy, line["energy"])
-            self.lacks.pop("energy", None)
-        elif names == {"sustained"}:
-            self.sustained = typed(Sustained, line["sustained"])
-            self.lacks.pop("sustained", None)
+        elif len(names) == 1 and (name := names.pop()) in BESIDE:
+            setattr(self, name, typed(BESIDE[name], line[name]))
+            self.lacks.pop(name, None)
         elif names == {"lacks", "reason"}:
             self.lacks[_one_of(LACKS, line["lacks"])] = _text(line["reason"])
         elif names == {"status", "reason"}:
             self.status, self.reason = _one_of(STATUSES, line["status"]), _text(line["reason"])
         else:
             raise ValueError(f"unknown fields: {', '.join(map(repr, sorted(names)))}")
+
+
+BESIDE: dict[str, Any] = {"energy": Energy, "sustained": Sustained, "host": Host}
+"""What a cell has once, beside its rounds: field of CellRecord -> type."""
 
 
 def _one_of(known: tuple[str, ...], given: Any) -> str:

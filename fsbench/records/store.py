@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fsbench.errors import ResultsError
-from fsbench.records.cell import FORMS, STATUSES, Cell, CellRecord, Energy, Round, Sustained
+from fsbench.records.cell import (
+    BESIDE,
+    FORMS,
+    STATUSES,
+    Cell,
+    CellRecord,
+    Energy,
+    Host,
+    Round,
+    Sustained,
+)
 from fsbench.records.disk import (
     append_text,
     checked_line,
@@ -165,13 +175,10 @@ class Store:
         assert form in FORMS, form
         self.append(cell, {"form": form, "round": number, "measured": asdict(measured)})
 
-    def append_energy(self, cell: Cell, energy: Energy) -> None:
-        """Add the energy of a cell, on disk before this returns."""
-        self.append(cell, {"energy": asdict(energy)})
-
-    def append_sustained(self, cell: Cell, sustained: Sustained) -> None:
-        """Add the time of back-to-back steps of a cell, on disk before this returns."""
-        self.append(cell, {"sustained": asdict(sustained)})
+    def append_beside(self, cell: Cell, what: str, found: Energy | Sustained | Host) -> None:
+        """Add one of BESIDE of a cell, on disk before this returns."""
+        assert what in BESIDE, what
+        self.append(cell, {what: asdict(found)})
 
     def append_lack(self, cell: Cell, what: str, reason: str) -> None:
         """Record why a cell lacks one of LACKS; nothing if it says so already."""

@@ -26,15 +26,8 @@ _FIGURES = (
     *("busy_us", "sum_us", "n_kernels", "n_samples", "gb_per_s", "tflops", "roofline_pct"),
     *("sm_mhz", "sm_mhz_timed", "mem_mhz", "power_w", "throttle", "peak_extra_bytes", "config"),
     *("matmul_us", "sampling_us", "other_us", "split_by", "j_per_token", "energy_w", "idle_w"),
-    *(
-        "sustained_us",
-        "sustained_joules",
-        "sustained_w",
-        "first_call_s",
-        "warm",
-        "ahead_s",
-        "lacks",
-    ),
+    *("sustained_us", "sustained_joules", "sustained_w", "host_us"),
+    *("first_call_s", "warm", "ahead_s", "lacks"),
 )
 """Columns that are derived from a cell's samples; docs/results-format.md has the units."""
 
@@ -99,6 +92,8 @@ def _figures(record: CellRecord) -> dict[str, Any]:
         joules = sustained.step_joules
         found |= {"sustained_us": sustained.step_us, "sustained_joules": joules}
         found["sustained_w"] = None if joules is None else joules / sustained.step_us * 1e6
+    if record.host:
+        found["host_us"] = record.host.call_us
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.configs.tables import find
+from fsbench.kernels.configs.tables import Row, row_for
 
 PORTABLE_ROWS = 64
 """Up to so many rows the portable kernel is as fast, and needs less energy (docs/kernel.md)."""
@@ -30,9 +31,8 @@ def default_config(
     """The portable kernel's tile shapes, fitted to the device's shared memory."""
     if device.type == "cpu":
         return TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
+    config: TileConfig = _row(_table(noise), B, D, device).config
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
-    name = "portable-token" if noise == "token" else "portable"
-    config: TileConfig = find(name, B, D, properties.name)
     limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
     return config.fitted(limit - 1024, element_bytes)
 
@@ -40,8 +40,18 @@ def default_config(
 @cache
 def hopper_config(B: int, D: int, device: torch.device) -> HopperConfig:
     """The Hopper kernel's tile shapes."""
-    config: HopperConfig = find("hopper", B, D, torch.cuda.get_device_properties(device).name)
+    config: HopperConfig = _row("hopper", B, D, device).config
     return config
+
+
+def _table(noise: str) -> str:
+    return "portable-token" if noise == "token" else "portable"
+
+
+def _row(table: str, B: int, D: int, device: torch.device) -> Row:
+    """Of a table, for a GPU."""
+    name = torch.cuda.get_device_properties(device).name
+    return row_for(table, B, D, name, torch.cuda.get_device_capability(device))
 
 
 def why_not_hopper(device: torch.device, by_tma: bool, noise: str) -> str | None:
@@ -99,3 +109,40 @@ def config_for(
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
     return config or hopper_config(B, D, device)
+
+
+def explanation(
+    B: int,
+    D: int,
+    device: torch.device,
+    *,
+    by_tma: bool,
+    noise: str,
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
+) -> str:
+    """Why `config_for` chooses what it does: the rule for the kernel, the row of its tile shapes."""
+    element_bytes = 2
+    found = config_for(
+        B, D, device, element_bytes, by_tma=by_tma, noise=noise, kernel=kernel, config=config
+    )
+    name = "hopper" if isinstance(found, HopperConfig) else "portable"
+    reason = why_not_hopper(device, by_tma, noise)
+    if kernel != "auto" or config is not None:
+        rule = f"the {name} kernel, as asked for"
+    elif reason:
+        rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
+    else:
+        least = "at most" if name == "portable" else "above"
+        rule = f"the {name} kernel: B = {B} is {least} {PORTABLE_ROWS} rows"
+    if config is not None:
+        return f"{rule}; tile shapes as given"
+    if device.type == "cpu":
+        return f"{rule}; tile shapes for the interpreter"
+    row = _row("hopper" if name == "hopper" else _table(noise), B, D, device)
+    limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
+    fitted = "" if row.config == found else ", with fewer stages to fit the shared memory"
+    return (
+        f"{rule}; tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
+        f"(record: {row.record})"
+    )

@@ -4,7 +4,7 @@ A file of tables is TOML. Those in tiles/ are shipped; `fsbench tune` writes oth
 
     [[tiles]]
     kernels = ["hopper"]             # of KERNELS
-    gpus = ["NVIDIA H200", "*H100*"] # patterns of the name that the driver gives
+    gpus = ["NVIDIA H200", "*H100*"] # patterns of the name that the driver gives; or "sm_90"
     record = "results/h200/tuning"   # the measurement behind it
     configs = [                      # a bucket of B, and the fields of the kernel's config
         { bucket = 64, max_d = 6144, warpgroups = 1, ... },  # for D <= 6144
@@ -39,28 +39,35 @@ KERNELS = {
 
 
 class Row(NamedTuple):
-    """A config and what it is for; gpu is a pattern."""
+    """A config and what it is for; gpu is a pattern, record the measurement behind it."""
 
     kernel: str
     gpu: str
     bucket: int
     max_d: int
     config: Any
+    record: str = ""
 
 
-def find(kernel: str, B: int, D: int, gpu_name: str) -> Any:
-    """The config of one of KERNELS for B and D on a GPU.
+def find(kernel: str, B: int, D: int, gpu_name: str, capability: tuple[int, int] = (0, 0)) -> Any:
+    """The config of `row_for`, which see."""
+    return row_for(kernel, B, D, gpu_name, capability).config
+
+
+def row_for(kernel: str, B: int, D: int, gpu_name: str, capability: tuple[int, int]) -> Row:
+    """The row of one of KERNELS for B and D on a GPU of this name and compute capability.
 
     Raises:
         InvalidArgument: the file that FSBENCH_TILES names cannot be read, or is no file of tables.
     """
     upper = portable.bucket(B, KERNELS[kernel][1])
+    names = (gpu_name, f"sm_{capability[0]}{capability[1]}")
     return next(
-        row.config
+        row
         for row in _all_rows()
         if (row.kernel, row.bucket) == (kernel, upper)
         and row.max_d >= D
-        and fnmatchcase(gpu_name, row.gpu)
+        and any(fnmatchcase(name, row.gpu) for name in names)
     )
 
 
@@ -95,7 +102,8 @@ def read(path: Path) -> list[Row]:
             if kernel not in list(KERNELS):
                 raise unknown_name(f"{at}.kernels", str(kernel), KERNELS)
             found = _row(entry, kernel, f"{at}.configs[{j}]")
-            rows += [found._replace(gpu=str(gpu)) for gpu in table["gpus"]]
+            made = found._replace(record=table["record"])
+            rows += [made._replace(gpu=str(gpu)) for gpu in table["gpus"]]
     return rows
 
 

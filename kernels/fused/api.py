@@ -10,7 +10,7 @@ from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Sample, empty_sample
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.checks.values import check_flag, check_kernel, check_noise
-from fsbench.kernels.configs.choice import choose, tma_possible
+from fsbench.kernels.configs.choice import choose, explanation, tma_possible
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.draw import draw
@@ -131,8 +131,11 @@ def describe(
     noise: str = "auto",
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
+    why: bool = False,
 ) -> str:
     """The kernel and tile shapes that flash_sample would run with, as results record them.
+
+    why: and by which rule and row of the tables they are chosen, after a colon.
 
     The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read. For
     a VocabShard it is what this rank runs on its rows.
@@ -143,11 +146,18 @@ def describe(
     rows = weight.weight if isinstance(weight, VocabShard) else weight
     hidden, rows = check_matrices(hidden, rows)
     kernel = check_kernel(kernel, config)
-    choice = choose(hidden, rows, check_noise(noise), kernel, config)
-    if isinstance(choice, HopperConfig):
-        return str(choice)
-    loads = "tma" if tma_possible(hidden) and tma_possible(rows) else "pointers"
-    return f"{choice} {loads}"
+    noise = check_noise(noise)
+    by_tma = tma_possible(hidden) and tma_possible(rows)
+    choice = choose(hidden, rows, noise, kernel, config)
+    found = str(choice)
+    if not isinstance(choice, HopperConfig):
+        found += " tma" if by_tma else " pointers"
+    if not check_flag("why", why):
+        return found
+    facts = (*hidden.shape, hidden.device)
+    return (
+        f"{found}: {explanation(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)}"
+    )
 
 
 def _check_out(out: object, request: Request, logprob: bool, logz: bool) -> None:

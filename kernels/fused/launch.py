@@ -47,7 +47,7 @@ def launch(
     line = None if request.shard is None or request.merge_later else request.shard.line
     kind = (
         config,
-        tma_possible(hidden) and tma_possible(weight),
+        isinstance(config, HopperConfig) or (tma_possible(hidden) and tma_possible(weight)),
         out.logprob is None,
         out.logz is None,
         None if stored is None else stored.logits.shape,

@@ -16,7 +16,7 @@ from kernel_variants.variant import TUNED, Variant, kernel, variant
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory that one program may use, by compute capability."""
 
-OF_PATTERN = {"*H200*": (90,), "*H100*": (90,), "*": (80, 100)}
+OF_PATTERN = {"*H200*": (90,), "*H100*": (90,), "sm_90": (90,), "*": (80, 100)}
 """Compute capabilities of the GPUs that a pattern in the tables of tile shapes is for."""
 
 PLAIN = {

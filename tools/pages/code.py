@@ -25,12 +25,12 @@ from fsbench.machine.environment import environment
 from fsbench.measure.presets import PRESETS
 from fsbench.problem import DTYPES
 from fsbench.records import breakdown, summary
-from fsbench.records.cell import COLUMNS, STATUSES, Energy, Round, Sustained
+from fsbench.records.cell import COLUMNS, STATUSES, Energy, Host, Round, Sustained
 from fsbench.verify.check import Check
 from pages.blocks import ROOT, block, table
 
 LINE = (
-    *("schema", "cell", "round", "measured", "form", "energy", "sustained"),
+    *("schema", "cell", "round", "measured", "form", "energy", "sustained", "host"),
     *("status", "lacks", "reason", "crc32"),
 )
 """Keys of a line of points.jsonl."""
@@ -57,6 +57,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "round": lambda: _fields(Round),
     "energy": lambda: _fields(Energy),
     "sustained": lambda: _fields(Sustained),
+    "host": lambda: _fields(Host),
     "results": lambda: _beyond_cells(summary.COLUMNS),
     "breakdown": lambda: _beyond_cells(breakdown.kernel_rows([]).columns),
     "status": lambda: list(STATUSES),

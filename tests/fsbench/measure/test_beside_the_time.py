@@ -187,3 +187,31 @@ def test_without_a_counter_of_energy_nothing_is_measured(run, sampler, log):
     with pytest.raises(DeviceUnavailable, match="--energy"):
         run(sampler("a"), energy_s=1.0)
     assert not log
+
+
+def test_the_host_time_of_an_eager_call_is_measured_once_where_a_call_does_not_wait(
+    run, sampler, log, monkeypatch
+):
+    assert run(sampler("a"))["a"].host is None  # on a CPU
+    monkeypatch.setattr(runner.host, "told_apart", lambda device: True)
+    failing = sampler("c", {5: RuntimeError("hot")})
+    records = run(sampler("b"), failing)
+    assert records["b"].host.call_us > 0
+    assert records["b"].host.calls == len(log.offsets["b"]) - 4  # a first call and three rounds
+    assert (records["c"].host, records["c"].lacks) == (None, {"host": "RuntimeError: hot"})
+    log.clear()
+    run(sampler("b"))
+    assert not log
+
+
+@pytest.mark.parametrize(("slow_s", "queues"), [(0.01, 9), (0.03, 2)])
+def test_host_time_is_the_median_of_queues_that_nobody_waits_for(slow_s, queues):
+    now, waits = 0.0, []
+
+    def call():
+        nonlocal now
+        now += slow_s if len(waits) == 2 else 20e-6  # the second queue was full
+
+    found = runner.host.host_time(call, lambda: waits.append(now), lambda: now)
+    assert len(waits) == queues + 1 and found.calls == queues * runner.host.CALLS
+    assert found.call_us == pytest.approx(20 if queues > 2 else (slow_s * 1e6 + 20) / 2)

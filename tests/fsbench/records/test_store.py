@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fsbench.errors import ResultsError
 from fsbench.records import store as results
-from fsbench.records.cell import FORMS, LACKS, STATUSES, Energy, Round, Sustained
+from fsbench.records.cell import FORMS, LACKS, STATUSES, Energy, Host, Round, Sustained
 from fsbench.records.disk import write_atomically
 from fsbench.records.store import Store, read_environment, read_records, results_folders
 
@@ -47,6 +47,7 @@ events = st.lists(
         | st.tuples(st.sampled_from(FORMS), st.tuples(st.integers(0, 4), rounds))
         | st.tuples(st.just("energy"), energies)
         | st.tuples(st.just("sustained"), sustained)
+        | st.tuples(st.just("host"), st.builds(Host, st.floats(0.1, 1e6), st.integers(1, 999)))
         | st.tuples(st.just("lacks"), st.sampled_from(LACKS))
         | st.tuples(st.sampled_from(STATUSES[1:]), st.text(max_size=20)),
     ),
@@ -64,10 +65,8 @@ def test_what_is_appended_is_read_back(tmp_path_factory, events):
             store.append_round(one, what, value)
         elif what in FORMS:
             store.append_form(one, what, *value)
-        elif what == "energy":
-            store.append_energy(one, value)
-        elif what == "sustained":
-            store.append_sustained(one, value)
+        elif what in ("energy", "sustained", "host"):
+            store.append_beside(one, what, value)
         elif what == "lacks":
             store.append_lack(one, value, "it is not there")
         else:
@@ -217,7 +216,7 @@ def test_what_was_missing_and_is_measured_after_all_is_missing_no_more(folder):
     record = store.record(CELL)
     assert record.lacks == {"energy": "no counter", "greedy": "it failed"}
     assert (record.status, len(record.rounds)) == ("ok", 3)
-    store.append_energy(CELL, Energy(5.0, 1.0, 10, 90.0))
+    store.append_beside(CELL, "energy", Energy(5.0, 1.0, 10, 90.0))
     store.append_form(CELL, "greedy", 0, Round([1.0]))
     store.close()
     assert not store.record(CELL).lacks

@@ -9,7 +9,7 @@ import pytest
 from cells import cell
 from tree import H200, RESULTS
 
-from fsbench.records.cell import CellRecord, Energy, Round, Sustained
+from fsbench.records.cell import CellRecord, Energy, Host, Round, Sustained
 from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv, frame, read_csv, row
 
@@ -66,6 +66,7 @@ def test_what_was_not_measured_is_empty():
     names = ("busy_us", "sum_us", "n_kernels", "sm_mhz", "roofline_pct", "peak_extra_bytes")
     names += ("j_per_token", "energy_w", "idle_w", "first_call_s", "matmul_us", "split_by")
     names += tuple(f"sustained_{name}" for name in ("us", "joules", "w"))
+    names += ("host_us",)
     assert {name: found[name] for name in names} == dict.fromkeys(names)
     assert (found["warm"], found["lacks"]) == ("", "")
 
@@ -116,6 +117,7 @@ def test_energy_first_call_and_parts():
     assert [row(record)[f"sustained_{name}"] for name in ("us", "joules", "w")] == [500, 0.3, 600]
     record.sustained = Sustained(step_us=500.0, steps=9)
     assert [row(record)[f"sustained_{name}"] for name in ("joules", "w")] == [None, None]
+    assert row(CellRecord(CELL, record.rounds, host=Host(21.5, 225)))["host_us"] == 21.5
     assert (found["first_call_s"], found["warm"]) == (2.5, "triton|process")
     assert [found[name] for name in ("matmul_us", "sampling_us", "other_us")] == [30.0, 8.0, 2.0]
     assert found["split_by"] == "names"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fsbench.errors import InvalidArgument
+from fsbench.kernels import describe
 from fsbench.kernels.configs import choice as _choice
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -45,3 +48,37 @@ def test_where_the_hopper_kernel_cannot_run():
     assert isinstance(chosen(1000), TileConfig)
     with pytest.raises(InvalidArgument, match="got hopper, but it needs a GPU"):
         chosen(1000, kernel="hopper")
+
+
+EXPLAINED = [
+    (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
+    (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on GPUs '*' (r"),
+    (65, {"noise": "token"}, "the hopper kernel cannot run, it draws with group noise only; tile"),
+    (
+        65,
+        {"kernel": "portable"},
+        "the portable kernel, as asked for; tile shapes for B <= 128, D <",
+    ),
+    (65, {"config": HOPPER}, "the hopper kernel, as asked for; tile shapes as given"),
+]
+
+
+@pytest.mark.parametrize(("B", "wish", "expected"), EXPLAINED)
+def test_the_choice_is_explained_by_its_rule_and_its_row(monkeypatch, B, wish, expected):
+    cuda = _choice.torch.cuda
+    facts = SimpleNamespace(name="NVIDIA H200", shared_memory_per_block_optin=232448)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
+    # A device of its own: what is chosen for it is kept.
+    asked = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None} | wish
+    text = _choice.explanation(B, 4096, torch.device("cuda", 7), **asked)
+    assert expected in text
+    if "config" not in wish:
+        assert "(record: " in text
+
+
+def test_describe_explains_when_it_is_asked_to():
+    matrices = torch.zeros(2, 64), torch.zeros(500, 64)
+    plain, told = describe(*matrices), describe(*matrices, why=True)
+    assert told.startswith(f"{plain}: the portable kernel: the hopper kernel cannot run, it needs")
+    assert told.endswith("tile shapes for the interpreter")

@@ -1,0 +1,193 @@
+"""Compiling kernels for a GPU without touching one: what calls would launch, into Triton's cache.
+
+Triton's key of a kernel has its version and that of ptxas, the environment variables that it reads,
+the compute capability, the source, and the types and alignments of the arguments. None of that
+needs the GPU. So the public functions run here on tensors without memory, on a driver that knows
+the GPU's figures only, and Triton's own code derives the keys, as it does at a launch.
+
+It replaces Triton's driver and some of torch.cuda, so it runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from fsbench.errors import DeviceUnavailable, InvalidArgument, one_line
+from fsbench.inputs import TORCH_DTYPES
+from fsbench.kernels import flash_sample, fused, truncated_sample
+from fsbench.kernels.fused.draw import draw
+
+
+class Chip(NamedTuple):
+    """What decides how a GPU's kernels are compiled; shared_bytes: a program may use, opted in."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int
+
+    @classmethod
+    def here(cls) -> Chip:
+        """The current GPU.
+
+        Raises:
+            DeviceUnavailable: torch sees none.
+        """
+        if not torch.cuda.is_available():
+            raise DeviceUnavailable("--gpu: torch sees no CUDA device here; name the GPU, as h200")
+        found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        shared = found.shared_memory_per_block_optin
+        return cls(found.name, (found.major, found.minor), found.multi_processor_count, shared)
+
+
+CHIPS = {
+    "a100": Chip("NVIDIA A100-SXM4-80GB", (8, 0), 108, 166912),
+    "h100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132, 232448),
+    "h200": Chip("NVIDIA H200", (9, 0), 132, 232448),
+    "b200": Chip("NVIDIA B200", (10, 0), 148, 232448),
+}
+"""GPUs that need not be there."""
+
+REQUESTS = ("plain", "rows", "greedy", "logprobs", "filters", "row-filters")
+"""Kinds of calls: numbers for all rows; temperature, seed and step of each row, as engines call;
+T = 0; log-probabilities of such rows; top-k and top-p for all; filters of each row."""
+
+
+class Shape(NamedTuple):
+    """A kind of call on an LM head; dtype: bf16 or fp16."""
+
+    request: str
+    B: int
+    D: int
+    V: int
+    dtype: str
+
+
+class Compiled(NamedTuple):
+    """A kernel: seconds that it took, whether it was in the cache, the first shape that needs it."""
+
+    kernel: str
+    shape: Shape
+    seconds: float
+    cached: bool
+
+
+class _Driver:
+    """Triton's driver, for a GPU of which no more than the compute capability is asked."""
+
+    def __init__(self, capability: tuple[int, int]):
+        self._target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+
+_jobs: list[tuple[str, Shape, Callable[[], object]]] = []
+"""(kernel, shape, compile it): in every process the same, in the same order."""
+
+
+def compiled(chip: Chip, shapes: Sequence[Shape], processes: int) -> Iterator[Compiled]:
+    """Compile what these calls launch on a GPU, in parallel; each kernel as soon as it is ready.
+
+    Raises:
+        InvalidArgument: Triton interprets here.
+        RuntimeError: a kernel does not compile.
+    """
+    if triton.knobs.runtime.interpret:
+        raise InvalidArgument("TRITON_INTERPRET: expected 0 or nothing, to compile; got 1")
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _collect, (chip, shapes)) as pool:
+        yield from pool.map(_compile, range(pool.submit(_count).result()))
+
+
+def _count() -> int:
+    return len(_jobs)
+
+
+def _compile(number: int) -> Compiled:
+    kernel, shape, work = _jobs[number]
+    hits: list[bool] = []
+
+    def listen(*, cache_hit: bool, **_: object) -> None:
+        hits.append(cache_hit)
+
+    begin = time.perf_counter()
+    with mock.patch.object(triton.knobs.compilation, "listener", listen):
+        try:
+            work()
+        except Exception as error:
+            raise RuntimeError(f"{kernel} for {shape}: {one_line(error)}") from None
+    return Compiled(kernel, shape, time.perf_counter() - begin, all(hits))
+
+
+def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
+    """Become a process on a GPU that is not there, and note what the calls compile."""
+    triton.runtime.driver.set_active(_Driver(chip.capability))
+    compile_, run = JITFunction._do_compile, JITFunction.run
+    known = set()
+    at = shapes[0]
+
+    def note(self: Any, key: str, *rest: Any) -> None:
+        if (self, key) not in known:
+            known.add((self, key))
+            _jobs.append((self.__name__, at, partial(compile_, self, key, *rest)))
+
+    properties = mock.Mock(
+        multi_processor_count=chip.multiprocessors, shared_memory_per_block_optin=chip.shared_bytes
+    )
+    properties.name = chip.name  # which Mock takes for its own
+    cuda = {
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: chip.capability,
+        "current_device": lambda: 0,
+        "is_current_stream_capturing": lambda: False,
+        "current_stream": mock.Mock(),
+    }
+    with (
+        mock.patch.multiple(torch.cuda, **cuda),
+        mock.patch.object(FakeTensor, "data_ptr", lambda tensor: 0),  # aligned, as allocations are
+        mock.patch.object(fused.api, "through_operator", draw),
+        mock.patch.object(JITFunction, "_do_compile", note),
+        mock.patch.object(JITFunction, "run", lambda *a, **k: run(*a, **{**k, "warmup": True})),
+        FakeTensorMode(),
+    ):
+        for at in shapes:
+            _call(at)
+
+
+def _call(shape: Shape) -> None:
+    """What an engine calls."""
+    request, B, D, V, dtype = shape
+    zeros = partial(torch.zeros, device="cuda")
+    matrices = [zeros(rows, D, dtype=TORCH_DTYPES[dtype]) for rows in (B, V)]
+    each = {"seed": zeros(1, dtype=torch.int64), "offset": zeros(1, dtype=torch.int64)}
+    if request in ("rows", "logprobs", "row-filters"):
+        each = {name: zeros(B, dtype=torch.int64) for name in each}
+        each["temperature"] = zeros(B)
+    if request == "filters":
+        truncated_sample(*matrices, top_k=50, top_p=0.9, **each)
+    elif request == "row-filters":
+        filters = {"top_k": zeros(B, dtype=torch.int32), "top_p": zeros(B), "min_p": zeros(B)}
+        truncated_sample(*matrices, **filters, **each)
+    elif request == "greedy":
+        flash_sample(*matrices, temperature=0.0, **each)
+    else:
+        flash_sample(*matrices, return_logprob=request == "logprobs", **each)
