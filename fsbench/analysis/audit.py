@@ -134,7 +134,8 @@ def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audit
     ]
     findings.sort(key=lambda each: -_RANKS.index(each.severity))
     draws = sum(line["draws"] for line, _ in checks)
-    return Audited(*key, len(checks), draws, tuple(findings))
+    sampler, package, on, claims = key
+    return Audited(sampler, package, on, claims, len(checks), draws, tuple(findings))
 
 
 def _severity(line: _Line) -> str:

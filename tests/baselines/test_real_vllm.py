@@ -7,6 +7,7 @@ filters do not run in the interpreter; below 8 rows vLLM sorts.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -99,6 +100,7 @@ def sampler():
         module = Anything(f"vllm.{name}")
         vars(module).update(parts)
         patch.setitem(sys.modules, module.__name__, module)
+        setattr(importlib.import_module("vllm"), name, module)  # `import vllm.envs as envs`
     buffers = importlib.import_module("vllm.v1.worker.gpu.buffer_utils")
     patch.setattr(buffers, "UvaBuffer", PlainBuffer)
     able = replace(PROVIDER.capabilities, devices=("cpu",), dtypes=("fp32",))

@@ -131,7 +131,8 @@ def known_bugs() -> str:
     for each in found:
         (finding,) = each.findings
         bug, _, where = each.sampler.removesuffix(")").rpartition(" (")
-        cells = (bug, where, f"`{finding.check}`", finding.severity, f"{each.draws:,}")
+        draws = f"{each.draws:,}" if each.draws else "until the first wrong one"
+        cells = (bug, where, f"`{finding.check}`", finding.severity, draws)
         rows.append([*cells, f"{finding.seconds:.0f}"])
     heads = ["bug", "was in", "found by", "severity", "draws", "seconds"]
     return with_source(table(heads, rows, left=4), f"{AUDIT}/planted.jsonl")
