@@ -121,11 +121,8 @@ def explanation(
     kernel: str,
     config: TileConfig | HopperConfig | None,
 ) -> str:
-    """Why `config_for` chooses what it does: the rule for the kernel, the row of its tile shapes."""
-    element_bytes = 2
-    found = config_for(
-        B, D, device, element_bytes, by_tma=by_tma, noise=noise, kernel=kernel, config=config
-    )
+    """Why `config_for` chooses what it does for bf16: the rule, and the row of the tile shapes."""
+    found = config_for(B, D, device, 2, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma, noise)
     if kernel != "auto" or config is not None:

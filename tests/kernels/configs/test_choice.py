@@ -57,7 +57,7 @@ EXPLAINED = [
     (
         65,
         {"kernel": "portable"},
-        "the portable kernel, as asked for; tile shapes for B <= 128, D <",
+        "the portable kernel, as asked for; tile shapes for B <= 128",
     ),
     (65, {"config": HOPPER}, "the hopper kernel, as asked for; tile shapes as given"),
 ]
