@@ -18,8 +18,21 @@ PORTABLE_ROWS = 64
 """Up to so many rows the portable kernel is as fast, and needs less energy (docs/kernel.md)."""
 
 
+@cache
+def has_tma(device: torch.device) -> bool:
+    """Whether a GPU has TMA; the interpreter has it too.
+
+    Without it Triton replaces descriptors by pointers, too late to load ahead of the matmul.
+    """
+    if device.type == "cpu":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def tma_possible(matrix: Tensor) -> bool:
     """Whether TMA can load it: base address and rows are multiples of 16 bytes."""
+    if not has_tma(matrix.device):
+        return False
     return matrix.data_ptr() % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
 
 

@@ -17,6 +17,8 @@ KIB = 1024
 SHARED_LIMIT = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
 SHARED_LIMIT |= {942: 64 * KIB}
 """Shared memory that one program may use, by compute capability; 942 is AMD's gfx942."""
+NO_TMA = (80, 89, 942)
+"""Where the matrices are loaded by pointers."""
 PLAIN_ONLY = (89, 120, 942)
 """For which the plain variants alone are listed."""
 
@@ -119,12 +121,13 @@ def _portable(
     words: str = "",
     given: Collection[str] = (),
     dtype: str = "bf16",
-    use_tma: bool = True,
+    use_tma: bool | None = None,
     noise: str = "group",
     samples: int = 1,
     ranks: int = 1,
 ) -> Variant:
     """A variant of the portable kernel. words: of its name, for what the rest does not say."""
+    use_tma = capability not in NO_TMA if use_tma is None else use_tma
     types, constants = _launch(given, noise, samples, ranks)
     return variant(
         "flash_sampling",
@@ -165,7 +168,8 @@ def _hopper(
     return variant("flash_sampling_hopper", name, HOPPER, types, constants, 90, num_warps=4)
 
 
-def _matmul(config: TileConfig, capability: int, use_tma: bool = True) -> Variant:
+def _matmul(config: TileConfig, capability: int, use_tma: bool | None = None) -> Variant:
+    use_tma = capability not in NO_TMA if use_tma is None else use_tma
     return variant(
         "matmul_form",
         f"{config} {'' if use_tma else 'pointers'}".strip(),
