@@ -7,11 +7,16 @@ Results are kept from run to run, in $FSBENCH_KERNEL_CACHE, else in ~/.cache/fsb
     python tools/kernel_compiler.py [--quick]
 
 prints the variants of this tree with their stack, in bytes (above 0: registers were spilled).
+
+    python tools/kernel_compiler.py --elsewhere
+
+writes what the plain portable kernel takes on GPUs that nobody has timed it on, for `make docs`.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -19,10 +24,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 TOOLS = Path(__file__).resolve().parent
+COMPILED = TOOLS / "pages" / "compiled.csv"
+ELSEWHERE = {"sm_80": 80, "sm_89": 89, "sm_100": 100, "sm_120": 120, "gfx942": 942}
+"""GPUs that the portable kernel is compiled for and has not been timed on."""
 
 
 class Compiled(NamedTuple):
@@ -57,7 +66,7 @@ def compile_variants(
     """The variants of a tree, compiled: all, or those of some families or of one capability.
 
     quick: one of each family. brief: every config, and every option once.
-    instructions: these, too, and not the stack alone. named: those whose names have this in them.
+    instructions: these, too, and not the stack alone. named: a regular expression of names.
     ptx: lines of PTX in place of the instructions, and 0 for the stack.
 
     Raises:
@@ -108,10 +117,36 @@ def _site(tree: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+def elsewhere() -> list[dict[str, str]]:
+    """Registers of a thread, bytes of stack and of shared memory on each of ELSEWHERE."""
+    columns = {"registers": "REG", "stack": "STACK", "shared": "dynamic SHARED"}
+    rows = []
+    for gpu, capability in ELSEWHERE.items():
+        for compiled in compile_variants(
+            families=["flash_sampling"],
+            capability=capability,
+            instructions=True,
+            named="bf16 group$",
+        ):
+            said = dict(part.rsplit(" ", 1) for part in compiled.instructions[0].split(", "))
+            taken = {name: said[theirs] for name, theirs in columns.items()}
+            rows.append({"gpu": gpu, "config": compiled.name.split()[0], **taken})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile the kernel variants of this tree.")
     parser.add_argument("--quick", action="store_true", help="one variant of each kernel")
-    for compiled in compile_variants(quick=parser.parse_args().quick):
+    parser.add_argument("--elsewhere", action="store_true", help=f"write {COMPILED.name}")
+    asked = parser.parse_args()
+    if asked.elsewhere:
+        rows = elsewhere()
+        with COMPILED.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["triton", *rows[0]], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({"triton": version("triton"), **row} for row in rows)
+        return
+    for compiled in compile_variants(quick=asked.quick):
         print(f"{compiled.stack:5} {compiled.title}")
 
 

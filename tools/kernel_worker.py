@@ -29,6 +29,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 FORMAT = 1
 """Raised when what is kept of a kernel changes."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+AMD = 942
+"""What variants for gfx942 have in place of a compute capability."""
 DIVISIBLE = ("D", "V", "first_token", "stride")
 """Numbers that are taken as multiples of 16, as pointers are."""
 
@@ -49,12 +51,15 @@ def _compile(number: int, disassemble: bool) -> tuple[int, list[str]]:
     if cubin.exists():
         taken, code = _read(cubin)
     else:
-        target = GPUTarget("cuda", variant.capability, 32)
         try:
-            compiled = triton.compile(source, target=target, options=dict(variant.options))
+            compiled = triton.compile(
+                source, target=_target(variant.capability), options=dict(variant.options)
+            )
         except Exception as error:
             title = f"{variant.family} {variant.name} sm_{variant.capability}"
             raise RuntimeError(f"{title}: it does not compile\n{error}") from None
+        if variant.capability == AMD:
+            return _of_amd(compiled)
         usage = _dump(compiled.asm["cubin"], "-res-usage")
         taken = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage))
         taken["dynamic SHARED"] = compiled.metadata.shared
@@ -70,10 +75,24 @@ def _compile(number: int, disassemble: bool) -> tuple[int, list[str]]:
     return stack, instructions
 
 
+def _target(capability: int) -> GPUTarget:
+    return (
+        GPUTarget("hip", "gfx942", 64) if capability == AMD else GPUTarget("cuda", capability, 32)
+    )
+
+
+def _of_amd(compiled: Any) -> tuple[int, list[str]]:
+    """As _compile, without the instructions: cuobjdump knows none of these."""
+    said = dict(re.findall(r"^ +\.(\w+): +(\d+)$", compiled.asm["amdgcn"], re.MULTILINE))
+    stack = said["private_segment_fixed_size"]
+    shared = compiled.metadata.shared
+    return int(stack), [f"REG {said['vgpr_count']}, STACK {stack}, dynamic SHARED {shared}"]
+
+
 def _translate(number: int) -> tuple[int, list[str]]:
     """(0, lines of PTX) of a variant, which are not kept."""
     variant = _variants[number]
-    target = GPUTarget("cuda", variant.capability, 32)
+    target = _target(variant.capability)
     compiled = triton.compile(_source(variant), target=target, options=dict(variant.options))
     return 0, compiled.asm["ptx"].splitlines()
 
@@ -148,7 +167,7 @@ def main() -> None:
     parser.add_argument("--ptx", action="store_true")
     asked = parser.parse_args()
     chosen = selected(asked.family, asked.capability, asked.quick, asked.brief)
-    _variants.extend(variant for variant in chosen if asked.named in variant.name)
+    _variants.extend(variant for variant in chosen if re.search(asked.named, variant.name))
     numbers = range(len(_variants))
     work = _translate if asked.ptx else partial(_compile, disassemble=asked.instructions)
     # Forked, so that nothing is imported again.

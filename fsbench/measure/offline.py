@@ -76,7 +76,7 @@ class Shape(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A kernel: seconds that it took, whether it was in the cache, the first shape that needs it."""
+    """A kernel, the first shape that needs it, how long it took, whether it was in the cache."""
 
     kernel: str
     shape: Shape
@@ -170,11 +170,11 @@ def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
         FakeTensorMode(),
     ):
         for at in shapes:
-            _call(at)
+            call(at)
 
 
-def _call(shape: Shape) -> None:
-    """What an engine calls."""
+def call(shape: Shape) -> None:
+    """What an engine calls, on zeros."""
     request, B, D, V, dtype = shape
     zeros = partial(torch.zeros, device="cuda")
     matrices = [zeros(rows, D, dtype=TORCH_DTYPES[dtype]) for rows in (B, V)]

@@ -48,8 +48,9 @@ class Inputs:
 class Contender:
     """A sampler that is built and ready to be timed on the problem at hand.
 
-    eager: the step without a graph. facts: of its preparation, fields of Round. forms: steps of its FORMS by name; lacks: why some
-    could not be prepared. require_intact: see Preparation, of its inputs.
+    eager: the step without a graph. facts: of its preparation, fields of Round. forms: steps of its
+    FORMS by name; lacks: why some could not be prepared. require_intact: see Preparation, of its
+    inputs.
     """
 
     cell: Cell

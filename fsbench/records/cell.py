@@ -158,7 +158,7 @@ class Sustained:
 
 @dataclass(frozen=True)
 class Host:
-    """Time of the host in an eager call, us: the median of so many, none of which was waited for."""
+    """Time of the host in an eager call, us, of so many that nobody waited for."""
 
     call_us: float
     calls: int

@@ -18,8 +18,21 @@ PORTABLE_ROWS = 64
 """Up to so many rows the portable kernel is as fast, and needs less energy (docs/kernel.md)."""
 
 
+@cache
+def has_tma(device: torch.device) -> bool:
+    """Whether a GPU has TMA; the interpreter has it too.
+
+    Without it Triton replaces descriptors by pointers, too late to load ahead of the matmul.
+    """
+    if device.type == "cpu":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def tma_possible(matrix: Tensor) -> bool:
     """Whether TMA can load it: base address and rows are multiples of 16 bytes."""
+    if not has_tma(matrix.device):
+        return False
     return matrix.data_ptr() % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
 
 
@@ -121,11 +134,8 @@ def explanation(
     kernel: str,
     config: TileConfig | HopperConfig | None,
 ) -> str:
-    """Why `config_for` chooses what it does: the rule for the kernel, the row of its tile shapes."""
-    element_bytes = 2
-    found = config_for(
-        B, D, device, element_bytes, by_tma=by_tma, noise=noise, kernel=kernel, config=config
-    )
+    """Why `config_for` chooses what it does for bf16: the rule, and the row of the tile shapes."""
+    found = config_for(B, D, device, 2, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma, noise)
     if kernel != "auto" or config is not None:

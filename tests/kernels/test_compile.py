@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from importlib.metadata import version
 
 import pytest
-from kernel_compiler import Compiled, compile_variants
+from kernel_compiler import COMPILED, ELSEWHERE, Compiled, compile_variants, elsewhere
 from tree import ROOT
 
 # A slow machine takes its time; what is compiled is kept for the next run.
@@ -67,6 +68,17 @@ def test_one_variant_of_each_kernel_compiles_and_spills_nothing():
     variants = compile_variants(quick=True)
     assert {compiled.family for compiled in variants} == FAMILIES | FOR_HOPPER
     assert_little_is_spilled(variants)
+
+
+@pytest.mark.full
+def test_the_portable_kernel_compiles_for_other_gpus_as_the_page_says():
+    with COMPILED.open(newline="") as file:
+        page = list(csv.DictReader(file))
+    found = elsewhere()
+    assert {row["gpu"] for row in found} == set(ELSEWHERE)
+    assert all(int(row["stack"]) <= 255 for row in found)
+    if {row["triton"] for row in page} == {version("triton")}:
+        assert [{"triton": version("triton"), **row} for row in found] == page
 
 
 @pytest.mark.full

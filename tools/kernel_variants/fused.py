@@ -13,10 +13,16 @@ from fsbench.kernels.configs.hopper import CHUNK, HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from kernel_variants.variant import TUNED, Variant, kernel, variant
 
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Shared memory that one program may use, by compute capability."""
+KIB = 1024
+SHARED_LIMIT = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
+SHARED_LIMIT |= {942: 64 * KIB}
+"""Shared memory that one program may use, by compute capability; 942 is AMD's gfx942."""
+NO_TMA = (80, 89, 942)
+"""Where the matrices are loaded by pointers."""
+PLAIN_ONLY = (89, 120, 942)
+"""For which the plain variants alone are listed."""
 
-OF_PATTERN = {"*H200*": (90,), "*H100*": (90,), "sm_90": (90,), "*": (80, 100)}
+OF_PATTERN = {"*H200*": (90,), "*H100*": (90,), "sm_90": (90,), "*": (80, 100, *PLAIN_ONLY)}
 """Compute capabilities of the GPUs that a pattern in the tables of tile shapes is for."""
 
 PLAIN = {
@@ -115,12 +121,13 @@ def _portable(
     words: str = "",
     given: Collection[str] = (),
     dtype: str = "bf16",
-    use_tma: bool = True,
+    use_tma: bool | None = None,
     noise: str = "group",
     samples: int = 1,
     ranks: int = 1,
 ) -> Variant:
     """A variant of the portable kernel. words: of its name, for what the rest does not say."""
+    use_tma = capability not in NO_TMA if use_tma is None else use_tma
     types, constants = _launch(given, noise, samples, ranks)
     return variant(
         "flash_sampling",
@@ -161,7 +168,8 @@ def _hopper(
     return variant("flash_sampling_hopper", name, HOPPER, types, constants, 90, num_warps=4)
 
 
-def _matmul(config: TileConfig, capability: int, use_tma: bool = True) -> Variant:
+def _matmul(config: TileConfig, capability: int, use_tma: bool | None = None) -> Variant:
+    use_tma = capability not in NO_TMA if use_tma is None else use_tma
     return variant(
         "matmul_form",
         f"{config} {'' if use_tma else 'pointers'}".strip(),
@@ -188,12 +196,16 @@ def _many_options(config: TileConfig, capability: int, noise: str) -> Iterator[V
 def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -> Iterator[Variant]:
     tuned = sm == TUNED
     if shipped == "portable-token":
+        if sm in PLAIN_ONLY:
+            return
         for dtype in ("bf16", "fp16") if tuned else ("bf16",):
             yield _portable(config, sm, dtype=dtype, noise="token")
         if bucket in (64, 256) and tuned:
             yield _portable(config, sm, "everything, n = 1", EVERYTHING, noise="token")
         return
     yield _portable(config, sm)
+    if sm in PLAIN_ONLY:
+        return
     yield _matmul(config, sm)
     if tuned or bucket in (16, 64):
         yield _portable(config, sm, "score", SCORED, noise="given")

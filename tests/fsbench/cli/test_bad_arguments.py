@@ -85,6 +85,10 @@ OPTIONS = {
     },
     "list": {"--provider-path": "plug-in"},
     "doctor": {},
+    "warm": {
+        "--model": "models", "--d": "sizes", "--v": "sizes", "--dtype": "name", "--batch": "sizes",
+        "--request": [*NO_NAME, "plain,"], "--gpu": "name", "--processes": "size",
+    },
     "e2e": {
         "--engine": "name", "--model": NO_MODEL, "--batch": "sizes", "--sampler": NO_NAME,
         "--requests": NO_NAME, "--tp": [*NO_INTEGERS, "0", "2"], "--runs": "size",
@@ -128,6 +132,7 @@ RIGHT = {
     "recommend": ["--model", "qwen3-8b", "--results", "results"],
     "e2e": ["--device", "cpu"],
     "tune": ["--d", "8", "--v", "9"],
+    "warm": ["--d", "8", "--v", "9"],
     "hotvocab size": ["folder", "--c-us", "1", "--c0-us", "1"],
     "hotvocab plot": ["folder"],
     "hotvocab pipeline": ["--sampler", "x:1"],

@@ -57,7 +57,7 @@ EXPLAINED = [
     (
         65,
         {"kernel": "portable"},
-        "the portable kernel, as asked for; tile shapes for B <= 128, D <",
+        "the portable kernel, as asked for; tile shapes for B <= 128",
     ),
     (65, {"config": HOPPER}, "the hopper kernel, as asked for; tile shapes as given"),
 ]
@@ -75,6 +75,18 @@ def test_the_choice_is_explained_by_its_rule_and_its_row(monkeypatch, B, wish, e
     assert expected in text
     if "config" not in wish:
         assert "(record: " in text
+
+
+@pytest.mark.parametrize(("capability", "loads"), [((8, 9), False), ((9, 0), True)])
+def test_matrices_are_loaded_by_pointers_where_there_is_no_tma(monkeypatch, capability, loads):
+    monkeypatch.setattr(_choice.torch.cuda, "get_device_capability", lambda device: capability)
+    _choice.has_tma.cache_clear()
+    device = torch.device("cuda", 7)
+    matrix = SimpleNamespace(
+        device=device, data_ptr=lambda: 0, shape=(2, 8), element_size=lambda: 2
+    )
+    assert _choice.tma_possible(matrix) == loads
+    _choice.has_tma.cache_clear()
 
 
 def test_describe_explains_when_it_is_asked_to():

@@ -1,0 +1,103 @@
+"""Compiling for a GPU that is not there: what calls would launch, and that it is found again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fsbench.cli import app
+from fsbench.measure.offline import CHIPS, REQUESTS, Chip, Shape, compiled
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """An empty cache of Triton's, and Triton as without an interpreter, also in what is started."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def warm(*options: str) -> dict:
+    done = CliRunner().invoke(app, ["warm", "--json", "--processes", "1", *options])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+HEAD = ("--d", "512", "--v", "8192")
+
+
+@pytest.mark.full
+def test_what_is_compiled_once_is_in_the_cache(cache):
+    """Batches of one bucket of the tables share a kernel."""
+    wanted = (*HEAD, "--gpu", "a100", "--request", "greedy,rows", "--batch", "2,16,17")
+    first, second = warm(*wanted), warm(*wanted)
+    names = ["flash_sampling_kernel"] * 4
+    assert [each["kernel"] for each in first["kernels"]] == names
+    assert [each["shape"]["B"] for each in first["kernels"]] == [2, 17, 2, 17]
+    assert not any(each["cached"] for each in first["kernels"])
+    assert all(each["cached"] for each in second["kernels"])
+    assert first["gpu"] == CHIPS["a100"].name
+
+
+@pytest.mark.full
+def test_on_a_hopper_gpu_filters_need_the_hopper_kernel_and_what_follows_it(cache):
+    found = warm(*HEAD, "--gpu", "h200", "--request", "filters", "--batch", "65")
+    assert [each["kernel"] for each in found["kernels"]] == [
+        "hopper_kernel",
+        "sampling_look_kernel",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--model: expected an LM head"),
+        ((*HEAD, "--dtype", "fp32"), "--dtype: expected bf16 or fp16"),
+        ((*HEAD, "--request", "plan"), "plan"),
+        ((*HEAD, "--gpu", "h201"), "h201"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(options, message):
+    done = CliRunner().invoke(app, ["warm", *options])
+    assert done.exit_code != 0
+    assert message in f"{done.output} {done.exception}"
+
+
+def test_an_interpreter_compiles_nothing(monkeypatch):
+    monkeypatch.setattr("triton.knobs.runtime.interpret", True)
+    with pytest.raises(ValueError, match="TRITON_INTERPRET: expected 0"):
+        list(compiled(CHIPS["h200"], [Shape("plain", 1, 64, 512, "bf16")], 1))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_its_name_is_asked_for():
+    with pytest.raises(Exception, match="--gpu: torch sees no CUDA device"):
+        Chip.here()
+
+
+NEW_PROCESS = """
+import json, sys, triton
+from fsbench.measure.offline import Shape, call
+hits = []
+triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+call(Shape(*json.loads(sys.argv[1])))
+print(json.dumps(hits))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.gpu
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_call_on_the_gpu_finds_what_was_compiled_without_touching_it(cache, request_):
+    shape = Shape(request_, 16, 512, 8192, "bf16")
+    list(compiled(Chip.here(), [shape], 2))
+    command = [sys.executable, "-c", NEW_PROCESS, json.dumps(shape)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    hits = json.loads(done.stdout)
+    assert hits and all(hits)
