@@ -10,7 +10,7 @@ float64 in torch, so it runs on any device and can be read line by line:
     expected    the token of each row, and which others fp32 rounding may put in its place
 """
 
-from fsbench.reference.expected import Expected, expect
+from fsbench.reference.expected import Expected, by_group, by_token, expect
 from fsbench.reference.logits import (
     inverse_temperature,
     log_partition,
@@ -20,6 +20,7 @@ from fsbench.reference.logits import (
     unpacked,
 )
 from fsbench.reference.noise import (
+    GROUP_SIZES,
     GROUP_STREAM,
     GUMBEL_ERROR,
     exponential,
@@ -27,6 +28,7 @@ from fsbench.reference.noise import (
     group_noise,
     gumbel,
     token_noise,
+    token_of_member,
     word_and_lane,
 )
 from fsbench.reference.philox import philox4x32
@@ -40,11 +42,14 @@ from fsbench.reference.truncation import (
 )
 
 __all__ = [
+    "GROUP_SIZES",
     "GROUP_STREAM",
     "GUMBEL_ERROR",
     "MASS_ERROR",
     "Expected",
     "Truncation",
+    "by_group",
+    "by_token",
     "expect",
     "exponential",
     "filtered_probabilities",
@@ -60,6 +65,7 @@ __all__ = [
     "processed_logits",
     "token_counts",
     "token_noise",
+    "token_of_member",
     "truncate",
     "unpacked",
     "word_and_lane",

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 
 ScreenConfigs = tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]
-NOISE = ("auto", "token", "group")
+NOISE = ("auto", *reference.GROUP_SIZES)
 KERNELS = ("auto", "hopper", "portable")
 MAX_SAMPLES = 2**16 - 1
 _LARGEST = torch.finfo(torch.float32).max

@@ -44,15 +44,13 @@ def hopper_config(B: int, D: int, device: torch.device) -> HopperConfig:
     return config
 
 
-def why_not_hopper(device: torch.device, by_tma: bool, noise: str) -> str | None:
-    """None, or why the Hopper kernel cannot run on this device with this noise.
+def why_not_hopper(device: torch.device, by_tma: bool) -> str | None:
+    """None, or why the Hopper kernel cannot run on this device.
 
     by_tma: whether TMA can load both matrices.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a GPU of compute capability 9.0"
-    if noise == "token":
-        return "it draws with group noise only"
     if not by_tma:
         return "it loads by TMA: addresses and rows of multiples of 16 bytes"
     return None
@@ -92,10 +90,11 @@ def config_for(
     config: TileConfig | HopperConfig | None,
 ) -> TileConfig | HopperConfig:
     """What `choose` chooses, by all that decides it."""
-    reason = why_not_hopper(device, by_tma, noise)
+    reason = why_not_hopper(device, by_tma)
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
-    wanted = kernel == "hopper" or isinstance(config, HopperConfig) or B > PORTABLE_ROWS
+    wanted = kernel == "hopper" or isinstance(config, HopperConfig)
+    wanted |= B > PORTABLE_ROWS and noise != "token"  # of which no times have been taken there
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
     return config or hopper_config(B, D, device)

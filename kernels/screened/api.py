@@ -1,4 +1,4 @@
-"""`screened_sample`: flash_sample with token noise by way of an int8 screen of the head."""
+"""`screened_sample`: flash_sample by way of an int8 screen of the head."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def screened_sample(
     vocab_size: int | None = None,
     return_logprob: bool = False,
     return_logz: bool = False,
+    noise: str = "token",
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig] | None = None,
 ) -> Screened:
-    """The tokens of flash_sample(hidden, head.weight, noise="token"), at about half of the bytes.
+    """The tokens of flash_sample(hidden, head.weight, noise=noise), at about half of the bytes.
 
     Arguments are those of flash_sample, with `head` from prepare_head or load_head in place of the
     weight. On a GPU the tokens are the same, not merely of the same law (docs/screened-head.md).
@@ -51,6 +52,8 @@ def screened_sample(
         return_logprob, return_logz: log Z needs every logit, and the screen knows it only within
             its bounds. A call that asks for either is one of flash_sample, too: the same tokens,
             with both exact, at the price of the full kernel.
+        noise: as in flash_sample; with groups every candidate is a group, and all of its rows of
+            the weight are read.
         configs: tile shapes of the two launches; by default those in use for B and this GPU.
 
     Returns:
@@ -79,7 +82,7 @@ def screened_sample(
         "num_samples": num_samples,
         "soft_cap": soft_cap,
         "vocab_size": vocab_size,
-        "noise": "token",
+        "noise": noise,
     }
     one = isinstance(num_samples, int) and num_samples == 1
     if not one or return_logprob or return_logz:
@@ -113,16 +116,24 @@ def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:
     if request.mask is not None:
         allowed = reference.logits.unpacked(request.mask, V)
     z, bound = screen_logits(head, screen_hidden(hidden))
+    size = reference.GROUP_SIZES[request.noise]
+    drawing = (V, request.seed, step, rows)
     lower, upper = score_bounds(
         z,
         bound,
-        reference.token_noise(V, request.seed, step, rows),
+        reference.token_noise(*drawing)
+        if size == 1
+        else reference.group_noise(*drawing, size=size)[0],
         T,
         soft_cap=request.soft_cap,
         bias=request.bias,
         allowed=allowed,
+        size=size,
     )
     chosen = candidates(lower, upper)
+    if size > 1:
+        chosen = reference.by_token(chosen[:, :, None].expand(-1, -1, size), V)
+        chosen = chosen if allowed is None else chosen & allowed
     # What no row may draw is left out; a row's other tokens count as forbidden.
     some = chosen.any(0).nonzero()[:, 0]
     logits = torch.full((B, V), -torch.inf)
@@ -130,7 +141,7 @@ def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:
     logits = reference.processed_logits(
         logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen
     )
-    expected = reference.expect(logits, request.seed, step, request.temperature, "token")
+    expected = reference.expect(logits, request.seed, step, request.temperature, request.noise)
     out.tokens.copy_(expected.tokens)
     out.valid.copy_(out.tokens >= 0)
     assert out.found is not None

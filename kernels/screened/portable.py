@@ -15,6 +15,7 @@ from fsbench.kernels.device.epilogue import allowed_words
 from fsbench.kernels.device.mainloop import first_column, load_tile, program_share
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import settings
+from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened.records import (
     ABSOLUTE_SLACK,
     CAP_SLACK,
@@ -50,8 +51,8 @@ def screen_kernel(
     counters_ptr,  # CLAIMED, ROUNDED; 0 at first, put back to it by the second launch
     lower_ptr,  # [B] int64, bound_key of the largest lower bound so far; at rest at first
     listed_ptr,  # [B] int32: tokens on each list, above LIST if not all fit; 0 at first
-    records_ptr,  # [programs per block of rows, B, SLICE / 4, ROOM, 2] int32, scratch
-    list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; tokens
+    records_ptr,  # [programs per block of rows, B, slots, ROOM, 2] int32, scratch
+    list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; tokens, or first ones of groups
     found_ptr,  # [B] int32, out: 0
     B,
     V,
@@ -60,7 +61,7 @@ def screen_kernel(
     norm_inflation,  # 1 + (D + 4) 2^-24
     root,  # sqrt(D)
     mask_words,
-    NOISE: tl.constexpr,  # "token" or "none" (greedy)
+    NOISE: tl.constexpr,  # of reference.GROUP_SIZES, or "none" (greedy)
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
@@ -93,7 +94,7 @@ def screen_kernel(
     wait_for_rows(counters_ptr, B, FENCED)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
     idle = rows >= B
-    seed, row, offset, T, _ = settings(
+    seed, row, offset, T, inverse_temperature = settings(
         seed_ptr,
         offset_ptr,
         temperature,
@@ -112,8 +113,8 @@ def screen_kernel(
     if soft_cap is not None:
         extra += soft_cap * CAP_SLACK
 
-    # A slot has every SLOTS-th word of a row.
-    SLOTS: tl.constexpr = SLICE // 4
+    # A slot has every SLOTS-th word of a row, or block of words.
+    SLOTS: tl.constexpr = SLICE // tokens_of_block(group_size(NOISE))
     count = tl.zeros((BLOCK_B, SLOTS), tl.int32)
     limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
     slot = tl.arange(0, SLOTS)[None, :]
@@ -139,8 +140,9 @@ def screen_kernel(
         if v0 + BLOCK_V > V:
             z = tl.where((v0 + tl.arange(0, BLOCK_V) < V)[None, :], z, float("-inf"))
         limit, count = leave_records(
-            z, words, v0, vectors, rows, (row, seed, offset), (T, extra, reach, spread), soft_cap,
-            row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
+            z, words, v0, vectors, rows, (row, seed, offset),
+            (T, inverse_temperature, extra, reach, spread), soft_cap, row_bias_ptr, limit, count,
+            mine, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
         best = tl.max(limit, axis=1)
         there = (~idle) & (best > LOWEST_BOUND)

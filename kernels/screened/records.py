@@ -1,7 +1,8 @@
 """Device code of the screen: both ends of every score, and records of what may win.
 
 A record has a Philox word of four tokens: their largest upper bound, and which of them it is about.
-A thread keeps records of its own words of a row, and the largest lower bound that it knows of.
+Under group noise the scores are those of groups, and a record has a group: its upper bound, and the
+word of its first token with that token alone. A thread keeps records of its own words of a row, and the largest lower bound that it knows of.
 `screened.bounds.score_bounds` is the same in torch and defines the constants;
 docs/screened-head.md proves it.
 """
@@ -10,7 +11,14 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.device.epilogue import capped, masked
-from fsbench.kernels.noise.arithmetic import nan_max, pieces
+from fsbench.kernels.noise.arithmetic import LOG2_E, nan_max, pieces
+from fsbench.kernels.noise.group import (
+    block_words,
+    group_size,
+    largest_member,
+    members,
+    tokens_of_block,
+)
 from fsbench.kernels.noise.keys import flipped, ordered
 from fsbench.kernels.noise.words import first_of_word, random_words, split_words
 from fsbench.kernels.screened import bounds as in_torch
@@ -66,18 +74,18 @@ def _rough_log2(x, NVIDIA: tl.constexpr):
 
 
 @triton.jit
-def _ends(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap, noise):
-    """(lower, upper) of scores y + T g. See screened.bounds.score_bounds.
+def _known(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap):
+    """(y, bound) of logits: each is within bound of y, with the slack of its score.
 
-    NaN stands for a score without a bound, so that comparisons let it pass. Where a bias of -inf
-    forbids a token both are -inf, unless its logit may be undefined.
+    NaN stands for what has no bound, so that comparisons let it pass. Where a bias of -inf forbids
+    a token y is -inf, and bound is finite unless the logit may be undefined.
 
     Args:
-        z, noise: [R, W]; z is still to be multiplied by the tokens' scales. tokens: int32 [1, W].
+        z: [R, W], still to be multiplied by the tokens' scales. tokens: int32 [1, W].
         row_biases: pointers to bias[rows, 0], [R, 1], or None.
     """
     scale_ptr, residual_ptr, norm_ptr, bias_ptr = vectors
-    temperature, extra, reach, spread = bounds
+    _, _, extra, reach, spread = bounds
     inside = tokens < V
     y = z * tl.load(scale_ptr + tokens, mask=inside, other=1.0)
     residual = tl.load(residual_ptr + tokens, mask=inside, other=0.0)
@@ -96,7 +104,38 @@ def _ends(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap, noise):
         bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
     if soft_cap is not None:
         y = tl.where(inside, y, float("-inf"))  # the cap of the -inf there is a number
-    score = y + temperature * noise
+    return y, bound
+
+
+@triton.jit
+def group_ends(z, allowed, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap, bits,
+               NVIDIA: tl.constexpr):  # fmt: skip
+    """(lower, upper) of the score of a group, m + T (log sum + g). See bounds.group_bounds.
+
+    Args:
+        z: its members, [R, W] each. allowed: which of them may win, bools; or ().
+        tokens: int32 [1, W], the first members. bits: random ones of the group's Gumbel.
+    """
+    T, inverse_temperature, _, _, _ = bounds
+    y = ()
+    bound = T * 0.0
+    for i in tl.static_range(len(z)):
+        logit, error = _known(
+            z[i], tokens + (i // 2 * 8 + i % 2), vectors, row_biases, rows, B, V, bounds, soft_cap
+        )
+        if len(allowed) > 0:
+            logit = tl.where(allowed[i], logit, float("-inf"))
+            error = tl.where(allowed[i], error, 0.0)
+        y = y + (logit,)  # noqa: RUF005
+        bound = nan_max(bound, error)
+    m = largest_member(y)
+    finite = tl.where(m == float("-inf"), 0.0, m)
+    c = inverse_temperature * LOG2_E
+    total = tl.exp2(c * (y[0] - finite))
+    for i in tl.static_range(1, len(y)):
+        total += tl.exp2(c * (y[i] - finite))
+    log_sum = _rough_log2(tl.maximum(total, 1.0), NVIDIA) * LN_2
+    score = m + T * (log_sum + rough_gumbel(bits, NVIDIA))
     return score - bound, score + bound
 
 
@@ -106,14 +145,15 @@ def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias
                   NVIDIA: tl.constexpr):  # fmt: skip
     """Leave records of the words of a tile [R, WIDTH] that may win.
 
-    Word after word of every slot [R, W], W words side by side. A slot has a bound, a number and
+    Word after word of every slot [R, W], W words side by side; or block after block of tokens
+    whose groups share their random bits. A slot has a bound, a number and
     room for records of its own, so threads do not have to agree on anything.
 
     Args:
         words: of device.epilogue.allowed_words, or None.
         vectors: pointers (scale, residual, norm, (bias,) or ()).
-        noise: (number in the noise, seed, offset) of the rows. bounds: (T, extra, reach, spread),
-            [R, 1] each.
+        noise: (number in the noise, seed, offset) of the rows.
+        bounds: (T, 1 / T, extra, reach, spread), [R, 1] each.
         mine: int32 [R, W] pointers to the slots' records: (upper bound, word and lanes), one after
             the other.
         limit, count: [R, W]: the largest lower bound that the slot knows of, and the number of its
@@ -123,28 +163,41 @@ def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias
         (limit, count).
     """
     R: tl.constexpr = z.shape[0]
-    SLICE: tl.constexpr = 4 * count.shape[1]
+    SIZE: tl.constexpr = group_size(NOISE)
+    BLOCK: tl.constexpr = tokens_of_block(SIZE)
+    SLICE: tl.constexpr = BLOCK * count.shape[1]
     slices = pieces(z, SLICE)
     row_biases = None
     if row_bias_ptr is not None:
         row_biases = row_bias_ptr + rows.to(tl.int64)[:, None] * V
     for i in tl.static_range(len(slices)):
         word = tl.arange(0, count.shape[1])
-        z_of_lanes = split_words(slices[i])
-        allowed = tl.where((rows < B)[:, None], 15, 0)
-        if words is not None:
-            of_slice = pieces(words, SLICE // 32)[i]
-            m0, m1, m2, m3 = split_words(masked(tl.zeros((R, SLICE), tl.float32), of_slice))
-            allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
-        upper, limit = bounds_of_words(
-            z_of_lanes, None if words is None else allowed, v0 + i * SLICE, vectors, row_biases,
-            rows, noise, bounds, soft_cap, word, limit, B, V, NOISE, NVIDIA,
-        )  # fmt: skip
-        lanes = allowed & reaching(upper, limit)
-        largest, record = record_of(upper, v0 + i * SLICE, word, lanes)
-        fits = (lanes != 0) & (count < ROOM)
-        store_record(mine + 2 * count, largest, record, fits, NVIDIA)
-        count += (lanes != 0).to(tl.int32)
+        if SIZE > 1:
+            of_groups = ()
+            if words is not None:
+                of_slice = pieces(words, SLICE // 32)[i]
+                open_tokens = masked(tl.zeros((R, SLICE), tl.float32), of_slice)
+                of_groups = members(open_tokens, BLOCK)
+            limit, count = leave_group_records(
+                members(slices[i], BLOCK), of_groups, v0 + i * SLICE, vectors, row_biases, rows,
+                noise, bounds, soft_cap, word, limit, count, mine, B, V, SIZE, ROOM, NVIDIA,
+            )  # fmt: skip
+        else:
+            z_of_lanes = split_words(slices[i])
+            allowed = tl.where((rows < B)[:, None], 15, 0)
+            if words is not None:
+                of_slice = pieces(words, SLICE // 32)[i]
+                m0, m1, m2, m3 = split_words(masked(tl.zeros((R, SLICE), tl.float32), of_slice))
+                allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
+            upper, limit = bounds_of_words(
+                z_of_lanes, None if words is None else allowed, v0 + i * SLICE, vectors, row_biases,
+                rows, noise, bounds, soft_cap, word, limit, B, V, NOISE, NVIDIA,
+            )  # fmt: skip
+            lanes = allowed & reaching(upper, limit)
+            largest, record = record_of(upper, v0 + i * SLICE, word, lanes)
+            fits = (lanes != 0) & (count < ROOM)
+            store_record(mine + 2 * count, largest, record, fits, NVIDIA)
+            count += (lanes != 0).to(tl.int32)
     return limit, count
 
 
@@ -160,6 +213,7 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
         others: as in leave_records.
     """
     row, seed, offset = noise
+    temperature, _, _, _, _ = bounds
     first = first_of_word(v0, word)[None, :]
     gumbels = (0.0, 0.0, 0.0, 0.0)
     if NOISE == "token":
@@ -173,12 +227,13 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
     lower = ()
     upper = ()
     for lane in tl.static_range(4):
-        least, most = _ends(
+        y, bound = _known(
             z[lane], first + (lane % 2 + lane // 2 * 8), vectors, row_biases, rows, B, V, bounds,
-            soft_cap, gumbels[lane],
+            soft_cap,
         )  # fmt: skip
-        lower = lower + (least,)  # type: ignore[assignment]  # noqa: RUF005
-        upper = upper + (most,)  # type: ignore[assignment]  # noqa: RUF005
+        score = y + temperature * gumbels[lane]
+        lower = lower + (score - bound,)  # type: ignore[assignment]  # noqa: RUF005
+        upper = upper + (score + bound,)  # type: ignore[assignment]  # noqa: RUF005
     l0, l1, l2, l3 = lower  # type: ignore[misc]
     if allowed is not None:
         l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
@@ -186,6 +241,43 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
         l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
         l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
     return upper, larger(limit, larger(larger(l0, l1), larger(l2, l3)))
+
+
+@triton.jit
+def leave_group_records(z, open_tokens, v0, vectors, row_biases, rows, noise, bounds, soft_cap,
+                        block, limit, count, mine, B, V, SIZE: tl.constexpr, ROOM: tl.constexpr,
+                        NVIDIA: tl.constexpr):  # fmt: skip
+    """Leave records of the groups of one block of every slot that may win: (limit, count).
+
+    Args:
+        z: the block's tokens, [R, W] each, in the order of their ids.
+        open_tokens: likewise, 0 for tokens that may win; or (), if all may.
+        block: int32 [W], 0 .. W - 1. others: as in leave_records.
+    """
+    BLOCK: tl.constexpr = len(z)
+    row, seed, offset = noise
+    # As in bounds_of_words.
+    zero = ((z[0] < float("-inf")) | (limit != limit)).to(tl.int32)
+    words = block_words(v0 // BLOCK + block[None, :] + zero, row, seed, offset, 0, SIZE)
+    first = v0 + ((block >> 2) * (4 * BLOCK) + (block & 3) * 2)[None, :]
+    for i in tl.static_range(BLOCK // SIZE):
+        own = ()
+        allowed = ()
+        for j in tl.static_range(SIZE):
+            own = own + (z[i * SIZE + j],)  # noqa: RUF005
+            if len(open_tokens) > 0:
+                allowed = allowed + (open_tokens[i * SIZE + j] == 0.0,)  # noqa: RUF005
+        token = first + i * (4 * SIZE)
+        lower, upper = group_ends(
+            own, allowed, token, vectors, row_biases, rows, B, V, bounds, soft_cap, words[2 * i],
+            NVIDIA,
+        )  # fmt: skip
+        limit = larger(limit, lower)
+        wins = (rows < B)[:, None] & ((upper < limit) == 0)
+        record = (((token >> 4) * 4 + (block & 3)[None, :]) << 4) | wins.to(tl.int32)
+        store_record(mine + 2 * count, upper, record, wins & (count < ROOM), NVIDIA)
+        count += wins.to(tl.int32)
+    return limit, count
 
 
 @triton.jit
