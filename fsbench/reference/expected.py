@@ -194,7 +194,9 @@ def by_group(values: Tensor, size: int) -> Tensor:
     """[B, V] -> [B, groups, size]; -inf for tokens beyond V."""
     B, V = values.shape
     block = 4 * size
-    group, member = group_and_member(torch.arange(-(-V // block) * block, device=values.device), size)
+    group, member = group_and_member(
+        torch.arange(-(-V // block) * block, device=values.device), size
+    )
     padded = pad(values, (0, len(group) - V), value=-torch.inf)
     grouped = torch.empty_like(padded).view(B, -1, size)
     grouped[:, group, member] = padded

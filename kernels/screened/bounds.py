@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.reference import by_group
 from fsbench.kernels.screened.head import LARGEST_ENTRY, SMALLEST_MAXIMUM, ScreenedHead
+from fsbench.reference import by_group
 
 LARGEST_STEPS = 32_512
 """256 * 127: hidden is rounded to 16 bits, of which the high byte must not exceed 127."""

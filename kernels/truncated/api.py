@@ -44,6 +44,7 @@ def truncated_sample(
     soft_cap: float | None = None,
     vocab_size: int | None = None,
     return_kept: bool = False,
+    noise: str = "auto",
     config: TileConfig | HopperConfig | None = None,
 ) -> TruncatedSample:
     """Draw from softmax(logits / temperature) over the tokens that the filters keep.
@@ -65,12 +66,13 @@ def truncated_sample(
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
         return_kept: also count what the filters keep. It costs time: without it the search for
             where a row is cut off ends when its token is known.
+        noise: of the first draw, from all tokens: as in flash_sample.
         config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:
         TruncatedSample. A row with a NaN or +inf logit, or without a finite one, has no draw.
 
-    The first draw is flash_sample's, from all tokens with group noise; if the filters keep it, it
+    The first draw is flash_sample's, from all tokens with `noise`; if the filters keep it, it
     is the row's token. If not, or with penalties, it is the kept token of the largest logit +
     temperature Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and
     token, so the token depends on neither tile nor batch size, and with all filters off it is
@@ -98,6 +100,7 @@ def truncated_sample(
         bias=bias,
         mask=mask,
         vocab_size=vocab_size,
+        noise=noise,
     )
     if request.vocab_size > MAX_V:
         raise InvalidArgument(f"weight: expected at most {MAX_V} tokens; got {request.vocab_size}")
@@ -139,7 +142,7 @@ def _compute(
         logits = reference.penalised(logits, seen, counts, **amounts(penalties))
     kept = reference.truncate(logits, request.temperature, **filters._asdict())
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
-    noise = "group" if penalties is None else "token"
+    noise = request.noise if penalties is None else "token"
     tokens = reference.expect(
         logits, request.seed, step, request.temperature, noise, truncation=kept
     ).tokens

@@ -17,8 +17,8 @@ from fsbench.kernels.configs.screen import (
     hopper_config,
     portable_config,
 )
-from fsbench.kernels.screened.hopper.kernel import COLUMNS
 from fsbench.kernels.noise.group import group_size, tokens_of_block
+from fsbench.kernels.screened.hopper.kernel import COLUMNS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 OPTIONS = {
