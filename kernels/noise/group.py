@@ -165,7 +165,8 @@ def block_words(block, row, seed, offset, sample, SIZE: tl.constexpr):
 def group_draws(y, m, sums, rate, u, temperature, GREEDY_ROWS: tl.constexpr):
     """A draw of every group: its score, the number of the member, and the member's logit.
 
-    All are [R, G]; any size of groups. The score is m + T (log mass + Gumbel), and a Gumbel is -log E.
+    All are [R, G]; groups may be of any size. The score is m + T (log mass + Gumbel), and a Gumbel
+    is -log E.
 
     Args:
         y, m, sums: members and what drawing_sums made of them.

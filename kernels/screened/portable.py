@@ -52,7 +52,7 @@ def screen_kernel(
     lower_ptr,  # [B] int64, bound_key of the largest lower bound so far; at rest at first
     listed_ptr,  # [B] int32: tokens on each list, above LIST if not all fit; 0 at first
     records_ptr,  # [programs per block of rows, B, slots, ROOM, 2] int32, scratch
-    list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; tokens, or first ones of groups
+    list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; (first) tokens
     found_ptr,  # [B] int32, out: 0
     B,
     V,

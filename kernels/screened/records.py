@@ -2,7 +2,8 @@
 
 A record has a Philox word of four tokens: their largest upper bound, and which of them it is about.
 Under group noise the scores are those of groups, and a record has a group: its upper bound, and the
-word of its first token with that token alone. A thread keeps records of its own words of a row, and the largest lower bound that it knows of.
+word of its first token with that token alone. A thread keeps records of its own words of a row, and
+the largest lower bound that it knows of.
 `screened.bounds.score_bounds` is the same in torch and defines the constants;
 docs/screened-head.md proves it.
 """

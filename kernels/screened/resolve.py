@@ -119,8 +119,8 @@ def _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr
 
 @triton.jit
 def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature,
-                   soft_cap, bias_ptr, row_bias_ptr, mask_ptr, mask_words, lower_ptr, list_ptr, keys_ptr, found_ptr, B,
-                   V, D, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
+                   soft_cap, bias_ptr, row_bias_ptr, mask_ptr, mask_words, lower_ptr, list_ptr,
+                   keys_ptr, found_ptr, B, V, D, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
                    OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr,
                    LIST: tl.constexpr, AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr,
                    STEP: tl.constexpr, EVEN: tl.constexpr, IN_BULK: tl.constexpr):  # fmt: skip
@@ -144,9 +144,9 @@ def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, 
         last = tl.minimum(first + size, tl.sum(tl.where(every == b, tokens, 0), 0))
         _resolve(
             b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
-            bias_ptr, row_bias_ptr, mask_ptr, mask_words, lower_ptr, list_ptr, keys_ptr, found_ptr, B, V, D, NOISE,
-            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP, EVEN,
-            IN_BULK,
+            bias_ptr, row_bias_ptr, mask_ptr, mask_words, lower_ptr, list_ptr, keys_ptr, found_ptr,
+            B, V, D, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE,
+            BLOCKS, STEP, EVEN, IN_BULK,
         )  # fmt: skip
 
 
