@@ -33,7 +33,7 @@ ROUNDING = 2.0**-18
 NOISE_SLACK = 2.0**-15
 """Per unit of temperature: two computations of T g, and scores of up to 23 T rounded."""
 ROUGH_NOISE_SLACK = 2.0**-9
-"""On the device, whose screen has rough noise (screened.records.rough_gumbel, 2^-10)."""
+"""On the device, whose screen has rough noise (screened.ends.rough_gumbel, 2^-10)."""
 GROUP_SLACK = 2.0**-14
 """In place of NOISE_SLACK under group noise: two sums of exponentials, their logarithms, and scores
 of up to 27 T rounded."""

@@ -16,7 +16,7 @@ from fsbench.kernels.device.mainloop import first_column, load_tile, program_sha
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.noise.group import group_size, tokens_of_block
-from fsbench.kernels.screened.records import (
+from fsbench.kernels.screened.ends import (
     ABSOLUTE_SLACK,
     CAP_SLACK,
     LARGEST_TEMPERATURE,
@@ -24,9 +24,8 @@ from fsbench.kernels.screened.records import (
     ROUGH_SLACK,
     bound_key,
     bound_of_key,
-    leave_records,
-    list_what_is_left,
 )
+from fsbench.kernels.screened.records import leave_records, list_what_is_left
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 
 

@@ -32,7 +32,7 @@ from fsbench.kernels.noise.group import (
 )
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
 from fsbench.kernels.noise.words import bits_of_tokens
-from fsbench.kernels.screened.records import bound_of_key
+from fsbench.kernels.screened.ends import bound_of_key
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
 
 

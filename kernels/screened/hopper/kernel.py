@@ -26,13 +26,7 @@ from fsbench.kernels.device.mainloop import first_column
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.screened.hopper.records import (
-    leave_records,
-    list_what_is_left,
-    slots_of,
-    word_layout,
-)
-from fsbench.kernels.screened.records import (
+from fsbench.kernels.screened.ends import (
     ABSOLUTE_SLACK,
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
@@ -40,6 +34,12 @@ from fsbench.kernels.screened.records import (
     bound_key,
     bound_of_key,
     larger,
+)
+from fsbench.kernels.screened.hopper.records import (
+    leave_records,
+    list_what_is_left,
+    slots_of,
+    word_layout,
 )
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 

@@ -10,8 +10,8 @@ from triton.experimental.gluon import language as gl
 from fsbench.kernels.noise.arithmetic import pieces
 from fsbench.kernels.noise.group import group_size, members, tokens_of_block
 from fsbench.kernels.noise.words import split_words
+from fsbench.kernels.screened.ends import bound_of_key
 from fsbench.kernels.screened.records import (
-    bound_of_key,
     bounds_of_words,
     lanes_below,
     lanes_left,
@@ -67,7 +67,6 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
     SIZE: gl.constexpr = group_size(NOISE)
     LAYOUT: gl.constexpr = word_layout(SLOTS)
     word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
-    to_records = mine[:, None] + (word * (2 * ROOM))[None, :]
     WIDTH: gl.constexpr = SLOTS * tokens_of_block(SIZE)
     slices = pieces(z, WIDTH)
     for i in gl.static_range(len(slices)):
@@ -77,6 +76,7 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
         for j in gl.static_range(len(of_slice)):
             own += (gl.convert_layout(of_slice[j], LAYOUT, assert_trivial=True),)  # type: ignore[assignment]
         if SIZE > 1:
+            to_records = mine[:, None] + (word * (2 * ROOM))[None, :]
             limit, count = leave_group_records(
                 own, (), first, vectors, None, rows, noise, bounds, None, word, limit, count,
                 to_records, B, V, SIZE, ROOM, True,
@@ -88,7 +88,7 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
             )  # fmt: skip
             lanes = gl.where((rows < B)[:, None], reaching(upper, limit), 0)
             largest, record = record_of(upper, first, word, lanes)
-            at = to_records + 2 * count
+            at = mine[:, None] + ((word * (2 * ROOM))[None, :] + 2 * count)
             store_record(at, largest, record, (lanes != 0) & (count < ROOM), True)
             count += (lanes != 0).to(gl.int32)
     return limit, count
