@@ -111,7 +111,7 @@ def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
     rows = torch.arange(B) * (request.seed.numel() == 1)
-    head = ScreenedHead(*(part[:V] for part in head))
+    head = ScreenedHead(*(part[:V] for part in (head.weight, *head.copy)))
     allowed = None
     if request.mask is not None:
         allowed = reference.logits.unpacked(request.mask, V)

@@ -8,12 +8,13 @@ three numbers per token. They are computed in float64 and rounded upwards.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.source import Source
 from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.screened.sizes import LARGEST_CODE, LARGEST_D, extra_bytes
 
@@ -27,12 +28,16 @@ _SMALLEST_RESIDUAL = 2.0**-110
 _AT_ONCE = 1 << 24  # entries in float64: 128 MiB, and as much again for what is made of them
 
 
-class ScreenedHead(NamedTuple):
+@dataclass(eq=False)
+class ScreenedHead:
     """A weight and its int8 copy; made by prepare_head or load_head.
 
     weight: [V, D] bf16, fp16 or (on a CPU) fp32, the head itself.
     codes: int8 [V, D], -127 to 127.
     scale, residual, norm: fp32 [V], see the module. residual is +inf in a row that is not screened.
+
+    A head whose weight torch has written to since is refused, until it is refreshed or checked.
+    What torch does not see is in checks.source; `check` sees all of it.
     """
 
     weight: Tensor
@@ -41,18 +46,63 @@ class ScreenedHead(NamedTuple):
     residual: Tensor
     norm: Tensor
 
+    def __post_init__(self) -> None:
+        self.source = Source(self.weight)
+
+    @property
+    def copy(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(codes, scale, residual, norm)."""
+        return self.codes, self.scale, self.residual, self.norm
+
     @property
     def extra_bytes(self) -> int:
         """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
         return extra_bytes(*self.weight.shape)
 
+    def refresh(self, weight: Tensor | None = None) -> None:
+        """Make the copy anew, in place, of the weight as it is now or of another in its place.
+
+        CUDA graphs that were captured with the head go on with the new copy, but with the address
+        of the weight that they were captured with. It takes as long as prepare_head.
+
+        Raises:
+            InvalidType, InvalidArgument: as prepare_head, or a weight of another shape, dtype or
+                device than the head's.
+        """
+        old, new = self.weight, self.weight if weight is None else weight
+        check_weight(new)
+        check_tensor("weight", new, [old.dtype], [tuple(old.shape)], old.device)
+        rows = max(1, _AT_ONCE // new.shape[1])
+        self.source, values = Source(new), new.detach()
+        for v in range(0, len(values), rows):
+            parts = _quantized(values[v : v + rows].double())
+            for whole, part in zip(self.copy, parts, strict=True):
+                whole[v : v + rows] = part
+        self.weight = new
+
+    def check(self) -> None:
+        """Hold every row of the weight as it is now against the copy; accept it if all are bounded.
+
+        A change within the bounds is none: every draw stays exact. As long as prepare_head takes.
+
+        Raises:
+            InvalidArgument: a row that the copy does not bound; or the parts do not fit each other.
+        """
+        check_copy(self, as_it_was=False)
+        source = Source(self.weight)
+        if (row := unbounded_row(self)) is not None:
+            raise InvalidArgument(
+                "head: expected a copy that bounds its weight; got one that does not at row "
+                f"{row}: the weight has changed since prepare_head"
+            )
+        self.source = source
+
 
 def prepare_head(weight: Tensor) -> ScreenedHead:
     """Make the int8 copy of weight [V, D] on its device.
 
-    A scale is the row's largest entry over 127. The weight must not change afterwards: the
-    bounds are those of the values it has now, and screened_sample does not look whether it has
-    others (save_head and load_head do). The copy has no gradient.
+    A scale is the row's largest entry over 127. The bounds are those of the values that the weight
+    has now: after a change call `refresh` of the head. The copy has no gradient.
 
     Raises:
         InvalidType: not a matrix of bf16, fp16 or fp32. InvalidArgument: empty, not contiguous,
@@ -65,12 +115,7 @@ def prepare_head(weight: Tensor) -> ScreenedHead:
         torch.empty(V, D, dtype=torch.int8, device=weight.device),
         *(torch.empty(V, dtype=torch.float32, device=weight.device) for _ in range(3)),
     )
-    rows = max(1, _AT_ONCE // D)
-    values = weight.detach()
-    for v in range(0, V, rows):
-        parts = _quantized(values[v : v + rows].double())
-        for whole, part in zip(head[1:], parts, strict=True):
-            whole[v : v + rows] = part
+    head.refresh()
     return head
 
 
@@ -98,12 +143,15 @@ def _upwards(values: Tensor) -> Tensor:
     return torch.where(rounded.double() < inflated, above, rounded)
 
 
-def check_copy(head: object) -> ScreenedHead:
+def check_copy(head: object, as_it_was: bool = True) -> ScreenedHead:
     """The head itself, if its parts fit each other; their values are not looked at.
+
+    as_it_was: whether the weight must not have changed, as far as torch knows.
 
     Raises:
         InvalidType: no ScreenedHead, or a part of another dtype. InvalidArgument: a part of
-            another shape or on another device. Both also as prepare_head.
+            another shape or on another device, or a weight that has changed. Both also as
+            prepare_head.
     """
     if not isinstance(head, ScreenedHead):
         raise InvalidType(f"head: expected a ScreenedHead; got {type(head).__name__}")
@@ -113,6 +161,8 @@ def check_copy(head: object) -> ScreenedHead:
     check_tensor("head.codes", head.codes, [torch.int8], [(V, D)], device)
     for name in ("scale", "residual", "norm"):
         check_tensor(f"head.{name}", getattr(head, name), [torch.float32], [(V,)], device)
+    if as_it_was:
+        head.source.check("head", head.weight)
     return head
 
 
@@ -124,7 +174,8 @@ def unbounded_row(head: ScreenedHead) -> int | None:
     V, D = head.weight.shape
     rows = max(1, _AT_ONCE // D)
     for v in range(0, V, rows):
-        weight, *parts = (part.detach()[v : v + rows].double() for part in head)
+        whole = (head.weight, *head.copy)
+        weight, *parts = (part.detach()[v : v + rows].double() for part in whole)
         wrong = (~_bounded(weight, *parts)).nonzero()
         if len(wrong):
             return v + int(wrong[0])

@@ -327,9 +327,9 @@ def test_what_it_refuses():
     hidden, weight = matrices(2, 16, 64, torch.bfloat16)
     head, seed = prepare_head(weight), torch.tensor([0])
     for wrong, more, error, message in [
-        (head._replace(codes=head.codes[:32]), {}, InvalidArgument, "head.codes: expected shape"),
+        (replace(head, codes=head.codes[:32]), {}, InvalidArgument, "head.codes: expected shape"),
         (weight, {}, InvalidType, "head: expected a ScreenedHead; got Tensor"),
-        (head._replace(scale=head.scale.double()), {}, InvalidType, "head.scale: expected dtype"),
+        (replace(head, scale=head.scale.double()), {}, InvalidType, "head.scale: expected dtype"),
         (prepare_head(weight.half()), {}, InvalidType, r"weight: expected dtype torch\.bfloat16"),
         (head, {"num_samples": 0}, InvalidArgument, "num_samples: expected 1 to 65535"),
         (head, {"temperature": -1.0}, InvalidArgument, "temperature: expected a finite number"),

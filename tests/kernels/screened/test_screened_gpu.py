@@ -175,7 +175,8 @@ def test_cublas_logits_are_within_the_bound():
     hidden, weight = matrices(16, 8192, 20_000)
     head = prepare_head(weight)
     z, bound = screen_logits(
-        ScreenedHead(*(part.cpu() for part in head)), screen_hidden(hidden.cpu())
+        ScreenedHead(*(part.cpu() for part in (head.weight, *head.copy))),
+        screen_hidden(hidden.cpu()),
     )
     logits = torch.mm(hidden, weight.T, out_dtype=torch.float32).cpu()
     share = (logits - z).abs() / bound
