@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 
 ScreenConfigs = tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]
-NOISE = ("auto", *reference.GROUP_SIZES)
+NOISE = ("auto", "token", "group4", "group8", "group16", "group")
 KERNELS = ("auto", "hopper", "portable")
 MAX_SAMPLES = 2**16 - 1
 _LARGEST = torch.finfo(torch.float32).max

@@ -7,21 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench import reference
-from fsbench.kernels import screened
-from fsbench.kernels.call.request import Request, checked_request
+from fsbench.kernels.call.request import checked_request
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.checks.values import check_flag, check_screen_configs
-from fsbench.kernels.configs.gpu import runs_kernels
-from fsbench.kernels.configs.screen import (
-    HopperScreenConfig,
-    ResolveConfig,
-    ScreenConfig,
-    default_configs,
-)
+from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels.fused.api import flash_sample
-from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
-from fsbench.kernels.screened.head import ScreenedHead, check_copy
+from fsbench.kernels.screened.copied import check_copy
+from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.op import carry_out
 
 
 def screened_sample(
@@ -60,9 +53,10 @@ def screened_sample(
         Screened: the fields of Sample, and how many tokens of each row were computed exactly.
 
     Two launches, which the host does not wait for, and nothing to clear between calls. As
-    flash_sample it has a workspace of each stream, and may be captured in a CUDA
-    graph after one launch outside. On CPU tensors it runs in torch, or under TRITON_INTERPRET=1 the
-    kernels (but not in bf16).
+    flash_sample it has a workspace of each stream, and may be captured in a CUDA graph after one
+    launch outside, and compiled (torch.ops.fsbench.screened_sample). A graph's replays do not find
+    out whether the weight has changed. On CPU tensors it runs in torch, or under TRITON_INTERPRET=1
+    the kernels (but not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: as flash_sample, or `head` is not a ScreenedHead whose parts
@@ -95,54 +89,5 @@ def screened_sample(
         torch.empty(B, dtype=torch.bool, device=device),
         found=torch.empty(B, dtype=torch.int32, device=device),
     )
-    if runs_kernels(device, hidden.dtype):
-        configs = configs or default_configs(B, hidden.shape[1], device)
-        screened.launch.launch(request, head, configs, out)
-    else:
-        _compute(request, head, out)
+    carry_out(request, head, configs, out)
     return out
-
-
-def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:
-    """By torch: only the logits of candidates are computed, in fp32."""
-    hidden, V = request.hidden, request.vocab_size
-    B = hidden.shape[0]
-    T = torch.as_tensor(request.temperature).float().reshape(-1, 1).expand(B, 1)
-    T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
-    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
-    rows = torch.arange(B) * (request.seed.numel() == 1)
-    head = ScreenedHead(*(part[:V] for part in (head.weight, *head.copy)))
-    allowed = None
-    if request.mask is not None:
-        allowed = reference.logits.unpacked(request.mask, V)
-    z, bound = screen_logits(head, screen_hidden(hidden))
-    size = reference.GROUP_SIZES[request.noise]
-    drawing = (V, request.seed, step, rows)
-    lower, upper = score_bounds(
-        z,
-        bound,
-        reference.token_noise(*drawing)
-        if size == 1
-        else reference.group_noise(*drawing, size=size)[0],
-        T,
-        soft_cap=request.soft_cap,
-        bias=request.bias,
-        allowed=allowed,
-        size=size,
-    )
-    chosen = candidates(lower, upper)
-    if size > 1:
-        chosen = reference.by_token(chosen[:, :, None].expand(-1, -1, size), V)
-        chosen = chosen if allowed is None else chosen & allowed
-    # What no row may draw is left out; a row's other tokens count as forbidden.
-    some = chosen.any(0).nonzero()[:, 0]
-    logits = torch.full((B, V), -torch.inf)
-    logits[:, some] = hidden.float() @ head.weight[some].float().T
-    logits = reference.processed_logits(
-        logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen
-    )
-    expected = reference.expect(logits, request.seed, step, request.temperature, request.noise)
-    out.tokens.copy_(expected.tokens)
-    out.valid.copy_(out.tokens >= 0)
-    assert out.found is not None
-    out.found.copy_(chosen.sum(1))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.kernels.screened.head import LARGEST_ENTRY, SMALLEST_MAXIMUM, ScreenedHead
+from fsbench.kernels.screened.copied import LARGEST_ENTRY, SMALLEST_MAXIMUM, HeadCopy
 from fsbench.reference import by_group
 
 LARGEST_STEPS = 32_512
@@ -103,7 +103,7 @@ def _norm(x: Tensor, D: int) -> Tensor:
     return (x * x).sum(1, keepdim=True).sqrt() * (1 + (D + 4) * 2.0**-24) + 2.0**-54
 
 
-def screen_logits(head: ScreenedHead, hidden: ScreenedHidden) -> tuple[Tensor, Tensor]:
+def screen_logits(head: HeadCopy, hidden: ScreenedHidden) -> tuple[Tensor, Tensor]:
     """(z, bound), fp32 [B, V]: every logit is within bound of z; bound is +inf if not known."""
     B, D = hidden.high.shape
     both = torch.cat([hidden.high, hidden.low]).double()

@@ -21,7 +21,8 @@ except ModuleNotFoundError:
     _installed = False
 
 from fsbench.errors import InvalidArgument, InvalidType, ProviderUnavailable, UnusableFile
-from fsbench.kernels.screened.head import ScreenedHead, check_copy, check_weight
+from fsbench.kernels.screened.copied import check_copy, check_weight
+from fsbench.kernels.screened.head import ScreenedHead
 
 FORMAT = "fsbench screened head 2"
 PARTS = ("codes", "scale", "residual", "norm")

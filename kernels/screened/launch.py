@@ -33,7 +33,7 @@ from fsbench.kernels.configs.screen import (
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened import hopper
-from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.screened.portable import screen_kernel
 from fsbench.kernels.screened.resolve import resolve_kernel
 from fsbench.kernels.screened.rounding import ROW_NUMBERS
@@ -42,7 +42,7 @@ from fsbench.kernels.screened.scratch import COUNTERS, Scratch, rounded_columns,
 
 def launch(
     request: Request,
-    head: ScreenedHead,
+    head: HeadCopy,
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig],
     out: Screened,
 ) -> None:
@@ -179,7 +179,7 @@ def launch(
         )
 
 
-def _fits_hopper(request: Request, head: ScreenedHead) -> bool:
+def _fits_hopper(request: Request, head: HeadCopy) -> bool:
     """Whether the screen for Hopper can serve it: a plain request, on matrices that TMA loads."""
     plain = request.bias is None and request.mask is None and request.soft_cap is None
     return plain and tma_possible(head.codes)
