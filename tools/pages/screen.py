@@ -51,7 +51,7 @@ def slacks() -> str:
         "LARGEST_TEMPERATURE": (bounds.LARGEST_TEMPERATURE, "above it bounds are infinite"),
         "LARGEST_ENTRY": (
             copied.LARGEST_ENTRY,
-            "rows of the weight above it are never screened out",
+            "rows of the weight above it are not screened",
         ),
         "SMALLEST_MAXIMUM": (bounds.SMALLEST_MAXIMUM, "rows below it are all residual"),
         "LARGEST_D": (sizes.LARGEST_D, "so that integer sums are exact"),
