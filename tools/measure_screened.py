@@ -1,11 +1,13 @@
 """The screened sampler where it is easy and where it is hard: candidates, time, and equal tokens.
 
     python tools/measure_screened.py results/mine/cases.csv
+    python tools/measure_screened.py results/mine/sizes.csv --sizes
 
 For laws of the logits from flat to one-hot, greedy decoding and heavy masks: graph replay, CUPTI
 span, cold L2, interleaved in rounds with cuBLAS's matmul and with the fused kernel's token noise.
 Every case also draws STEPS steps by the screened sampler and by flash_sample with token noise, and
-counts the tokens that differ. In the end --draws tokens are drawn by both, in many rows of logits
+counts the tokens that differ. --sizes takes every form of the noise in place of the laws, and the
+fused kernel has the same. In the end --draws tokens are drawn by both, in many rows of logits
 of many spreads; `equality` in the JSON beside the CSV has what was found. The environment is there
 too. Columns:
 
@@ -13,7 +15,7 @@ too. Columns:
     case                law of the logits, and what else is asked for
     time_us             of the screened sampler
     ratio_to_matmul     median over rounds of time_us over that of the matmul; and
-    ratio_to_token      over that of flash_sample with token noise and the same options
+    ratio_to_token      over that of flash_sample with the same noise and options
     candidates, most    tokens of a row whose exact logits were computed: mean, and largest
     in_full             draws for which all of the row's logits were
     draws, unequal      drawn by both samplers; tokens that differ
@@ -27,7 +29,6 @@ import json
 import statistics
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_s
 from fsbench.kernels.call.pack_mask import pack_mask
 from fsbench.machine.environment import environment
 from fsbench.problem import Problem
+from fsbench.reference import GROUP_SIZES
 
 BATCHES = (1, 16, 64)
+BATCHES_OF_SIZES = (1, 16, 32, 64)
 SPREADS = (0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 8.0, 16.0)
 ROUNDS = 3
 ITERATIONS = 9
@@ -77,6 +80,17 @@ def cases(B: int, D: int, V: int) -> dict[str, tuple[Tensor, dict[str, Any]]]:
     }
 
 
+def sizes(B: int, D: int) -> dict[str, tuple[Tensor, dict[str, Any]]]:
+    """As cases: every form of the noise at three laws."""
+    torch.manual_seed(B + D)
+    unit = torch.randn(B, D, device="cuda") / D**0.5
+    return {
+        f"{noise}, normal:{sigma:g}": ((sigma * unit).bfloat16(), {"noise": noise})
+        for sigma in (1.0, 3.0, 8.0)
+        for noise in GROUP_SIZES
+    }
+
+
 def one_hot(B: int, weight: Tensor) -> Tensor:
     """Hidden states along rows of the weight, whose tokens then lie far above all others."""
     rows = torch.arange(B, device="cuda") * 997 % len(weight)
@@ -91,11 +105,11 @@ def measure(
     name: str, hidden: Tensor, options: dict[str, Any], weight: Tensor, head: ScreenedHead
 ) -> list[object]:
     """The row of one case."""
-    fused = partial(flash_sample, noise="token")
+    options = {"noise": "token", **options}
     steps = {
         "screened": measuring.replay(screened_sample, hidden, head, **options),
         "matmul": measuring.replay(matmul, hidden, weight),
-        "token": measuring.replay(fused, hidden, weight, **options),
+        "token": measuring.replay(flash_sample, hidden, weight, **options),
     }
     found_times = measuring.in_rounds(steps, ROUNDS, ITERATIONS)
     times = {step: [statistics.median(one.span_us) for one in found_times[step]] for step in steps}
@@ -108,7 +122,7 @@ def measure(
     found, unequal = [], torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(STEPS):
         sample = screened_sample(hidden, head, seed=seed, offset=offset, **options)
-        same = flash_sample(hidden, weight, noise="token", seed=seed, offset=offset, **options)
+        same = flash_sample(hidden, weight, seed=seed, offset=offset, **options)
         unequal += (sample.tokens != same.tokens).sum()
         assert sample.found is not None
         found.append(sample.found)
@@ -123,7 +137,9 @@ def measure(
     ]
 
 
-def equality(weight: Tensor, head: ScreenedHead, draws: int) -> dict[str, object]:
+def equality(
+    weight: Tensor, head: ScreenedHead, draws: int, noise: str = "token"
+) -> dict[str, object]:
     """Draw as many tokens by both samplers, from logits of many spreads at several temperatures."""
     V, D = weight.shape
     cuda = torch.device("cuda")
@@ -137,9 +153,9 @@ def equality(weight: Tensor, head: ScreenedHead, draws: int) -> dict[str, object
         if done // AT_ONCE % 64 == 0:  # other logits
             sigma = 0.1 * 160 ** torch.rand(AT_ONCE, 1, device=cuda)
             hidden = (torch.randn(AT_ONCE, D, device=cuda) * sigma / D**0.5).bfloat16()
-        options: dict[str, Any] = {"seed": seed, "offset": offset}
+        options: dict[str, Any] = {"seed": seed, "offset": offset, "noise": noise}
         sample = screened_sample(hidden, head, temperature=T, **options)
-        same = flash_sample(hidden, weight, noise="token", temperature=T, **options)
+        same = flash_sample(hidden, weight, temperature=T, **options)
         unequal += (sample.tokens != same.tokens).sum()
         assert sample.found is not None
         in_full += (sample.found < 0).sum()
@@ -148,6 +164,7 @@ def equality(weight: Tensor, head: ScreenedHead, draws: int) -> dict[str, object
     return {
         "D": D,
         "V": V,
+        "noise": noise,
         "draws": done,
         "unequal": int(unequal),
         "in_full": int(in_full),
@@ -161,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("path", type=Path, help="CSV file to write")
     parser.add_argument("--draws", type=int, default=10_000_000, help="drawn by both samplers")
+    parser.add_argument("--sizes", action="store_true", help="every form of the noise instead")
     parser.add_argument("--no-cases", action="store_true", help="only the draws of --draws")
     arguments = parser.parse_args()
     path: Path = arguments.path
@@ -177,16 +195,20 @@ def main() -> None:
             head = prepare_head(weight)
             torch.cuda.synchronize()
             record["prepare_s"][f"{D} x {V}"] = round(time.perf_counter() - begin, 3)
-            for B in () if arguments.no_cases else BATCHES:
-                todo = cases(B, D, V) | {"one-hot": (one_hot(B, weight), {})}
+            batches = BATCHES_OF_SIZES if arguments.sizes else BATCHES
+            for B in () if arguments.no_cases else batches:
+                todo = sizes(B, D) if arguments.sizes else cases(B, D, V)
+                if not arguments.sizes:
+                    todo["one-hot"] = (one_hot(B, weight), {})
                 for name, (hidden, options) in todo.items():
                     row = measure(name, hidden, options, weight, head)
                     writer.writerow(row)
                     file.flush()
                     print(*row, flush=True)
             if arguments.draws and D == 4096:
-                record["equality"].append(equality(weight, head, arguments.draws))
-                print(record["equality"][-1], flush=True)
+                for noise in GROUP_SIZES if arguments.sizes else ("token",):
+                    record["equality"].append(equality(weight, head, arguments.draws, noise))
+                    print(record["equality"][-1], flush=True)
             del weight, head
     record["environment"] = environment("cuda", sys.argv)
     path.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")

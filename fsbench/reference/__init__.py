@@ -12,7 +12,7 @@ float64 in torch, so it runs on any device and can be read line by line:
 """
 
 from fsbench.reference.acceptance import coupled_acceptance
-from fsbench.reference.expected import Expected, expect
+from fsbench.reference.expected import Expected, by_group, by_token, expect
 from fsbench.reference.logits import (
     inverse_temperature,
     log_partition,
@@ -22,6 +22,7 @@ from fsbench.reference.logits import (
     unpacked,
 )
 from fsbench.reference.noise import (
+    GROUP_SIZES,
     GROUP_STREAM,
     GUMBEL_ERROR,
     exponential,
@@ -29,6 +30,7 @@ from fsbench.reference.noise import (
     group_noise,
     gumbel,
     token_noise,
+    token_of_member,
     word_and_lane,
 )
 from fsbench.reference.philox import philox4x32
@@ -42,11 +44,14 @@ from fsbench.reference.truncation import (
 )
 
 __all__ = [
+    "GROUP_SIZES",
     "GROUP_STREAM",
     "GUMBEL_ERROR",
     "MASS_ERROR",
     "Expected",
     "Truncation",
+    "by_group",
+    "by_token",
     "coupled_acceptance",
     "expect",
     "exponential",
@@ -63,6 +68,7 @@ __all__ = [
     "processed_logits",
     "token_counts",
     "token_noise",
+    "token_of_member",
     "truncate",
     "unpacked",
     "word_and_lane",

@@ -10,12 +10,12 @@ from torch.nn.functional import pad
 
 from fsbench.reference.logits import SMALLEST_TEMPERATURE
 from fsbench.reference.noise import (
-    GROUP,
-    GROUP_BLOCK,
+    GROUP_SIZES,
     GUMBEL_ERROR,
     group_and_member,
     group_noise,
     token_noise,
+    token_of_member,
 )
 from fsbench.reference.truncation import Truncation
 
@@ -68,7 +68,7 @@ def expect(
         seed, offset: int64 [1], or [B] for one per request. With a seed per request the row's
             number does not enter the noise.
         temperature: a number, or [B]; below 2^-120 it counts as 0.
-        noise: "token" or "group".
+        noise: "token", "group", or "group4", "group8", "group16".
         sample: number of the sample from the same row and step.
         logits_error: how far the sampler's own logits may be from these (0: the very same).
         truncation: of these logits, with the same temperature and logits_error: only what it keeps
@@ -91,7 +91,7 @@ def expect(
     if noise == "token":
         drawn = _token_draw(*arguments, truncation)
     else:
-        drawn = _group_draw(*arguments)
+        drawn = _group_draw(*arguments, GROUP_SIZES[noise])
         if truncation is not None:
             drawn = _either(drawn, _token_draw(*arguments, truncation), truncation)
     tokens, acceptable, scores = drawn
@@ -125,7 +125,14 @@ def _token_draw(
 
 
 def _group_draw(
-    logits: Tensor, T: Tensor, seed: Tensor, offset: Tensor, rows: Tensor, sample: int, error: float
+    logits: Tensor,
+    T: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    rows: Tensor,
+    sample: int,
+    error: float,
+    size: int,
 ) -> _Drawn:
     """The group of largest T (L + g), L its log-mass at T, then the member that u falls on.
 
@@ -133,8 +140,8 @@ def _group_draw(
     exp(y / T) exceeds u times the group's. At T = 0: the first member of largest logit.
     """
     V = logits.shape[1]
-    g, u = group_noise(V, seed, offset, rows, sample)
-    y = _by_group(logits, -torch.inf)  # [B, groups, 32]
+    g, u = group_noise(V, seed, offset, rows, sample, size)
+    y = by_group(logits, size)
     T = T[:, :, None]
     largest = y.max(2, keepdim=True).values
     p = torch.exp((y - _finite(largest)) / torch.where(T == 0, 1.0, T))
@@ -162,9 +169,9 @@ def _group_draw(
     winner = score.argmax(1, keepdim=True)  # [B, 1, 1]
     member = first.gather(1, winner)[:, 0, 0]
     group = winner[:, 0, 0]
-    token = (group >> 2) * GROUP_BLOCK + (group & 3) * 2 + (member >> 1) * 8 + (member & 1)
+    token = token_of_member(group, member, size)
     token = torch.where(T[:, 0, 0] == 0, logits.argmax(1), token)
-    return token, _by_token(acceptable, V), best[:, 0, 0]
+    return token, by_token(acceptable, V), best[:, 0, 0]
 
 
 def _either(first: _Drawn, second: _Drawn, truncation: Truncation) -> _Drawn:
@@ -183,20 +190,23 @@ def _either(first: _Drawn, second: _Drawn, truncation: Truncation) -> _Drawn:
     )
 
 
-def _by_group(values: Tensor, fill: float) -> Tensor:
-    """[B, V] -> [B, groups, 32]; tokens beyond V are filled in."""
+def by_group(values: Tensor, size: int) -> Tensor:
+    """[B, V] -> [B, groups, size]; -inf for tokens beyond V."""
     B, V = values.shape
-    blocks = -(-V // GROUP_BLOCK)
-    group, member = group_and_member(torch.arange(blocks * GROUP_BLOCK, device=values.device))
-    padded = pad(values, (0, blocks * GROUP_BLOCK - V), value=fill)
-    grouped = torch.empty_like(padded).view(B, -1, GROUP)
+    block = 4 * size
+    group, member = group_and_member(
+        torch.arange(-(-V // block) * block, device=values.device), size
+    )
+    padded = pad(values, (0, len(group) - V), value=-torch.inf)
+    grouped = torch.empty_like(padded).view(B, -1, size)
     grouped[:, group, member] = padded
     return grouped
 
 
-def _by_token(grouped: Tensor, V: int) -> Tensor:
-    """[B, groups, 32] -> [B, V]."""
-    group, member = group_and_member(torch.arange(V, device=grouped.device))
+def by_token(grouped: Tensor, V: int) -> Tensor:
+    """[B, groups, size] -> [B, V]."""
+    size = grouped.shape[2]
+    group, member = group_and_member(torch.arange(V, device=grouped.device), size)
     return grouped[:, group, member]
 
 

@@ -1,4 +1,4 @@
-"""Random words -> noise: of every token, or of every group of 32 tokens.
+"""Random words -> noise: of every token, or of every group of 4, 8, 16 or 32 tokens.
 
 Noise is a pure function of (seed, step, row, token or group, sample). It does not depend on the
 tile shape, the batch size, the neighbours in the batch or how the vocabulary is sharded.
@@ -15,6 +15,13 @@ Group noise: one Gumbel and one uniform per group of 32 tokens (`group_and_membe
 
     (r_0, r_1, ..) = Philox4x32-10(key = seed, counter = (group, row, step, 2^16 + sample))
     g(group) from r_0 as above,  u(group) = floor(r_1 / 2^8) 2^-24
+
+Groups of 4, 8 and 16 are parts of these. Two of them share a block, as if they were one group:
+
+    (r_0, r_1, r_2, r_3) = Philox4x32-10(key = seed,
+                                         counter = (pair, row, step, size 2^16 + sample))
+
+r_0 and r_1 are of the first of the two, r_2 and r_3 of the second.
 """
 
 from __future__ import annotations
@@ -32,6 +39,8 @@ GROUP_STREAM = 1 << 16
 
 GROUP = 32
 GROUP_BLOCK = 128
+GROUP_SIZES = {"token": 1, "group4": 4, "group8": 8, "group16": 16, "group": GROUP}
+"""Tokens that share one Gumbel, by the form of the noise."""
 
 
 def word_and_lane(token: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,14 +50,20 @@ def word_and_lane(token: Tensor) -> tuple[Tensor, Tensor]:
     return word, lane
 
 
-def group_and_member(token: Tensor) -> tuple[Tensor, Tensor]:
-    """Token id -> (group, member in 0..31): bits 0 and 3 to 6 of the id are the member.
+def group_and_member(token: Tensor, size: int = GROUP) -> tuple[Tensor, Tensor]:
+    """Token id -> (group, member in 0 .. size - 1) of groups of 4, 8, 16 or 32.
 
-    Members are numbered in the order of their ids.
+    Of 32: bits 0 and 3 to 6 of the id are the member; of fewer the lowest of these. Members are
+    numbered in the order of their ids.
     """
-    group = ((token >> 7) << 2) | ((token >> 1) & 3)
-    member = ((token >> 2) & 30) | (token & 1)
+    group = token // (4 * size) * 4 | ((token >> 1) & 3)
+    member = ((token >> 2) & (size - 2)) | (token & 1)
     return group, member
+
+
+def token_of_member(group: Tensor, member: Tensor, size: int = GROUP) -> Tensor:
+    """The inverse of group_and_member."""
+    return (group >> 2) * (4 * size) + (group & 3) * 2 + (member >> 1) * 8 + (member & 1)
 
 
 def exponential(bits: Tensor) -> Tensor:
@@ -77,9 +92,18 @@ def token_noise(V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int 
 
 
 def group_noise(
-    V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int = 0
+    V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int = 0, size: int = GROUP
 ) -> tuple[Tensor, Tensor]:
-    """(Gumbel, uniform in [0, 1)) of every group, [B, groups] float64 each; args as token_noise."""
-    groups = torch.arange(-(-V // GROUP_BLOCK) * (GROUP_BLOCK // GROUP), device=rows.device)
-    r0, r1, _, _ = random_words(groups, rows, offset, GROUP_STREAM + sample, seed)
+    """(Gumbel, uniform in [0, 1)) of every group of `size` tokens, [B, groups] float64 each.
+
+    seed, offset, rows, sample: as in token_noise.
+    """
+    groups = torch.arange(-(-V // (4 * size)) * 4, device=rows.device)
+    if size == GROUP:
+        r0, r1, _, _ = random_words(groups, rows, offset, GROUP_STREAM + sample, seed)
+    else:
+        pairs = (groups >> 3) * 4 + (groups & 3)
+        words = random_words(pairs, rows, offset, size * GROUP_STREAM + sample, seed)
+        second = (groups & 4) != 0
+        r0, r1 = torch.where(second, words[2], words[0]), torch.where(second, words[3], words[1])
     return gumbel(r0), (r1 >> 8).double() * 2.0**-24

@@ -69,6 +69,8 @@ def checked_request(
             or range. No tensor's values are looked at: that would wait for the GPU.
     """
     shard = weight if may_be_sharded and isinstance(weight, VocabShard) else None
+    if shard is not None:
+        shard.check_source()
     hidden, matrix = check_matrices(hidden, weight if shard is None else shard.weight)
     B, device = hidden.shape[0], hidden.device
     V = matrix.shape[0] if shard is None else shard.vocab_size

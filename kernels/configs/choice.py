@@ -67,15 +67,13 @@ def _row(table: str, B: int, D: int, device: torch.device) -> Row:
     return row_for(table, B, D, name, torch.cuda.get_device_capability(device))
 
 
-def why_not_hopper(device: torch.device, by_tma: bool, noise: str) -> str | None:
-    """None, or why the Hopper kernel cannot run on this device with this noise.
+def why_not_hopper(device: torch.device, by_tma: bool) -> str | None:
+    """None, or why the Hopper kernel cannot run on this device.
 
     by_tma: whether TMA can load both matrices.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a GPU of compute capability 9.0"
-    if noise == "token":
-        return "it draws with group noise only"
     if not by_tma:
         return "it loads by TMA: addresses and rows of multiples of 16 bytes"
     return None
@@ -115,10 +113,11 @@ def config_for(
     config: TileConfig | HopperConfig | None,
 ) -> TileConfig | HopperConfig:
     """What `choose` chooses, by all that decides it."""
-    reason = why_not_hopper(device, by_tma, noise)
+    reason = why_not_hopper(device, by_tma)
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
-    wanted = kernel == "hopper" or isinstance(config, HopperConfig) or B > PORTABLE_ROWS
+    wanted = kernel == "hopper" or isinstance(config, HopperConfig)
+    wanted |= B > PORTABLE_ROWS and noise != "token"  # of which no times have been taken there
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
     return config or hopper_config(B, D, device)
@@ -137,11 +136,13 @@ def explanation(
     """Why `config_for` chooses what it does for bf16: the rule, and the row of the tile shapes."""
     found = config_for(B, D, device, 2, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
-    reason = why_not_hopper(device, by_tma, noise)
+    reason = why_not_hopper(device, by_tma)
     if kernel != "auto" or config is not None:
         rule = f"the {name} kernel, as asked for"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
+    elif noise == "token" and B > PORTABLE_ROWS:
+        rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
     else:
         least = "at most" if name == "portable" else "above"
         rule = f"the {name} kernel: B = {B} is {least} {PORTABLE_ROWS} rows"

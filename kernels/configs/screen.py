@@ -38,6 +38,9 @@ class ScreenConfig:
     row_room: int = 4096
     ahead: int = 128
 
+    def __str__(self) -> str:
+        return f"portable-b{self.block_b}v{self.block_v}d{self.block_d}p{self.num_stages}"
+
     @property
     def slots(self) -> int:
         """Words of a row that a slice has side by side."""
@@ -65,6 +68,9 @@ class HopperScreenConfig:
     room: int = 16
     row_room: int = 4096
     ahead: int = 128
+
+    def __str__(self) -> str:
+        return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}"
 
     @property
     def block_b(self) -> int:
@@ -131,6 +137,32 @@ def default_configs(
     stages, ctas = (4, 2) if B <= 8 else (5, 1)
     resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas)
     return _screen_config(B, device), resolve
+
+
+MEASURED = {1: (64, 32), 4: (64, 32), 8: (32, 16), 16: (16, 8), 32: (8, 4)}
+"""By size of the groups: rows up to which the screen is chosen for D <= 6144, and for more.
+
+Those of token noise were measured (docs/screened-head.md). Those of groups are estimates, by the
+rows of the weight that are read; tools/measure_screened.py --sizes measures them."""
+FEW_BYTES, FEW_ROWS = 400_000_000, 8
+"""Heads of fewer bytes take the screen up to so many rows: its fixed cost is large there."""
+
+
+def worth_screening(
+    B: int, V: int, D: int, size: int, capability: tuple[int, int] | None
+) -> tuple[bool, str]:
+    """Whether the screen is faster than the fused kernel by what was measured, and the reason.
+
+    size: tokens of a group of the noise. capability: of the GPU, None on a CPU.
+    """
+    if capability != (9, 0):
+        return False, "the screen was measured on GPUs of compute capability 9.0 alone"
+    most = MEASURED[size][D > 6144]
+    what = f"D = {D}, groups of {size}"
+    if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
+        most, what = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"
+    chosen = most >= B
+    return chosen, f"B = {B} is {'at most' if chosen else 'above'} {most}, for {what}"
 
 
 def hopper_config(B: int) -> HopperScreenConfig:

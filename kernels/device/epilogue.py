@@ -10,7 +10,14 @@ import triton.language as tl
 from fsbench.kernels.device.given import given_draws
 from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.contract import candidates, greedy_candidates
-from fsbench.kernels.noise.group import drawing_sums, group_candidates, largest_member, members
+from fsbench.kernels.noise.group import (
+    best_draw,
+    drawing_sums,
+    group_candidates,
+    group_size,
+    largest_member,
+    members,
+)
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key
 
 
@@ -112,7 +119,7 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
     seed: of "given" noise, the N targets of rows, [R, 1] each.
     """
     WIDTH: tl.constexpr = logits.shape[1]
-    BY_GROUP: tl.constexpr = NOISE == "group" or NOISE == "given"
+    BY_GROUP: tl.constexpr = NOISE != "token" and NOISE != "none"
     SLICE: tl.constexpr = best.shape[1] * (32 if BY_GROUP else 4)
     if SLICE < WIDTH:
         low, high = halves(logits)
@@ -146,8 +153,15 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
                 key, logit = candidates(
                     logits, v0, row, seed, offset, temperature, first_sample + i, so_far
                 )
-            else:
+            elif NOISE == "none":
                 key, logit = greedy_candidates(logits, v0)
+            else:
+                index = tl.arange(0, SLICE // 32)[None, :]
+                score, token, logit = best_draw(
+                    members(logits), v0, index, row, seed, offset, temperature,
+                    inverse_temperature, first_sample + i, GREEDY_ROWS, group_size(NOISE),
+                )  # fmt: skip
+                key = ordered_key(tl.where(score == score, score, float("inf")), token)
             if N > 1:
                 mine = tl.arange(0, best.shape[2]) == i
                 key = tl.where(mine[None, None, :], key[:, :, None], LOWEST_KEY)

@@ -13,11 +13,16 @@ from fsbench.kernels.device.epilogue import capped
 from fsbench.kernels.device.given import given_draws
 from fsbench.kernels.device.mass import add_masses, mass_of_groups
 from fsbench.kernels.device.stored_logits import place_of_largest
-from fsbench.kernels.noise.arithmetic import halves, nan_max
+from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.group import (
+    best_draw,
+    better,
     drawing_sums,
     group_draws,
     group_noise,
+    group_size,
+    group_sums,
+    largest_member,
     members,
     token_of_member,
 )
@@ -84,7 +89,15 @@ def consume(
         y = _processed(y, v0, row, index, B, V, processing, mask_words)
         # Greedy rows have masses of their own, at T = 1, which cannot draw for them.
         SEPARATE: gl.constexpr = WITH_MASS and GREEDY_ROWS
-        m, sums = drawing_sums(y, T, inverse_temperature, GREEDY_ROWS and not SEPARATE)
+        # Groups that are not of 32 have sums of their own.
+        OTHERS: gl.constexpr = NOISE != "none" and NOISE != "given" and NOISE != "group"
+        if OTHERS:
+            m = largest_member(y)
+            sums = ()
+            if WITH_MASS:
+                _, sums = group_sums(y, inverse_temperature)
+        else:
+            m, sums = drawing_sums(y, T, inverse_temperature, GREEDY_ROWS and not SEPARATE)
         if len(stored) > 0:
             there, logits_ptr, largest_ptr, stride = stored
             there = _in_layout(there, LAYOUT)
@@ -97,6 +110,11 @@ def consume(
             elif NOISE == "given":
                 target = _in_layout(seed[i], LAYOUT)
                 score, token, logit = given_draws(y, m, v0, index, target, T)
+            elif OTHERS:
+                score, token, logit = best_draw(
+                    y, v0, index, noise_row, seed, offset, T, inverse_temperature,
+                    first_sample + i, GREEDY_ROWS, group_size(NOISE),
+                )  # fmt: skip
             else:
                 rate, u = group_noise(v0, index, noise_row, seed, offset, first_sample + i)
                 score, member, logit = group_draws(y, m, sums, rate, u, T, GREEDY_ROWS)
@@ -107,8 +125,8 @@ def consume(
                 token = token_of_member(v0, index, member)
             so_far = best[i]
             for part in gl.static_range(GROUPS // 4):
-                so_far = _better(
-                    so_far, _block(score, part), _block(token, part), _block(logit, part)
+                so_far = better(
+                    so_far, (_block(score, part), _block(token, part), _block(logit, part))
                 )
             new_best += (so_far,)
         if WITH_MASS:
@@ -189,20 +207,6 @@ def _block(x, part: gl.constexpr):
     else:
         layout: gl.constexpr = group_layout(4)
         return gl.convert_layout(halves(x)[part], layout, assert_trivial=True)
-
-
-@gluon.jit
-def _better(best, score, token, logit):
-    """best = (score, token, logit), or the other if its score is larger. NaN stays.
-
-    A thread meets its tokens in ascending order, so of equal scores the lowest token stays.
-    """
-    wins = score > best[0]
-    return (
-        nan_max(best[0], score),
-        gl.where(wins, token, best[1]),
-        gl.where(wins, logit, best[2]),
-    )
 
 
 @gluon.jit

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.call.head import PreparedHead
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Sample, empty_sample
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
@@ -20,7 +21,7 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 
 def flash_sample(
     hidden: Tensor,
-    weight: Tensor | VocabShard,
+    weight: Tensor | VocabShard | PreparedHead,
     *,
     temperature: float | Tensor = 1.0,
     bias: Tensor | None = None,
@@ -47,7 +48,10 @@ def flash_sample(
         weight: [>= V, D], like hidden. Rows of a multiple of 16 bytes are loaded by TMA where the
             GPU has it; others by pointers, more slowly. Or a VocabShard: the ranks of its group
             call together with the same arguments, and all get the tokens of the whole vocabulary,
-            those that one GPU would draw (docs/several-gpus.md).
+            those that one GPU would draw (docs/several-gpus.md). Or a ScreenedHead: the call is one
+            of screened_sample where that is faster (`describe` says why; tokens do not depend on
+            it), else one with the head's own weight. A config, a kernel, several samples and
+            log-probabilities take the fused kernels.
         temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
             temperature in a tensor is negative or not finite has no draw.
         bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.
@@ -88,9 +92,12 @@ def flash_sample(
             or range, or a kernel that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
+    head = weight if isinstance(weight, PreparedHead) else None
+    if head is not None:
+        head.validate()
     request = checked_request(
         hidden,
-        weight,
+        weight.weight if isinstance(weight, PreparedHead) else weight,
         seed=seed,
         offset=offset,
         temperature=temperature,
@@ -109,6 +116,12 @@ def flash_sample(
         out = empty_sample(request, return_logprob, return_logz)
     else:
         _check_out(out, request, return_logprob, return_logz)
+    plain = request.num_samples == 1 and not return_logprob and not return_logz
+    if head is not None and plain and kernel == "auto":
+        chosen, _ = head.choice(request.hidden, request.vocab_size, request.noise)
+        if chosen is not None:
+            head.draw(request, out)
+            return out
     carry_out(request, kernel, config, out)
     return out
 
@@ -126,7 +139,7 @@ def carry_out(
 
 def describe(
     hidden: Tensor,
-    weight: Tensor | VocabShard,
+    weight: Tensor | VocabShard | PreparedHead,
     *,
     noise: str = "auto",
     kernel: str = "auto",
@@ -138,21 +151,26 @@ def describe(
     why: and by which rule and row of the tables they are chosen, after a colon.
 
     The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read. For
-    a VocabShard it is what this rank runs on its rows.
+    a VocabShard it is what this rank runs on its rows. For a ScreenedHead the reason is there, too.
 
     Raises:
         InvalidType, InvalidArgument: as flash_sample.
     """
-    rows = weight.weight if isinstance(weight, VocabShard) else weight
+    rows = weight.weight if isinstance(weight, VocabShard | PreparedHead) else weight
     hidden, rows = check_matrices(hidden, rows)
     kernel = check_kernel(kernel, config)
-    noise = check_noise(noise)
+    noise, why = check_noise(noise), check_flag("why", why)
     by_tma = tma_possible(hidden) and tma_possible(rows)
     choice = choose(hidden, rows, noise, kernel, config)
     found = str(choice)
     if not isinstance(choice, HopperConfig):
         found += " tma" if by_tma else " pointers"
-    if not check_flag("why", why):
+    if isinstance(weight, PreparedHead) and kernel == "auto":
+        chosen, reason = weight.choice(hidden, len(rows), noise)
+        found = f"{chosen or found}; {reason}"
+        if chosen:
+            return found
+    if not why:
         return found
     facts = (*hidden.shape, hidden.device)
     return (

@@ -66,7 +66,7 @@ def flash_sampling_kernel(
     rank,
     area,  # slots of an area
     N: tl.constexpr,  # samples of this launch, from first_sample on
-    NOISE: tl.constexpr,  # "group", "token", "none" (greedy) or "given"
+    NOISE: tl.constexpr,  # of reference.GROUP_SIZES, "none" (greedy) or "given"
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
@@ -101,7 +101,7 @@ def flash_sampling_kernel(
             at = rows.to(tl.int64) * samples + first_sample + i
             seed = seed + (targets_of_rows(seed_ptr, at, rows < B, V)[:, None],)  # noqa: RUF005
 
-    WORDS: tl.constexpr = 4 if NOISE == "group" or NOISE == "given" else SLICE // 4
+    WORDS: tl.constexpr = SLICE // 4 if NOISE == "token" or NOISE == "none" else 4
     COLUMNS: tl.constexpr = triton.next_power_of_2(N)
     best = tl.full((BLOCK_B, WORDS), LOWEST_KEY, tl.int64)
     best_logit = tl.zeros((BLOCK_B, WORDS), tl.float32)

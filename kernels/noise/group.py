@@ -8,13 +8,18 @@ the log-masses, from which log Z follows, are there anyway. `fsbench.reference` 
 A group is what one thread of a tensor-core accumulator holds of an aligned block of 128 tokens:
 {2q, 2q + 1} + 8j for j < 16. It depends on token ids alone and its sums run in the order of the
 ids, so for equal logits the token does not depend on the tile.
+
+Groups of 4, 8 and 16 are parts of these. One Philox block, of four words, serves two of them, and
+a block of token noise, by the same map, serves four tokens: `tokens_of_block` says how many tokens
+share a block. `best_draw` has all of these sizes; the functions for 32 are `group_candidates` and
+what it calls.
 """
 
 import triton
 import triton.language as tl
 
 from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
-from fsbench.kernels.noise.contract import exponential
+from fsbench.kernels.noise.contract import exponential, gumbel
 from fsbench.kernels.noise.keys import ordered_key
 
 SHARPEST = tl.constexpr(2.0**126)
@@ -27,43 +32,56 @@ GROUP_STREAM = tl.constexpr(1 << 16)
 """Added to the sample's number in counter word 3: group noise shares no block with token noise."""
 
 
+@triton.constexpr_function
+def group_size(noise):
+    """Tokens of a group of this form of noise (reference.GROUP_SIZES); 1 without noise."""
+    return int(noise[5:] or 32) if noise[:5] == "group" else 1
+
+
+@triton.constexpr_function
+def tokens_of_block(size):
+    """Tokens that share a Philox block, where groups have `size` of them."""
+    return 4 if size == 1 else min(2 * size, 32)
+
+
 @triton.jit
-def members(logits):
-    """[R, WIDTH] of tokens from a multiple of 128 on -> 32 tensors [R, WIDTH // 32].
+def members(logits, SIZE: tl.constexpr = 32):
+    """[R, WIDTH] of tokens from a multiple of 4 SIZE on -> SIZE tensors [R, WIDTH // SIZE].
 
     The i-th holds member i of every group. Where a thread holds whole groups nothing moves.
     """
     R: tl.constexpr = logits.shape[0]
     WIDTH: tl.constexpr = logits.shape[1]
-    by_group = logits.reshape(R, WIDTH // 128, 16, 4, 2).permute(0, 1, 3, 2, 4)
-    return _split(by_group.reshape(R, WIDTH // 32, 32))
+    by_group = logits.reshape(R, WIDTH // (4 * SIZE), SIZE // 2, 4, 2).permute(0, 1, 3, 2, 4)
+    return split_last(by_group.reshape(R, WIDTH // SIZE, SIZE))
 
 
 @triton.jit
-def _split(x):
+def split_last(x):
+    """[R, G, N] -> N tensors [R, G]; N is a power of two."""
     N: tl.constexpr = x.shape[2]
     if N == 2:
         first, second = x.split()
         return (first, second)
     else:
         low, high = x.reshape(x.shape[0], x.shape[1], 2, N // 2).permute(0, 1, 3, 2).split()
-        return _split(low) + _split(high)
+        return split_last(low) + split_last(high)
 
 
 @triton.jit
 def largest_member(y):
-    """Members (32 tensors [R, G]) -> the largest of each group, NaN if one is."""
+    """Members (tensors [R, G]) -> the largest of each group, NaN if one is."""
     m = y[0]
-    for i in tl.static_range(1, 32):
+    for i in tl.static_range(1, len(y)):
         m = nan_max(m, y[i])
     return m
 
 
 @triton.jit
 def group_sums(y, inverse_temperature):
-    """Members (32 tensors [R, G]) -> (m, sums): the largest, and the running sums of exp((y-m)/T).
+    """Members (tensors [R, G]) -> (m, sums): the largest, and the running sums of exp((y - m) / T).
 
-    sums is a tuple of 32; the last is the mass of the group in units of exp(m / T). A group
+    sums is a tuple like y; the last is the mass of the group in units of exp(m / T). A group
     without a finite member has m = -inf and mass 0.
     """
     m = largest_member(y)
@@ -72,7 +90,7 @@ def group_sums(y, inverse_temperature):
     c = inverse_temperature * LOG2_E
     total = tl.exp2(c * (y[0] - finite))
     sums = (total,)
-    for i in tl.static_range(1, 32):
+    for i in tl.static_range(1, len(y)):
         total += tl.exp2(c * (y[i] - finite))
         sums = sums + (total,)  # noqa: RUF005 (Triton has no starred tuples)
     return m, sums
@@ -98,7 +116,7 @@ def drawing_sums(y, temperature, inverse_temperature, GREEDY_ROWS: tl.constexpr)
         shift = -(finite * scale)
         total = tl.exp2(c * tl.fma(y[0], scale, shift))
         sums = (total,)
-        for i in tl.static_range(1, 32):
+        for i in tl.static_range(1, len(y)):
             total += tl.exp2(c * tl.fma(y[i], scale, shift))
             sums = sums + (total,)  # noqa: RUF005
         return m, sums
@@ -120,23 +138,44 @@ def group_noise(v0, index, row, seed, offset, sample):
         offset.to(tl.int32) + zero,
         zero + sample + GROUP_STREAM,
     )
-    return 1.0 / exponential(r0), (r1 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    return 1.0 / exponential(r0), uniform(r1)
+
+
+@triton.jit
+def uniform(bits):
+    """32 random bits (uint32) -> a number in [0, 1) of 24 bits."""
+    return (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def block_words(block, row, seed, offset, sample, SIZE: tl.constexpr):
+    """The four words of Philox blocks, [R, G] each, for groups of SIZE tokens.
+
+    Args:
+        block: int32 [R, G], their numbers: of tokens_of_block(SIZE) as if that were the size.
+        row, seed, offset, sample: of group_noise.
+    """
+    STREAM: tl.constexpr = 0 if SIZE == 1 else GROUP_STREAM * (1 if SIZE == 32 else SIZE)
+    zero = row * 0 + block * 0
+    step = offset.to(tl.int32) + zero
+    return tl.philox(seed, block, row + zero, step, zero + sample + STREAM)
 
 
 @triton.jit
 def group_draws(y, m, sums, rate, u, temperature, GREEDY_ROWS: tl.constexpr):
     """A draw of every group: its score, the number of the member, and the member's logit.
 
-    All are [R, G]. The score is m + T (log mass + Gumbel), and a Gumbel is -log E.
+    All are [R, G]; groups may be of any size. The score is m + T (log mass + Gumbel), and a Gumbel
+    is -log E.
 
     Args:
         y, m, sums: members and what drawing_sums made of them.
         rate, u: of group_noise. temperature: scalar or [R, 1 or G].
         GREEDY_ROWS: temperature may be 0 in some rows: there the first of the largest logits wins.
     """
-    score = m + temperature * log(tl.maximum(sums[31], 1.0) * rate)
+    score = m + temperature * log(tl.maximum(sums[len(sums) - 1], 1.0) * rate)
     # u has 24 bits, so u times the sum is below the sum, and some member is hit.
-    threshold = u * sums[31]
+    threshold = u * sums[len(sums) - 1]
     if GREEDY_ROWS:
         threshold = tl.where(temperature == 0.0, 0.0, threshold)
     member, logit = _first_above(sums, threshold, y, (m < float("-inf")).to(tl.int32))
@@ -185,3 +224,59 @@ def group_candidates(y, m, sums, v0, row, seed, offset, temperature, sample,
     score, member, logit = group_draws(y, m, sums, rate, u, temperature, GREEDY_ROWS)
     score = tl.where(score == score, score, float("inf"))
     return ordered_key(score, token_of_member(v0, index, member)), logit
+
+
+@triton.jit
+def best_draw(y, v0, index, row, seed, offset, temperature, inverse_temperature, sample,
+              GREEDY_ROWS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """(score, token, logit) of the best draw among 32 tokens, [R, G]: of 32 / SIZE groups.
+
+    Args:
+        y: 32 tensors [R, G], of `members`. SIZE: of groups; 1 is token noise.
+        others: as in group_noise and group_draws.
+
+    A score may be NaN. Of equal ones the lowest token's is taken.
+    """
+    BLOCK: tl.constexpr = tokens_of_block(SIZE)
+    # Always 0; ties the noise to the layout of the members.
+    zero = (y[0] < float("-inf")).to(tl.int32)
+    best = (zero.to(tl.float32) - float("inf"), zero, zero.to(tl.float32))
+    for part in tl.static_range(32 // BLOCK):
+        # Aligned 128 tokens, a part of these, and pairs of columns in every eight of the part.
+        block = ((v0 >> 7) + index // 4) * (128 // BLOCK) + part * 4 + index % 4
+        if SIZE <= 4:
+            # Always 0, too: a block waits for the one before, which bounds live registers.
+            zero |= (best[1] < 0).to(tl.int32)
+        words = block_words(block + zero, row, seed, offset, sample, SIZE)
+        for i in tl.static_range(BLOCK // SIZE):
+            # The first member is part * BLOCK + i * SIZE: an expression, as indices are constants.
+            own = ()
+            for j in tl.static_range(SIZE):
+                own = own + (y[part * BLOCK + i * SIZE + j],)  # noqa: RUF005
+            if SIZE == 1:
+                score = own[0] + temperature * gumbel(words[i])
+                found = (score, token_of_member(v0, index, part * BLOCK + i), own[0])
+            else:
+                m, sums = drawing_sums(own, temperature, inverse_temperature, GREEDY_ROWS)
+                rate = 1.0 / exponential(words[2 * i])
+                score, member, logit = group_draws(
+                    own, m, sums, rate, uniform(words[2 * i + 1]), temperature, GREEDY_ROWS
+                )
+                member += part * BLOCK + i * SIZE
+                found = (score, token_of_member(v0, index, member), logit)
+            best = better(best, found)
+    return best
+
+
+@triton.jit
+def better(best, other):
+    """best = (score, token, logit), or the other if its score is larger. NaN stays.
+
+    A thread meets its tokens in ascending order, so of equal scores the lowest token stays.
+    """
+    wins = other[0] > best[0]
+    return (
+        nan_max(best[0], other[0]),
+        tl.where(wins, other[1], best[1]),
+        tl.where(wins, other[2], best[2]),
+    )

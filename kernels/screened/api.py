@@ -1,4 +1,4 @@
-"""`screened_sample`: flash_sample with token noise by way of an int8 screen of the head."""
+"""`screened_sample`: flash_sample by way of an int8 screen of the head."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench import reference
-from fsbench.kernels import screened
-from fsbench.kernels.call.request import Request, checked_request
+from fsbench.kernels.call.request import checked_request
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.checks.values import check_flag, check_screen_configs
-from fsbench.kernels.configs.gpu import runs_kernels
-from fsbench.kernels.configs.screen import (
-    HopperScreenConfig,
-    ResolveConfig,
-    ScreenConfig,
-    default_configs,
-)
+from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels.fused.api import flash_sample
-from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
-from fsbench.kernels.screened.head import ScreenedHead, check_copy
+from fsbench.kernels.screened.copied import check_copy
+from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.op import carry_out
 
 
 def screened_sample(
@@ -38,9 +31,10 @@ def screened_sample(
     vocab_size: int | None = None,
     return_logprob: bool = False,
     return_logz: bool = False,
+    noise: str = "token",
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig] | None = None,
 ) -> Screened:
-    """The tokens of flash_sample(hidden, head.weight, noise="token"), at about half of the bytes.
+    """The tokens of flash_sample(hidden, head.weight, noise=noise), at about half of the bytes.
 
     Arguments are those of flash_sample, with `head` from prepare_head or load_head in place of the
     weight. On a GPU the tokens are the same, not merely of the same law (docs/screened-head.md).
@@ -51,15 +45,18 @@ def screened_sample(
         return_logprob, return_logz: log Z needs every logit, and the screen knows it only within
             its bounds. A call that asks for either is one of flash_sample, too: the same tokens,
             with both exact, at the price of the full kernel.
+        noise: as in flash_sample; with groups every candidate is a group, and all of its rows of
+            the weight are read.
         configs: tile shapes of the two launches; by default those in use for B and this GPU.
 
     Returns:
         Screened: the fields of Sample, and how many tokens of each row were computed exactly.
 
     Two launches, which the host does not wait for, and nothing to clear between calls. As
-    flash_sample it has a workspace of each stream, and may be captured in a CUDA
-    graph after one launch outside. On CPU tensors it runs in torch, or under TRITON_INTERPRET=1 the
-    kernels (but not in bf16).
+    flash_sample it has a workspace of each stream, and may be captured in a CUDA graph after one
+    launch outside, and compiled (torch.ops.fsbench.screened_sample). A graph's replays do not find
+    out whether the weight has changed. On CPU tensors it runs in torch, or under TRITON_INTERPRET=1
+    the kernels (but not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: as flash_sample, or `head` is not a ScreenedHead whose parts
@@ -79,7 +76,7 @@ def screened_sample(
         "num_samples": num_samples,
         "soft_cap": soft_cap,
         "vocab_size": vocab_size,
-        "noise": "token",
+        "noise": noise,
     }
     one = isinstance(num_samples, int) and num_samples == 1
     if not one or return_logprob or return_logz:
@@ -92,46 +89,5 @@ def screened_sample(
         torch.empty(B, dtype=torch.bool, device=device),
         found=torch.empty(B, dtype=torch.int32, device=device),
     )
-    if runs_kernels(device, hidden.dtype):
-        configs = configs or default_configs(B, hidden.shape[1], device)
-        screened.launch.launch(request, head, configs, out)
-    else:
-        _compute(request, head, out)
+    carry_out(request, head, configs, out)
     return out
-
-
-def _compute(request: Request, head: ScreenedHead, out: Screened) -> None:
-    """By torch: only the logits of candidates are computed, in fp32."""
-    hidden, V = request.hidden, request.vocab_size
-    B = hidden.shape[0]
-    T = torch.as_tensor(request.temperature).float().reshape(-1, 1).expand(B, 1)
-    T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
-    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
-    rows = torch.arange(B) * (request.seed.numel() == 1)
-    head = ScreenedHead(*(part[:V] for part in head))
-    allowed = None
-    if request.mask is not None:
-        allowed = reference.logits.unpacked(request.mask, V)
-    z, bound = screen_logits(head, screen_hidden(hidden))
-    lower, upper = score_bounds(
-        z,
-        bound,
-        reference.token_noise(V, request.seed, step, rows),
-        T,
-        soft_cap=request.soft_cap,
-        bias=request.bias,
-        allowed=allowed,
-    )
-    chosen = candidates(lower, upper)
-    # What no row may draw is left out; a row's other tokens count as forbidden.
-    some = chosen.any(0).nonzero()[:, 0]
-    logits = torch.full((B, V), -torch.inf)
-    logits[:, some] = hidden.float() @ head.weight[some].float().T
-    logits = reference.processed_logits(
-        logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen
-    )
-    expected = reference.expect(logits, request.seed, step, request.temperature, "token")
-    out.tokens.copy_(expected.tokens)
-    out.valid.copy_(out.tokens >= 0)
-    assert out.found is not None
-    out.found.copy_(chosen.sum(1))

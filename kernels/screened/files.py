@@ -21,9 +21,12 @@ except ModuleNotFoundError:
     _installed = False
 
 from fsbench.errors import InvalidArgument, InvalidType, ProviderUnavailable, UnusableFile
-from fsbench.kernels.screened.head import ScreenedHead, check_copy, check_weight, unbounded_row
+from fsbench.kernels.screened.copied import check_copy, check_weight
+from fsbench.kernels.screened.head import ScreenedHead
 
 FORMAT = "fsbench screened head 2"
+PARTS = ("codes", "scale", "residual", "norm")
+"""Names of the tensors, in the order of ScreenedHead.copy."""
 _DTYPES = {"I8": torch.int8, "F32": torch.float32}
 """Of safetensors' names those that a copy has."""
 
@@ -42,19 +45,13 @@ def save_head(head: ScreenedHead, path: str | Path) -> None:
         ProviderUnavailable: the package safetensors is not installed.
     """
     _require_safetensors()
-    check_copy(head)
     target = _checked_path(path)
-    if (row := unbounded_row(head)) is not None:
-        raise InvalidArgument(
-            f"head: expected a copy that bounds its weight; got one that does not at row {row}: "
-            "the weight has changed since prepare_head"
-        )
-    names = head._fields[1:]
-    parts = dict(zip(names, (part.detach().contiguous() for part in head[1:]), strict=True))
+    check_copy(head, as_it_was=False).check()
+    parts = dict(zip(PARTS, (part.detach().contiguous() for part in head.copy), strict=True))
     metadata = {
         "format": FORMAT,
         "weight_sha256": weight_hash(head.weight),
-        "copy_sha256": _hash(head[1:]),
+        "copy_sha256": _hash(head.copy),
     }
     with _refusals("write", target):
         if target.is_dir():
@@ -101,7 +98,7 @@ def _read(source: Path, weight: Tensor) -> tuple[str, list[Tensor]]:
     """(hash that was saved, parts of the copy on the CPU) of a file of this weight's copy."""
     V, D = weight.shape
     wanted = {"codes": (torch.int8, [V, D])}
-    wanted |= dict.fromkeys(ScreenedHead._fields[2:], (torch.float32, [V]))
+    wanted |= dict.fromkeys(PARTS[1:], (torch.float32, [V]))
     with safe_open(source, framework="pt") as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:

@@ -31,8 +31,9 @@ from fsbench.kernels.configs.screen import (
     portable_config,
 )
 from fsbench.kernels.device.mainloop import ROTATION
+from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened import hopper
-from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.screened.portable import screen_kernel
 from fsbench.kernels.screened.resolve import resolve_kernel
 from fsbench.kernels.screened.rounding import ROW_NUMBERS
@@ -41,7 +42,7 @@ from fsbench.kernels.screened.scratch import COUNTERS, Scratch, rounded_columns,
 
 def launch(
     request: Request,
-    head: ScreenedHead,
+    head: HeadCopy,
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig],
     out: Screened,
 ) -> None:
@@ -62,6 +63,12 @@ def launch(
     )
     rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
     work = workspace(2 * rows, device)  # at least COUNTERS + rows
+    noise = "none" if greedy(request) else request.noise
+    size = group_size(noise)
+    block = tokens_of_block(size)
+    # A slot of groups has more tokens, so there may be fewer of them, with more room each.
+    slots = min(config.slots, (128 if size > 1 else config.block_v) // block)
+    room = config.room * config.slots // slots
     integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
     scratch = Scratch(
         torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device),
@@ -69,7 +76,7 @@ def launch(
         work.arrivals,
         work.keys[rows:],
         work.arrivals[COUNTERS:],
-        torch.empty(programs_v, B, config.slots, config.room, 2, **integers),
+        torch.empty(programs_v, B, slots, room, 2, **integers),
         torch.empty(2, B, config.row_room, **integers),
     )
     processed = processing(request)
@@ -88,7 +95,7 @@ def launch(
         "B": B,
         "V": request.vocab_size,
         "D": D,
-        "NOISE": "none" if greedy(request) else "token",
+        "NOISE": noise,
         **per_row(request),
         "LIST": config.row_room,
         "EARLY": resolving.early and modern,
@@ -102,7 +109,7 @@ def launch(
         "numbers_ptr": scratch.numbers,
         "records_ptr": scratch.records,
         **rounding_numbers(D),
-        "ROOM": config.room,
+        "ROOM": room,
         "ROUNDED_AT_ONCE": rounded_columns(D),
         "AHEAD": config.ahead,
         "BLOCK_V": config.block_v,
@@ -129,7 +136,7 @@ def launch(
                 copy=matrix_operand(head.codes, config.block_v, config.block_d, by_tma),
                 DEPTH=config.depth,
                 BLOCK_B=config.block_b,
-                SLICE=config.slice,
+                SLICE=slots * block,
                 V_ON_M=config.v_on_m,
                 USE_TMA=by_tma,
                 FLATTEN=config.flatten,
@@ -142,26 +149,27 @@ def launch(
                 **of_logits,
             )
         by_tma = tma_possible(hidden) and tma_possible(weight)
+        block_v = max(128, resolving.block_v) if size > 1 else resolving.block_v
         launch_kernel(
             resolve_kernel,
             device,
             (multiprocessors(device) * resolving.ctas_per_sm,),
             hidden=matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
-            weight=matrix_operand(weight, resolving.block_v, resolving.block_d, by_tma),
+            weight=matrix_operand(weight, block_v, resolving.block_d, by_tma),
             weight_ptr=weight,
             keys_ptr=work.keys,
             tokens_ptr=out.tokens,
             valid_ptr=out.valid,
             POWER_B=triton.next_power_of_2(B),
-            AT_ONCE=resolving.at_once,
+            AT_ONCE=max(resolving.at_once, size),
             BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
             STEP=resolving.step,
             EVEN=D % ROTATION.value == 0,
             BLOCK_B=resolving.block_b,
-            BLOCK_V=resolving.block_v,
+            BLOCK_V=block_v,
             BLOCK_D=resolving.block_d,
             USE_TMA=by_tma,
-            SLICE=resolving.block_v,
+            SLICE=block_v,
             IN_BULK=modern and by_tma,
             num_warps=resolving.num_warps,
             num_stages=resolving.num_stages,
@@ -171,7 +179,7 @@ def launch(
         )
 
 
-def _fits_hopper(request: Request, head: ScreenedHead) -> bool:
+def _fits_hopper(request: Request, head: HeadCopy) -> bool:
     """Whether the screen for Hopper can serve it: a plain request, on matrices that TMA loads."""
     plain = request.bias is None and request.mask is None and request.soft_cap is None
     return plain and tma_possible(head.codes)

@@ -15,7 +15,8 @@ from fsbench.kernels.device.epilogue import allowed_words
 from fsbench.kernels.device.mainloop import first_column, load_tile, program_share
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import settings
-from fsbench.kernels.screened.records import (
+from fsbench.kernels.noise.group import group_size, tokens_of_block
+from fsbench.kernels.screened.ends import (
     ABSOLUTE_SLACK,
     CAP_SLACK,
     LARGEST_TEMPERATURE,
@@ -23,9 +24,8 @@ from fsbench.kernels.screened.records import (
     ROUGH_SLACK,
     bound_key,
     bound_of_key,
-    leave_records,
-    list_what_is_left,
 )
+from fsbench.kernels.screened.records import leave_records, list_what_is_left
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 
 
@@ -50,8 +50,8 @@ def screen_kernel(
     counters_ptr,  # CLAIMED, ROUNDED; 0 at first, put back to it by the second launch
     lower_ptr,  # [B] int64, bound_key of the largest lower bound so far; at rest at first
     listed_ptr,  # [B] int32: tokens on each list, above LIST if not all fit; 0 at first
-    records_ptr,  # [programs per block of rows, B, SLICE / 4, ROOM, 2] int32, scratch
-    list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; tokens
+    records_ptr,  # [programs per block of rows, B, slots, ROOM, 2] int32, scratch
+    list_ptr,  # [2, B, LIST] int32, out: upper bounds of their words; (first) tokens
     found_ptr,  # [B] int32, out: 0
     B,
     V,
@@ -60,7 +60,7 @@ def screen_kernel(
     norm_inflation,  # 1 + (D + 4) 2^-24
     root,  # sqrt(D)
     mask_words,
-    NOISE: tl.constexpr,  # "token" or "none" (greedy)
+    NOISE: tl.constexpr,  # of reference.GROUP_SIZES, or "none" (greedy)
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
@@ -93,7 +93,7 @@ def screen_kernel(
     wait_for_rows(counters_ptr, B, FENCED)
     rows = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
     idle = rows >= B
-    seed, row, offset, T, _ = settings(
+    seed, row, offset, T, inverse_temperature = settings(
         seed_ptr,
         offset_ptr,
         temperature,
@@ -112,8 +112,8 @@ def screen_kernel(
     if soft_cap is not None:
         extra += soft_cap * CAP_SLACK
 
-    # A slot has every SLOTS-th word of a row.
-    SLOTS: tl.constexpr = SLICE // 4
+    # A slot has every SLOTS-th word of a row, or block of words.
+    SLOTS: tl.constexpr = SLICE // tokens_of_block(group_size(NOISE))
     count = tl.zeros((BLOCK_B, SLOTS), tl.int32)
     limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
     slot = tl.arange(0, SLOTS)[None, :]
@@ -139,8 +139,9 @@ def screen_kernel(
         if v0 + BLOCK_V > V:
             z = tl.where((v0 + tl.arange(0, BLOCK_V) < V)[None, :], z, float("-inf"))
         limit, count = leave_records(
-            z, words, v0, vectors, rows, (row, seed, offset), (T, extra, reach, spread), soft_cap,
-            row_bias_ptr, limit, count, mine, B, V, NOISE, ROOM, NVIDIA,
+            z, words, v0, vectors, rows, (row, seed, offset),
+            (T, inverse_temperature, extra, reach, spread), soft_cap, row_bias_ptr, limit, count,
+            mine, B, V, NOISE, ROOM, NVIDIA,
         )  # fmt: skip
         best = tl.max(limit, axis=1)
         there = (~idle) & (best > LOWEST_BOUND)

@@ -1,103 +1,25 @@
-"""Device code of the screen: both ends of every score, and records of what may win.
+"""Device code of the screen: records of what may win.
 
 A record has a Philox word of four tokens: their largest upper bound, and which of them it is about.
-A thread keeps records of its own words of a row, and the largest lower bound that it knows of.
-`screened.bounds.score_bounds` is the same in torch and defines the constants;
-docs/screened-head.md proves it.
+Under group noise the scores are those of groups, and a record has a group: its upper bound, and the
+word of its first token with that token alone. A thread keeps records of its own words of a row, and
+the largest lower bound that it knows of.
 """
 
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.epilogue import capped, masked
+from fsbench.kernels.device.epilogue import masked
 from fsbench.kernels.noise.arithmetic import nan_max, pieces
-from fsbench.kernels.noise.keys import flipped, ordered
+from fsbench.kernels.noise.group import block_words, group_size, members, tokens_of_block
 from fsbench.kernels.noise.words import first_of_word, random_words, split_words
-from fsbench.kernels.screened import bounds as in_torch
-
-LARGEST_TEMPERATURE = tl.constexpr(in_torch.LARGEST_TEMPERATURE)
-ROUGH_SLACK = tl.constexpr(in_torch.ROUGH_NOISE_SLACK * in_torch.INFLATION)
-BIAS_SLACK = tl.constexpr(in_torch.BIAS_SLACK)
-CAP_SLACK = tl.constexpr(in_torch.CAP_SLACK)
-ABSOLUTE_SLACK = tl.constexpr(in_torch.ABSOLUTE_SLACK)
-LOWEST_BOUND = tl.constexpr(-3.0e38)
-"""Of a row without a lower bound yet: below every score, above the -inf of forbidden tokens."""
-LN_2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def bound_key(x):
-    """fp32 -> int64 of the same order, above the lowest one; no NaN."""
-    return ordered(x).to(tl.int64) << 32
-
-
-@triton.jit
-def bound_of_key(key):
-    """The inverse of bound_key; LOWEST_BOUND for a key at rest."""
-    order = (key >> 32).to(tl.int32)
-    bits = flipped(order)
-    # A key at rest has bits that are no number.
-    x = tl.where(order == -(2**31), 0, bits).to(tl.float32, bitcast=True)
-    return tl.where(order == -(2**31), LOWEST_BOUND, x)
-
-
-@triton.jit
-def rough_gumbel(bits, NVIDIA: tl.constexpr):
-    """32 random bits (uint32) -> Gumbel(0, 1) in fp32, within 2^-10 of noise.contract.gumbel.
-
-    -log E, E = -log(1 - u), u = (bits + 0.5) 2^-32. For 1 - u above 1 - 2^-10, E is taken for u.
-    """
-    others = (bits.to(tl.int32, bitcast=True) ^ -1).to(tl.uint32, bitcast=True)
-    rest = others.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10  # 1 - u
-    u = bits.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
-    E = tl.where(rest > 0.9990234375, u, _rough_log2(rest, NVIDIA) * -LN_2)
-    return _rough_log2(E, NVIDIA) * -LN_2
-
-
-@triton.jit
-def _rough_log2(x, NVIDIA: tl.constexpr):
-    """log2 of a normal number: within 2^-22 if x is between 0.5 and 2, else of its own size."""
-    if NVIDIA:
-        return tl.inline_asm_elementwise(
-            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1
-        )
-    else:
-        return tl.log2(x)
-
-
-@triton.jit
-def _ends(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap, noise):
-    """(lower, upper) of scores y + T g. See screened.bounds.score_bounds.
-
-    NaN stands for a score without a bound, so that comparisons let it pass. Where a bias of -inf
-    forbids a token both are -inf, unless its logit may be undefined.
-
-    Args:
-        z, noise: [R, W]; z is still to be multiplied by the tokens' scales. tokens: int32 [1, W].
-        row_biases: pointers to bias[rows, 0], [R, 1], or None.
-    """
-    scale_ptr, residual_ptr, norm_ptr, bias_ptr = vectors
-    temperature, extra, reach, spread = bounds
-    inside = tokens < V
-    y = z * tl.load(scale_ptr + tokens, mask=inside, other=1.0)
-    residual = tl.load(residual_ptr + tokens, mask=inside, other=0.0)
-    norm = tl.load(norm_ptr + tokens, mask=inside, other=0.0)
-    bound = residual * reach + (norm * spread + extra)
-    if soft_cap is not None:
-        y = capped(y, soft_cap)
-    if len(bias_ptr) > 0:
-        bias = tl.load(bias_ptr[0] + tokens, mask=inside, other=float("-inf")).to(tl.float32)
-        y += bias
-        bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
-    if row_biases is not None:
-        there = (rows < B)[:, None] & inside
-        bias = tl.load(row_biases + tokens, mask=there, other=float("-inf")).to(tl.float32)
-        y += bias
-        bound += tl.where(tl.abs(bias) < float("inf"), tl.abs(bias) * BIAS_SLACK, 0.0)
-    if soft_cap is not None:
-        y = tl.where(inside, y, float("-inf"))  # the cap of the -inf there is a number
-    score = y + temperature * noise
-    return score - bound, score + bound
+from fsbench.kernels.screened.ends import (
+    bound_of_key,
+    group_ends,
+    known_logits,
+    larger,
+    rough_gumbel,
+)
 
 
 @triton.jit
@@ -106,14 +28,15 @@ def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias
                   NVIDIA: tl.constexpr):  # fmt: skip
     """Leave records of the words of a tile [R, WIDTH] that may win.
 
-    Word after word of every slot [R, W], W words side by side. A slot has a bound, a number and
+    Word after word of every slot [R, W], W words side by side; or block after block of tokens
+    whose groups share their random bits. A slot has a bound, a number and
     room for records of its own, so threads do not have to agree on anything.
 
     Args:
         words: of device.epilogue.allowed_words, or None.
         vectors: pointers (scale, residual, norm, (bias,) or ()).
-        noise: (number in the noise, seed, offset) of the rows. bounds: (T, extra, reach, spread),
-            [R, 1] each.
+        noise: (number in the noise, seed, offset) of the rows.
+        bounds: (T, 1 / T, extra, reach, spread), [R, 1] each.
         mine: int32 [R, W] pointers to the slots' records: (upper bound, word and lanes), one after
             the other.
         limit, count: [R, W]: the largest lower bound that the slot knows of, and the number of its
@@ -123,28 +46,41 @@ def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias
         (limit, count).
     """
     R: tl.constexpr = z.shape[0]
-    SLICE: tl.constexpr = 4 * count.shape[1]
+    SIZE: tl.constexpr = group_size(NOISE)
+    BLOCK: tl.constexpr = tokens_of_block(SIZE)
+    SLICE: tl.constexpr = BLOCK * count.shape[1]
     slices = pieces(z, SLICE)
     row_biases = None
     if row_bias_ptr is not None:
         row_biases = row_bias_ptr + rows.to(tl.int64)[:, None] * V
     for i in tl.static_range(len(slices)):
         word = tl.arange(0, count.shape[1])
-        z_of_lanes = split_words(slices[i])
-        allowed = tl.where((rows < B)[:, None], 15, 0)
-        if words is not None:
-            of_slice = pieces(words, SLICE // 32)[i]
-            m0, m1, m2, m3 = split_words(masked(tl.zeros((R, SLICE), tl.float32), of_slice))
-            allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
-        upper, limit = bounds_of_words(
-            z_of_lanes, None if words is None else allowed, v0 + i * SLICE, vectors, row_biases,
-            rows, noise, bounds, soft_cap, word, limit, B, V, NOISE, NVIDIA,
-        )  # fmt: skip
-        lanes = allowed & reaching(upper, limit)
-        largest, record = record_of(upper, v0 + i * SLICE, word, lanes)
-        fits = (lanes != 0) & (count < ROOM)
-        store_record(mine + 2 * count, largest, record, fits, NVIDIA)
-        count += (lanes != 0).to(tl.int32)
+        if SIZE > 1:
+            of_groups = ()
+            if words is not None:
+                of_slice = pieces(words, SLICE // 32)[i]
+                open_tokens = masked(tl.zeros((R, SLICE), tl.float32), of_slice)
+                of_groups = members(open_tokens, BLOCK)
+            limit, count = leave_group_records(
+                members(slices[i], BLOCK), of_groups, v0 + i * SLICE, vectors, row_biases, rows,
+                noise, bounds, soft_cap, word, limit, count, mine, B, V, SIZE, ROOM, NVIDIA,
+            )  # fmt: skip
+        else:
+            z_of_lanes = split_words(slices[i])
+            allowed = tl.where((rows < B)[:, None], 15, 0)
+            if words is not None:
+                of_slice = pieces(words, SLICE // 32)[i]
+                m0, m1, m2, m3 = split_words(masked(tl.zeros((R, SLICE), tl.float32), of_slice))
+                allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
+            upper, limit = bounds_of_words(
+                z_of_lanes, None if words is None else allowed, v0 + i * SLICE, vectors, row_biases,
+                rows, noise, bounds, soft_cap, word, limit, B, V, NOISE, NVIDIA,
+            )  # fmt: skip
+            lanes = allowed & reaching(upper, limit)
+            largest, record = record_of(upper, v0 + i * SLICE, word, lanes)
+            fits = (lanes != 0) & (count < ROOM)
+            store_record(mine + 2 * count, largest, record, fits, NVIDIA)
+            count += (lanes != 0).to(tl.int32)
     return limit, count
 
 
@@ -160,6 +96,7 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
         others: as in leave_records.
     """
     row, seed, offset = noise
+    temperature, _, _, _, _ = bounds
     first = first_of_word(v0, word)[None, :]
     gumbels = (0.0, 0.0, 0.0, 0.0)
     if NOISE == "token":
@@ -173,12 +110,13 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
     lower = ()
     upper = ()
     for lane in tl.static_range(4):
-        least, most = _ends(
+        y, bound = known_logits(
             z[lane], first + (lane % 2 + lane // 2 * 8), vectors, row_biases, rows, B, V, bounds,
-            soft_cap, gumbels[lane],
+            soft_cap,
         )  # fmt: skip
-        lower = lower + (least,)  # type: ignore[assignment]  # noqa: RUF005
-        upper = upper + (most,)  # type: ignore[assignment]  # noqa: RUF005
+        score = y + temperature * gumbels[lane]
+        lower = lower + (score - bound,)  # type: ignore[assignment]  # noqa: RUF005
+        upper = upper + (score + bound,)  # type: ignore[assignment]  # noqa: RUF005
     l0, l1, l2, l3 = lower  # type: ignore[misc]
     if allowed is not None:
         l0 = tl.where((allowed & 1) != 0, l0, float("-inf"))
@@ -189,9 +127,40 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
 
 
 @triton.jit
-def larger(a, b):
-    """The larger of two, or the one that is a number."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.NONE)
+def leave_group_records(z, open_tokens, v0, vectors, row_biases, rows, noise, bounds, soft_cap,
+                        block, limit, count, mine, B, V, SIZE: tl.constexpr, ROOM: tl.constexpr,
+                        NVIDIA: tl.constexpr):  # fmt: skip
+    """Leave records of the groups of one block of every slot that may win: (limit, count).
+
+    Args:
+        z: the block's tokens, [R, W] each, in the order of their ids.
+        open_tokens: likewise, 0 for tokens that may win; or (), if all may.
+        block: int32 [W], 0 .. W - 1. others: as in leave_records.
+    """
+    BLOCK: tl.constexpr = len(z)
+    row, seed, offset = noise
+    # As in bounds_of_words.
+    zero = ((z[0] < float("-inf")) | (limit != limit)).to(tl.int32)
+    words = block_words(v0 // BLOCK + block[None, :] + zero, row, seed, offset, 0, SIZE)
+    first = v0 + ((block >> 2) * (4 * BLOCK) + (block & 3) * 2)[None, :]
+    for i in tl.static_range(BLOCK // SIZE):
+        own = ()
+        allowed = ()
+        for j in tl.static_range(SIZE):
+            own = own + (z[i * SIZE + j],)  # noqa: RUF005
+            if len(open_tokens) > 0:
+                allowed = allowed + (open_tokens[i * SIZE + j] == 0.0,)  # noqa: RUF005
+        token = first + i * (4 * SIZE)
+        lower, upper = group_ends(
+            own, allowed, token, vectors, row_biases, rows, B, V, bounds, soft_cap, words[2 * i],
+            NVIDIA,
+        )  # fmt: skip
+        limit = larger(limit, lower)
+        wins = (rows < B)[:, None] & ((upper < limit) == 0)
+        record = (((token >> 4) * 4 + (block & 3)[None, :]) << 4) | wins.to(tl.int32)
+        store_record(mine + 2 * count, upper, record, wins & (count < ROOM), NVIDIA)
+        count += wins.to(tl.int32)
+    return limit, count
 
 
 @triton.jit

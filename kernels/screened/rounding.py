@@ -10,8 +10,8 @@ import triton.language as tl
 
 from fsbench.kernels.noise.arithmetic import nan_max
 from fsbench.kernels.screened import bounds as in_torch
-from fsbench.kernels.screened.head import LARGEST_ENTRY as _LARGEST_ENTRY
-from fsbench.kernels.screened.head import SMALLEST_MAXIMUM as _SMALLEST_MAXIMUM
+from fsbench.kernels.screened.copied import LARGEST_ENTRY as _LARGEST_ENTRY
+from fsbench.kernels.screened.copied import SMALLEST_MAXIMUM as _SMALLEST_MAXIMUM
 
 LARGEST_ENTRY = tl.constexpr(_LARGEST_ENTRY)
 LARGEST_STEPS = tl.constexpr(float(in_torch.LARGEST_STEPS))

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.tensors import check_matrices
+from fsbench.kernels.checks.source import Source
+from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.checks.values import check_integer
 from fsbench.kernels.shard import AREAS
 
@@ -82,7 +83,8 @@ class VocabShard:
 
     All ranks construct it together. Shards are used from a multiple of 256 tokens to the next:
     rows before the first one move to the rank before, whose shard is then copied, once. A split
-    with bounds at such multiples (`even_blocks`) copies nothing.
+    with bounds at such multiples (`even_blocks`) copies nothing. Where something is copied, a
+    weight that has changed is refused until all ranks call `refresh`.
 
     Calls with one VocabShard follow each other on every rank, on one stream or ordered by events,
     and in the same order on all ranks, as with any collective; two of them are independent. A rank
@@ -130,10 +132,42 @@ class VocabShard:
         self.first_token = bounds[self.rank]
         self.num_tokens = bounds[self.rank + 1] - self.first_token
         self.slots = slots
+        self._split = (sizes, bounds)
+        self._source, self._rows = Source(weight), weight
         self.weight = _rows_of_blocks(weight, sizes, bounds, self.rank, self.group)
         self.line = _line(self, slots) if self._maps_memory() else None
         self.key = f"{id(self):x}"
         _shards[self.key] = self
+
+    def check_source(self) -> None:
+        """Refuse a weight that was written to since, as far as torch knows (checks.source).
+
+        A split that copies nothing draws from the rows themselves, whatever is in them.
+
+        Raises:
+            InvalidArgument: the weight has changed, and some rank draws from a copy of its rows.
+        """
+        sizes, bounds = self._split
+        if any(bound != sum(sizes[:rank]) for rank, bound in enumerate(bounds[:-1])):
+            self._source.check("shard", self._rows)
+
+    def refresh(self, weight: Tensor | None = None) -> None:
+        """Take this rank's rows as they are now, or others in their place; all ranks together.
+
+        Rows that are a copy are copied again in place, so that CUDA graphs go on with them.
+
+        Raises:
+            InvalidType, InvalidArgument: a weight of another shape, dtype or device than before.
+        """
+        old, new = self._rows, self._rows if weight is None else weight
+        check_tensor("weight", new, [old.dtype], [tuple(old.shape)], old.device)
+        sizes, bounds = self._split
+        self._source, self._rows = Source(new), new
+        rows = _rows_of_blocks(new, sizes, bounds, self.rank, self.group)
+        if bounds[self.rank + 1] > sum(sizes[: self.rank + 1]):
+            self.weight.copy_(rows)
+        else:
+            self.weight = rows
 
     def gather(self, values: Tensor) -> Tensor:
         """values of all ranks, stacked in their order, by a collective of the group."""
@@ -149,8 +183,10 @@ class VocabShard:
 
 
 def by_key(key: str) -> VocabShard:
-    """The shard of a key, as an operator's argument names it."""
-    return _shards[key]
+    """The shard of a key, as an operator's argument names it; its rows are checked, too."""
+    shard = _shards[key]
+    shard.check_source()
+    return shard
 
 
 def reachable(shard: VocabShard | None) -> bool:

@@ -23,6 +23,7 @@ def check(
     seed=SEED,
     offset=None,
     penalties=None,
+    noise="group",
     config=None,
     counting_only=False,
     **arguments,
@@ -33,6 +34,7 @@ def check(
     """
     filters = {name: arguments.pop(name) for name in FILTERS if name in arguments}
     call = {"temperature": temperature, "seed": seed, "offset": offset, "penalties": penalties}
+    call["noise"] = noise
     with guarded_memory():
         sample = truncated_sample(**arguments, **call, **filters, config=config, return_kept=True)
         if not counting_only:
@@ -48,7 +50,7 @@ def check(
         error += 1e-6 * float(logits.nan_to_num(0, 0, 0).abs().max())
     kept = reference.truncate(logits, temperature, **filters, logits_error=error)
     step = counter(0) if offset is None else offset
-    noise = "group" if penalties is None else "token"
+    noise = noise if penalties is None else "token"
     expected = reference.expect(
         logits, seed, step, temperature, noise, truncation=kept, logits_error=error
     )

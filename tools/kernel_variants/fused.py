@@ -58,6 +58,8 @@ EVERYTHING = (*OPTIONS, *PER_ROW)
 """All options of a launch that stores no logits."""
 SCORED = ("logprob", "logz")
 """What score asks for."""
+OTHER_SIZES = ("group4", "group8", "group16")
+"""Noise of other groups than those of 32 tokens."""
 FILTERED = (*(option for option in EVERYTHING if not option.startswith("log")), *STORES)
 """All options of a launch whose logits are filtered afterwards."""
 
@@ -213,6 +215,9 @@ def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -
         yield _portable(config, sm, noise="none")
         yield _portable(config, sm, "stores", tuple(STORES))
         yield _portable(config, sm, "candidates with logz", ("logz",), ranks=0)
+    if tuned and bucket in (16, 64):
+        for noise in OTHER_SIZES:
+            yield _portable(config, sm, noise=noise)
     if bucket == 64 or (tuned and bucket in (16, 256)):
         yield from _many_options(config, sm, "group")
         yield _matmul(config, sm, use_tma=False)
@@ -236,6 +241,9 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
     if bucket != 128:  # 256 has the same tiles in another order
         yield _hopper(config, bucket, "everything, n = 1", EVERYTHING)
     if bucket in (64, 256):
+        for noise in ("token", *OTHER_SIZES):
+            yield _hopper(config, bucket, noise=noise)
+        yield _hopper(config, bucket, "everything, n = 1", EVERYTHING, noise="group8")
         yield _hopper(config, bucket, "everything, n = 2", EVERYTHING, samples=2)
         for ranks in (2, 4, 8) if bucket == 64 else (2,):
             yield _hopper(config, bucket, f"{ranks} ranks", ("logz",), ranks=ranks)

@@ -17,6 +17,7 @@ from fsbench.kernels.configs.screen import (
     hopper_config,
     portable_config,
 )
+from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened.hopper.kernel import COLUMNS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -84,6 +85,14 @@ class Asked(NamedTuple):
         return types, constants | dict.fromkeys(OPTIONS)
 
 
+def _slots(config: ScreenConfig | HopperScreenConfig, noise: str) -> tuple[int, int, int]:
+    """(slots, their room, tokens of a slice), as screened.launch has them."""
+    size = group_size(noise)
+    block = tokens_of_block(size)
+    slots = min(config.slots, (128 if size > 1 else config.block_v) // block)
+    return slots, config.room * config.slots // slots, slots * block
+
+
 def _tiles(config: ScreenConfig | HopperScreenConfig | ResolveConfig) -> dict[str, int]:
     return {"BLOCK_B": config.block_b, "BLOCK_V": config.block_v, "BLOCK_D": config.block_d}
 
@@ -98,13 +107,14 @@ def _screen(
     if what.use_tma:
         types["codes"] = f"tensordesc<i8[{2 * config.block_b}, {config.block_d}]>"
         types["copy"] = f"tensordesc<i8[{config.block_v}, {config.block_d}]>"
+    _, room, width = _slots(config, what.noise)
     constants |= _tiles(config) | {
-        "ROOM": config.room,
+        "ROOM": room,
         "DEPTH": config.depth,
         "LIST": config.row_room,
         "ROUNDED_AT_ONCE": columns,
         "AHEAD": config.ahead,
-        "SLICE": config.slice,
+        "SLICE": width,
         "V_ON_M": config.v_on_m,
         "USE_TMA": what.use_tma,
         "FLATTEN": config.flatten,
@@ -123,7 +133,7 @@ def _hopper_screen(B: int, **asked: Any) -> Variant:
         "copy": f"tensordesc<i8[128, {COLUMNS.value}],{layout!r}>",
     }
     constants |= {
-        "ROOM": config.room,
+        "ROOM": _slots(config, what.noise)[1],
         "LIST": config.row_room,
         "ROUNDED_AT_ONCE": 2048,
         "AHEAD": config.ahead,
@@ -140,7 +150,8 @@ def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Va
     """The second launch, for B rows of D columns."""
     config, what = default_configs(B, D, GPU)[1], Asked(**asked)
     types, constants = what.launch(capability)
-    for name, rows in {"hidden": config.block_b, "weight": config.block_v}.items():
+    block_v = max(128, config.block_v) if group_size(what.noise) > 1 else config.block_v
+    for name, rows in {"hidden": config.block_b, "weight": block_v}.items():
         box = f"tensordesc<{what.dtype}[{rows}, {config.block_d}]>"
         types[name] = box if what.use_tma else f"*{what.dtype}"
     constants |= _tiles(config) | {
@@ -151,7 +162,8 @@ def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Va
         "STEP": config.step,
         "EVEN": D % 256 == 0,
         "USE_TMA": what.use_tma,
-        "SLICE": config.block_v,
+        "BLOCK_V": block_v,
+        "SLICE": block_v,
         "IN_BULK": constants["IN_BULK"] and what.use_tma,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -182,6 +194,13 @@ def _tuned() -> Iterator[Variant]:
     yield _resolve(64, words="pointers", use_tma=False)
     for B in (16, 32, 64):
         yield _hopper_screen(B)
+    for noise in ("group4", "group8", "group16", "group"):
+        for B in (1, 32, 64):
+            yield _screen(portable_config(B), noise=noise)
+        yield _hopper_screen(64, noise=noise)
+        yield _resolve(64, noise=noise)
+    yield _resolve(64, words="everything", everything=True, noise="group8")
+    yield _screen(many, words="everything", everything=True, noise="group8")
     for B in (32, 64):
         yield _hopper_screen(B, words="everything", everything=True)
     yield _hopper_screen(64, dtype="fp16")

@@ -7,7 +7,7 @@ import math
 
 import pandas as pd
 
-from fsbench.kernels.screened import bounds, head, sizes
+from fsbench.kernels.screened import bounds, copied, sizes
 from pages.blocks import (
     H200,
     MATMUL,
@@ -44,11 +44,15 @@ def slacks() -> str:
         "INFLATION - 1": (bounds.INFLATION - 1, "the bound's own arithmetic"),
         "ROUNDING": (bounds.ROUNDING, "the screen's arithmetic, and roundings of the score"),
         "NOISE_SLACK": (bounds.NOISE_SLACK, "times T: the noise of the sampler and the screen's"),
+        "GROUP_SLACK": (bounds.GROUP_SLACK, "in its place under group noise"),
         "BIAS_SLACK": (bounds.BIAS_SLACK, "times a bias"),
         "CAP_SLACK": (bounds.CAP_SLACK, "times a soft cap"),
         "ABSOLUTE_SLACK": (bounds.ABSOLUTE_SLACK, "underflow"),
         "LARGEST_TEMPERATURE": (bounds.LARGEST_TEMPERATURE, "above it bounds are infinite"),
-        "LARGEST_ENTRY": (head.LARGEST_ENTRY, "rows of the weight above it are never screened out"),
+        "LARGEST_ENTRY": (
+            copied.LARGEST_ENTRY,
+            "rows of the weight above it are not screened",
+        ),
         "SMALLEST_MAXIMUM": (bounds.SMALLEST_MAXIMUM, "rows below it are all residual"),
         "LARGEST_D": (sizes.LARGEST_D, "so that integer sums are exact"),
     }

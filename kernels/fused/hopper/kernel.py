@@ -251,7 +251,7 @@ def hopper_kernel(
     rank,
     area,
     N: gl.constexpr,
-    NOISE: gl.constexpr,  # "group", "none" (greedy) or "given"
+    NOISE: gl.constexpr,  # as in portable
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
     TEMPERATURE_PER_ROW: gl.constexpr,

@@ -26,13 +26,7 @@ from fsbench.kernels.device.mainloop import first_column
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.screened.hopper.records import (
-    SLOTS,
-    leave_records,
-    list_what_is_left,
-    word_layout,
-)
-from fsbench.kernels.screened.records import (
+from fsbench.kernels.screened.ends import (
     ABSOLUTE_SLACK,
     LARGEST_TEMPERATURE,
     LOWEST_BOUND,
@@ -40,6 +34,12 @@ from fsbench.kernels.screened.records import (
     bound_key,
     bound_of_key,
     larger,
+)
+from fsbench.kernels.screened.hopper.records import (
+    leave_records,
+    list_what_is_left,
+    slots_of,
+    word_layout,
 )
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 
@@ -173,7 +173,8 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             norm_inflation, root, True,
         )  # fmt: skip
     wait_for_rows(counters_ptr, B, True)
-    LAYOUT: gl.constexpr = word_layout()
+    SLOTS: gl.constexpr = slots_of(NOISE)
+    LAYOUT: gl.constexpr = word_layout(SLOTS)
     rows = b0 + WARPGROUP * 32 + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
     there = rows < B
     column = rows[:, None]
@@ -182,9 +183,10 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     )
     seed, row = seeds_of_rows(seed_ptr, column, column < B, SEED_PER_ROW)
     if TEMPERATURE_PER_ROW:
-        T, _ = temperatures(gl.load(temperature + rows[:, None], mask=there[:, None], other=0.0))
+        T = gl.load(temperature + column, mask=there[:, None], other=0.0)
     else:
-        T, _ = temperatures((column * 0).to(gl.float32) + temperature)
+        T = (column * 0).to(gl.float32) + temperature
+    T, inverse_temperature = temperatures(T)
     step = gl.load(numbers_ptr + rows, mask=there, other=0.0)[:, None]
     reach = gl.load(numbers_ptr + B + rows, mask=there, other=0.0)[:, None]
     spread = gl.load(numbers_ptr + 2 * B + rows, mask=there, other=0.0)[:, None]
@@ -192,7 +194,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     extra = gl.where(sane, T * ROUGH_SLACK + 2 * ABSOLUTE_SLACK, float("inf"))
     T = gl.where(sane, T, 0.0)
     noise = (row, seed, offset)
-    bounds = (T, extra, reach, spread)
+    bounds = (T, inverse_temperature, extra, reach, spread)
 
     count = gl.full([32, SLOTS], 0, gl.int32, LAYOUT)
     limit = gl.full([32, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
@@ -278,7 +280,7 @@ def hopper_screen_kernel(
     counters_ptr,
     lower_ptr,
     listed_ptr,
-    records_ptr,  # [programs per block of rows, B, SLOTS, ROOM, 2] int32, scratch
+    records_ptr,  # [programs per block of rows, B, slots, ROOM, 2] int32, scratch
     list_ptr,
     found_ptr,
     B,

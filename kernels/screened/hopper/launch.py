@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.device.hopper_epilogue import ROWS
-from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.screened.hopper.kernel import COLUMNS, hopper_screen_kernel
 from fsbench.kernels.screened.scratch import Scratch
 
@@ -19,7 +19,7 @@ from fsbench.kernels.screened.scratch import Scratch
 def screen(
     grid: tuple[int],
     B: int,
-    head: ScreenedHead,
+    head: HeadCopy,
     config: HopperScreenConfig,
     scratch: Scratch,
     shared: dict[str, Any],

@@ -8,74 +8,89 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.noise.arithmetic import pieces
+from fsbench.kernels.noise.group import group_size, members, tokens_of_block
 from fsbench.kernels.noise.words import split_words
+from fsbench.kernels.screened.ends import bound_of_key
 from fsbench.kernels.screened.records import (
-    bound_of_key,
     bounds_of_words,
     lanes_below,
     lanes_left,
+    leave_group_records,
     list_tokens,
     reaching,
     record_of,
     store_record,
 )
 
-SLOTS = gl.constexpr(16)
-"""Words of a row side by side: four of each thread."""
 DEPTH = gl.constexpr(4)
 """Records of a word that are looked at together in the end."""
 
 
 @gluon.constexpr_function
-def word_layout():
-    """[32, SLOTS]: where a thread has the words of its row."""
+def slots_of(noise):
+    """Words of a row side by side, four of each thread; or blocks of 128 tokens with groups."""
+    return 16 if noise == "token" or noise == "none" else 128 // tokens_of_block(group_size(noise))
+
+
+@gluon.constexpr_function
+def word_layout(slots):
+    """[32, slots]: where a thread has the words of its row."""
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 4], [0, 8]],
+        reg_bases=[[0, 4], [0, 8]][: slots.bit_length() - 3],
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[8, 0], [16, 0]],
         block_bases=[],
-        shape=[32, 16],
+        shape=[32, slots],
     )
 
 
 @gluon.constexpr_function
-def _record_layout():
-    """[32, SLOTS, DEPTH]: as word_layout, with DEPTH records of every word in its thread."""
+def _record_layout(slots):
+    """[32, slots, DEPTH]: as word_layout, with DEPTH records of every word in its thread."""
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]],
+        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]][: slots.bit_length() - 1],
         lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
         warp_bases=[[8, 0, 0], [16, 0, 0]],
         block_bases=[],
-        shape=[32, 16, 4],
+        shape=[32, slots, 4],
     )
 
 
 @gluon.jit
 def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
                   NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
-    """Leave records of z, fp32 [32, WIDTH], 4 SLOTS columns at a time. See screened.records.
+    """Leave records of z, fp32 [32, WIDTH], 64 columns at a time, or 128 with groups.
 
-    mine: int32 [32] pointers to the rows' records.
+    See screened.records. mine: int32 [32] pointers to the rows' records.
     """
-    LAYOUT: gl.constexpr = word_layout()
+    SLOTS: gl.constexpr = slots_of(NOISE)
+    SIZE: gl.constexpr = group_size(NOISE)
+    LAYOUT: gl.constexpr = word_layout(SLOTS)
     word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
-    slices = pieces(z, 4 * SLOTS)
+    WIDTH: gl.constexpr = SLOTS * tokens_of_block(SIZE)
+    slices = pieces(z, WIDTH)
     for i in gl.static_range(len(slices)):
-        z_of_lanes = ()
-        of_slice = split_words(slices[i])
-        for lane in gl.static_range(4):
-            lane_z = gl.convert_layout(of_slice[lane], LAYOUT, assert_trivial=True)
-            z_of_lanes += (lane_z,)  # type: ignore[assignment]
-        first = v0 + i * 4 * SLOTS
-        upper, limit = bounds_of_words(
-            z_of_lanes, None, first, vectors, None, rows, noise, bounds, None, word, limit, B, V,
-            NOISE, True,
-        )  # fmt: skip
-        lanes = gl.where((rows < B)[:, None], reaching(upper, limit), 0)
-        largest, record = record_of(upper, first, word, lanes)
-        at = mine[:, None] + ((word * (2 * ROOM))[None, :] + 2 * count)
-        store_record(at, largest, record, (lanes != 0) & (count < ROOM), True)
-        count += (lanes != 0).to(gl.int32)
+        first = v0 + i * WIDTH
+        own = ()
+        of_slice = split_words(slices[i]) if SIZE == 1 else members(slices[i], WIDTH // SLOTS)
+        for j in gl.static_range(len(of_slice)):
+            own += (gl.convert_layout(of_slice[j], LAYOUT, assert_trivial=True),)  # type: ignore[assignment]
+        if SIZE > 1:
+            to_records = mine[:, None] + (word * (2 * ROOM))[None, :]
+            limit, count = leave_group_records(
+                own, (), first, vectors, None, rows, noise, bounds, None, word, limit, count,
+                to_records, B, V, SIZE, ROOM, True,
+            )  # fmt: skip
+        else:
+            upper, limit = bounds_of_words(
+                own, None, first, vectors, None, rows, noise, bounds, None, word, limit, B, V,
+                NOISE, True,
+            )  # fmt: skip
+            lanes = gl.where((rows < B)[:, None], reaching(upper, limit), 0)
+            largest, record = record_of(upper, first, word, lanes)
+            at = mine[:, None] + ((word * (2 * ROOM))[None, :] + 2 * count)
+            store_record(at, largest, record, (lanes != 0) & (count < ROOM), True)
+            count += (lanes != 0).to(gl.int32)
     return limit, count
 
 
@@ -89,7 +104,8 @@ def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr,
     Args:
         rows, there: [32]. count: [32, SLOTS]. mine: pointers to the rows' records, [32].
     """
-    DEEP: gl.constexpr = _record_layout()
+    SLOTS: gl.constexpr = count.shape[1]
+    DEEP: gl.constexpr = _record_layout(SLOTS)
     WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
     key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)

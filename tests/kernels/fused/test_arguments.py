@@ -97,7 +97,11 @@ BAD = [
     ({"return_logprob": 1}, TYPE, "return_logprob: expected True or False; got int"),
     ({"return_logz": 1}, TYPE, "return_logz: expected True or False; got int"),
     ({"noise": 5}, TYPE, "noise: expected a string; got int"),
-    ({"noise": "gumbel"}, VALUE, "noise: expected auto or token or group; got 'gumbel'"),
+    (
+        {"noise": "gumbel"},
+        VALUE,
+        "noise: expected auto or token or group4 or group8 or group16 or group; got 'gumbel'",
+    ),
     ({"config": "b16v128"}, TYPE, "config: expected a TileConfig or HopperConfig; got str"),
     ({"out": torch.zeros(B)}, TYPE, "out: expected a Sample; got Tensor"),
     ({"out": out(), "num_samples": 3}, VALUE, r"out.tokens: expected shape \[4, 3\]; got \[4\]"),

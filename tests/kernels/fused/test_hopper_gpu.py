@@ -211,6 +211,21 @@ def test_ten_thousand_replays_in_a_row(B):
     assert ((seen[likely] - wanted).abs() < 6 * wanted.sqrt()).all()
 
 
+@pytest.mark.parametrize("names", ["plain", "T seeds mask logprob", "n4 bias", "T cap logz n6"])
+@pytest.mark.parametrize("noise", ["token", "group4", "group8", "group16"])
+@pytest.mark.parametrize("B", [5, 130])
+def test_every_size_of_groups_draws_the_portable_tokens(B, noise, names):
+    hidden, weight = problem(B, 3000, 256)
+    given = {**options(names, B, 3000), "noise": noise}
+    given.setdefault("seed", counter(SEED))
+    drawn, same = (
+        flash_sample(hidden, weight, kernel=kernel, **given) for kernel in ("hopper", "portable")
+    )
+    assert torch.equal(drawn.tokens, same.tokens) and drawn.valid.sum() > 0
+    for one, other in zip(drawn[2:], same[2:], strict=True):
+        assert (one is None and other is None) or same_bits(one, other)
+
+
 def test_the_choice_is_visible_and_can_be_forced():
     hidden, weight = problem(65, 500, 64)
     assert describe(hidden, weight).startswith("hopper-")
@@ -223,7 +238,6 @@ def test_the_choice_is_visible_and_can_be_forced():
     assert describe(*narrow).endswith("pointers")
     with pytest.raises(InvalidArgument, match="it loads by TMA"):
         flash_sample(*narrow, seed=counter(1), kernel="hopper")
-    with pytest.raises(InvalidArgument, match="it draws with group noise only"):
-        flash_sample(hidden, weight, seed=counter(1), kernel="hopper", noise="token")
+    assert describe(hidden, weight, noise="token", kernel="hopper").startswith("hopper-")
     config = HopperConfig(1, 128, 64, 2, False)
     assert describe(hidden, weight, config=config) == "hopper-g1v128d64p2"

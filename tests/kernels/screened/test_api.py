@@ -20,8 +20,8 @@ from fsbench.kernels.noise.contract import gumbel
 from fsbench.kernels.screened import api
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.bounds import screen_hidden
+from fsbench.kernels.screened.ends import rough_gumbel
 from fsbench.kernels.screened.head import prepare_head
-from fsbench.kernels.screened.records import rough_gumbel
 from fsbench.kernels.screened.rounding import round_claimed_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -327,9 +327,9 @@ def test_what_it_refuses():
     hidden, weight = matrices(2, 16, 64, torch.bfloat16)
     head, seed = prepare_head(weight), torch.tensor([0])
     for wrong, more, error, message in [
-        (head._replace(codes=head.codes[:32]), {}, InvalidArgument, "head.codes: expected shape"),
+        (replace(head, codes=head.codes[:32]), {}, InvalidArgument, "head.codes: expected shape"),
         (weight, {}, InvalidType, "head: expected a ScreenedHead; got Tensor"),
-        (head._replace(scale=head.scale.double()), {}, InvalidType, "head.scale: expected dtype"),
+        (replace(head, scale=head.scale.double()), {}, InvalidType, "head.scale: expected dtype"),
         (prepare_head(weight.half()), {}, InvalidType, r"weight: expected dtype torch\.bfloat16"),
         (head, {"num_samples": 0}, InvalidArgument, "num_samples: expected 1 to 65535"),
         (head, {"temperature": -1.0}, InvalidArgument, "temperature: expected a finite number"),

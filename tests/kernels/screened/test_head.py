@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.screened import head as _screened_head
+from fsbench.kernels import flash_sample
+from fsbench.kernels.screened import copied as _screened_head
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import prepare_head
 
@@ -21,7 +22,7 @@ def test_a_head_does_not_depend_on_how_many_rows_are_prepared_at_once(monkeypatc
     weight = weight_of()
     whole = prepare_head(weight)
     monkeypatch.setattr(_screened_head, "_AT_ONCE", 5 * weight.shape[1])
-    for part, other in zip(whole, prepare_head(weight), strict=True):
+    for part, other in zip(whole.copy, prepare_head(weight).copy, strict=True):
         assert torch.equal(part, other)
 
 
@@ -44,10 +45,78 @@ def test_nothing_is_kept_for_a_gradient():
     weight = torch.nn.Parameter(weight_of(dtype=torch.float32))
     head = prepare_head(weight)
     assert head.weight is weight
-    assert not any(part.requires_grad for part in head[1:])
+    assert not any(part.requires_grad for part in head.copy)
     hidden, seed = weight_of(3, dtype=torch.float32), torch.tensor([1])
     sample = screened_sample(hidden, head, seed=seed)
     assert (sample.tokens >= 0).all()
+
+
+def add_in_place(weight):
+    weight.add_(1.0)
+
+
+def write_a_row(weight):
+    with torch.inference_mode():
+        weight[3] = 7.0
+
+
+def move(weight):
+    weight.set_(weight.clone())
+
+
+@pytest.mark.parametrize("change", [add_in_place, write_a_row, move])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_head_whose_weight_changed_is_refused_until_it_is_refreshed(change, dtype):
+    weight, hidden = weight_of(dtype=dtype), weight_of(3, dtype=dtype)
+    head = prepare_head(weight)
+    call = {"seed": torch.tensor([1]), "noise": "token"}
+    screened_sample(hidden, head, **call)
+    old = head.codes
+    change(weight)
+    message = r"head: expected a weight that is as it was; .* call head\.refresh\(weight\)"
+    for more in ({}, {"num_samples": 2}):
+        with pytest.raises(InvalidArgument, match=message):
+            screened_sample(hidden, head, **call, **more)
+    head.refresh(weight)
+    assert head.codes is old
+    for part, other in zip(head.copy, prepare_head(weight).copy, strict=True):
+        assert torch.equal(part, other)
+    same = flash_sample(hidden, weight, **call)
+    assert torch.equal(screened_sample(hidden, head, **call).tokens, same.tokens)
+
+
+def test_a_head_takes_another_weight_of_its_shape_alone():
+    head, other = prepare_head(weight_of()), weight_of() * 2
+    head.refresh(other)
+    assert head.weight is other
+    head.check()
+    for wrong, error in ((weight_of(71), InvalidArgument), (other.float(), InvalidType)):
+        with pytest.raises(error, match="weight: expected"):
+            head.refresh(wrong)
+
+
+def test_what_torch_does_not_see_check_does():
+    weight = weight_of()
+    head = prepare_head(weight)
+    weight.data.mul_(3.0)  # not counted by torch
+    with pytest.raises(InvalidArgument, match="got one that does not at row 0"):
+        head.check()
+    head.refresh()
+    weight[0, 0] += 0.0  # a write that changes nothing: within the bounds
+    with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+        screened_sample(weight_of(3), head, seed=torch.tensor([1]))
+    head.check()
+    screened_sample(weight_of(3), head, seed=torch.tensor([1]))
+
+
+def test_a_weight_of_inference_mode_has_no_version():
+    with torch.inference_mode():
+        weight = weight_of()
+        head = prepare_head(weight)
+        assert screened_sample(weight_of(3), head, seed=torch.tensor([1])).valid.all()
+        weight.set_(weight.clone())
+        with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+            screened_sample(weight_of(3), head, seed=torch.tensor([1]))
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def matrices(V: int, rows: int, D: int = 64) -> tuple[Tensor, ScreenedHead]:
     weight[V:] = 64 * hidden[2].sign()
     head = prepare_head(weight)
     parts = (amid(head.weight, 2.0**20), amid(head.codes, 127), amid(head.scale, 2.0**20))
-    return hidden, ScreenedHead(*parts, *(amid(part, torch.nan) for part in head[3:]))
+    return hidden, ScreenedHead(*parts, *(amid(part, torch.nan) for part in head.copy[2:]))
 
 
 ROWS: dict[str, float | list[float]] = {

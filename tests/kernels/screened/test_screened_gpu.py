@@ -11,7 +11,7 @@ from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_s
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.noise.contract import gumbel
 from fsbench.kernels.screened.bounds import screen_hidden, screen_logits
-from fsbench.kernels.screened.records import rough_gumbel
+from fsbench.kernels.screened.ends import rough_gumbel
 
 pytestmark = pytest.mark.gpu
 
@@ -34,6 +34,27 @@ def matrices(
 
 def on_device(seed: int) -> torch.Tensor:
     return torch.tensor([seed], device="cuda")
+
+
+@pytest.mark.parametrize("noise", ["group4", "group8", "group16", "group"])
+@pytest.mark.parametrize("B", [1, 5, 16, 33, 64])
+@pytest.mark.parametrize("everything", [False, True])
+def test_tokens_of_groups_are_equal_to_the_last_one(B, noise, everything):
+    hidden, weight = matrices(B, 1152, 32_001)
+    head, offset = prepare_head(weight), on_device(0)
+    row = torch.arange(B, device="cuda")
+    options: dict[str, object] = {"seed": on_device(7), "offset": offset, "noise": noise}
+    if everything:
+        options |= {
+            "temperature": (row % 4) / 2.0,
+            "mask": torch.rand(B, 32_001, device="cuda") < 0.5,
+            "soft_cap": 20.0,
+        }
+    for _ in range(20):
+        sample = screened_sample(hidden, head, **options)
+        same = flash_sample(hidden, weight, **options)
+        assert torch.equal(sample.tokens, same.tokens) and sample.valid.all()
+        offset += 1
 
 
 def assert_same(hidden: torch.Tensor, weight: torch.Tensor, **options) -> Screened:
@@ -175,7 +196,8 @@ def test_cublas_logits_are_within_the_bound():
     hidden, weight = matrices(16, 8192, 20_000)
     head = prepare_head(weight)
     z, bound = screen_logits(
-        ScreenedHead(*(part.cpu() for part in head)), screen_hidden(hidden.cpu())
+        ScreenedHead(*(part.cpu() for part in (head.weight, *head.copy))),
+        screen_hidden(hidden.cpu()),
     )
     logits = torch.mm(hidden, weight.T, out_dtype=torch.float32).cpu()
     share = (logits - z).abs() / bound

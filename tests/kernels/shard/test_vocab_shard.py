@@ -110,6 +110,7 @@ def asked_of(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         found |= {"too many": too_many(rank), "padded": padded(rank)}
     if ranks == 3:
         found |= {"race": race(rank, folder + "/race"), "unequal": unequal(rank)}
+        found["changed"] = [changed(rank, sizes) for sizes in (SIZES[3], [256, 256, 488])]
     return found
 
 
@@ -181,6 +182,38 @@ def test_shards_that_do_not_fit_each_other_are_refused_on_every_rank():
     found = [of_rank["unequal"] for of_rank in found_by(3)]
     assert "alike on all ranks" in found[0] and "on rank 1" in found[0]
     assert all("alike on all ranks" in message for message in found)
+
+
+def changed(rank: int, sizes: list[int]) -> list[object]:
+    """What a shard says after its weight was written to; its tokens before and after refresh."""
+    hidden, weight = problem(5, sum(sizes), D)
+    rows = own_rows(weight, rank, sizes)
+    shard = VocabShard(rows)
+    found: list[object] = [flash_sample(hidden, shard, seed=counter(1)).tokens.tolist()]
+    rows.neg_()
+    try:
+        found.append(flash_sample(hidden, shard, seed=counter(1)).tokens.tolist())
+    except InvalidArgument as error:
+        found.append(str(error))
+    shard.refresh(rows)
+    return [*found, flash_sample(hidden, shard, seed=counter(1)).tokens.tolist()]
+
+
+@pytest.mark.interpreter
+def test_a_copied_shard_whose_weight_changed_is_refused_until_it_is_refreshed():
+    for i, sizes in enumerate((SIZES[3], [256, 256, 488])):
+        hidden, weight = problem(5, sum(sizes), D)
+        before, after = (
+            flash_sample(hidden, head, seed=counter(1)).tokens.tolist()
+            for head in (weight, -weight)
+        )
+        for rank in range(3):
+            first, refused, last = found_by(3)[rank]["changed"][i]
+            assert (first, last) == (before, after)
+            if i == 0:
+                assert "shard: expected a weight that is as it was" in refused
+            else:  # nothing is copied: the rows themselves are drawn from
+                assert refused == after
 
 
 def too_many(rank: int) -> list[str]:

@@ -1,0 +1,200 @@
+"""`HeadCopy`: an int8 copy of an LM head, with what bounds its error; docs/screened-head.md.
+
+    w_v = scale_v code_v + r_v,   |r_v|_2 <= residual_v,   |scale_v code_v|_2 <= norm_v
+
+so that a logit is known from the copy within what `fsbench.kernels.screened.bounds` makes of these
+three numbers per token. They are computed in float64 and rounded upwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.source import Source
+from fsbench.kernels.checks.tensors import check_tensor
+from fsbench.kernels.screened.sizes import LARGEST_CODE, LARGEST_D, extra_bytes
+
+LARGEST_ENTRY = 2.0**50
+"""Rows with larger or undefined entries are not screened: a logit of two such could overflow."""
+SMALLEST_MAXIMUM = 2.0**-90
+"""Rows below it, of hidden too, have codes of 0 and are all error: no product can underflow."""
+_SMALLEST_RESIDUAL = 2.0**-110
+
+
+_AT_ONCE = 1 << 24  # entries in float64: 128 MiB, and as much again for what is made of them
+
+
+_heads: WeakValueDictionary[str, HeadCopy] = WeakValueDictionary()
+
+
+@dataclass(eq=False)
+class HeadCopy:
+    """A weight and its int8 copy; see screened.head.ScreenedHead.
+
+    weight: [V, D] bf16, fp16 or (on a CPU) fp32, the head itself.
+    codes: int8 [V, D], -127 to 127.
+    scale, residual, norm: fp32 [V], see the module. residual is +inf in a row that is not screened.
+
+    A head whose weight torch has written to since is refused, until it is refreshed or checked.
+    What torch does not see is in checks.source; `check` sees all of it.
+    """
+
+    weight: Tensor
+    codes: Tensor
+    scale: Tensor
+    residual: Tensor
+    norm: Tensor
+
+    def __post_init__(self) -> None:
+        self.source = Source(self.weight)
+        self.key = f"{id(self):x}"
+        _heads[self.key] = self
+
+    @property
+    def copy(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(codes, scale, residual, norm)."""
+        return self.codes, self.scale, self.residual, self.norm
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
+        return extra_bytes(*self.weight.shape)
+
+    def refresh(self, weight: Tensor | None = None) -> None:
+        """Make the copy anew, in place, of the weight as it is now or of another in its place.
+
+        CUDA graphs that were captured with the head go on with the new copy, but with the address
+        of the weight that they were captured with. It takes as long as prepare_head.
+
+        Raises:
+            InvalidType, InvalidArgument: as prepare_head, or a weight of another shape, dtype or
+                device than the head's.
+        """
+        old, new = self.weight, self.weight if weight is None else weight
+        check_weight(new)
+        check_tensor("weight", new, [old.dtype], [tuple(old.shape)], old.device)
+        rows = max(1, _AT_ONCE // new.shape[1])
+        self.source, values = Source(new), new.detach()
+        for v in range(0, len(values), rows):
+            parts = _quantized(values[v : v + rows].double())
+            for whole, part in zip(self.copy, parts, strict=True):
+                whole[v : v + rows] = part
+        self.weight = new
+
+    def check(self) -> None:
+        """Hold every row of the weight as it is now against the copy; accept it if all are bounded.
+
+        A change within the bounds is none: every draw stays exact. As long as prepare_head takes.
+
+        Raises:
+            InvalidArgument: a row that the copy does not bound; or the parts do not fit each other.
+        """
+        check_copy(self, as_it_was=False)
+        source = Source(self.weight)
+        if (row := unbounded_row(self)) is not None:
+            raise InvalidArgument(
+                "head: expected a copy that bounds its weight; got one that does not at row "
+                f"{row}: the weight has changed since prepare_head"
+            )
+        self.source = source
+
+
+def by_key(key: str) -> HeadCopy:
+    """The head of a key, as an operator's argument names it."""
+    return _heads[key]
+
+
+def _quantized(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(codes, scale, residual, norm) of rows w, float64 [R, D]."""
+    largest = w.abs().amax(1)
+    # The comparison is false for NaN too.
+    screened = largest <= LARGEST_ENTRY
+    w = torch.where(screened[:, None], w, 0.0)
+    scale = (largest / LARGEST_CODE).float()
+    scale = torch.where(screened & (largest >= SMALLEST_MAXIMUM), scale, 0.0)
+    divisor = torch.where(scale > 0, scale, torch.inf).double()[:, None]
+    codes = (w / divisor).round().clamp(-LARGEST_CODE, LARGEST_CODE)
+    copy = codes * scale.double()[:, None]
+    residual = _upwards((w - copy).norm(dim=1)).clamp_min(_SMALLEST_RESIDUAL)
+    residual = torch.where(screened, residual, torch.inf)
+    return codes.to(torch.int8), scale, residual, _upwards(copy.norm(dim=1))
+
+
+def _upwards(values: Tensor) -> Tensor:
+    """float64 norms -> fp32, not below the true ones: D + 2 roundings of 2^-53 are below 2^-30."""
+    inflated = values * (1 + 2.0**-30)
+    rounded = inflated.float()
+    above = torch.nextafter(rounded, torch.full_like(rounded, torch.inf))
+    return torch.where(rounded.double() < inflated, above, rounded)
+
+
+def check_copy(head: object, as_it_was: bool = True) -> HeadCopy:
+    """The head itself, if its parts fit each other; their values are not looked at.
+
+    as_it_was: whether the weight must not have changed, as far as torch knows.
+
+    Raises:
+        InvalidType: no ScreenedHead, or a part of another dtype. InvalidArgument: a part of
+            another shape or on another device, or a weight that has changed. Both also as
+            prepare_head.
+    """
+    if not isinstance(head, HeadCopy):
+        raise InvalidType(f"head: expected a ScreenedHead; got {type(head).__name__}")
+    check_weight(head.weight)
+    V, D = head.weight.shape
+    device = head.weight.device
+    check_tensor("head.codes", head.codes, [torch.int8], [(V, D)], device)
+    for name in ("scale", "residual", "norm"):
+        check_tensor(f"head.{name}", getattr(head, name), [torch.float32], [(V,)], device)
+    if as_it_was:
+        head.source.check("head", head.weight)
+    return head
+
+
+def unbounded_row(head: HeadCopy) -> int | None:
+    """The first row of the weight that its copy does not bound as above; None if there is none.
+
+    As long as prepare_head takes. A weight that changed within its bounds still has all of them.
+    """
+    V, D = head.weight.shape
+    rows = max(1, _AT_ONCE // D)
+    for v in range(0, V, rows):
+        whole = (head.weight, *head.copy)
+        weight, *parts = (part.detach()[v : v + rows].double() for part in whole)
+        wrong = (~_bounded(weight, *parts)).nonzero()
+        if len(wrong):
+            return v + int(wrong[0])
+    return None
+
+
+def _bounded(w: Tensor, codes: Tensor, scale: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+    """Whether rows w are bounded by what the copy says of them, bool [R]; all is float64."""
+    copy = codes * scale[:, None]
+    # prepare_head inflates by 2^-30, and float64 errs by less than 2^-35.
+    inflation = 1 + 2.0**-31
+    bounded = (w - copy).norm(dim=1) * inflation <= residual
+    bounded &= copy.norm(dim=1) * inflation <= norm
+    # What keeps sums below an overflow.
+    bounded &= torch.maximum(w.abs(), copy.abs()).amax(1) <= 2 * LARGEST_ENTRY
+    bounded &= codes.amin(1) >= -LARGEST_CODE
+    bounded &= residual >= _SMALLEST_RESIDUAL
+    # With an infinite one nothing is taken for known.
+    return bounded | (residual == torch.inf)
+
+
+def check_weight(weight: object) -> None:
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    if not isinstance(weight, torch.Tensor) or weight.dtype not in dtypes:
+        got = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
+        raise InvalidType(f"weight: expected a tensor of bf16, fp16 or fp32; got {got}")
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise InvalidArgument(f"weight: expected a non-empty matrix; got {list(weight.shape)}")
+    if weight.shape[1] > LARGEST_D:
+        raise InvalidArgument(f"weight: expected at most {LARGEST_D} columns; got {weight.shape}")
+    if not weight.is_contiguous():
+        raise InvalidArgument(f"weight: expected it contiguous; got strides {weight.stride()}")

@@ -1,0 +1,71 @@
+"""A checked request, drawn by way of the screen: by kernels, or where none can run in torch."""
+
+from __future__ import annotations
+
+import torch
+
+from fsbench import reference
+from fsbench.kernels import screened
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.result import Screened
+from fsbench.kernels.checks.values import ScreenConfigs
+from fsbench.kernels.configs.gpu import runs_kernels
+from fsbench.kernels.configs.screen import default_configs
+from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
+from fsbench.kernels.screened.copied import HeadCopy
+
+
+@torch.no_grad()
+def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: Screened) -> None:
+    """Draw one token of each row into `out`. configs: of both launches; None for those in use."""
+    hidden, device = request.hidden, request.hidden.device
+    if runs_kernels(device, hidden.dtype):
+        configs = configs or default_configs(*hidden.shape, device)
+        screened.launch.launch(request, head, configs, out)
+    else:
+        _compute(request, head, out)
+
+
+def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
+    """By torch: only the logits of candidates are computed, in fp32."""
+    hidden, V = request.hidden, request.vocab_size
+    B = hidden.shape[0]
+    T = torch.as_tensor(request.temperature).float().reshape(-1, 1).expand(B, 1)
+    T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
+    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    rows = torch.arange(B) * (request.seed.numel() == 1)
+    head = HeadCopy(*(part[:V] for part in (head.weight, *head.copy)))
+    allowed = None
+    if request.mask is not None:
+        allowed = reference.logits.unpacked(request.mask, V)
+    z, bound = screen_logits(head, screen_hidden(hidden))
+    size = reference.GROUP_SIZES[request.noise]
+    drawing = (V, request.seed, step, rows)
+    lower, upper = score_bounds(
+        z,
+        bound,
+        reference.token_noise(*drawing)
+        if size == 1
+        else reference.group_noise(*drawing, size=size)[0],
+        T,
+        soft_cap=request.soft_cap,
+        bias=request.bias,
+        allowed=allowed,
+        size=size,
+    )
+    chosen = candidates(lower, upper)
+    if size > 1:
+        chosen = reference.by_token(chosen[:, :, None].expand(-1, -1, size), V)
+        chosen = chosen if allowed is None else chosen & allowed
+    # What no row may draw is left out; a row's other tokens count as forbidden.
+    some = chosen.any(0).nonzero()[:, 0]
+    logits = torch.full((B, V), -torch.inf)
+    logits[:, some] = hidden.float() @ head.weight[some].float().T
+    logits = reference.processed_logits(
+        logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen
+    )
+    expected = reference.expect(logits, request.seed, step, request.temperature, request.noise)
+    out.tokens.copy_(expected.tokens)
+    out.valid.copy_(out.tokens >= 0)
+    assert out.found is not None
+    out.found.copy_(chosen.sum(1))

@@ -1,0 +1,188 @@
+"""flash_sample takes a ScreenedHead, and screened_sample is an operator of torch."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from flash_sample_cases import SEED, counter, problem
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fsbench.errors import InvalidArgument
+from fsbench.kernels import describe, flash_sample, prepare_head, screened_sample
+from fsbench.kernels.configs.screen import default_configs, worth_screening
+from fsbench.kernels.screened import head as module
+from fsbench.kernels.screened import op
+from fsbench.kernels.screened.op import screened_sample_op
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def screened_draws(monkeypatch) -> list[int]:
+    """Rows of each draw by the screen, which is taken for the faster one."""
+    rows: list[int] = []
+    draw = op.draw
+
+    def counted(request, *arguments):
+        rows.append(len(request.hidden))
+        draw(request, *arguments)
+
+    monkeypatch.setattr(op, "draw", counted)
+    monkeypatch.setattr(module, "worth_screening", lambda *facts: (True, "it is said to be"))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("facts", "chosen", "reason"),
+    [
+        ((64, 151_936, 4096, 1, (9, 0)), True, "B = 64 is at most 64, for D = 4096, groups of 1"),
+        ((65, 151_936, 4096, 1, (9, 0)), False, "B = 65 is above 64, for D = 4096, groups of 1"),
+        ((33, 128_256, 8192, 4, (9, 0)), False, "B = 33 is above 32, for D = 8192, groups of 4"),
+        ((9, 151_936, 4096, 32, (9, 0)), False, "B = 9 is above 8, for D = 4096, groups of 32"),
+        ((8, 49_155, 3072, 1, (9, 0)), True, "B = 8 is at most 8, for heads below 400 MB"),
+        ((9, 49_155, 3072, 1, (9, 0)), False, "B = 9 is above 8, for heads below 400 MB"),
+        ((1, 151_936, 4096, 1, (8, 0)), False, "measured on GPUs of compute capability 9.0 alone"),
+        ((1, 151_936, 4096, 1, None), False, "measured on GPUs of compute capability 9.0 alone"),
+    ],
+)
+def test_the_choice_has_a_reason(facts, chosen, reason):
+    found, why = worth_screening(*facts)
+    assert found == chosen and reason in why
+
+
+@pytest.mark.parametrize("noise", ["auto", "token", "group8"])
+def test_tokens_are_those_of_the_weight_by_either_way(noise, screened_draws, monkeypatch):
+    hidden, weight = problem(4, 200, 64, torch.bfloat16)
+    head = prepare_head(weight)
+    options = {"seed": SEED, "noise": noise, "temperature": torch.tensor([0.0, 0.5, 1.0, 3.0])}
+    wanted = flash_sample(hidden, weight, **options)
+    for more in ({}, {"out": flash_sample(hidden, weight, **options)}):
+        if more:
+            more["out"].tokens.fill_(-7)
+        sample = flash_sample(hidden, head, **options, **more)
+        assert type(sample) is type(wanted)
+        assert torch.equal(sample.tokens, wanted.tokens)
+        assert torch.equal(sample.valid, wanted.valid)
+    assert screened_draws == [4, 4]
+    described = describe(hidden, head, noise=noise)
+    assert described == "screened portable-b16v128d64p1; it is said to be"
+    monkeypatch.undo()
+    assert torch.equal(flash_sample(hidden, head, **options).tokens, wanted.tokens)
+    described = describe(hidden, head, noise=noise)
+    assert (
+        described
+        == f"{describe(hidden, weight, noise=noise)}; {worth_screening(4, 200, 64, 1, None)[1]}"
+    )
+    assert screened_draws == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_samples": 3},
+        {"return_logprob": True},
+        {"return_logz": True},
+        {"kernel": "portable"},
+    ],
+    ids=str,
+)
+def test_what_the_screen_does_not_serve_the_fused_kernels_do(more, screened_draws):
+    hidden, weight = problem(4, 200, 64, torch.bfloat16)
+    wanted = flash_sample(hidden, weight, seed=SEED, **more)
+    found = flash_sample(hidden, prepare_head(weight), seed=SEED, **more)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+    assert not screened_draws
+
+
+def test_a_changed_weight_is_refused_by_either_way(screened_draws, monkeypatch):
+    hidden, weight = problem(4, 200, 64, torch.bfloat16)
+    head = prepare_head(weight)
+    weight[0] = 1.0
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+            flash_sample(hidden, head, seed=SEED)
+        monkeypatch.undo()  # then by the fused kernel
+    assert not screened_draws
+
+
+HEAD = prepare_head(problem(3, 50, 16, torch.bfloat16)[1])
+
+
+def operands(**changes: Any) -> dict[str, Any]:
+    """Arguments of the operator: bf16, so that torch computes it."""
+    return {
+        "hidden": problem(3, 50, 16, torch.bfloat16)[0],
+        "weight": HEAD.weight,
+        "head": HEAD.key,
+        "seed": counter(5),
+        "offset": None,
+        "temperature": 1.0,
+        "temperatures": None,
+        "soft_cap": None,
+        "bias": None,
+        "mask": None,
+        "vocab_size": 50,
+        "noise": "group8",
+        "screen": None,
+        "resolve": None,
+        "tokens": torch.zeros(3, dtype=torch.int64),
+        "valid": torch.zeros(3, dtype=torch.bool),
+        "found": torch.zeros(3, dtype=torch.int32),
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_opcheck(everything):
+    more = {
+        "seed": counter(1, 2, 3),
+        "offset": counter(9),
+        "temperatures": torch.tensor([0.0, 1.0, 2.0]),
+        "soft_cap": 30.0,
+        "bias": torch.linspace(-1, 1, 50),
+        "mask": torch.ones(3, 2, dtype=torch.int32),
+        "screen": [16, 128, 64, 64, 0, 0, 4, 1, 1, 4, 64, 128],
+        "resolve": [16, 64, 16, 128, 64, 4, 1, 1, 0],
+    }
+    arguments = operands(**(more if everything else {}))
+    torch.library.opcheck(screened_sample_op, tuple(arguments.values()))
+
+
+def test_fake_tensors_have_the_shapes_and_launch_nothing(screened_draws):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        hidden = torch.zeros(3, 16, dtype=torch.bfloat16)
+        sample = screened_sample(
+            hidden, HEAD, seed=counter(1), configs=default_configs(3, 16, hidden.device)
+        )
+    assert sample.tokens.shape == (3,) and sample.found is not None
+    assert not screened_draws
+
+
+def screened_call(hidden: Tensor, head, offset: Tensor) -> Tensor:
+    return screened_sample(hidden, head, seed=SEED, offset=offset, noise="group4").tokens
+
+
+def chosen_call(hidden: Tensor, head, offset: Tensor) -> Tensor:
+    return flash_sample(hidden, head, seed=SEED, offset=offset, noise="group4").tokens
+
+
+@needs_compiler
+@pytest.mark.parametrize("call", [screened_call, chosen_call])
+def test_compiled_without_a_break_and_a_changed_weight_is_refused(call, screened_draws):
+    hidden, weight = problem(3, 50, 16, torch.bfloat16)
+    head = prepare_head(weight)
+    compiled = torch.compile(call, fullgraph=True)
+    for step in range(3):
+        assert torch.equal(compiled(hidden, head, counter(step)), call(hidden, head, counter(step)))
+    assert len(screened_draws) == 6
+    weight[0] = 1.0
+    with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+        compiled(hidden, head, counter(4))
+    head.refresh()
+    assert torch.equal(compiled(hidden, head, counter(4)), call(hidden, head, counter(4)))
