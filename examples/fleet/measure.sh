@@ -10,12 +10,13 @@ set -euo pipefail
 results=$1 gpu=$2 lines=${3:-1,\$}
 runs=${RUNS:-$(dirname "$0")/runs.txt}
 code=0
-while read -r name options; do
+while read -r name options || [ -n "$name" ]; do
     folder=$results/$gpu/$name-$(uname -n)
     if [ -e "$folder/env.json" ]; then
         again=(--resume "$folder")
     else
-        read -ra again <<< "$options --out $folder"
+        read -ra again <<< "$options"
+        again+=(--out "$folder")
     fi
     fsbench run "${again[@]}" < /dev/null || code=$?
 done < <(sed -n "${lines}p" "$runs")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import io
+import os
 import re
 import sys
 from collections.abc import Iterable
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -29,7 +33,7 @@ from fsbench.cli import (
     warm,
 )
 from fsbench.cli.options import NAMES
-from fsbench.errors import FsbenchError
+from fsbench.errors import FsbenchError, UnusableFile
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,9 +89,28 @@ def _options(
 
 def main() -> None:
     """Console script `fsbench`: run a command; an FsbenchError becomes one line and a code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # letters that its encoding lacks
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:  # None: closed by the caller
+                sys.stdout.flush()
     except FsbenchError as error:
-        Console(stderr=True).print("[bold red]error:[/] ", end="")
-        print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(error.exit_code)
+        _exit(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
+            raise
+        # Python writes what is left of the output when it ends: let it succeed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # the reader has enough
+            sys.exit(1)
+        _exit(f"cannot write: {error.strerror}", UnusableFile.exit_code)
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    Console(stderr=True).print("[bold red]error:[/] ", end="")
+    print(" ".join(message.split()), file=sys.stderr)
+    sys.exit(code)

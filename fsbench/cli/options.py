@@ -211,7 +211,9 @@ Device = Annotated[
 ]
 ResultsFolder = Annotated[
     Path | None,
-    option("--out", FOLDER, "Folder. Default: results/<gpu>/<utc>-<commit>[-<command>]."),
+    option(
+        "--out", FOLDER, "Folder. Default: a new one in results/<gpu>, named by time and commit."
+    ),
 ]
 FigureFolder = Annotated[Path, option("--out", FOLDER, "Folder for the figures.")]
 Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.")]

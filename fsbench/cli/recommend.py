@@ -201,10 +201,11 @@ def _measured(
     from fsbench.analysis.tables import configurations
     from fsbench.cli.reading import by_time, read_results, shipped
     from fsbench.records.iomodel import gpu_slug
+    from fsbench.records.store import folders_below
 
     slug = gpu_slug(gpu)
     if paths is None:
-        paths = [path for path in (Path("results"), shipped()) if path.is_dir()]
+        paths = [path for path in (Path("results"), shipped()) if folders_below(path)]
     frame = read_results(by_time(paths))
     found = [(each, each.rows.iloc[0]) for each in configurations(frame)]
     alike = ("d", "v", "dtype", "tp", "temperature", "top_k", "top_p", "min_p")
@@ -339,7 +340,7 @@ def _print(facts: dict[str, Any]) -> None:
     for (python, vllm), names in calls.items():
         print_(f"\nIn Python, {', '.join(names)}:\n" + indent(python, "  "))
         if vllm:
-            print_(f"In vLLM 0.22.1, where docs/end-to-end.md says so:\n  {vllm}")
+            print_(f"In vLLM, where docs/end-to-end.md says so:\n  {vllm}")
     print_("\nTimes are of plain sampling; docs/using-the-kernel.md says what options cost.")
 
 

@@ -11,16 +11,16 @@ LEVEL = 0.95
 """Confidence level of every interval in results and figures."""
 
 
-def median_interval(samples: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """Confidence interval of the median from order statistics.
 
-    [x_(k), x_(n+1-k)] with the largest k for which P(Bin(n, 1/2) < k) <= (1 - level) / 2
+    [x_(k), x_(n+1-k)] with the largest k for which P(Bin(n, 1/2) < k) <= (1 - LEVEL) / 2
     (the sign test inverted). With fewer than six samples it is the whole range, which is then all
     that can be said at 95 %.
     """
     ordered = np.sort(np.asarray(samples, dtype=float))
     n = len(ordered)
-    k = max(1, int(binom.ppf((1 - level) / 2, n, 0.5)))  # smallest k with CDF(k) >= tail, 1-based
+    k = max(1, int(binom.ppf((1 - LEVEL) / 2, n, 0.5)))  # smallest k with CDF(k) >= tail, 1-based
     return float(ordered[k - 1]), float(ordered[n - k])
 
 

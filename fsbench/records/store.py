@@ -324,9 +324,14 @@ def results_folders(paths: Iterable[Path]) -> list[Path]:
     """The results folders at or below each path; a path without any raises ResultsError."""
     found: list[Path] = []
     for path in paths:
-        names = ("points.jsonl", "results.csv")
-        below = sorted({file.parent for name in names for file in Path(path).rglob(name)})
+        below = folders_below(path)
         if not below:
             raise ResultsError(f"{path}: expected a results folder (points.jsonl or results.csv)")
         found += below
     return found
+
+
+def folders_below(path: Path) -> list[Path]:
+    """The results folders at or below a path, if there are any."""
+    names = ("points.jsonl", "results.csv")
+    return sorted({file.parent for name in names for file in Path(path).rglob(name)})

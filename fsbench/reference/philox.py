@@ -17,11 +17,11 @@ def _mulhilo(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return high, (a * b) & MASK32
 
 
-def philox4x32(counter: Words, key: tuple[Tensor, Tensor], rounds: int = 10) -> Words:
+def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """Four random words of every counter. All tensors int64 holding uint32 values, broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(rounds):
+    for _ in range(10):
         high0, low0 = _mulhilo(0xD2511F53, c0)
         high1, low1 = _mulhilo(0xCD9E8D57, c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0

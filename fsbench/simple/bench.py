@@ -228,13 +228,13 @@ def _through(plane: Plane, B: int) -> Tensor:
     return plane.wait(plane.publish(B), B)
 
 
-def ring(rounds: int, batches: Iterable[int] = (1, 16, 256)) -> list[Row]:
+def ring(rounds: int) -> list[Row]:
     """What publishing a step and waiting for it costs beyond the rows' own time, by B.
 
     Rows of 16 logits: hardly any time of their own. `direct` decides them on the calling thread.
     """
     rows = []
-    for B in batches:
+    for B in (1, 16, 256):
         plane = Plane(RingShape(1, B, 16), 1)
         plane.ring.logits.zero_()
         cases = [
@@ -306,16 +306,16 @@ def _hot_share(setup: Setup, H: int, mass: Tensor) -> Tensor:
     return (setup.logits[:, :H].double().logsumexp(1) - total).exp()
 
 
-def variation(setup: Setup, steps: int, rows: int = 8, draws: int = 32) -> list[Row]:
+def variation(setup: Setup, steps: int, rows: int = 8) -> list[Row]:
     """Distance of SHVS's law from the baseline's at every step, and its running mean (Figure 12).
 
     Bounded by coupling: both read the same uniform, in the same order of tokens, so the total
     variation distance of their laws is at most the chance that their tokens differ. Empirical
     frequencies would have to be compared otherwise, whose own noise is far above such distances.
-    Every step has other rows of logits, each drawn from `draws` times. The baseline is the oracle
+    Every step has other rows of logits, each drawn from 32 times. The baseline is the oracle
     in float64.
     """
-    out = []
+    out, draws = [], 32
     for label, controls in (("plain", PLAIN), ("production", _FILTERS)):
         step = Shvs(rows, setup.V, controls, 1, hot=setup.hot, order=setup.order)
         seed, differ, drawn = torch.tensor([11]), 0, 0

@@ -29,7 +29,7 @@ from fsbench.simple.ring import RingShape
 from fsbench.simple.steps import Offload, Shvs
 
 
-def copies(V: int, hot: int, batches: Iterable[int], rounds: int = 20) -> list[Row]:
+def copies(V: int, hot: int, batches: Iterable[int]) -> list[Row]:
     """Time of the copies of a step to pinned host memory: whole rows, hot tokens; and back."""
     rows = []
     for B in batches:
@@ -44,7 +44,7 @@ def copies(V: int, hot: int, batches: Iterable[int], rounds: int = 20) -> list[R
             ("hot tokens", part, contiguous),
             ("tokens back", on_gpu, tokens),
         ):
-            us = _event_us(partial(to.copy_, source, non_blocking=True), rounds)
+            us = _event_us(partial(to.copy_, source, non_blocking=True))
             rows.append(
                 {
                     "b": B,
@@ -57,9 +57,9 @@ def copies(V: int, hot: int, batches: Iterable[int], rounds: int = 20) -> list[R
     return rows
 
 
-def _event_us(call: Callable[[], object], rounds: int) -> float:
+def _event_us(call: Callable[[], object]) -> float:
     times = []
-    for _ in range(rounds):
+    for _ in range(20):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         call()

@@ -88,7 +88,7 @@ def matrix_operand(
     if not use_tma:
         return matrix
     if matrix.device.type == "cpu":  # the interpreter reads the tensor
-        return TensorDescriptor.from_tensor(matrix, [rows, cols])
+        return TensorDescriptor(matrix, [*matrix.shape], [matrix.shape[1], 1], [rows, cols])
     return _descriptor(Address(matrix.data_ptr(), matrix.dtype), *matrix.shape, rows, cols)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ def check_fraction(name: str, value: object, B: int, device: torch.device) -> fl
         return check_tensor(name, value, [torch.float32], [(B,)], device)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{name}: expected a number or a tensor; got {type(value).__name__}")
-    if not math.isfinite(value):
+    if not abs(value) <= sys.float_info.max:
         raise InvalidArgument(f"{name}: expected a finite number; got {value}")
     return float(value)
 

@@ -85,6 +85,14 @@ def test_a_machine_measures_every_run_and_continues_what_it_has(start):
     )
 
 
+def test_a_folder_with_spaces_and_a_last_line_without_an_end(start, tmp_path):
+    (tmp_path / "runs").write_text("good --preset paper")
+    code, calls = start("measure.sh", "all of them", "h100")
+    folder = f"all of them/h100/good-{os.uname().nodename}"
+    assert (code, calls) == (0, [f"fsbench run --preset paper --out {folder}"])
+    assert (tmp_path / folder / "env.json").is_file()
+
+
 @pytest.mark.parametrize(
     "script, types", [("slurm.sh", ("h100", "h200")), ("sky.sh", ("H100", "H200"))]
 )

@@ -20,6 +20,7 @@ COMMANDS = [command.name for command in app.registered_commands]
 def test_paragraphs_are_wrapped_where_the_terminal_ends(command):
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
     assert done.exit_code == 0
+    assert "…" not in done.stdout  # a word that was cut
     lines = [line.strip() for line in done.stdout.split("╭")[0].splitlines()]
     assert max(map(len, lines)) <= 80
     for line, below in pairwise(lines):

@@ -62,6 +62,11 @@ def test_an_unaligned_base_address_takes_the_pointer_path(unaligned):
     check(**matrices, noise="token")
 
 
+def test_the_stride_of_a_single_row_does_not_matter():
+    hidden, weight = problem(4, 1, 19, torch.float16)
+    check(hidden=hidden[:1, :16], weight=weight[:, :16], noise="token")  # torch: contiguous
+
+
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("temperature", [0, 1e-300, 1e-42, 1e-38, 1e-30, 0.3, 1, 1e30], ids=str)
 def test_temperature(temperature, noise):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import akunu_chapter as chapter
 import pytest
 import torch
 from flash_sample_cases import counter, normal_logits
@@ -13,7 +14,6 @@ from fsbench.kernels.akunu_faithful import akunu_scores
 from fsbench.kernels.group_gumbel_parallel import group_gumbel_parallel
 from fsbench.kernels.gumbel_argmax import gumbel_argmax
 from fsbench.kernels.pivot_search import pivot_search
-from fsbench.kernels.providing import akunu_reference as chapter
 from fsbench.kernels.providing.akunu import PARTS
 from fsbench.kernels.providing.filters import AKUNU_ORDER
 from fsbench.kernels.truncated.cutoff import GATHERED, RANKED

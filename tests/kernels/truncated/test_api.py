@@ -182,6 +182,7 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
         ({"top_k": torch.zeros(3)}, InvalidType, "top_k: expected dtype torch.int32 or"),
         ({"top_k": torch.zeros(2).int()}, InvalidArgument, r"top_k: expected shape \[3\]"),
         ({"top_p": "0.9"}, InvalidType, "top_p: expected a number or a tensor; got str"),
+        ({"top_p": 10**400}, InvalidArgument, "top_p: expected a finite number; got 1000"),
         ({"top_p": math.nan}, InvalidArgument, "top_p: expected a finite number; got nan"),
         ({"min_p": torch.zeros(3, 1)}, InvalidArgument, r"min_p: expected shape \[3\]"),
         ({"temperature": -1.0}, InvalidArgument, "temperature: expected a finite number >= 0"),

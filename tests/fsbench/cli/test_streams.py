@@ -1,0 +1,45 @@
+"""Where standard output cannot take what a command prints: a full disk, an old encoding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def output_of(command, stdout, **setting):
+    done = subprocess.run(
+        [sys.executable, "-m", "fsbench", *command],
+        env={**os.environ, "COLUMNS": "60", **setting},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="latin-1",
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["--version"]], ids=str)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_one_line(command, unbuffered):
+    with open("/dev/full", "w") as full:
+        code, said = output_of(command, full, PYTHONUNBUFFERED=unbuffered)
+    assert (code, said) == (2, "error: cannot write: No space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", [["list"], ["--version"]], ids=str)
+def test_a_reader_that_leaves_is_told_nothing(command, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        code, said = output_of(command, pipe, PYTHONUNBUFFERED=unbuffered)
+    assert (code, said) == (1, "")
+
+
+@pytest.mark.parametrize("command", [["iomodel"], ["run", "--help"]], ids=" ".join)
+def test_what_an_encoding_lacks_is_replaced(command):
+    code, said = output_of(command, subprocess.PIPE, PYTHONIOENCODING="latin-1")
+    assert (code, said) == (0, "")
