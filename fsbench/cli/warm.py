@@ -26,7 +26,7 @@ from fsbench.errors import InvalidArgument, unknown_name
 
 
 def _chips() -> Iterable[str]:
-    from fsbench.measure.offline import CHIPS
+    from fsbench.integrations.offline import CHIPS
 
     return CHIPS
 
@@ -61,7 +61,7 @@ def warm(
     its first calls of these shapes compile nothing. No GPU is needed with --gpu, no memory with
     either.
     """
-    from fsbench.measure.offline import CHIPS, REQUESTS, Chip, Shape, compiled
+    from fsbench.integrations.offline import CHIPS, REQUESTS, Chip, Shape, compiled
 
     heads = shapes(models or [], d, v)
     if not heads:
