@@ -7,8 +7,8 @@ top-p, min-p and penalties (docs/truncated.md); `score` has the log-probabilitie
 int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
-screened, truncated and scoring, then drafting, then providing, then the sampler files. Each name
-below is loaded when it is first used, so that listing the samplers needs no torch.
+screened, truncated and scoring, then drafting and warming, then providing, then the sampler files.
+Each name below is loaded when it is first used, so that listing the samplers needs no torch.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from fsbench.errors import InvalidArgument, unknown_name
 
 
 def _chips() -> Iterable[str]:
-    from fsbench.integrations.offline import CHIPS
+    from fsbench.kernels.warming.offline import CHIPS
 
     return CHIPS
 
@@ -61,13 +61,13 @@ def warm(
     its first calls of these shapes compile nothing. No GPU is needed with --gpu, no memory with
     either.
     """
-    from fsbench.integrations.offline import CHIPS, REQUESTS, Chip, Shape, compiled
+    from fsbench.kernels.warming.offline import CHIPS, DTYPES, REQUESTS, Chip, Shape, compiled
 
     heads = shapes(models or [], d, v)
     if not heads:
         raise InvalidArgument("--model: expected an LM head, or --d and --v; got none")
-    if dtype == "fp32":
-        raise InvalidArgument("--dtype: expected bf16 or fp16, as kernels on GPUs take; got fp32")
+    if dtype not in DTYPES:
+        raise InvalidArgument(f"--dtype: expected {' or '.join(DTYPES)}, as GPUs do; got {dtype}")
     kinds = [name.strip() for name in request.split(",")]
     for name in kinds:
         if name not in REQUESTS:

@@ -20,7 +20,8 @@ def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: S
     """Draw one token of each row into `out`. configs: of both launches; None for those in use."""
     hidden, device = request.hidden, request.hidden.device
     if runs_kernels(device, hidden.dtype):
-        configs = configs or default_configs(*hidden.shape, device)
+        B, D = hidden.shape
+        configs = configs or default_configs(B, D, device)
         screened.launch.launch(request, head, configs, out)
     else:
         _compute(request, head, out)

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.integrations.offline import CHIPS, REQUESTS, Chip, Shape, compiled
+from fsbench.kernels.warming.offline import CHIPS, REQUESTS, Chip, Shape, compiled
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -83,7 +83,7 @@ def test_without_a_gpu_its_name_is_asked_for():
 
 NEW_PROCESS = """
 import json, sys, triton
-from fsbench.integrations.offline import Shape, call
+from fsbench.kernels.warming.offline import Shape, call
 hits = []
 triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
 call(Shape(*json.loads(sys.argv[1])))

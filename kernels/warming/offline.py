@@ -25,9 +25,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from fsbench.errors import DeviceUnavailable, InvalidArgument, one_line
-from fsbench.inputs import TORCH_DTYPES
-from fsbench.kernels import flash_sample, fused, truncated_sample
+from fsbench.kernels.fused import api
 from fsbench.kernels.fused.draw import draw
+from fsbench.kernels.truncated.api import truncated_sample
 
 
 class Chip(NamedTuple):
@@ -59,6 +59,9 @@ CHIPS = {
     "b200": Chip("NVIDIA B200", (10, 0), 148, 232448),
 }
 """GPUs that need not be there."""
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What kernels take on GPUs."""
 
 REQUESTS = ("plain", "rows", "greedy", "logprobs", "filters", "row-filters")
 """Kinds of calls: numbers for all rows; temperature, seed and step of each row, as engines call;
@@ -154,7 +157,7 @@ def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
         multi_processor_count=chip.multiprocessors, shared_memory_per_block_optin=chip.shared_bytes
     )
     properties.name = chip.name  # which Mock takes for its own
-    cuda = {
+    cuda: dict[str, Any] = {
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: chip.capability,
         "current_device": lambda: 0,
@@ -164,7 +167,7 @@ def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
     with (
         mock.patch.multiple(torch.cuda, **cuda),
         mock.patch.object(FakeTensor, "data_ptr", lambda tensor: 0),  # aligned, as allocations are
-        mock.patch.object(fused.api, "through_operator", draw),
+        mock.patch.object(api, "through_operator", draw),
         mock.patch.object(JITFunction, "_do_compile", note),
         mock.patch.object(JITFunction, "run", lambda *a, **k: run(*a, **{**k, "warmup": True})),
         FakeTensorMode(),
@@ -177,17 +180,18 @@ def call(shape: Shape) -> None:
     """What an engine calls, on zeros."""
     request, B, D, V, dtype = shape
     zeros = partial(torch.zeros, device="cuda")
-    matrices = [zeros(rows, D, dtype=TORCH_DTYPES[dtype]) for rows in (B, V)]
-    each = {"seed": zeros(1, dtype=torch.int64), "offset": zeros(1, dtype=torch.int64)}
-    if request in ("rows", "logprobs", "row-filters"):
-        each = {name: zeros(B, dtype=torch.int64) for name in each}
+    matrices = [zeros(size, D, dtype=DTYPES[dtype]) for size in (B, V)]
+    by_row = request in ("rows", "logprobs", "row-filters")
+    rows = B if by_row else 1
+    each: dict[str, Any] = {name: zeros(rows, dtype=torch.int64) for name in ("seed", "offset")}
+    if by_row:
         each["temperature"] = zeros(B)
     if request == "filters":
         truncated_sample(*matrices, top_k=50, top_p=0.9, **each)
     elif request == "row-filters":
-        filters = {"top_k": zeros(B, dtype=torch.int32), "top_p": zeros(B), "min_p": zeros(B)}
-        truncated_sample(*matrices, **filters, **each)
+        each |= {name: zeros(B) for name in ("top_p", "min_p")}
+        truncated_sample(*matrices, top_k=zeros(B, dtype=torch.int32), **each)
     elif request == "greedy":
-        flash_sample(*matrices, temperature=0.0, **each)
+        api.flash_sample(*matrices, temperature=0.0, **each)
     else:
-        flash_sample(*matrices, return_logprob=request == "logprobs", **each)
+        api.flash_sample(*matrices, return_logprob=request == "logprobs", **each)
