@@ -61,7 +61,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @triton.jit
 def log1p(x):
-    return tl.where(x < 1e-4, x - x * x * 0.5, tl.log(1.0 + x))
+    return tl.where(tl.abs(x) < 1e-4, x - x * x * 0.5, tl.log(1.0 + x))
 
 
 def params(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
