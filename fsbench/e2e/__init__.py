@@ -1,7 +1,7 @@
 """`fsbench e2e`: time per output token of a whole model, with one sampler or another in it.
 
 An engine (hf, vllm_engine) decodes, measure asks it in turn for each sampler, records keeps what it
-said, summary and tables make of that what one reads.
+said, summary, open_loop and tables make of that what one reads.
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from fsbench.late import late
 
 if TYPE_CHECKING:
+    from fsbench.e2e import vllm_open as vllm_open
     from fsbench.e2e import vllm_served as vllm_served
 else:
-    # It imports vLLM, which only the worker process does, once it has redirected its output.
-    __getattr__ = late(__name__, "vllm_served")
+    # They import vLLM, which only the worker process does, once it has redirected its output.
+    __getattr__ = late(__name__, "vllm_served", "vllm_open")
