@@ -82,8 +82,8 @@ plots: setup
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
 
-# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once), and what they
-# do against vLLM's own kernels in the interpreter.
+# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once), SGLang's hooks
+# against its source (40 MB), and what the adapters do against vLLM's own kernels in the interpreter.
 check-engines: setup
 	$(VENV)/bin/python tools/check_engines.py
 	$(ON_CPU) tests/fsbench/integrations/test_real_kernels.py

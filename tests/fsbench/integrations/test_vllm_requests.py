@@ -319,40 +319,6 @@ def test_settings_are_gathered_when_the_batch_changes_and_not_before(load, monke
     assert len(asked) == 3
 
 
-def test_a_thousand_mixed_requests(load):
-    """Of all kinds, some cancelled, some preempted: none lost, none disturbed."""
-    runner, random = load(), np.random.default_rng(5)
-    play = Play(runner)
-    kinds, number, ended = list(KINDS), 0, 0
-    expected: dict[str, list[int]] = {}
-    alone = Play(load())
-    while ended < 150:
-        while len(play.slots) < 8:
-            kind = kinds[number % len(kinds)]
-            play.add(f"{kind} {number % 45}", request(kind, number % 3), PROMPT)
-            number += 1
-        names = random.permutation(list(play.slots)).tolist()[: random.integers(1, 9)]
-        play.step(names, {name: GRAMMAR for name in names if name.startswith("grammar")})
-        for name in names:
-            chance = random.random()
-            if chance < 0.1:
-                play.preempt(name)
-            elif chance < 0.15 or len(play.output(name)) == 4:
-                tokens = play.remove(name)[1]
-                ended += 1
-                longest = expected.get(name, [])
-                assert tokens[: len(longest)] == longest[: len(tokens)], name
-                expected[name] = max(longest, tokens, key=len)
-    for name, tokens in expected.items():
-        kind, at = name.rsplit(" ", 1)
-        alone.add("mine", request(kind, int(at) % 3), PROMPT)
-        for _ in tokens:
-            alone.step(None, {"mine": GRAMMAR} if kind == "grammar" else None)
-        assert alone.remove("mine")[1] == tokens, name
-    counts = runner._fsbench.sampling.counts
-    assert counts.served > 6 * sum(counts.left.values()) > 0
-
-
 def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, int]:
     """Decode requests of all kinds among each other: cancelled, preempted, constrained, restarted.
 
@@ -396,7 +362,7 @@ def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, in
             elif chance < 0.15:
                 play.preempt(name)
                 happened["preempted"] += 1
-        if random.random() < 0.005:  # killed: what was running is sent again
+        if random.random() < 0.02:  # killed: what was running is sent again
             waiting += [(name, *of[name]) for name in play.slots]
             play, happened["restarted"] = engine(), happened["restarted"] + 1
     assert happened["ended"] + happened["cancelled"] == number
@@ -439,9 +405,9 @@ def _a_mask_of_another_row(sampling):
 )
 def test_planted_faults_of_routing_are_found(load, fault):
     """What the thousand would find: each within a few requests."""
-    with pytest.raises(AssertionError, match=r" \d+$|^\w+"):
+    with pytest.raises(AssertionError, match=r" \d+\nassert"):
         mixed_requests(load, 60, lambda runner: fault(runner._fsbench.sampling))
 
 
 def test_without_a_fault_nothing_is_found(load):
-    assert mixed_requests(load, 60)["ended"] > 40
+    assert mixed_requests(load, 150)["ended"] > 100
