@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from fsbench.late import late
 
 if TYPE_CHECKING:
-    from fsbench.e2e import vllm_open as vllm_open
     from fsbench.e2e import vllm_served as vllm_served
 else:
-    # They import vLLM, which only the worker process does, once it has redirected its output.
-    __getattr__ = late(__name__, "vllm_served", "vllm_open")
+    # It imports vLLM, which only the worker process does, once it has redirected its output.
+    __getattr__ = late(__name__, "vllm_served")

@@ -14,10 +14,10 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from fsbench import e2e
 from fsbench.e2e.records import Decoded
 from fsbench.e2e.requests import parameters
 from fsbench.e2e.trace import read_events, step_profile
+from fsbench.e2e.vllm_open import Opened
 from fsbench.errors import EngineFailed
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
@@ -78,10 +78,10 @@ class Served:
                 "torch_profiler_dump_cuda_time_total": False,
             },
         )
-        self._opened = None
+        self._opened: Opened | None = None
         if opened:
             of_requests = vocabulary, prompt_tokens, output_tokens, seed
-            self._opened = e2e.vllm_open.Opened(settings, *of_requests)
+            self._opened = Opened(settings, *of_requests)
         else:
             self._llm = LLM(**settings)
 
@@ -122,8 +122,7 @@ class Served:
         if not os.environ.get("FSBENCH_VLLM"):
             return None
         if self._opened is not None:
-            counts: dict[str, Any] = self._opened.counts()
-            return counts
+            return self._opened.counts()
         found: dict[str, Any] = self._llm.collective_rpc("fsbench_counts")[0]
         return found
 
