@@ -29,7 +29,7 @@ from fsbench.verify.drawing import exact_head, random_logits
 
 pytestmark = pytest.mark.interpreter
 
-FILES = ROOT / FOLDER / "0.26.0"
+FILES = ROOT / FOLDER / "vllm-0.26.0"
 REAL = ("vllm.v1.worker.gpu.sample", "vllm.v1.sample.ops", "vllm.v1.outputs",
         "vllm.v1.worker.gpu.states", "vllm.v1.worker.gpu.buffer_utils")  # fmt: skip
 
@@ -84,7 +84,7 @@ class PlainBuffer:
 @pytest.fixture(scope="module")
 def sampler():
     if not FILES.is_dir():
-        pytest.skip(f"no {FOLDER}/0.26.0: run `make check-engines`")
+        pytest.skip(f"no {FOLDER}/vllm-0.26.0: run `make check-engines`")
     patch = pytest.MonkeyPatch()
     patch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     here = types.SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: False)
