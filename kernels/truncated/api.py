@@ -66,9 +66,9 @@ def truncated_sample(
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
         return_kept: also count what the filters keep. It costs time: without it the search for
             where a row is cut off ends when its token is known.
-        noise: of the first draw below. With "token" both have the noise of the second, so that
-            they are one race of what is kept; drafts match that more often (docs/speculation.md).
-            "auto" is "group".
+        noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
+            of the second, so that they are one race of what is kept; drafts match that more often
+            (docs/speculation.md).
         config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:
