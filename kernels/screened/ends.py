@@ -116,12 +116,12 @@ def group_ends(z, allowed, tokens, vectors, row_biases, rows, B, V, bounds, soft
         if len(allowed) > 0:
             logit = tl.where(allowed[i], logit, float("-inf"))
             error = tl.where(allowed[i], error, 0.0)
-        y = y + (logit,)  # noqa: RUF005
+        y = y + (logit,)  # type: ignore[assignment]  # noqa: RUF005
         bound = nan_max(bound, error)
     m = largest_member(y)
     finite = tl.where(m == float("-inf"), 0.0, m)
     c = inverse_temperature * LOG2_E
-    total = tl.exp2(c * (y[0] - finite))
+    total = tl.exp2(c * (y[0] - finite))  # type: ignore[misc]
     for i in tl.static_range(1, len(y)):
         total += tl.exp2(c * (y[i] - finite))
     log_sum = _rough_log2(tl.maximum(total, 1.0), NVIDIA) * LN_2
