@@ -83,8 +83,8 @@ def answers(hidden: Tensor, head: Tensor | VocabShard, kind: str, V: int) -> lis
     processing = {
         name: call[name] for name in ("temperature", "bias", "mask", "soft_cap") if name in call
     }
-    fields = (*drawn, *score(hidden, head, targets, **processing))
-    return [field.double().flatten().tolist() for field in fields]
+    fields = (*drawn, *score(hidden, head, targets, return_entropy=True, **processing))
+    return [field.double().flatten().tolist() for field in fields if field is not None]
 
 
 def shard_of(rank: int, sizes: list[int], weight: Tensor, **options: object) -> VocabShard:
