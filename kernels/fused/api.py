@@ -74,7 +74,7 @@ def flash_sample(
             own; with one, bias and mask are of the whole vocabulary, on every rank.
         return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64 on the
             same logits, or 1e-6 of their size where T is small.
-        return_entropy: fill this field, too; it costs what log-probabilities cost.
+        return_entropy: fill this field, -sum p log p of each row.
         return_rank, return_top: the rank of each token, and so many of the largest logits, up to
             20. With either the logits are stored, fp32 [B, V], and looked at by a launch of its
             own (docs/log-probabilities.md). Not with a VocabShard, nor above 2^20 tokens.
