@@ -187,11 +187,13 @@ def too_many(rank: int) -> list[str]:
     hidden, weight = problem(5, 512, 16)
     shard = shard_of(rank, [256, 256], weight, slots=16)
     messages = []
-    for options in ({"num_samples": 4}, {"vocab_size": 500}):
+    for options in ({"num_samples": 4}, {"vocab_size": 500}, {"return_rank": True}):
         with pytest.raises(InvalidArgument) as caught:
             flash_sample(hidden, shard, seed=counter(1), **options)
         messages.append(str(caught.value))
-    return messages
+    with pytest.raises(InvalidArgument) as caught:
+        score(hidden, shard, counter(1, 2, 3, 4, 5), return_rank=True)
+    return [*messages, str(caught.value)]
 
 
 @pytest.mark.full
@@ -201,6 +203,8 @@ def test_what_a_shard_cannot_do_is_named():
         "hidden: expected at most 16 rows times samples (up to 4 at a time), the slots of the "
         "VocabShard; got 5 times 4",
         "vocab_size: expected None with a VocabShard, which has its own",
+        "return_rank: expected it off with a VocabShard",
+        "return_rank: expected False with a VocabShard; got True",
     ]
 
 
