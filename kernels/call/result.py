@@ -54,7 +54,10 @@ def sample_fields(
     """Dtype and shape of each field of Sample that is wanted."""
     B, n = request.hidden.shape[0], request.num_samples
     shape = (B,) if n == 1 else (B, n)
-    fields = {"tokens": (torch.int64, shape), "valid": (torch.bool, (B,))}
+    fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "tokens": (torch.int64, shape),
+        "valid": (torch.bool, (B,)),
+    }
     if wanted.logprob:
         fields["logprob"] = (torch.float32, shape)
     if wanted.logz:
