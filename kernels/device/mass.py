@@ -38,7 +38,7 @@ def no_mass(zero, MOMENT: tl.constexpr = False):
     """The mass of no group, of the shape of `zero`: fp32 zeros. MOMENT: with a moment."""
     mass = (zero - float("inf"), zero.to(tl.int64), zero.to(tl.int64))
     if MOMENT:
-        mass += (zero.to(tl.int64), zero.to(tl.int64))
+        mass += (zero.to(tl.int64), zero.to(tl.int64))  # type: ignore[assignment]
     return mass
 
 
@@ -82,7 +82,7 @@ def mass_of_groups(m, s, inverse_temperature, moments=None):
         unit = ((shift + 127) << 23).to(tl.float32, bitcast=True)
         more_high, more_low = _integers(tl.fma(s, -f, -moments) * tl.exp2(f) * unit)
         times = (32 - shift).to(tl.int64)
-        mass += (high * times + more_high, low * times + more_low)
+        mass += (high * times + more_high, low * times + more_low)  # type: ignore[assignment]
     return mass
 
 
@@ -101,7 +101,7 @@ def add_masses(a, b):
     digits_b = _digits(b, window)
     mass = (window,)
     for i in tl.static_range(len(digits_a)):
-        mass += (digits_a[i] + digits_b[i],)
+        mass += (digits_a[i] + digits_b[i],)  # type: ignore[assignment]
     return mass
 
 
@@ -114,7 +114,7 @@ def _digits(mass, window):
     if len(mass) > 3:
         raised = mass[3] + 32 * mass[1]
         low = tl.where(below == 0.0, mass[4], tl.where(below == WINDOW, raised, 0))
-        digits += (tl.where(below == 0.0, mass[3], 0), low)
+        digits += (tl.where(below == 0.0, mass[3], 0), low)  # type: ignore[assignment]
     return digits
 
 
@@ -139,7 +139,7 @@ def mass_of_rows(mass):
     digits = _digits(mass, window[:, None])
     of_rows = (window,)
     for i in tl.static_range(len(digits)):
-        of_rows += (tl.sum(digits[i], axis=1),)
+        of_rows += (tl.sum(digits[i], axis=1),)  # type: ignore[assignment]
     return of_rows
 
 
@@ -170,7 +170,7 @@ def mass_of_programs(masses_ptr, programs, program, row, B, MOMENT: tl.constexpr
         theirs = (window,)
         for i in tl.static_range(1, len(mass)):
             digit = tl.load(at + i * programs * B, mask=there, other=0, cache_modifier=".cg")
-            theirs += (digit,)
+            theirs += (digit,)  # type: ignore[assignment]
         mass = add_masses(mass, theirs)
     return mass_of_rows(mass)
 
