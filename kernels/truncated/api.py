@@ -10,7 +10,7 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import TruncatedSample
-from fsbench.kernels.checks.values import check_flag, check_kernel
+from fsbench.kernels.checks.values import MAX_V, check_flag, check_kernel
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
@@ -23,9 +23,6 @@ from fsbench.kernels.truncated.filters import (
     check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
-
-MAX_V = 2**20
-"""Tokens that a program can have the maxima of in registers."""
 
 
 def truncated_sample(
