@@ -174,7 +174,7 @@ def _from_kept(
 ) -> Sample:
     """With filters or penalties: the logits are spread over the target's vocabulary."""
     hidden, weight = request.hidden, request.weight
-    out = empty_sample(request, False, False)
+    out = empty_sample(request, Extras())
     request = request._replace(noise="none")  # of the two draws only the race among the kept
     if runs_kernels(hidden.device, hidden.dtype):
         drafting.launch.launch_filtered(request, vocabulary, filters, penalties, out)
