@@ -12,7 +12,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
 from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.request import Request, checked_request
-from fsbench.kernels.call.result import Sample, Screened, TruncatedSample, empty_sample
+from fsbench.kernels.call.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
