@@ -82,9 +82,9 @@ plots: setup
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
 
-# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once), rivals against
-# the sources of their packages, and what the adapters do against vLLM's own kernels in the
-# interpreter.
+# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once), SGLang's hooks and
+# rivals against the sources of their packages, and what the adapters do against vLLM's own kernels
+# in the interpreter.
 check-engines: setup
 	$(VENV)/bin/python tools/check_engines.py
 	$(VENV)/bin/python tools/check_rivals.py

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def unsupported_reason(problem: Problem) -> str | None:
     """See Provider."""
-    from fsbench.kernels.truncated.api import MAX_V
+    from fsbench.kernels.checks.values import MAX_V
 
     return f"takes V up to {MAX_V}, not {problem.V}" if problem.V > MAX_V else None
 

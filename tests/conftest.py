@@ -6,11 +6,14 @@ The interpreter is chosen when a kernel is decorated, so it must be set before a
 import gc
 import importlib.util
 import os
+import random
 import signal
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # What is imported stays: to look for garbage among it takes a third of the time of collection.
 gc.disable()
@@ -18,12 +21,33 @@ gc.disable()
 # Ignored in a shell's background, and then in all processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The same examples every time, however long a busy machine takes to make and to try them.
+settings.register_profile(
+    "fsbench", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("fsbench")
+
+# What is printed and drawn does not depend on the shell that tests are started from.
+for name in (
+    *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),
+    *("FSBENCH_TILES", "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_COMMIT"),
+):
+    os.environ.pop(name, None)
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if importlib.util.find_spec("triton"):
         from faster_interpreter import make_faster
 
         make_faster()
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """What a test draws without a seed does not depend on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")

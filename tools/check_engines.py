@@ -1,10 +1,11 @@
-"""Hold the adapters of fsbench.integrations to the real source of each vLLM (`make check-engines`).
+"""Hold what is built on engines to their real source (`make check-engines`): vLLM, and SGLang.
 
-    python tools/check_engines.py [--source 0.26.0=FOLDER ...]
+    python tools/check_engines.py [--source vllm-0.26.0=FOLDER ...]
 
-Downloads the wheel of each version (some 300 MB) from the package index, keeps its Python files in
-build/engines/<version>, and compares signatures, fields and attributes with what the adapters
-expect, without importing vLLM. Prints a line for each difference; exit code 1 if there is one.
+Downloads each wheel (vLLM's have some 300 MB, SGLang's 40) from the package index, keeps its Python
+files in build/engines, and compares signatures, fields and attributes with what the adapters of
+fsbench.integrations and `fsbench e2e --arrivals` expect, without importing the engine. Of SGLang it
+is what docs/sglang.md builds on. Prints a line for each difference; exit code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,53 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
+from fsbench.e2e.vllm_engine import OPEN_LOOP
 from fsbench.integrations.vllm import ADAPTERS
 from fsbench.integrations.vllm_expected import Expected, differences
 
-KEPT = ("vllm/v1/", "vllm/distributed/", "vllm/model_executor/layers/")
+KEPT = {
+    "vllm": ("vllm/v1/", "vllm/distributed/", "vllm/model_executor/layers/", "vllm/engine/"),
+    "sglang": tuple(
+        f"sglang/{each}/"
+        for each in (
+            *("srt/plugins", "srt/layers", "srt/model_executor", "srt/sampling", "srt/managers"),
+            "kernels/ops/sampling",
+        )
+    ),
+    "flashinfer-python": ("flashinfer/sampling", "flashinfer/cake_sampling"),
+}
 FOLDER = Path("build/engines")
+
+_HOOKS = "sglang.srt.plugins.hook_registry:HookRegistry"
+_RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
+_HEAD = "sglang.srt.layers.logits_processor:LogitsProcessor"
+SGLANG = Expected(
+    "0.5.23",
+    signatures={
+        "sglang.srt.plugins:load_plugins": (),
+        f"{_HOOKS}.register": ("cls", "target", "hook", "hook_type", "source"),
+        f"{_HOOKS}.apply_hooks": ("cls",),
+        f"{_HEAD}._get_logits": (
+            *("self", "hidden_states", "lm_head", "logits_metadata", "embedding_bias"),
+            "use_logits_buffer",
+        ),
+        f"{_RUNNER}.sample": ("self", "logits_output", "forward_batch"),
+        "sglang.srt.layers.sampler:Sampler.forward": (
+            *("self", "logits_output", "sampling_info", "return_logprob", "top_logprobs_nums"),
+            *("token_ids_logprobs", "positions", "logprob_logits"),
+        ),
+    },
+    fields={
+        "sglang.srt.layers.logits_processor:LogitsProcessorOutput": ("next_token_logits",),
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo": (
+            *("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "grammars"),
+            *("penalizer_orchestrator", "acc_additive_penalties", "acc_scaling_penalties"),
+            *("has_custom_logit_processor", "logit_bias", "has_watermark_candidates"),
+        ),
+    },
+    attributes={_RUNNER: ("model", "sampler", "sample")},
+)
+"""What docs/sglang.md builds on."""
 
 
 class Source:
@@ -43,7 +86,7 @@ class Source:
         module, _, path = where.partition(":")
         cls, _, name = path.rpartition(".")
         found = self._method(module, cls, name) if cls else self._named(module, name)
-        return found.args if isinstance(found, ast.FunctionDef) else None
+        return found.args if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
     def required(self, where: str) -> list[str]:
         """The parameters of a function that have no default."""
@@ -120,7 +163,7 @@ class Source:
     def _method(self, module: str, cls: str, name: str) -> ast.AST | None:
         for line in self._lineage(module, cls):
             for node in line.body:
-                if isinstance(node, ast.FunctionDef) and node.name == name:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
                     return node
         return None
 
@@ -137,12 +180,9 @@ def check(expected: Expected, root: Path) -> list[str]:
     return lines
 
 
-def download(version: str, package: str = "vllm", kept: tuple[str, ...] = KEPT) -> Path:
-    """The Python files of a version, from the package index if they are not here.
-
-    kept: what the paths of those begin with that are kept.
-    """
-    folder = FOLDER / (version if package == "vllm" else f"{package}-{version}")
+def download(package: str, version: str) -> Path:
+    """The Python files of a version, from the package index if they are not here."""
+    folder = FOLDER / f"{package}-{version}"
     if folder.is_dir():
         return folder
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in (28, 31, 34, 35)]
@@ -161,7 +201,7 @@ def download(version: str, package: str = "vllm", kept: tuple[str, ...] = KEPT) 
             names = [
                 name
                 for name in archive.namelist()
-                if name.startswith(kept) and name.endswith(".py")
+                if name.startswith(KEPT[package]) and name.endswith(".py")
             ]
             archive.extractall(folder, names)
     return folder
@@ -169,14 +209,19 @@ def download(version: str, package: str = "vllm", kept: tuple[str, ...] = KEPT) 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--source", action="append", default=[], metavar="VERSION=FOLDER")
+    parser.add_argument("--source", action="append", default=[], metavar="NAME-VERSION=FOLDER")
     given = dict(each.split("=", 1) for each in parser.parse_args(arguments).source)
+    adapters = [adapter.expected for adapter in ADAPTERS.values()]
     failed = 0
-    for version, adapter in ADAPTERS.items():
-        root = Path(given[version]) if version in given else download(version)
-        lines = check(adapter.expected, root)
+    for package, expected in [
+        *(("vllm", each) for each in (*adapters, OPEN_LOOP)),
+        ("sglang", SGLANG),
+    ]:
+        name = f"{package}-{expected.version}"
+        root = Path(given[name]) if name in given else download(package, expected.version)
+        lines = check(expected, root)
         failed += len(lines)
-        print(f"vllm {version}: {len(lines) or 'no'} differences in {root}")
+        print(f"{package} {expected.version}: {len(lines) or 'no'} differences in {root}")
         for line in lines:
             print(f"  {line}")
     return 1 if failed else 0

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from check_engines import KEPT, Source, download
+from check_engines import Source, download
 
 _SAMPLE = "vllm.v1.worker.gpu.sample"
 _FLASHINFER = {
@@ -41,7 +41,6 @@ class Rival:
 
     package: str
     version: str
-    kept: tuple[str, ...]
     calls: dict[str, tuple[str, ...]]
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -51,7 +50,6 @@ RIVALS = (
     Rival(
         "vllm",
         "0.26.0",
-        KEPT,
         {
             "vllm.v1.worker.gpu.states:RequestState.__init__": (
                 *("max_num_reqs", "max_model_len", "max_num_batched_tokens"),
@@ -76,7 +74,6 @@ RIVALS = (
     Rival(
         "sglang",
         "0.5.23",
-        ("sglang/srt/layers/sampler", "sglang/kernels/ops/sampling/"),
         {
             "sglang.kernels.ops.sampling:softmax": ("logits",),
             "sglang.srt.layers.sampler:sampling_from_probs_torch": (
@@ -90,11 +87,10 @@ RIVALS = (
             )
         },
     ),
-    Rival("flashinfer-python", "0.6.9", ("flashinfer/sampling",), _FLASHINFER),
+    Rival("flashinfer-python", "0.6.9", _FLASHINFER),
     Rival(
         "flashinfer-python",
         "0.7.2.post1",
-        ("flashinfer/sampling", "flashinfer/cake_sampling"),
         {
             **_FLASHINFER,
             "flashinfer.cake_sampling:cake_sampling_route": ("probs", "top_k", "top_k_max"),
@@ -145,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for rival in RIVALS:
         name = f"{rival.package}-{rival.version}"
-        root = given.get(name) or download(rival.version, rival.package, rival.kept)
+        root = given.get(name) or download(rival.package, rival.version)
         lines = check(rival, Path(root))
         failed += len(lines)
         print(f"{name}: {len(lines) or 'no'} differences in {root}")

@@ -20,8 +20,9 @@ from fsbench.cli.options import (
     option,
     whole,
 )
-from fsbench.cli.parsing import int_list
+from fsbench.cli.parsing import int_list, number_list
 from fsbench.cli.tables import console
+from fsbench.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from fsbench.e2e.measure import Engine
@@ -35,7 +36,7 @@ def e2e(
         option(
             "--engine",
             one_of(lambda: ("hf", "vllm")),
-            "hf: a decode loop over transformers. vllm: vLLM 0.26.0.",
+            "hf: a decode loop over transformers. vllm: vLLM 0.26.0 or 0.33.0.",
         ),
     ] = "hf",
     model: Annotated[
@@ -60,6 +61,20 @@ def e2e(
     ] = "plain",
     tp: Annotated[str, option("--tp", integers(), "GPUs of a model, comma list (vllm).")] = "1",
     runs: Annotated[int, option("--runs", whole(), "Recorded runs of each sampler.")] = 5,
+    profiles: Annotated[
+        int, option("--profiles", whole(), "Profiles of each sampler, for the GPU's own time.")
+    ] = 10,
+    arrivals: Annotated[
+        str | None,
+        option(
+            "--arrivals",
+            WORDS,
+            "Requests per second, comma list: an open loop, Poisson arrivals (vllm).",
+        ),
+    ] = None,
+    arriving: Annotated[
+        int, option("--arriving", whole(2), "Requests of a run of --arrivals.")
+    ] = 256,
     prompt_tokens: Annotated[int, option("--prompt-tokens", whole(), "Tokens of a prompt.")] = 128,
     output_tokens: Annotated[int, option("--output-tokens", whole(4), "Tokens to decode.")] = 128,
     dtype: DtypeOrDefault = None,
@@ -104,6 +119,9 @@ def e2e(
         dtype=_DTYPES[dtype],
         seed=seed,
         requests=tuple(_names(requests)),
+        profiles=profiles,
+        arrivals=_rates(arrivals),
+        arriving=arriving,
     )
     versions = {package: package_version(package) for package in ("transformers", "vllm")}
     facts = {**environment(device, sys.argv), **versions, "engine": engine}
@@ -129,6 +147,15 @@ def make_engine(name: str, device: str, folder: Path, memory: float) -> Engine:
     from fsbench.e2e.vllm_engine import Vllm
 
     return Vllm(device, folder, memory)
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    """Of --arrivals."""
+    rates = number_list(text, "--arrivals") if text else []
+    for rate in rates:
+        if rate <= 0:
+            raise InvalidArgument(f"--arrivals: expected numbers above 0; got {rate:g}")
+    return tuple(rates)
 
 
 def _names(text: str) -> list[str]:

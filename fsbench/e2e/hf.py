@@ -74,6 +74,8 @@ class HuggingFace:
             self.label(sampler)
         if plan.tp != (1,):
             raise InvalidArgument(f"--tp: expected 1 with --engine hf; got {max(plan.tp)}")
+        if plan.arrivals:
+            raise InvalidArgument("--arrivals: expected none with --engine hf; it decodes batches")
         if plan.requests != (PLAIN,):
             given = shown(",".join(plan.requests))
             raise InvalidArgument(f"--requests: expected plain with --engine hf; got {given}")

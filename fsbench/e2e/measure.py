@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fsbench.e2e.models import Decoder
-from fsbench.e2e.records import Case, Decoded, Profile, Store
+from fsbench.e2e.records import Case, Decoded, Profile, Served, Store
 from fsbench.e2e.requests import PLAIN
 from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
@@ -19,6 +19,9 @@ class Plan:
     """What to measure. samplers: names, the baseline first. requests: kinds of requests.
 
     runs: recorded decodings of each sampler and batch. dtype: bfloat16, float16 or float32.
+    profiles: of each sampler and batch. arrivals: rates of an open loop, requests per second; then
+    nothing is decoded in a closed loop, and a batch is the most requests that run at a time.
+    arriving: requests of an open loop.
     """
 
     models: tuple[Decoder, ...]
@@ -31,6 +34,9 @@ class Plan:
     dtype: str = "bfloat16"
     seed: int = 0
     requests: tuple[str, ...] = (PLAIN,)
+    profiles: int = 1
+    arrivals: tuple[float, ...] = ()
+    arriving: int = 256
 
 
 class Session(Protocol):
@@ -50,6 +56,14 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free the model."""
+
+
+@runtime_checkable
+class Arriving(Protocol):
+    """A session of an engine to which requests can come by themselves."""
+
+    def arrive(self, sampler: str, rate: float, run_seed: int, requests: str) -> Served:
+        """Plan.arriving requests of a Poisson process of this seed, `rate` per second."""
 
 
 class Engine(Protocol):
@@ -144,16 +158,26 @@ def _measure_batch(
     def run(name: str, number: int) -> None:
         store.append_run(cases[name], number, session.decode(name, B, requests))
 
-    def profile(name: str) -> None:
-        store.append_profile(cases[name], session.profile(name, B, requests))
+    def profile(name: str, number: int) -> None:
+        store.append_profile(cases[name], session.profile(name, B, requests), number)
+
+    def arrive(name: str, number: int, rate: float) -> None:
+        assert isinstance(session, Arriving)
+        seed = plan.seed + number + 1  # the same arrivals for all samplers
+        served = session.arrive(name, rate, seed, requests)
+        if number >= 0:
+            store.append_served(cases[name], number, rate, seed, served)
 
     names = list(cases)
-    todo = [(name, partial(session.prepare, name, B, requests)) for name in names]
-    for number in range(plan.runs):
-        first = number % len(names)
-        turns = names[first:] + names[:first]
-        todo += [(name, partial(run, name, number)) for name in turns]
-    for name, action in [*todo, *((name, partial(profile, name)) for name in names)]:
+    todo: list[tuple[str, Callable[[], None]]] = []
+    if plan.arrivals:
+        todo += [(name, partial(arrive, name, -1, max(plan.arrivals))) for name in names]
+        for rate in plan.arrivals:
+            todo += _in_turn(names, plan.runs, partial(arrive, rate=rate))
+    else:
+        todo += [(name, partial(session.prepare, name, B, requests)) for name in names]
+        todo += _in_turn(names, plan.runs, run) + _in_turn(names, plan.profiles, profile)
+    for name, action in todo:
         if name in broken:
             continue
         try:
@@ -165,6 +189,17 @@ def _measure_batch(
             broken.add(name)
     say(f"{first_case.model}, {requests}, B={B}: measured")
     return broken
+
+
+def _in_turn(
+    names: list[str], runs: int, action: Callable[[str, int], None]
+) -> list[tuple[str, Callable[[], None]]]:
+    """Each sampler's action with the number of each run; a run begins with another sampler."""
+    return [
+        (name, partial(action, name, number))
+        for number in range(runs)
+        for name in names[number % len(names) :] + names[: number % len(names)]
+    ]
 
 
 def _case(plan: Plan, engine: Engine, decoder: Decoder, tp: int, name: str) -> Case:

@@ -86,6 +86,23 @@ class Profile:
     kernels: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Served:
+    """Requests that arrived at times of their own. Lists have a number per request, microseconds.
+
+    late_us: from when it was due to when the client sent it. All else counts from when it was due:
+    ttft_us to its first token, latency_us to its last. tpot_us: (its last token - its first) / (its
+    tokens - 1). seconds: from the start to the last token of all.
+    """
+
+    late_us: list[float]
+    ttft_us: list[float]
+    tpot_us: list[float]
+    latency_us: list[float]
+    seconds: float
+    output_tokens: int
+
+
 class Store:
     """The file steps.jsonl of a folder, for appending. Each line is on disk before the next.
 
@@ -105,8 +122,12 @@ class Store:
     def append_run(self, case: Case, run: int, decoded: Decoded) -> None:
         self._append(case, run=run, decoded=asdict(decoded))
 
-    def append_profile(self, case: Case, profile: Profile) -> None:
-        self._append(case, profile=asdict(profile))
+    def append_served(self, case: Case, run: int, rate: float, seed: int, served: Served) -> None:
+        """Requests that arrived as a Poisson process of this seed, `rate` per second."""
+        self._append(case, run=run, rate=rate, seed=seed, served=asdict(served))
+
+    def append_profile(self, case: Case, profile: Profile, run: int = 0) -> None:
+        self._append(case, run=run, profile=asdict(profile))
 
     def append_counts(self, case: Case, counts: Mapping[str, Any]) -> None:
         """Which tokens the sampler served and which it left to the engine, at the end."""

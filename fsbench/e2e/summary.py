@@ -21,6 +21,7 @@ COLUMNS = (
     *("tpot_ms", "tpot_min_ms", "tpot_max_ms", "step_p95_ms", "step_p99_ms", "tokens_per_s"),
     *("reduction_pct", "reduction_sd_pct", "draw_us", "matmul_us", "rest_us", "gap_us"),
     *("amdahl_pct", "possible_pct", "reached"),
+    *("profiles", "gpu_tpot_ms", "gpu_reduction_pct", "gpu_reduction_sd_pct"),
 )
 """Of e2e.csv; docs/end-to-end.md says what each is."""
 
@@ -30,16 +31,16 @@ def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
     cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
         case = {"requests": PLAIN, **line["case"]}
-        if "counts" in line:
+        if "counts" in line or "served" in line:
             continue
         found = cases.setdefault(
             tuple(case[name] for name in _KEY),
-            {"case": case, "runs": {}, "profile": None, "status": "ok", "reason": ""},
+            {"case": case, "runs": {}, "profiles": {}, "status": "ok", "reason": ""},
         )
         if "decoded" in line:
             found["runs"][line["run"]] = line["decoded"]
         elif "profile" in line:
-            found["profile"] = line["profile"]
+            found["profiles"][line.get("run", 0)] = line["profile"]
         else:
             found["status"], found["reason"] = line["status"], line["reason"]
     baselines = {key[:-1]: found for key, found in cases.items() if found["case"]["baseline"]}
@@ -48,7 +49,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
-    runs, profile = found["runs"], found["profile"]
+    runs, profiles, profile = found["runs"], found["profiles"], typical(found["profiles"])
     row = {**found["case"], "status": found["status"], "reason": found["reason"]}
     row["label"] = one_line(row["label"])
     row["runs"] = len(runs)
@@ -68,26 +69,44 @@ def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
         "tokens_per_s": row["b"] * 1e6 / median(tpot_us),
     }
     if baseline is not None and found is not baseline:
-        both = sorted(runs.keys() & baseline["runs"].keys())
-        saved = [
-            100 * (1 - runs[number]["tpot_us"] / baseline["runs"][number]["tpot_us"])
-            for number in both
-        ]
-        if saved:
-            row["reduction_pct"] = median(saved)
-            row["reduction_sd_pct"] = stdev(saved) if len(saved) > 1 else 0.0
+        row |= _saved("reduction", "tpot_us", runs, baseline["runs"])
     if profile:
         row |= {name: profile[name] for name in ("draw_us", "matmul_us", "rest_us")}
         if row["device"] == "cuda":
             row["gap_us"] = median(tpot_us) - profile["busy_us"]
+            row |= {"profiles": len(profiles), "gpu_tpot_ms": profile["busy_us"] / 1e3}
+            if baseline is not None and found is not baseline:
+                row |= _saved("gpu_reduction", "busy_us", profiles, baseline["profiles"])
     return row | _bounds(row, baseline)
+
+
+def _saved(
+    name: str, of: str, runs: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]
+) -> dict[str, float]:
+    """Percent saved of a time, against the baseline's run of the same number."""
+    both = sorted(runs.keys() & base.keys())
+    saved = [100 * (1 - runs[number][of] / base[number][of]) for number in both]
+    if not saved:
+        return {}
+    spread = stdev(saved) if len(saved) > 1 else 0.0
+    return {f"{name}_pct": median(saved), f"{name}_sd_pct": spread}
+
+
+def typical(profiles: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """Of each time of a case's profiles the median; None without any."""
+    if not profiles:
+        return None
+    names = ("draw_us", "matmul_us", "rest_us", "busy_us")
+    times = {name: [each[name] for each in profiles.values()] for name in names}
+    return {name: None if None in found else median(found) for name, found in times.items()}
 
 
 def _bounds(row: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
     """What the baseline's profile says can be gained, and how much of it was."""
-    if baseline is None or not baseline["runs"] or not baseline["profile"]:
+    if baseline is None or not baseline["runs"] or not baseline["profiles"]:
         return {}
-    base = baseline["profile"]
+    base = typical(baseline["profiles"])
+    assert base is not None
     tpot_us = median(run["tpot_us"] for run in baseline["runs"].values())
     found = {}
     if base["matmul_us"] is not None:

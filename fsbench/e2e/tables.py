@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsbench.e2e.open_loop import open_loop_markdown, open_loop_summary
 from fsbench.e2e.records import read
 from fsbench.e2e.requests import PLAIN
 from fsbench.e2e.summary import summary
@@ -22,8 +23,13 @@ _Columns = dict[str, Callable[["pd.Series"], str]]
 
 def write_tables(folder: Path) -> pd.DataFrame:
     """Write e2e.csv and e2e.md of a results folder; returns the summary that both are of."""
-    frame = summary(read(folder))
-    write_into(folder, {"e2e.csv": as_csv(frame, index=False), "e2e.md": markdown(frame)})
+    lines = read(folder)
+    frame, arrived = summary(lines), open_loop_summary(lines)
+    texts = {"e2e.csv": as_csv(frame, index=False), "e2e.md": markdown(frame)}
+    if not arrived.empty:
+        texts["arrivals.csv"] = as_csv(arrived, index=False)
+        texts["e2e.md"] = (texts["e2e.md"].strip() + "\n\n" + open_loop_markdown(arrived)).lstrip()
+    write_into(folder, texts)
     return frame
 
 
@@ -117,6 +123,12 @@ def _where(rows: pd.DataFrame) -> str:
         "head + sampling": lambda row: f"{row.draw_us:.0f}",
         "head": lambda row: "" if row.isna().matmul_us else f"{row.matmul_us:.0f}",
         "rest": lambda row: f"{row.rest_us:.0f}",
+        "busy": lambda row: "" if row.isna().gpu_tpot_ms else f"{row.gpu_tpot_ms * 1e3:.0f}",
+        "busy, saved %": lambda row: (
+            ""
+            if row.isna().gpu_reduction_pct
+            else f"{row.gpu_reduction_pct:.1f} ± {row.gpu_reduction_sd_pct:.1f}"
+        ),
         "idle": lambda row: "" if row.isna().gap_us else f"{row.gap_us:.0f}",
         "p95 / p99, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
     }

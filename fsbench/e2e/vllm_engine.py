@@ -24,15 +24,43 @@ import torch
 
 from fsbench.e2e.measure import Plan
 from fsbench.e2e.models import Decoder
-from fsbench.e2e.records import Decoded, Profile
+from fsbench.e2e.pinning import pin
+from fsbench.e2e.records import Decoded, Profile, Served
 from fsbench.e2e.requests import check_kind
 from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
 from fsbench.integrations.vllm import MARKS, MEASURED, SWITCH, adapter_of
+from fsbench.integrations.vllm_expected import Expected
 from fsbench.machine.packages import package_version
 
 OWN = "vllm"
 """The name of vLLM's own sampler."""
+
+_ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
+OPEN_LOOP = Expected(
+    MEASURED,
+    signatures={
+        f"{_ENGINE}.from_engine_args": (
+            *("cls", "engine_args", "start_engine_loop", "usage_context", "stat_loggers"),
+        ),
+        f"{_ENGINE}.generate": (
+            *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request"),
+            *("tokenization_kwargs", "trace_headers", "priority", "data_parallel_rank"),
+            *("reasoning_ended", "reasoning_parser_kwargs"),
+        ),
+        f"{_ENGINE}.collective_rpc": ("self", "method", "timeout", "args", "kwargs"),
+    },
+    fields={
+        "vllm.engine.arg_utils:EngineArgs": (
+            *("model", "load_format", "skip_tokenizer_init", "dtype", "tensor_parallel_size"),
+            *("max_num_seqs", "max_model_len", "gpu_memory_utilization", "seed"),
+            *("kv_cache_memory_bytes", "enable_prefix_caching", "enable_flashinfer_autotune"),
+            *("compilation_config", "disable_log_stats"),
+        )
+    },
+    attributes={},
+)
+"""What --arrivals relies on in vLLM's asynchronous engine (`make check-engines`)."""
 
 _START_S, _ANSWER_S = 540.0, 300.0
 
@@ -99,6 +127,7 @@ class Engines:
         self._folder = tempfile.TemporaryDirectory(prefix="fsbench-e2e-")
         self._processes: dict[str, Process] = {}
         self._lost: dict[str, EngineFailed] = {}
+        self._arriving = plan.arriving
         positions = plan.prompt_tokens + plan.output_tokens
         try:
             for name in samplers:  # all at once: they load and compile at the same time
@@ -121,11 +150,13 @@ class Engines:
                         "kv_bytes": cache_bytes(plan, decoder, tp),
                         "memory": round(memory / len(samplers), 3),
                         "vocabulary": decoder.V,
+                        "opened": bool(plan.arrivals),
                     }
                 )
             for name, process in self._processes.items():
                 try:
                     process.receive(_START_S)
+                    process.pin()
                 except EngineFailed as error:
                     self._lost[name] = error
                     process.stop(seconds=5)
@@ -142,6 +173,11 @@ class Engines:
     def profile(self, sampler: str, B: int, requests: str) -> Profile:
         return Profile(**self._ask(sampler, do="profile", b=B, requests=requests))
 
+    def arrive(self, sampler: str, rate: float, run_seed: int, requests: str) -> Served:
+        more = {"number": self._arriving, "run_seed": run_seed, "requests": requests}
+        seconds = _ANSWER_S + 2 * self._arriving / rate
+        return Served(**self._ask(sampler, seconds, do="arrive", rate=rate, **more))
+
     def counts(self, sampler: str) -> dict[str, Any] | None:
         if sampler in self._lost:
             return None
@@ -154,12 +190,12 @@ class Engines:
                 process.stop()
         self._folder.cleanup()
 
-    def _ask(self, sampler: str, **request: Any) -> Any:
+    def _ask(self, sampler: str, seconds: float | None = None, **request: Any) -> Any:
         if sampler in self._lost:
             raise self._lost[sampler]
         process = self._processes[sampler]
         process.send(request)
-        return process.receive(_ANSWER_S)
+        return process.receive(seconds or _ANSWER_S)
 
 
 def cache_bytes(plan: Plan, decoder: Decoder, tp: int) -> int:
@@ -194,7 +230,7 @@ class Process:
     ):
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w", encoding="utf-8") as file:
+        with log.open("a", encoding="utf-8") as file:
             self._child = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
@@ -221,6 +257,12 @@ class Process:
         if "error" in answer:
             raise self._failed(answer["error"])
         return answer["ok"]
+
+    def pin(self) -> None:
+        """Give the engine's processes their cores, and say in the log which."""
+        cores = pin(self._child.pid)
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(f"fsbench: cores {cores or 'not pinned: fewer than processes'}\n")
 
     def stop(self, seconds: float = 30.0) -> None:
         """Let the child end; kill it if it does not."""

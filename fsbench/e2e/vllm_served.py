@@ -17,6 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from fsbench.e2e.records import Decoded
 from fsbench.e2e.requests import parameters
 from fsbench.e2e.trace import read_events, step_profile
+from fsbench.e2e.vllm_open import Opened
 from fsbench.errors import EngineFailed
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
@@ -33,6 +34,8 @@ class Served:
         kv_bytes: of the cache, on each GPU. Given, so that engines can start at the same time: vLLM
             would size it by the memory that it sees free.
         memory: part of each GPU's memory that has to be free at the start.
+        opened: have vLLM's asynchronous engine, for requests that come by themselves: `arrive`, and
+            no `decode`.
     """
 
     def __init__(
@@ -47,12 +50,13 @@ class Served:
         kv_bytes: int,
         memory: float,
         vocabulary: int,
+        opened: bool = False,
     ):
         self._folder = Path(folder)
         self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
         self._seed, self._vocabulary = seed, vocabulary
         self._requests = 0
-        self._llm = LLM(
+        settings: dict[str, Any] = dict(
             model=folder,
             load_format="dummy",
             skip_tokenizer_init=True,
@@ -74,6 +78,12 @@ class Served:
                 "torch_profiler_dump_cuda_time_total": False,
             },
         )
+        self._opened: Opened | None = None
+        if opened:
+            of_requests = vocabulary, prompt_tokens, output_tokens, seed
+            self._opened = Opened(settings, *of_requests)
+        else:
+            self._llm = LLM(**settings)
 
     def decode(self, b: int, requests: str) -> Decoded:
         """B requests of a kind, from the moment they are sent to the last token's arrival."""
@@ -111,8 +121,15 @@ class Served:
         """Of the first rank; None if vLLM draws itself."""
         if not os.environ.get("FSBENCH_VLLM"):
             return None
+        if self._opened is not None:
+            return self._opened.counts()
         found: dict[str, Any] = self._llm.collective_rpc("fsbench_counts")[0]
         return found
+
+    def arrive(self, rate: float, number: int, run_seed: int, requests: str) -> dict[str, Any]:
+        """Requests that come by themselves, where the engine was started for them."""
+        assert self._opened is not None
+        return asdict(self._opened.arrive(rate, number, run_seed, requests))
 
     def _send(self, b: int, requests: str, output_tokens: int) -> None:
         words = random.Random(self._seed)

@@ -17,26 +17,67 @@ class Sample(NamedTuple):
     valid: bool [B]; False for a row that has no draw.
     logprob: fp32 [B] or [B, n], or None if not asked for: log softmax(logits / T) at the token.
     logz: fp32 [B], or None: log sum exp(logits / T).
+    entropy: fp32 [B], or None: -sum p log p of p = softmax(logits / T).
+    rank: int32 [B] or [B, n], or None: how many tokens have a larger logit than the drawn one.
+        One with the same logit does not count.
+    top_tokens: int64 [B, k], or None: the tokens of the k largest logits, in this order, of equal
+        ones the lower first; -1 from the number of allowed tokens on.
+    top_logprob: fp32 [B, k], or None: their log-probabilities, and -inf where there is no token.
 
-    Where T = 0 the token is the argmax, and logprob and logz are those of T = 1. In a row without
-    a draw both are NaN.
+    Where T = 0 the token is the argmax, and log-probabilities, logz and entropy are those of T = 1.
+    In a row without a draw these are NaN, and ranks and tokens are -1.
     """
 
     tokens: Tensor
     valid: Tensor
     logprob: Tensor | None = None
     logz: Tensor | None = None
+    entropy: Tensor | None = None
+    rank: Tensor | None = None
+    top_tokens: Tensor | None = None
+    top_logprob: Tensor | None = None
 
 
-def empty_sample(request: Request, logprob: bool, logz: bool) -> Sample:
-    """A Sample for a launch to write to."""
-    B, n, device = request.hidden.shape[0], request.num_samples, request.hidden.device
+class Extras(NamedTuple):
+    """What a draw returns beside tokens: which fields of Sample; top: how many of top_tokens."""
+
+    logprob: bool = False
+    logz: bool = False
+    entropy: bool = False
+    rank: bool = False
+    top: int = 0
+
+
+def sample_fields(
+    request: Request, wanted: Extras
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of each field of Sample that is wanted."""
+    B, n = request.hidden.shape[0], request.num_samples
     shape = (B,) if n == 1 else (B, n)
+    fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "tokens": (torch.int64, shape),
+        "valid": (torch.bool, (B,)),
+    }
+    if wanted.logprob:
+        fields["logprob"] = (torch.float32, shape)
+    if wanted.logz:
+        fields["logz"] = (torch.float32, (B,))
+    if wanted.entropy:
+        fields["entropy"] = (torch.float32, (B,))
+    if wanted.rank:
+        fields["rank"] = (torch.int32, shape)
+    if wanted.top:
+        fields["top_tokens"] = (torch.int64, (B, wanted.top))
+        fields["top_logprob"] = (torch.float32, (B, wanted.top))
+    return fields
+
+
+def empty_sample(request: Request, wanted: Extras) -> Sample:
+    """A Sample for a launch to write to."""
+    device = request.hidden.device
+    fields = sample_fields(request, wanted).items()
     return Sample(
-        torch.empty(shape, dtype=torch.int64, device=device),
-        torch.empty(B, dtype=torch.bool, device=device),
-        torch.empty(shape, dtype=torch.float32, device=device) if logprob else None,
-        torch.empty(B, dtype=torch.float32, device=device) if logz else None,
+        **{name: torch.empty(*shape, dtype=dtype, device=device) for name, (dtype, shape) in fields}
     )
 
 
@@ -46,12 +87,19 @@ class Score(NamedTuple):
     logprob: fp32 [B] or [B, n]: log softmax(logits / T) at the target; 0 where that is -100, NaN
         where there is none.
     logz: fp32 [B]: log sum exp(logits / T); NaN in a row that is undefined.
+    entropy: fp32 [B], or None if not asked for: -sum p log p of p = softmax(logits / T); NaN in a
+        row that is undefined.
+    rank: int32, of the shape of logprob, or None if not asked for: how many tokens have a larger
+        logit than the target; one with the same logit does not count. -1 where there is none, and
+        where the target is -100.
     valid: bool, of the shape of logprob; False where logprob is NaN: the target is out of range, or
         the row has a NaN or +inf logit, no finite one, or a temperature that is none.
     """
 
     logprob: Tensor
     logz: Tensor
+    entropy: Tensor | None
+    rank: Tensor | None
     valid: Tensor
 
 

@@ -57,3 +57,24 @@ def scored(targets_ptr, at, there, token, logprob, V):
     logprob = tl.where(token == target, logprob, float("-inf"))
     logprob = tl.where(valid, logprob, float("nan"))
     return tl.where(target == IGNORED, 0.0, logprob), valid | (target == IGNORED)
+
+
+@triton.jit
+def count_larger(y, limits, counts):
+    """Add to counts, [R, G] each, how many members (32 tensors [R, G]) are above limits, [R, 1]."""
+    more = ()
+    for i in tl.static_range(len(counts)):
+        count = counts[i]
+        for j in tl.static_range(32):
+            count += (y[j] > limits[i]).to(tl.int32)
+        more = more + (count,)  # noqa: RUF005
+    return more
+
+
+@triton.jit
+def store_rank(rank_ptr, targets_ptr, at, there, token, V):
+    """Put -1 in place of the counts that all programs left, where there is no rank."""
+    target = tl.load(targets_ptr + at, mask=there, other=IGNORED)
+    rank = tl.load(rank_ptr + at, mask=there, other=0, cache_modifier=".cg")
+    ranked = (token >= 0) & (target >= 0) & (target < V)
+    tl.store(rank_ptr + at, tl.where(ranked, rank, -1), mask=there)

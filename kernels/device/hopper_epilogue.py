@@ -10,8 +10,8 @@ from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.configs import hopper
 from fsbench.kernels.device.epilogue import capped
-from fsbench.kernels.device.given import given_draws
-from fsbench.kernels.device.mass import add_masses, mass_of_groups
+from fsbench.kernels.device.given import count_larger, given_draws
+from fsbench.kernels.device.mass import add_masses, group_moments, mass_of_groups
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.group import (
@@ -45,16 +45,18 @@ def group_layout(GROUPS):
 
 @gluon.jit
 def consume(
-    logits, v0, rows, sizes, processing, stored, best, mass,
+    logits, v0, rows, sizes, processing, stored, best, mass, counts,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
 ):  # fmt: skip
-    """Let matmul results [ROWS, WIDTH] of tokens from v0 on enter the candidates and masses.
+    """Let matmul results [ROWS, WIDTH] of tokens from v0 on enter candidates, masses and counts.
 
     rows: of each row, [ROWS, 1] in group_layout(4), or scalar where it is one for all:
-        (number, number in the noise, seed or tuple of targets, offset, T, 1 / T).
+        (number, number in the noise, seed or tuple of targets, offset, T, 1 / T, limits), where
+        limits is the tuple of the targets' logits, or empty.
     stored: which rows' logits are written, too, [ROWS, 1] like rows, and where:
         (there, logits_ptr, (largest_ptr,) or (), stride), see StoredLogits; or empty.
     best: of each sample (score, token, logit), [ROWS, 4] each. mass: [ROWS, 4], see mass.
+    counts: of each target the logits above its own, int32 [ROWS, 4] each; or empty.
     """
     GROUPS: gl.constexpr = logits.shape[1] // 32
     _, bias_ptr, row_bias_ptr, mask_ptr = processing
@@ -64,12 +66,12 @@ def consume(
     )
     if GROUPS > 4 and MANY:
         low, high = halves(logits)
-        best, mass = consume(
-            low, v0, rows, sizes, processing, stored, best, mass,
+        best, mass, counts = consume(
+            low, v0, rows, sizes, processing, stored, best, mass, counts,
             N, NOISE, GREEDY_ROWS, WITH_MASS,
         )  # fmt: skip
         return consume(
-            high, v0 + GROUPS * 16, rows, sizes, processing, stored, best, mass,
+            high, v0 + GROUPS * 16, rows, sizes, processing, stored, best, mass, counts,
             N, NOISE, GREEDY_ROWS, WITH_MASS,
         )  # fmt: skip
     else:
@@ -131,9 +133,14 @@ def consume(
             new_best += (so_far,)
         if WITH_MASS:
             for part in gl.static_range(GROUPS // 4):
-                group = mass_of_groups(_block(m, part), _block(sums[31], part), rows[5])
+                moments = None
+                if len(mass) > 3:
+                    moments = _block(group_moments(y, m, inverse_temperature), part)
+                group = mass_of_groups(_block(m, part), _block(sums[31], part), rows[5], moments)
                 mass = add_masses(mass, group)
-        return new_best, mass
+        if len(counts) > 0:
+            counts = count_larger(y, rows[6], counts)
+        return new_best, mass, counts
 
 
 @gluon.jit

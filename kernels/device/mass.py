@@ -13,6 +13,10 @@ The mass of a set of groups is a tuple (window, high, low): high + low 2^-32 in 
 
 What is further below is left out: of each group less than 2^-32 of the sum. Digits are never
 carried from low to high, so it does not matter which groups were added up first.
+
+For the entropy a mass has two numbers more, its *moment*: the sum over tokens of 2^x (window + 32 -
+x), where 2^x = exp(logit / T). It has digits like those of the mass, and is exact in the same way:
+one window up, 32 masses are added to it, which are integers.
 """
 
 import triton
@@ -25,12 +29,17 @@ LN_2 = tl.constexpr(0.6931471805599453)
 WINDOW = tl.constexpr(32.0)
 FURTHEST = tl.constexpr(2.0**128 - 2.0**104)
 """The largest fp32 number: where binary exponents of exp(logit / T) end."""
+LARGE = tl.constexpr(1e30)
+"""Times an exp2 of its opposite, which is 0, it is 0."""
 
 
 @triton.jit
-def no_mass(zero):
-    """The mass of no group, of the shape of `zero`: fp32 zeros."""
-    return zero - float("inf"), zero.to(tl.int64), zero.to(tl.int64)
+def no_mass(zero, MOMENT: tl.constexpr = False):
+    """The mass of no group, of the shape of `zero`: fp32 zeros. MOMENT: with a moment."""
+    mass = (zero - float("inf"), zero.to(tl.int64), zero.to(tl.int64))
+    if MOMENT:
+        mass += (zero.to(tl.int64), zero.to(tl.int64))  # type: ignore[assignment]
+    return mass
 
 
 @triton.jit
@@ -45,33 +54,68 @@ def binary_exponent(y, inverse_temperature):
 
 
 @triton.jit
-def mass_of_groups(m, s, inverse_temperature):
-    """The mass of each group, s exp(m / T), from what group_sums returns."""
+def group_moments(y, m, inverse_temperature):
+    """Sums of 2^x x over members (32 tensors [R, G]), 2^x = exp((y - m) / T), by their ids."""
+    finite = tl.where(m == float("-inf"), 0.0, m)
+    c = inverse_temperature * LOG2_E
+    x = c * (y[0] - finite)
+    total = tl.exp2(x) * tl.maximum(x, -LARGE)
+    for i in tl.static_range(1, 32):
+        x = c * (y[i] - finite)
+        total = tl.fma(tl.exp2(x), tl.maximum(x, -LARGE), total)
+    return total
+
+
+@triton.jit
+def mass_of_groups(m, s, inverse_temperature, moments=None):
+    """The mass of each group, s exp(m / T), from what group_sums returns; see group_moments."""
     n, f = binary_exponent(m, inverse_temperature)
     bits = (s * tl.exp2(f)).to(tl.int32, bitcast=True)
     # Products with powers of two are exact, fused or not.
     window = WINDOW * tl.floor((n + ((bits >> 23) - 127).to(tl.float32)) * (1.0 / WINDOW))
-    scaled = (bits + ((n - window).to(tl.int32) << 23)).to(tl.float32, bitcast=True)
-    high = tl.floor(scaled)
-    return window, high.to(tl.int64), ((scaled - high) * 4294967296.0).to(tl.int64)
+    shift = (n - window).to(tl.int32)
+    scaled = (bits + (shift << 23)).to(tl.float32, bitcast=True)
+    high, low = _integers(scaled)
+    mass = (window, high, low)
+    if moments is not None:
+        # s (32 - shift - f) - moments: the first product is of integers, the rest is small.
+        unit = ((shift + 127) << 23).to(tl.float32, bitcast=True)
+        more_high, more_low = _integers(tl.fma(s, -f, -moments) * tl.exp2(f) * unit)
+        times = (32 - shift).to(tl.int64)
+        mass += (high * times + more_high, low * times + more_low)  # type: ignore[assignment]
+    return mass
+
+
+@triton.jit
+def _integers(x):
+    """x as integers (high, low), high + low 2^-32."""
+    high = tl.floor(x)
+    return high.to(tl.int64), ((x - high) * 4294967296.0).to(tl.int64)
 
 
 @triton.jit
 def add_masses(a, b):
     """The mass of the union of two sets of groups. Associative and commutative, to the bit."""
     window = tl.maximum(a[0], b[0])
-    high_a, low_a = _digits(a, window)
-    high_b, low_b = _digits(b, window)
-    return window, high_a + high_b, low_a + low_b
+    digits_a = _digits(a, window)
+    digits_b = _digits(b, window)
+    mass = (window,)
+    for i in tl.static_range(len(digits_a)):
+        mass += (digits_a[i] + digits_b[i],)  # type: ignore[assignment]
+    return mass
 
 
 @triton.jit
 def _digits(mass, window):
-    """(high, low) of a mass in a window that is not below its own."""
-    own, high, low = mass
-    below = window - own
-    low = tl.where(below == 0.0, low, tl.where(below == WINDOW, high, 0))
-    return tl.where(below == 0.0, high, 0), low
+    """The digits of a mass in a window that is not below its own."""
+    below = window - mass[0]
+    low = tl.where(below == 0.0, mass[2], tl.where(below == WINDOW, mass[1], 0))
+    digits = (tl.where(below == 0.0, mass[1], 0), low)
+    if len(mass) > 3:
+        raised = mass[3] + 32 * mass[1]
+        low = tl.where(below == 0.0, mass[4], tl.where(below == WINDOW, raised, 0))
+        digits += (tl.where(below == 0.0, mass[3], 0), low)  # type: ignore[assignment]
+    return digits
 
 
 @triton.jit
@@ -80,54 +124,66 @@ def add_tile(logits, inverse_temperature, mass):
 
     With group noise the sums are those that sampling needs, and the compiler computes them once.
     """
-    m, sums = group_sums(members(logits), inverse_temperature)
-    return add_masses(mass, mass_of_groups(m, sums[31], inverse_temperature))
+    y = members(logits)
+    m, sums = group_sums(y, inverse_temperature)
+    moments = None
+    if len(mass) > 3:
+        moments = group_moments(y, m, inverse_temperature)
+    return add_masses(mass, mass_of_groups(m, sums[31], inverse_temperature, moments))
 
 
 @triton.jit
 def mass_of_rows(mass):
     """The masses of rows, [R] each, from those [R, W] of parts of them."""
     window = tl.max(mass[0], axis=1)
-    high, low = _digits(mass, window[:, None])
-    return window, tl.sum(high, axis=1), tl.sum(low, axis=1)
+    digits = _digits(mass, window[:, None])
+    of_rows = (window,)
+    for i in tl.static_range(len(digits)):
+        of_rows += (tl.sum(digits[i], axis=1),)  # type: ignore[assignment]
+    return of_rows
 
 
 @triton.jit
 def store_mass(masses_ptr, mass, programs, program, row, B, there):
     """Leave the masses of rows, [R], for mass_of_programs."""
-    window, high, low = mass
     at = masses_ptr + program * B + row
-    tl.store(at, window.to(tl.int32, bitcast=True).to(tl.int64), mask=there)
-    tl.store(at + programs * B, high, mask=there)
-    tl.store(at + 2 * programs * B, low, mask=there)
+    tl.store(at, mass[0].to(tl.int32, bitcast=True).to(tl.int64), mask=there)
+    for i in tl.static_range(1, len(mass)):
+        tl.store(at + i * programs * B, mass[i], mask=there)
 
 
 @triton.jit
-def mass_of_programs(masses_ptr, programs, program, row, B):
+def mass_of_programs(masses_ptr, programs, program, row, B, MOMENT: tl.constexpr = False):
     """The masses of rows, [R] each, from those that all programs left.
 
     Args:
-        masses_ptr: int64 [3, programs, B]: bits of the window, high, low.
+        masses_ptr: int64 [3, programs, B]: bits of the window, high, low; [5, ...] with MOMENT.
         program: int32 [1, W], 0 .. W - 1: so many programs' are added up at once.
         row: int32 [R].
     """
-    mass = no_mass((row * 0).to(tl.float32)[:, None] + (program * 0).to(tl.float32))
+    mass = no_mass((row * 0).to(tl.float32)[:, None] + (program * 0).to(tl.float32), MOMENT)
     for first in range(0, programs, program.shape[1]):
         at = masses_ptr + (first + program) * B + row[:, None]
         there = (first + program < programs) & (row < B)[:, None]
         bits = tl.load(at, mask=there, other=0, cache_modifier=".cg")
         window = tl.where(there, bits.to(tl.int32).to(tl.float32, bitcast=True), float("-inf"))
-        high = tl.load(at + programs * B, mask=there, other=0, cache_modifier=".cg")
-        low = tl.load(at + 2 * programs * B, mask=there, other=0, cache_modifier=".cg")
-        mass = add_masses(mass, (window, high, low))
+        theirs = (window,)
+        for i in tl.static_range(1, len(mass)):
+            digit = tl.load(at + i * programs * B, mask=there, other=0, cache_modifier=".cg")
+            theirs += (digit,)  # type: ignore[assignment]
+        mass = add_masses(mass, theirs)
     return mass_of_rows(mass)
+
+
+@triton.jit
+def _number(high, low):
+    return high.to(tl.float32) + low.to(tl.float32) * 2.0**-32
 
 
 @triton.jit
 def _binary_log(mass):
     """(k, l) with 2^window 2^k exp(l) the mass, l in [0, log 2); of no use where it is 0."""
-    _, high, low = mass
-    bits = (high.to(tl.float32) + low.to(tl.float32) * 2.0**-32).to(tl.int32, bitcast=True)
+    bits = _number(mass[1], mass[2]).to(tl.int32, bitcast=True)
     fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
     return ((bits >> 23) - 127).to(tl.float32), log(fraction)
 
@@ -146,3 +202,15 @@ def log_probability(logit, mass, inverse_temperature):
     k, rest = _binary_log(mass)
     found = tl.fma(((n - mass[0]) - k) + f, LN_2, -rest)
     return tl.where(logit == float("-inf"), logit, tl.minimum(found, 0.0))
+
+
+@triton.jit
+def entropy_of_mass(mass):
+    """log Z - sum p logit / T of a row, from its mass and moment: at least 0."""
+    k, rest = _binary_log(mass)
+    # log2 Z is window + k + rest: whole numbers cancel before anything is rounded.
+    times = k.to(tl.int64) - 32
+    high = mass[3] + times * mass[1]
+    low = mass[4] + times * mass[2]
+    found = _number(high + (low >> 32), low & 0xFFFFFFFF) / _number(mass[1], mass[2])
+    return tl.maximum(tl.fma(found, LN_2, rest), 0.0)

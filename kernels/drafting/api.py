@@ -12,7 +12,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
 from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.request import Request, checked_request
-from fsbench.kernels.call.result import Sample, Screened, TruncatedSample, empty_sample
+from fsbench.kernels.call.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
@@ -174,7 +174,7 @@ def _from_kept(
 ) -> Sample:
     """With filters or penalties: the logits are spread over the target's vocabulary."""
     hidden, weight = request.hidden, request.weight
-    out = empty_sample(request, False, False)
+    out = empty_sample(request, Extras())
     request = request._replace(noise="none")  # of the two draws only the race among the kept
     if runs_kernels(hidden.device, hidden.dtype):
         drafting.launch.launch_filtered(request, vocabulary, filters, penalties, out)

@@ -8,9 +8,16 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.call.head import PreparedHead
 from fsbench.kernels.call.request import Request, checked_request
-from fsbench.kernels.call.result import Sample, empty_sample
+from fsbench.kernels.call.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
-from fsbench.kernels.checks.values import check_flag, check_kernel, check_noise
+from fsbench.kernels.checks.values import (
+    MAX_TOP,
+    MAX_V,
+    check_flag,
+    check_integer,
+    check_kernel,
+    check_noise,
+)
 from fsbench.kernels.configs.choice import choose, explanation, tma_possible
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -33,6 +40,9 @@ def flash_sample(
     vocab_size: int | None = None,
     return_logprob: bool = False,
     return_logz: bool = False,
+    return_entropy: bool = False,
+    return_rank: bool = False,
+    return_top: int = 0,
     noise: str = "auto",
     out: Sample | None = None,
     kernel: str = "auto",
@@ -68,6 +78,10 @@ def flash_sample(
             own; with one, bias and mask are of the whole vocabulary, on every rank.
         return_logprob, return_logz: fill these fields of the result; within 1e-3 of fp64 on the
             same logits, or 1e-6 of their size where T is small.
+        return_entropy: fill this field, -sum p log p of each row.
+        return_rank, return_top: the rank of each token, and so many of the largest logits, up to
+            20. With either the logits are stored, fp32 [B, V], and looked at by a launch of its
+            own (docs/log-probabilities.md). Not with a VocabShard, nor above 2^20 tokens.
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
             noise.md). "auto" is "group", always: tokens must not depend on where they are drawn.
         out: a Sample to write to and return; its fields must match what is asked for.
@@ -109,14 +123,21 @@ def flash_sample(
         noise=noise,
         may_be_sharded=True,
     )
-    check_flag("return_logprob", return_logprob)
-    check_flag("return_logz", return_logz)
+    wanted = Extras(
+        check_flag("return_logprob", return_logprob),
+        check_flag("return_logz", return_logz),
+        check_flag("return_entropy", return_entropy),
+        check_flag("return_rank", return_rank),
+        check_integer("return_top", return_top, 0, MAX_TOP),
+    )
+    if wanted.rank or wanted.top:
+        _check_stored("return_rank" if wanted.rank else "return_top", request)
     kernel = check_kernel(kernel, config)
     if out is None:
-        out = empty_sample(request, return_logprob, return_logz)
+        out = empty_sample(request, wanted)
     else:
-        _check_out(out, request, return_logprob, return_logz)
-    plain = request.num_samples == 1 and not return_logprob and not return_logz
+        _check_out(out, request, wanted)
+    plain = request.num_samples == 1 and not any(wanted)
     if head is not None and plain and kernel == "auto":
         chosen, _ = head.choice(request.hidden, request.vocab_size, request.noise)
         if chosen is not None:
@@ -178,19 +199,25 @@ def describe(
     )
 
 
-def _check_out(out: object, request: Request, logprob: bool, logz: bool) -> None:
+def _check_stored(name: str, request: Request) -> None:
+    """Refuse what has no stored logits to look at."""
+    if request.shard is not None:
+        raise InvalidArgument(f"{name}: expected it off with a VocabShard")
+    if request.vocab_size > MAX_V:
+        raise InvalidArgument(f"{name}: expected at most {MAX_V} tokens; got {request.vocab_size}")
+
+
+def _check_out(out: object, request: Request, wanted: Extras) -> None:
     """Refuse a Sample whose fields do not match what is asked for."""
     if not isinstance(out, Sample):
         raise InvalidType(f"out: expected a Sample; got {type(out).__name__}")
-    device, rows = request.hidden.device, (request.hidden.shape[0],)
-    shape = rows if request.num_samples == 1 else (*rows, request.num_samples)
-    check_tensor("out.tokens", out.tokens, [torch.int64], [shape], device)
-    check_tensor("out.valid", out.valid, [torch.bool], [rows], device)
-    for name, field, asked, wanted in (
-        ("logprob", out.logprob, logprob, shape),
-        ("logz", out.logz, logz, rows),
-    ):
-        if asked:
-            check_tensor(f"out.{name}", field, [torch.float32], [wanted], device)
+    fields = sample_fields(request, wanted)
+    for name, field in out._asdict().items():
+        if name in fields:
+            dtype, shape = fields[name]
+            check_tensor(f"out.{name}", field, [dtype], [shape], request.hidden.device)
         elif field is not None:
-            raise InvalidArgument(f"out.{name}: expected None without return_{name}; got a tensor")
+            option = "top" if name.startswith("top") else name
+            raise InvalidArgument(
+                f"out.{name}: expected None without return_{option}; got a tensor"
+            )

@@ -44,6 +44,14 @@ def compute(request: Request, out: Sample) -> None:
         out.valid.copy_(tokens >= 0)
         if out.logprob is not None:
             out.logprob.view(-1, n)[:, sample] = torch.where(out.valid, value - logz, torch.nan)
+        if out.rank is not None:
+            y = logits.gather(1, tokens.clamp_min(0)[:, None])
+            out.rank.view(-1, n)[:, sample] = _ranks(logits, y)[:, 0].where(out.valid, -1)
+    if out.entropy is not None:
+        entropy = _entropy(logits, temperature, logz, merging)
+        out.entropy.copy_(entropy.where(out.valid, torch.nan))
+    if out.top_tokens is not None and out.top_logprob is not None:
+        _largest(logits, temperature, logz, out.valid, out.top_tokens, out.top_logprob)
     if out.logz is not None:
         out.logz.copy_(torch.where(out.valid, logz, torch.nan))
 
@@ -65,6 +73,44 @@ def _score(request: Request, logits: Tensor, logz: Tensor, out: Sample) -> None:
     out.logprob.copy_(logprob)
     out.logz.copy_(logz.where(defined, torch.nan))
     out.valid.copy_(good | ignored)
+    if out.rank is not None:
+        y = logits.gather(1, targets.where(inside, 0))
+        out.rank.copy_(_ranks(logits, y).where(good, -1))
+    if out.entropy is not None:
+        entropy = _entropy(logits, request.temperature, logz, shard)
+        out.entropy.copy_(entropy.where(defined, torch.nan))
+
+
+def _largest(
+    logits: Tensor,
+    temperature: float | Tensor,
+    logz: Tensor,
+    valid: Tensor,
+    top_tokens: Tensor,
+    top_logprob: Tensor,
+) -> None:
+    """The tokens of the largest logits, and their log-probabilities, into the last two."""
+    y, tokens = logits.sort(dim=1, descending=True, stable=True)
+    k = min(top_tokens.shape[1], logits.shape[1])
+    y, tokens, valid = y[:, :k], tokens[:, :k], valid[:, None]
+    logprob = y.double() * reference.inverse_temperature(temperature, y.device) - logz[:, None]
+    top_tokens.fill_(-1)[:, :k] = tokens.where(valid & (y > -torch.inf), -1)
+    top_logprob.fill_(-torch.inf)[:, :k] = logprob
+    top_logprob.masked_fill_(~valid, torch.nan)
+
+
+def _ranks(logits: Tensor, y: Tensor) -> Tensor:
+    """How many logits [B, V] are above each of y [B, n]: int64 [B, n]."""
+    return torch.stack([(logits > each[:, None]).sum(1) for each in y.T], 1)
+
+
+def _entropy(
+    logits: Tensor, temperature: float | Tensor, logz: Tensor, shard: VocabShard | None
+) -> Tensor:
+    """Of softmax(logits / T), float64 [B]; logz: float64 [B], of all ranks."""
+    x = logits.double() * reference.inverse_temperature(temperature, logits.device) - logz[:, None]
+    part = -(x.exp() * x).masked_fill(x == -torch.inf, 0.0).sum(1)
+    return part if shard is None else shard.gather(part).sum(0)
 
 
 def _logits(request: Request) -> Tensor:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from fsbench.kernels.call.operands import (
@@ -16,17 +17,20 @@ from fsbench.kernels.call.operands import (
     per_row,
     processing,
 )
-from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared
+from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, launch_kernel, prepared
 from fsbench.kernels.call.request import SAMPLES_AT_ONCE, Request
 from fsbench.kernels.call.result import Sample
+from fsbench.kernels.call.standing import launch_standing
 from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.device.stored_logits import StoredLogits
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate
 from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import flash_sampling_kernel
+from fsbench.kernels.fused.targets import AT_ONCE as TARGETS_AT_ONCE
+from fsbench.kernels.fused.targets import target_logits_kernel
 
 
 def launch(
@@ -38,8 +42,13 @@ def launch(
     """Run the kernel of a config on a request.
 
     One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
-    stored: where the logits are written, too.
+    stored: where the logits are written, too. Ranks of drawn tokens, and the largest logits, are
+    found in it afterwards, by a launch of its own.
     """
+    given = request.noise == "given"
+    looked_at = out.top_tokens is not None or (out.rank is not None and not given)
+    if looked_at and stored is None:
+        stored = allocate(len(request.hidden), request.vocab_size, request.hidden.device, True)
     hidden, weight, samples = request.hidden, request.weight, request.num_samples
     B, device = hidden.shape[0], hidden.device
     at_once = min(samples, SAMPLES_AT_ONCE)
@@ -50,11 +59,14 @@ def launch(
         isinstance(config, HopperConfig) or (tma_possible(hidden) and tma_possible(weight)),
         out.logprob is None,
         out.logz is None,
+        out.entropy is None,
+        out.top_tokens is None,
         None if stored is None else stored.logits.shape,
         *kind_of(request),
     )
     with launching_on(device):
         work = workspace(B * at_once, device)
+        limits = _target_logits(request, logits, out.rank) if given else None
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
             prepare = partial(_prepare, request, config, n, logits, stored)
@@ -80,12 +92,17 @@ def launch(
                 valid_ptr=out.valid,
                 logprob_ptr=out.logprob,
                 logz_ptr=out.logz,
+                entropy_ptr=out.entropy,
+                rank_ptr=None if limits is None else out.rank,
+                limits_ptr=limits,
                 logits_ptr=None if stored is None else stored.logits,
                 largest_ptr=None if stored is None else stored.largest,
                 buffers_ptr=None if line is None else line.buffers,
                 counts_ptr=None if line is None else line.counts,
                 first_sample=first_sample,
             )
+        if looked_at and stored is not None:
+            launch_standing(request, stored, masses, out)
 
 
 def _partial_sums(
@@ -95,10 +112,40 @@ def _partial_sums(
     winners = masses = None
     if out.logprob is not None:
         winners = out.logprob.new_empty(programs_v, B, samples)
-    if out.logprob is not None or out.logz is not None:
-        device = out.tokens.device
-        masses = torch.empty(3, programs_v, B, dtype=torch.int64, device=device)
+    if any(x is not None for x in (out.logprob, out.logz, out.entropy, out.top_tokens)):
+        device, numbers = out.tokens.device, 3 if out.entropy is None else 5
+        masses = torch.empty(numbers, programs_v, B, dtype=torch.int64, device=device)
     return winners, masses
+
+
+def _target_logits(request: Request, logits: Processing, rank: Tensor | None) -> Tensor | None:
+    """The targets' logits, fp32 [B, n], and 0 to count from in `rank`; None without it."""
+    if rank is None:
+        return None
+    hidden, count = request.hidden, request.seed.numel()
+    limits = torch.empty(*request.seed.shape, dtype=torch.float32, device=hidden.device)
+    launch_kernel(
+        target_logits_kernel,
+        hidden.device,
+        (triton.cdiv(count, TARGETS_AT_ONCE.value),),
+        hidden_ptr=hidden,
+        weight_ptr=request.weight,
+        targets_ptr=request.seed,
+        soft_cap=request.soft_cap,
+        bias_ptr=logits.bias,
+        row_bias_ptr=logits.row_bias,
+        mask_ptr=logits.mask,
+        limits_ptr=limits,
+        rank_ptr=rank,
+        count=count,
+        V=request.vocab_size,
+        D=hidden.shape[1],
+        mask_words=logits.mask_words,
+        samples=request.num_samples,
+        STEP=64,
+        num_warps=4,
+    )
+    return limits
 
 
 def _prepare(

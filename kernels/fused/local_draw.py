@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fsbench.kernels.call.request import checked_request
-from fsbench.kernels.call.result import Sample, empty_sample
+from fsbench.kernels.call.result import Extras, Sample, empty_sample
 from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
@@ -37,6 +37,6 @@ def local_draw(
         vocab_size=None,
         may_be_sharded=True,
     )._replace(merge_later=True)
-    out = empty_sample(request, logprob=False, logz=return_logz)
+    out = empty_sample(request, Extras(logz=return_logz))
     draw(request, "auto", None, out)
     return out

@@ -23,7 +23,7 @@ from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.shard.vocab_shard import by_key
 
-MUTATED = ("tokens", "valid", "logprob", "logz")
+MUTATED = ("tokens", "valid", "logprob", "logz", "entropy", "rank", "top_tokens", "top_logprob")
 
 
 def _carry_out(
@@ -45,6 +45,10 @@ def _carry_out(
     valid: Tensor,
     logprob: Optional[Tensor],  # noqa: UP045
     logz: Optional[Tensor],  # noqa: UP045
+    entropy: Optional[Tensor] = None,  # noqa: UP045
+    rank: Optional[Tensor] = None,  # noqa: UP045
+    top_tokens: Optional[Tensor] = None,  # noqa: UP045
+    top_logprob: Optional[Tensor] = None,  # noqa: UP045
     shard: Optional[str] = None,  # noqa: UP045
 ) -> None:
     """See flash_sample. temperatures, if given, is used in place of temperature.
@@ -66,7 +70,8 @@ def _carry_out(
         noise=noise,
         shard=None if shard is None else by_key(shard),
     )
-    draw(request, kernel, _config(kernel, tiles), Sample(tokens, valid, logprob, logz))
+    out = Sample(tokens, valid, logprob, logz, entropy, rank, top_tokens, top_logprob)
+    draw(request, kernel, _config(kernel, tiles), out)
 
 
 def through_operator(

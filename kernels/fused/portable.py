@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.device.epilogue import allowed_words, best_of_tile, processed, shared_bias
-from fsbench.kernels.device.given import scored, targets_of_rows
+from fsbench.kernels.device.given import count_larger, scored, store_rank, targets_of_rows
 from fsbench.kernels.device.mainloop import program_share, tile_logits
 from fsbench.kernels.device.mass import (
     add_tile,
+    entropy_of_mass,
     log_of_mass,
     log_probability,
     mass_of_programs,
@@ -24,6 +25,7 @@ from fsbench.kernels.device.mass import (
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
 from fsbench.kernels.noise.arithmetic import halves
+from fsbench.kernels.noise.group import members
 from fsbench.kernels.noise.keys import LOWEST_KEY, take_keys, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
@@ -45,11 +47,14 @@ def flash_sampling_kernel(
     keys_ptr,  # [>= B N] int64, LOWEST_KEY between calls
     arrivals_ptr,  # [>= B] int32, 0 between calls
     winners_ptr,  # [programs per block of rows, B, N] fp32, scratch: logits of winners; or None
-    masses_ptr,  # [3, programs per block of rows, B] int64, scratch: see mass_of_programs; or None
+    masses_ptr,  # [3 or 5, programs per block of rows, B] int64, scratch: mass_of_programs; or None
     tokens_ptr,  # [B, samples] int64, out; packed candidates if RANKS is 0
     valid_ptr,  # [B] bool, out; [B, samples] with "given" noise
     logprob_ptr,  # [B, samples] fp32, out; or None
     logz_ptr,  # [B] fp32, out; or None
+    entropy_ptr,  # [B] fp32, out; or None
+    rank_ptr,  # [B, samples] int32, 0, out: tokens with a larger logit than the target; or None
+    limits_ptr,  # [B, samples] fp32: the targets' logits, if rank_ptr is given
     logits_ptr,  # [B, stride] fp32, out; or None: they are not written
     largest_ptr,  # [stride // 128, B, 4] fp32, out: of each group; or None
     stride,
@@ -100,6 +105,14 @@ def flash_sampling_kernel(
         for i in tl.static_range(N):
             at = rows.to(tl.int64) * samples + first_sample + i
             seed = seed + (targets_of_rows(seed_ptr, at, rows < B, V)[:, None],)  # noqa: RUF005
+    limits = ()
+    counts = ()
+    if rank_ptr is not None:
+        for i in tl.static_range(N):
+            at = rows.to(tl.int64) * samples + first_sample + i
+            limit = tl.load(limits_ptr + at, mask=rows < B, other=0.0)
+            limits = limits + (limit[:, None],)  # noqa: RUF005
+            counts = counts + (tl.zeros((BLOCK_B, SUBTILE // 32), tl.int32),)  # noqa: RUF005
 
     WORDS: tl.constexpr = SLICE // 4 if NOISE == "token" or NOISE == "none" else 4
     COLUMNS: tl.constexpr = triton.next_power_of_2(N)
@@ -108,7 +121,7 @@ def flash_sampling_kernel(
     if N > 1:
         best = tl.full((BLOCK_B, WORDS, COLUMNS), LOWEST_KEY, tl.int64)
         best_logit = tl.zeros((BLOCK_B, WORDS, COLUMNS), tl.float32)
-    mass = no_mass(tl.zeros((BLOCK_B, SUBTILE // 32), tl.float32))
+    mass = no_mass(tl.zeros((BLOCK_B, SUBTILE // 32), tl.float32), entropy_ptr is not None)
     for tile_v in tl.range(pid_v, tl.cdiv(num_tokens, BLOCK_V), programs_v, flatten=FLATTEN):
         row0 = tile_v * BLOCK_V
         v0 = first_token + row0
@@ -122,9 +135,9 @@ def flash_sampling_kernel(
             hidden, weight, b0, row0, v0, B, num_tokens, D,
             BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA,
         )  # fmt: skip
-        best, best_logit, mass = _consume(
+        best, best_logit, mass, counts = _consume(
             logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
-            best, best_logit, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,
+            best, best_logit, mass, limits, counts, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,
             stride, B, V,
             N, NOISE, TEMPERATURE_PER_ROW, winners_ptr is not None, masses_ptr is not None,
         )  # fmt: skip
@@ -141,6 +154,9 @@ def flash_sampling_kernel(
         tl.store(winner, mine.reshape(BLOCK_B, COLUMNS), mask=there)
     if masses_ptr is not None:
         store_mass(masses_ptr, mass_of_rows(mass), programs_v, pid_v, rows, B, rows < B)
+    for i in tl.static_range(len(counts)):
+        of_rows = rank_ptr + rows.to(tl.int64) * samples + first_sample + i
+        tl.atomic_add(of_rows, tl.sum(counts[i], axis=1), mask=rows < B)
 
     # All of this program's candidates are merged before its arrival is counted.
     tl.debug_barrier()
@@ -149,17 +165,18 @@ def flash_sampling_kernel(
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
             seed_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
-            logz_ptr, line, rows, sample, there, at, inverse_temperature, programs_v, first_token,
-            samples, first_sample, B, V, N, NOISE, RANKS, WATCH, BLOCK_B, BLOCK_V,
+            logz_ptr, entropy_ptr, rank_ptr, line, rows, sample, there, at, inverse_temperature,
+            programs_v, first_token, samples, first_sample, B, V, N, NOISE, RANKS, WATCH, BLOCK_B,
+            BLOCK_V,
         )  # fmt: skip
 
 
 @triton.jit
 def _finish(
     targets_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr, logz_ptr,
-    line, rows, sample, there, at, inverse_temperature, programs_v, first_token, samples,
-    first_sample, B, V, N: tl.constexpr, NOISE: tl.constexpr, RANKS: tl.constexpr,
-    WATCH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+    entropy_ptr, rank_ptr, line, rows, sample, there, at, inverse_temperature, programs_v,
+    first_token, samples, first_sample, B, V, N: tl.constexpr, NOISE: tl.constexpr,
+    RANKS: tl.constexpr, WATCH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace.
 
@@ -173,7 +190,7 @@ def _finish(
     if masses_ptr is not None:
         AT_ONCE: tl.constexpr = min(128, 2048 // BLOCK_B)
         program = tl.arange(0, AT_ONCE)[None, :]
-        mass = mass_of_programs(masses_ptr, programs_v, program, rows, B)
+        mass = mass_of_programs(masses_ptr, programs_v, program, rows, B, entropy_ptr is not None)
     if winners_ptr is not None:
         token = token_of_key(found)
         source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
@@ -195,6 +212,11 @@ def _finish(
     if logz_ptr is not None:
         logz = tl.where(token >= 0, log_of_mass(mass)[:, None], float("nan"))
         tl.store(logz_ptr + rows[:, None] + sample * 0, logz, mask=there & (sample == 0))
+    if entropy_ptr is not None:
+        entropy = tl.where(token >= 0, entropy_of_mass(mass)[:, None], float("nan"))
+        tl.store(entropy_ptr + rows[:, None] + sample * 0, entropy, mask=there & (sample == 0))
+    if rank_ptr is not None:
+        store_rank(rank_ptr, targets_ptr, out, there, token, V)
     if logprob_ptr is not None:
         of_rows = (mass[0][:, None], mass[1][:, None], mass[2][:, None])
         logprob = log_probability(chosen[0], of_rows, inverse_temperature)
@@ -209,11 +231,11 @@ def _finish(
 @triton.jit
 def _consume(
     logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
-    best, best_logit, mass, soft_cap, row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
-    N: tl.constexpr, NOISE: tl.constexpr, GREEDY_ROWS: tl.constexpr, KEEP_LOGIT: tl.constexpr,
-    WITH_MASS: tl.constexpr,
+    best, best_logit, mass, limits, counts, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,
+    stride, B, V, N: tl.constexpr, NOISE: tl.constexpr, GREEDY_ROWS: tl.constexpr,
+    KEEP_LOGIT: tl.constexpr, WITH_MASS: tl.constexpr,
 ):  # fmt: skip
-    """Let a tile of matmul results enter the running candidates and masses, 128 columns at a time.
+    """Let a tile of matmul results enter the candidates, masses and counts, 128 columns at a time.
 
     More at once would need too many registers.
     """
@@ -228,14 +250,14 @@ def _consume(
         bias_high = None
         if bias is not None:
             bias_low, bias_high = bias.reshape(2, WIDTH // 2).permute(1, 0).split()
-        best, best_logit, mass = _consume(
+        best, best_logit, mass, counts = _consume(
             low, words_low, bias_low, v0, rows, row, seed, offset, T, inverse_temperature,
-            first_sample, best, best_logit, mass, soft_cap, row_bias_ptr, logits_ptr,
-            largest_ptr, stride, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
+            first_sample, best, best_logit, mass, limits, counts, soft_cap, row_bias_ptr,
+            logits_ptr, largest_ptr, stride, B, V, N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
         )  # fmt: skip
         return _consume(
             high, words_high, bias_high, v0 + WIDTH // 2, rows, row, seed, offset, T,
-            inverse_temperature, first_sample, best, best_logit, mass, soft_cap,
+            inverse_temperature, first_sample, best, best_logit, mass, limits, counts, soft_cap,
             row_bias_ptr, logits_ptr, largest_ptr, stride, B, V,
             N, NOISE, GREEDY_ROWS, KEEP_LOGIT, WITH_MASS,
         )  # fmt: skip
@@ -251,4 +273,6 @@ def _consume(
             logits, v0, row, seed, offset, T, inverse_temperature, first_sample, best, best_logit,
             N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
         )  # fmt: skip
-        return best, best_logit, mass
+        if len(counts) > 0:
+            counts = count_larger(members(logits), limits, counts)
+        return best, best_logit, mass, counts

@@ -11,7 +11,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Sample, Score
 from fsbench.kernels.checks.tensors import check_tensor
-from fsbench.kernels.checks.values import MAX_SAMPLES, check_kernel
+from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.api import carry_out
@@ -29,6 +29,8 @@ def score(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     vocab_size: int | None = None,
+    return_entropy: bool = False,
+    return_rank: bool = False,
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
 ) -> Score:
@@ -42,15 +44,18 @@ def score(
         hidden, weight, temperature, soft_cap, bias, mask, vocab_size, kernel, config: as
             flash_sample takes them. A greedy row (T = 0) is scored at T = 1.
         targets: int64 [B] or [B, n], contiguous. -100 is ignored: its log-probability is 0.
+        return_entropy, return_rank: fill these fields of the result. A VocabShard has no ranks.
 
     Returns:
         Score. A forbidden token has -inf. Where there is no log-probability it is NaN and valid is
         False; the host does not wait to find out.
 
-    One launch for every four targets of a row, as flash_sample; it may be captured and compiled.
+    One launch for every four targets of a row, as flash_sample, and a small one before them for
+    ranks; it may be captured and compiled.
 
-    logprob and logz have a gradient with respect to hidden, weight and bias, of 0 where valid is
-    False. The backward pass computes the logits again, in chunks: 64 MB beside the gradients.
+    logprob, logz and entropy have a gradient with respect to hidden, weight and bias, of 0 where
+    valid is False; rank has none. The backward pass computes the logits again, in chunks: 64 MB
+    beside the gradients.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
@@ -81,8 +86,12 @@ def score(
     shapes = [(B,), (B, n)] if targets.ndim == 2 else [(B,)]
     check_tensor("targets", targets, [torch.int64], shapes, device)
     kernel = check_kernel(kernel, config)
+    check_flag("return_entropy", return_entropy)
+    if check_flag("return_rank", return_rank) and request.shard is not None:
+        raise InvalidArgument("return_rank: expected False with a VocabShard; got True")
     request = request._replace(seed=targets.view(B, n), noise="given")
-    carried_out = partial(_carry_out, kernel=kernel, config=config)
+    wanted = (return_entropy, return_rank)
+    carried_out = partial(_carry_out, wanted=wanted, kernel=kernel, config=config)
     inputs = (request.hidden, request.weight, bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         if request.shard is not None:
@@ -92,14 +101,27 @@ def score(
         found = Score(*DifferentiableScore.apply(*inputs, request, carried_out))
     else:
         found = carried_out(request)
-    return Score(found.logprob.view_as(targets), found.logz, found.valid.view_as(targets))
+    shaped = {
+        name: x.view_as(targets)
+        for name, x in found._asdict().items()
+        if name in ("logprob", "rank", "valid") and x is not None
+    }
+    return found._replace(**shaped)
 
 
-def _carry_out(request: Request, kernel: str, config: TileConfig | HopperConfig | None) -> Score:
-    B, n, device = request.hidden.shape[0], request.num_samples, request.hidden.device
+def _carry_out(
+    request: Request,
+    wanted: tuple[bool, bool],
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
+) -> Score:
+    """The Score of a request; wanted: whether with entropy, whether with ranks."""
+    (B, n), device = request.seed.shape, request.hidden.device
     logprob = torch.empty(B, n, dtype=torch.float32, device=device)
     logz = torch.empty(B, dtype=torch.float32, device=device)
+    entropy = torch.empty(B, dtype=torch.float32, device=device) if wanted[0] else None
+    rank = torch.empty(B, n, dtype=torch.int32, device=device) if wanted[1] else None
     valid = torch.empty(B, n, dtype=torch.bool, device=device)
     tokens = torch.empty(B, n, dtype=torch.int64, device=device)  # what the kernel finds by
-    carry_out(request, kernel, config, Sample(tokens, valid, logprob, logz))
-    return Score(logprob, logz, valid)
+    carry_out(request, kernel, config, Sample(tokens, valid, logprob, logz, entropy, rank))
+    return Score(logprob, logz, entropy, rank, valid)

@@ -1,9 +1,9 @@
 """The gradient of score: logits are computed again, a chunk of rows and tokens at a time.
 
-With g and h the gradients of a row's log-probabilities and of its log Z, p its softmax, and y the
-logits after soft cap, bias and mask:
+With g, h and e the gradients of a row's log-probabilities, of its log Z and of its entropy H, p its
+softmax, and y the logits after soft cap, bias and mask:
 
-    d y[v] = (sum of g over targets v + (h - sum of all g) p[v]) / T
+    d y[v] = (sum of g over targets v + (h - sum of all g - e (log p[v] + H)) p[v]) / T
 
 Chunks are plain matrix products of torch. No tensor is as large as [B, V].
 """
@@ -43,17 +43,21 @@ class DifferentiableScore(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: Request,
                 carry_out: Any) -> Score:  # fmt: skip
         found: Score = carry_out(request)
-        ctx.save_for_backward(hidden, weight, bias, request.seed, found.logz)
+        ctx.save_for_backward(hidden, weight, bias, request.seed, found.logz, found.entropy)
         ctx.request = request
-        ctx.mark_non_differentiable(found.valid)
+        ctx.mark_non_differentiable(*(x for x in (found.valid, found.rank) if x is not None))
         return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_logprob: Tensor, d_logz: Tensor, _: Tensor) -> tuple[Any, ...]:
-        hidden, weight, bias, targets, logz = ctx.saved_tensors
+    def backward(
+        ctx: Any, d_logprob: Tensor, d_logz: Tensor, d_entropy: Tensor | None, *_: object
+    ) -> tuple[Any, ...]:
+        hidden, weight, bias, targets, logz, entropy = ctx.saved_tensors
         request = ctx.request._replace(hidden=hidden, weight=weight, bias=bias, seed=targets)
-        found = gradients(request, logz, d_logprob, d_logz, ctx.needs_input_grad[:3])
+        of_entropy = None if entropy is None or d_entropy is None else (entropy, d_entropy)
+        wanted = ctx.needs_input_grad[:3]
+        found = gradients(request, logz, d_logprob, d_logz, of_entropy, wanted)
         return (*found, None, None)
 
 
@@ -62,6 +66,7 @@ def gradients(
     logz: Tensor,
     d_logprob: Tensor,
     d_logz: Tensor,
+    of_entropy: tuple[Tensor, Tensor] | None = None,
     wanted: tuple[bool, bool, bool] = (True, True, False),
 ) -> Gradients:
     """The gradients of hidden, weight and bias that are wanted.
@@ -71,6 +76,7 @@ def gradients(
     Args:
         request: of a score, the targets [B, n] in seed. logz: fp32 [B], of Score.
         d_logprob: fp32 [B, n]. d_logz: fp32 [B].
+        of_entropy: the entropy of Score, fp32 [B], and its gradient; or None.
     """
     hidden, weight, bias, V = request.hidden, request.weight, request.bias, request.vocab_size
     (B, D), device = hidden.shape, hidden.device
@@ -80,6 +86,9 @@ def gradients(
     g = d_logprob.where(counts, 0.0) * inverse
     of_softmax = (d_logz[:, None] * inverse - g.sum(1, keepdim=True)).where(defined, 0.0)
     logz = logz[:, None].where(defined, 0.0)
+    if of_entropy is not None:
+        entropy, d_entropy = (x[:, None].where(defined, 0.0) for x in of_entropy)
+        d_entropy = d_entropy * inverse
 
     d_hidden = torch.zeros_like(hidden) if wanted[0] else None
     d_weight = torch.zeros_like(weight) if wanted[1] else None
@@ -105,7 +114,12 @@ def gradients(
                 logits *= request.soft_cap
             _process(logits, request, rows, tokens)
             forbidden = logits == -torch.inf
-            d = logits.mul_(inverse[rows]).sub_(logz[rows]).exp_().mul_(of_softmax[rows])
+            d = logits.mul_(inverse[rows]).sub_(logz[rows])
+            if of_entropy is None:
+                d = d.exp_().mul_(of_softmax[rows])
+            else:
+                factor = (d + entropy[rows]).mul_(-d_entropy[rows]).add_(of_softmax[rows])
+                d = d.exp_().mul_(factor)
             here = request.seed[rows] - first
             inside = (here >= 0) & (here < d.shape[1])
             d.scatter_add_(1, here.where(inside, 0), g[rows].where(inside, 0.0))

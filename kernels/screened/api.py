@@ -81,7 +81,8 @@ def screened_sample(
     one = isinstance(num_samples, int) and num_samples == 1
     if not one or return_logprob or return_logz:
         asked: dict[str, Any] = {"return_logprob": return_logprob, "return_logz": return_logz}
-        return Screened(*flash_sample(hidden, head.weight, **arguments, **asked))
+        drawn = flash_sample(hidden, head.weight, **arguments, **asked)
+        return Screened(drawn.tokens, drawn.valid, drawn.logprob, drawn.logz)
     request = checked_request(hidden, head.weight, **arguments)
     B, device = hidden.shape[0], hidden.device
     out = Screened(

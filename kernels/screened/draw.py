@@ -20,8 +20,7 @@ def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: S
     """Draw one token of each row into `out`. configs: of both launches; None for those in use."""
     hidden, device = request.hidden, request.hidden.device
     if runs_kernels(device, hidden.dtype):
-        B, D = hidden.shape
-        configs = configs or default_configs(B, D, device)
+        configs = configs or default_configs(len(hidden), hidden.shape[1], device)
         screened.launch.launch(request, head, configs, out)
     else:
         _compute(request, head, out)

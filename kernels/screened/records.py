@@ -149,8 +149,8 @@ def leave_group_records(z, open_tokens, v0, vectors, row_biases, rows, noise, bo
         for j in tl.static_range(SIZE):
             own = own + (z[i * SIZE + j],)  # type: ignore[assignment]  # noqa: RUF005
             if len(open_tokens) > 0:
-                shut = open_tokens[i * SIZE + j]
-                allowed = allowed + (shut == 0.0,)  # type: ignore[assignment]  # noqa: RUF005
+                may_win = open_tokens[i * SIZE + j] == 0.0
+                allowed = allowed + (may_win,)  # type: ignore[assignment]  # noqa: RUF005
         token = first + i * (4 * SIZE)
         lower, upper = group_ends(
             own, allowed, token, vectors, row_biases, rows, B, V, bounds, soft_cap, words[2 * i],

@@ -3,5 +3,5 @@
 May import: device, checks, noise, configs.
 """
 
-AREAS = 5
-"""Of slots, in the ranks' buffers: candidates, their logits, and three for the masses of rows."""
+AREAS = 7
+"""Of slots, in the ranks' buffers: candidates, their logits, and five for the masses of rows."""

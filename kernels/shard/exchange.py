@@ -156,22 +156,26 @@ def best_of_ranks(key, logits, slot, there, line, RANKS: tl.constexpr, WATCH: tl
 @triton.jit
 def mass_of_ranks(mass, row, there, line, RANKS: tl.constexpr, WATCH: tl.constexpr):
     """The masses of rows over all ranks, from this rank's (device.mass): the bits of one rank."""
-    window, high, low = mass
-    words = (_word(window), _spread(high), _spread(low))
+    words = (_word(mass[0]),)
+    for i in tl.static_range(1, len(mass)):
+        words += (_spread(mass[i]),)
     counts = ()
-    for i in tl.static_range(3):
+    for i in tl.static_range(len(mass)):
         counts += (send(words[i], row + (2 + i) * line[3], there, line, RANKS),)
-    for i in tl.static_range(3):
+    for i in tl.static_range(len(mass)):
         wait(counts[i], row + (2 + i) * line[3], there, line, RANKS, WATCH)
-    mass = no_mass((row * 0).to(tl.float32))
+    total = no_mass((row * 0).to(tl.float32), len(mass) > 3)
     for k in tl.static_range(RANKS):
         words = ()
-        for i in tl.static_range(3):
+        for i in tl.static_range(len(mass)):
             words += (received(k, counts[i], row + (2 + i) * line[3], there, line, RANKS),)
-        mass = add_masses(mass, (_number(words[0]), _gathered(words[1]), _gathered(words[2])))
-    for i in tl.static_range(3):
+        theirs = (_number(words[0]),)
+        for i in tl.static_range(1, len(mass)):
+            theirs += (_gathered(words[i]),)
+        total = add_masses(total, theirs)
+    for i in tl.static_range(len(mass)):
         advance(counts[i], row + (2 + i) * line[3], there, line)
-    return mass
+    return total
 
 
 @triton.jit

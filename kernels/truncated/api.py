@@ -10,7 +10,7 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import TruncatedSample
-from fsbench.kernels.checks.values import check_flag, check_kernel
+from fsbench.kernels.checks.values import MAX_V, check_flag, check_kernel
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
@@ -23,9 +23,6 @@ from fsbench.kernels.truncated.filters import (
     check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
-
-MAX_V = 2**20
-"""Tokens that a program can have the maxima of in registers."""
 
 
 def truncated_sample(
@@ -66,9 +63,9 @@ def truncated_sample(
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
         return_kept: also count what the filters keep. It costs time: without it the search for
             where a row is cut off ends when its token is known.
-        noise: of the first draw below. With "token" both have the noise of the second, so that
-            they are one race of what is kept; drafts match that more often (docs/speculation.md).
-            "auto" is "group".
+        noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
+            of the second, so that they are one race of what is kept; drafts match that more often
+            (docs/speculation.md).
         config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:

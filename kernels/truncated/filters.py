@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,8 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.truncated.history import Penalties, TokenHistory
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Filters(NamedTuple):
@@ -30,12 +31,12 @@ def check_top_k(name: str, value: object, B: int, V: int, device: torch.device) 
 
 
 def check_fraction(name: str, value: object, B: int, device: torch.device) -> float | Tensor:
-    """A finite number, or fp32 [B]."""
+    """A number that is finite in fp32, or fp32 [B]."""
     if isinstance(value, torch.Tensor):
         return check_tensor(name, value, [torch.float32], [(B,)], device)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{name}: expected a number or a tensor; got {type(value).__name__}")
-    if not abs(value) <= sys.float_info.max:
+    if not abs(value) <= _LARGEST:
         raise InvalidArgument(f"{name}: expected a finite number; got {value}")
     return float(value)
 

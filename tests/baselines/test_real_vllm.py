@@ -29,7 +29,7 @@ from fsbench.verify.drawing import exact_head, random_logits
 
 pytestmark = pytest.mark.interpreter
 
-FILES = ROOT / FOLDER / "0.26.0"
+FILES = ROOT / FOLDER / "vllm-0.26.0"
 REAL = ("vllm.v1.worker.gpu.sample", "vllm.v1.sample.ops", "vllm.v1.outputs",
         "vllm.v1.worker.gpu.states", "vllm.v1.worker.gpu.buffer_utils")  # fmt: skip
 
@@ -61,7 +61,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @triton.jit
 def log1p(x):
-    return tl.where(x < 1e-4, x - x * x * 0.5, tl.log(1.0 + x))
+    return tl.where(tl.abs(x) < 1e-4, x - x * x * 0.5, tl.log(1.0 + x))
 
 
 def params(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -84,7 +84,7 @@ class PlainBuffer:
 @pytest.fixture(scope="module")
 def sampler():
     if not FILES.is_dir():
-        pytest.skip(f"no {FOLDER}/0.26.0: run `make check-engines`")
+        pytest.skip(f"no {FOLDER}/vllm-0.26.0: run `make check-engines`")
     patch = pytest.MonkeyPatch()
     patch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     here = types.SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: False)

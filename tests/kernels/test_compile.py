@@ -17,11 +17,15 @@ FAMILIES = {
     *("akunu_exact", "akunu_faithful", "draft_noise", "flash_sampling", "flash_sampling_gather"),
     *("flash_sampling_two_step", "group_gumbel_parallel", "gumbel_argmax", "matmul_form"),
     *("merge_keys", "noise_map", "pack_mask", "pivot_search", "resolve", "sampling_cutoff"),
-    *("sampling_look", "sampling_race", "sampling_sections", "screen", "weight_stream"),
+    *("sampling_look", "sampling_race", "sampling_sections", "screen", "standing"),
+    *("target_logits", "weight_stream"),
 }
 FOR_HOPPER = {"flash_sampling_hopper", "hopper_screen"}
 """Kernels for compute capability 9.0 only."""
-FILTERING = {"pivot_search", "sampling_look", "sampling_cutoff", "akunu_exact", "akunu_faithful"}
+FILTERING = {
+    *("akunu_exact", "akunu_faithful", "pivot_search", "sampling_cutoff", "sampling_look"),
+    "standing",
+}
 """Kernels without an accumulator, in which a program has a row's candidates in registers."""
 SCREENED = {"screen", "hopper_screen", "resolve"}
 
@@ -29,7 +33,7 @@ SCREENED = {"screen", "hopper_screen", "resolve"}
 def most_stack(compiled: Compiled) -> int | None:
     """Bytes of the stack that a variant may use; None for any number."""
     name, tuned = compiled.name, compiled.capability == 90
-    if "everything" in name or "score, n" in name:  # nobody has tuned for so much at once
+    if "everything" in name or "score, " in name:  # nobody has tuned for so much at once
         return None
     if compiled.family in SCREENED:
         # The configs were chosen under triton 3.6. 3.9 keeps parts of the exact computation, which

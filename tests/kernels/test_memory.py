@@ -49,8 +49,14 @@ def undefined(D: int) -> dict[str, torch.Tensor]:
 )
 def test_flash_sample(D, options):
     with within_tensors() as launches:
-        sample = flash_sample(**{**undefined(D), **options}, return_logprob=True, return_logz=True)
+        sample = flash_sample(**{**undefined(D), **options}, **RETURNED)
     assert any(launches) and not sample.valid[1:].any()
+
+
+RETURNED = {
+    **dict.fromkeys(("return_logprob", "return_logz", "return_entropy", "return_rank"), True),
+    "return_top": 20,
+}
 
 
 def test_score():
@@ -58,7 +64,7 @@ def test_score():
     del call["seed"], call["offset"]
     targets = torch.tensor([0, V - 1, V, -1, -100, 2**31 + 1, 2**62, -(2**63)]).repeat(B, 1)
     with within_tensors() as launches:
-        found = score(targets=targets, **call)
+        found = score(targets=targets, return_entropy=True, return_rank=True, **call)
     assert any(launches)
     assert found.valid[0].tolist() == [True, True, False, False, True, False, False, False]
     assert found.valid[1:].sum() == B - 1  # what is ignored

@@ -7,6 +7,32 @@ from typing import Any
 import numpy as np
 import torch
 from fake_vllm import SLOTS, D, GrammarOutput, InputBatch, V
+from fake_vllm_states import params
+
+GRAMMAR = [3, 31, 32, 400, 699]
+KINDS = {
+    "plain": {},
+    "greedy": {"temperature": 0},
+    "default": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "top-p": {"top_p": 0.9},
+    "min-p": {"temperature": 1.3, "min_p": 0.1},
+    "frequency": {"frequency_penalty": 0.7, "presence_penalty": 1.5},
+    "repetition": {"repetition_penalty": 1.4, "top_k": 30},
+    "logit_bias": {"logit_bias": {5: 5.0, 6: 4.5, 7: -100.0}},
+    "allowed": {"allowed_token_ids": [9, 90, 500]},
+    "min_tokens": {"min_tokens": 6, "all_stop_token_ids": (1, 2)},
+    "bad_words": {"bad_words_token_ids": [[4], [5, 6]], "temperature": 0.8},
+    "grammar": {},
+    "logprobs": {"logprobs": 0},
+    "top logprobs": {"logprobs": 3},
+    "tempered logprobs": {"temperature": 0.7, "logprobs": 0},
+}
+"""Kind of request -> what it asks for."""
+PROMPT = [11, 12, 13, 5]
+
+
+def request(kind: str, seed: int | None = 7):
+    return params(**KINDS[kind], seed=seed)
 
 
 class Play:

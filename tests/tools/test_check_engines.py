@@ -89,6 +89,7 @@ def test_a_difference_is_a_line(root, of, line):
 
 
 def test_the_exit_code_says_it(root, capsys):
-    sources = [f"--source={version}={root}" for version in check_engines.ADAPTERS]
+    sources = [f"--source=vllm-{version}={root}" for version in check_engines.ADAPTERS]
+    sources.append(f"--source=sglang-{check_engines.SGLANG.version}={root}")
     assert check_engines.main(sources) == 1
     assert "vllm 0.26.0: 2" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection
 
 from kernel_variants import fused, screened, stored, truncated
-from kernel_variants.variant import Variant
+from kernel_variants.variant import TUNED, Variant
 
 
 def every_variant() -> list[Variant]:
@@ -33,11 +33,17 @@ ALONE = (
     *("soft cap", "bias", "row bias", "mask", "logprob", "logz"),
     *("seeds", "offsets", "temperatures", "n = 4", "4 ranks", "candidates"),
     *("stores without largest", "stores with everything", "box of 8", "box of 32"),
+    "fp16 token",
 )
 """What variants have, by the ends of their names, that others have among more."""
 OF_EACH_CONFIG = ("bf16 group", "bf16 token", "bf16 none", "bf16 group stores")
-"""Ends of the names of variants that show what a config needs; others show what an option does."""
+"""Ends of the names of variants that show what a config needs; others show what an option does.
 
+Where nobody has tuned the configs, the first of these does, and the others are compiled once, of
+the largest config that has them: of its accumulators there are the most to keep.
+"""
+FEWER = ("2 ranks", "everything, n = 1")
+"""What is left out there beside: more ranks, and more samples, are compiled."""
 
 MORE = re.compile("everything|pointers|greedy|per row|k=|choice")
 """What is compiled of the other families beside a first variant of each config."""
@@ -52,7 +58,8 @@ def selected(
     """The variants of some families and compute capabilities; all, where none are named.
 
     quick: the first of each family only, for compute capability 9.0.
-    brief: every config, and every option once; an option alone only where none has it among more.
+    brief: every config, and every option once; an option alone only where none has it among more;
+    for GPUs that no config is tuned for, still less.
     """
     listed = [
         variant
@@ -75,14 +82,18 @@ def _brief(listed: list[Variant]) -> list[Variant]:
     """Those that `selected` says."""
     seen: set[tuple[str, int, str]] = set()
     left = []
-    for variant in listed:
+    guessed = [variant for variant in reversed(listed) if variant.capability != TUNED]
+    for variant in [variant for variant in listed if variant.capability == TUNED] + guessed:
+        tuned = variant.capability == TUNED
         config, _, what = variant.name.partition(" ")
         fused = variant.family.startswith("flash_sampling")
         # Beside the fused kernels, what a config needs shows in its first variant.
         shown = what if fused else config
         once = (variant.family, variant.capability, shown)
-        known = once in seen and not (what in OF_EACH_CONFIG if fused else MORE.search(what))
-        if known or what.removeprefix("bf16 group ") in ALONE:
+        of_each = OF_EACH_CONFIG if tuned else OF_EACH_CONFIG[:1]
+        known = once in seen and not (what in of_each if fused else MORE.search(what))
+        option = what.removeprefix("bf16 group ")
+        if known or option in ALONE or (not tuned and option in FEWER):
             continue
         seen.add(once)
         left.append(variant)

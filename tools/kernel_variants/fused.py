@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from fsbench.kernels.configs import tables
 from fsbench.kernels.configs.hopper import CHUNK, HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from kernel_variants.variant import TUNED, Variant, kernel, variant
+from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 KIB = 1024
 SHARED_LIMIT = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
@@ -44,6 +45,8 @@ OPTIONS = {
     "mask": {"mask_ptr": "*i32"},
     "logprob": {"winners_ptr": "*fp32", "masses_ptr": "*i64", "logprob_ptr": "*fp32"},
     "logz": {"masses_ptr": "*i64", "logz_ptr": "*fp32"},
+    "entropy": {"masses_ptr": "*i64", "entropy_ptr": "*fp32"},
+    "rank": {"rank_ptr": "*i32", "limits_ptr": "*fp32"},
 }
 """Types of the arguments that are None without an option."""
 STORES = {"logits stored": {"logits_ptr": "*fp32"}, "largest stored": {"largest_ptr": "*fp32"}}
@@ -54,17 +57,21 @@ PER_ROW = {
     "temperatures": {"TEMPERATURE_PER_ROW": True},
 }
 """Constants of the options that are numbers of each row."""
-EVERYTHING = (*OPTIONS, *PER_ROW)
-"""All options of a launch that stores no logits."""
 SCORED = ("logprob", "logz")
 """What score asks for."""
 OTHER_SIZES = ("group4", "group8", "group16")
 """Noise of other groups than those of 32 tokens."""
+FULLY_SCORED = (*SCORED, "entropy", "rank")
+"""What score can ask for."""
+EVERYTHING = (*(option for option in OPTIONS if option not in FULLY_SCORED[2:]), *PER_ROW)
+"""All options of a draw that stores no logits."""
 FILTERED = (*(option for option in EVERYTHING if not option.startswith("log")), *STORES)
 """All options of a launch whose logits are filtered afterwards."""
 
 PORTABLE = kernel("kernels.fused.portable", "flash_sampling_kernel")
 HOPPER = kernel("kernels.fused.hopper.kernel", "hopper_kernel")
+STANDING = kernel("kernels.call.standing", "standing_kernel")
+TARGET_LOGITS = kernel("kernels.fused.targets", "target_logits_kernel")
 MATMUL = kernel("kernels.providing.matmul_form", "matmul_form_kernel")
 
 
@@ -211,6 +218,7 @@ def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -
     yield _matmul(config, sm)
     if tuned or bucket in (16, 64):
         yield _portable(config, sm, "score", SCORED, noise="given")
+        yield _portable(config, sm, "score, all", FULLY_SCORED, noise="given")
         yield _portable(config, sm, dtype="fp16")
         yield _portable(config, sm, noise="none")
         yield _portable(config, sm, "stores", tuple(STORES))
@@ -229,6 +237,8 @@ def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -
         yield _portable(config, sm, "n = 4", samples=4)
         yield _portable(config, sm, "candidates", ranks=0)
         yield _portable(config, sm, "score, n = 4", SCORED, noise="given", samples=4)
+        yield _portable(config, sm, "score with entropy", (*SCORED, "entropy"), noise="given")
+        yield _portable(config, sm, "score with rank", (*SCORED, "rank"), noise="given")
 
 
 def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
@@ -238,6 +248,7 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
     yield _hopper(config, bucket, "stores", tuple(STORES))
     yield _hopper(config, bucket, "candidates with logz", ("logz",), ranks=0)
     yield _hopper(config, bucket, "score", SCORED, noise="given")
+    yield _hopper(config, bucket, "score, all", FULLY_SCORED, noise="given")
     if bucket != 128:  # 256 has the same tiles in another order
         yield _hopper(config, bucket, "everything, n = 1", EVERYTHING)
     if bucket in (64, 256):
@@ -257,10 +268,50 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
         yield _hopper(config, bucket, "n = 4", samples=4)
         yield _hopper(config, bucket, "candidates", ranks=0)
         yield _hopper(config, bucket, "score, n = 4", SCORED, noise="given", samples=4)
+        yield _hopper(config, bucket, "score with entropy", (*SCORED, "entropy"), noise="given")
+        yield _hopper(config, bucket, "score with rank", (*SCORED, "rank"), noise="given")
+
+
+def _target_logits() -> Iterator[Variant]:
+    """The targets' logits, for ranks: plain, and with everything."""
+    names = ("hidden_ptr", "weight_ptr", "targets_ptr", "limits_ptr", "rank_ptr")
+    types = dict(zip(names, ("*bf16", "*bf16", "*i64", "*fp32", "*i32"), strict=True))
+    types |= dict.fromkeys(("count", "V", "D", "mask_words", "samples"), "i32")
+    optional = {name: kind for o in list(OPTIONS)[:4] for name, kind in OPTIONS[o].items()}
+    for name, given in (("plain", {}), ("everything", optional)):
+        constants = {**dict.fromkeys(optional), "STEP": 64}
+        for argument in given:
+            del constants[argument]
+        for capability in CAPABILITIES:
+            yield variant(
+                "target_logits", name, TARGET_LOGITS, types | given, constants, capability,
+                num_warps=4,
+            )  # fmt: skip
+
+
+def _standing() -> Iterator[Variant]:
+    """Ranks and the largest logits, of small and of large vocabularies."""
+    rank = {"rank_ptr": "*i32"}
+    top = {"masses_ptr": "*i64", "keys_ptr": "*i64", "found_ptr": "*i32"}
+    top |= {"top_tokens_ptr": "*i64", "top_logprob_ptr": "*fp32"}
+    types = {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "temperature": "fp32"}
+    types |= {"tokens_ptr": "*i64", "valid_ptr": "*i1"}
+    types |= dict.fromkeys(("stride", "programs", "samples", "top"), "i32")
+    for name, given in (("rank", rank), ("top", top), ("rank and top", rank | top)):
+        constants: dict[str, Any] = dict.fromkeys(rank | top) | {"TEMPERATURE_PER_ROW": False}
+        for argument in given:
+            del constants[argument]
+        for capability, groups in product(CAPABILITIES, (1024, 8192)):
+            yield variant(
+                "standing", f"{name}, {groups} groups", STANDING, types | given,
+                constants | {"GROUPS": groups}, capability, num_warps=8,
+            )  # fmt: skip
 
 
 def variants() -> Iterator[Variant]:
     """Of every config in the tables; those that nobody has tuned fitted to the shared memory."""
+    yield from _target_logits()
+    yield from _standing()
     for shipped, bucket, config, capability in _shipped():
         if shipped == "hopper":
             yield from _hopper_variants(bucket, config)

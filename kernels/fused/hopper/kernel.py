@@ -17,13 +17,14 @@ Functions hand on tuples. What is absent is an empty one, as None cannot be in a
     noise       (seed_ptr, (offset_ptr,), temperature)
     processing  ((soft_cap,), (bias_ptr,), (row_bias_ptr,), (mask_ptr,))
     scratch     (keys_ptr, (winners_ptr,), (masses_ptr,), (logits_ptr,), (largest_ptr,), stride)
-    rows, stored, best, mass: as device.hopper_epilogue.consume takes them
+    scores      (entropy_ptr,), (rank_ptr, limits_ptr)
+    rows, stored, best, mass, counts: as device.hopper_epilogue.consume takes them
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fsbench.kernels.device.given import scored, targets_of_rows
+from fsbench.kernels.device.given import scored, store_rank, targets_of_rows
 from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
 from fsbench.kernels.device.hopper_mainloop import (
     allocated_ring,
@@ -35,6 +36,7 @@ from fsbench.kernels.device.hopper_mainloop import (
     tile_product,
 )
 from fsbench.kernels.device.mass import (
+    entropy_of_mass,
     log_of_mass,
     log_probability,
     mass_of_programs,
@@ -63,12 +65,12 @@ def _power_of_2(least):
 
 @gluon.jit
 def _tile(
-    ring, stage, phase, v0, rows, sizes, processing, stored, best, mass,
+    ring, stage, phase, v0, rows, sizes, processing, stored, best, mass, counts,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
     WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Let the next tile in the ring enter the running candidates and masses; see consume."""
+    """Let the next tile in the ring enter the running candidates, masses, counts; see consume."""
     _, V, D, _, _, _ = sizes
     logits, stage, phase = tile_product(
         ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
@@ -76,16 +78,16 @@ def _tile(
     if v0 + WIDTH > V:
         offs_v = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, logits.type.layout))
         logits = gl.where((offs_v < V)[None, :], logits, float("-inf"))
-    best, mass = consume(
-        logits, v0, rows, sizes, processing, stored, best, mass,
+    best, mass, counts = consume(
+        logits, v0, rows, sizes, processing, stored, best, mass, counts,
         N, NOISE, GREEDY_ROWS, WITH_MASS,
     )  # fmt: skip
-    return stage, phase, best, mass
+    return stage, phase, best, mass, counts
 
 
 @gluon.jit
 def _compute(
-    ring, share, sizes, noise, processing, scratch,
+    ring, share, sizes, noise, processing, scratch, scores,
     N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, WARPGROUPS: gl.constexpr,
     BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
@@ -96,6 +98,7 @@ def _compute(
     B, V, _, _, first_sample, samples = sizes
     seed_ptr, offset_ptr, temperature = noise
     keys_ptr, winners_ptr, masses_ptr, logits_ptr, largest_ptr, stride = scratch
+    entropy_ptr, ranking = scores
     LAYOUT: gl.constexpr = group_layout(4)
     row = first_row(b0, B, WARPGROUP) + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     there = (row < B) & (row >= b0 + WARPGROUP * ROWS)
@@ -116,7 +119,14 @@ def _compute(
         for i in gl.static_range(N):
             at = column.to(gl.int64) * samples + first_sample + i
             seed += (targets_of_rows(seed_ptr, at, in_batch, V),)
-    rows = (column, noise_row, seed, offset, T, inverse_temperature)
+    limits = ()
+    counts = ()
+    if len(ranking) > 0:
+        for i in gl.static_range(N):
+            at = column.to(gl.int64) * samples + first_sample + i
+            limits += (gl.load(ranking[1] + at, mask=in_batch, other=0.0),)
+            counts += (gl.full([ROWS, 4], 0, gl.int32, LAYOUT),)
+    rows = (column, noise_row, seed, offset, T, inverse_temperature, limits)
     best = ()
     for _ in gl.static_range(N):
         best += ((
@@ -124,24 +134,24 @@ def _compute(
             gl.full([ROWS, 4], 0, gl.int32, LAYOUT),
             gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT),
         ),)  # fmt: skip
-    mass = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT))
+    mass = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT), len(entropy_ptr) > 0)
     rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
     stage = 0
     phase = 0
     for r in range(rounds):
         row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
         if row0 < num_tokens:
-            stage, phase, best, mass = _tile(
+            stage, phase, best, mass, counts = _tile(
                 ring, stage, phase, first_token + row0, rows, sizes, processing,
-                stored, best, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                stored, best, mass, counts, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
         if row0 < num_tokens:
-            stage, phase, best, mass = _tile(
+            stage, phase, best, mass, counts = _tile(
                 ring, stage, phase, first_token + row0, rows, sizes, processing,
-                stored, best, mass, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+                stored, best, mass, counts, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
                 WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
@@ -155,6 +165,9 @@ def _compute(
             mine = gl.where(candidate == key[:, None], logit, float("-inf"))
             at = winners_ptr[0] + (pid_v * B + row) * N + i
             gl.store(at, gl.max(mine, axis=1), mask=there)
+        if len(ranking) > 0:
+            at = ranking[0] + row.to(gl.int64) * samples + first_sample + i
+            gl.atomic_add(at, gl.sum(counts[i], axis=1), mask=there)
     if len(masses_ptr) > 0:
         store_mass(masses_ptr[0], mass_of_rows(mass), programs_v, pid_v, row, B, there)
 
@@ -162,7 +175,7 @@ def _compute(
 @gluon.jit
 def _finish(
     share, targets_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
-    logprob_ptr, logz_ptr, line, B, V, samples, first_sample, N: gl.constexpr,
+    logprob_ptr, logz_ptr, scores, line, B, V, samples, first_sample, N: gl.constexpr,
     NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
 ):  # fmt: skip
@@ -171,6 +184,7 @@ def _finish(
     PROGRAMS: gl.constexpr = AT_ONCE * 128 // max(128, SPAN)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
     b0, _, programs_v, first_token, num_tokens = share
+    entropy_ptr, ranking = scores
     row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
     there = row < B
     if SPAN > BLOCK_B:
@@ -180,7 +194,8 @@ def _finish(
             temperature, row, row < B, TEMPERATURE_PER_ROW
         )
         program = gl.arange(0, PROGRAMS, gl.SliceLayout(0, LAYOUT))[None, :]
-        mass = mass_of_programs(masses_ptr, programs_v, program, row, B)
+        MOMENT: gl.constexpr = len(entropy_ptr) > 0
+        mass = mass_of_programs(masses_ptr, programs_v, program, row, B, MOMENT)
         if RANKS > 1:
             mass = mass_of_ranks(mass, row, there, line, RANKS, WATCH)
     for i in gl.static_range(N):
@@ -208,12 +223,17 @@ def _finish(
             else:
                 logprob = gl.where(token >= 0, logprob, float("nan"))
             gl.store(logprob_ptr + out, logprob, mask=there)
+        if len(ranking) > 0:
+            store_rank(ranking[0], targets_ptr, out, there, token, V)
         if i == 0:  # whether a row has a draw is the same for all of its samples
             if NOISE != "given":
                 gl.store(valid_ptr + row, token >= 0, mask=there)
             if logz_ptr is not None:
                 logz = gl.where(token >= 0, log_of_mass(mass), float("nan"))
                 gl.store(logz_ptr + row, logz, mask=there)
+            if len(entropy_ptr) > 0:
+                entropy = gl.where(token >= 0, entropy_of_mass(mass), float("nan"))
+                gl.store(entropy_ptr[0] + row, entropy, mask=there)
 
 
 @gluon.jit(do_not_specialize=["B", "V", "first_sample", "num_tokens", "rank"])
@@ -235,6 +255,9 @@ def hopper_kernel(
     valid_ptr,
     logprob_ptr,
     logz_ptr,
+    entropy_ptr,
+    rank_ptr,
+    limits_ptr,
     logits_ptr,
     largest_ptr,
     stride,
@@ -287,17 +310,21 @@ def hopper_kernel(
         () if largest_ptr is None else (largest_ptr,),
         stride,
     )
+    scores = (
+        () if entropy_ptr is None else (entropy_ptr,),
+        () if rank_ptr is None else (rank_ptr, limits_ptr),
+    )
     if WARPGROUPS == 3:
         gl.warp_specialize(
             [
-                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
-                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 0)),
-                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
-                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 1)),
-                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
-                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 2)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
@@ -308,11 +335,11 @@ def hopper_kernel(
     elif WARPGROUPS == 2:
         gl.warp_specialize(
             [
-                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
-                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 0)),
-                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
-                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 1)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
@@ -323,8 +350,8 @@ def hopper_kernel(
     else:
         gl.warp_specialize(
             [
-                (_compute, (ring, share, sizes, noise, processing, scratch, N, NOISE, SEED_PER_ROW,
-                            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
                             CONTIGUOUS, BLOCK_D, STAGES, 0)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
@@ -339,6 +366,6 @@ def hopper_kernel(
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
             share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
-            logprob_ptr, logz_ptr, line, B, V, samples, first_sample, N, NOISE,
+            logprob_ptr, logz_ptr, scores, line, B, V, samples, first_sample, N, NOISE,
             TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS,
         )  # fmt: skip

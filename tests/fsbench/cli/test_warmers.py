@@ -61,10 +61,8 @@ def test_others_that_die_lose_nothing(helped, tmp_path, ends):
 def test_none_is_left_when_the_run_ends(helped, tmp_path):
     helped("--warmers", "2", build="None if problem.V == 50 else time.sleep(0.2)")
     pids = {int(line.split()[0]) for line in (tmp_path / "built").read_text().splitlines()}
-    until = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < until:
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):  # the time limit of a test ends this
         time.sleep(0.05)
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
 def test_a_broken_file_is_no_reason_to_fail(fsbench, plugin, tmp_path):

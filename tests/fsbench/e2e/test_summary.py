@@ -60,6 +60,25 @@ def test_numbers(folder):
     assert list(summary(read(folder)).columns) == list(COLUMNS)
 
 
+def test_the_gpus_own_time_is_the_median_of_profiles_compared_in_pairs(tmp_path):
+    store = Store(tmp_path / "run", {})
+    for run, (base, ours) in enumerate([(4000, 3600), (4200, 3738), (5000, 4600), (4000, 0)]):
+        store.append_run(case("base"), run, decoded(9000))
+        store.append_profile(case("base"), Profile(20, 600 + run, 450, 3300, base), run)
+        store.append_run(case("ours"), run, decoded(9000))
+        if ours:
+            store.append_profile(case("ours"), Profile(20, 300 + run, None, 3300, ours), run)
+    store.close()
+    frame = summary(read(store.folder)).set_index("sampler")
+    base, ours = frame.loc["base"], frame.loc["ours"]
+    assert (base.profiles, base.gpu_tpot_ms) == (4, 4.1) and base.isna().gpu_reduction_pct
+    assert (ours.profiles, ours.gpu_tpot_ms) == (3, 3.738)
+    assert ours.gpu_reduction_pct == pytest.approx(10)  # 10, 11 and 8, the fourth has no pair
+    assert ours.gpu_reduction_sd_pct == pytest.approx(1.528, abs=1e-3)
+    assert ours.reduction_pct == 0 and ours.draw_us == 301 and ours.gap_us == 9000 - 3738
+    assert "| 10.0 ± 1.5 |" in markdown(summary(read(store.folder)))
+
+
 def test_runs_are_compared_in_pairs(folder, tmp_path):
     """A run that one of them lacks does not count for the other's gain."""
     store = Store(tmp_path / "more", {})
@@ -99,8 +118,8 @@ def test_tables(folder):
         "| 4 | 4.000 [3.900, 4.100] | 3.800 [3.744, 3.854] |",
         "| B | OURS | sampling in no time | the paper's fork, B200 |",
         "| 4 | 5.0 ± 1.0 (profile: 6.2) | 3.8 | 8.1 ± 0.1 |",
-        "| 4 | BASE | 4000 | 600 | 450 | 3300 | 100 | 4.100 / 4.100 |",
-        "| 4 | OURS | 3800 | 350 |  | 3300 | 150 | 3.854 / 3.854 |",
+        "| 4 | BASE | 4000 | 600 | 450 | 3300 | 3900 |  | 100 | 4.100 / 4.100 |",
+        "| 4 | OURS | 3800 | 350 |  | 3300 | 3650 | 6.4 ± 0.0 | 150 | 3.854 / 3.854 |",
     ):
         assert line in page.splitlines(), line
     assert (folder / "e2e.csv").read_text().splitlines()[0] == ",".join(COLUMNS)

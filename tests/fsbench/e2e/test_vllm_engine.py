@@ -14,6 +14,7 @@ from fsbench.e2e.measure import Plan, measure
 from fsbench.e2e.models import decoder
 from fsbench.e2e.records import Store, read
 from fsbench.e2e.requests import kinds, parameters
+from fsbench.e2e.tables import write_tables
 from fsbench.e2e.vllm_engine import Engines, Vllm, cache_bytes, engine_environment
 from fsbench.errors import EngineFailed, EngineMismatch, EngineUnavailable, InvalidArgument
 
@@ -61,6 +62,31 @@ def test_a_whole_plan(tmp_path):
     assert counts[0]["counts"]["by"] == "flash_sample"
     log = tmp_path / "run" / "vllm-tiny-tp1-vllm.log"
     assert "vLLM prints this to standard output" in log.read_text()
+
+
+def test_requests_that_arrive_by_themselves(tmp_path):
+    """Each sampler gets the same arrivals; another run has others. A warm-up is not recorded."""
+    plan = replace(PLAN, batches=(3,), requests=("mixed",), arrivals=(400.0, 900.0), arriving=9)
+    store = Store(tmp_path / "run", {})
+    assert measure(plan, Vllm("cuda", tmp_path / "run"), store) == 0
+    lines = read(tmp_path / "run")
+    runs = [line for line in lines if "served" in line]
+    assert [(line["rate"], line["run"], line["case"]["sampler"]) for line in runs] == [
+        (rate, run, name)
+        for rate in plan.arrivals
+        for run, names in ((0, ("vllm", "flash_sample")), (1, ("flash_sample", "vllm")))
+        for name in names
+    ]
+    assert {(line["run"], line["seed"]) for line in runs} == {(0, 1), (1, 2)}
+    for line in runs:
+        assert len(line["served"]["ttft_us"]) == 9 and line["served"]["output_tokens"] == 40
+        assert min(line["served"]["tpot_us"]) > 900  # the fake's step
+    assert not [line for line in lines if "decoded" in line or "profile" in line]
+    assert "fsbench: cores" in (tmp_path / "run" / "vllm-tiny-tp1-vllm.log").read_text()
+    frame = write_tables(tmp_path / "run")
+    assert frame.empty
+    assert "400 | vLLM's own sampler" in (tmp_path / "run" / "e2e.md").read_text()
+    assert len((tmp_path / "run" / "arrivals.csv").read_text().splitlines()) == 5
 
 
 def test_only_the_time_counts_in_which_all_decode(monkeypatch):

@@ -27,9 +27,9 @@ VERSIONS = ["0.26.0", "0.33.0"]
 @pytest.fixture(params=VERSIONS)
 def kernels(monkeypatch, request):
     """The version's functions of three processors, with stubs of what their files import."""
-    folder = ROOT / FOLDER / request.param
+    folder = ROOT / FOLDER / f"vllm-{request.param}"
     if not folder.is_dir():
-        pytest.skip(f"no {FOLDER}/{request.param}: run `make check-engines`")
+        pytest.skip(f"no {FOLDER}/vllm-{request.param}: run `make check-engines`")
 
     class Anything(types.ModuleType):
         def __getattr__(self, name: str) -> Any:

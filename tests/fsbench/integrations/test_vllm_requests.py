@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from fake_vllm import Model
 from fake_vllm_states import V, params
-from vllm_play import Play
+from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
 
 from fsbench.integrations.draw import history
 from fsbench.integrations.routing import REASONS
 from fsbench.kernels import Penalties, flash_sample, truncated_sample
 
-GRAMMAR = [3, 31, 32, 400, 699]
-KINDS = {
-    "plain": {},
-    "greedy": {"temperature": 0},
-    "default": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
-    "top-p": {"top_p": 0.9},
-    "min-p": {"temperature": 1.3, "min_p": 0.1},
-    "frequency": {"frequency_penalty": 0.7, "presence_penalty": 1.5},
-    "repetition": {"repetition_penalty": 1.4, "top_k": 30},
-    "logit_bias": {"logit_bias": {5: 5.0, 6: 4.5, 7: -100.0}},
-    "allowed": {"allowed_token_ids": [9, 90, 500]},
-    "min_tokens": {"min_tokens": 6, "all_stop_token_ids": (1, 2)},
-    "bad_words": {"bad_words_token_ids": [[4], [5, 6]], "temperature": 0.8},
-    "grammar": {},
-    "logprobs": {"logprobs": 0},
-    "top logprobs": {"logprobs": 3},
-    "tempered logprobs": {"temperature": 0.7, "logprobs": 0},
-}
 LEFT = {"top logprobs", "tempered logprobs"}
-PROMPT = [11, 12, 13, 5]
-
-
-def request(kind: str, seed: int | None = 7):
-    return params(**KINDS[kind], seed=seed)
 
 
 def decoded(play: Play, kind: str, steps: int = 5, beside: list[str] = (), preempt: int = -1):
@@ -317,37 +293,3 @@ def test_settings_are_gathered_when_the_batch_changes_and_not_before(load, monke
     play.add("three", request("greedy"), PROMPT)
     play.step()
     assert len(asked) == 3
-
-
-def test_a_thousand_mixed_requests(load):
-    """Of all kinds, some cancelled, some preempted: none lost, none disturbed."""
-    runner, random = load(), np.random.default_rng(5)
-    play = Play(runner)
-    kinds, number, ended = list(KINDS), 0, 0
-    expected: dict[str, list[int]] = {}
-    alone = Play(load())
-    while ended < 150:
-        while len(play.slots) < 8:
-            kind = kinds[number % len(kinds)]
-            play.add(f"{kind} {number % 45}", request(kind, number % 3), PROMPT)
-            number += 1
-        names = random.permutation(list(play.slots)).tolist()[: random.integers(1, 9)]
-        play.step(names, {name: GRAMMAR for name in names if name.startswith("grammar")})
-        for name in names:
-            chance = random.random()
-            if chance < 0.1:
-                play.preempt(name)
-            elif chance < 0.15 or len(play.output(name)) == 4:
-                tokens = play.remove(name)[1]
-                ended += 1
-                longest = expected.get(name, [])
-                assert tokens[: len(longest)] == longest[: len(tokens)], name
-                expected[name] = max(longest, tokens, key=len)
-    for name, tokens in expected.items():
-        kind, at = name.rsplit(" ", 1)
-        alone.add("mine", request(kind, int(at) % 3), PROMPT)
-        for _ in tokens:
-            alone.step(None, {"mine": GRAMMAR} if kind == "grammar" else None)
-        assert alone.remove("mine")[1] == tokens, name
-    counts = runner._fsbench.sampling.counts
-    assert counts.served > 6 * sum(counts.left.values()) > 0

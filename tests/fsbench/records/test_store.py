@@ -8,7 +8,7 @@ import os
 
 import pytest
 from cells import CELL, MACHINE, OTHER, cell, numbers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsbench.errors import ResultsError
@@ -56,7 +56,7 @@ events = st.lists(
 
 
 @given(events=events)
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_what_is_appended_is_read_back(tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("store") / "run"
     store = Store.create(folder, MACHINE)

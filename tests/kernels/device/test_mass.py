@@ -10,6 +10,7 @@ from flash_sample_cases import same_bits
 
 from fsbench.kernels.device.mass import (
     add_masses,
+    entropy_of_mass,
     log_of_mass,
     log_probability,
     mass_of_groups,
@@ -26,9 +27,10 @@ GROUPS = 64
 def _sums_kernel(
     m_ptr,  # [orders, WAYS, GROUPS / WAYS]
     s_ptr,
+    moments_ptr,
     logits_ptr,  # [orders]
     inverse_temperature,
-    out_ptr,  # [2, orders]: log Z, log-probability
+    out_ptr,  # [3, orders]: log Z, log-probability, entropy
     orders,
     WAYS: tl.constexpr,
     EACH: tl.constexpr,
@@ -36,27 +38,31 @@ def _sums_kernel(
     """Of each row WAYS sums over EACH groups one by one, which are then added up."""
     row = tl.program_id(0)
     way = row * WAYS + tl.arange(0, WAYS)[None, :]
-    mass = no_mass((way * 0).to(tl.float32))
+    mass = no_mass((way * 0).to(tl.float32), True)
     for i in range(EACH):
         m = tl.load(m_ptr + way * EACH + i)
         s = tl.load(s_ptr + way * EACH + i)
-        mass = add_masses(mass, mass_of_groups(m, s, inverse_temperature))
+        moments = tl.load(moments_ptr + way * EACH + i)
+        mass = add_masses(mass, mass_of_groups(m, s, inverse_temperature, moments))
     mass = mass_of_rows(mass)
     logit = tl.load(logits_ptr + row + tl.arange(0, 1))
     at = out_ptr + row + tl.arange(0, 1)
     tl.store(at, log_of_mass(mass))
     tl.store(at + orders, log_probability(logit, mass, inverse_temperature))
+    tl.store(at + 2 * orders, entropy_of_mass(mass))
 
 
 def sums(
-    m: torch.Tensor, s: torch.Tensor, logits: torch.Tensor, T: float, ways: int
-) -> torch.Tensor:
-    """(log Z, log-probabilities) [2, orders] of group masses s exp(m / T), [orders, GROUPS]."""
+    m: torch.Tensor, s: torch.Tensor, moments: torch.Tensor, logits: torch.Tensor, T: float,
+    ways: int,
+) -> torch.Tensor:  # fmt: skip
+    """(log Z, log-probabilities, entropy) [3, orders] of masses s exp(m / T), [orders, GROUPS]."""
     orders = len(m)
-    out = torch.empty(2, orders)
+    out = torch.empty(3, orders)
     _sums_kernel[(orders,)](
         m_ptr=m.contiguous(),
         s_ptr=s.contiguous(),
+        moments_ptr=moments.contiguous(),
         logits_ptr=logits,
         inverse_temperature=float(torch.tensor(1.0) / torch.tensor(T)),
         out_ptr=out,
@@ -87,9 +93,10 @@ def test_masses_have_one_sum_in_any_order(name):
     m[::9] = -torch.inf
     m[1::9] = m[3]  # ties
     s = torch.where(m == -torch.inf, 0.0, 1 + 31 * torch.rand(GROUPS, generator=draw))
+    moments = -torch.rand(GROUPS, generator=draw) * (s - 1).clamp_min(0) / 2
     orders = torch.stack([torch.randperm(GROUPS, generator=draw) for _ in range(12)])
     logit = m.max().expand(len(orders)).contiguous()
-    found = [sums(m[orders], s[orders], logit, T, ways) for ways in (1, 4, 32)]
+    found = [sums(m[orders], s[orders], moments[orders], logit, T, ways) for ways in (1, 4, 32)]
     for each in found:
         assert same_bits(each, found[0][:, :1].expand_as(each).contiguous())
 
@@ -98,6 +105,11 @@ def test_masses_have_one_sum_in_any_order(name):
     torch.testing.assert_close(found[0][0, 0].double(), logz, rtol=3e-7, atol=1e-6)
     # y / T is computed from 1 / T in fp32: of their difference, no more than that is lost.
     torch.testing.assert_close(found[0][1, 0].double(), logprob, rtol=1e-6, atol=1e-6)
+    z = (m - logit[0]).double() / T
+    of_groups = z.exp() * (s * z + moments * 0.6931471805599453)
+    entropy = -logprob - of_groups.masked_fill(z == -torch.inf, 0.0).sum() * logprob.exp()
+    # Where T is small the rounding of 1 / T weighs what two windows' masses are.
+    torch.testing.assert_close(found[0][2, 0].double(), entropy, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("largest", [0, -32])
@@ -108,7 +120,10 @@ def test_groups_one_window_below_the_largest_count(largest):
     s = torch.full((2, GROUPS), 32.0)
     s[0, 0] = s[1, -1] = 1.0
     for ways in (1, 4):
-        _, logprob = sums(m, s, m.amax(1), 1.0, ways)
+        _, logprob, entropy = sums(m, s, torch.zeros_like(m), m.amax(1), 1.0, ways)
+        assert same_bits(entropy[:1], entropy[1:])
+        mass = 63 * 2.0**-26  # each group's is 2^-26, of x = -31
+        torch.testing.assert_close(float(entropy[0]), mass * (1 + 31 * 0.693), rtol=0.3, atol=0)
         assert same_bits(logprob[:1], logprob[1:])
         assert -1.3 * 63 * 2.0**-26 < float(logprob[0]) < -0.7 * 63 * 2.0**-26
 
@@ -119,6 +134,7 @@ def test_a_certain_token_has_log_probability_0_and_a_forbidden_one_none():
     s = torch.zeros(3, GROUPS)
     s[:, 5] = 1.0
     for logits, wanted in ((m[:, 5], 0.0), (m[:, 0], -torch.inf)):
-        logprob = sums(m, s, logits.contiguous(), 0.7, 1)[1]
+        _, logprob, entropy = sums(m, s, torch.zeros_like(m), logits.contiguous(), 0.7, 1)
+        torch.testing.assert_close(entropy, torch.zeros(3), atol=5e-7, rtol=0)
         torch.testing.assert_close(logprob, torch.full((3,), wanted), atol=5e-7, rtol=0)
         assert (logprob <= 0).all()

@@ -84,6 +84,7 @@ def test_out_is_written_and_returned(num_samples):
     hidden, weight = problem(3, 100, 24)
     call = {"hidden": hidden, "weight": weight, "seed": SEED, "config": TILES}
     call |= {"num_samples": num_samples, "return_logprob": True, "return_logz": True}
+    call |= {"return_entropy": True, "return_rank": True, "return_top": 3}
     fresh = flash_sample(**call)
     assert (fresh.logprob.dtype, fresh.logz.dtype) == (torch.float32, torch.float32)
     fields = [torch.empty_like(field) for field in fresh]

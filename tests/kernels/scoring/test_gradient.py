@@ -43,7 +43,7 @@ def calls() -> dict[str, dict]:
     }
 
 
-def by_float64(targets, d_logprob, d_logz, call) -> list[torch.Tensor]:
+def by_float64(targets, d_logprob, d_logz, call, d_entropy=None) -> list[torch.Tensor]:
     """The gradients of hidden, weight and bias by torch's own autograd."""
     names = [name for name in ("hidden", "weight", "bias") if name in call]
     exact = {name: call[name].double().requires_grad_() for name in names}
@@ -56,12 +56,17 @@ def by_float64(targets, d_logprob, d_logz, call) -> list[torch.Tensor]:
     logz = scaled.logsumexp(1)
     logprob = scaled.gather(1, targets.clamp_min(0)) - logz[:, None]
     loss = (logprob.where(targets >= 0, 0.0) * d_logprob).sum() + (logz * d_logz).sum()
+    if d_entropy is not None:
+        allowed = scaled > -torch.inf
+        logp = scaled.where(allowed, 0.0) - logz[:, None]
+        loss = loss - ((logp.exp() * logp).where(allowed, 0.0).sum(1) * d_entropy).sum()
     return list(torch.autograd.grad(loss, list(exact.values())))
 
 
+@pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("chunk", [32, 1024])
 @pytest.mark.parametrize("name", calls())
-def test_gradients_are_those_of_float64(name, chunk, monkeypatch):
+def test_gradients_are_those_of_float64(name, chunk, with_entropy, monkeypatch):
     """Over several chunks of rows and tokens, and in one; every fifth target is ignored."""
     monkeypatch.setattr(gradient, "AT_ONCE", chunk)
     call = calls()[name]
@@ -74,17 +79,23 @@ def test_gradients_are_those_of_float64(name, chunk, monkeypatch):
     targets[::5] = -100
     d_logprob = torch.randn(B, 3, generator=draw)
     d_logz = torch.randn(B, generator=draw)
+    d_entropy = torch.randn(B, generator=draw) if with_entropy else None
     given = {
         key: x.clone().requires_grad_() if key in ("hidden", "weight", "bias") else x
         for key, x in call.items()
     }
-    found = score(targets=targets, **given)
+    found = score(targets=targets, return_entropy=with_entropy, return_rank=True, **given)
+    assert not found.rank.requires_grad
     loss = (found.logprob * d_logprob).sum() + (found.logz * d_logz).sum()
+    if found.entropy is not None:
+        loss = loss + (found.entropy * d_entropy).sum()
     loss.backward()
-    wanted = by_float64(targets, d_logprob, d_logz, call)
+    wanted = by_float64(targets, d_logprob, d_logz, call, d_entropy)
     leaves = [given[key] for key in ("hidden", "weight", "bias") if key in given]
+    # p log p errs with the logits, which are in fp32 and up to 40 here.
+    near = {"rtol": 1e-4, "atol": 1e-4 if with_entropy else 1e-5}
     for leaf, right in zip(leaves, wanted, strict=True):
-        torch.testing.assert_close(leaf.grad.double(), right, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(leaf.grad.double(), right, **near)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

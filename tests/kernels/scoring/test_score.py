@@ -16,6 +16,7 @@ from flash_sample_cases import (
     counter,
     exact_logits,
     guarded_memory,
+    logits_error,
     normal_logits,
     packed,
     problem,
@@ -37,18 +38,31 @@ INF, NAN = torch.inf, torch.nan
 def check(targets: torch.Tensor, **call) -> Score:
     """score in guarded memory, compared with the oracle in float64."""
     with guarded_memory():
-        found = score(targets=targets, **call)
+        found = score(targets=targets, return_entropy=True, return_rank=True, **call)
     logits, T = exact_logits(**call), call.get("temperature", 1.0)
     per_row = torch.as_tensor(T).double().expand(len(logits))
     defined = reference.log_partition(logits, T).isfinite() & (per_row >= 0) & (per_row < INF)
     assert_near(found.logz, reference.log_partition(logits, T).where(defined, NAN))
-    for target, logprob, valid in zip(*map(columns, (targets, *found[::2])), strict=True):
+    assert_near(found.entropy, entropies(logits, T).where(defined, NAN))
+    error = logits_error(**call)
+    shaped = (targets, found.logprob, found.rank, found.valid)
+    for target, logprob, rank, valid in zip(*map(columns, shaped), strict=True):
         inside = (target >= 0) & (target < logits.shape[1]) & defined
         ignored = target == -100
         wanted = reference.log_probability(logits, target.where(inside, 0), T)
         assert_near(logprob, wanted.where(inside, NAN).masked_fill(ignored, 0.0))
         assert valid.tolist() == (inside | ignored).tolist()
+        limit = logits.gather(1, target.where(inside, 0)[:, None])
+        above, below = ((logits > limit + way * error).sum(1).where(inside, -1) for way in (2, -2))
+        assert ((above <= rank) & (rank <= below)).all()
     return found
+
+
+def entropies(logits: torch.Tensor, T: float | torch.Tensor) -> torch.Tensor:
+    """-sum p log p of p = softmax(logits / T), float64 [B]."""
+    p = reference.inverse_temperature(T, logits.device)
+    logp = (logits.double() * p).log_softmax(1)
+    return -(logp.exp() * logp).masked_fill(logp == -INF, 0.0).sum(1)
 
 
 def calls() -> dict[str, dict]:
@@ -103,10 +117,33 @@ def test_the_bits_do_not_depend_on_tiles_rows_or_neighbours():
     for config in (TILES, replace(TILES, block_v=256, block_b=32, slice=16, v_on_m=True)):
         for rows in ([17], [3, 0, 9]):
             part = score(
-                **stored(logits[rows]), targets=targets[rows], temperature=0.9, config=config
-            )
+                **stored(logits[rows]), targets=targets[rows], temperature=0.9, config=config,
+                return_entropy=True, return_rank=True,
+            )  # fmt: skip
             assert same_bits(part.logprob, whole.logprob[rows])
             assert same_bits(part.logz, whole.logz[rows])
+            assert same_bits(part.entropy, whole.entropy[rows])
+            assert torch.equal(part.rank, whole.rank[rows])
+
+
+@interpreted
+def test_ranks_count_larger_logits_and_no_equal_ones():
+    logits = torch.tensor([[3.0, 5.0, 3.0, -INF, 5.0, 0.0]]).repeat(1, 30)
+    targets = torch.tensor([[1, 4, 0, 5, 3, -100, 180]])
+    found = check(targets, **stored(logits))
+    assert found.rank.tolist() == [[0, 0, 60, 120, 150, -1, -1]]
+
+
+@interpreted
+def test_entropy_at_its_ends():
+    logits = torch.zeros(4, 512)
+    logits[0, 1:] = -INF  # one token: nothing is left to chance
+    logits[2, :256] = -60.0  # far below, and two windows of masses apart
+    logits[3] = torch.arange(512) * 20.0
+    found = check(counter(0, 5, 300, 511), **stored(logits))
+    assert found.entropy[0] == 0.0
+    wanted = torch.tensor([0.0, 512.0, 256.0]).clamp_min(1).log()
+    torch.testing.assert_close(found.entropy[:3], wanted, atol=1e-6, rtol=1e-6)
 
 
 BAD = torch.tensor([-100, -1, 200, 199, 2**32 + 5, -(2**63), 0, 7])
@@ -175,6 +212,8 @@ def test_targets_are_checked_before_anything_is_launched(targets, error, message
         ({"vocab_size": 61}, InvalidArgument, "vocab_size: expected 1 to 60; got 61"),
         ({"mask": torch.ones(4, 61).bool()}, InvalidArgument, "mask: expected shape"),
         ({"kernel": "fast"}, InvalidArgument, "kernel: expected"),
+        ({"return_entropy": 1}, InvalidType, "return_entropy: expected True or False; got int"),
+        ({"return_rank": "yes"}, InvalidType, "return_rank: expected True or False; got str"),
     ],
 )
 def test_other_arguments_are_checked_as_flash_sample_does(changed, error, message):
@@ -184,9 +223,9 @@ def test_other_arguments_are_checked_as_flash_sample_does(changed, error, messag
 
 def test_it_compiles_as_one_operator():
     def step(hidden, targets):
-        return score(hidden * 2, weight, targets)[:2]
+        return score(hidden * 2, weight, targets, return_entropy=True, return_rank=True)[:4]
 
     targets = torch.tensor([[0, 59], [1, 2], [3, 4], [5, 60]])
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(hidden, targets)
     for ours, theirs in zip(compiled, step(hidden, targets), strict=True):
-        assert same_bits(ours, theirs)
+        assert same_bits(ours.float(), theirs.float())

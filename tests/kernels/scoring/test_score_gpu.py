@@ -47,13 +47,22 @@ def test_the_bits_are_those_of_flash_sample(form, dtype):
         for kernel, noise in (*((k, "group") for k in kernels()), ("portable", "token")):
             drawn = flash_sample(
                 hidden, weight, seed=counter(3), num_samples=5, noise=noise, kernel=kernel,
-                return_logprob=True, return_logz=True, **options,
+                return_logprob=True, return_logz=True, return_entropy=True, return_rank=True,
+                return_top=20, **options,
             )  # fmt: skip
             for by in kernels():
-                ours = score(hidden, weight, drawn.tokens, kernel=by, **options)
+                wanted = {"return_entropy": True, "return_rank": True, "kernel": by, **options}
+                ours = score(hidden, weight, drawn.tokens, **wanted)
                 assert ours.valid.all()
                 assert same_bits(ours.logprob, drawn.logprob), (V, B, kernel, noise, by)
                 assert same_bits(ours.logz, drawn.logz), (V, B, kernel, noise, by)
+                assert same_bits(ours.entropy, drawn.entropy), (V, B, kernel, noise, by)
+                assert torch.equal(ours.rank, drawn.rank), (V, B, kernel, noise, by)
+                top = score(hidden, weight, drawn.top_tokens, **wanted)
+                assert same_bits(top.logprob, drawn.top_logprob), (V, B, kernel, noise, by)
+                ties = top.logprob[:, 1:] == top.logprob[:, :-1]
+                place = torch.arange(20, device="cuda").expand_as(top.rank)
+                assert (top.rank <= place).all() and (top.rank[:, 1:] == place[:, 1:])[~ties].all()
             found.append(drawn)
         assert all(same_bits(each.logz, found[0].logz) for each in found)
 

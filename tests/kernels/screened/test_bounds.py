@@ -115,7 +115,7 @@ def outside(weight: Tensor, hidden: Tensor) -> list[tuple[int, int, float, float
     return found
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     weight=st.lists(ROWS, min_size=1, max_size=4) | st.lists(NEAR_ONE, min_size=1, max_size=4),
     hidden=st.lists(ROWS, min_size=1, max_size=3) | st.lists(NEAR_ONE, min_size=1, max_size=3),
@@ -132,7 +132,7 @@ def test_no_logit_is_outside_its_bound_whatever_the_magnitudes(weight, hidden, D
     assert not outside(matrix(weight, D, dtype, seed), matrix(hidden, D, dtype, seed + 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     entries=st.lists(
         st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=4, max_size=40
@@ -235,7 +235,7 @@ def fp32_scores(logits: Tensor, T: Tensor, noise: Tensor, size: int, draw) -> Te
     return m + T * (total * (-noise).exp().float().reciprocal()).log()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     sigma=st.sampled_from([0.1, 1.0, 4.0, 16.0]),
     temperature=st.sampled_from([0.0, 1e-3, 0.7, 1.0, 5.0]),

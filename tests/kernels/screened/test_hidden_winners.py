@@ -103,5 +103,6 @@ def test_lower_bounds_leave_a_winner_in_whose_rival_is_overrated():
     assert logits.argmax() == 17
     # A screen that took z for a lower bound would lose it.
     assert z[0, 18] > z[0, 17] + bound[0, 17]
-    options = {"seed": torch.tensor([0]), "temperature": 0.0}
-    assert screened_sample(hidden, head, **options).tokens[0] == 17
+    for noise in ("token", "group4", "group8", "group16", "group"):
+        options = {"seed": torch.tensor([0]), "temperature": torch.zeros(1), "noise": noise}
+        assert screened_sample(hidden, head, **options).tokens[0] == 17

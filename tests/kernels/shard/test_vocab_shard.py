@@ -83,8 +83,8 @@ def answers(hidden: Tensor, head: Tensor | VocabShard, kind: str, V: int) -> lis
     processing = {
         name: call[name] for name in ("temperature", "bias", "mask", "soft_cap") if name in call
     }
-    fields = (*drawn, *score(hidden, head, targets, **processing))
-    return [field.double().flatten().tolist() for field in fields]
+    fields = (*drawn, *score(hidden, head, targets, return_entropy=True, **processing))
+    return [field.double().flatten().tolist() for field in fields if field is not None]
 
 
 def shard_of(rank: int, sizes: list[int], weight: Tensor, **options: object) -> VocabShard:
@@ -220,11 +220,13 @@ def too_many(rank: int) -> list[str]:
     hidden, weight = problem(5, 512, 16)
     shard = shard_of(rank, [256, 256], weight, slots=16)
     messages = []
-    for options in ({"num_samples": 4}, {"vocab_size": 500}):
+    for options in ({"num_samples": 4}, {"vocab_size": 500}, {"return_rank": True}):
         with pytest.raises(InvalidArgument) as caught:
             flash_sample(hidden, shard, seed=counter(1), **options)
         messages.append(str(caught.value))
-    return messages
+    with pytest.raises(InvalidArgument) as caught:
+        score(hidden, shard, counter(1, 2, 3, 4, 5), return_rank=True)
+    return [*messages, str(caught.value)]
 
 
 @pytest.mark.full
@@ -234,6 +236,8 @@ def test_what_a_shard_cannot_do_is_named():
         "hidden: expected at most 16 rows times samples (up to 4 at a time), the slots of the "
         "VocabShard; got 5 times 4",
         "vocab_size: expected None with a VocabShard, which has its own",
+        "return_rank: expected it off with a VocabShard",
+        "return_rank: expected False with a VocabShard; got True",
     ]
 
 

@@ -197,6 +197,11 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
             InvalidArgument,
             "penalties.repetition: expected a number > 0; got 0.0",
         ),
+        (
+            {"penalties": Penalties(TokenHistory(3, 4, "cpu"), presence=1e300)},
+            InvalidArgument,
+            r"penalties.presence: expected a finite number; got 1e\+300",
+        ),
         ({"penalties": Penalties(None)}, InvalidType, "penalties.history: expected a TokenHistory"),
         ({"return_kept": 1}, InvalidType, "return_kept: expected True or False; got int"),
         ({"config": 5}, InvalidType, "config: expected a TileConfig or HopperConfig; got int"),

@@ -1,0 +1,183 @@
+"""Where drawn tokens stand among stored logits: their rank, and the largest logits of a row.
+
+One program for each row. The largest logit of each group of 32 tokens is in memory, so of the row
+itself only the groups are read that hold something larger than what is asked about.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fsbench.kernels.call.prepared import launch_kernel
+from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.result import Sample
+from fsbench.kernels.device.mass import log_probability, mass_of_programs
+from fsbench.kernels.device.rows import temperatures_of_rows
+from fsbench.kernels.device.stored_logits import StoredLogits, place_of_largest
+from fsbench.kernels.noise.group import token_of_member
+from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, value_of
+
+ROOM = tl.constexpr(512)
+"""Tokens of a row that may be among the largest, at most; with more, the row is searched."""
+PARTS = tl.constexpr(64)
+"""Parts of a row's groups: the nth largest of their maxima is no larger than the nth logit."""
+LOWEST = tl.constexpr(-2139095040)
+"""`ordered` of the lowest finite fp32."""
+AT_ONCE = tl.constexpr(32)
+SEARCHED = tl.constexpr(4096)
+"""Tokens that are searched at once."""
+
+
+@triton.jit(do_not_specialize=["programs", "samples", "top"])
+def standing_kernel(
+    logits_ptr,  # [B, stride] fp32
+    largest_ptr,  # [stride // 128, B, 4] fp32: of each group
+    masses_ptr,  # [3, programs, B] int64: see mass_of_programs; or None without top_tokens_ptr
+    temperature,  # fp32, or pointer to [B] fp32
+    tokens_ptr,  # [B, samples] int64
+    valid_ptr,  # [B] bool
+    rank_ptr,  # [B, samples] int32, out; or None
+    keys_ptr,  # [B, ROOM] int64, scratch
+    found_ptr,  # [B] int32, scratch
+    top_tokens_ptr,  # [B, top] int64, out; or None
+    top_logprob_ptr,  # [B, top] fp32, out; or None
+    stride,
+    programs,
+    samples,
+    top,  # at most AT_ONCE
+    TEMPERATURE_PER_ROW: tl.constexpr,
+    GROUPS: tl.constexpr,  # a power of two, at least stride // 32
+):
+    row = tl.program_id(0)
+    B = tl.num_programs(0)
+    logits_ptr += row.to(tl.int64) * stride
+    valid = tl.load(valid_ptr + row).to(tl.int32) != 0
+    group = tl.arange(0, GROUPS)
+    at = largest_ptr + place_of_largest(group, row, B)
+    maxima = tl.load(at, mask=group < stride // 32, other=float("-inf"))
+    maxima = tl.where(valid, maxima, float("-inf"))
+    if rank_ptr is not None:
+        for i in range(samples):
+            token = tl.load(tokens_ptr + row.to(tl.int64) * samples + i)
+            limit = tl.load(logits_ptr + token, mask=token >= 0, other=float("inf"))
+            count = tl.zeros((GROUPS,), tl.int32)
+            for j in range(32):
+                member = logits_ptr + token_of_member(0, group, j)
+                y = tl.load(member, mask=maxima > limit, other=float("-inf"))
+                count += (y > limit).to(tl.int32)
+            rank = tl.where(token >= 0, tl.sum(count), -1)
+            tl.store(rank_ptr + row.to(tl.int64) * samples + i, rank)
+    if top_tokens_ptr is not None:
+        keys_ptr += row * ROOM
+        tl.store(found_ptr + row, 0)
+        order = tl.where(maxima > float("-inf"), ordered(maxima), LOWEST - 1)
+        least = _reached(tl.max(order.reshape(GROUPS // PARTS, PARTS), axis=0), top)
+        tl.debug_barrier()
+        for j in range(32):
+            token = token_of_member(0, group, j)
+            y = tl.load(logits_ptr + token, mask=order >= least, other=float("-inf"))
+            taken = (y > float("-inf")) & (ordered(y) >= least)
+            # Always 0, which the compiler does not know: few ask, and each for itself.
+            zero = (order == 0x7FFFFFFF).to(tl.int32)
+            place = tl.atomic_add(found_ptr + row + zero, 1, mask=taken, sem="relaxed")
+            tl.store(keys_ptr + place, ordered_key(y, token), mask=taken & (place < ROOM))
+        tl.debug_barrier()
+        found = tl.load(found_ptr + row, cache_modifier=".cg")
+        rows = row + tl.arange(0, 1)
+        _, inverse_temperature = temperatures_of_rows(
+            temperature, rows, rows < B, TEMPERATURE_PER_ROW
+        )
+        mass = mass_of_programs(masses_ptr, programs, tl.arange(0, 128)[None, :], rows, B)
+        places = tl.arange(0, AT_ONCE)
+        tl.store(top_tokens_ptr + row * top + places, -1, mask=places < top)
+        nothing = tl.where(valid, float("-inf"), float("nan"))
+        tl.store(top_logprob_ptr + row * top + places, nothing, mask=places < top)
+        tl.debug_barrier()
+        if found <= ROOM:
+            place = tl.arange(0, ROOM)
+            keys = tl.load(keys_ptr + place, mask=place < found, other=LOWEST_KEY)
+            above = tl.zeros((ROOM,), tl.int32)
+            for first in range(0, found, AT_ONCE):
+                there = first + places < found
+                others = tl.load(keys_ptr + first + places, mask=there, other=LOWEST_KEY)
+                above += tl.sum((others[None, :] > keys[:, None]).to(tl.int32), axis=1)
+            wanted = (place < found) & (above < top)
+            _store(keys, wanted, row * top + above, mass, inverse_temperature, top_tokens_ptr,
+                   top_logprob_ptr)  # fmt: skip
+        else:
+            last = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
+            for i in range(top):
+                last = _largest_below(logits_ptr, last, stride)
+                _store(last + tl.zeros((1,), tl.int64), rows < B, rows * top + i, mass,
+                       inverse_temperature, top_tokens_ptr, top_logprob_ptr)  # fmt: skip
+
+
+@triton.jit
+def _reached(order, n):
+    """The nth largest of int32 [PARTS]; LOWEST if that is below it, or if there are fewer."""
+    above = tl.sum((order[None, :] > order[:, None]).to(tl.int32), axis=1)
+    return tl.maximum(tl.min(tl.where(above < n, order, 0x7FFFFFFF)), LOWEST)
+
+
+@triton.jit
+def _largest_below(logits_ptr, last, stride):
+    """The largest key of a row that is below `last`."""
+    best = tl.full((SEARCHED,), LOWEST_KEY, tl.int64)
+    for first in range(0, stride, SEARCHED):
+        token = first + tl.arange(0, SEARCHED)
+        y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
+        key = ordered_key(y, token)
+        best = tl.maximum(best, tl.where(key < last, key, LOWEST_KEY))
+    return tl.max(best)
+
+
+@triton.jit
+def _store(keys, wanted, place, mass, inverse_temperature, top_tokens_ptr, top_logprob_ptr):
+    """Tokens and log-probabilities of keys."""
+    y = value_of((keys >> 32).to(tl.int32))
+    token = 0x7FFFFFFF - (keys & 0x7FFFFFFF)
+    tl.store(top_tokens_ptr + place, token, mask=wanted)
+    logprob = log_probability(y, mass, inverse_temperature)
+    tl.store(top_logprob_ptr + place, logprob, mask=wanted)
+
+
+def launch_standing(
+    request: Request, stored: StoredLogits, masses: Tensor | None, out: Sample
+) -> None:
+    """Fill in out.rank, out.top_tokens and out.top_logprob, as far as they are there.
+
+    masses: of the fused kernel's programs, for log-probabilities.
+    """
+    (B, stride), device = stored.logits.shape, stored.logits.device
+    top = 0 if out.top_tokens is None else out.top_tokens.shape[1]
+    keys = found = None
+    if top:
+        keys = torch.empty(B, ROOM.value, dtype=torch.int64, device=device)
+        found = torch.empty(B, dtype=torch.int32, device=device)
+    groups = max(PARTS.value, triton.next_power_of_2(stride // 32))
+    launch_kernel(
+        standing_kernel,
+        device,
+        (B,),
+        logits_ptr=stored.logits,
+        largest_ptr=stored.largest,
+        masses_ptr=masses,
+        temperature=request.temperature,
+        tokens_ptr=out.tokens,
+        valid_ptr=out.valid,
+        rank_ptr=out.rank,
+        keys_ptr=keys,
+        found_ptr=found,
+        top_tokens_ptr=out.top_tokens,
+        top_logprob_ptr=out.top_logprob,
+        stride=stride,
+        programs=1 if masses is None else masses.shape[1],
+        samples=request.num_samples,
+        top=top,
+        TEMPERATURE_PER_ROW=isinstance(request.temperature, Tensor),
+        GROUPS=groups,
+        num_warps=8 if groups <= 8192 else 16,
+    )

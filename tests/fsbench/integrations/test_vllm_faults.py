@@ -1,0 +1,101 @@
+"""Many requests of all kinds among each other, in an engine that dies and in one with faults."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
+
+
+def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, int]:
+    """Decode requests of all kinds among each other: cancelled, preempted, constrained, restarted.
+
+    Each has 4 tokens at most. fault: what is broken in the engine that has them together; what they
+    are compared with has no neighbours and no faults. Raises AssertionError for a request that is
+    lost, or has other tokens than alone. Returns how often each thing happened.
+    """
+    random, kinds = np.random.default_rng(11), list(KINDS)
+    todo = [(f"{kinds[i % len(kinds)]} {i}", kinds[i % len(kinds)], i % 3) for i in range(number)]
+    happened = dict.fromkeys(("ended", "cancelled", "preempted", "restarted"), 0)
+    alone: dict[tuple[str, int], list[int]] = {}
+    quiet = Play(load())
+    for kind in kinds:
+        for seed in range(3):
+            quiet.add("one", request(kind, seed), PROMPT)
+            for _ in range(4):
+                quiet.step(None, {"one": GRAMMAR} if kind == "grammar" else None)
+            alone[kind, seed] = quiet.remove("one")[1]
+
+    def engine() -> Play:
+        runner = load()
+        fault(runner)
+        return Play(runner)
+
+    play, of, waiting = engine(), {}, list(reversed(todo))
+    while waiting or play.slots:
+        while waiting and len(play.slots) < 8:
+            name, kind, seed = waiting.pop()
+            of[name] = kind, seed
+            play.add(name, request(kind, seed), PROMPT)
+        names = random.permutation(list(play.slots)).tolist()[: random.integers(1, 9)]
+        constrained = [name for name in names if of[name][0] == "grammar"]
+        play.step(names, dict.fromkeys(constrained, GRAMMAR))
+        for name in names:
+            chance = random.random()
+            done = len(play.output(name)) == 4
+            if done or chance < 0.05:
+                tokens = play.remove(name)[1]
+                assert tokens == alone[of[name]][: len(tokens)], name
+                happened["ended" if done else "cancelled"] += 1
+            elif chance < 0.15:
+                play.preempt(name)
+                happened["preempted"] += 1
+        if random.random() < 0.02:  # killed: what was running is sent again
+            waiting += [(name, *of[name]) for name in play.slots]
+            play, happened["restarted"] = engine(), happened["restarted"] + 1
+    assert happened["ended"] + happened["cancelled"] == number
+    return happened
+
+
+@pytest.mark.full
+def test_a_thousand_requests_to_an_engine_that_dies(load):
+    happened = mixed_requests(load, 1000)
+    assert min(happened.values()) >= 3, happened
+
+
+def _a_neighbours_seed(sampling):
+    settings = sampling.adapter.settings
+
+    def shifted(runner, slots):
+        temperature, seed, *filters = settings(runner, slots)
+        return (temperature, seed.roll(1), *filters)
+
+    sampling.adapter.settings = shifted
+
+
+def _a_batch_that_changed_is_not_seen(sampling):
+    kept = {}
+    of_group = sampling._of_group
+
+    def stale(runner, batch, group, index):
+        return kept.setdefault((group.way, len(group.rows)), of_group(runner, batch, group, index))
+
+    sampling._of_group = stale
+
+
+def _a_mask_of_another_row(sampling):
+    mask = sampling._mask
+    sampling._mask = lambda *given: mask(*given).roll(1, 0)
+
+
+@pytest.mark.parametrize(
+    "fault", [_a_neighbours_seed, _a_batch_that_changed_is_not_seen, _a_mask_of_another_row]
+)
+def test_planted_faults_of_routing_are_found(load, fault):
+    """What the thousand would find: each within a few requests."""
+    with pytest.raises(AssertionError, match=r" \d+\nassert"):
+        mixed_requests(load, 60, lambda runner: fault(runner._fsbench.sampling))
+
+
+def test_without_a_fault_nothing_is_found(load):
+    assert mixed_requests(load, 150)["ended"] > 100
