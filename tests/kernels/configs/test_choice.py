@@ -53,7 +53,7 @@ def test_where_the_hopper_kernel_cannot_run():
 EXPLAINED = [
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
     (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on GPUs '*' (r"),
-    (65, {"noise": "token"}, "the hopper kernel cannot run, it draws with group noise only; tile"),
+    (65, {"noise": "token"}, "no times of the hopper kernel's token noise have been taken; tile"),
     (
         65,
         {"kernel": "portable"},
