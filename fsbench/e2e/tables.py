@@ -132,7 +132,7 @@ def _where(rows: pd.DataFrame) -> str:
         "idle": lambda row: "" if row.isna().gap_us else f"{row.gap_us:.0f}",
         "p95 / p99, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
     }
-    ordered = rows.sort_values("b", kind="stable")
-    return markdown_table(
-        list(columns), [[text(row) for text in columns.values()] for _, row in ordered.iterrows()]
-    )
+    ordered = [row for _, row in rows.sort_values("b", kind="stable").iterrows()]
+    cells = {name: [text(row) for row in ordered] for name, text in columns.items()}
+    told = {name: texts for name, texts in cells.items() if any(texts)}  # a CPU is never idle
+    return markdown_table(list(told), [list(line) for line in zip(*told.values(), strict=True)])

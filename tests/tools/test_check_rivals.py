@@ -26,7 +26,7 @@ def lines(tmp_path: Path, **of) -> list[str]:
     package = tmp_path / "engine"
     package.mkdir()
     (package / "parts.py").write_text(MODULE)
-    return check_rivals.check(Rival("engine", "1.0", (), **{"calls": {}, **of}), tmp_path)
+    return check_rivals.check(Rival("engine", "1.0", **{"calls": {}, **of}), tmp_path)
 
 
 @pytest.mark.parametrize(

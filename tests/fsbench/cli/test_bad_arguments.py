@@ -59,6 +59,12 @@ OPTIONS = {
         "--provider": "name", "--provider-path": "plug-in", "--tier": "name", "--check": "name",
         "--device": "name", "--dtype": "name", "--temperature": "above 0", "--output": "file",
     },
+    "audit": {
+        "RECORDS": [*NO_PATH, "missing", "empty"], "--provider": "name",
+        "--provider-path": "plug-in", "--tier": "name", "--device": "name", "--dtype": "name",
+        "--output": "file",
+    },
+    "export": {"RESULTS": "results", "--out": "folder"},
     "tune": {
         "--kernel": NO_TEXT, "--batch": "sizes", "--d": "sizes", "--v": "sizes", "--model": NO_TEXT,
         "--limit": "size", "--timer": "name", "--out": "folder", "--provider-path": NO_PATH,
@@ -100,7 +106,8 @@ OPTIONS = {
         "--profiles": "size", "--arrivals": ["x", "1,,2", "0", "-1", "nan"],
         "--arriving": [*NO_INTEGER, "1"],
         "--prompt-tokens": "size", "--output-tokens": [*NO_INTEGER, "3"], "--dtype": "name",
-        "--device": "name",
+        "--device": "name", "--profiles": "size", "--arriving": [*NO_INTEGER, "0", "1"],
+        "--arrivals": [*NO_TEXT, "x", "0", "-1", "nan", "inf", "1,"],
         "--memory": "share", "--seed": [*NO_INTEGER, "-1", str(2**70)], "--out": "folder",
     },
     "hotvocab fit": {
@@ -132,6 +139,8 @@ OPTIONS = {
 RIGHT = {
     "run": ["--device", "cpu", "--dry-run", "--d", "8", "--v", "9"],
     "verify": ["--provider", "greedy", "--tier", "gate"],
+    "audit": ["--provider", "greedy", "--tier", "gate"],
+    "export": ["results"],
     "plot": ["results", "--figure", "runtime"],
     "report": ["results"],
     "export": ["results"],

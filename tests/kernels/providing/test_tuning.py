@@ -21,7 +21,9 @@ def gpu(monkeypatch):
     """Makes a GPU of this name and shared memory the current one."""
 
     def use(name, shared=232448):
-        properties = SimpleNamespace(name=name, shared_memory_per_block_optin=shared)
+        properties = SimpleNamespace(
+            name=name, shared_memory_per_block_optin=shared, major=9, minor=0
+        )
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         forget()
