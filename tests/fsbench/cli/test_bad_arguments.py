@@ -90,11 +90,6 @@ OPTIONS = {
         "--tp": [*NO_INTEGER, "0", "65"], "--logits": [*NO_TEXT, "flat", "normal:-1"],
     },
     "list": {"--provider-path": "plug-in"},
-    "audit": {
-        "RECORDS": [*NO_PATH, "a_file"], "--provider": "name", "--provider-path": "plug-in",
-        "--tier": "name", "--device": "name", "--dtype": "name", "--output": "file",
-    },
-    "export": {"RESULTS": "results", "--out": "folder"},
     "doctor": {},
     "warm": {
         "--model": "models", "--d": "sizes", "--v": "sizes", "--dtype": "name", "--batch": "sizes",
@@ -103,8 +98,6 @@ OPTIONS = {
     "e2e": {
         "--engine": "name", "--model": NO_MODEL, "--batch": "sizes", "--sampler": NO_NAME,
         "--requests": NO_NAME, "--tp": [*NO_INTEGERS, "0", "2"], "--runs": "size",
-        "--profiles": "size", "--arrivals": ["x", "1,,2", "0", "-1", "nan"],
-        "--arriving": [*NO_INTEGER, "1"],
         "--prompt-tokens": "size", "--output-tokens": [*NO_INTEGER, "3"], "--dtype": "name",
         "--device": "name", "--profiles": "size", "--arriving": [*NO_INTEGER, "0", "1"],
         "--arrivals": [*NO_TEXT, "x", "0", "-1", "nan", "inf", "1,"],
@@ -143,7 +136,6 @@ RIGHT = {
     "export": ["results"],
     "plot": ["results", "--figure", "runtime"],
     "report": ["results"],
-    "export": ["results"],
     "compare": ["results", "results"],
     "iomodel": ["--dtype", "fp32"],
     "recommend": ["--model", "qwen3-8b", "--results", "results"],
