@@ -42,9 +42,12 @@ def most_stack(compiled: Compiled) -> int | None:
         return (0 if version("triton").startswith("3.6.") else 512) if known else None
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
     # addresses of the pointer path, of stored logits and of targets above all, are no tragedy; a
-    # thread's accumulator of 256 bytes would be.
-    if compiled.family == "matmul_form" and not tuned and name.startswith("b128"):
-        return 511  # 264 on sm_80; no sampler, and nobody has tuned its tiles there
+    # thread's accumulator of 256 bytes would be. Triton 3.9 takes at most 16 bytes on sm_80.
+    if compiled.family == "flash_sampling_hopper":
+        if name.endswith("score with entropy"):
+            return 296  # with tiles of 128 columns; nobody has tuned for it
+        if name.endswith(" token"):
+            return 16  # of two warpgroups; the portable kernel is chosen for token noise
     addresses = "pointers" in name or "stores" in name or "score" in name
     return 0 if tuned and not addresses and compiled.family not in FILTERING else 255
 
@@ -80,7 +83,8 @@ def test_the_portable_kernel_compiles_for_other_gpus_as_the_page_says():
         page = list(csv.DictReader(file))
     found = elsewhere()
     assert {row["gpu"] for row in found} == set(ELSEWHERE)
-    assert all(int(row["stack"]) <= 255 for row in found)
+    # 0 by Triton 3.9; by 3.6, 8 on sm_120.
+    assert all(int(row["stack"]) <= 8 for row in found)
     if {row["triton"] for row in page} == {version("triton")}:
         assert [{"triton": version("triton"), **row} for row in found] == page
 
