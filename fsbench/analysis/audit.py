@@ -7,15 +7,14 @@ noise that is shared. It is `declared` if the sampler says so itself, and keeps 
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsbench.errors import ResultsError
-from fsbench.records.disk import refusals
+from fsbench.errors import ResultsError, one_line, shown
+from fsbench.records.disk import checked_line, refusals
 
 EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
 """Of severities, from the mildest to the worst."""
@@ -77,21 +76,34 @@ def read_records(paths: Iterable[Path]) -> Iterator[_Line]:
     Raises ResultsError for a file that is none; other .jsonl files below a folder are left out.
     """
     for path in paths:
+        try:
+            path.stat()
+        except OSError as error:
+            got = f"{shown(str(path))}: {error.strerror}"
+            raise ResultsError(f"RECORDS: expected records of fsbench verify; got {got}") from error
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            with refusals("read", file), open(file, encoding="utf-8") as lines:
-                if _begins_record(next(lines, "")):
+            with refusals("read", file), open(file, "rb") as lines:
+                if _begins_record(next(lines, b"")):
                     lines.seek(0)
-                    yield from map(json.loads, lines)
+                    yield from (_line(file, number, text) for number, text in enumerate(lines, 1))
                 elif not path.is_dir():
                     raise ResultsError(f"{file}: expected a record of fsbench verify; got another")
 
 
-def _begins_record(line: str) -> bool:
+def _line(file: Path, number: int, text: bytes) -> _Line:
     try:
-        first = json.loads(line)
-    except ValueError:
+        return checked_line(text)
+    except (ValueError, RecursionError) as error:
+        raise ResultsError(f"{file}: line {number}: {one_line(error)}") from None
+
+
+def _begins_record(text: bytes) -> bool:
+    try:
+        first = checked_line(text)
+    except (ValueError, RecursionError):
         return False
-    return isinstance(first, dict) and "tier" in (first.get("setting") or ())
+    setting = first.get("setting")
+    return isinstance(setting, dict) and "tier" in setting
 
 
 def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:

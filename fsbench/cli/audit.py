@@ -13,6 +13,7 @@ import typer
 from fsbench.cli.devices import device_to_use
 from fsbench.cli.judging import Providers, RecordFile, Tier, judged, recorder
 from fsbench.cli.options import PATH, Device, Dtype, Json, ProviderPath, argument
+from fsbench.errors import ResultsError
 
 TEMPERATURES = [1.0, 0.6]
 """Of a plain request, and of the default requests of Qwen3 and Llama 3."""
@@ -44,6 +45,8 @@ def audit(
     lines: list[dict[str, Any]] = []
     if records:
         lines += read_records(records)
+        if not lines:
+            raise ResultsError("RECORDS: expected records of fsbench verify; got none")
     else:
         from fsbench.discover import discover, select
 

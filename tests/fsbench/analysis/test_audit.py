@@ -98,6 +98,18 @@ def test_records_without_versions_are_read(tmp_path):
         list(read_records([tmp_path / "points.jsonl"]))
 
 
+@pytest.mark.parametrize("damage", [b"\xff", b"[]", b"{"])
+def test_damaged_records_are_named(tmp_path, damage):
+    begin = json.dumps(SETTING).encode()
+    (tmp_path / "cut.jsonl").write_bytes(begin + b"\n" + damage + b"\n")
+    with pytest.raises(ResultsError, match=r"cut\.jsonl: line 2: "):
+        list(read_records([tmp_path]))
+    (tmp_path / "cut.jsonl").write_bytes(damage + b"\n" + begin)
+    assert list(read_records([tmp_path])) == []  # no record: something else of another tool
+    with pytest.raises(ResultsError, match="RECORDS: expected records of fsbench verify; got"):
+        list(read_records([tmp_path / "missing"]))
+
+
 SEVERE = dict.fromkeys(("filters", "truncation", "invariance", "call"), "defect")
 QUICK = "a neighbour's top-k changes a token (SGLang 35697)"
 IN_CI = [bug if bug == QUICK else full(bug) for bug in sorted(KNOWN & BUGS.keys())]
