@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,7 @@ from fsbench.cli.options import (
 )
 from fsbench.cli.parsing import int_list, number_list
 from fsbench.cli.tables import console
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     from fsbench.e2e.measure import Engine
@@ -75,6 +76,14 @@ def e2e(
     arriving: Annotated[
         int, option("--arriving", whole(2), "Requests of a run of --arrivals.")
     ] = 256,
+    speculate: Annotated[
+        int | None,
+        option("--speculate", whole(), "Decode with this many drafts per step, and without (hf)."),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        option("--drafter", WORDS, "Of --speculate, comma list: ngram, early-exit. Default: both."),
+    ] = None,
     prompt_tokens: Annotated[int, option("--prompt-tokens", whole(), "Tokens of a prompt.")] = 128,
     output_tokens: Annotated[int, option("--output-tokens", whole(4), "Tokens to decode.")] = 128,
     dtype: DtypeOrDefault = None,
@@ -108,10 +117,14 @@ def e2e(
     on_gpu = device == "cuda"
     names = _names(model) if model else ["qwen3-1.7b" if on_gpu else "tiny"]
     dtype = dtype or ("bf16" if on_gpu else "fp32")
+    if speculate or drafter:
+        samplers = _drafts(speculate, drafter, engine, sampler, output_tokens)
+    else:
+        samplers = _names(sampler) if sampler else default_samplers()[engine]
     plan = Plan(
         models=tuple(decoder(name) for name in names),
         batches=tuple(int_list(batch, "--batch")),
-        samplers=tuple(_names(sampler) if sampler else default_samplers()[engine]),
+        samplers=tuple(samplers),
         tp=tuple(int_list(tp, "--tp")),
         runs=runs,
         prompt_tokens=prompt_tokens,
@@ -122,6 +135,7 @@ def e2e(
         profiles=profiles,
         arrivals=_rates(arrivals),
         arriving=arriving,
+        speculate=speculate or 0,
     )
     versions = {package: package_version(package) for package in ("transformers", "vllm")}
     facts = {**environment(device, sys.argv), **versions, "engine": engine}
@@ -147,6 +161,25 @@ def make_engine(name: str, device: str, folder: Path, memory: float) -> Engine:
     from fsbench.e2e.vllm_engine import Vllm
 
     return Vllm(device, folder, memory)
+
+
+def _drafts(
+    k: int | None, drafters: str | None, engine: str, sampler: str | None, output_tokens: int
+) -> Sequence[str]:
+    """The samplers of --speculate."""
+    if k is None:
+        raise InvalidArgument(f"--drafter: expected --speculate with it; got {shown(drafters)}")
+    if engine != "hf":
+        raise InvalidArgument(
+            f"--speculate: expected --engine hf; got {engine}, in which fsbench draws no drafts yet"
+        )
+    from fsbench.e2e.hf_drafts import DRAFTERS, with_drafts
+
+    if sampler not in (None, "flash_sample"):
+        raise InvalidArgument(
+            f"--sampler: expected flash_sample with --speculate; got {shown(sampler)}"
+        )
+    return with_drafts(_names(drafters) if drafters else DRAFTERS, k, output_tokens)
 
 
 def _rates(text: str | None) -> tuple[float, ...]:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fsbench.e2e.measure import Plan
+from fsbench.e2e.hf_drafts import Drafted, drafts_label
+from fsbench.e2e.measure import Plan, Session
 from fsbench.e2e.models import Decoder
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.e2e.requests import PLAIN
@@ -40,6 +41,7 @@ from fsbench.integrations.draw import (
     make_draw,
     missing,
 )
+from fsbench.integrations.speculating import captured
 
 try:
     from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
@@ -81,6 +83,9 @@ class HuggingFace:
             raise InvalidArgument(f"--requests: expected plain with --engine hf; got {given}")
 
     def label(self, sampler: str) -> tuple[str, bool]:
+        drafts = drafts_label(sampler)
+        if drafts:
+            return drafts, True
         missing(sampler, self.device)  # raises for names that nobody knows
         label, fused = known()[sampler]
         if sampler == FLASH_SAMPLE and self.device == "cpu":
@@ -88,9 +93,12 @@ class HuggingFace:
         return label, fused
 
     def missing(self, sampler: str) -> str | None:
-        return missing(sampler, self.device)
+        return None if drafts_label(sampler) else missing(sampler, self.device)
 
-    def open(self, plan: Plan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Loaded:
+    def open(self, plan: Plan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
+        if plan.speculate:
+            device = torch.device(self.device)
+            return Drafted(plan, random_model(decoder, plan, device), device)
         return Loaded(plan, decoder, self.device)
 
 
@@ -190,16 +198,12 @@ class Batch:
         """The step, ready to be repeated: on a GPU as a CUDA graph. One whole decoding warms up."""
         with torch.inference_mode():
             self.start()
-            for _ in range(3):
+            for _ in range(2):
                 self.step(draw)
-            if self._device.type != "cuda":
-                return lambda: self.step(draw)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.step(draw)
-            self.decode(graph.replay)
-        return graph.replay
+            step = captured(lambda: self.step(draw), self._device)
+            if self._device.type == "cuda":
+                self.decode(step)
+        return step
 
     def decode(self, step: Callable[[], object]) -> Decoded:
         """See Session. A token's time is when the host has it."""

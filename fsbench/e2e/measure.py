@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
 from fsbench.e2e.models import Decoder
-from fsbench.e2e.records import Case, Decoded, Profile, Served, Store
+from fsbench.e2e.records import Case, Decoded, Drafting, Profile, Served, Store
 from fsbench.e2e.requests import PLAIN
 from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
@@ -21,7 +21,8 @@ class Plan:
     runs: recorded decodings of each sampler and batch. dtype: bfloat16, float16 or float32.
     profiles: of each sampler and batch. arrivals: rates of an open loop, requests per second; then
     nothing is decoded in a closed loop, and a batch is the most requests that run at a time.
-    arriving: requests of an open loop.
+    arriving: requests of an open loop. speculate: drafts of a step; then samplers are flash_sample,
+    without drafts, and DRAFTER-k for each drafter.
     """
 
     models: tuple[Decoder, ...]
@@ -37,6 +38,7 @@ class Plan:
     profiles: int = 1
     arrivals: tuple[float, ...] = ()
     arriving: int = 256
+    speculate: int = 0
 
 
 class Session(Protocol):
@@ -48,8 +50,8 @@ class Session(Protocol):
     def decode(self, sampler: str, B: int, requests: str) -> Decoded:
         """B requests from their prompts to their last tokens, as Plan says."""
 
-    def profile(self, sampler: str, B: int, requests: str) -> Profile:
-        """A few steps of such a decoding, under a profiler."""
+    def profile(self, sampler: str, B: int, requests: str) -> Profile | Drafting | None:
+        """A few steps of such a decoding, under a profiler. With Plan.speculate, a draft's time."""
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
         """Tokens since the start that the sampler served or left to the engine; None: all its."""
@@ -159,7 +161,11 @@ def _measure_batch(
         store.append_run(cases[name], number, session.decode(name, B, requests))
 
     def profile(name: str, number: int) -> None:
-        store.append_profile(cases[name], session.profile(name, B, requests), number)
+        found = session.profile(name, B, requests)
+        if isinstance(found, Drafting):
+            store.append_drafting(cases[name], number, found)
+        elif found is not None:
+            store.append_profile(cases[name], found, number)
 
     def arrive(name: str, number: int, rate: float) -> None:
         assert isinstance(session, Arriving)

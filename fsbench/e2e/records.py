@@ -59,6 +59,8 @@ class Decoded:
     each request, (time of its last token - time of its first) / (its tokens - 1), the median over
     requests. step_us: times between one delivery of tokens and the next; step_tokens: tokens
     delivered by each, if it was not B each time. prompt_tokens, output_tokens: of one request.
+    accepted: drafts that a request accepts per step, the mean. same_pct: of a decoding with drafts,
+    percent of the tokens that stand before the first that is not plain decoding's.
     """
 
     prompt_tokens: int
@@ -67,6 +69,8 @@ class Decoded:
     tpot_us: float
     step_us: list[float]
     step_tokens: list[int] | None = None
+    accepted: float | None = None
+    same_pct: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,14 @@ class Profile:
     rest_us: float
     busy_us: float
     kernels: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Of one draft, microseconds. us: all of it. draw_us: LM head and draw, 0 if it has none."""
+
+    us: float
+    draw_us: float
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,9 @@ class Store:
 
     def append_profile(self, case: Case, profile: Profile, run: int = 0) -> None:
         self._append(case, run=run, profile=asdict(profile))
+
+    def append_drafting(self, case: Case, run: int, drafting: Drafting) -> None:
+        self._append(case, run=run, drafting=asdict(drafting))
 
     def append_counts(self, case: Case, counts: Mapping[str, Any]) -> None:
         """Which tokens the sampler served and which it left to the engine, at the end."""

@@ -22,6 +22,7 @@ COLUMNS = (
     *("reduction_pct", "reduction_sd_pct", "draw_us", "matmul_us", "rest_us", "gap_us"),
     *("amdahl_pct", "possible_pct", "reached"),
     *("profiles", "gpu_tpot_ms", "gpu_reduction_pct", "gpu_reduction_sd_pct"),
+    *("accepted", "draft_us", "draft_draw_pct", "same_pct"),
 )
 """Of e2e.csv; docs/end-to-end.md says what each is."""
 
@@ -35,12 +36,14 @@ def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
             continue
         found = cases.setdefault(
             tuple(case[name] for name in _KEY),
-            {"case": case, "runs": {}, "profiles": {}, "status": "ok", "reason": ""},
+            {"case": case, "runs": {}, "profiles": {}, "drafts": [], "status": "ok", "reason": ""},
         )
         if "decoded" in line:
             found["runs"][line["run"]] = line["decoded"]
         elif "profile" in line:
             found["profiles"][line.get("run", 0)] = line["profile"]
+        elif "drafting" in line:
+            found["drafts"].append(line["drafting"])
         else:
             found["status"], found["reason"] = line["status"], line["reason"]
     baselines = {key[:-1]: found for key, found in cases.items() if found["case"]["baseline"]}
@@ -68,6 +71,13 @@ def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
         "step_p99_ms": p99 / 1e3,
         "tokens_per_s": row["b"] * 1e6 / median(tpot_us),
     }
+    if first.get("same_pct") is not None:
+        row["accepted"] = median(run["accepted"] for run in runs.values())
+        row["same_pct"] = min(run["same_pct"] for run in runs.values())
+    if found["drafts"]:
+        row["draft_us"] = median(each["us"] for each in found["drafts"])
+        shares = [100 * each["draw_us"] / each["us"] for each in found["drafts"]]
+        row["draft_draw_pct"] = median(shares)
     if baseline is not None and found is not baseline:
         row |= _saved("reduction", "tpot_us", runs, baseline["runs"])
     if profile:

@@ -61,9 +61,12 @@ def markdown(frame: pd.DataFrame) -> str:
             )
             more = {**_bound(base), **_paper(str(engine), str(model), int(str(tp)))}
             parts.append(_by_sampler(measured[~measured.baseline], _saved, more))
+        if measured.same_pct.notna().any():
+            parts.append("### Drafts")
+            parts.append(_told(measured, _DRAFTS))
         if measured.draw_us.notna().any():
             parts.append("### Where the time of a step goes, us")
-            parts.append(_where(measured[measured.draw_us.notna()]))
+            parts.append(_told(measured[measured.draw_us.notna()], _WHERE))
     return "\n\n".join(parts) + "\n"
 
 
@@ -115,24 +118,39 @@ def _paper(engine: str, model: str, tp: int) -> dict[str, dict[int, str]]:
     return {"the paper's fork, B200": cells}
 
 
-def _where(rows: pd.DataFrame) -> str:
-    columns: _Columns = {
-        "B": lambda row: str(row.b),
-        "sampler": lambda row: str(row.label),
-        "step": lambda row: f"{row.tpot_ms * 1e3:.0f}",
-        "head + sampling": lambda row: f"{row.draw_us:.0f}",
-        "head": lambda row: "" if row.isna().matmul_us else f"{row.matmul_us:.0f}",
-        "rest": lambda row: f"{row.rest_us:.0f}",
-        "busy": lambda row: "" if row.isna().gpu_tpot_ms else f"{row.gpu_tpot_ms * 1e3:.0f}",
-        "busy, saved %": lambda row: (
-            ""
-            if row.isna().gpu_reduction_pct
-            else f"{row.gpu_reduction_pct:.1f} ± {row.gpu_reduction_sd_pct:.1f}"
-        ),
-        "idle": lambda row: "" if row.isna().gap_us else f"{row.gap_us:.0f}",
-        "p95 / p99, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
-    }
+_WHERE: _Columns = {
+    "B": lambda row: str(row.b),
+    "sampler": lambda row: str(row.label),
+    "step": lambda row: f"{row.tpot_ms * 1e3:.0f}",
+    "head + sampling": lambda row: f"{row.draw_us:.0f}",
+    "head": lambda row: "" if row.isna().matmul_us else f"{row.matmul_us:.0f}",
+    "rest": lambda row: f"{row.rest_us:.0f}",
+    "busy": lambda row: "" if row.isna().gpu_tpot_ms else f"{row.gpu_tpot_ms * 1e3:.0f}",
+    "busy, saved %": lambda row: (
+        ""
+        if row.isna().gpu_reduction_pct
+        else f"{row.gpu_reduction_pct:.1f} ± {row.gpu_reduction_sd_pct:.1f}"
+    ),
+    "idle": lambda row: "" if row.isna().gap_us else f"{row.gap_us:.0f}",
+    "p95 / p99, ms": lambda row: f"{row.step_p95_ms:.3f} / {row.step_p99_ms:.3f}",
+}
+
+_DRAFTS: _Columns = {
+    "B": lambda row: str(row.b),
+    "drafts": lambda row: str(row.label),
+    "tokens/s": lambda row: f"{row.tokens_per_s:.0f}",
+    "accepted per step": lambda row: "" if row.isna().accepted else f"{row.accepted:.2f}",
+    "a draft, us": lambda row: "" if row.isna().draft_us else f"{row.draft_us:.1f}",
+    "of it head + draw, %": lambda row: (
+        "" if row.isna().draft_draw_pct else f"{row.draft_draw_pct:.0f}"
+    ),
+    "tokens as without drafts, %": lambda row: "" if row.isna().same_pct else f"{row.same_pct:.4g}",
+}
+
+
+def _told(rows: pd.DataFrame, columns: _Columns) -> str:
+    """A row per case by B; columns in which nothing stands are left out (a CPU is never idle)."""
     ordered = [row for _, row in rows.sort_values("b", kind="stable").iterrows()]
     cells = {name: [text(row) for row in ordered] for name, text in columns.items()}
-    told = {name: texts for name, texts in cells.items() if any(texts)}  # a CPU is never idle
+    told = {name: texts for name, texts in cells.items() if any(texts)}
     return markdown_table(list(told), [list(line) for line in zip(*told.values(), strict=True)])
