@@ -168,14 +168,14 @@ def _drafts(
 ) -> Sequence[str]:
     """The samplers of --speculate."""
     if k is None:
-        raise InvalidArgument(f"--drafter: expected --speculate with it; got {shown(drafters)}")
+        raise InvalidArgument("--drafter: expected --speculate with it; got none")
     if engine != "hf":
         raise InvalidArgument(
             f"--speculate: expected --engine hf; got {engine}, in which fsbench draws no drafts yet"
         )
     from fsbench.e2e.hf_drafts import DRAFTERS, with_drafts
 
-    if sampler not in (None, "flash_sample"):
+    if sampler and sampler != "flash_sample":
         raise InvalidArgument(
             f"--sampler: expected flash_sample with --speculate; got {shown(sampler)}"
         )

@@ -83,7 +83,8 @@ class Drafted:
                 raise EngineFailed("tokens: without drafts nothing was decoded to compare with")
             if not torch.equal(self._drawn(decoding), plain):
                 same_shape = self._decoding(decoding.k, no_drafts)
-                same_shape.run(same_shape.step)
+                if same_shape.run(same_shape.step).accepted():
+                    raise EngineFailed("tokens: expected no missing draft to be accepted")
                 plain = self._drawn(same_shape).clone()
             self._expected[sampler] = plain
 

@@ -101,6 +101,7 @@ OPTIONS = {
         "--prompt-tokens": "size", "--output-tokens": [*NO_INTEGER, "3"], "--dtype": "name",
         "--device": "name", "--profiles": "size", "--arriving": [*NO_INTEGER, "0", "1"],
         "--arrivals": [*NO_TEXT, "x", "0", "-1", "nan", "inf", "1,"],
+        "--speculate": [*NO_INTEGER, "0", "-1", "127"], "--drafter": NO_NAME,
         "--memory": "share", "--seed": [*NO_INTEGER, "-1", str(2**70)], "--out": "folder",
     },
     "hotvocab fit": {
