@@ -26,6 +26,7 @@ class Kind(StrEnum):
     EXACT = "exact"  # draws from softmax(logits / T)
     TRUNCATED = "truncated"  # draws from a filtered softmax (top-k, top-p, min-p)
     GREEDY = "greedy"  # argmax of the logits
+    SCORE = "score"  # draws nothing: log softmax(logits / T) at given targets
     LOWER_BOUND = "lower_bound"  # not a sampler: a floor to draw as a line, never a winner
 
 
@@ -40,7 +41,8 @@ class Launch(Protocol):
             generator ignore seed and offset.
 
     Returns:
-        [B] token ids, int32 or int64. A LOWER_BOUND may return anything.
+        [B] token ids, int32 or int64. A SCORE returns fp32 [B], the log-probabilities of
+        Problem.row_targets. A LOWER_BOUND may return anything.
 
     Optional attributes: `config: str` names the tile shapes chosen, and `shared_bytes: int` is
     memory that outlives a launch and serves several; results record both.
@@ -362,7 +364,7 @@ class Provider:
             return f"runs on {', '.join(able.devices)} only, not on {problem.device}"
         if problem.dtype not in able.dtypes:
             return f"takes {', '.join(able.dtypes)}, not {problem.dtype}"
-        draws = self.kind in (Kind.EXACT, Kind.TRUNCATED)
+        draws = self.kind not in (Kind.GREEDY, Kind.LOWER_BOUND)
         if draws:  # the argmax, and a lower bound, are the same with any filter
             lacking = [name for name in problem.filters if name not in able.filters]
             if lacking:

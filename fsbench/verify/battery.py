@@ -26,6 +26,7 @@ from fsbench.verify import (
     joint,
     noise,
     pathwise,
+    scores,
     speculation,
     support,
     truncation,
@@ -38,7 +39,7 @@ TIERS = ("gate", "ci", "full")
 CHECKS = tuple(WRONG)
 """Every check by name; there is a `tail` for each gap."""
 
-_GATE = ("oracle", "undefined rows", "greedy", "fit", "truncated oracle", "truncation")
+_GATE = ("score", "oracle", "undefined rows", "greedy", "fit", "truncated oracle", "truncation")
 
 
 def verify(
@@ -91,7 +92,8 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
     """The checks that apply, cheap and sharp ones first."""
     provider, able = subject.provider, subject.able
     form = able.noise
-    samples = provider.kind is not Kind.LOWER_BOUND
+    of_targets = provider.kind is Kind.SCORE
+    samples = not of_targets and provider.kind is not Kind.LOWER_BOUND
     draws = provider.kind in (Kind.EXACT, Kind.TRUNCATED)  # without filters, from the softmax
     greedy = provider.kind is Kind.GREEDY or (draws and able.zero_temperature)
     options = able.per_row_temperature or able.per_request_seed or able.logprob
@@ -99,6 +101,7 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
     filters = able.filters and (subject.setting.truncated or not subject.gate)
     tails = [partial(distribution.check_tail, gap=gap) for gap in subject.effort.gaps]
     rows: tuple[tuple[str, object, Callable[[Subject], Check]], ...] = (
+        ("score", of_targets, scores.check_score),
         ("philox", form, noise.check_philox),
         ("noise map", form and provider.noise_map, noise.check_noise_map),
         ("maximum", form, noise.check_maximum),
