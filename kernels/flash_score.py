@@ -6,7 +6,7 @@ The logits never reach memory. The bits are those that flash_sample returns for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsbench.kernels.providing.launches import WorkspaceLaunch
 from fsbench.problem import Problem
@@ -14,6 +14,15 @@ from fsbench.provider import Capabilities, Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fsbench.kernels.call.result import Score
+
+
+def score(*arguments: Any, **named: Any) -> Score:
+    """fsbench.kernels.score, loaded when it is called."""
+    from fsbench.kernels.scoring.api import score
+
+    return score(*arguments, **named)
 
 
 class FlashScore(WorkspaceLaunch):
@@ -29,8 +38,6 @@ class FlashScore(WorkspaceLaunch):
         self.config = describe(weight.new_empty(problem.B, problem.D), weight)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        from fsbench.kernels.scoring.api import score
-
         return score(hidden, self._weight, self._targets, temperature=self._temperature).logprob
 
 
@@ -39,8 +46,18 @@ PROVIDER = Provider(
     label="FlashSampling, score",
     kind=Kind.SCORE,
     requires=("triton",),
-    capabilities=Capabilities(fused=True, host_sync_free=True),
+    capabilities=Capabilities(
+        fused=True,
+        host_sync_free=True,
+        per_row_temperature=True,
+        greedy_rows=True,
+        mask=True,
+        logprob=True,
+        entropy=True,
+        rank=True,
+    ),
     build=FlashScore,
+    score=score,
     call="score",
     presets=("score",),
 )

@@ -96,12 +96,13 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
     samples = not of_targets and provider.kind is not Kind.LOWER_BOUND
     draws = provider.kind in (Kind.EXACT, Kind.TRUNCATED)  # without filters, from the softmax
     greedy = provider.kind is Kind.GREEDY or (draws and able.zero_temperature)
+    says = able.logprob or able.entropy or able.rank or able.top
     options = able.per_row_temperature or able.per_request_seed or able.logprob
     seeds = able.per_request_seed and able.batch_invariant
     filters = able.filters and (subject.setting.truncated or not subject.gate)
     tails = [partial(distribution.check_tail, gap=gap) for gap in subject.effort.gaps]
     rows: tuple[tuple[str, object, Callable[[Subject], Check]], ...] = (
-        ("score", of_targets, scores.check_score),
+        ("score", of_targets or (draws and says and not subject.gate), scores.check_score),
         ("philox", form, noise.check_philox),
         ("noise map", form and provider.noise_map, noise.check_noise_map),
         ("maximum", form, noise.check_maximum),

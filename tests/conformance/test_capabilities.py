@@ -48,6 +48,9 @@ BATTERY = {
     "per_row_temperature": "call",
     "per_request_seed": "invariance",
     "logprob": "call",
+    "entropy": "score",
+    "rank": "score",
+    "top": "score",
     "greedy_rows": "filters",
     "mask": "filters",
 }
@@ -195,6 +198,9 @@ def all_options(able: Capabilities, device: str) -> dict[str, object]:
         "mask": ("mask", torch.ones_like(bias, dtype=torch.bool)),
         "per_request_seed": ("seed", torch.arange(len(bias), device=device)),
         "logprob": ("return_logprob", True),
+        "entropy": ("return_entropy", True),
+        "rank": ("return_rank", True),
+        "top": ("return_top", 3),
         "num_samples": ("num_samples", 3),
     }
     return dict(arguments[option] for option in arguments if getattr(able, option))
@@ -280,8 +286,8 @@ def cells(entry: Found) -> Iterator:
         draws = provider.kind is not Kind.LOWER_BOUND
         if provider.kind is Kind.TRUNCATED or (device == "cpu" and draws):
             names = {check for capability, check in BATTERY.items() if getattr(able, capability)}
-            names |= {"score"} if provider.kind is Kind.SCORE else {"edges"}
-            names |= {"undefined rows"} if able.noise else set()
+            names |= {"edges", "undefined rows"} if able.noise else {"edges"}
+            names = {"score"} if provider.kind is Kind.SCORE else names
             asked += [(check, able.dtypes[0]) for check in sorted(names)]
         for what, dtype in asked:
             of = f"{entry.name}-{what}-{dtype}-{device}"
@@ -344,6 +350,9 @@ WRONG = {  # mistake -> (the promise that it breaks, sampler)
     ),
     "no logprob": ("logprob", contract(logprob=lambda logprob: None)),
     "logprob in bits": ("logprob", contract(logprob=lambda logprob: logprob / 0.6931)),
+    "entropy in bits": ("entropy", contract(entropy=lambda H: H / 0.6931)),
+    "ranks count ties": ("rank", contract(above=torch.ge)),
+    "largest tokens by id": ("top", contract(order=lambda order, _: order.sort(1).values)),
     "the same sample again": ("num_samples", contract(sample=lambda of: (of[0], 0))),
 }
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from mutant_samplers import told
 
 from fsbench import inputs
 from fsbench.errors import VerificationFailed
+from fsbench.kernels import flash_score
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.verify import verify
@@ -14,6 +18,8 @@ from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+SETTING = Setting("cpu", "fp32", 0.7)
 
 
 def scorer(mistake=None, fused: bool = False) -> Provider:
@@ -54,8 +60,64 @@ WRONG = {
 }
 
 
+TELLS = ("per_row_temperature", "greedy_rows", "mask", "logprob", "entropy", "rank")
+
+
+def teller(told_of=told, **mistakes) -> Provider:
+    """A score with a full call, too. told_of: (logits, targets, T) -> what it says."""
+
+    def score(hidden, weight, targets, *, temperature, mask, return_entropy, return_rank):
+        logits = (hidden @ weight.T).masked_fill(~mask, -torch.inf)
+        return told_of(logits, targets, temperature, **mistakes)
+
+    able = replace(scorer().capabilities, **dict.fromkeys(TELLS, True))
+    return replace(scorer(), capabilities=able, score=score)
+
+
+def without_rank(*of):
+    said = told(*of)
+    del said.rank
+    return said
+
+
+def infinities_capped(*of):
+    said = told(*of)
+    said.logprob.clamp_min_(-1e4)
+    return said
+
+
+WRONG_CALLS = {
+    "log-probability: row": teller(scored=lambda inverse: torch.ones_like(inverse)),
+    "log-probability: row 0: expected -inf, got -10000": teller(infinities_capped),
+    "entropy: row": teller(entropy=lambda H: 1.001 * H),
+    "rank: row": teller(above=torch.ge),
+    "gave no rank of shape": teller(without_rank),
+}
+
+
+def test_an_honest_full_call_passes_and_the_gate_does_not_ask_it():
+    (check,) = verify(teller(), SETTING, "ci")
+    assert check.passed, check
+    assert judged(WRONG_CALLS["rank: row"]).passed
+
+
+@pytest.mark.parametrize("said", WRONG_CALLS)
+def test_a_wrong_full_call_is_found(said):
+    (check,) = verify(WRONG_CALLS[said], SETTING, "ci")
+    assert not check.passed and said in check.detail, check
+
+
+@pytest.mark.interpreter
+def test_the_kernels_score_passes_the_whole_check(effort):
+    effort("ci", any_shapes=((3, 2), (17, 127)), filtered=(20, 200))
+    made = flash_score.PROVIDER
+    made = replace(made, capabilities=replace(made.capabilities, devices=("cpu",)))
+    (check,) = verify(made, Setting("cpu", "fp16", 0.5), "ci")
+    assert check.passed, check
+
+
 def judged(provider: Provider, dtype: str = "fp32"):
-    (check,) = verify(provider, Setting("cpu", dtype, 0.7))
+    (check,) = verify(provider, replace(SETTING, dtype=dtype))
     assert check.name == "score"
     return check
 
