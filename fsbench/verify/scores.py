@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens against float64: of exact logits, and before timing."""
+"""What is said of tokens against float64: log-probabilities, entropies, ranks, largest logits."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class _Hard(NamedTuple):
     By turns: normal logits; few different ones, so ties; one leader, 20 T above all others; all
     equal. Every third row has a mask, the first of them with three tokens left.
 
-    logits: as stored, fp32 [B, V]; those of forbidden tokens are -inf in `kept`, float64.
+    kept: the logits as stored, float64 [B, V], and -inf of forbidden tokens.
     logp: log softmax(kept / T), float64 [B, V]; greedy rows at T = 1. allowed: what fp32 may be
     off, of numbers near 0, [B]. options: of the full call.
     """
