@@ -100,7 +100,7 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
     tails = [partial(distribution.check_tail, gap=gap) for gap in subject.effort.gaps]
     rows: tuple[tuple[str, object, Callable[[Subject], Check]], ...] = (
         ("philox", form, noise.check_philox),
-        ("noise map", form and provider.noise_map, noise.check_noise_map),
+        ("noise map", provider.noise_map, noise.check_noise_map),
         ("maximum", form, noise.check_maximum),
         ("oracle", form, pathwise.check_oracle),
         ("undefined rows", form, pathwise.check_undefined_rows),
