@@ -39,7 +39,7 @@ from fsbench.records.iomodel import gpu_slug
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("kernels", "baselines", "fsbench")  # what must not change while a folder is measured
-SIDE_BY_SIDE = 4  # untimed jobs on a GPU
+SIDE_BY_SIDE = 8  # untimed jobs on a GPU
 WORTH_S = 120  # less is not worth the start of a run that can be continued
 GRACE_S = 30  # between the request to stop and the kill
 

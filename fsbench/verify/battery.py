@@ -104,7 +104,7 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
     rows: tuple[tuple[str, object, Callable[[Subject], Check]], ...] = (
         ("score", of_targets or (draws and says and not subject.gate), scores.check_score),
         ("philox", form, noise.check_philox),
-        ("noise map", form and provider.noise_map, noise.check_noise_map),
+        ("noise map", provider.noise_map, noise.check_noise_map),
         ("maximum", form, noise.check_maximum),
         ("oracle", form, pathwise.check_oracle),
         ("undefined rows", form, pathwise.check_undefined_rows),

@@ -47,8 +47,10 @@ def shared_bias(bias_ptr, v0, V, WIDTH: tl.constexpr):
 @triton.jit
 def capped(y, soft_cap):
     """soft_cap tanh(y / soft_cap)."""
-    # tanh x = 1 - 2 / (e^2x + 1), good at both ends.
-    return soft_cap - 2.0 * soft_cap / (tl.exp2(y * (2.8853900817779268 / soft_cap)) + 1)
+    # tanh x = 1 - 2 / (e^2x + 1), good at both ends. A sum of a product that is not written as an
+    # fma is fused by the assembler in one kernel and not in another.
+    q = 1.0 / (tl.exp2(y * (2.8853900817779268 / soft_cap)) + 1)
+    return tl.fma(q, -2.0 * soft_cap, soft_cap)
 
 
 @triton.jit
