@@ -82,11 +82,14 @@ def require_equal(found: Tensor, wanted: Tensor, what: str) -> None:
 def check_score(subject: Subject) -> Check:
     """Of exact logits: a SCORE's launches, and outside the gate what full calls say of tokens.
 
-    Targets of launches are likely ones and others, with the ends of the vocabulary.
+    Targets of launches are likely ones and others, with the ends of the vocabulary. Every second
+    launch is at the second temperature, if the score takes that.
     """
-    provider, rows, worst = subject.provider, 0, [0.0]
+    provider, setting, rows, worst = subject.provider, subject.setting, 0, [0.0]
     for number, (B, V) in enumerate(subject.shapes if provider.kind is Kind.SCORE else ()):
-        problem = subject.setting.problem(B, V)
+        problem = setting.problem(B, V, setting.second_temperature if number % 2 else None)
+        if provider.unsupported_reason(problem):
+            problem = setting.problem(B, V)
         require_support(provider, problem)
         hidden, weight, logits = exact_head(problem, random_logits(problem, number))
         found = launched_scores(provider.build(problem, weight), hidden)

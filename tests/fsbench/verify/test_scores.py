@@ -140,6 +140,15 @@ def test_a_wrong_score_is_found_on_exact_logits(mistake):
     assert not check.passed and "log-probability: row" in check.detail, check
 
 
+def test_a_temperature_that_is_ignored_is_found_where_the_first_is_1():
+    setting = replace(SETTING, temperature=1.0, second=0.5)
+    (check,) = verify(scorer(WRONG["without T"]), setting, "ci")
+    assert not check.passed and "T=0.5" in check.detail, check
+    at_1 = replace(scorer(), supports=lambda of: None if of.temperature == 1 else "T = 1 only")
+    (check,) = verify(at_1, setting, "ci")
+    assert check.passed, check
+
+
 @pytest.mark.parametrize("mistake", set(WRONG) - {"log Z without the last token"})
 def test_a_wrong_score_is_found_on_the_problem(mistake):
     with pytest.raises(VerificationFailed, match=r"log-probability: row \d+: expected .* off by"):
