@@ -127,10 +127,12 @@ def samplers() -> list[str]:
 
 def commit_here() -> str:
     """FSBENCH_COMMIT, or this tree's commit, with -dirty if its code differs from that."""
+    if told := os.environ.get("FSBENCH_COMMIT"):
+        return told
     sha, dirty = git_state(ROOT)
-    if not (told := os.environ.get("FSBENCH_COMMIT") or sha):
+    if not sha:
         raise SystemExit("record: expected FSBENCH_COMMIT where git does not tell the commit")
-    return f"{told}-dirty" if dirty else told
+    return f"{sha}-dirty" if dirty else sha
 
 
 def same_code(a: str, b: str) -> bool:
