@@ -48,5 +48,5 @@ PROVIDER = Provider(
         zero_temperature=True,
         host_sync_free=True,
     ),
-    presets=("paper", "quick", "smoke", "cpu", "lean", "tp", "truncated"),
+    presets=("paper", "quick", "smoke", "cpu", "lean", "tp", "truncated", "score"),
 )

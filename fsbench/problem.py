@@ -143,6 +143,10 @@ class Problem:
         turns = [(k, p, min_p), (k, 1.0, 0.0), (0, p, min_p), (0, 1.0, 0.0)]
         return [turns[row % 4 if self.mixed else 0] for row in range(self.B)]
 
+    def row_targets(self) -> list[int]:
+        """The token of each of B rows whose log-probability is asked for, over all V."""
+        return [(self.V - 1 - 7919 * row) % self.V for row in range(self.B)]
+
     def fields(self) -> dict[str, Any]:
         """Column name -> value, as results store it (lower-case names)."""
         return {name.lower(): value for name, value in asdict(self).items()}

@@ -26,6 +26,7 @@ class Kind(StrEnum):
     EXACT = "exact"  # draws from softmax(logits / T)
     TRUNCATED = "truncated"  # draws from a filtered softmax (top-k, top-p, min-p)
     GREEDY = "greedy"  # argmax of the logits
+    SCORE = "score"  # draws nothing: log softmax(logits / T) at given targets
     LOWER_BOUND = "lower_bound"  # not a sampler: a floor to draw as a line, never a winner
 
 
@@ -40,7 +41,8 @@ class Launch(Protocol):
             generator ignore seed and offset.
 
     Returns:
-        [B] token ids, int32 or int64. A LOWER_BOUND may return anything.
+        [B] token ids, int32 or int64. A SCORE returns fp32 [B], the log-probabilities of
+        Problem.row_targets. A LOWER_BOUND may return anything.
 
     Optional attributes: `config: str` names the tile shapes chosen, and `shared_bytes: int` is
     memory that outlives a launch and serves several; results record both.
@@ -74,6 +76,8 @@ class Drawn(Protocol):
     tokens: int32 or int64 [B]; [B, n] with num_samples=n above 1.
     logprob, of a sampler that claims it: of the tokens' shape: log softmax(logits / T) at each;
         None if not asked for.
+    entropy, rank, top_tokens and top_logprob, of one that claims entropy, rank or top: as
+        fsbench.kernels.flash_sample returns them.
     """
 
     @property
@@ -87,9 +91,13 @@ OPTIONS = (
     "mask",
     "per_request_seed",
     "logprob",
+    "entropy",
+    "rank",
+    "top",
     "num_samples",
 )
-"""The capabilities that a `Launch` has no arguments for: claimed only with `Provider.sample`."""
+"""The capabilities that a `Launch` has no arguments for: claimed only with `Provider.sample`, or of
+a SCORE with `Provider.score`."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,9 @@ class Capabilities:
     mask: a mask [B, V], or packed into words, forbids tokens.
     per_request_seed: seed may be [B]: a request's token then does not depend on its row.
     logprob: the log-probability of each token is returned on request.
+    entropy: so is the entropy of softmax(logits / T).
+    rank: and how many tokens have a larger logit than the token.
+    top: and the largest logits, up to 20.
     num_samples: n independent tokens per row, with replacement.
     """
 
@@ -147,6 +158,9 @@ class Capabilities:
     mask: bool = False
     per_request_seed: bool = False
     logprob: bool = False
+    entropy: bool = False
+    rank: bool = False
+    top: bool = False
     num_samples: bool = False
     known_deviation: float = 0.0
     exact_to_gap: float | None = None
@@ -229,7 +243,7 @@ _FIELDS: _Checks = {
     "True or False": (("tunes",), lambda value: isinstance(value, bool)),
     "a function": (("build", "supports", "kept_bytes", "not_built"), callable),
     "a function or None": (
-        ("sample", "noise_map", "build_sharded", "matmul_form"),
+        ("sample", "score", "noise_map", "build_sharded", "matmul_form"),
         lambda value: value is None or callable(value),
     ),
     "a Tuning or None": (
@@ -294,6 +308,8 @@ class Provider:
     sample: the full call, sample(hidden, weight, *, seed, offset, temperature, ...) -> Drawn, with
         the arguments of fsbench.kernels.flash_sample. Of the OPTIONS it takes those that are
         claimed. None if the sampler is only what `build` returns.
+    score: of a SCORE, the full call, score(hidden, weight, targets, *, ...), with the arguments and
+        the result of fsbench.kernels.score, as far as they are claimed; or None.
     call: the public function of fsbench.kernels that does this by default; "" if there is none.
     tuning: if `fsbench tune` can choose its tile shapes.
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
@@ -320,6 +336,7 @@ class Provider:
     presets: tuple[str, ...] = ()
     kept_bytes: Callable[[Problem], int] = _keeps_nothing
     sample: Callable[..., Drawn] | None = None
+    score: Callable[..., Any] | None = None
     call: str = ""
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None
@@ -338,7 +355,7 @@ class Provider:
                             f"got {one_line(value)}"
                         )
         claimed = [option for option in OPTIONS if getattr(self.capabilities, option)]
-        if claimed and self.sample is None:
+        if claimed and self.sample is None and self.score is None:
             raise InvalidArgument(
                 f"{self.name}: expected `sample`, by which {', '.join(claimed)} can be asked for; "
                 "got None"
@@ -362,7 +379,7 @@ class Provider:
             return f"runs on {', '.join(able.devices)} only, not on {problem.device}"
         if problem.dtype not in able.dtypes:
             return f"takes {', '.join(able.dtypes)}, not {problem.dtype}"
-        draws = self.kind in (Kind.EXACT, Kind.TRUNCATED)
+        draws = self.kind not in (Kind.GREEDY, Kind.LOWER_BOUND)
         if draws:  # the argmax, and a lower bound, are the same with any filter
             lacking = [name for name in problem.filters if name not in able.filters]
             if lacking:

@@ -34,7 +34,7 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     requires=("triton",),
     noise_map=noise_map,
-    capabilities=replace(FULL_CONTRACT, noise="token"),
+    capabilities=replace(FULL_CONTRACT, noise="token", entropy=False, rank=False, top=False),
     build=ScreenedLaunch,
     sample=sample,
     call="screened_sample",

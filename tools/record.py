@@ -39,7 +39,7 @@ from fsbench.records.iomodel import gpu_slug
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("kernels", "baselines", "fsbench")  # what must not change while a folder is measured
-SIDE_BY_SIDE = 4  # untimed jobs on a GPU
+SIDE_BY_SIDE = 8  # untimed jobs on a GPU
 WORTH_S = 120  # less is not worth the start of a run that can be continued
 GRACE_S = 30  # between the request to stop and the kill
 
@@ -127,10 +127,12 @@ def samplers() -> list[str]:
 
 def commit_here() -> str:
     """FSBENCH_COMMIT, or this tree's commit, with -dirty if its code differs from that."""
+    if told := os.environ.get("FSBENCH_COMMIT"):
+        return told
     sha, dirty = git_state(ROOT)
-    if not (told := os.environ.get("FSBENCH_COMMIT") or sha):
+    if not sha:
         raise SystemExit("record: expected FSBENCH_COMMIT where git does not tell the commit")
-    return f"{told}-dirty" if dirty else told
+    return f"{sha}-dirty" if dirty else sha
 
 
 def same_code(a: str, b: str) -> bool:

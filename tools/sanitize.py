@@ -3,11 +3,13 @@
     compute-sanitizer --tool memcheck python tools/sanitize.py
     compute-sanitizer --tool racecheck python tools/sanitize.py
     compute-sanitizer --tool racecheck python tools/sanitize.py --control
-    compute-sanitizer --tool memcheck --target-processes all torchrun --nproc-per-node 2 \\
-        tools/sanitize.py --sharded
+    compute-sanitizer --tool memcheck --report-api-errors no --target-processes all \\
+        --kernel-name-exclude kernel_substring=nccl \\
+        torchrun --nproc-per-node 2 tools/sanitize.py --sharded
 
 Shapes have a remainder in every dimension. memcheck is to report nothing; racecheck nothing but
 what it reports for the control, which specializes warps and does nothing else (docs/kernel.md).
+NCCL asks the driver for kernels that are not there, and its own read past small buffers.
 Set PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that memcheck knows where each tensor ends.
 """
 
@@ -121,7 +123,7 @@ def check(name: str, call: Any) -> None:
 
 def sharded() -> None:
     """Draw on several ranks, each with its rows."""
-    dist.init_process_group("nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl")  # objects go by gloo: NCCL reads past them
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for B in (9, 130):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -143,6 +144,9 @@ CLAIMS = {
     "mask": ("mask", "a mask of allowed tokens"),
     "per_request_seed": ("seed", "a seed per request"),
     "logprob": ("logp", "log-probabilities of the tokens"),
+    "entropy": ("ent", "the entropy of each row"),
+    "rank": ("rank", "how many tokens have a larger logit"),
+    "top": ("top", "the largest logits and their tokens"),
     "num_samples": ("n", "n samples per row"),
     "filters": ("kpm", "top-k, top-p, min-p; in capitals: each row may have its own"),
     "penalties": ("pen", "repetition, presence and frequency penalties"),
@@ -151,7 +155,7 @@ CLAIMS = {
 
 
 def _print_capabilities(rows: list[dict[str, Any]]) -> None:
-    """The matrix; what takes more than one line per sampler is split after the column `graph`."""
+    """The matrix; what takes more than one line per sampler is split after `graph` and `seed`."""
     screen = console(soft_wrap=False)
     heads = [*PLACES, *DTYPES, *(head for head, _ in CLAIMS.values())]
     marks = {row["name"]: _marks(row["capabilities"]) for row in rows if row["capabilities"]}
@@ -165,8 +169,8 @@ def _print_capabilities(rows: list[dict[str, Any]]) -> None:
     parts = [matrix(slice(None))]
     unbounded = screen.options.update(width=1000)
     if screen.measure(parts[0], options=unbounded).maximum > screen.width:
-        split = heads.index("graph") + 1
-        parts = [matrix(slice(split)), matrix(slice(split, None))]
+        cuts = [0, *(heads.index(name) + 1 for name in ("graph", "seed")), len(heads)]
+        parts = [matrix(slice(*ends)) for ends in pairwise(cuts)]
     for part in parts:
         screen.print(part)
         screen.print()

@@ -51,6 +51,9 @@ _ARGUMENTS = {
     "bias": "bias=bias",
     "num_samples": "num_samples=n",
     "logprob": "return_logprob=True",
+    "entropy": "return_entropy=True",
+    "rank": "return_rank=True",
+    "top": "return_top=20",
 }
 
 

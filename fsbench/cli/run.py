@@ -65,7 +65,7 @@ class Samplers:
         option(
             "--preset",
             one_of(_presets),
-            "paper, lean, tp, quick, truncated, smoke or cpu. Default: paper, tp or cpu.",
+            "paper, lean, tp, quick, truncated, score, smoke or cpu. Default: paper, tp or cpu.",
         ),
     ] = None
     provider: Annotated[

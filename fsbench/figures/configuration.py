@@ -55,10 +55,11 @@ def _runtime(configuration: Configuration, styles: Styles) -> Figure:
 
 
 def speedups(configuration: Configuration) -> dict[str, dict[str, pd.DataFrame]]:
-    """Fused exact sampler -> unfused one -> speedup over it by B; only what was measured."""
-    unfused = configuration.providers(Kind.EXACT, fused=False)
+    """Fused sampler, or score -> unfused one -> speedup over it by B; only what was measured."""
+    kind = Kind.SCORE if configuration.drawn is Kind.SCORE else Kind.EXACT
+    unfused = configuration.providers(kind, fused=False)
     found = {}
-    for fused in configuration.providers(Kind.EXACT, fused=True):
+    for fused in configuration.providers(kind, fused=True):
         ratios = {other: configuration.ratio(other, fused) for other in unfused}
         found[fused] = {other: ratio for other, ratio in ratios.items() if not ratio.empty}
     return {fused: ratios for fused, ratios in found.items() if ratios}

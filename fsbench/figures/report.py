@@ -86,7 +86,7 @@ def _page(
     folders = set(rows.folder)
     runs = {folder: record for folder, record in environments.items() if str(folder) in folders}
     # A sweep of filters has dozens of configurations: their figure is the heat map.
-    drawn_ones = [each for each in found if each.drawn is Kind.EXACT]
+    drawn_ones = [each for each in found if each.drawn is not Kind.TRUNCATED]
     tasks = [
         partial(_inline, "winner", partial(winners.draw, alike, looks))
         for alike in families(found).values()

@@ -71,6 +71,13 @@ PRESETS = {
             {"top_k": 50, "top_p": 0.9, "mixed": True},
         ),
     ),
+    "score": Preset(
+        "log-probabilities of given tokens, no draws: rollouts' batches and trainers'",
+        (_SMALL,),
+        (1, 16, 64, 256, 1024, 4096, 16384),
+        iters=30,
+        rounds=3,
+    ),
     "smoke": Preset(
         "does it run at all: one small problem", ((256, 8192),), (1, 8), "fp32", 2, 10, 2
     ),

@@ -26,6 +26,7 @@ from fsbench.verify import (
     joint,
     noise,
     pathwise,
+    scores,
     speculation,
     support,
     truncation,
@@ -38,7 +39,7 @@ TIERS = ("gate", "ci", "full")
 CHECKS = tuple(WRONG)
 """Every check by name; there is a `tail` for each gap."""
 
-_GATE = ("oracle", "undefined rows", "greedy", "fit", "truncated oracle", "truncation")
+_GATE = ("score", "oracle", "undefined rows", "greedy", "fit", "truncated oracle", "truncation")
 
 
 def verify(
@@ -91,16 +92,19 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
     """The checks that apply, cheap and sharp ones first."""
     provider, able = subject.provider, subject.able
     form = able.noise
-    samples = provider.kind is not Kind.LOWER_BOUND
+    of_targets = provider.kind is Kind.SCORE
+    samples = not of_targets and provider.kind is not Kind.LOWER_BOUND
     draws = provider.kind in (Kind.EXACT, Kind.TRUNCATED)  # without filters, from the softmax
     greedy = provider.kind is Kind.GREEDY or (draws and able.zero_temperature)
+    says = able.logprob or able.entropy or able.rank or able.top
     options = able.per_row_temperature or able.per_request_seed or able.logprob
     seeds = able.per_request_seed and able.batch_invariant
     filters = able.filters and (subject.setting.truncated or not subject.gate)
     tails = [partial(distribution.check_tail, gap=gap) for gap in subject.effort.gaps]
     rows: tuple[tuple[str, object, Callable[[Subject], Check]], ...] = (
+        ("score", of_targets or (draws and says and not subject.gate), scores.check_score),
         ("philox", form, noise.check_philox),
-        ("noise map", form and provider.noise_map, noise.check_noise_map),
+        ("noise map", provider.noise_map, noise.check_noise_map),
         ("maximum", form, noise.check_maximum),
         ("oracle", form, pathwise.check_oracle),
         ("undefined rows", form, pathwise.check_undefined_rows),

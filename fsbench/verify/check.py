@@ -53,6 +53,7 @@ class Check:
 
 
 WRONG = {
+    "score": "its log-probabilities, entropies, ranks or largest tokens are wrong",
     "philox": "its random numbers are not those of the noise contract",
     "noise map": "its map from random bits to noise is wrong",
     "maximum": "its largest noise does not follow Gumbel's law",

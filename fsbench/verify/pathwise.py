@@ -19,6 +19,7 @@ from fsbench.provider import Capabilities, Kind, Launch, Provider
 from fsbench.reference import Truncation
 from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.drawing import exact_head, launched_tokens, random_logits, require_support
+from fsbench.verify.scores import scores_on_problem
 from fsbench.verify.subject import Subject
 
 _PROBLEM_STEPS = {"cuda": 64, "cpu": 4}
@@ -120,7 +121,10 @@ def check_on_problem(
     greedy decoding.
     Other samplers draw a few times, and the tokens' probabilities must be such as honest draws have
     (`surprisal_p_value`). With filters it is looked at whether their tokens are kept by these.
+    Of a SCORE, see scores.scores_on_problem.
     """
+    if provider.kind is Kind.SCORE:
+        return scores_on_problem(provider, problem, launch, hidden, weight)
     B, V = problem.B, problem.V
     tokens = launched_tokens(launch, hidden, 5, 9)
     if not bool(((tokens >= 0) & (tokens < V)).all()):

@@ -49,8 +49,13 @@ class TileConfig:
                 raise InvalidArgument(f"{name}: expected {wanted}; got {getattr(self, name)}")
 
     def shared_bytes(self, element_bytes: int) -> int:
-        """Shared memory of the load pipeline of one program."""
-        return (self.block_b + self.block_v) * self.block_d * element_bytes * self.num_stages
+        """Shared memory of the load pipeline of one program, and of what turns its tiles.
+
+        They take turns, unless the loop is flattened: then loads go on while a tile is turned.
+        """
+        turned = 2 * self.block_b * self.block_v if self.flatten and self.v_on_m else 0
+        stage = (self.block_b + self.block_v) * self.block_d * element_bytes
+        return stage * self.num_stages + turned
 
     def fitted(self, shared_limit: int, element_bytes: int) -> TileConfig:
         """This config with as many stages as fit `shared_limit` bytes per program (at least 1)."""

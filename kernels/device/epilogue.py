@@ -47,8 +47,10 @@ def shared_bias(bias_ptr, v0, V, WIDTH: tl.constexpr):
 @triton.jit
 def capped(y, soft_cap):
     """soft_cap tanh(y / soft_cap)."""
-    # tanh x = 1 - 2 / (e^2x + 1), good at both ends.
-    return soft_cap - 2.0 * soft_cap / (tl.exp2(y * (2.8853900817779268 / soft_cap)) + 1)
+    # tanh x = 1 - 2 / (e^2x + 1), good at both ends. A sum of a product that is not written as an
+    # fma is fused by the assembler in one kernel and not in another.
+    q = 1.0 / (tl.exp2(y * (2.8853900817779268 / soft_cap)) + 1)
+    return tl.fma(q, -2.0 * soft_cap, soft_cap)
 
 
 @triton.jit
@@ -131,6 +133,14 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
             high, v0 + WIDTH // 2, row, seed, offset, temperature, inverse_temperature,
             first_sample, best, best_logit, N, NOISE, GREEDY_ROWS, KEEP_LOGIT,
         )  # fmt: skip
+    elif NOISE == "token" and N > 1:
+        # Not unrolled: Triton 3.6 would compile four draws for 81 seconds.
+        for i in range(N):
+            key, logit = candidates(
+                logits, v0, row, seed, offset, temperature, first_sample + i, tl.max(best, 2)
+            )
+            best, best_logit = _merged(key, logit, i, best, best_logit, N, KEEP_LOGIT)
+        return best, best_logit
     else:
         for i in tl.static_range(N):
             # What does not depend on i is computed once.
@@ -149,9 +159,8 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
                 )
                 key = ordered_key(score, token)
             elif NOISE == "token":
-                so_far = best if N == 1 else tl.max(best, 2)
                 key, logit = candidates(
-                    logits, v0, row, seed, offset, temperature, first_sample + i, so_far
+                    logits, v0, row, seed, offset, temperature, first_sample + i, best
                 )
             elif NOISE == "none":
                 key, logit = greedy_candidates(logits, v0)
@@ -162,11 +171,17 @@ def best_of_tile(logits, v0, row, seed, offset, temperature, inverse_temperature
                     inverse_temperature, first_sample + i, GREEDY_ROWS, group_size(NOISE),
                 )  # fmt: skip
                 key = ordered_key(tl.where(score == score, score, float("inf")), token)
-            if N > 1:
-                mine = tl.arange(0, best.shape[2]) == i
-                key = tl.where(mine[None, None, :], key[:, :, None], LOWEST_KEY)
-                logit = logit[:, :, None]
-            if KEEP_LOGIT:
-                best_logit = tl.where(key > best, logit, best_logit)
-            best = tl.maximum(best, key)
+            best, best_logit = _merged(key, logit, i, best, best_logit, N, KEEP_LOGIT)
         return best, best_logit
+
+
+@triton.jit
+def _merged(key, logit, i, best, best_logit, N: tl.constexpr, KEEP_LOGIT: tl.constexpr):
+    """best and best_logit with the candidates of draw i, [R, W]."""
+    if N > 1:
+        mine = tl.arange(0, best.shape[2]) == i
+        key = tl.where(mine[None, None, :], key[:, :, None], LOWEST_KEY)
+        logit = logit[:, :, None]
+    if KEEP_LOGIT:
+        best_logit = tl.where(key > best, logit, best_logit)
+    return tl.maximum(best, key), best_logit

@@ -45,11 +45,11 @@ def _carry_out(
     valid: Tensor,
     logprob: Optional[Tensor],  # noqa: UP045
     logz: Optional[Tensor],  # noqa: UP045
-    entropy: Optional[Tensor] = None,  # noqa: UP045
-    rank: Optional[Tensor] = None,  # noqa: UP045
-    top_tokens: Optional[Tensor] = None,  # noqa: UP045
-    top_logprob: Optional[Tensor] = None,  # noqa: UP045
-    shard: Optional[str] = None,  # noqa: UP045
+    entropy: Optional[Tensor],  # noqa: UP045
+    rank: Optional[Tensor],  # noqa: UP045
+    top_tokens: Optional[Tensor],  # noqa: UP045
+    top_logprob: Optional[Tensor],  # noqa: UP045
+    shard: Optional[str],  # noqa: UP045
 ) -> None:
     """See flash_sample. temperatures, if given, is used in place of temperature.
 

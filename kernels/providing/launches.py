@@ -28,6 +28,9 @@ FULL_CONTRACT = Capabilities(
     mask=True,
     per_request_seed=True,
     logprob=True,
+    entropy=True,
+    rank=True,
+    top=True,
     num_samples=True,
 )
 """What flash_sample can do, with group noise."""

@@ -12,7 +12,15 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from mutant_samplers import contract, planted, tile_of_the_batch_size
+from mutant_samplers import (
+    contract,
+    logits_stored,
+    one_offset_forever,
+    options_by_the_host,
+    planted,
+    tile_of_the_batch_size,
+    tokens_by_the_host,
+)
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -21,7 +29,6 @@ from fsbench.discover import Found, discover
 from fsbench.errors import InvalidArgument
 from fsbench.graphs import capture
 from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight
-from fsbench.kernels import flash_sample
 from fsbench.problem import Problem
 from fsbench.provider import OPTIONS, Capabilities, Kind, Launch, Provider
 from fsbench.verify import call, invariance, verify
@@ -41,6 +48,9 @@ BATTERY = {
     "per_row_temperature": "call",
     "per_request_seed": "invariance",
     "logprob": "call",
+    "entropy": "score",
+    "rank": "score",
+    "top": "score",
     "greedy_rows": "filters",
     "mask": "filters",
 }
@@ -117,7 +127,8 @@ def check_dtypes(provider: Provider, device: str, dtype: str) -> None:
     launch = provider.build(problem, weight)
     out = step(launch, hidden)
     if provider.kind is not Kind.LOWER_BOUND:
-        assert out.shape == (problem.B,) and out.dtype in (torch.int32, torch.int64)
+        numbers = (torch.float32,) if provider.kind is Kind.SCORE else (torch.int32, torch.int64)
+        assert out.shape == (problem.B,) and out.dtype in numbers
         verdict = check_on_problem(provider, problem, launch, hidden, weight)
         assert verdict.passed, verdict.detail
 
@@ -187,6 +198,9 @@ def all_options(able: Capabilities, device: str) -> dict[str, object]:
         "mask": ("mask", torch.ones_like(bias, dtype=torch.bool)),
         "per_request_seed": ("seed", torch.arange(len(bias), device=device)),
         "logprob": ("return_logprob", True),
+        "entropy": ("return_entropy", True),
+        "rank": ("return_rank", True),
+        "top": ("return_top", 3),
         "num_samples": ("num_samples", 3),
     }
     return dict(arguments[option] for option in arguments if getattr(able, option))
@@ -273,6 +287,7 @@ def cells(entry: Found) -> Iterator:
         if provider.kind is Kind.TRUNCATED or (device == "cpu" and draws):
             names = {check for capability, check in BATTERY.items() if getattr(able, capability)}
             names |= {"edges", "undefined rows"} if able.noise else {"edges"}
+            names = {"score"} if provider.kind is Kind.SCORE else names
             asked += [(check, able.dtypes[0]) for check in sorted(names)]
         for what, dtype in asked:
             of = f"{entry.name}-{what}-{dtype}-{device}"
@@ -335,6 +350,9 @@ WRONG = {  # mistake -> (the promise that it breaks, sampler)
     ),
     "no logprob": ("logprob", contract(logprob=lambda logprob: None)),
     "logprob in bits": ("logprob", contract(logprob=lambda logprob: logprob / 0.6931)),
+    "entropy in bits": ("entropy", contract(entropy=lambda H: H / 0.6931)),
+    "ranks count ties": ("rank", contract(above=torch.ge)),
+    "largest tokens by id": ("top", contract(order=lambda order, _: order.sort(1).values)),
     "the same sample again": ("num_samples", contract(sample=lambda of: (of[0], 0))),
 }
 
@@ -349,27 +367,6 @@ def test_a_sampler_that_does_not_is_found_out(mistake, small):
     capability, sampler = WRONG[mistake]
     with pytest.raises(AssertionError):
         ask(sampler, BATTERY.get(capability, capability), "cpu", "fp32")
-
-
-def one_offset_forever(hidden, weight, *, offset, **options):
-    return flash_sample(hidden, weight, offset=torch.zeros_like(offset), **options)
-
-
-def tokens_by_the_host(hidden, weight, **options):
-    result = flash_sample(hidden, weight, **options)
-    return result._replace(tokens=result.tokens.cpu().to(hidden.device))
-
-
-def options_by_the_host(hidden, weight, *, temperature=1.0, **options):
-    """A launch does well: its temperature is a number."""
-    if isinstance(temperature, Tensor) and not temperature.any():
-        temperature = 0.0
-    return flash_sample(hidden, weight, temperature=temperature, **options)
-
-
-def logits_stored(hidden, weight, **options):
-    result = flash_sample(hidden, weight, **options)
-    return result._replace(tokens=result.tokens + (hidden @ weight.T)[:, 0].long())
 
 
 WRONG_LAUNCHES = [

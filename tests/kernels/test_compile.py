@@ -97,3 +97,23 @@ def test_every_variant_compiles_and_keeps_its_accumulators_in_registers(capabili
     families = {80: FAMILIES, 90: FAMILIES | FOR_HOPPER, 100: FAMILIES}
     assert {compiled.family for compiled in variants} == families[capability]
     assert_little_is_spilled(variants)
+
+
+PRODUCT = re.compile(r"(?:mul|div\.full)\.f32\s+(%\w+),")
+SUM = re.compile(r"(?:add|sub)\.f32\s+%\w+, (%?\w+), (%?\w+);")
+
+
+@pytest.mark.parametrize("family", ["flash_sampling", "flash_sampling_hopper"])
+def test_no_sum_of_a_product_is_left_to_the_assembler(family):
+    """It would round once in one kernel, where it fuses them, and twice in another."""
+    named = r"(b64v128d128s32Nfw8p4x1|g1v128d128p4) bf16 group everything, n = 1"
+    (compiled,) = compile_variants(families=[family], capability=90, named=named, ptx=True)
+    products: set[str] = set()
+    sums = 0
+    for line in compiled.instructions:
+        if found := SUM.search(line):
+            sums += 1
+            assert not products & set(found.groups()), line
+        elif found := PRODUCT.search(line):
+            products.add(found[1])
+    assert products and sums

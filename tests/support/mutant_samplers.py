@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
+from fsbench.kernels import flash_sample
 from fsbench.problem import Problem
 from fsbench.provider import OPTIONS, Capabilities, Kind, Provider
 
@@ -213,6 +214,35 @@ def same(value: object, *_: object) -> object:
     return value
 
 
+TOLD = ("scored", "entropy", "above", "order", "scored_top")
+
+
+def told(logits: Tensor, tokens: Tensor, T: float | Tensor, top: int = 0, **mistakes: Change):
+    """What is said of tokens [B, n] and rows: logprob, entropy, rank, top_tokens, top_logprob.
+
+    mistakes: scored, the T [B, 1] of log-probabilities; entropy; above, whether a logit counts as
+    larger, of (logits, the token's); order, of tokens by logit, and logits; scored_top.
+    """
+    inverse = reference.inverse_temperature(T, logits.device)
+    scored = mistakes.get("scored", same)(inverse)
+    logp = (logits.double() * scored).log_softmax(1)
+    exact = (logits.double() * inverse).log_softmax(1)
+    entropy = -(exact.exp() * exact.nan_to_num(neginf=0.0)).sum(1)
+    above = mistakes.get("above", torch.gt)
+    picked = logits.gather(1, tokens.clamp_min(0))
+    rank = torch.stack([above(logits, each[:, None]).sum(1) for each in picked.T], 1)
+    order = logits.sort(dim=1, descending=True, stable=True).indices
+    order = mistakes.get("order", same)(order, logits)[:, :top]
+    ignored = tokens == -100
+    return SimpleNamespace(
+        logprob=logp.gather(1, tokens.clamp_min(0)).masked_fill(ignored, 0.0),
+        entropy=mistakes.get("entropy", same)(entropy),
+        rank=rank.masked_fill(ignored, -1),
+        top_tokens=order.masked_fill(logits.gather(1, order) == -torch.inf, -1),
+        top_logprob=mistakes.get("scored_top", same)(exact.gather(1, order)),
+    )
+
+
 def contract(
     noise: str = "group", own: bool = False, noise_map=None, **mistakes: Change
 ) -> Provider:
@@ -220,9 +250,9 @@ def contract(
 
     own: it does not say that its noise is that of the contract, so its law is looked at.
     mistakes: seed, step; mask [B, V] and the seed and step; bias; temperature and the seed; sample,
-        of (seed, number of the sample), tokens, logprob.
+        of (seed, number of the sample), tokens, logprob; those of `told`.
     """
-    known = {"seed", "step", "mask", "bias", "temperature", "sample", "tokens", "logprob"}
+    known = {"seed", "step", "mask", "bias", "temperature", "sample", "tokens", "logprob", *TOLD}
     assert set(mistakes) <= known, mistakes
 
     def wrong(name: str) -> Change:
@@ -230,7 +260,7 @@ def contract(
 
     def sample(
         hidden, weight, *, seed, offset, temperature=1.0, bias=None, mask=None, num_samples=1,
-        return_logprob=False,
+        return_logprob=False, return_entropy=False, return_rank=False, return_top=0,
     ):  # fmt: skip
         seed, offset = wrong("seed")(seed), wrong("step")(offset)
         if mask is not None:
@@ -247,10 +277,13 @@ def contract(
                 reference.expect(logits, key, offset, temperature, noise, sample=at).tokens
             )
         tokens = wrong("tokens")(drawn[0] if num_samples == 1 else torch.stack(drawn, 1))
-        logprob = None
-        if return_logprob:
-            logprob = wrong("logprob")(reference.log_probability(logits, tokens, temperature))
-        return SimpleNamespace(tokens=tokens, logprob=logprob)
+        if not (return_logprob or return_entropy or return_rank or return_top):
+            return SimpleNamespace(tokens=tokens)
+        of_told = {name: mistakes[name] for name in TOLD if name in mistakes}
+        said = told(logits, tokens.view(len(logits), -1), temperature, return_top, **of_told)
+        said.logprob = wrong("logprob")(said.logprob.view_as(tokens))
+        said.rank = said.rank.view_as(tokens)
+        return SimpleNamespace(tokens=tokens, **vars(said))
 
     def build(problem: Problem, weight: Tensor):
         def launch(hidden, seed, offset):
@@ -271,3 +304,27 @@ def contract(
         "contract", "Contract", Kind.EXACT, build, capabilities=able, sample=sample,
         noise_map=noise_map,
     )  # fmt: skip
+
+
+# flash_sample, called wrongly
+
+
+def one_offset_forever(hidden, weight, *, offset, **options):
+    return flash_sample(hidden, weight, offset=torch.zeros_like(offset), **options)
+
+
+def tokens_by_the_host(hidden, weight, **options):
+    result = flash_sample(hidden, weight, **options)
+    return result._replace(tokens=result.tokens.cpu().to(hidden.device))
+
+
+def options_by_the_host(hidden, weight, *, temperature=1.0, **options):
+    """A launch does well: its temperature is a number."""
+    if isinstance(temperature, Tensor) and not temperature.any():
+        temperature = 0.0
+    return flash_sample(hidden, weight, temperature=temperature, **options)
+
+
+def logits_stored(hidden, weight, **options):
+    result = flash_sample(hidden, weight, **options)
+    return result._replace(tokens=result.tokens + (hidden @ weight.T)[:, 0].long())

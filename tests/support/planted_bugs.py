@@ -181,6 +181,12 @@ def of_row_xor(bit: int) -> samplers.Change:
     return change
 
 
+def last_of_equals_first(order: Tensor, logits: Tensor) -> Tensor:
+    """The tokens by logit, of equal ones the higher first."""
+    order = logits.flip(1).sort(dim=1, descending=True, stable=True).indices
+    return logits.shape[1] - 1 - order
+
+
 def complete(**mistake: samplers.Change) -> Provider:
     """A sampler with the full call that does not say whose noise it has."""
     return contract(own=True, **mistake)
@@ -302,6 +308,29 @@ BUGS = {
         "call",
     ),
     "log-probability 0": (complete(logprob=torch.zeros_like), "call"),
+    # What is said of tokens.
+    "log-probabilities without T": (complete(scored=torch.ones_like), "score"),
+    "log-probabilities by the T of the next row": (
+        complete(scored=lambda x: x.roll(1, 0)),
+        "score",
+    ),
+    "entropy 0.1 % too large": (complete(entropy=lambda H: 1.001 * H), "score"),
+    "entropy in bits": (complete(entropy=lambda H: H / 0.6931), "score"),
+    "ranks count ties": (complete(above=torch.ge), "score"),
+    "ranks from 1 on": (
+        complete(above=lambda y, own: (y > own) | (y == y.amax(1, keepdim=True))),
+        "score",
+    ),
+    "largest tokens by id": (complete(order=lambda order, _: order.sort(1).values), "score"),
+    "of equal logits the last token first": (
+        complete(order=last_of_equals_first),
+        "score",
+    ),
+    "the largest one out of order": (complete(order=lambda order, _: order.roll(1, 1)), "score"),
+    "log-probabilities of the largest shifted": (
+        complete(scored_top=lambda logp: logp.roll(1, 1)),
+        "score",
+    ),
     "samples 4, 5, .. are 0, 1, ..": (complete(sample=lambda of: (of[0], of[1] % 4)), "samples"),
     "sample added to the seed": (contract(sample=lambda of: (sum(of), 0)), "samples"),
     "offset one ahead": (contract(step=lambda offset: offset + 1), "oracle"),

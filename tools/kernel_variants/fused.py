@@ -235,6 +235,7 @@ def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -
         yield _portable(config, sm, "stores without largest", ("logits stored",))
         yield _portable(config, sm, "stores with everything", FILTERED)
         yield _portable(config, sm, "n = 4", samples=4)
+        yield _portable(config, sm, "n = 4", noise="token", samples=4)
         yield _portable(config, sm, "candidates", ranks=0)
         yield _portable(config, sm, "score, n = 4", SCORED, noise="given", samples=4)
         yield _portable(config, sm, "score with entropy", (*SCORED, "entropy"), noise="given")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pandas as pd
+from plug_in import plug_in
 from tiny_run import TINY
 
 from fsbench.records.store import read_environment, read_records
@@ -24,6 +27,42 @@ def test_samplers_without_filters_say_so(fsbench, tmp_path):
     table = pd.read_csv(tmp_path / "here" / "results.csv").set_index("provider")
     assert table.status.to_dict() == {"multinomial": "unsupported", "matmul_only": "ok"}
     assert table.reason["multinomial"] == "does not apply top_k"
+
+
+def test_scores_are_measured_checked_and_compared(fsbench, tmp_path):
+    source = plug_in(kind="SCORE", zero=False, draw="float().log_softmax(1)[:, 0]")
+    (tmp_path / "mine.py").write_text(source)
+    names = ("score_log_softmax", "score_chunked", "score_liger", "matmul_only", "mine")
+    providers = [word for name in names for word in ("--provider", name)]
+    options = ["--provider-path", "mine.py", "--batch", "3", "--out", "here", "--check"]
+    code, _, err = fsbench("run", *TINY, *providers, *options)
+    assert code == 1, err
+    table = pd.read_csv(tmp_path / "here" / "results.csv").set_index("provider")
+    assert table.status.to_dict() == {
+        "score_log_softmax": "ok",
+        "score_chunked": "ok",
+        "score_liger": "unavailable",
+        "matmul_only": "ok",
+        "mine": "check_failed",
+    }
+    assert set(table.kind) == {"score", "lower_bound"}
+    assert "log-probability: row 0: expected" in table.reason["mine"]
+    assert "## log_softmax and gather (eager)" in next(tmp_path.glob("here/*.md")).read_text()
+    for command in (["plot", "--figure", "runtime"], ["report"]):
+        code, _, err = fsbench(*command, "here", "--out", command[0])
+        assert code == 0, err
+    assert "runtime" in (tmp_path / "report" / "cpu.html").read_text()
+
+
+def test_scores_refuse_what_has_no_meaning_for_them(fsbench, tmp_path):
+    for options, reason in (
+        (["--top-k", "5"], "does not apply top_k"),
+        (["--temperature", "0"], "does not take temperature 0 (greedy)"),
+    ):
+        fsbench("run", *TINY, "--provider", "score_chunked", *options, "--batch", "3", "--out", "x")
+        (said,) = pd.read_csv(tmp_path / "x" / "results.csv").reason
+        assert said == reason
+        shutil.rmtree(tmp_path / "x")
 
 
 def test_penalties_are_columns_of_the_results_and_applied(fsbench, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from cells import results_row
 
 from fsbench.analysis import logits_store
-from fsbench.analysis.tables import configurations
+from fsbench.analysis.tables import configurations, speedup_table
 from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.figures import configuration as plotting
 from fsbench.figures import parts as figure_parts
@@ -50,6 +50,20 @@ def _rows_for(figure):
     if figure != "logits_store":
         return _rows()
     return [*_rows(), *(_row(name, b, 300.0) for name in logits_store.pair() for b in BATCHES)]
+
+
+def test_scores_are_compared_where_nothing_draws():
+    rows = [
+        *(_row("fused_score", b, 300.0, fused=True, kind="score") for b in BATCHES),
+        *(_row("stored_score", b, 450.0, kind="score") for b in BATCHES),
+        *(_row("floor", b, 260.0, kind="lower_bound") for b in BATCHES),
+    ]
+    (found,) = configurations(pd.DataFrame(rows))
+    (ratio,) = plotting.speedups(found)["fused_score"].values()
+    assert set(ratio.value) == {1.5}
+    assert "speedup.fused_score.stored_score" in speedup_table(found)
+    (found,) = configurations(pd.DataFrame([*rows, *_rows()]))
+    assert "fused_score" not in plotting.speedups(found)
 
 
 def _draw(name, rows):

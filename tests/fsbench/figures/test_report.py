@@ -111,7 +111,10 @@ def test_nothing_measured_is_refused(tmp_path):
 
 def test_records_of_verify_are_a_page(tmp_path):
     """Of their own, where nothing was measured beside them."""
-    done = report(RESULTS / "verify", "--out", tmp_path)
+    (tmp_path / "verify").mkdir()
+    for name in ("multinomial", "greedy"):
+        shutil.copy(RESULTS / "verify" / f"{name}.jsonl", tmp_path / "verify")
+    done = report(tmp_path / "verify", "--out", tmp_path)
     assert done.stdout == f"wrote {tmp_path}/audit.html\n"
     text = (tmp_path / "audit.html").read_text()
     assert "<h1>Audit of samplers</h1>" in text and "Medians" not in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,6 +29,14 @@ def test_the_untuned_choice_fits(B, limit):
 @pytest.mark.parametrize("D", [2048, 8192])
 def test_the_tuned_choice_is_one_of_the_tuning_space(B, D):
     assert find("portable", B, D, "NVIDIA H200") in space(B)
+
+
+def test_a_flattened_loop_needs_room_to_turn_a_tile():
+    """Compiled for an H200, this one takes 237,592 bytes; there are 232,448."""
+    config = TileConfig(32, 256, 128, 32, True, True, 8, 3, 1)
+    assert config.shared_bytes(2) > 232_448
+    assert config not in space(32)
+    assert replace(config, flatten=False) in space(32)
 
 
 def test_fitting_takes_stages_and_nothing_else():

@@ -28,7 +28,7 @@ def kernels() -> tuple[str, ...]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("form", ["plain", "T", "greedy", "everything"])
 def test_the_bits_are_those_of_flash_sample(form, dtype):
-    for V, B in product((129, 50_257, 151_936), (1, 17, 64, 129, 192, 257)):
+    for V, B in product((129, 151_936), (1, 64, 129, 257)):  # 30 kernels, compiled with everything
         hidden, weight = problem(B, V, 512, dtype)
         row = torch.arange(B, device="cuda")
         T = 0.1 + (row % 5) * 0.4

@@ -230,8 +230,9 @@ def test_akunu(dtype, filters):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", WITH_FILTERS)
 def test_what_is_kept_and_in_which_proportions(name, dtype):
-    provider = discover()[name].provider
-    if provider.missing_packages() or dtype not in provider.capabilities.dtypes:
+    entry = discover()[name]
+    provider = entry.provider
+    if entry.unavailable_reason("cuda") or dtype not in provider.capabilities.dtypes:
         pytest.skip("cannot run here")
     if name.endswith("_compiled"):
         pytest.skip("compiles for minutes; its law is tested on CPUs")

@@ -1,0 +1,47 @@
+"""Log-probabilities of given tokens as trainers save memory: the logits of 1024 rows at a time.
+
+    for each chunk of rows: the target's logit - logsumexp(logits)
+
+Each chunk reads the weight once more; up to 1024 rows there is one chunk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines.providing.logits import scaled_logits
+from fsbench.baselines.providing.scores import STORED, row_targets
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider, padded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS = 1024
+"""Of a chunk."""
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    import torch
+
+    weight, targets = padded(weight), row_targets(problem, weight.device)[:, None]
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        found = torch.empty(problem.B, dtype=torch.float32, device=hidden.device)
+        for first in range(0, problem.B, ROWS):
+            rows = slice(first, first + ROWS)
+            logits = scaled_logits(hidden[rows], weight, problem.V, problem.temperature)
+            found[rows] = logits.gather(1, targets[rows])[:, 0] - logits.logsumexp(dim=1)
+        return found
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="score_chunked",
+    label="Chunked loss, 1024 rows",
+    kind=Kind.SCORE,
+    build=build,
+    capabilities=STORED,
+    presets=("score",),
+)

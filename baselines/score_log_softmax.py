@@ -1,0 +1,36 @@
+"""Log-probabilities of given tokens in eager PyTorch: what one writes first.
+
+    log_softmax((hidden @ weight.T).float() / T).gather(targets)
+
+The logits exist four times: in their dtype, in fp32, divided by T, and as log-probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsbench.baselines.providing.scores import STORED, row_targets, target_logprob
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Launch, Provider, padded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def build(problem: Problem, weight: Tensor) -> Launch:
+    weight, targets = padded(weight), row_targets(problem, weight.device)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return target_logprob(hidden, weight, problem.V, problem.temperature, targets)
+
+    return launch
+
+
+PROVIDER = Provider(
+    name="score_log_softmax",
+    label="log_softmax and gather (eager)",
+    kind=Kind.SCORE,
+    build=build,
+    capabilities=STORED,
+    presets=("score",),
+)

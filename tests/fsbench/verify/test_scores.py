@@ -1,0 +1,173 @@
+"""Log-probabilities against float64: planted mistakes are found, honest scores pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from mutant_samplers import told
+
+from fsbench import inputs
+from fsbench.errors import VerificationFailed
+from fsbench.kernels import flash_score
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.verify import verify
+from fsbench.verify.check import Setting
+from fsbench.verify.pathwise import check_on_problem
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SETTING = Setting("cpu", "fp32", 0.7)
+
+
+def scorer(mistake=None, fused: bool = False) -> Provider:
+    """log_softmax and gather; a mistake makes log-probabilities of (logits, T, targets)."""
+
+    def build(problem, weight):
+        targets = torch.tensor(problem.row_targets())
+
+        def launch(hidden, seed, offset):
+            logits = (hidden @ weight.T).float()
+            return (mistake or honest)(logits, problem.temperature, targets)
+
+        return launch
+
+    able = Capabilities(("cpu",), ("fp32", "bf16"), fused=fused)
+    return Provider("made_up", "", Kind.SCORE, build, capabilities=able)
+
+
+def honest(logits, T, targets):
+    return (logits / T).log_softmax(1).gather(1, targets[:, None])[:, 0]
+
+
+def chunks_overlap(logits, T, targets):
+    """Rows from 16 on are scored by the logits of the chunk before."""
+    return honest(logits[torch.arange(len(logits)) % 16], T, targets)
+
+
+WRONG = {
+    "without T": lambda y, T, t: honest(y, 1.0, t),
+    "in bits": lambda y, T, t: honest(y, T, t) / 0.6931,
+    "0.1 % off": lambda y, T, t: 1.001 * honest(y, T, t),
+    "the next target": lambda y, T, t: honest(y, T, (t + 1) % y.shape[1]),
+    "log Z without the last token": lambda y, T, t: (
+        y.gather(1, t[:, None])[:, 0] / T - (y[:, : max(1, y.shape[1] - 1)] / T).logsumexp(1)
+    ),
+    "another chunk's rows": chunks_overlap,
+    "NaN": lambda y, T, t: honest(y, T, t) * torch.nan,
+}
+
+
+TELLS = ("per_row_temperature", "greedy_rows", "mask", "logprob", "entropy", "rank")
+
+
+def teller(told_of=told, **mistakes) -> Provider:
+    """A score with a full call, too. told_of: (logits, targets, T) -> what it says."""
+
+    def score(hidden, weight, targets, *, temperature, mask, return_entropy, return_rank):
+        logits = (hidden @ weight.T).masked_fill(~mask, -torch.inf)
+        return told_of(logits, targets, temperature, **mistakes)
+
+    able = replace(scorer().capabilities, **dict.fromkeys(TELLS, True))
+    return replace(scorer(), capabilities=able, score=score)
+
+
+def without_rank(*of):
+    said = told(*of)
+    del said.rank
+    return said
+
+
+def infinities_capped(*of):
+    said = told(*of)
+    said.logprob.clamp_min_(-1e4)
+    return said
+
+
+WRONG_CALLS = {
+    "log-probability: row": teller(scored=lambda inverse: torch.ones_like(inverse)),
+    "log-probability: row 0: expected -inf, got -10000": teller(infinities_capped),
+    "entropy: row": teller(entropy=lambda H: 1.001 * H),
+    "rank: row": teller(above=torch.ge),
+    "gave no rank of shape": teller(without_rank),
+}
+
+
+def test_an_honest_full_call_passes_and_the_gate_does_not_ask_it():
+    (check,) = verify(teller(), SETTING, "ci")
+    assert check.passed, check
+    assert judged(WRONG_CALLS["rank: row"]).passed
+
+
+@pytest.mark.parametrize("said", WRONG_CALLS)
+def test_a_wrong_full_call_is_found(said):
+    (check,) = verify(WRONG_CALLS[said], SETTING, "ci")
+    assert not check.passed and said in check.detail, check
+
+
+@pytest.mark.interpreter
+def test_the_kernels_score_passes_the_whole_check(effort):
+    effort("ci", any_shapes=((3, 2), (17, 127)), filtered=(20, 200))
+    made = flash_score.PROVIDER
+    made = replace(made, capabilities=replace(made.capabilities, devices=("cpu",)))
+    (check,) = verify(made, Setting("cpu", "fp16", 0.5), "ci")
+    assert check.passed, check
+
+
+def judged(provider: Provider, dtype: str = "fp32"):
+    (check,) = verify(provider, replace(SETTING, dtype=dtype))
+    assert check.name == "score"
+    return check
+
+
+def on_problem(provider: Provider, dtype: str = "fp32", B: int = 40):
+    problem = Problem(B, 64, 1000, dtype, 0.7, "cpu")
+    hidden, weight = inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0)
+    return check_on_problem(provider, problem, provider.build(problem, weight), hidden, weight)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_honest_score_passes_and_its_error_is_told(dtype):
+    for check in (judged(scorer(), dtype), on_problem(scorer(), dtype, 300)):
+        assert check.passed and "log-probabilities within" in check.detail, check
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_score_is_found_on_exact_logits(mistake):
+    check = judged(scorer(WRONG[mistake]))
+    assert not check.passed and "log-probability: row" in check.detail, check
+
+
+def test_a_temperature_that_is_ignored_is_found_where_the_first_is_1():
+    setting = replace(SETTING, temperature=1.0, second=0.5)
+    (check,) = verify(scorer(WRONG["without T"]), setting, "ci")
+    assert not check.passed and "T=0.5" in check.detail, check
+    at_1 = replace(scorer(), supports=lambda of: None if of.temperature == 1 else "T = 1 only")
+    (check,) = verify(at_1, setting, "ci")
+    assert check.passed, check
+
+
+@pytest.mark.parametrize("mistake", [x for x in WRONG if x != "log Z without the last token"])
+def test_a_wrong_score_is_found_on_the_problem(mistake):
+    with pytest.raises(VerificationFailed, match=r"log-probability: row \d+: expected .* off by"):
+        on_problem(scorer(WRONG[mistake]))
+
+
+def test_rounded_logits_are_refused_of_a_score_that_claims_to_be_fused():
+    with pytest.raises(VerificationFailed, match="off by"):
+        on_problem(scorer(fused=True), "bf16")
+
+
+@pytest.mark.parametrize("change", [lambda x: x.double(), lambda x: x[:, None]])
+def test_another_form_is_refused(change):
+    check = judged(scorer(lambda *of: change(honest(*of))))
+    assert not check.passed and "expected torch.float32 of shape" in check.detail
+
+
+def test_targets_are_tokens_with_the_last_among_them():
+    for B, V in ((1, 1), (3, 2), (300, 50), (16384, 151936)):
+        targets = Problem(B, 1, V).row_targets()
+        assert len(targets) == B and targets[0] == V - 1
+        assert min(targets) >= 0 and len(set(targets)) == min(B, V)
