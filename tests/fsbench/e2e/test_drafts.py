@@ -103,7 +103,7 @@ def test_what_is_reported(tmp_path):
     [(-1, "tokens: expected those of decoding without"), (0, "tokens: expected no missing draft")],
 )
 def test_drafts_that_change_a_token_fail_by_name(tmp_path, monkeypatch, missing, reason):
-    """Other tokens than were drawn are accepted; drafts that are missing are too, as token 0, or are not."""
+    """Tokens that were not drawn are accepted; missing drafts too, as token 0, or not."""
     import fsbench.integrations.speculating as speculating
 
     right = speculating.verify_drafts
