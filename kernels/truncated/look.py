@@ -150,9 +150,9 @@ def sampling_look_kernel(
             set_mode(plan_ptr + row * PLAN, DONE, 0)
     if here:
         n = _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK)
-        least = first_key(low)
+        floor = first_key(low)
         winner, cut = draw_of_gathered(
-            logits_ptr, keys_ptr, n, least, drawn, k, p, by_p, least, valid, top, sharpness, T,
+            logits_ptr, keys_ptr, n, floor, drawn, k, p, by_p, floor, valid, top, sharpness, T,
             seed, offset, number, stride,
         )  # fmt: skip
         tl.store(tokens_ptr + row, winner.to(tl.int64))
