@@ -133,8 +133,8 @@ class TruncatedSample(NamedTuple):
     support: int64 [B, n], or None: the kept tokens, larger logits first, of equal ones the lower
         first; -1 from the number of kept tokens on. All -1 in a row that keeps more than n.
 
-    Logits are those with penalties. Where T = 0 one token is kept, its kept_logprob is 0, and
-    logprob is that of T = 1. In a row without a draw these are NaN, and the rank is -1.
+    Logits are those with penalties. Where T = 0 one token is kept, and log-probabilities are those
+    of T = 1. In a row without a draw these are NaN, and the rank is -1.
     """
 
     tokens: Tensor
