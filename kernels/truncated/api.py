@@ -96,7 +96,7 @@ def truncated_sample(
     of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
-    mask of bools. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
+    mask of bools, one to three for each further field of the result. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
     waits as little as for flash_sample; CUDA graphs may capture it, after one launch outside, and
     replays read seed, offset, and all [B] arguments again. On CPU tensors it runs
     fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in bf16).

@@ -1,4 +1,4 @@
-"""The examples run: examples/ and every block of code on five pages."""
+"""The examples run: examples/ and every block of code on these pages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ PAGES = {
     "docs/truncated.md": "truncated_sample",
     "docs/screened-head.md": "screened_sample",
     "docs/speculation.md": "draft_sample",
+    "docs/log-probabilities.md": "score",
 }
 """Page -> the function that it is about."""
 
