@@ -73,13 +73,15 @@ def truncated_sample(
         min_p: keep what has at least this part of the largest probability; 0 or below is off. A
             number, or fp32 [B]; a row with NaN has no draw.
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
-        return_kept, return_kept_logprob: fill these fields of the result. It costs time: without
-            them the search for where a row is cut off ends when its token is known.
-        return_logprob, return_rank: fill these fields; they do not depend on the filters. The bits
-            of logprob are those of score and flash_sample, of kept_logprob those of score with a
-            mask of what is kept. With penalties all of them are of the changed logits.
-        return_support: fill this field, with room for so many kept tokens in each row, up to 1024;
-            and `kept`, whose number is larger in a row with more.
+        return_kept: fill this field. It costs time: without it the search for where a row is cut
+            off ends when its token is known.
+        return_logprob: fill this field, with the bits that score and flash_sample return for the
+            token; with penalties, which they do not know, of the changed logits.
+        return_kept_logprob: fill this field, with the bits that score returns for the token with
+            what is kept as the mask. It costs time, as return_kept does.
+        return_rank: fill this field, of all tokens, whatever the filters keep.
+        return_support: fill this field, with room for so many tokens of a row, up to 1024, and
+            `kept`, which is above that in a row with more. It costs time, as return_kept does.
         noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
             of the second, so that they are one race of what is kept; drafts match that more often
             (docs/speculation.md).
@@ -96,10 +98,11 @@ def truncated_sample(
     of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
-    mask of bools, one to three for each further field of the result. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
-    waits as little as for flash_sample; CUDA graphs may capture it, after one launch outside, and
-    replays read seed, offset, and all [B] arguments again. On CPU tensors it runs
-    fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in bf16).
+    mask of bools, and up to seven for fields beside tokens and valid. [B, V] fp32 logits are
+    allocated, and some 10 % of that beside them. The host waits as little as for flash_sample; CUDA
+    graphs may capture it, after one launch outside, and replays read seed, offset, and all [B]
+    arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the
+    kernels (not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
