@@ -105,7 +105,7 @@ def launch(
                 first_sample=first_sample,
             )
         if looked_at and stored is not None:
-            launch_standing(request, stored, masses, out)
+            launch_standing(request, stored, masses, out._replace(logprob=None))
     return masses
 
 

@@ -1,7 +1,7 @@
 """What truncated_sample says of its draws beside the tokens: see TruncatedSample.
 
 The cutoff of each row is known then. Many programs sum up what is kept, a row's blocks among them;
-then one program for each row puts together what they left.
+then one program for each row looks at what they left.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.call.standing import launch_standing
 from fsbench.kernels.device.mass import (
     add_tile,
-    log_probability,
-    mass_of_programs,
     mass_of_rows,
     no_mass,
     store_mass,
@@ -100,31 +98,6 @@ def sampling_kept_kernel(
         store_mass(masses_ptr, mass_of_rows(mass), programs, program, rows, B, rows < B)
 
 
-@triton.jit(do_not_specialize=["programs"])
-def sampling_logprob_kernel(
-    logits_ptr,  # [B, stride] fp32
-    masses_ptr,  # [3, programs, B] int64: see mass_of_programs
-    temperature,  # fp32, or pointer to [B] fp32
-    tokens_ptr,  # [B] int64
-    valid_ptr,  # [B] bool
-    logprob_ptr,  # [B] fp32, out
-    stride,
-    programs,
-    TEMPERATURE_PER_ROW: tl.constexpr,
-):
-    row = tl.program_id(0)
-    B = tl.num_programs(0)
-    T = of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW)
-    _T, inverse_temperature = temperatures(T)
-    rows = row + tl.arange(0, 1)
-    valid = tl.load(valid_ptr + rows).to(tl.int32) != 0
-    mass = mass_of_programs(masses_ptr, programs, tl.arange(0, 128)[None, :], rows, B)
-    token = tl.load(tokens_ptr + rows)
-    y = tl.load(logits_ptr + rows.to(tl.int64) * stride + token, mask=valid, other=0.0)
-    logprob = log_probability(y, mass, inverse_temperature)
-    tl.store(logprob_ptr + rows, tl.where(valid, logprob, float("nan")))
-
-
 @triton.jit(do_not_specialize=["limit"])
 def sampling_support_kernel(
     keys_ptr,  # [B, limit] int64, of sampling_kept_kernel
@@ -163,17 +136,17 @@ def launch_kept(
     masses: of the fused kernel's programs; without them logprob is of a sum made here.
     cuts: int64 [B], the lowest key that is kept; there if kept, kept_logprob or support is.
     """
-    if sample.logprob is not None:
-        if masses is None:
-            masses = _sum_up(request, stored, None, TruncatedSample(sample.tokens, sample.valid))
-        _launch_logprob(request, stored, masses, sample, sample.logprob)
+    drawn = Sample(sample.tokens, sample.valid)
+    if sample.logprob is not None and masses is None:
+        masses = _sum_up(request, stored, None, TruncatedSample(*drawn[:2]))
+    if sample.logprob is not None or sample.rank is not None:
+        out = drawn._replace(logprob=sample.logprob, rank=sample.rank)
+        launch_standing(request, stored, masses, out)
     if cuts is not None:
         masses = _sum_up(request, stored, cuts, sample)
-        if sample.kept_logprob is not None:
-            _launch_logprob(request, stored, masses, sample, sample.kept_logprob)
-    if sample.rank is not None:
-        out = Sample(sample.tokens, sample.valid, rank=sample.rank)
-        launch_standing(request, stored, None, out)
+    if sample.kept_logprob is not None:
+        out = drawn._replace(logprob=sample.kept_logprob)
+        launch_standing(request, stored, masses, out)
 
 
 def _sum_up(
@@ -221,30 +194,3 @@ def _sum_up(
             num_warps=WARPS,
         )
     return masses
-
-
-def _launch_logprob(
-    request: Request,
-    stored: StoredLogits,
-    masses: Tensor | None,
-    sample: TruncatedSample,
-    logprob: Tensor,
-) -> None:
-    """Fill in `logprob`, of the tokens of `sample` among what has these masses."""
-    assert masses is not None
-    logits = stored.logits
-    launch_kernel(
-        sampling_logprob_kernel,
-        logits.device,
-        (len(logits),),
-        logits_ptr=logits,
-        masses_ptr=masses,
-        temperature=request.temperature,
-        tokens_ptr=sample.tokens,
-        valid_ptr=sample.valid,
-        logprob_ptr=logprob,
-        stride=logits.shape[1],
-        programs=masses.shape[1],
-        TEMPERATURE_PER_ROW=isinstance(request.temperature, Tensor),
-        num_warps=WARPS,
-    )

@@ -37,7 +37,6 @@ TYPES = {
     "masses_ptr": "*i64",
     "kept_ptr": "*i32",
     "support_ptr": "*i64",
-    "logprob_ptr": "*fp32",
     **dict.fromkeys(
         ("V", "capacity", "launch", "B", "stride", "blocks", "limit", "programs"), "i32"
     ),
@@ -50,7 +49,7 @@ ROW_KERNELS = {
 
 SAYING_KERNELS = {
     name: kernel("kernels.truncated.kept", f"{name}_kernel")
-    for name in ("sampling_kept", "sampling_logprob", "sampling_support")
+    for name in ("sampling_kept", "sampling_support")
 }
 
 
