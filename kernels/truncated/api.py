@@ -98,7 +98,7 @@ def truncated_sample(
     of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
-    mask of bools, and up to seven for fields beside tokens and valid. [B, V] fp32 logits are
+    mask of bools, and up to six for fields beside tokens and valid. [B, V] fp32 logits are
     allocated, and some 10 % of that beside them. The host waits as little as for flash_sample; CUDA
     graphs may capture it, after one launch outside, and replays read seed, offset, and all [B]
     arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the
