@@ -340,12 +340,10 @@ def run(
 
     if results.out and results.resume:
         raise InvalidArgument("--out: expected without --resume, which names the folder already")
-    degrees = machine.degrees()
-    several = max(degrees) > 1
-    if not results.dry_run:
-        compilers.settle()
-        if not several:  # torchrun may have started the processes
-            server.start()
+    several = max(degrees := machine.degrees()) > 1
+    compilers.settle()
+    if not (results.dry_run or several):  # torchrun may have started the processes
+        server.start()
     from fsbench.cli.measuring import measure
     from fsbench.measure.presets import preset as named_preset
     from fsbench.measure.worker import Job
@@ -385,10 +383,10 @@ def run(
     )  # fmt: skip
     exit_code = 0
     for index in [None] if several else indices:
-        one = job if index is None else replace(job, indices=[index])
-        suffix = f"gpu{index}" if index is not None and len(indices) > 1 else ""
+        one, suffix = job, ""
         if index is not None:
-            options["gpu"] = str(index)
+            one, options["gpu"] = replace(job, indices=[index]), str(index)
+            suffix = f"gpu{index}" if len(indices) > 1 else ""
         exit_code = max(exit_code, measure(one, options, results.out, results.resume, suffix))
     if exit_code:
         raise typer.Exit(exit_code)

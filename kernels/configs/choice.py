@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
+from fsbench.kernels.configs.gpu import operations_per_byte
 from fsbench.kernels.configs.hopper import HopperConfig
-from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
 
-PORTABLE_ROWS = 64
-"""Up to so many rows the portable kernel is as fast, and needs less energy (docs/kernel.md)."""
+_USUAL_ROWS = 64  # of portable_rows
 
 
 @cache
@@ -34,6 +34,21 @@ def tma_possible(matrix: Tensor) -> bool:
     if not has_tma(matrix.device):
         return False
     return matrix.data_ptr() % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
+
+
+@cache
+def portable_rows(device: torch.device) -> int:
+    """Up to so many rows of a batch the portable kernel is as fast as the Hopper kernel, or faster.
+
+    Its epilogue hides behind the stream of the weight as long as the rows that it computes, a power
+    of two, are at most half of those at which the matmul takes as long as the stream: one row is
+    one operation per byte of a bf16 weight. That gives 64 on an H200 and 128 on an H100, as
+    measured (docs/results.md).
+    """
+    balanced = operations_per_byte(device)
+    if not balanced:
+        return _USUAL_ROWS
+    return max(rows for rows in BUCKETS if rows <= max(balanced / 2, BUCKETS[0]))
 
 
 # Cached by what a launch knows, so that one look-up is all that it costs.
@@ -90,7 +105,7 @@ def choose(
 
     Args:
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run, for more rows
-            than PORTABLE_ROWS. A config is one of that kernel; with "auto" it decides.
+            than portable_rows. A config is one of that kernel; with "auto" it decides.
 
     Raises:
         InvalidArgument: the Hopper kernel is asked for and cannot run.
@@ -117,7 +132,8 @@ def config_for(
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     wanted = kernel == "hopper" or isinstance(config, HopperConfig)
-    wanted |= B > PORTABLE_ROWS and noise != "token"  # of which no times have been taken there
+    if not reason and noise != "token":  # of which no times have been taken there
+        wanted |= portable_rows(device) < B
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
     return config or hopper_config(B, D, device)
@@ -141,11 +157,11 @@ def explanation(
         rule = f"the {name} kernel, as asked for"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
-    elif noise == "token" and B > PORTABLE_ROWS:
+    elif noise == "token" and portable_rows(device) < B:
         rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
     else:
         least = "at most" if name == "portable" else "above"
-        rule = f"the {name} kernel: B = {B} is {least} {PORTABLE_ROWS} rows"
+        rule = f"the {name} kernel: B = {B} is {least} {portable_rows(device)} rows"
     if config is not None:
         return f"{rule}; tile shapes as given"
     if device.type == "cpu":

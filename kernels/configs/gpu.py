@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ except ModuleNotFoundError:  # it exists for Linux only
     triton = None
 
 _INTERPRETED_MULTIPROCESSORS = 4  # enough for programs to share the work, few enough to be quick
+_HOPPER_OPERATIONS = 4096  # of a multiprocessor in a cycle: bf16, dense, an addition is one
 
 
 def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
@@ -42,3 +44,20 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def operations_per_byte(device: torch.device) -> float | None:
+    """bf16 operations of a Hopper GPU per byte that its memory delivers, at the highest clocks.
+
+    None where torch does not tell the clocks.
+    """
+    found: Any = torch.cuda.get_device_properties(device)  # torch's types lack properties
+    told = (
+        getattr(found, name, None)
+        for name in ("clock_rate", "memory_clock_rate", "memory_bus_width")
+    )
+    clock, memory_clock, bits = told
+    if not (clock and memory_clock and bits):
+        return None
+    operations = found.multi_processor_count * clock * _HOPPER_OPERATIONS
+    return float(operations / (2 * memory_clock * bits / 8))  # two bits per cycle and line

@@ -29,14 +29,21 @@ from fsbench.kernels.fused import api
 from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.truncated.api import truncated_sample
 
+_CLOCKS = ("clock_rate", "memory_clock_rate", "memory_bus_width")
+
 
 class Chip(NamedTuple):
-    """What decides how a GPU's kernels are compiled; shared_bytes: a program may use, opted in."""
+    """What decides how a GPU's kernels are compiled, and which.
+
+    shared_bytes: a program may use, opted in. clocks: as torch's clock_rate, memory_clock_rate (in
+    kHz) and memory_bus_width tell them; 0 where it does not.
+    """
 
     name: str
     capability: tuple[int, int]
     multiprocessors: int
     shared_bytes: int
+    clocks: tuple[int, ...]
 
     @classmethod
     def here(cls) -> Chip:
@@ -48,15 +55,16 @@ class Chip(NamedTuple):
         if not torch.cuda.is_available():
             raise DeviceUnavailable("--gpu: torch sees no CUDA device here; name the GPU, as h200")
         found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        shared = found.shared_memory_per_block_optin
-        return cls(found.name, (found.major, found.minor), found.multi_processor_count, shared)
+        capability, shared = (found.major, found.minor), found.shared_memory_per_block_optin
+        clocks = tuple(getattr(found, name, 0) for name in _CLOCKS)
+        return cls(found.name, capability, found.multi_processor_count, shared, clocks)
 
 
 CHIPS = {
-    "a100": Chip("NVIDIA A100-SXM4-80GB", (8, 0), 108, 166912),
-    "h100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132, 232448),
-    "h200": Chip("NVIDIA H200", (9, 0), 132, 232448),
-    "b200": Chip("NVIDIA B200", (10, 0), 148, 232448),
+    "a100": Chip("NVIDIA A100-SXM4-80GB", (8, 0), 108, 166912, (1410000, 1593000, 5120)),
+    "h100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132, 232448, (1980000, 2619000, 5120)),
+    "h200": Chip("NVIDIA H200", (9, 0), 132, 232448, (1980000, 3201000, 6144)),
+    "b200": Chip("NVIDIA B200", (10, 0), 148, 232448, (1965000, 3996000, 8192)),
 }
 """GPUs that need not be there."""
 
@@ -154,7 +162,9 @@ def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
             _jobs.append((self.__name__, at, partial(compile_, self, key, *rest)))
 
     properties = mock.Mock(
-        multi_processor_count=chip.multiprocessors, shared_memory_per_block_optin=chip.shared_bytes
+        multi_processor_count=chip.multiprocessors,
+        shared_memory_per_block_optin=chip.shared_bytes,
+        **dict(zip(_CLOCKS, chip.clocks, strict=True)),
     )
     properties.name = chip.name  # which Mock takes for its own
     cuda: dict[str, Any] = {

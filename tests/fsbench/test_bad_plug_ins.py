@@ -189,7 +189,7 @@ def test_installed_plug_ins_break_no_command(tmp_path, monkeypatch, text):
     (other,) = (each for each in found.values() if "installed_plug_in" in each.source)
     assert other.name == "greedy (entry point installed_plug_in:PROVIDER)"
     assert other.broken.startswith("defined twice, in fsbench.baselines.greedy and entry point")
-    results = os.path.join(os.path.dirname(__file__), "../../results/h200/lean-20261121")
+    results = os.path.join(os.path.dirname(__file__), "../../results/h200/lean-20261123")
     arguments = ["recommend", "--model", "qwen3-8b", "--results", results, "--json"]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0 and json.loads(done.stdout)["advice"]

@@ -72,8 +72,8 @@ def listed(words: Iterable[object]) -> str:
 
 @cache
 def results(*runs: str) -> pd.DataFrame:
-    """The measured cells of runs of results/h200, one below the other, with the run as a column."""
-    tables = [pd.read_csv(H200 / run / "results.csv").assign(run=run) for run in runs]
+    """The measured cells of runs, one below the other, with the run as a column; see `place`."""
+    tables = [pd.read_csv(RESULTS / place(run) / "results.csv").assign(run=run) for run in runs]
     found = pd.concat(tables, ignore_index=True)
     return found[found.status == "ok"]
 
@@ -127,6 +127,11 @@ def with_source(text: str, *records: str) -> str:
     return f"{text}\n\n{source(*records)}"
 
 
-def h200(*runs: str) -> list[str]:
-    """Paths of runs below results/, for `source`."""
-    return [f"h200/{run}" for run in runs]
+def place(run: str) -> str:
+    """The path of a record below results/: of the H200, unless it begins with another folder."""
+    return run if (RESULTS / run).exists() else f"h200/{run}"
+
+
+def places(*runs: str) -> list[str]:
+    """Their paths below results/, for `source`."""
+    return [place(run) for run in runs]

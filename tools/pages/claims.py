@@ -23,8 +23,8 @@ from pages.blocks import (
     STEMS,
     STREAM,
     block,
-    h200,
     listed,
+    places,
     results,
     said,
     span,
@@ -121,7 +121,7 @@ def claims() -> str:
             "([end to end](end-to-end.md))",
         ],
     ]
-    of_cells = h200(*ALL, *HEADS, ODD, STORE, "profile-20261121", "tp-20261122")
+    of_cells = places(*ALL, *HEADS, ODD, STORE, "profile-20261121", "tp-20261122")
     return with_source(table(["claim", "on an H200"], rows, left=2), *of_cells)
 
 
@@ -138,7 +138,7 @@ def points_of_fusion() -> str:
         *("over, at B = 64", "speedup", "points: its sampling kernels", "a faster matmul"),
         *("bytes that the model counts", "gaps between kernels"),
     ]
-    return with_source(table(heads, rows), *h200(PAPER, LEAN))
+    return with_source(table(heads, rows), *places(PAPER, LEAN))
 
 
 def _share(run: str, provider: str) -> list[str]:
@@ -168,7 +168,7 @@ def share_of_sampling() -> str:
         for label, (run, name) in names.items()
     ]
     return with_source(
-        table(["", "B = 1", "16", "64", "256", "told apart"], rows), *h200(PAPER, LEAN)
+        table(["", "B = 1", "16", "64", "256", "told apart"], rows), *places(PAPER, LEAN)
     )
 
 
@@ -191,7 +191,7 @@ def storing() -> str:
         ]
         rows.append([B, *cells])
     heads = ["B", *(name for D in STEMS for name in (f"2B/D, D = {D}", "ours", "paper, B200"))]
-    return with_source(table(heads, rows, left=0), *h200(STORE))
+    return with_source(table(heads, rows, left=0), *places(STORE))
 
 
 @block
@@ -225,7 +225,7 @@ def compared_with_the_paper() -> str:
     ]
     counts = listed(f"{verdicts.count(word)} `{word}`" for word in ("agrees", "better", "worse"))
     text = table(["", "cells", "ours / paper"], rows)
-    return with_source(f"{text}\n\nVerdicts: {counts}.", *h200(PAPER))
+    return with_source(f"{text}\n\nVerdicts: {counts}.", *places(PAPER))
 
 
 @block
@@ -263,7 +263,7 @@ def parts_of_speedups() -> str:
             cells = [f"{of.predicted:.3f}", f"{of.measured:.3f}", *parts, f"{of.bound:.3f}"]
             rows.append([f"over {LABELS[name]}", B, *cells])
     heads = ["", "B", "model", "measured", "gaps", "passes", "matmul", "if sampling were free"]
-    return with_source(table(heads, rows), *h200(*ALL[:2]))
+    return with_source(table(heads, rows), *places(*ALL[:2]))
 
 
 @block
@@ -281,4 +281,4 @@ def two_terms_more() -> str:
         *("sampler", "D", "kernels", "fixed, us", "of it gaps, us", "passes"),
         *("largest error", "tried at B"),
     ]
-    return with_source(table(heads, rows), *h200(*ALL[:3]))
+    return with_source(table(heads, rows), *places(*ALL[:3]))

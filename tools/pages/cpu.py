@@ -30,7 +30,7 @@ from pages.blocks import (
 
 PLAIN, HOST = "cpu/simple-20261121", "h200/simple-20261121"
 """A machine without a GPU, and the host of one: folders below results/."""
-LEAN = "lean-20261121"
+LEAN = "lean-20261123"
 
 ADDING = {
     HOPPER: "fused (Hopper)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fsbench.e2e.models import decoders
-from pages.blocks import H200, block, bullets, h200, listed, span, table, with_source
+from pages.blocks import H200, block, bullets, listed, places, span, table, with_source
 
 RUNS = {
     "Qwen3-1.7B": "e2e-vllm-1.7b-20261122",
@@ -44,7 +44,7 @@ def tpot() -> str:
         *("model", "B", "vLLM, ms", "FI2 lean, ms", "`flash_sample`, ms", "saved, %"),
         *("possible, %", "sampling in no time, %"),
     ]
-    return with_source(table(heads, rows), *h200(*RUNS.values()))
+    return with_source(table(heads, rows), *places(*RUNS.values()))
 
 
 @block
@@ -66,4 +66,4 @@ def tpot_findings() -> str:
         "the GPU waits for the host. The lowest runs of `flash_sample` save "
         f"{span(saved, '.1f')} % (a negative number is a loss)."
     )
-    return with_source(bullets(*lines), *h200(*RUNS.values()))
+    return with_source(bullets(*lines), *places(*RUNS.values()))

@@ -10,9 +10,9 @@ from pages.blocks import (
     RESULTS,
     block,
     bullets,
-    h200,
     listed,
     medians,
+    places,
     results,
     span,
     table,
@@ -56,7 +56,7 @@ def filtered_times() -> str:
         [f"`{name}`", *("" if pd.isna(time) else f"{time:.0f}" for time in row)]
         for name, row in us.iterrows()
     ]
-    return with_source(table(["sampler", "B = 1", *us.columns[1:]], rows), *h200(CUT))
+    return with_source(table(["sampler", "B = 1", *us.columns[1:]], rows), *places(CUT))
 
 
 def _launches() -> pd.DataFrame:
@@ -83,7 +83,7 @@ def over_no_filters() -> str:
         *("B", "`flash_sample`, us", "k = 50, p = 0.9", "times as long", "of it the look"),
         "storing the logits",
     ]
-    return with_source(table(heads, rows, left=0), *h200(LAUNCHES))
+    return with_source(table(heads, rows, left=0), *places(LAUNCHES))
 
 
 @block
@@ -92,7 +92,7 @@ def by_filters() -> str:
     sampled = {"`flash_sample`, none": found["plain", 0, 1.0, 0.0]}
     sampled |= {words: found[("truncated", *each)] for words, each in FILTERS.items()}
     rows = [[words, *(f"{time:.0f}" for time in us)] for words, us in sampled.items()]
-    return with_source(table(["filters", "B = 1", "16", "64", "256"], rows), *h200(LAUNCHES))
+    return with_source(table(["filters", "B = 1", "16", "64", "256"], rows), *places(LAUNCHES))
 
 
 @block
@@ -124,7 +124,7 @@ def filter_findings() -> str:
         f"{len(joint)} cells. `akunu_exact` takes {span(akunu)} times as long, and is faster in "
         f"{sum(akunu < 1)} of {len(akunu)}.",
     )
-    return with_source(bullets(*lines), *h200(CUT, *laws, GRID))
+    return with_source(bullets(*lines), *places(CUT, *laws, GRID))
 
 
 @block

@@ -28,7 +28,7 @@ from pages.blocks import (
     STEMS,
     block,
     bullets,
-    h200,
+    places,
     said,
     span,
     table,
@@ -60,7 +60,7 @@ def over_ranks() -> str:
     heads = ["sampler"]
     for B in (16, 64, 256):
         heads += [f"B = {B}: 1 GPU", "2", "4", "ideal"]
-    return with_source(table(heads, rows), *h200(RUN))
+    return with_source(table(heads, rows), *places(RUN))
 
 
 @block
@@ -87,7 +87,7 @@ def over_ranks_findings() -> str:
             f"one-pass argmax takes {span(median.loc[ONE_PASS] / ours)} times as long, FI2, which "
             f"gathers logits, {span(median.loc[FI2] / ours)} times."
         )
-    return with_source(bullets(*lines), *h200(RUN))
+    return with_source(bullets(*lines), *places(RUN))
 
 
 def largest_shard(V: int, ranks: int) -> int:
@@ -130,7 +130,7 @@ def eight_gpus() -> str:
         *("D", "sampler", "B", "T(1)", "T(2)", "T(4)", "T(4) by the model", "S(8)"),
         *("T(8) by the model", "ideal"),
     ]
-    records = h200(
+    records = places(
         RUN, *(f"{SHARDS}/d{D}_v{largest_shard(V, 8)}" for D, V in shapes.values.tolist())
     )
     told = said("By the model, eight GPUs are faster than four in every row.", all(faster))

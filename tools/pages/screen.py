@@ -16,8 +16,8 @@ from pages.blocks import (
     SMALL,
     block,
     bullets,
-    h200,
     medians,
+    places,
     results,
     said,
     span,
@@ -127,7 +127,7 @@ def screened_times() -> str:
         *("D", "B", f"`{OURS}`", "matmul", "ratio", "screen", "exact part"),
         *(f"`{name}`" for name in (PORTABLE, GREEDY, "greedy")),
     ]
-    return with_source(table(heads, rows, left=0), *h200(*RUNS.values()))
+    return with_source(table(heads, rows, left=0), *places(*RUNS.values()))
 
 
 @block
@@ -158,7 +158,7 @@ def screened_findings() -> str:
         f"It needs {memory / 1e9:.2f} GB beside a head of {2 * SMALL[0] * SMALL[1] / 1e9:.2f} GB "
         f"(D = 4096, V = 151,936). `prepare_head` takes {span(prepared.values())} s.",
     )
-    records = h200(*RUNS.values(), f"{CASES}/cases.json")
+    records = places(*RUNS.values(), f"{CASES}/cases.json")
     return with_source(bullets(*lines), *records)
 
 
@@ -173,7 +173,7 @@ def hard_cases() -> str:
         )
     shapes = cases[["d", "b"]].drop_duplicates().sort_values(["d", "b"])
     heads = ["case", *(f"D = {row.d}, B = {row.b}" for row in shapes.itertuples())]
-    return with_source(table(heads, rows), *h200(f"{CASES}/cases.json"))
+    return with_source(table(heads, rows), *places(f"{CASES}/cases.json"))
 
 
 @block

@@ -14,14 +14,16 @@ from pages.blocks import (
     MATMUL,
     ONE_PASS,
     PORTABLE,
+    RESULTS,
     SMALL,
     STEMS,
     STREAM,
     block,
     bullets,
-    h200,
     listed,
     medians,
+    place,
+    places,
     results,
     said,
     span,
@@ -30,10 +32,11 @@ from pages.blocks import (
 )
 from pages.exact import checks_of
 
-PAPER, LEAN, ODD = "paper-20261121", "lean-20261121", "odd-20261121"
+PAPER, LEAN, ODD = "paper-20261123", "lean-20261123", "odd-20261123"
+SUSTAINED = "sustained-20261123"
 SCREENED = "screened-d4096-20261122"
-HEADS = ("models-20261121", "models-rest-20261121")
-ALL = (PAPER, LEAN, "lean-d8192-20261121", "lean-d8192-large-20261121")
+HEADS = ("models-20261123",)
+ALL = (PAPER, LEAN, "lean-d8192-20261123", "lean-d8192-large-20261123")
 OURS = (PORTABLE, HOPPER)
 RACE, MULTINOMIAL = "exponential_race", "multinomial_compiled"
 NO_RIVALS = {
@@ -67,8 +70,8 @@ def at(values: pd.Series[float], least: int, most: int) -> pd.Series[float]:
 
 
 @block
-def headline() -> str:
-    us = medians(LEAN).unstack("provider").loc[SMALL[0]]
+def headline(run: str = LEAN) -> str:
+    us = medians(run).unstack("provider").loc[SMALL[0]]
     names = (HOPPER, MATMUL, ONE_PASS, FI2_LEAN, RACE)
     rows = [
         [B, *(f"{us[name][B]:.0f}" for name in names), f"{us[HOPPER][B] / us[MATMUL][B]:.2f}"]
@@ -78,7 +81,7 @@ def headline() -> str:
         *("B", "`flash_sample`, us", "matmul alone", "matmul + one-pass argmax"),
         *("matmul + FlashInfer, lean", "matmul + exponential race (vLLM)", "ours / matmul"),
     ]
-    return with_source(table(heads, rows, left=0), *h200(LEAN))
+    return with_source(table(heads, rows, left=0), *places(run))
 
 
 @block
@@ -90,13 +93,13 @@ def headline_figure() -> str:
         f"fastest that stores logits, FlashInfer](ROOT/plots/headline_{STEMS[SMALL[0]]}.png)"
     )
     told = "Each line is over the matmul of its own run. The screened head's logits are normal:3."
-    return with_source(f"{picture}\n\n{told}", *h200(*runs))
+    return with_source(f"{picture}\n\n{told}", *places(*runs))
 
 
 @block
 def decisions() -> str:
     """Which call for which request, and what it costs or gains."""
-    plain = at(over_matmul(PAPER), 1, 128)
+    plain, h100 = (at(over_matmul(run), 1, 128) for run in (PAPER, f"h100/{PAPER}"))
     cuts = pd.read_csv(H200 / "truncated-launches" / "launches.csv")
     cuts = cuts[cuts.logits == "normal:1"].set_index(["sampler", "top_k", "top_p", "b"])
     cuts = cuts.span_us.sort_index()
@@ -113,7 +116,7 @@ def decisions() -> str:
         [
             "a token from the softmax; temperature, bias, mask, seed, log-probability per row",
             "[`flash_sample`](ROOT/docs/using-the-kernel.md)",
-            f"{span(plain)} of the time of the matmul alone, B up to 128",
+            f"{span(plain)} of the time of the matmul alone, B up to 128; {span(h100)} on an H100",
         ],
         [
             "top-k, top-p, min-p, penalties",
@@ -182,7 +185,7 @@ def findings() -> str:
         + f"[full battery](ROOT/docs/exactness.md), with a total variation distance below "
         f"{max(bounds):.2g}.",
     )
-    return with_source(bullets(*lines), *h200(*ALL, *HEADS))
+    return with_source(bullets(*lines), *places(*ALL, *HEADS))
 
 
 def at_most(values: pd.Series[float], B: int) -> float:
@@ -193,9 +196,10 @@ def at_most(values: pd.Series[float], B: int) -> float:
 @block
 def speedups(run: str, D: str) -> str:
     """The committed table of the Hopper kernel."""
-    text = (H200 / run / f"speedup_{STEMS[int(D)]}.md").read_text(encoding="utf-8")
+    (path,) = (RESULTS / place(run)).glob(f"speedup_*_d{D}_v*.md")
+    text = path.read_text(encoding="utf-8")
     section = text.split("## FlashSampling (Hopper)")[1].split("\n## ")[0]
-    return with_source(section.strip(), *h200(run))
+    return with_source(section.strip(), *places(run))
 
 
 @block
@@ -208,7 +212,7 @@ def host_times() -> str:
         [call, f"{us[call, before]:.0f}", f"{us[call, after]:.0f}"]
         for call in us.index.unique("call")
     ]
-    return with_source(table(["call", "0.1.0, us", "now, us"], rows), *h200(run))
+    return with_source(table(["call", "0.1.0, us", "now, us"], rows), *places(run))
 
 
 @block
@@ -223,12 +227,12 @@ def heads_of_models() -> str:
         ]
         for model in named_models().values()
     ]
-    return with_source(table(["model", "D", "V", "B = 1", "64", "256"], rows), *h200(*HEADS))
+    return with_source(table(["model", "D", "V", "B = 1", "64", "256"], rows), *places(*HEADS))
 
 
 @block
-def odd_batches() -> str:
-    us = medians(ODD).unstack("provider").loc[SMALL[0]]
+def odd_batches(run: str = ODD) -> str:
+    us = medians(run).unstack("provider").loc[SMALL[0]]
     rows = [
         [
             B,
@@ -243,24 +247,45 @@ def odd_batches() -> str:
         *("argmax / Hopper", "argmax / portable"),
     ]
     slower = {name: [B for B in us.index if us[ONE_PASS][B] < us[name][B]] for name in OURS}
-    told = bullets(
-        f"The one-pass argmax is faster than the Hopper kernel at B = {listed(slower[HOPPER])}, "
-        f"and than the portable one at B = {listed(slower[PORTABLE])}.",
+    at_b = {name: f"at B = {listed(slower[name])}" if slower[name] else "nowhere" for name in OURS}
+    told = (
+        f"The one-pass argmax is faster than the Hopper kernel {at_b[HOPPER]}, and than the "
+        f"portable one {at_b[PORTABLE]}."
     )
-    return with_source(f"{table(heads, rows, left=0)}\n\n{told}", *h200(ODD))
+    return with_source(f"{table(heads, rows, left=0)}\n\n{told}", *places(run))
 
 
 @block
-def reached() -> str:
+def reached(run: str = PAPER) -> str:
     """Both kernels over the matmul, and the share of the rate at which a read streams."""
     rows = []
-    for D, of in medians(PAPER).unstack("provider").groupby("d"):
+    for D, of in medians(run).unstack("provider").groupby("d"):
         for B, row in of.droplevel("d").iterrows():
             ratios = (row[HOPPER] / row[MATMUL], row[PORTABLE] / row[MATMUL])
             share = f"{row[STREAM] / row[HOPPER]:.2f}" if B <= 128 else ""
             rows.append([D, B, *(f"{ratio:.3f}" for ratio in ratios), share])
     heads = ["D", "B", "Hopper / matmul", "portable / matmul", "share of the stream rate"]
-    return with_source(table(heads, rows, left=0), *h200(PAPER))
+    return with_source(table(heads, rows, left=0), *places(run))
+
+
+@block
+def sustained() -> str:
+    """A step that stands alone, and one of seconds of steps back to back."""
+    names = {
+        HOPPER: "Hopper",
+        PORTABLE: "portable",
+        MATMUL: "matmul alone",
+        ONE_PASS: "matmul + one-pass argmax",
+        FI2_LEAN: "matmul + FlashInfer, lean",
+        RACE: "matmul + exponential race (vLLM)",
+    }
+    found = results(SUSTAINED).set_index(["d", "b", "provider"]).sort_index()
+    alone, loop = found.median_us, found.sustained_us
+    rows = [
+        [D, B, *(f"{loop[D, B, name]:.0f} ({alone[D, B, name]:.0f})" for name in names)]
+        for D, B in found.index.droplevel("provider").unique()
+    ]
+    return with_source(table(["D", "B", *names.values()], rows, left=0), *places(SUSTAINED))
 
 
 @block
@@ -295,7 +320,7 @@ def costs() -> str:
     ]
     idle = warm.idle_w.iloc[0]
     note = f"The whole GPU's energy, nothing subtracted; it draws {idle:.0f} W when idle."
-    records = h200("profile-20261121", "first-call-20261121")
+    records = places("profile-20261121", "first-call-20261121")
     return with_source(f"{table(heads, rows)}\n\n{note}", *records)
 
 
@@ -317,4 +342,4 @@ def options_cost(D: str) -> str:
             cost = f"{100 * (row.ratio_to_plain - 1):+.1f}"
             cells.append(f"{cost} ({own:.1f})" if own >= 0.05 else cost)
         rows.append(cells)
-    return with_source(table(["option", "B = 1", "16", "64", "256"], rows), *h200(path))
+    return with_source(table(["option", "B = 1", "16", "64", "256"], rows), *places(path))

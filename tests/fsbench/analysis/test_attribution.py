@@ -140,7 +140,7 @@ def test_the_committed_results_are_predicted_within_ten_percent(committed):
 
 
 def test_tables_for_people():
-    printed = measured("--measured", RESULTS / "lean-20261121").stdout
+    printed = measured("--measured", RESULTS / "lean-20261123").stdout
     assert "Speedup of FlashSampling (Triton) over FI2, lean" in printed
     assert "two terms more" in printed
 
@@ -148,7 +148,7 @@ def test_tables_for_people():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--measured", RESULTS / "lean-20261121", "--model", "qwen3-8b"], "without --model"),
+        (["--measured", RESULTS / "lean-20261123", "--model", "qwen3-8b"], "without --model"),
         (["--measured", RESULTS / "nowhere"], "nowhere"),
     ],
 )

@@ -229,7 +229,7 @@ def test_it_works_anywhere_and_fits_80_columns(tmp_path, monkeypatch):
 )
 def test_refusals(arguments, error, message):
     with pytest.raises(error, match=message):
-        run("--results", RESULTS / "paper-20261121", *arguments)
+        run("--results", RESULTS / "paper-20261123", *arguments)
 
 
 def test_a_declared_deviation_is_told(tmp_path):

@@ -18,7 +18,7 @@ from fsbench.analysis.export import dictionary, tidy, trace_set
 from fsbench.analysis.tables import normalized
 from fsbench.cli import app
 
-RUN = "paper-20261121"
+RUN = "paper-20261123"
 
 
 def test_of_committed_results(tmp_path):

@@ -124,7 +124,7 @@ def test_records_of_verify_are_a_page(tmp_path):
 
 @pytest.mark.full
 def test_of_the_committed_results(tmp_path):
-    done = report(RESULTS / "paper-20261121", RESULTS / "lean-20261121", "--out", tmp_path / "a")
+    done = report(RESULTS / "paper-20261123", RESULTS / "lean-20261123", "--out", tmp_path / "a")
     assert done.stdout == f"wrote {tmp_path}/a/h200.html\n"
     text = (tmp_path / "a/h200.html").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" in text

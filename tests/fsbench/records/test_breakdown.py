@@ -13,7 +13,7 @@ from fsbench.records import breakdown
 from fsbench.records.breakdown import Part, Split, kernel_rows, part_of, split
 from fsbench.records.cell import CellRecord, Round
 
-POINTS = H200 / "paper-20261121" / "points.jsonl"
+POINTS = H200 / "paper-20261123" / "points.jsonl"
 
 CELL = cell(fused=False)
 

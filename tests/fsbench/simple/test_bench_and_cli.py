@@ -129,7 +129,7 @@ def test_exact_finds_a_sampler_that_is_not(monkeypatch):
 
 
 def test_pipeline_with_measured_times(folder):
-    run = "results/h200/lean-20261121"
+    run = "results/h200/lean-20261123"
     os.chdir(ROOT)
     rows = json.loads(
         fsbench(
@@ -152,7 +152,7 @@ def test_pipeline_refuses_what_it_cannot_use(folder, tmp_path):
         ([], "--sampler: expected at least one"),
         (["--plane", folder], "expected V=151936; it has 3000"),
         (["--plane", tmp_path], "expected a folder of `fsbench hotvocab bench`"),
-        (["--run", "results/h200/lean-20261121", "--batch", 3], "expected exact samplers"),
+        (["--run", "results/h200/lean-20261123", "--batch", 3], "expected exact samplers"),
     ]:
         with pytest.raises((InvalidArgument, ResultsError), match=message):
             fsbench("hotvocab", "pipeline", *arguments)

@@ -21,6 +21,7 @@ HOPPER = HopperConfig(1, 128, 64, 2, False)
 def both(monkeypatch):
     """A GPU that can run both kernels; what is chosen for it is forgotten afterwards."""
     monkeypatch.setattr(_choice, "why_not_hopper", lambda *facts: None)
+    monkeypatch.setattr(_choice, "portable_rows", lambda device: 64)
     monkeypatch.setattr(_choice, "default_config", lambda *shape: PORTABLE)
     monkeypatch.setattr(_choice, "hopper_config", lambda *shape: HOPPER)
     _choice.config_for.cache_clear()
@@ -75,6 +76,26 @@ def test_the_choice_is_explained_by_its_rule_and_its_row(monkeypatch, B, wish, e
     assert expected in text
     if "config" not in wish:
         assert "(record: " in text
+
+
+CHIPS = {
+    "H200": (132, 1980000, 3201000, 6144, 64),
+    "H100": (132, 1980000, 2619000, 5120, 128),
+    "slow tensor cores": (78, 700000, 3201000, 6144, 16),
+    "clocks not told": (132, 0, 0, 0, 64),
+}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_how_many_rows_the_portable_kernel_takes_follows_from_the_memory(monkeypatch, chip):
+    programs, clock, memory, bits, expected = CHIPS[chip]
+    facts = SimpleNamespace(multi_processor_count=programs)
+    if clock:
+        facts.clock_rate, facts.memory_clock_rate, facts.memory_bus_width = clock, memory, bits
+    monkeypatch.setattr(_choice.torch.cuda, "get_device_properties", lambda device: facts)
+    _choice.portable_rows.cache_clear()
+    assert _choice.portable_rows(torch.device("cuda", 7)) == expected
+    _choice.portable_rows.cache_clear()
 
 
 @pytest.mark.parametrize(("capability", "loads"), [((8, 9), False), ((9, 0), True)])
