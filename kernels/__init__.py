@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from fsbench.late import late
 
 if TYPE_CHECKING:
+    from fsbench.kernels.call.quantised import QuantisedHead, quantise_head
     from fsbench.kernels.call.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
@@ -39,6 +40,7 @@ __all__ = [
     "HopperConfig",
     "HopperScreenConfig",
     "Penalties",
+    "QuantisedHead",
     "ResolveConfig",
     "Sample",
     "Score",
@@ -57,6 +59,7 @@ __all__ = [
     "load_head",
     "prepare_draft_vocabulary",
     "prepare_head",
+    "quantise_head",
     "save_head",
     "score",
     "screened_sample",
@@ -68,6 +71,7 @@ __all__ = [
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
     __getattr__ = late(
         __name__,
+        call__quantised=("QuantisedHead", "quantise_head"),
         call__result=("Sample", "Score", "Screened", "TruncatedSample"),
         configs__hopper=("HopperConfig",),
         configs__portable=("TileConfig",),
