@@ -63,10 +63,12 @@ class TileConfig:
         """The tiles for weights of one byte, by a rule that nobody has tuned.
 
         The vocabulary is on the M side, where numbers that are converted on chip may stay in
-        registers. Few rows leave room for twice the columns: as many bytes of the weight a step.
+        registers: 8 warps have room for them. Few rows leave shared memory for twice the columns,
+        which are as many bytes of the weight a step.
         """
         wide = min(256, 2 * self.block_d) if self.block_b <= 64 else self.block_d
-        return replace(self, block_v=128, block_d=wide, v_on_m=True)
+        warps = max(8, self.num_warps) if wide == 256 else self.num_warps
+        return replace(self, block_v=128, block_d=wide, v_on_m=True, num_warps=warps)
 
     def fitted(self, shared_limit: int, element_bytes: int) -> TileConfig:
         """This config with as many stages as fit `shared_limit` bytes per program (at least 1)."""

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.quantised import converted
+
 ROTATION = tl.constexpr(256)
 """Tokens that share a first column block, and columns of such a block. Tile sizes divide it."""
 
@@ -58,7 +60,7 @@ def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.conste
         w = load_tile(weight, row0, d0, BLOCK_V, BLOCK_D, num_rows, D, USE_TMA)
         h = load_tile(hidden, b0, d0, BLOCK_B, BLOCK_D, B, D, USE_TMA)
         if w.dtype != h.dtype:
-            w = w.to(h.dtype)
+            w = converted(w, h.dtype)
         if V_ON_M:
             acc = tl.dot(w, h.T, acc, input_precision="ieee")
         else:

@@ -5,6 +5,17 @@ import triton.language as tl
 
 
 @triton.jit
+def converted(w, dtype: tl.constexpr):
+    """Numbers of int8 or e4m3 in bf16, fp16 or fp32, which have all of them; NaN stays NaN."""
+    if w.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        # The upper half of the fp32 number. What Triton emits for Hopper converts one at a time.
+        bits = w.to(tl.float32).to(tl.int32, bitcast=True)
+        return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return w.to(dtype)
+
+
+@triton.jit
 def scales_of_tokens(scale_ptr, tokens, V, PER_ROW: tl.constexpr):
     """fp32, of the shape of tokens: their scales; NaN for one that is negative or not finite.
 

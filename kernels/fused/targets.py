@@ -10,7 +10,7 @@ import triton.language as tl
 from fsbench.kernels.device.epilogue import capped
 from fsbench.kernels.device.given import targets_of_rows
 from fsbench.kernels.device.mainloop import ROTATION, first_column
-from fsbench.kernels.device.quantised import scaled, scales_of_tokens
+from fsbench.kernels.device.quantised import converted, scaled, scales_of_tokens
 
 AT_ONCE = tl.constexpr(16)
 """Targets of a program, and columns of a step times 4: the least that a matrix product takes."""
@@ -53,7 +53,7 @@ def target_logits_kernel(
         h = tl.load(h_row + columns, mask=inside, other=0.0)
         w = tl.load(w_row + columns, mask=inside, other=0.0)
         if w.dtype != h.dtype:
-            w = w.to(h.dtype)
+            w = converted(w, h.dtype)
         acc = tl.dot(h, w.T, acc, input_precision="ieee")
     place = tl.arange(0, AT_ONCE)
     y = tl.sum(tl.where(place[:, None] == place[None, :], acc, 0.0), axis=1)
