@@ -258,6 +258,7 @@ def _quantised_variants(config: TileConfig, sm: int) -> Iterator[Variant]:
     if config.block_b == 64:
         given = (*EVERYTHING, "scales")
         yield _portable(config, sm, "i8 everything, n = 1", given, weight="i8")
+        yield _portable(config, sm, "i8 bias", ("scales", "bias"), weight="i8")
         yield _portable(config, sm, "i8 pointers", ("scale",), use_tma=False, weight="i8")
         turned = replace(config, v_on_m=False)
         yield _portable(turned, sm, "i8", ("scales",), weight="i8")
