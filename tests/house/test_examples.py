@@ -1,4 +1,4 @@
-"""The examples run: examples/ and every block of code on five pages."""
+"""The examples run: examples/ and every block of code on six pages."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ PAGES = {
     "docs/using-the-kernel.md": "flash_sample",
     "docs/truncated.md": "truncated_sample",
     "docs/screened-head.md": "screened_sample",
+    "docs/quantised-heads.md": "flash_sample",
     "docs/speculation.md": "draft_sample",
 }
 """Page -> the function that it is about."""
