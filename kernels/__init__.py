@@ -4,7 +4,8 @@
 `verify_drafts` are for speculative steps (docs/speculation.md); `truncated_sample` has top-k,
 top-p, min-p and penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
 (docs/log-probabilities.md); `screened_sample` draws the tokens of token noise from a head with an
-int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md).
+int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md). Heads of
+int8 or fp8 themselves, `QuantisedHead`, go where a weight goes (docs/quantised-heads.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
 screened, truncated and scoring, then drafting and warming, then providing, then the sampler files.
