@@ -74,8 +74,8 @@ class Drawn(Protocol):
     """What `Provider.sample` returns: an object with this field, and others if it likes.
 
     tokens: int32 or int64 [B]; [B, n] with num_samples=n above 1.
-    logprob, of a sampler that claims it: of the tokens' shape: log softmax(logits / T) at each;
-        None if not asked for.
+    logprob, of a sampler that claims it: of the tokens' shape: log softmax(logits / T) at each,
+        over all tokens, whatever filters keep; None if not asked for.
     entropy, rank, top_tokens and top_logprob, of one that claims entropy, rank or top: as
         fsbench.kernels.flash_sample returns them.
     """

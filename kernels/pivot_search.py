@@ -120,9 +120,9 @@ def _pivot_search_kernel(
         pivot = floor
         n = _gather(logits_ptr, pivot, keys_ptr, V, BLOCK)
     drawn = tl.full((), LOWEST_KEY, tl.int64)
-    token, _kept = draw_of_gathered(
+    token, _cut = draw_of_gathered(
         logits_ptr, keys_ptr, n, first_key(pivot), drawn, k, p, (p < 1.0) & (T > 0.0),
-        first_key(floor), valid, top, inverse_temperature * LOG2_E, T, seed, offset, row, V, False,
+        first_key(floor), valid, top, inverse_temperature * LOG2_E, T, seed, offset, row, V,
     )  # fmt: skip
     tl.store(tokens_ptr + row, token.to(tl.int64))
 

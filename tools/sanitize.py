@@ -106,10 +106,12 @@ def calls(B: int) -> Iterator[tuple[str, Any]]:
         "min-p = 0.1": {"min_p": 0.1},
         "penalties": {"top_k": 50, "penalties": penalties},
     }
+    said: dict[str, Any] = {f"return_{x}": True for x in ("logprob", "kept_logprob", "rank")}
+    said["return_support"] = 41
     for name, kept in filters.items():
         truncated = partial(truncated_sample, hidden, weight, **kept)
         yield f"truncated_sample, {name}", partial(truncated, **least)
-        yield f"truncated_sample, {name}, all options", partial(truncated, **everything)
+        yield f"truncated_sample, {name}, all options", partial(truncated, **everything, **said)
 
 
 def check(name: str, call: Any) -> None:

@@ -51,6 +51,7 @@ def measure(
             stores.append(Store.create(out or _own_folder(facts, suffix), facts))
         return stores[0]
 
+    early = job.plan.cells(facts["gpu"], job.timer, job.l2) if job.plan.hurry else []
     try:
         with _progress(stores) as report:
             for degree in degrees:
@@ -58,7 +59,8 @@ def measure(
                 last = stores[0].interrupted if stores else None
                 plan = replace(job.plan, problems=problems, providers=[], last=last)
                 indices = job.indices[:degree] if job.together else job.indices
-                supervisor.measure(replace(job, plan=plan, indices=indices), opened, report)
+                one = replace(job, plan=plan, indices=indices)
+                supervisor.measure(one, opened, report, () if resume else early)
     finally:
         for store in stores:
             store.close()

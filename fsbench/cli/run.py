@@ -335,16 +335,23 @@ def run(
     Without options: the paper's Tables 4 and 5 on this GPU, or the CPU samplers where there is
     none. A sampler that fails verification is not timed. What was measured survives any crash.
     """
+    from fsbench.machine import compilers
+    from fsbench.measure import server
+
+    if results.out and results.resume:
+        raise InvalidArgument("--out: expected without --resume, which names the folder already")
+    degrees = machine.degrees()
+    several = max(degrees) > 1
+    if not results.dry_run:
+        compilers.settle()
+        if not several:  # torchrun may have started the processes
+            server.start()
     from fsbench.cli.measuring import measure
     from fsbench.measure.presets import preset as named_preset
     from fsbench.measure.worker import Job
     from fsbench.timers import timer_name
 
-    if results.out and results.resume:
-        raise InvalidArgument("--out: expected without --resume, which names the folder already")
     device = device_to_use(machine.device, planned=results.dry_run)
-    degrees = machine.degrees()
-    several = max(degrees) > 1
     name = samplers.preset or ("cpu" if device == "cpu" else "tp" if several else "paper")
     preset = named_preset(name)
     dtype = preset.dtype if sizes.dtype is None else sizes.dtype

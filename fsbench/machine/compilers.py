@@ -1,16 +1,47 @@
-"""What the compilers of this process took."""
+"""What compilers are told, and what those of this process took."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import resource
+import shutil
+import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 _triton_s = 0.0
+
+
+def settle() -> None:
+    """Tell compilers, by variables that this process and its children see, what no chance may tell.
+
+    Triton takes torch's ptxas, if there is one. Inductor sets that when it first compiles, so that
+    the assembler of every other kernel would depend on what ran before it in its process, and a
+    process would not find what another has compiled. nvcc takes all cores for a file, if it can:
+    the instructions stay the same (all 301 kernels of FlashInfer 0.6.9's sampling, CUDA 13.0).
+    What the user has set stays.
+    """
+    torch = find_spec("torch")
+    assembler = Path(torch.origin).parent / "bin" / "ptxas" if torch and torch.origin else None
+    if assembler and os.access(assembler, os.X_OK):
+        os.environ.setdefault("TRITON_PTXAS_PATH", str(assembler))
+    flags = os.environ.get("NVCC_APPEND_FLAGS", "")
+    if "split-compile" not in flags and "--split-compile" in _nvcc_help():
+        os.environ["NVCC_APPEND_FLAGS"] = f"{flags} --split-compile=0".strip()
+
+
+def _nvcc_help() -> str:
+    """What the nvcc that FlashInfer would take says of its options; nothing without one."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = f"{home}/bin/nvcc" if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    try:
+        return subprocess.run([nvcc, "--help"], capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def watch() -> None:

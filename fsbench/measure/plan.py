@@ -91,6 +91,13 @@ class Plan:
         largest = max(problem.V * problem.D * DTYPES[problem.dtype] for problem in self.problems)
         return max(0, min(_MOST_HELPERS, (os.cpu_count() or 2) - 2, memory // (4 * largest)))
 
+    def cells(self, gpu: str, timer: str, l2: str) -> list[Cell]:
+        """The cells of all samplers that were found, in order, whether they are able or not."""
+        found = [entry for entry in self.providers if entry.provider]
+        return [
+            self.cell(one, problem, gpu, timer, l2) for problem in self.problems for one in found
+        ]
+
     def cell(self, entry: Found, problem: Problem, gpu: str, timer: str, l2: str) -> Cell:
         """The cell of a sampler on a problem, as this plan measures it.
 

@@ -153,7 +153,8 @@ class Preparation:
         """Prepare a batch. others: there are further batches.
 
         A plan in a hurry leaves a sampler that is being compiled in another process for longer than
-        STRAGGLER_S for later, once, if there is something else to time.
+        STRAGGLER_S for later, if there is something else to time: the rest of its problem, or, the
+        first time, other problems.
         """
         outcomes, late = self.outcomes, Batch(batch.problem, [], late=True)
         # If making the inputs ends this process, the first cell is given up, then the second.
@@ -168,7 +169,7 @@ class Preparation:
         while left:
             found = outcomes.ahead.next(list(left))
             if (cell := found.cell) is None:
-                may_wait = self.plan.hurry and not batch.late and (others or ready)
+                may_wait = self.plan.hurry and (ready or (others and not batch.late))
                 if may_wait and min(found.working_s) > STRAGGLER_S:
                     late.samplers.extend((provider, cell) for cell, provider in left.items())
                     break

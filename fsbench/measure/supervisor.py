@@ -8,12 +8,11 @@ torchrun, which does the same for processes of its own, `fsbench.measure.worker`
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +22,7 @@ from multiprocessing.process import BaseProcess
 
 from fsbench.errors import FsbenchError
 from fsbench.machine.compilers import process_age_s
-from fsbench.measure import ahead, worker
+from fsbench.measure import ahead, server, worker
 from fsbench.measure.ahead import Warmers
 from fsbench.measure.worker import Job, Report
 from fsbench.records.cell import Cell
@@ -37,23 +36,26 @@ SETTLE = 2.0
 is a connection that closed, often before the rank itself is gone."""
 
 
-def measure(job: Job, open_store: Callable[[], Store], report: Report) -> None:
+def measure(
+    job: Job, open_store: Callable[[], Store], report: Report, early: Sequence[Cell] = ()
+) -> None:
     """Carry out the job in processes of its own; none is left when this returns or raises.
 
     open_store: called each time that all processes are ready to measure; gives the same store.
+    early: cells that are compiled ahead from now on, before it is known what is to be measured.
 
     Raises:
         FsbenchError: the processes failed before they came to a cell.
     """
     given_up: frozenset[Cell] = frozenset()
-    # One server has what takes seconds to import: all processes start from it at once.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fsbench.measure.worker"])
+    context = server.start()
     began = time.monotonic() - process_age_s()
     hire = partial(ahead.Process, context, job.provider_paths, job.device, job.indices[0])
     warmers = Warmers(hire, 0 if job.together else job.warmers, job.plan.check, job.seconds)
     job = replace(job, warmers=warmers.count, gate={})
     try:
+        if warmers.count:
+            warmers.want(early)
         while True:
             part = replace(job, plan=replace(job.plan, given_up=given_up), began=began)
             attempt = _Attempt(context, part, open_store, report, warmers)

@@ -184,7 +184,9 @@ def _of_draws(subject: Subject, hard: _Hard) -> float:
     assert subject.provider.sample is not None
     device, V = hard.kept.device, hard.kept.shape[1]
     top = min(20, V) if subject.able.top else 0
-    options = {**hard.options, "return_top": top} if top else hard.options
+    options = {**hard.options, "return_top": top} if top else {**hard.options}
+    if "top_k" in subject.able.filters:  # it changes which tokens are drawn, not what is said
+        options["top_k"] = max(2, V // 8)
     torch.manual_seed(0)
     result = subject.provider.sample(
         hard.hidden, hard.weight, seed=scalar(43, device), offset=scalar(0, device), **options

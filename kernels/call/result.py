@@ -123,9 +123,24 @@ class TruncatedSample(NamedTuple):
 
     tokens: int64 [B]; -1 in a row that has no draw.
     valid: bool [B]; False for a row that has no draw.
-    kept: int32 [B]: how many tokens the filters kept, 0 in a row without a draw; or None.
+    kept: int32 [B], or None if not asked for: how many tokens the filters keep; 0 in a row without
+        a draw.
+    logprob: fp32 [B], or None: log softmax(logits / T) at the token, over all tokens.
+    kept_logprob: fp32 [B], or None: the same over what the filters keep, so the logarithm of the
+        probability with which the token was drawn.
+    rank: int32 [B], or None: how many of all tokens have a larger logit than the drawn one. One
+        with the same logit does not count.
+    support: int64 [B, n], or None: the kept tokens, larger logits first, of equal ones the lower
+        first; -1 from the number of kept tokens on. All -1 in a row that keeps more than n.
+
+    Logits are those with penalties. Where T = 0 one token is kept, and log-probabilities are those
+    of T = 1. In a row without a draw these are NaN, and the rank is -1.
     """
 
     tokens: Tensor
     valid: Tensor
-    kept: Tensor | None
+    kept: Tensor | None = None
+    logprob: Tensor | None = None
+    kept_logprob: Tensor | None = None
+    rank: Tensor | None = None
+    support: Tensor | None = None

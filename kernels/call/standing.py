@@ -1,4 +1,4 @@
-"""Where drawn tokens stand among stored logits: their rank, and the largest logits of a row.
+"""Where drawn tokens stand among stored logits: rank, log-probability, the largest of a row.
 
 One program for each row. The largest logit of each group of 32 tokens is in memory, so of the row
 itself only the groups are read that hold something larger than what is asked about.
@@ -35,11 +35,12 @@ SEARCHED = tl.constexpr(4096)
 def standing_kernel(
     logits_ptr,  # [B, stride] fp32
     largest_ptr,  # [stride // 128, B, 4] fp32: of each group
-    masses_ptr,  # [3, programs, B] int64: see mass_of_programs; or None without top_tokens_ptr
+    masses_ptr,  # [3, programs, B] int64: see mass_of_programs; or None if only ranks are asked for
     temperature,  # fp32, or pointer to [B] fp32
     tokens_ptr,  # [B, samples] int64
     valid_ptr,  # [B] bool
     rank_ptr,  # [B, samples] int32, out; or None
+    logprob_ptr,  # [B, samples] fp32, out; or None
     keys_ptr,  # [B, ROOM] int64, scratch
     found_ptr,  # [B] int32, scratch
     top_tokens_ptr,  # [B, top] int64, out; or None
@@ -70,6 +71,16 @@ def standing_kernel(
                 count += (y > limit).to(tl.int32)
             rank = tl.where(token >= 0, tl.sum(count), -1)
             tl.store(rank_ptr + row.to(tl.int64) * samples + i, rank)
+    if logprob_ptr is not None:
+        mass, inverse_temperature = _mass_of_row(
+            masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
+        )
+        for i in range(samples):
+            of_sample = row.to(tl.int64) * samples + i + tl.arange(0, 1)
+            token = tl.load(tokens_ptr + of_sample)
+            y = tl.load(logits_ptr + token, mask=token >= 0, other=0.0)
+            logprob = log_probability(y, mass, inverse_temperature)
+            tl.store(logprob_ptr + of_sample, tl.where(token >= 0, logprob, float("nan")))
     if top_tokens_ptr is not None:
         keys_ptr += row * ROOM
         tl.store(found_ptr + row, 0)
@@ -87,10 +98,9 @@ def standing_kernel(
         tl.debug_barrier()
         found = tl.load(found_ptr + row, cache_modifier=".cg")
         rows = row + tl.arange(0, 1)
-        _, inverse_temperature = temperatures_of_rows(
-            temperature, rows, rows < B, TEMPERATURE_PER_ROW
+        mass, inverse_temperature = _mass_of_row(
+            masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
         )
-        mass = mass_of_programs(masses_ptr, programs, tl.arange(0, 128)[None, :], rows, B)
         places = tl.arange(0, AT_ONCE)
         tl.store(top_tokens_ptr + row * top + places, -1, mask=places < top)
         nothing = tl.where(valid, float("-inf"), float("nan"))
@@ -113,6 +123,15 @@ def standing_kernel(
                 last = _largest_below(logits_ptr, last, stride)
                 _store(last + tl.zeros((1,), tl.int64), rows < B, rows * top + i, mass,
                        inverse_temperature, top_tokens_ptr, top_logprob_ptr)  # fmt: skip
+
+
+@triton.jit
+def _mass_of_row(masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW: tl.constexpr):
+    """(the mass of a row, [1] each, its 1 / T)."""
+    rows = row + tl.arange(0, 1)
+    _, inverse_temperature = temperatures_of_rows(temperature, rows, rows < B, TEMPERATURE_PER_ROW)
+    mass = mass_of_programs(masses_ptr, programs, tl.arange(0, 128)[None, :], rows, B)
+    return mass, inverse_temperature
 
 
 @triton.jit
@@ -147,7 +166,7 @@ def _store(keys, wanted, place, mass, inverse_temperature, top_tokens_ptr, top_l
 def launch_standing(
     request: Request, stored: StoredLogits, masses: Tensor | None, out: Sample
 ) -> None:
-    """Fill in out.rank, out.top_tokens and out.top_logprob, as far as they are there.
+    """Fill in out.rank, logprob, top_tokens and top_logprob, as far as they are there.
 
     masses: of the fused kernel's programs, for log-probabilities.
     """
@@ -169,6 +188,7 @@ def launch_standing(
         tokens_ptr=out.tokens,
         valid_ptr=out.valid,
         rank_ptr=out.rank,
+        logprob_ptr=out.logprob,
         keys_ptr=keys,
         found_ptr=found,
         top_tokens_ptr=out.top_tokens,

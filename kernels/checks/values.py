@@ -16,6 +16,7 @@ NOISE = ("auto", "token", "group4", "group8", "group16", "group")
 KERNELS = ("auto", "hopper", "portable")
 MAX_SAMPLES = 2**16 - 1
 MAX_TOP = 20
+MAX_SUPPORT = 1024
 MAX_V = 2**20
 """Tokens of which a program can have the maxima of groups in registers."""
 _LARGEST = torch.finfo(torch.float32).max

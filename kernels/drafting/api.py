@@ -184,5 +184,5 @@ def _from_kept(
         logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
     logits = vocabulary.spread(logits, vocabulary.vocab_size)
-    compute(request, logits, filters, penalties, TruncatedSample(out.tokens, out.valid, None))
+    compute(request, logits, filters, penalties, TruncatedSample(out.tokens, out.valid))
     return out

@@ -94,5 +94,5 @@ def launch_filtered(
         StoredLogits(logits, largest_of_groups(logits)),
         filters,
         penalties,
-        TruncatedSample(out.tokens, out.valid, None),
+        TruncatedSample(out.tokens, out.valid),
     )

@@ -39,12 +39,15 @@ def launch(
     config: TileConfig | HopperConfig,
     out: Sample,
     stored: StoredLogits | None = None,
-) -> None:
+) -> Tensor | None:
     """Run the kernel of a config on a request.
 
     One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
     stored: where the logits are written, too. Ranks of drawn tokens, and the largest logits, are
     found in it afterwards, by a launch of its own.
+
+    Returns the masses that its programs left (mass_of_programs), if log-probabilities, logz or
+    entropy are asked for.
     """
     given = request.noise == "given"
     looked_at = out.top_tokens is not None or (out.rank is not None and not given)
@@ -105,7 +108,8 @@ def launch(
                 **scale,
             )
         if looked_at and stored is not None:
-            launch_standing(request, stored, masses, out)
+            launch_standing(request, stored, masses, out._replace(logprob=None))
+    return masses
 
 
 def _partial_sums(

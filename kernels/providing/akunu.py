@@ -240,8 +240,8 @@ def akunu_exact_kernel(
     n = _gather_parts(logits_ptr, order >= low, low, keys_ptr, parts_ptr, V, WIDE, TURNS)
     drawn = tl.full((), LOWEST_KEY, tl.int64)
     sharpness = tl.full((), LOG2_E, tl.float32)
-    token, _kept = draw_of_gathered(
+    token, _cut = draw_of_gathered(
         logits_ptr, keys_ptr, n, first_key(low), drawn, k, p, by_p, first_key(floor), valid, top,
-        sharpness, T, seed, offset, row, V, False,
+        sharpness, T, seed, offset, row, V,
     )  # fmt: skip
     tl.store(tokens_ptr + row, token.to(tl.int64))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,13 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import TruncatedSample
-from fsbench.kernels.checks.values import MAX_V, check_flag, check_kernel
+from fsbench.kernels.checks.values import (
+    MAX_SUPPORT,
+    MAX_V,
+    check_flag,
+    check_integer,
+    check_kernel,
+)
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
@@ -41,6 +49,10 @@ def truncated_sample(
     soft_cap: float | None = None,
     vocab_size: int | None = None,
     return_kept: bool = False,
+    return_logprob: bool = False,
+    return_kept_logprob: bool = False,
+    return_rank: bool = False,
+    return_support: int = 0,
     noise: str = "auto",
     config: TileConfig | HopperConfig | None = None,
 ) -> TruncatedSample:
@@ -61,8 +73,15 @@ def truncated_sample(
         min_p: keep what has at least this part of the largest probability; 0 or below is off. A
             number, or fp32 [B]; a row with NaN has no draw.
         penalties: on the tokens of a TokenHistory; it costs time for these tokens only.
-        return_kept: also count what the filters keep. It costs time: without it the search for
-            where a row is cut off ends when its token is known.
+        return_kept: fill this field. It costs time: without it the search for where a row is cut
+            off ends when its token is known.
+        return_logprob: fill this field, with the bits that score and flash_sample return for the
+            token; with penalties, which they do not know, of the changed logits.
+        return_kept_logprob: fill this field, with the bits that score returns for the token with
+            what is kept as the mask. It costs time, as return_kept does.
+        return_rank: fill this field, of all tokens, whatever the filters keep.
+        return_support: fill this field, with room for so many tokens of a row, up to 1024, and
+            `kept`, which is above that in a row with more. It costs time, as return_kept does.
         noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
             of the second, so that they are one race of what is kept; drafts match that more often
             (docs/speculation.md).
@@ -79,10 +98,11 @@ def truncated_sample(
     of the mass, always in the same way.
 
     Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
-    mask of bools. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host
-    waits as little as for flash_sample; CUDA graphs may capture it, after one launch outside, and
-    replays read seed, offset, and all [B] arguments again. On CPU tensors it runs
-    fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in bf16).
+    mask of bools, and up to six for fields beside tokens and valid. [B, V] fp32 logits are
+    allocated, and some 10 % of that beside them. The host waits as little as for flash_sample; CUDA
+    graphs may capture it, after one launch outside, and replays read seed, offset, and all [B]
+    arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the
+    kernels (not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
@@ -109,17 +129,30 @@ def truncated_sample(
         check_fraction("top_p", top_p, B, device),
         check_fraction("min_p", min_p, B, device),
     )
-    check_flag("return_kept", return_kept)
+    flags = {
+        "return_kept": return_kept,
+        "return_logprob": return_logprob,
+        "return_kept_logprob": return_kept_logprob,
+        "return_rank": return_rank,
+    }
+    for name, flag in flags.items():
+        check_flag(name, flag)
+    limit = check_integer("return_support", return_support, 0, MAX_SUPPORT)
     kernel = check_kernel("auto", config)
     if penalties is not None:
         check_penalties(penalties, B, device)
         # They change the logits after these are stored: no draw from the first ones can stand.
         request = request._replace(noise="none")
     choice = choose(hidden, weight, request.noise, kernel, config)
+    empty = partial(torch.empty, device=device)
     sample = TruncatedSample(
-        torch.empty(B, dtype=torch.int64, device=device),
-        torch.empty(B, dtype=torch.bool, device=device),
-        torch.empty(B, dtype=torch.int32, device=device) if return_kept else None,
+        empty(B, dtype=torch.int64),
+        empty(B, dtype=torch.bool),
+        torch.zeros(B, dtype=torch.int32, device=device) if return_kept or limit else None,
+        empty(B, dtype=torch.float32) if return_logprob else None,
+        empty(B, dtype=torch.float32) if return_kept_logprob else None,
+        empty(B, dtype=torch.int32) if return_rank else None,
+        empty(B, limit, dtype=torch.int64) if limit else None,
     )
     if runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample)
@@ -151,5 +184,24 @@ def compute(
     ).tokens
     sample.tokens.copy_(tokens)
     sample.valid.copy_(tokens >= 0)
+    _say(request.temperature, logits, logits.masked_fill(~kept.kept, -torch.inf), sample)
+
+
+def _say(
+    temperature: float | Tensor, logits: Tensor, kept: Tensor, sample: TruncatedSample
+) -> None:
+    """Fill in what is there of `sample` beside its tokens; kept: the logits, -inf of the rest."""
+    valid, token = sample.valid, sample.tokens.clamp_min(0)
+    for out, among in ((sample.logprob, logits), (sample.kept_logprob, kept)):
+        if out is not None:
+            out.copy_(reference.log_probability(among, token, temperature).where(valid, torch.nan))
+    if sample.rank is not None:
+        sample.rank.copy_((logits > logits.gather(1, token[:, None])).sum(1).where(valid, -1))
     if sample.kept is not None:
-        sample.kept.copy_(kept.kept.sum(1))
+        sample.kept.copy_((kept > -torch.inf).sum(1).where(valid, 0))
+        if sample.support is not None:
+            limit = sample.support.shape[1]
+            order = kept.sort(dim=1, descending=True, stable=True).indices[:, :limit]
+            place = torch.arange(order.shape[1], device=order.device)
+            there = (place < sample.kept[:, None]) & (sample.kept <= limit)[:, None]
+            sample.support.fill_(-1)[:, : order.shape[1]] = order.where(there, -1)

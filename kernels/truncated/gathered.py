@@ -44,43 +44,38 @@ def append(keys_ptr, n, y, token, low):
 
 @triton.jit
 def draw_of_gathered(logits_ptr, keys_ptr, n, low, drawn, k, p, by_p, least, valid, top, sharpness,
-                     T, seed, offset, row, V, COUNT: tl.constexpr):  # fmt: skip
+                     T, seed, offset, row, V):  # fmt: skip
     """As draw_of_few, for any n; the token is -1 if the row is not valid.
 
     If n is above GATHERED, nothing at keys_ptr is read, but all logits of the row.
     """
     winner = tl.full((), -1, tl.int32)
-    kept = tl.zeros((), tl.int32)
+    cut = least
     if valid:
         if n <= GATHERED:
-            winner, kept = draw_of_few(
-                keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
-                COUNT,
-            )  # fmt: skip
+            winner, cut = draw_of_few(
+                keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row
+            )
         else:
             high = first_key(ordered(top) + 1)
             cut = cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, SCANNED)
             cut = tl.maximum(cut, least)
             winner = token_of_key(drawn)
-            if (drawn < cut) | COUNT:
+            if drawn < cut:
                 best = tl.full((RUNS_AT_ONCE, RUN // 4), LOWEST_KEY, tl.int64)
-                many = tl.zeros((RUNS_AT_ONCE, RUN // 4), tl.int32)
                 for chunk in tl.range(0, tl.cdiv(V, RUNS_AT_ONCE * RUN)):
                     logits, word = load_runs(logits_ptr, chunk, V, RUNS_AT_ONCE)
-                    more, each = race(split_words(logits), word, cut, T, seed, offset, row)
+                    more = race(split_words(logits), word, cut, T, seed, offset, row)
                     best = tl.maximum(best, more)
-                    if COUNT:
-                        many += each
-                raced = token_of_key(tl.max(tl.max(best, axis=1), axis=0))
-                winner = tl.where(drawn < cut, raced, winner)
-                kept = tl.sum(tl.sum(many, axis=1), axis=0)
-    return winner, kept
+                winner = token_of_key(tl.max(tl.max(best, axis=1), axis=0))
+    return winner, cut
 
 
 @triton.jit
-def draw_of_few(keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
-                COUNT: tl.constexpr):  # fmt: skip
-    """(the token of a row, with COUNT also how many are kept).
+def draw_of_few(
+    keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row
+):  # fmt: skip
+    """(the token of a row, the key from which on its tokens are kept).
 
     The filters are top-k, then top-p, then nothing below `least`.
 
@@ -91,26 +86,26 @@ def draw_of_few(keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, s
         sharpness: log2(e) over the temperature at which top-p acts; T: that of the draw.
     """
     if n <= FEW_RANKED:
-        winner, kept = _draw_in_registers(
+        winner, cut = _draw_in_registers(
             keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
-            FEW_RANKED, COUNT,
+            FEW_RANKED,
         )  # fmt: skip
     elif n <= RANKED:
-        winner, kept = _draw_in_registers(
+        winner, cut = _draw_in_registers(
             keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
-            RANKED, COUNT,
+            RANKED,
         )  # fmt: skip
     else:
-        winner, kept = _draw_in_registers(
+        winner, cut = _draw_in_registers(
             keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset, row,
-            GATHERED, COUNT,
+            GATHERED,
         )  # fmt: skip
-    return winner, kept
+    return winner, cut
 
 
 @triton.jit
 def _draw_in_registers(keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpness, T, seed, offset,
-                       row, N: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+                       row, N: tl.constexpr):  # fmt: skip
     """As draw_of_few, of at most N keys."""
     keys = load_keys(keys_ptr, 0, n, N)
     y, token = unpacked(keys)
@@ -121,10 +116,7 @@ def _draw_in_registers(keys_ptr, n, low, drawn, k, p, by_p, least, top, sharpnes
         high = first_key(ordered(top) + 1)
         cut = cut_in_registers(keys, weights, low, high, k, p, by_p)
     cut = tl.maximum(cut, least)
-    kept = tl.zeros((), tl.int32)
-    if COUNT:
-        kept = tl.sum((keys >= cut).to(tl.int32))
     winner = token_of_key(drawn)
     if drawn < cut:
         winner = token_of_key(tl.max(race_of_tokens(y, token, cut, T, seed, offset, row)))
-    return winner, kept
+    return winner, cut

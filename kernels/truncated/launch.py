@@ -21,6 +21,7 @@ from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import Filters, amounts
 from fsbench.kernels.truncated.history import Penalties, TokenHistory
+from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
 
@@ -48,8 +49,12 @@ def launch(
     """The fused kernel, then what the filters keep of the logits that it leaves."""
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stored = allocate(B, V, device, largest=True)
-    fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid, None, None), stored)
-    finish(request, stored, filters, penalties, sample)
+    logz = None
+    if sample.logprob is not None and penalties is None:  # which would change it
+        logz = torch.empty(B, dtype=torch.float32, device=device)
+    out = Sample(sample.tokens, sample.valid, logz=logz)
+    masses = fused.launch.launch(request, choice, out, stored)
+    finish(request, stored, filters, penalties, sample, masses)
 
 
 def finish(
@@ -58,11 +63,13 @@ def finish(
     filters: Filters,
     penalties: Penalties | None,
     sample: TruncatedSample,
+    masses: Tensor | None = None,
 ) -> None:
     """The first look at stored logits, and what rows need beyond that.
 
     sample.tokens: the draws from all tokens; with penalties, or if the request's noise is "none",
         there are none. The weight of the request is not looked at.
+    masses: what the fused kernel's programs left of the logits (mass_of_programs), if that is here.
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stride = stored.logits.shape[1]
@@ -77,6 +84,9 @@ def finish(
     history = None if penalties is None else penalties.history
     if history is None and request.noise == "none":
         history = TokenHistory(B, 1, device)  # an empty one: no draw from all tokens is expected
+    cuts = None
+    if any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support)):
+        cuts = torch.empty(B, dtype=torch.int64, device=device)
     # By the names of the kernel's arguments: numbers, or a number of each row.
     each = {**filters._asdict(), **amounts(penalties)}
     with launching_on(device):
@@ -98,7 +108,7 @@ def finish(
             lengths_ptr=None if history is None else history.lengths,
             tokens_ptr=sample.tokens,
             valid_ptr=sample.valid,
-            kept_ptr=sample.kept,
+            cuts_ptr=cuts,
             V=V,
             stride=stride,
             capacity=1 if history is None else history.tokens.shape[1],
@@ -110,7 +120,8 @@ def finish(
             **LOOK,
         )
         if plan is not None and numbers is not None:
-            _launch_rows(request, filters, stored, plan, numbers, sample)
+            _launch_rows(request, filters, stored, plan, numbers, sample, cuts)
+        launch_kept(request, stored, masses, cuts, sample)
 
 
 def _launch_rows(
@@ -120,6 +131,7 @@ def _launch_rows(
     plan: Tensor,
     numbers: Tensor,
     sample: TruncatedSample,
+    cuts: Tensor | None,
 ) -> None:
     """Many programs for each row that the first look did not finish; the others cost nothing."""
     logits = stored.logits
@@ -144,7 +156,6 @@ def _launch_rows(
         "OFFSET_PER_ROW": per["OFFSET_PER_ROW"],
         "tokens_ptr": sample.tokens,
         "valid_ptr": sample.valid,
-        "kept_ptr": sample.kept,
     }
     times = searches(filters, stride // 32)
     if times > 0:
@@ -160,7 +171,7 @@ def _launch_rows(
                 before_ptr=None if turn else before,
                 launch=turn,
                 blocks=blocks,
-                COUNT=sample.kept is not None,
+                CUTS=cuts is not None,
                 num_warps=ROW_WARPS,
             )
     if times >= 0:
@@ -172,6 +183,7 @@ def _launch_rows(
             **of_all,
             **of_draws,
             gathered_ptr=gathered,
+            cuts_ptr=cuts,
             launch=times,
             **CUTOFF,
         )

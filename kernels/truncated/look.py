@@ -69,7 +69,7 @@ def sampling_look_kernel(
     frequency,
     tokens_ptr,  # [B] int64: the draws from all tokens, -1 if there is none; out
     valid_ptr,  # [B] bool, out
-    kept_ptr,  # [B] int32, out: how many tokens are kept; or None: they are not counted
+    cuts_ptr,  # [B] int64, out: the key from which on tokens are kept; or None
     V,
     stride,
     capacity,
@@ -133,9 +133,11 @@ def sampling_look_kernel(
     above_all = ordered(top) + 1
     low = _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK)
     here = True
+    # Of a row that stands, or needs no search; others find theirs later.
+    cut = tl.where(sampled, first_key(low), drawn)
     if plan_ptr is not None:
         # Neither needs a search: greedy decoding, and min-p or nothing.
-        stands = valid & (kept_ptr is None) & (drawn >= first_key(low))
+        stands = valid & (drawn >= first_key(low))
         stands = stands & ((sampled == 0) | ((k == V) & (by_p == 0)))
         many = (stands == 0) & (tl.sum((order >= low).to(tl.int32)) > CHUNK)
         here = (stands | many) == 0
@@ -144,21 +146,19 @@ def sampling_look_kernel(
                 logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, drawn, top,
                 sharpness, T, groups, V, stride,
             )  # fmt: skip
-            if kept_ptr is not None:
-                tl.store(kept_ptr + row, 0)
         else:
             set_mode(plan_ptr + row * PLAN, DONE, 0)
     if here:
         n = _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK)
-        cut = first_key(low)
-        winner, kept = draw_of_gathered(
-            logits_ptr, keys_ptr, n, cut, drawn, k, p, by_p, cut, valid, top, sharpness, T, seed,
-            offset, number, stride, kept_ptr is not None,
+        floor = first_key(low)
+        winner, cut = draw_of_gathered(
+            logits_ptr, keys_ptr, n, floor, drawn, k, p, by_p, floor, valid, top, sharpness, T,
+            seed, offset, number, stride,
         )  # fmt: skip
         tl.store(tokens_ptr + row, winner.to(tl.int64))
         tl.store(valid_ptr + row, winner >= 0)
-        if kept_ptr is not None:
-            tl.store(kept_ptr + row, tl.where(winner >= 0, kept, 0))
+    if cuts_ptr is not None:
+        tl.store(cuts_ptr + row, cut)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ def load_runs(logits_ptr, chunk, V, CHUNK: tl.constexpr):
 
 @triton.jit
 def race(y, word, cut, T, seed, offset, row):
-    """The best candidate of each Philox word, int64 [CHUNK, 8], and how many of its tokens race.
+    """The best candidate of each Philox word, int64 [CHUNK, 8].
 
     Args:
         y: four tensors [CHUNK, 8], the logits of a word's tokens, by lane. word: its number,
@@ -35,15 +35,13 @@ def race(y, word, cut, T, seed, offset, row):
     y1 = _racing(y[1], token + 1, cut)
     y2 = _racing(y[2], token + 8, cut)
     y3 = _racing(y[3], token + 9, cut)
-    many = (y0 > float("-inf")).to(tl.int32) + (y1 > float("-inf")).to(tl.int32)
-    many += (y2 > float("-inf")).to(tl.int32) + (y3 > float("-inf")).to(tl.int32)
     # Always 0; ties the counters to the layout of the logits, as in `candidates`.
     zero = (y0 < float("-inf")).to(tl.int32)
     r0, r1, r2, r3 = tl.philox(seed, word + zero, row + zero, offset.to(tl.int32) + zero, zero)
     best = _candidate(y0, r0, token, T)
     best = tl.maximum(best, _candidate(y1, r1, token + 1, T))
     best = tl.maximum(best, _candidate(y2, r2, token + 8, T))
-    return tl.maximum(best, _candidate(y3, r3, token + 9, T)), many
+    return tl.maximum(best, _candidate(y3, r3, token + 9, T))
 
 
 @triton.jit

@@ -100,7 +100,7 @@ def sampling_sections_kernel(
     stride,
     blocks,
     ROWS: tl.constexpr,  # a power of two, at least B
-    COUNT: tl.constexpr,  # the kept tokens are to be counted, so no row is done here
+    CUTS: tl.constexpr,  # cutoffs are asked for, so no row is done here
 ):
     modes = modes_of_rows(plan_ptr, launch, B, ROWS)
     row, share, programs = assigned((modes == BY_COUNT) | (modes == BY_MASS))
@@ -139,13 +139,13 @@ def sampling_sections_kernel(
                 tl.store(before_ptr + block, tl.sum(before))
         if last_to_arrive(plan_ptr, programs):
             _narrow(
-                plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks, COUNT
+                plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks, CUTS
             )  # fmt: skip
 
 
 @triton.jit
 def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks,
-            COUNT: tl.constexpr):  # fmt: skip
+            CUTS: tl.constexpr):  # fmt: skip
     """The two thresholds with the cutoff between them are the new ends."""
     AT_ONCE: tl.constexpr = 64
     section = tl.arange(0, SECTIONS)
@@ -179,7 +179,7 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, 
                               cache_modifier=".cg")  # fmt: skip
         stands = (mode == BY_MASS) & (tl.sum(before) < wanted)
         stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
-        then = tl.where(stands & (not COUNT), DONE, then)
+        then = tl.where(stands & (not CUTS), DONE, then)
     set_mode(plan_ptr, then, launch + 1)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))
@@ -199,7 +199,7 @@ def sampling_cutoff_kernel(
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
-    kept_ptr,  # [B] int32, out; or None
+    cuts_ptr,  # [B] int64, out: keys; or None
     launch,  # its number among those over rows (truncated.plan)
     B,
     stride,
@@ -226,16 +226,14 @@ def sampling_cutoff_kernel(
                     seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
                 )
                 p = tl.load(numbers_ptr + P)
-                token, kept = draw_of_few(
+                token, cut = draw_of_few(
                     gathered_ptr, n, first_key(low), drawn, tl.load(plan_ptr + K).to(tl.int32), p,
                     p < 1.0, first_key(low), tl.load(numbers_ptr + TOP),
                     tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed,
-                    offset, number, kept_ptr is not None,
+                    offset, number,
                 )  # fmt: skip
                 tl.store(tokens_ptr + row, token.to(tl.int64))
                 tl.store(valid_ptr + row, token >= 0)
-                if kept_ptr is not None:
-                    tl.store(kept_ptr + row, kept)
                 set_mode(plan_ptr, DONE, launch + 1)
             else:
                 cut = _cutoff(
@@ -243,8 +241,9 @@ def sampling_cutoff_kernel(
                     stride,
                 )  # fmt: skip
                 tl.store(plan_ptr + CUT, cut)
-                stands = (drawn >= cut) & (kept_ptr is None)
-                set_mode(plan_ptr, tl.where(stands, DONE, RACE), launch + 1)
+                set_mode(plan_ptr, tl.where(drawn >= cut, DONE, RACE), launch + 1)
+            if cuts_ptr is not None:
+                tl.store(cuts_ptr + row, cut)
 
 
 @triton.jit
@@ -336,7 +335,6 @@ def sampling_race_kernel(
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
     valid_ptr,  # [B] bool, out
-    kept_ptr,  # [B] int32, out; or None
     launch,  # its number among those over rows (truncated.plan)
     B,
     stride,
@@ -357,21 +355,17 @@ def sampling_race_kernel(
         )
         T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
         best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
-        each = tl.zeros((RUNS, RUN // 4), tl.int32)
         for block in tl.range(share, blocks, programs):
             group = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
             at = largest_ptr + place_of_largest(group, row, B)
             largest = tl.load(at, mask=group < groups, other=float("-inf"))
             if tl.max(first_key(ordered(largest))) >= (cut >> 32) << 32:
                 y, word = load_runs(logits_ptr, block, stride, RUNS)
-                more, many = race(split_words(y), word, cut, T, seed, offset, number)
+                more = race(split_words(y), word, cut, T, seed, offset, number)
                 best = tl.maximum(best, more)
-                each += many
         found = tl.max(tl.max(best, axis=1), axis=0)
         if found > LOWEST_KEY:
             tl.atomic_max(plan_ptr + BEST, found)
-            if kept_ptr is not None:
-                tl.atomic_add(kept_ptr + row, tl.sum(tl.sum(each, axis=1), axis=0))
         if last_to_arrive(plan_ptr, programs) & (tl.load(plan_ptr + DRAWN) < cut):
             token = token_of_key(tl.load(plan_ptr + BEST, cache_modifier=".cg"))
             tl.store(tokens_ptr + row, token.to(tl.int64))

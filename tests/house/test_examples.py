@@ -1,4 +1,4 @@
-"""The examples run: examples/ and every block of code on six pages."""
+"""The examples run: examples/ and every block of code on these pages."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ PAGES = {
     "docs/screened-head.md": "screened_sample",
     "docs/quantised-heads.md": "flash_sample",
     "docs/speculation.md": "draft_sample",
+    "docs/log-probabilities.md": "score",
 }
 """Page -> the function that it is about."""
 

@@ -88,6 +88,7 @@ def test_score():
     ids=["top-1", "top-k", "top-p", "with options", "everything"],
 )
 def test_truncated_sample(options):
+    said = dict.fromkeys(("return_logprob", "return_kept_logprob", "return_rank"), True)
     with within_tensors() as launches:
-        truncated_sample(**{**undefined(32), **options}, return_kept=True)
+        truncated_sample(**{**undefined(32), **options}, **said, return_support=41)
     assert any(launches)

@@ -321,8 +321,11 @@ def _standing() -> Iterator[Variant]:
     types = {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "temperature": "fp32"}
     types |= {"tokens_ptr": "*i64", "valid_ptr": "*i1"}
     types |= dict.fromkeys(("stride", "programs", "samples", "top"), "i32")
-    for name, given in (("rank", rank), ("top", top), ("rank and top", rank | top)):
-        constants: dict[str, Any] = dict.fromkeys(rank | top) | {"TEMPERATURE_PER_ROW": False}
+    logprob = {"masses_ptr": "*i64", "logprob_ptr": "*fp32"}
+    both = {"rank and top": rank | top, "rank and logprob": rank | logprob}
+    for name, given in {"rank": rank, "top": top, **both}.items():
+        constants: dict[str, Any] = dict.fromkeys(rank | top | logprob)
+        constants["TEMPERATURE_PER_ROW"] = False
         for argument in given:
             del constants[argument]
         for capability, groups in product(CAPABILITIES, (1024, 8192)):

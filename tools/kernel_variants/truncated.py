@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from fsbench.kernels.truncated.kept import WARPS
 from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 HISTORY = ("history_ptr", "counts_ptr", "lengths_ptr")
 AMOUNTS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
 PER_ROW = ("seed", "offset", "top_k", *AMOUNTS)
-EVERYTHING = ("history", "kept", "per row")
+EVERYTHING = ("history", "cuts", "per row")
 """Options of the first look."""
 
 TYPES = {
@@ -32,13 +33,23 @@ TYPES = {
     **dict.fromkeys(HISTORY, "*i32"),
     "tokens_ptr": "*i64",
     "valid_ptr": "*i1",
+    "cuts_ptr": "*i64",
+    "masses_ptr": "*i64",
     "kept_ptr": "*i32",
-    **dict.fromkeys(("V", "capacity", "launch", "B", "stride", "blocks"), "i32"),
+    "support_ptr": "*i64",
+    **dict.fromkeys(
+        ("V", "capacity", "launch", "B", "stride", "blocks", "limit", "programs"), "i32"
+    ),
 }
 LOOK_KERNEL = kernel("kernels.truncated.look", "sampling_look_kernel")
 ROW_KERNELS = {
     name: kernel("kernels.truncated.rows", f"{name}_kernel")
     for name in ("sampling_sections", "sampling_cutoff", "sampling_race")
+}
+
+SAYING_KERNELS = {
+    name: kernel("kernels.truncated.kept", f"{name}_kernel")
+    for name in ("sampling_kept", "sampling_support")
 }
 
 
@@ -47,7 +58,7 @@ def _look(V: int, top_k: int, capability: int, given: Collection[str] = ()) -> V
     types = {**TYPES}
     if "per row" in given:
         types |= {**dict.fromkeys(AMOUNTS, "*fp32"), "top_k": "*i64"}
-    absent = [*([] if "history" in given else HISTORY), *([] if "kept" in given else ["kept_ptr"])]
+    absent = [*([] if "history" in given else HISTORY), *([] if "cuts" in given else ["cuts_ptr"])]
     if is_small(top_k):
         absent += ["plan_ptr", "numbers_ptr"]
     constants: dict[str, Any] = {
@@ -62,18 +73,18 @@ def _look(V: int, top_k: int, capability: int, given: Collection[str] = ()) -> V
 
 
 def _row_kernels(
-    capability: int, rows: int = 256, kept: bool = False, first: bool = True, per_row: bool = False
+    capability: int, rows: int = 256, cuts: bool = False, first: bool = True, per_row: bool = False
 ) -> Iterator[Variant]:
     """The kernels with many programs per row.
 
-    rows: a power of two, at least B. kept: the kept tokens are counted. first: of the searches.
+    rows: a power of two, at least B. cuts: cutoffs are asked for. first: of the searches.
     """
-    absent = [*([] if kept else ["kept_ptr"]), *([] if first else ["before_ptr"])]
-    constants: dict[str, Any] = {**dict.fromkeys(absent), "ROWS": rows, "COUNT": kept}
+    absent = [*([] if cuts else ["cuts_ptr"]), *([] if first else ["before_ptr"])]
+    constants: dict[str, Any] = {**dict.fromkeys(absent), "ROWS": rows, "CUTS": cuts}
     constants |= dict.fromkeys(("SEED_PER_ROW", "OFFSET_PER_ROW"), per_row)
     words = [
         f"ROWS={rows}",
-        *(["counting"] if kept else []),
+        *(["cuts"] if cuts else []),
         *([] if first else ["later"]),
         *(["per row"] if per_row else []),
     ]
@@ -82,16 +93,30 @@ def _row_kernels(
         yield variant(name, " ".join(words), function, TYPES, constants, capability, **options)
 
 
+def _saying(capability: int) -> Iterator[Variant]:
+    """The kernels that say something of what is kept, or of all tokens."""
+    types = {**TYPES, "temperature": "*fp32"}
+    constants: dict[str, Any] = {"TEMPERATURE_PER_ROW": True, "ROOM": 1024}
+    options = {"capability": capability, "num_warps": WARPS}
+    for name, function in SAYING_KERNELS.items():
+        yield variant(name, "kept", function, types, constants, **options)
+    constants |= dict.fromkeys(("cuts_ptr", "kept_ptr", "keys_ptr"))
+    yield variant(
+        "sampling_kept", "all", SAYING_KERNELS["sampling_kept"], types, constants, **options
+    )
+
+
 def variants() -> Iterator[Variant]:
     """Three vocabularies, each way to choose a row's tokens, and every option."""
     for capability in CAPABILITIES:
         yield from _row_kernels(capability)
-        yield from _row_kernels(capability, kept=True, first=False, per_row=True)
+        yield from _row_kernels(capability, cuts=True, first=False, per_row=True)
+        yield from _saying(capability)
         yield _look(32_000, 50, capability)
         yield _look(128_256, 50, capability)
         yield _look(151_936, 0, capability, EVERYTHING)
     yield from _row_kernels(TUNED, first=False)
-    yield from _row_kernels(TUNED, kept=True)
+    yield from _row_kernels(TUNED, cuts=True)
     yield from _row_kernels(TUNED, rows=32)
     for top_k in (50, 1000, 0):  # one launch; as many as fit one program; a search
         yield _look(151_936, top_k, TUNED)

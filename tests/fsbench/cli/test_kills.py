@@ -46,7 +46,7 @@ def _main(folder, *arguments):
     sys.argv = ["fsbench", *map(str, arguments)]
     sys.stdout = sys.stderr = open("said", "a", buffering=1)  # noqa: SIM115
     # The server of this test's process, which has torch already, is not a child of this one.
-    forkserver._forkserver.ensure_running = lambda: None
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
     try:
         cli.main()
     except SystemExit as exit_:

@@ -73,6 +73,15 @@ def test_a_broken_file_is_no_reason_to_fail(fsbench, plugin, tmp_path):
 
 
 @pytest.mark.full
+def test_what_they_leave_is_cleared_without_a_word(plugin, tmp_path):
+    lock = "globals().setdefault('lock', __import__('multiprocessing').Lock())"
+    options = [*TINY, *plugin(build=lock), "--warmers", "1", "--out", "x"]
+    command = [sys.executable, "-m", "fsbench", "run", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "leaked" not in done.stderr
+
+
+@pytest.mark.full
 def test_those_that_stand_still_end_with_a_run_that_is_killed(plugin, tmp_path):
     log = tmp_path / "built"
     told = f"open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n')"

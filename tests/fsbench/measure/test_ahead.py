@@ -209,6 +209,13 @@ def test_in_a_hurry_one_that_takes_long_is_timed_after_the_other_problems(measur
     assert [name for name, what, _ in log if what == "step"][-6:] == ["B"] * 6
 
 
+def test_in_a_hurry_nobody_waits_for_the_slowest_of_several(measured, log):
+    measured(hurry=True, B=40, C=90)
+    steps = [(name, of) for name, what, of in log if what == "step"]
+    order = [(name, of) for name in "ABC" for of in (SMALL.B, OTHER.B)]
+    assert list(dict.fromkeys(steps)) == order
+
+
 def test_nothing_is_timed_while_others_are_at_work(measured, log):
     measured(hurry=True, B=40)
     quiet = False

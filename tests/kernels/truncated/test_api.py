@@ -204,6 +204,9 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
         ),
         ({"penalties": Penalties(None)}, InvalidType, "penalties.history: expected a TokenHistory"),
         ({"return_kept": 1}, InvalidType, "return_kept: expected True or False; got int"),
+        ({"return_rank": None}, InvalidType, "return_rank: expected True or False; got NoneType"),
+        ({"return_support": 1025}, InvalidArgument, "return_support: expected 0 to 1024; got 1025"),
+        ({"return_support": True}, InvalidType, "return_support: expected an integer; got bool"),
         ({"config": 5}, InvalidType, "config: expected a TileConfig or HopperConfig; got int"),
         (
             {"config": HopperConfig(1, 128, 128, 4, False)},

@@ -10,7 +10,7 @@ from fsbench import reference
 from fsbench.discover import discover
 from fsbench.graphs import capture
 from fsbench.inputs import TORCH_DTYPES, head_with_logits
-from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
+from fsbench.kernels import Penalties, TokenHistory, flash_sample, score, truncated_sample
 from fsbench.kernels.akunu_exact import akunu_exact
 from fsbench.kernels.akunu_faithful import akunu_scores
 from fsbench.kernels.configs import hopper as hopper_tiles
@@ -54,12 +54,23 @@ def row_filters(B: int) -> dict[str, torch.Tensor]:
 
 
 def drawn(hidden, weight, **arguments):
-    """A draw with kept tokens counted, which must not change its tokens."""
+    """A draw of which all is said, with the bits of score; that must not change its tokens."""
     sample = truncated_sample(hidden, weight, **arguments)
-    counted = truncated_sample(hidden, weight, **arguments, return_kept=True)
-    assert sample.kept is None and torch.equal(counted.tokens, sample.tokens)
-    assert torch.equal(counted.valid, sample.valid)
-    return counted
+    options = dict.fromkeys(("return_logprob", "return_kept_logprob", "return_rank"), True)
+    said = truncated_sample(hidden, weight, **arguments, **options, return_support=1024)
+    assert sample.kept is None and torch.equal(said.tokens, sample.tokens)
+    assert torch.equal(said.valid, sample.valid)
+    assert (said.rank < said.kept)[said.valid].all()
+    if "penalties" not in arguments:
+        V, T = len(weight), arguments.get("temperature", 1.0)
+        fits = said.valid & (said.kept <= 1024)
+        kept = torch.zeros(len(hidden), V + 1, dtype=torch.bool, device="cuda")
+        kept.scatter_(1, said.support % (V + 1), True)  # the last column stands for -1
+        among = score(hidden, weight, said.tokens, temperature=T, mask=kept[:, :V].contiguous())
+        over_all = score(hidden, weight, said.tokens, temperature=T)
+        assert torch.equal(said.kept_logprob[fits], among.logprob[fits])
+        assert torch.equal(said.logprob[said.valid], over_all.logprob[said.valid])
+    return said
 
 
 def assert_expected(
@@ -182,13 +193,16 @@ def test_penalties(amounts):
     assert_expected(sample, changed, counter(2), counter(0), error=1e-5, noise="token", **filters)
 
 
-def test_graphs_draw_afresh_and_read_filters_again():
+@pytest.mark.parametrize("field", ["tokens", "logprob", "kept_logprob", "rank", "support"])
+def test_graphs_draw_afresh_and_read_filters_again(field):
     hidden, weight = problem(64, 20_011, 512)
     filters = row_filters(64)
     seed, offset = counter(3), counter(0)
+    asked = {} if field == "tokens" else {f"return_{field}": 1024 if field == "support" else True}
 
     def launch(hidden, seed, offset):
-        return truncated_sample(hidden, weight, seed=seed, offset=offset, **filters).tokens
+        sample = truncated_sample(hidden, weight, seed=seed, offset=offset, **filters, **asked)
+        return getattr(sample, field)
 
     replay = capture(launch, hidden, seed, offset)
     for k in (50, 1, 0):

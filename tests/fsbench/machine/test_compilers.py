@@ -1,0 +1,56 @@
+"""What compilers are told before they are started."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from fsbench.machine import compilers
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """Has a torch with these files and an nvcc with this help; what `settle` then set."""
+
+    def settle(torch_has=(), nvcc_says=None, **environ):
+        for name in ("TRITON_PTXAS_PATH", "NVCC_APPEND_FLAGS", "CUDA_PATH"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        (tmp_path / "bin").mkdir()
+        for name in torch_has:
+            (tmp_path / "bin" / name).write_text("")
+            (tmp_path / "bin" / name).chmod(0o755)
+        if nvcc_says is not None:
+            (tmp_path / "bin" / "nvcc").write_text(f"#!/bin/sh\necho '{nvcc_says}'\n")
+            (tmp_path / "bin" / "nvcc").chmod(0o755)
+        found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+        monkeypatch.setattr(compilers, "find_spec", lambda name: found)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        compilers.settle()
+        return os.environ.get("TRITON_PTXAS_PATH"), os.environ.get("NVCC_APPEND_FLAGS")
+
+    return settle
+
+
+def test_triton_takes_the_assembler_that_inductor_would_have_it_take(told, tmp_path):
+    assert told(["ptxas"]) == (str(tmp_path / "bin" / "ptxas"), None)
+
+
+def test_a_torch_without_assembler_and_a_machine_without_nvcc_leave_all_as_it_is(told):
+    assert told() == (None, None)
+
+
+def test_what_the_user_has_set_stays(told):
+    own = {"TRITON_PTXAS_PATH": "mine", "NVCC_APPEND_FLAGS": "-lineinfo"}
+    assert told(["ptxas"], "--split-compile <number>", **own) == (
+        "mine",
+        "-lineinfo --split-compile=0",
+    )
+
+
+@pytest.mark.parametrize(
+    "says, flags", [("--split-compile <number>", "--split-compile=0"), ("--threads <number>", None)]
+)
+def test_an_nvcc_that_can_takes_all_cores(told, says, flags):
+    assert told(nvcc_says=says)[1] == flags
