@@ -4,7 +4,8 @@
 `verify_drafts` are for speculative steps (docs/speculation.md); `truncated_sample` has top-k,
 top-p, min-p and penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
 (docs/log-probabilities.md); `screened_sample` draws the tokens of token noise from a head with an
-int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md).
+int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md). Heads of
+int8 or fp8 themselves, `QuantisedHead`, go where a weight goes (docs/quantised-heads.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
 screened, truncated and scoring, then drafting and warming, then providing, then the sampler files.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from fsbench.late import late
 
 if TYPE_CHECKING:
+    from fsbench.kernels.call.quantised import QuantisedHead, quantise_head
     from fsbench.kernels.call.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
@@ -39,6 +41,7 @@ __all__ = [
     "HopperConfig",
     "HopperScreenConfig",
     "Penalties",
+    "QuantisedHead",
     "ResolveConfig",
     "Sample",
     "Score",
@@ -57,6 +60,7 @@ __all__ = [
     "load_head",
     "prepare_draft_vocabulary",
     "prepare_head",
+    "quantise_head",
     "save_head",
     "score",
     "screened_sample",
@@ -68,6 +72,7 @@ __all__ = [
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
     __getattr__ = late(
         __name__,
+        call__quantised=("QuantisedHead", "quantise_head"),
         call__result=("Sample", "Score", "Screened", "TruncatedSample"),
         configs__hopper=("HopperConfig",),
         configs__portable=("TileConfig",),

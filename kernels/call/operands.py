@@ -126,6 +126,11 @@ def per_row(request: Request) -> dict[str, bool]:
     }
 
 
+def scale_per_row(request: Request) -> bool:
+    """Whether each token has a scale of its own."""
+    return request.scale is not None and request.scale.ndim == 1
+
+
 def greedy(request: Request) -> bool:
     """Whether all rows are: none of them needs noise."""
     temperature = request.temperature

@@ -125,4 +125,5 @@ def kind_of(request: Request) -> tuple[Hashable, ...]:
         if shard is None
         else (shard.rank, shard.ranks, shard.first_token, shard.num_tokens, shard.slots),
         request.merge_later,
+        request.scale if request.scale is None else (request.scale.shape, request.weight.dtype),
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
+from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.checks.tensors import (
     check_bias,
     check_counter,
@@ -25,6 +26,7 @@ class Request(NamedTuple):
     """The checked arguments of flash_sample, as it documents them.
 
     weight, shard: if the vocabulary is sharded, the shard's own rows, and the shard.
+    scale: of a QuantisedHead, whose numbers the weight then has.
     noise: "group" or "token"; "none" leaves the largest logit; "given" takes the tokens in seed,
         int64 [B, num_samples], and leaves their log-probabilities.
     merge_later: return packed candidates of this weight (noise.keys) in place of tokens.
@@ -43,11 +45,12 @@ class Request(NamedTuple):
     noise: str
     shard: VocabShard | None = None
     merge_later: bool = False
+    scale: Tensor | None = None
 
 
 def checked_request(
     hidden: Tensor,
-    weight: Tensor | VocabShard,
+    weight: Tensor | VocabShard | QuantisedHead,
     *,
     seed: Tensor,
     offset: Tensor | None,
@@ -59,10 +62,12 @@ def checked_request(
     num_samples: int = 1,
     noise: str = "group",
     may_be_sharded: bool = False,
+    may_be_quantised: bool = False,
 ) -> Request:
     """The request that the arguments of a public call make; flash_sample says what each may be.
 
-    may_be_sharded: whether this call takes a VocabShard in place of a weight.
+    may_be_sharded, may_be_quantised: whether this call takes a VocabShard, or a QuantisedHead, in
+        place of a weight.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
@@ -71,7 +76,13 @@ def checked_request(
     shard = weight if may_be_sharded and isinstance(weight, VocabShard) else None
     if shard is not None:
         shard.check_source()
-    hidden, matrix = check_matrices(hidden, weight if shard is None else shard.weight)
+    head = weight if may_be_quantised and isinstance(weight, QuantisedHead) else None
+    part = shard or head
+    rows, dtypes = (
+        weight if part is None else part.weight,
+        () if head is None else tuple(LARGEST_NUMBERS),
+    )
+    hidden, matrix = check_matrices(hidden, rows, dtypes)
     B, device = hidden.shape[0], hidden.device
     V = matrix.shape[0] if shard is None else shard.vocab_size
     if vocab_size is not None:
@@ -108,4 +119,5 @@ def checked_request(
         num_samples=samples,
         noise=check_noise(noise),
         shard=shard,
+        scale=None if head is None else head.scale,
     )

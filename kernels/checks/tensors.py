@@ -46,20 +46,29 @@ def check_tensor(
     return value
 
 
-def check_matrices(hidden: object, weight: object) -> tuple[Tensor, Tensor]:
-    """hidden [B, D] and weight [V, D], not empty, of one floating dtype and device."""
-    for name, value in (("hidden", hidden), ("weight", weight)):
-        if not isinstance(value, Tensor):
-            raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
-        if value.ndim != 2 or 0 in value.shape:
-            raise InvalidArgument(f"{name}: expected a non-empty matrix; got {list(value.shape)}")
-    assert isinstance(hidden, Tensor) and isinstance(weight, Tensor)
+def check_matrix(name: str, value: object) -> Tensor:
+    """The tensor itself, if it has two dimensions and is not empty."""
+    if not isinstance(value, Tensor):
+        raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
+    if value.ndim != 2 or 0 in value.shape:
+        raise InvalidArgument(f"{name}: expected a non-empty matrix; got {list(value.shape)}")
+    return value
+
+
+def check_matrices(
+    hidden: object, weight: object, dtypes: Sequence[torch.dtype] = ()
+) -> tuple[Tensor, Tensor]:
+    """hidden [B, D] and weight [V, D], not empty, of one floating dtype and device.
+
+    dtypes: of the weight, in place of that of hidden.
+    """
+    hidden, weight = check_matrix("hidden", hidden), check_matrix("weight", weight)
     if hidden.device.type not in ("cuda", "cpu"):
         raise InvalidArgument(f"hidden: expected it on cuda or cpu; got {hidden.device}")
     floats = _FLOATS[:2] if hidden.device.type == "cuda" else _FLOATS
     check_tensor("hidden", hidden, floats, [tuple(hidden.shape)], hidden.device)
     D = hidden.shape[1]
-    check_tensor("weight", weight, [hidden.dtype], [(weight.shape[0], D)], hidden.device)
+    check_tensor("weight", weight, dtypes or [hidden.dtype], [(weight.shape[0], D)], hidden.device)
     if weight.shape[0] >= 2**31 - 256:
         raise InvalidArgument(f"weight: expected fewer than 2^31 - 256 rows; got {weight.shape[0]}")
     return hidden, weight

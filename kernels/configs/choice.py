@@ -56,10 +56,15 @@ def portable_rows(device: torch.device) -> int:
 def default_config(
     B: int, D: int, device: torch.device, element_bytes: int, noise: str = "group"
 ) -> TileConfig:
-    """The portable kernel's tile shapes, fitted to the device's shared memory."""
+    """The portable kernel's tile shapes, fitted to the device's shared memory.
+
+    element_bytes: of a number of the weight.
+    """
     if device.type == "cpu":
         return TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
     config: TileConfig = _row(_table(noise), B, D, device).config
+    if element_bytes == 1:
+        config = config.for_one_byte()
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
     limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
     return config.fitted(limit - 1024, element_bytes)
@@ -82,11 +87,13 @@ def _row(table: str, B: int, D: int, device: torch.device) -> Row:
     return row_for(table, B, D, name, torch.cuda.get_device_capability(device))
 
 
-def why_not_hopper(device: torch.device, by_tma: bool) -> str | None:
+def why_not_hopper(device: torch.device, by_tma: bool, element_bytes: int = 2) -> str | None:
     """None, or why the Hopper kernel cannot run on this device.
 
-    by_tma: whether TMA can load both matrices.
+    by_tma: whether TMA can load both matrices. element_bytes: of a number of the weight.
     """
+    if element_bytes == 1:
+        return "it takes weights of 16 bits"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a GPU of compute capability 9.0"
     if not by_tma:
@@ -108,11 +115,24 @@ def choose(
             than portable_rows. A config is one of that kernel; with "auto" it decides.
 
     Raises:
-        InvalidArgument: the Hopper kernel is asked for and cannot run.
+        InvalidArgument: the Hopper kernel is asked for and cannot run, or no kernel can for fp8.
     """
     by_tma = tma_possible(hidden) and tma_possible(weight)
-    shape = (*hidden.shape, hidden.device, hidden.element_size())
+    if weight.dtype == torch.float8_e4m3fn and hidden.device.type == "cuda":
+        _check_fp8(hidden.device)
+    shape = (*hidden.shape, hidden.device, weight.element_size())
     return config_for(*shape, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+
+
+@cache
+def _check_fp8(device: torch.device) -> None:
+    """Refuse GPUs that Triton knows no conversion of e4m3 for."""
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.hip is None and capability < (8, 9):
+        raise InvalidArgument(
+            "weight: expected int8 on a GPU of compute capability "
+            f"{capability[0]}.{capability[1]}; got float8_e4m3fn, which needs 8.9"
+        )
 
 
 @cache
@@ -128,7 +148,7 @@ def config_for(
     config: TileConfig | HopperConfig | None,
 ) -> TileConfig | HopperConfig:
     """What `choose` chooses, by all that decides it."""
-    reason = why_not_hopper(device, by_tma)
+    reason = why_not_hopper(device, by_tma, element_bytes)
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     wanted = kernel == "hopper" or isinstance(config, HopperConfig)
@@ -143,16 +163,18 @@ def explanation(
     B: int,
     D: int,
     device: torch.device,
+    element_bytes: int = 2,
     *,
     by_tma: bool,
     noise: str,
     kernel: str,
     config: TileConfig | HopperConfig | None,
 ) -> str:
-    """Why `config_for` chooses what it does for bf16: the rule, and the row of the tile shapes."""
-    found = config_for(B, D, device, 2, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+    """Why `config_for` chooses what it does: the rule, and the row of the tile shapes."""
+    facts = (B, D, device, element_bytes)
+    found = config_for(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
-    reason = why_not_hopper(device, by_tma)
+    reason = why_not_hopper(device, by_tma, element_bytes)
     if kernel != "auto" or config is not None:
         rule = f"the {name} kernel, as asked for"
     elif reason:
@@ -169,6 +191,8 @@ def explanation(
     row = _row("hopper" if name == "hopper" else _table(noise), B, D, device)
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
     fitted = "" if row.config == found else ", with fewer stages to fit the shared memory"
+    if element_bytes == 1:
+        fitted = ", changed by an untuned rule for weights of one byte"
     return (
         f"{rule}; tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
         f"(record: {row.record})"

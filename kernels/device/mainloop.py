@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.quantised import converted
+
 ROTATION = tl.constexpr(256)
 """Tokens that share a first column block, and columns of such a block. Tile sizes divide it."""
 
@@ -42,7 +44,8 @@ def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.conste
                 USE_TMA: tl.constexpr):  # fmt: skip
     """hidden[b0 : b0 + BLOCK_B] @ weight[row0 : row0 + BLOCK_V].T, fp32 [BLOCK_B, BLOCK_V].
 
-    Row row0 of weight [num_rows, D] is token v0.
+    Row row0 of weight [num_rows, D] is token v0. Weights of one byte become numbers of hidden's
+    dtype on chip, which has all of them.
 
     Each 256 tokens start their sum at another block of 256 columns. If all started at column 0,
     all programs would read the same few lines of hidden at once, and at small B these can sit in
@@ -56,6 +59,8 @@ def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.conste
         d0 = (first + step) % steps * BLOCK_D
         w = load_tile(weight, row0, d0, BLOCK_V, BLOCK_D, num_rows, D, USE_TMA)
         h = load_tile(hidden, b0, d0, BLOCK_B, BLOCK_D, B, D, USE_TMA)
+        if w.dtype != h.dtype:
+            w = converted(w, h.dtype)
         if V_ON_M:
             acc = tl.dot(w, h.T, acc, input_precision="ieee")
         else:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.call.head import PreparedHead
+from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
@@ -28,7 +29,7 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 
 def flash_sample(
     hidden: Tensor,
-    weight: Tensor | VocabShard | PreparedHead,
+    weight: Tensor | VocabShard | PreparedHead | QuantisedHead,
     *,
     temperature: float | Tensor = 1.0,
     bias: Tensor | None = None,
@@ -61,7 +62,8 @@ def flash_sample(
             those that one GPU would draw (docs/several-gpus.md). Or a ScreenedHead: the call is one
             of screened_sample where that is faster (`describe` says why; tokens do not depend on
             it), else one with the head's own weight. A config, a kernel, several samples and
-            log-probabilities take the fused kernels.
+            log-probabilities take the fused kernels. Or a QuantisedHead, whose own logits are
+            sampled, by the portable kernel (docs/quantised-heads.md).
         temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
             temperature in a tensor is negative or not finite has no draw.
         bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.
@@ -122,6 +124,7 @@ def flash_sample(
         num_samples=num_samples,
         noise=noise,
         may_be_sharded=True,
+        may_be_quantised=True,
     )
     wanted = Extras(
         check_flag("return_logprob", return_logprob),
@@ -160,7 +163,7 @@ def carry_out(
 
 def describe(
     hidden: Tensor,
-    weight: Tensor | VocabShard | PreparedHead,
+    weight: Tensor | VocabShard | PreparedHead | QuantisedHead,
     *,
     noise: str = "auto",
     kernel: str = "auto",
@@ -177,8 +180,10 @@ def describe(
     Raises:
         InvalidType, InvalidArgument: as flash_sample.
     """
-    rows = weight.weight if isinstance(weight, VocabShard | PreparedHead) else weight
-    hidden, rows = check_matrices(hidden, rows)
+    heads = VocabShard | PreparedHead | QuantisedHead
+    rows = weight.weight if isinstance(weight, heads) else weight
+    dtypes = tuple(LARGEST_NUMBERS) if isinstance(weight, QuantisedHead) else ()
+    hidden, rows = check_matrices(hidden, rows, dtypes)
     kernel = check_kernel(kernel, config)
     noise, why = check_noise(noise), check_flag("why", why)
     by_tma = tma_possible(hidden) and tma_possible(rows)
@@ -193,7 +198,7 @@ def describe(
             return found
     if not why:
         return found
-    facts = (*hidden.shape, hidden.device)
+    facts = (*hidden.shape, hidden.device, rows.element_size())
     return (
         f"{found}: {explanation(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)}"
     )

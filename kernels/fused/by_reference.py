@@ -114,10 +114,14 @@ def _entropy(
 
 
 def _logits(request: Request) -> Tensor:
-    """hidden @ weight.T in fp32, [B, V]; of a shard, in its place among zeros."""
+    """hidden @ weight.T in fp32, times the scales, [B, V]; of a shard, in its place among zeros."""
     shard = request.shard
     if shard is None:
-        return request.hidden.float() @ request.weight[: request.vocab_size].float().T
+        logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
+        if request.scale is None:
+            return logits
+        scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
+        return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
     logits = torch.zeros(request.hidden.shape[0], request.vocab_size)
     mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
     logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T

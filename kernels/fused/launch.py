@@ -16,6 +16,7 @@ from fsbench.kernels.call.operands import (
     load_operands,
     per_row,
     processing,
+    scale_per_row,
 )
 from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, launch_kernel, prepared
 from fsbench.kernels.call.request import SAMPLES_AT_ONCE, Request
@@ -56,6 +57,7 @@ def launch(
     B, device = hidden.shape[0], hidden.device
     at_once = min(samples, SAMPLES_AT_ONCE)
     logits = processing(request)
+    scale = {} if request.scale is None else {"scale_ptr": request.scale}
     line = None if request.shard is None or request.merge_later else request.shard.line
     kind = (
         config,
@@ -103,6 +105,7 @@ def launch(
                 buffers_ptr=None if line is None else line.buffers,
                 counts_ptr=None if line is None else line.counts,
                 first_sample=first_sample,
+                **scale,
             )
         if looked_at and stored is not None:
             launch_standing(request, stored, masses, out._replace(logprob=None))
@@ -134,6 +137,7 @@ def _target_logits(request: Request, logits: Processing, rank: Tensor | None) ->
         (triton.cdiv(count, TARGETS_AT_ONCE.value),),
         hidden_ptr=hidden,
         weight_ptr=request.weight,
+        scale_ptr=request.scale,
         targets_ptr=request.seed,
         soft_cap=request.soft_cap,
         bias_ptr=logits.bias,
@@ -146,6 +150,7 @@ def _target_logits(request: Request, logits: Processing, rank: Tensor | None) ->
         D=hidden.shape[1],
         mask_words=logits.mask_words,
         samples=request.num_samples,
+        SCALE_PER_ROW=scale_per_row(request),
         STEP=64,
         num_warps=4,
     )
@@ -171,7 +176,8 @@ def _prepare(
     else:
         kernel = flash_sampling_kernel
         operands = load_operands(hidden, request.weight, tokens, config)
-        operands.tiles["SLICE"] = config.slice
+        own = {"SLICE": config.slice, "scale_ptr": None, "SCALE_PER_ROW": scale_per_row(request)}
+        operands.tiles.update(own)
     fixed = {
         "stride": 0 if stored is None else stored.logits.shape[1],
         "B": B,

@@ -50,6 +50,7 @@ def _carry_out(
     top_tokens: Optional[Tensor],  # noqa: UP045
     top_logprob: Optional[Tensor],  # noqa: UP045
     shard: Optional[str],  # noqa: UP045
+    scale: Optional[Tensor],  # noqa: UP045
 ) -> None:
     """See flash_sample. temperatures, if given, is used in place of temperature.
 
@@ -69,6 +70,7 @@ def _carry_out(
         num_samples=num_samples,
         noise=noise,
         shard=None if shard is None else by_key(shard),
+        scale=scale,
     )
     out = Sample(tokens, valid, logprob, logz, entropy, rank, top_tokens, top_logprob)
     draw(request, kernel, _config(kernel, tiles), out)
@@ -97,6 +99,7 @@ def through_operator(
         [int(value) for value in astuple(config)] if config is not None else None,
         *out,
         None if shard is None else shard.key,
+        request.scale,
     )
 
 

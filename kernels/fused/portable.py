@@ -22,6 +22,7 @@ from fsbench.kernels.device.mass import (
     no_mass,
     store_mass,
 )
+from fsbench.kernels.device.quantised import scaled, scales_of_tokens
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
 from fsbench.kernels.noise.arithmetic import halves
@@ -37,6 +38,7 @@ SUBTILE = tl.constexpr(128)
 def flash_sampling_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
     weight,  # [>= num_tokens, D] descriptor (USE_TMA) or pointer
+    scale_ptr,  # [V] or [1] fp32, of a quantised weight; or None
     seed_ptr,  # [1] or [B] int64; the targets [B, samples] of "given" noise
     offset_ptr,  # [1] or [B] int64, or None: 0
     temperature,  # fp32, or pointer to [B] fp32
@@ -72,6 +74,7 @@ def flash_sampling_kernel(
     area,  # slots of an area
     N: tl.constexpr,  # samples of this launch, from first_sample on
     NOISE: tl.constexpr,  # of reference.GROUP_SIZES, "none" (greedy) or "given"
+    SCALE_PER_ROW: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
@@ -131,10 +134,16 @@ def flash_sampling_kernel(
         bias = None
         if bias_ptr is not None:
             bias = shared_bias(bias_ptr, v0, V, BLOCK_V)
+        scale = None
+        if scale_ptr is not None:
+            tokens = v0 + tl.arange(0, BLOCK_V)
+            scale = scales_of_tokens(scale_ptr, tokens, V, SCALE_PER_ROW)
         logits = tile_logits(
             hidden, weight, b0, row0, v0, B, num_tokens, D,
             BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA,
         )  # fmt: skip
+        if scale is not None:
+            logits = scaled(logits, scale[None, :])
         best, best_logit, mass, counts = _consume(
             logits, words, bias, v0, rows, row, seed, offset, T, inverse_temperature, first_sample,
             best, best_logit, mass, limits, counts, soft_cap, row_bias_ptr, logits_ptr, largest_ptr,

@@ -10,6 +10,7 @@ import triton.language as tl
 from fsbench.kernels.device.epilogue import capped
 from fsbench.kernels.device.given import targets_of_rows
 from fsbench.kernels.device.mainloop import ROTATION, first_column
+from fsbench.kernels.device.quantised import converted, scaled, scales_of_tokens
 
 AT_ONCE = tl.constexpr(16)
 """Targets of a program, and columns of a step times 4: the least that a matrix product takes."""
@@ -19,6 +20,7 @@ AT_ONCE = tl.constexpr(16)
 def target_logits_kernel(
     hidden_ptr,  # [B, D]
     weight_ptr,  # [>= V, D]
+    scale_ptr,  # [V] or [1] fp32, of a quantised weight; or None
     targets_ptr,  # [B, samples] int64
     soft_cap,
     bias_ptr,
@@ -31,6 +33,7 @@ def target_logits_kernel(
     D,
     mask_words,
     samples,
+    SCALE_PER_ROW: tl.constexpr,
     STEP: tl.constexpr,
 ):
     at = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
@@ -49,9 +52,13 @@ def target_logits_kernel(
         inside = there[:, None] & (columns < D)
         h = tl.load(h_row + columns, mask=inside, other=0.0)
         w = tl.load(w_row + columns, mask=inside, other=0.0)
+        if w.dtype != h.dtype:
+            w = converted(w, h.dtype)
         acc = tl.dot(h, w.T, acc, input_precision="ieee")
     place = tl.arange(0, AT_ONCE)
     y = tl.sum(tl.where(place[:, None] == place[None, :], acc, 0.0), axis=1)
+    if scale_ptr is not None:
+        y = scaled(y, scales_of_tokens(scale_ptr, token, V, SCALE_PER_ROW))
     if soft_cap is not None:
         y = capped(y, soft_cap)
     if bias_ptr is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.call.quantised import QuantisedHead
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Sample, Score
 from fsbench.kernels.checks.tensors import check_tensor
@@ -21,7 +22,7 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 
 def score(
     hidden: Tensor,
-    weight: Tensor | VocabShard,
+    weight: Tensor | VocabShard | QuantisedHead,
     targets: Tensor,
     *,
     temperature: float | Tensor = 1.0,
@@ -81,6 +82,7 @@ def score(
         vocab_size=vocab_size,
         num_samples=n,
         may_be_sharded=True,
+        may_be_quantised=True,
     )
     B, device = request.hidden.shape[0], request.hidden.device
     shapes = [(B,), (B, n)] if targets.ndim == 2 else [(B,)]
@@ -94,9 +96,9 @@ def score(
     carried_out = partial(_carry_out, wanted=wanted, kernel=kernel, config=config)
     inputs = (request.hidden, request.weight, bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        if request.shard is not None:
+        if not isinstance(weight, Tensor):
             raise InvalidArgument(
-                "weight: expected a tensor, to compute gradients; got a VocabShard"
+                "weight: expected a tensor, to compute gradients; got a " + type(weight).__name__
             )
         found = Score(*DifferentiableScore.apply(*inputs, request, carried_out))
     else:

@@ -117,3 +117,11 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(family):
         elif found := PRODUCT.search(line):
             products.add(found[1])
     assert products and sums
+
+
+def test_a_bias_is_added_to_what_a_scale_has_rounded():
+    """Where the compiler fuses the two, it counts fewer fmas of the same kernel with a bias."""
+    named = r"b64v128d256s32Mfw8p3x1 bf16 group i8( bias)?$"
+    found = compile_variants(families=["flash_sampling"], capability=90, named=named, ptx=True)
+    plain, biased = (sum("fma.rn.f32" in line for line in each.instructions) for each in found)
+    assert plain == biased > 0

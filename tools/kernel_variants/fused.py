@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ OPTIONS = {
     "rank": {"rank_ptr": "*i32", "limits_ptr": "*fp32"},
 }
 """Types of the arguments that are None without an option."""
+QUANTISED = {name: {"scale_ptr": "*fp32"} for name in ("scale", "scales")}
+"""One for the whole weight, or one of each row."""
 STORES = {"logits stored": {"logits_ptr": "*fp32"}, "largest stored": {"largest_ptr": "*fp32"}}
 LINE = {"line": {"buffers_ptr": "*i64", "counts_ptr": "*i32"}}
 PER_ROW = {
@@ -87,7 +90,7 @@ def _launch(
     given: Collection[str], noise: str, samples: int, ranks: int
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """(types, constants) of a launch with the options that are `given`."""
-    optional = {**OPTIONS, **STORES, **LINE}
+    optional = {**OPTIONS, **STORES, **LINE, **QUANTISED}
     if ranks > 1:
         given = (*given, "line")
     types = {**PLAIN}
@@ -99,6 +102,7 @@ def _launch(
     if "temperatures" in given:
         types["temperature"] = "*fp32"
     constants = {**absent, "N": samples, "NOISE": noise, "RANKS": ranks, "WATCH": ranks > 1}
+    constants["SCALE_PER_ROW"] = "scales" in given
     for option, constant in PER_ROW.items():
         constants |= constant if option in given else dict.fromkeys(constant, False)
     return types, constants
@@ -116,11 +120,12 @@ def _tiles(config: TileConfig, use_tma: bool) -> dict[str, int | bool]:
     }
 
 
-def _matrices(config: TileConfig, dtype: str, use_tma: bool) -> dict[str, str]:
-    shapes = {"hidden": config.block_b, "weight": config.block_v}
+def _matrices(config: TileConfig, dtype: str, use_tma: bool, weight: str = "") -> dict[str, str]:
+    """weight: its dtype, if it is another than that of hidden."""
+    shapes = {"hidden": (dtype, config.block_b), "weight": (weight or dtype, config.block_v)}
     return {
-        name: f"tensordesc<{dtype}[{rows}, {config.block_d}]>" if use_tma else f"*{dtype}"
-        for name, rows in shapes.items()
+        name: f"tensordesc<{kind}[{rows}, {config.block_d}]>" if use_tma else f"*{kind}"
+        for name, (kind, rows) in shapes.items()
     }
 
 
@@ -134,6 +139,7 @@ def _portable(
     noise: str = "group",
     samples: int = 1,
     ranks: int = 1,
+    weight: str = "",
 ) -> Variant:
     """A variant of the portable kernel. words: of its name, for what the rest does not say."""
     use_tma = capability not in NO_TMA if use_tma is None else use_tma
@@ -142,7 +148,7 @@ def _portable(
         "flash_sampling",
         " ".join([str(config), dtype, noise, words]).strip(),
         PORTABLE,
-        types | _matrices(config, dtype, use_tma),
+        types | _matrices(config, dtype, use_tma, weight),
         constants | _tiles(config, use_tma),
         capability,
         num_warps=config.num_warps,
@@ -242,6 +248,22 @@ def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -
         yield _portable(config, sm, "score with rank", (*SCORED, "rank"), noise="given")
 
 
+def _quantised_variants(config: TileConfig, sm: int) -> Iterator[Variant]:
+    """Of weights of one byte, with the config that the rule makes of a shipped one."""
+    limit = SHARED_LIMIT[sm] // config.ctas_per_sm - 1024
+    config = config.for_one_byte().fitted(limit, 1)
+    for weight in ("i8", "fp8e4nv") if sm != 80 else ("i8",):
+        yield _portable(config, sm, weight, ("scales",), weight=weight)
+    # Whatever is added to a scaled logit, and a config that somebody gives.
+    if config.block_b == 64:
+        given = (*EVERYTHING, "scales")
+        yield _portable(config, sm, "i8 everything, n = 1", given, weight="i8")
+        yield _portable(config, sm, "i8 bias", ("scales", "bias"), weight="i8")
+        yield _portable(config, sm, "i8 pointers", ("scale",), use_tma=False, weight="i8")
+        turned = replace(config, v_on_m=False)
+        yield _portable(turned, sm, "i8", ("scales",), weight="i8")
+
+
 def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
     yield _hopper(config, bucket)
     yield _hopper(config, bucket, dtype="fp16")
@@ -279,10 +301,11 @@ def _target_logits() -> Iterator[Variant]:
     types = dict(zip(names, ("*bf16", "*bf16", "*i64", "*fp32", "*i32"), strict=True))
     types |= dict.fromkeys(("count", "V", "D", "mask_words", "samples"), "i32")
     optional = {name: kind for o in list(OPTIONS)[:4] for name, kind in OPTIONS[o].items()}
-    for name, given in (("plain", {}), ("everything", optional)):
-        constants = {**dict.fromkeys(optional), "STEP": 64}
-        for argument in given:
-            del constants[argument]
+    scale = QUANTISED["scale"]
+    scaled = {**optional, **scale, "weight_ptr": "*i8"}
+    for name, given in (("plain", {}), ("everything", optional), ("everything, i8", scaled)):
+        absent = [argument for argument in (*optional, *scale) if argument not in given]
+        constants = {**dict.fromkeys(absent), "SCALE_PER_ROW": "weight_ptr" in given, "STEP": 64}
         for capability in CAPABILITIES:
             yield variant(
                 "target_logits", name, TARGET_LOGITS, types | given, constants, capability,
@@ -323,3 +346,5 @@ def variants() -> Iterator[Variant]:
             limit = SHARED_LIMIT[capability] // config.ctas_per_sm - 1024
             fitted = config.fitted(limit, 2)
             yield from _portable_variants(shipped, bucket, fitted, capability)
+            if shipped == "portable" and capability in CAPABILITIES:
+                yield from _quantised_variants(config, capability)

@@ -130,6 +130,11 @@ def decisions() -> str:
             f"{span(at(screened, 1, 64))} of the matmul, B up to 64, D = 4096",
         ],
         [
+            "an LM head that is int8 or fp8 itself",
+            "[`flash_sample` with a `QuantisedHead`](ROOT/docs/quantised-heads.md)",
+            "not timed yet",
+        ],
+        [
             "log-probabilities of given tokens, equal in rollout and trainer, with a gradient",
             "[`score`](ROOT/docs/log-probabilities.md)",
             "not timed yet",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, launch_kernel
+from fsbench.kernels.call.quantised import quantise_head
 from fsbench.kernels.call.request import checked_request
 
 B, D, V = 16, 32, 320
@@ -99,6 +100,11 @@ KINDS = [
 def test_kinds_differ_by_all_that_decides_a_launch():
     kinds = [kind_of(request(**changes)) for changes in KINDS]
     kinds.append(kind_of(request()._replace(merge_later=True)))
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        head = quantise_head(torch.zeros(V, D), dtype)
+        kinds.append(kind_of(request(weight=head, may_be_quantised=True)))
+    head = quantise_head(torch.zeros(V, D), per_row=False)
+    kinds.append(kind_of(request(weight=head, may_be_quantised=True)))
     assert len(set(kinds)) == len(kinds)
 
 

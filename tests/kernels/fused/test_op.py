@@ -45,6 +45,7 @@ def operands(n: int = 1, **changes) -> dict[str, Any]:
         "top_tokens": None,
         "top_logprob": None,
         "shard": None,
+        "scale": None,
         **changes,
     }
 
@@ -67,8 +68,9 @@ def operands(n: int = 1, **changes) -> dict[str, Any]:
             logz=torch.zeros(3),
         ),
         operands(noise="token", mask=torch.ones(3, 50, dtype=torch.bool), logz=torch.zeros(3)),
+        operands(weight=torch.ones(50, 16, dtype=torch.int8), scale=torch.ones(50)),
     ],
-    ids=["least", "everything", "log-z-only"],
+    ids=["least", "everything", "log-z-only", "quantised"],
 )
 def test_opcheck(arguments):
     torch.library.opcheck(flash_sample_op, tuple(arguments.values()))
