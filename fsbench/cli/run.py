@@ -268,7 +268,6 @@ class Effort:
             "After timing, run each cell's steps back to back this long: time and joules of one.",
         ),
     ] = None
-
     warmers: Annotated[
         int | None,
         option(
