@@ -16,9 +16,9 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def free_memory(device: str) -> None:
-    """Give memory that nothing refers to back to the device."""
-    gc.collect()
+def free_memory(device: str, generation: int = 2) -> None:
+    """Give memory that nothing refers to back to the device. generation: see gc.collect."""
+    gc.collect(generation)
     synchronize(device)
     if device == "cuda":
         torch.cuda.empty_cache()

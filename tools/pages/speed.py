@@ -40,26 +40,37 @@ ALL = (PAPER, LEAN, "lean-d8192-20261123", "lean-d8192-large-20261123")
 OURS = (PORTABLE, HOPPER)
 RACE, MULTINOMIAL = "exponential_race", "multinomial_compiled"
 NO_RIVALS = {
-    *(HOPPER, PORTABLE, MATMUL, STREAM),
+    *("auto", HOPPER, PORTABLE, MATMUL, STREAM),
     *("flash_sampling_greedy", "flash_sampling_token", "greedy"),
 }
 """Forms of the fused kernel, greedy decoding and lower bounds."""
 
 
-def leads(*runs: str, ours: str = HOPPER) -> pd.Series[float]:
-    """Time of every exact sampler over stored logits over ours, by run, D, V, B and provider."""
+def cells(*runs: str) -> pd.DataFrame:
+    """Median times in us by run, D, V and B, a column for each provider, and "auto".
+
+    "auto" is what flash_sample runs: see kernels/configs/choice.py.
+    """
     found = results(*runs).pivot_table(
         index=["run", "d", "v", "b"], columns="provider", values="median_us"
     )
+    if HOPPER in found:
+        where = found.index.to_frame()
+        most = where.run.map(lambda run: 128 if run.startswith("h100/") else 64)
+        found["auto"] = found[PORTABLE].where(where.b <= most, found[HOPPER])
+    return found
+
+
+def leads(*runs: str, ours: str = "auto") -> pd.Series[float]:
+    """Time of every exact sampler over stored logits over ours, by run, D, V, B and provider."""
+    found = cells(*runs)
     rivals = found[[name for name in found if name not in NO_RIVALS]]
     return rivals.div(found[ours], axis=0).stack()
 
 
-def over_matmul(*runs: str, ours: str = HOPPER) -> pd.Series[float]:
+def over_matmul(*runs: str, ours: str = "auto") -> pd.Series[float]:
     """Time of ours over that of the matmul alone, by run, D, V and B."""
-    found = results(*runs).pivot_table(
-        index=["run", "d", "v", "b"], columns="provider", values="median_us"
-    )
+    found = cells(*runs)
     return found[ours] / found[MATMUL]
 
 
@@ -71,10 +82,10 @@ def at(values: pd.Series[float], least: int, most: int) -> pd.Series[float]:
 
 @block
 def headline(run: str = LEAN) -> str:
-    us = medians(run).unstack("provider").loc[SMALL[0]]
-    names = (HOPPER, MATMUL, ONE_PASS, FI2_LEAN, RACE)
+    us = cells(run).loc[run, *SMALL]
+    names = ("auto", MATMUL, ONE_PASS, FI2_LEAN, RACE)
     rows = [
-        [B, *(f"{us[name][B]:.0f}" for name in names), f"{us[HOPPER][B] / us[MATMUL][B]:.2f}"]
+        [B, *(f"{us[name][B]:.0f}" for name in names), f"{us.auto[B] / us[MATMUL][B]:.2f}"]
         for B in (1, 16, 64, 128, 256)
     ]
     heads = [
