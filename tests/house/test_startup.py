@@ -96,7 +96,7 @@ def test_plot_works_without_torch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("other", "cells"), [(["--paper", "h200"], 54), ([RUNS / "lean-20261123"], 48)], ids=str
+    ("other", "cells"), [(["--paper", "h200"], 54), ([RUNS / "lean-20261123"], 36)], ids=str
 )
 def test_compare_works_without_torch(other, cells):
     out, loaded, _ = start("compare", RUNS / "paper-20261123", *other)

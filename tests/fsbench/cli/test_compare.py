@@ -170,14 +170,14 @@ def test_the_exit_code_beside_the_paper(beside_the_paper, options, code):
 
 def test_committed_results_beside_the_paper():
     result = _compare(H200 / "paper-20261123", "--paper", "h200", "--fail-on", "worse")
-    assert result.exit_code == 0
-    assert "54 cells: " in result.stdout and " 0 worse" in result.stdout
+    assert result.exit_code == 1
+    assert "54 cells: 31 agree within 5 %, 22 better, 1 worse." in result.stdout
 
 
 def test_committed_runs_of_one_commit_are_the_same():
     result = _compare(H200 / "paper-20261123", H200 / "lean-20261123", "--fail-on", "slow")
     assert result.exit_code == 0
-    assert "48 cells in both: 0 FAST, 0 SLOW, 48 SAME, 0 AMBIGUOUS" in result.stdout
+    assert "36 cells in both: 0 FAST, 0 SLOW, 36 SAME, 0 AMBIGUOUS" in result.stdout
 
 
 def test_a_run_that_was_killed_can_be_compared(two_runs):

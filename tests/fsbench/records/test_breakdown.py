@@ -71,7 +71,7 @@ def test_every_kernel_of_the_committed_runs_is_known():
         point = json.loads(line)
         if point["cell"]["kind"] == "exact":
             kernels = set(point.get("measured", {}).get("kernels", ()))
-            assert len(kernels) == 1 or not point["cell"]["fused"]
+            assert len(kernels) <= 1 or not point["cell"]["fused"]
             seen[point["cell"]["fused"]] |= kernels
     assert len(seen[False]) > 30 and len(seen[True]) == 3  # two samplers, one form of them
     assert {name for name in seen[False] if part_of(name) is Part.UNKNOWN} == set()
