@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from fsbench.graphs import capture
+from fsbench.machine import compilers
 from fsbench.machine.environment import environment
 from fsbench.timers import make_timer
 from fsbench.timers.measurement import Measurement
+
+compilers.settle()
 
 PAPER_SHAPES = ((4096, 151936), (8192, 128256))
 """(D, V)."""

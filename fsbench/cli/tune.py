@@ -67,10 +67,12 @@ def tune(
     """
     from fsbench.cli.measuring import new_folder
     from fsbench.cli.reporting import Progress
+    from fsbench.machine import compilers
     from fsbench.machine.environment import environment
     from fsbench.measure import tuning
     from fsbench.timers import make_timer
 
+    compilers.settle()
     device = _device()
     paths = provider_path or []
     providers = _providers(kernel or [], paths, device)
