@@ -41,6 +41,7 @@ from fsbench.baselines.providing.logits import float_logits
 from fsbench.discover import discover
 from fsbench.kernels import flash_sample, score
 from fsbench.problem import Problem
+from fsbench.provider import Provider
 
 COLUMNS = (
     *("logits", "d", "v", "rollout", "batch", "trainer", "tokens", "mean", "max"),
@@ -94,10 +95,10 @@ def ways(weight: Tensor) -> dict[str, Way]:
         assert sample.logprob is not None
         return sample.logprob.where(sample.tokens == tokens, torch.nan)
 
-    def baseline(name: str) -> Way:
+    def baseline(provider: Provider) -> Way:
         def way(hidden: Tensor, tokens: Tensor, seed: Tensor) -> Tensor:
             of = Scoring(len(hidden), D, V, device=device, targets=tuple(tokens.tolist()))
-            return known[name].provider.build(of, weight)(hidden, seed, seed)
+            return provider.build(of, weight)(hidden, seed, seed)
 
         return way
 
@@ -108,10 +109,11 @@ def ways(weight: Tensor) -> dict[str, Way]:
         "flash_sample": drawn,
     }
     for way, name in BASELINES.items():
-        if reason := known[name].unavailable_reason(device):
+        entry = known[name]
+        if (reason := entry.unavailable_reason(device)) or entry.provider is None:
             print(f"{way}: left out: {reason}")
         else:
-            found[way] = baseline(name)
+            found[way] = baseline(entry.provider)
     return found
 
 
