@@ -72,9 +72,15 @@ def count_larger(y, limits, counts):
 
 
 @triton.jit
-def store_rank(rank_ptr, targets_ptr, at, there, token, V):
-    """Put -1 in place of the counts that all programs left, where there is no rank."""
+def store_rank(rank_ptr, limits_ptr, targets_ptr, at, there, token, logit, V):
+    """Make ranks of the counts that all programs left: -1 where there is none.
+
+    A target never counts as larger than itself, should its logit of the pass over the weight (that
+    of `token`, if this is the target) have another last bit than its limit.
+    """
     target = tl.load(targets_ptr + at, mask=there, other=IGNORED)
     rank = tl.load(rank_ptr + at, mask=there, other=0, cache_modifier=".cg")
+    limit = tl.load(limits_ptr + at, mask=there, other=0.0)
+    rank -= ((token == target) & (logit > limit)).to(tl.int32)
     ranked = (token >= 0) & (target >= 0) & (target < V)
     tl.store(rank_ptr + at, tl.where(ranked, rank, -1), mask=there)

@@ -174,17 +174,17 @@ def flash_sampling_kernel(
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
             seed_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
-            logz_ptr, entropy_ptr, rank_ptr, line, rows, sample, there, at, inverse_temperature,
-            programs_v, first_token, samples, first_sample, B, V, N, NOISE, RANKS, WATCH, BLOCK_B,
-            BLOCK_V,
+            logz_ptr, entropy_ptr, rank_ptr, limits_ptr, line, rows, sample, there, at,
+            inverse_temperature, programs_v, first_token, samples, first_sample, B, V, N, NOISE,
+            RANKS, WATCH, BLOCK_B, BLOCK_V,
         )  # fmt: skip
 
 
 @triton.jit
 def _finish(
     targets_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr, logz_ptr,
-    entropy_ptr, rank_ptr, line, rows, sample, there, at, inverse_temperature, programs_v,
-    first_token, samples, first_sample, B, V, N: tl.constexpr, NOISE: tl.constexpr,
+    entropy_ptr, rank_ptr, limits_ptr, line, rows, sample, there, at, inverse_temperature,
+    programs_v, first_token, samples, first_sample, B, V, N: tl.constexpr, NOISE: tl.constexpr,
     RANKS: tl.constexpr, WATCH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace.
@@ -225,7 +225,7 @@ def _finish(
         entropy = tl.where(token >= 0, entropy_of_mass(mass)[:, None], float("nan"))
         tl.store(entropy_ptr + rows[:, None] + sample * 0, entropy, mask=there & (sample == 0))
     if rank_ptr is not None:
-        store_rank(rank_ptr, targets_ptr, out, there, token, V)
+        store_rank(rank_ptr, limits_ptr, targets_ptr, out, there, token, chosen[0], V)
     if logprob_ptr is not None:
         of_rows = (mass[0][:, None], mass[1][:, None], mass[2][:, None])
         logprob = log_probability(chosen[0], of_rows, inverse_temperature)

@@ -12,6 +12,7 @@ from pages import (
     engines,
     exact,
     filters,
+    mismatch,
     picture,
     ranks,
     screen,
@@ -20,7 +21,9 @@ from pages import (
 )
 from pages.blocks import BLOCKS, ROOT
 
-MAKERS = (claims, code, cpu, engines, exact, filters, ranks, screen, speculation, speed)
+MAKERS = (
+    *(claims, code, cpu, engines, exact, filters, mismatch, ranks, screen, speculation, speed),
+)
 """Importing them registers their blocks."""
 
 MARKED = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -224,7 +224,7 @@ def _finish(
                 logprob = gl.where(token >= 0, logprob, float("nan"))
             gl.store(logprob_ptr + out, logprob, mask=there)
         if len(ranking) > 0:
-            store_rank(ranking[0], targets_ptr, out, there, token, V)
+            store_rank(*ranking, targets_ptr, out, there, token, chosen[0], V)
         if i == 0:  # whether a row has a draw is the same for all of its samples
             if NOISE != "given":
                 gl.store(valid_ptr + row, token >= 0, mask=there)

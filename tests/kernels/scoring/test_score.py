@@ -229,3 +229,13 @@ def test_it_compiles_as_one_operator():
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(hidden, targets)
     for ours, theirs in zip(compiled, step(hidden, targets), strict=True):
         assert same_bits(ours.float(), theirs.float())
+
+
+@interpreted
+def test_a_target_is_not_larger_than_itself():
+    """The interpreter adds up a target's own logit in another order than a tile's."""
+    hidden, weight = problem(5, 300, 300)
+    top = flash_sample(hidden, weight, seed=SEED, return_top=20).top_tokens
+    place = torch.arange(20, dtype=torch.int32).expand_as(top)
+    for config in (None, TILES):
+        assert torch.equal(score(hidden, weight, top, return_rank=True, config=config).rank, place)

@@ -67,6 +67,22 @@ def test_the_bits_are_those_of_flash_sample(form, dtype):
         assert all(same_bits(each.logz, found[0].logz) for each in found)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_token_of_the_same_logit_does_not_count(dtype):
+    """One bit between a target's logit and that of the pass would count its twin, or more."""
+    D, half = 512, 20 * 512  # twins begin their sums at the same column
+    for B in (1, 64, 129):
+        hidden, weight = problem(B, half, D, dtype)
+        weight = weight.repeat(2, 1)
+        options = {"return_rank": True, "return_top": 20}
+        drawn = flash_sample(hidden, weight, seed=counter(3), num_samples=5, **options)
+        for by in kernels() if dtype != torch.float32 else KERNELS[:1]:
+            top = score(hidden, weight, drawn.top_tokens, return_rank=True, kernel=by)
+            assert torch.equal(top.rank[:, ::2], top.rank[:, 1::2]), (B, by)
+            ours = score(hidden, weight, drawn.tokens, return_rank=True, kernel=by)
+            assert torch.equal(ours.rank, drawn.rank), (B, by)
+
+
 def test_the_bits_do_not_depend_on_the_batch_the_row_or_the_tiles():
     hidden, weight = problem(300, 32_001, 1024)
     targets = torch.randint(0, 32_001, (300,), device="cuda")
