@@ -92,6 +92,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # letters that its encoding lacks
+    if os.environ.get("COLUMNS", "").strip() == "0":  # from a terminal that does not know its width
+        del os.environ["COLUMNS"]
     try:
         try:
             app()

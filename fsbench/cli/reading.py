@@ -39,6 +39,8 @@ def read_results(paths: list[Path]) -> pd.DataFrame:
 
 def _rows(folder: Path) -> pd.DataFrame:
     points, table = folder / "points.jsonl", folder / "results.csv"
+    if (folder / "env.json").exists():
+        read_environment(folder)  # a damaged one says nothing of where the rest is from
     with refusals("read", folder):
         derived = table.exists() and (
             not points.exists() or table.stat().st_mtime_ns >= points.stat().st_mtime_ns

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs.gpu import operations_per_byte
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
@@ -30,10 +30,21 @@ def has_tma(device: torch.device) -> bool:
 
 
 def tma_possible(matrix: Tensor) -> bool:
-    """Whether TMA can load it: base address and rows are multiples of 16 bytes."""
+    """Whether TMA can load it: base address and rows are multiples of 16 bytes.
+
+    Raises:
+        InvalidType: it has no address.
+    """
     if not has_tma(matrix.device):
         return False
-    return matrix.data_ptr() % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
+    try:
+        address = matrix.data_ptr()
+    except RuntimeError as error:
+        raise InvalidType(
+            "hidden, weight: expected tensors with memory of their own; got one without, as inside "
+            "torch.vmap: give all rows as one hidden [B, D]"
+        ) from error
+    return address % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
 
 
 @cache

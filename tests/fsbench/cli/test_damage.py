@@ -131,6 +131,12 @@ def test_damage_is_named(fsbench, good, seeds):
     assert not failed, "\n".join(failed)
 
 
+def test_a_plot_of_a_run_whose_environment_is_damaged_is_refused(fsbench, good):
+    (good / "env.json").write_text('{"schema": 1, "utc": ')
+    code, _, err = fsbench("plot", "good", "--out", "figures")
+    assert code == 2 and "env.json: not an environment record" in err
+
+
 def test_options_that_are_none_end_a_resume_and_the_folder_stays_as_it_is(fsbench, good):
     path = good / "env.json"
     whole = json.loads(path.read_text())

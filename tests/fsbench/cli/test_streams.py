@@ -43,3 +43,9 @@ def test_a_reader_that_leaves_is_told_nothing(command, unbuffered):
 def test_what_an_encoding_lacks_is_replaced(command):
     code, said = output_of(command, subprocess.PIPE, PYTHONIOENCODING="latin-1")
     assert (code, said) == (0, "")
+
+
+def test_a_terminal_of_no_columns_is_one_of_the_usual_width(tmp_path):
+    with (tmp_path / "out").open("w") as out:
+        code, said = output_of(["list"], out, COLUMNS="0")
+    assert (code, said) == (0, "") and "flash_sampling" in (tmp_path / "out").read_text()

@@ -10,7 +10,8 @@ import torch
 from flash_sample_cases import CPU, SEED, TILES, check, counter, normal_logits, problem
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fsbench.kernels import Sample, flash_sample
+from fsbench.errors import InvalidType
+from fsbench.kernels import Sample, flash_sample, score
 from fsbench.kernels.fused.op import flash_sample_op
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -226,3 +227,14 @@ def test_parameters_that_require_grad_do_not_matter(dtype):
     )
     assert sample.tokens.tolist() == plain.tokens.tolist()
     assert not sample.logprob.requires_grad
+
+
+@pytest.mark.parametrize("name", ["flash_sample", "score"])
+def test_a_call_inside_vmap_is_refused_by_name(name):
+    hidden, weight = problem(3, 50, 16, torch.bfloat16)
+    calls = {
+        "flash_sample": lambda row: flash_sample(row[None], weight, seed=counter(5)).tokens,
+        "score": lambda row: score(row[None], weight, counter(5)).logprob,
+    }
+    with pytest.raises(InvalidType, match="torch.vmap"):
+        torch.vmap(calls[name])(hidden)
