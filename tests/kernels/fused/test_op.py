@@ -236,5 +236,5 @@ def test_a_call_inside_vmap_is_refused_by_name(name):
         "flash_sample": lambda row: flash_sample(row[None], weight, seed=counter(5)).tokens,
         "score": lambda row: score(row[None], weight, counter(5)).logprob,
     }
-    with pytest.raises(InvalidType, match="torch.vmap"):
+    with pytest.raises(InvalidType, match=r"torch\.vmap"):
         torch.vmap(calls[name])(hidden)
