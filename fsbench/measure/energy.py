@@ -2,7 +2,8 @@
 
 The counter advances every few tens of milliseconds, so steps are repeated for a second or so, and
 energy, time and steps are counted from the first advance that is seen to the last. The queue of
-the GPU never runs dry: the next chunk of steps is queued before the last one is waited for.
+the GPU is not to run dry while the host reads the counter, which can take it tens of milliseconds:
+some chunks of steps are always queued behind the one that is waited for.
 Nothing is subtracted: it is the whole GPU's energy, idle power included. The time is that between
 events which follow the chunks, not the host's.
 """
@@ -10,6 +11,7 @@ events which follow the chunks, not the host's.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +21,10 @@ from fsbench.records.cell import Energy, Sustained
 
 CHUNK_S = 0.01
 """Steps that are queued at once, in seconds: how late an advance of the counter is seen at most."""
+CHUNK_READINGS = 4
+"""A chunk is at least so many times as long as the counter takes to be read."""
+AHEAD = 4
+"""Chunks that are queued behind the one that is waited for."""
 LEAD_S = 0.2
 """Steps before the counting begins: until the power has risen to what the steps draw."""
 SHORTEST_S = 0.5
@@ -97,20 +103,23 @@ def _repeat(
     queue(1).synchronize()
     begin = clock()
     queue(1).synchronize()
-    chunk = max(1, round(CHUNK_S / max(clock() - begin, 1e-6)))
+    step_s = max(clock() - begin, 1e-6)
     begin = clock()
-    running = queue(chunk)
+    counter_mj()
+    chunk = max(1, round(max(CHUNK_S, CHUNK_READINGS * (clock() - begin)) / step_s))
+    begin = clock()
+    running = deque(queue(chunk) for _ in range(AHEAD))
     steps = 0
     readings: list[Reading] = []
     while len(readings) < 2 or readings[-1].at_s < begin + LEAD_S + seconds:
-        following = queue(chunk)
-        running.synchronize()
+        running.append(queue(chunk))
+        done = running.popleft()
+        done.synchronize()
         steps += chunk
-        reading = Reading(clock(), steps, counter_mj(), running)
+        reading = Reading(clock(), steps, counter_mj(), done)
         if reading.at_s >= begin + LEAD_S:
             readings.append(reading)
-        running = following
-    running.synchronize()
+    running[-1].synchronize()
     return readings
 
 

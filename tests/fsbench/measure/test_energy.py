@@ -14,8 +14,8 @@ class Machine:
     Power rises from `idle_w` to `busy_w` over the first 0.1 s of work, as on a real one.
     """
 
-    def __init__(self, step_s=0.003, update_s=0.07, idle_w=100.0, busy_w=500.0) -> None:
-        self.step_s, self.update_s = step_s, update_s
+    def __init__(self, step_s=0.003, update_s=0.07, idle_w=100.0, busy_w=500.0, read_s=0.0) -> None:
+        self.step_s, self.update_s, self.read_s = step_s, update_s, read_s
         self.idle_w, self.busy_w = idle_w, busy_w
         self.now = 0.0
         self.free_at = 0.0  # when the GPU will have done what it was given
@@ -37,6 +37,7 @@ class Machine:
         return self.idle_w * at + ramp
 
     def counter_mj(self) -> int:
+        self.now += self.read_s
         return int(1e3 * self.joules(self.now // self.update_s * self.update_s))
 
     def clock(self) -> float:
@@ -66,6 +67,13 @@ def test_energy_of_a_step_is_power_times_time(step_s):
     assert found.steps * step_s == pytest.approx(found.seconds)
     assert 0.8 < found.seconds <= 1.05
     assert found.idle_w == 77.0
+
+
+@pytest.mark.parametrize("read_s", [0.012, 0.05])
+def test_the_gpu_has_work_while_a_slow_counter_is_read(read_s):
+    machine = Machine(0.0003, read_s=read_s)
+    found = sustained(machine.queue, machine.counter_mj, 1.0, machine.clock)
+    assert found.step_us == pytest.approx(300)
 
 
 @pytest.mark.parametrize("step_s", [0.0003, 0.04, 2.0])
