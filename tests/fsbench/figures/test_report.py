@@ -127,10 +127,12 @@ def test_of_the_committed_results(tmp_path):
     done = report(RESULTS / "paper-20261123", RESULTS / "lean-20261123", "--out", tmp_path / "a")
     assert done.stdout == f"wrote {tmp_path}/a/h200.html\n"
     text = (tmp_path / "a/h200.html").read_text()
-    assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" in text
+    assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" not in text
     assert text.count("<img") == 13  # the winners, and six of each shape
     assert "No figure of logits_store: not measured" in text
     assert "No figure of breakdown" not in text
+    report(RESULTS / "screened-d4096-20261122", "--out", tmp_path / "b")
+    assert "Reasons to doubt (" in (tmp_path / "b/h200.html").read_text()
 
 
 CLICK = """<script>addEventListener("load", () => {
