@@ -160,7 +160,7 @@ def test_refusals(arguments, message):
 def test_results_without_a_matmul_are_refused(tmp_path):
     rows = [r for r in run() if r["provider"] != "matmul_only"]
     assert len(rows) == 15
-    (tmp_path / "env.json").write_text("{}")
+    (tmp_path / "env.json").write_text('{"schema": 1}')
     pd.DataFrame(rows).drop(columns="folder").to_csv(tmp_path / "results.csv", index=False)
     with pytest.raises(FsbenchError, match="in one run with two lower bounds"):
         measured("--measured", tmp_path)
