@@ -214,6 +214,7 @@ class Recorder:
             out.unlink()
         out.parent.mkdir(parents=True, exist_ok=True)
         self.note(job, out=str(out.relative_to(self.folder)), commit=self.commit)
+        began = time.monotonic()
         with open(self.folder / "log" / f"{job.name}.txt", "ab") as log:
             process = subprocess.Popen(
                 ["bash", "-c", command],
@@ -224,7 +225,7 @@ class Recorder:
                 start_new_session=True,
                 pass_fds=[self.lock.fileno()],
             )
-        self.running.append(Started(job, gpus, process, time.monotonic()))
+        self.running.append(Started(job, gpus, process, began))
         print(f"{job.name}: begins on GPU {','.join(gpus)}", flush=True)
 
     def call(self, job: Job) -> tuple[Path, str]:
