@@ -51,7 +51,8 @@ def measure(
             stores.append(Store.create(out or _own_folder(facts, suffix), facts))
         return stores[0]
 
-    early = job.plan.cells(facts["gpu"], job.timer, job.l2) if job.plan.hurry else []
+    hurry = job.plan.hurry and not resume
+    early = job.plan.cells(facts["gpu"], job.timer, job.l2) if hurry else []
     try:
         with _progress(stores) as report:
             for degree in degrees:
@@ -59,8 +60,7 @@ def measure(
                 last = stores[0].interrupted if stores else None
                 plan = replace(job.plan, problems=problems, providers=[], last=last)
                 indices = job.indices[:degree] if job.together else job.indices
-                one = replace(job, plan=plan, indices=indices)
-                supervisor.measure(one, opened, report, () if resume else early)
+                supervisor.measure(replace(job, plan=plan, indices=indices), opened, report, early)
     finally:
         for store in stores:
             store.close()
@@ -71,10 +71,12 @@ def _measure_as_rank(
     job: Job, rank: int, facts: dict[str, Any], out: Path | None, resume: Path | None
 ) -> int:
     """Measure as one of torchrun's processes; the first one writes the results."""
+    from fsbench.machine import compilers
     from fsbench.measure.outcomes import Outcomes
     from fsbench.measure.worker import carry_out, ready_runner
     from fsbench.records.store import Store
 
+    compilers.settle()
     store = Store.replica()
     if rank == 0:
         store = Store.resume(resume, facts) if resume else Store.create(out or Path(), facts)

@@ -334,13 +334,11 @@ def run(
     Without options: the paper's Tables 4 and 5 on this GPU, or the CPU samplers where there is
     none. A sampler that fails verification is not timed. What was measured survives any crash.
     """
-    from fsbench.machine import compilers
     from fsbench.measure import server
 
     if results.out and results.resume:
         raise InvalidArgument("--out: expected without --resume, which names the folder already")
     several = max(degrees := machine.degrees()) > 1
-    compilers.settle()
     if not (results.dry_run or several):  # torchrun may have started the processes
         server.start()
     from fsbench.cli.measuring import measure

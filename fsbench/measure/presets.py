@@ -47,7 +47,7 @@ PRESETS = {
         iters=500,
     ),
     "quick": Preset(
-        "the smaller configuration, four batch sizes, the strongest rivals: two minutes at most",
+        "the smaller configuration, four batch sizes, the strongest rivals: minutes when cold",
         (_SMALL,),
         (1, 16, 64, 256),
         iters=50,

@@ -54,8 +54,7 @@ def measure(
     warmers = Warmers(hire, 0 if job.together else job.warmers, job.plan.check, job.seconds)
     job = replace(job, warmers=warmers.count, gate={})
     try:
-        if warmers.count:
-            warmers.want(early)
+        warmers.want(early)
         while True:
             part = replace(job, plan=replace(job.plan, given_up=given_up), began=began)
             attempt = _Attempt(context, part, open_store, report, warmers)

@@ -128,7 +128,7 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
             ahead=Asked(ask) if job.warmers else Ahead(),
             ledger=Ledger(since=job.began),
         )
-        gc.freeze()  # what is imported stays: to search it for garbage took a third of a run
+        gc.freeze()  # what is imported stays, and need not be searched for garbage at every cell
         if job.device == "cuda":
             compilers.watch()
         runner = ready_runner(job, rank, meet, outcomes)

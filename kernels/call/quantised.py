@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.tensors import check_matrix, check_tensor
+from fsbench.kernels.checks.tensors import FLOATS, check_matrix, check_tensor
 from fsbench.kernels.checks.values import check_flag, either
 
 LARGEST_NUMBERS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The dtypes of a quantised weight, and the largest number that is made of an entry."""
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _SMALLEST_SCALE = 2.0**-126
 _AT_ONCE = 1 << 24  # entries in float64: 128 MiB, and as much again for what is made of them
 
@@ -53,7 +52,7 @@ def quantise_head(
         InvalidArgument: empty, not contiguous, or with an entry that is not finite.
     """
     weight = check_matrix("weight", weight)
-    check_tensor("weight", weight, _FLOATS, [tuple(weight.shape)], weight.device)
+    check_tensor("weight", weight, FLOATS, [tuple(weight.shape)], weight.device)
     if dtype not in LARGEST_NUMBERS:
         raise InvalidType(f"dtype: expected {either([*LARGEST_NUMBERS])}; got {dtype}")
     blocks = weight.detach().split(max(1, _AT_ONCE // weight.shape[1]))

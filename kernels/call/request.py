@@ -78,11 +78,8 @@ def checked_request(
         shard.check_source()
     head = weight if may_be_quantised and isinstance(weight, QuantisedHead) else None
     part = shard or head
-    rows, dtypes = (
-        weight if part is None else part.weight,
-        () if head is None else tuple(LARGEST_NUMBERS),
-    )
-    hidden, matrix = check_matrices(hidden, rows, dtypes)
+    rows = weight if part is None else part.weight
+    hidden, matrix = check_matrices(hidden, rows, () if head is None else tuple(LARGEST_NUMBERS))
     B, device = hidden.shape[0], hidden.device
     V = matrix.shape[0] if shard is None else shard.vocab_size
     if vocab_size is not None:

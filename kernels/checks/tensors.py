@@ -14,7 +14,7 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.checks.values import check_number, either
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_tensor(
@@ -65,7 +65,7 @@ def check_matrices(
     hidden, weight = check_matrix("hidden", hidden), check_matrix("weight", weight)
     if hidden.device.type not in ("cuda", "cpu"):
         raise InvalidArgument(f"hidden: expected it on cuda or cpu; got {hidden.device}")
-    floats = _FLOATS[:2] if hidden.device.type == "cuda" else _FLOATS
+    floats = FLOATS[:2] if hidden.device.type == "cuda" else FLOATS
     check_tensor("hidden", hidden, floats, [tuple(hidden.shape)], hidden.device)
     D = hidden.shape[1]
     check_tensor("weight", weight, dtypes or [hidden.dtype], [(weight.shape[0], D)], hidden.device)
@@ -95,7 +95,7 @@ def check_mask(value: object, B: int, V: int, device: torch.device) -> Tensor:
 
 def check_bias(value: object, B: int, V: int, device: torch.device) -> Tensor:
     """Any floating dtype, [V] or [B, V]."""
-    return check_tensor("bias", value, _FLOATS, [(V,), (B, V)], device)
+    return check_tensor("bias", value, FLOATS, [(V,), (B, V)], device)
 
 
 def check_counter(name: str, value: object, B: int, device: torch.device) -> Tensor:
