@@ -51,7 +51,7 @@ def compute(request: Request, out: Sample) -> None:
         entropy = _entropy(logits, temperature, logz, merging)
         out.entropy.copy_(entropy.where(out.valid, torch.nan))
     if out.top_tokens is not None and out.top_logprob is not None:
-        _largest(logits, temperature, logz, out.valid, out.top_tokens, out.top_logprob)
+        largest(logits, temperature, logz, out.valid, out.top_tokens, out.top_logprob)
     if out.logz is not None:
         out.logz.copy_(torch.where(out.valid, logz, torch.nan))
 
@@ -81,7 +81,7 @@ def _score(request: Request, logits: Tensor, logz: Tensor, out: Sample) -> None:
         out.entropy.copy_(entropy.where(defined, torch.nan))
 
 
-def _largest(
+def largest(
     logits: Tensor,
     temperature: float | Tensor,
     logz: Tensor,
