@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from fsbench.errors import InvalidArgument, ProviderUnavailable
-from fsbench.integrations.draw import Head, Rows, history, known, make_draw, missing
+from fsbench.integrations.draw import (
+    Asked,
+    Head,
+    Rows,
+    history,
+    known,
+    make_draw,
+    missing,
+    named,
+)
 from fsbench.integrations.routing import Need
 from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
 
@@ -35,13 +44,20 @@ def test_flash_sample_gets_all_of_a_request():
         "temperature": temperature, "seed": counters, "offset": counters + 1, "bias": bias,
         "mask": mask, "soft_cap": 3.0, "vocab_size": V,
     }  # fmt: skip
-    rows = Rows(hidden, temperature, counters, counters + 1, bias=bias, mask=mask, logprob=True)
-    direct = flash_sample(hidden, weight, return_logprob=True, **same)
+    rows = Rows(hidden, temperature, counters, counters + 1, bias=bias, mask=mask, asked=Asked(3))
+    direct = flash_sample(
+        hidden, weight, return_logprob=True, return_rank=True, return_top=3, **same
+    )
     assert torch.equal(draw(rows).tokens, direct.tokens)
-    assert torch.equal(draw(rows).logprob, direct.logprob)
+    told = draw(rows).told
+    assert torch.equal(told.tokens[:, 0], direct.tokens)
+    assert torch.equal(told.tokens[:, 1:], direct.top_tokens)
+    assert torch.equal(told.logprobs[:, 0], direct.logprob)
+    assert torch.equal(told.logprobs[:, 1:], direct.top_logprob)
+    assert torch.equal(told.ranks, direct.rank + 1)
     top_k, top_p, min_p = off = filters([3, 0, V, 1], [1, 0.5, 1, 1], [0, 0, 0.2, 0])
     cut = truncated_sample(hidden, weight, top_k=top_k, top_p=top_p, min_p=min_p, **same)
-    assert torch.equal(draw(rows._replace(filters=off, logprob=False)).tokens, cut.tokens)
+    assert torch.equal(draw(rows._replace(filters=off, asked=None)).tokens, cut.tokens)
 
 
 def test_a_row_without_filters_draws_the_same_beside_a_row_that_has_them():
@@ -96,9 +112,15 @@ def test_what_each_can_do():
     _, weight, _ = problem()
     assert make_draw("multinomial", Head(weight, V)).able == Need(0)
     able = make_draw("flash_sample", Head(weight, V)).able
-    assert ~able == Need.OTHER_LOGPROB | Need.TOP_LOGPROBS | Need.THINKING_BUDGET
+    assert ~able == Need.LOGITS | Need.THINKING_BUDGET
     shard = make_draw("flash_sample", Head(object(), V)).able  # type: ignore[arg-type]
-    assert able & ~shard == Need.FILTER | Need.REPETITION
+    stored = Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
+    assert able & ~shard == stored
+
+
+def test_where_fewer_tokens_are_allowed_forbidden_ones_are_named():
+    top = torch.tensor([[7, 1, -1, -1], [0, 9, 3, 2], [-1, -1, -1, -1]])
+    assert named(top).tolist() == [[7, 1, 3, 4], [0, 9, 3, 2], [0, 1, 2, 3]]
 
 
 def test_names():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsbench.integrations.draw import Head, Rows, make_draw
+from fsbench.integrations.draw import Asked, Head, Rows, make_draw
 from fsbench.integrations.graphed import GraphedDraw, Kind
 
 pytestmark = [
@@ -39,11 +39,19 @@ def inputs(B: int, step: int, kind: Kind = Kind()) -> Rows:  # noqa: B008
     return Rows(
         *(hidden, temperature, counters + 17 * step, counters * 3 + step),
         filters=filters if kind.filters else None,
-        logprob=kind.logprob,
+        asked=kind.asked,
     )
 
 
-@pytest.mark.parametrize("kind", [Kind(), Kind(filters=True), Kind(logprob=True)])
+KINDS = [
+    Kind(),
+    Kind(filters=True),
+    *(Kind(filters, Asked(top, raw)) for filters in (False, True) for top in (0, 20)
+      for raw in (False, True)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_the_draw_at_any_batch_size(draws, kind):
     """In any order of sizes, so that what an earlier batch left behind could do harm."""
     draw, graphed = draws
@@ -51,8 +59,8 @@ def test_tokens_are_those_of_the_draw_at_any_batch_size(draws, kind):
         rows = inputs(B, step, kind)
         found, direct = graphed(rows), draw(rows)
         assert torch.equal(found.tokens, direct.tokens), B
-        if kind.logprob:
-            assert torch.equal(found.logprob, direct.logprob), B
+        for mine, other in zip(found.told or (), direct.told or (), strict=True):
+            assert torch.equal(mine, other), B
 
 
 def test_what_changes_from_step_to_step_is_read_again(draws):

@@ -354,12 +354,13 @@ def test_counters_forget_warm_up_and_are_logged_at_the_end(load, caplog):
     assert worker.compile_or_warm_up_model() == 1.5
     assert worker.fsbench_counts() == {"served": 0, "left": {}}
     play = Play(runner)
+    runner.sampler.logprobs_mode = "raw_logits"
     for kind in ({}, {"top_k": 5}, {"logprobs": 3}):
         play.add(str(kind), params(**kind), [5, 6])
     play.step()
     with caplog.at_level(logging.INFO, "vllm.fsbench"):
         runner.shutdown()
-    assert "fsbench: served 2 tokens; left to vLLM: 1 top logprobs" in caplog.text
+    assert "fsbench: served 2 tokens; left to vLLM: 1 logits" in caplog.text
     assert runner.calls[-1] == "shutdown"
 
 
