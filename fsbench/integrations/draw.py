@@ -1,8 +1,10 @@
 """What stands in an engine's place of LM head and sampler: one function, whoever draws.
 
 `flash_sample` is what an engine should run: each request has a temperature, seed and filters of its
-own. Any other name is an exact sampler of `fsbench list`, put into the engine to be compared with:
-it draws as `fsbench run` times it, at T = 1 and with one seed for the batch.
+own. `screened` is the same with token noise and an int8 copy of the head, by which small batches of
+plain requests are drawn (docs/screened-head.md). Any other name is an exact sampler of `fsbench
+list`, put into the engine to be compared with: it draws as `fsbench run` times it, at T = 1 and
+with one seed for the batch.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from fsbench.kernels import (
     TruncatedSample,
     VocabShard,
     flash_sample,
+    prepare_head,
     score,
     truncated_sample,
 )
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
-FLASH_SAMPLE = "flash_sample"
+FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
+OWN = {FLASH_SAMPLE: "FlashSampling", SCREENED: "FlashSampling, screened"}
+"""What serves requests of every kind -> its label."""
 
 DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
 """Ranges in torch profiles: LM head and sampling together, and the LM head, where it is apart."""
@@ -112,9 +117,18 @@ class Draw(Protocol):
         """Draw a token for each row."""
 
 
+class HeadDraw(Draw, Protocol):
+    """A draw from a head. extra_bytes: of memory that it keeps beside it."""
+
+    extra_bytes: int
+
+    def refresh(self) -> None:
+        """Follow a weight that has been written to, in place: graphs of the draw go on."""
+
+
 def known() -> dict[str, tuple[str, bool]]:
     """Every name that `make_draw` takes -> (label for legends, whether logits stay on chip)."""
-    found = {FLASH_SAMPLE: ("FlashSampling", True)}
+    found = {name: (label, True) for name, label in OWN.items()}
     for name, entry in discover().items():
         if entry.provider is not None and entry.provider.kind is Kind.EXACT:
             found[name] = (entry.provider.label, entry.provider.capabilities.fused)
@@ -124,12 +138,12 @@ def known() -> dict[str, tuple[str, bool]]:
 def missing(name: str, device: str) -> str | None:
     """None if this sampler can run on `device` (cuda or cpu), else why not.
 
-    On a CPU flash_sample runs its reference, and says so.
+    On a CPU flash_sample and screened run their reference, and say so.
 
     Raises:
         InvalidArgument: nobody knows the name, or it is no exact sampler.
     """
-    if name == FLASH_SAMPLE:
+    if name in OWN:
         return None
     names = known()
     if name not in names:
@@ -137,16 +151,16 @@ def missing(name: str, device: str) -> str | None:
     return discover()[name].unavailable_reason(device)
 
 
-def make_draw(name: str, head: Head) -> Draw:
+def make_draw(name: str, head: Head) -> HeadDraw:
     """The sampler of this name over an LM head.
 
     Raises:
-        InvalidArgument: nobody knows the name; or it is not flash_sample, and the head is sharded
-            or has a soft cap.
+        InvalidArgument: nobody knows the name; or it is not flash_sample, and the head is sharded;
+            or it is a sampler of `fsbench list`, and the head has a soft cap.
         ProviderUnavailable: it cannot run here.
     """
-    if name == FLASH_SAMPLE:
-        return FlashSampleDraw(head)
+    if name in OWN:
+        return FlashSampleDraw(head, screened=name == SCREENED)
 
     names = known()
     if name not in names:
@@ -161,13 +175,33 @@ class FlashSampleDraw:
 
     The second needs the whole LM head on one GPU. Over a sharded one there are no ranks and no
     likeliest tokens.
+
+    screened: keep an int8 copy of the head, and draw rows without filters and log-probabilities by
+    it where that is faster. The noise is of tokens then, for all rows, so that a token does not
+    depend on the batch.
+
+    Raises:
+        InvalidArgument: screened, and the head is sharded.
     """
 
-    def __init__(self, head: Head):
+    def __init__(self, head: Head, screened: bool = False):
         self._head, self._whole = head, isinstance(head.weight, Tensor)
+        self._noise, self._copy = "token" if screened else "auto", None
+        if screened:
+            if not isinstance(head.weight, Tensor):
+                raise InvalidArgument(
+                    f"{SCREENED}: expected a whole LM head; got a VocabShard. {FLASH_SAMPLE} "
+                    "takes it"
+                )
+            self._copy = prepare_head(head.weight)
+        self.extra_bytes = 0 if self._copy is None else self._copy.extra_bytes
         self.able = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB | Need.MORE_LOGPROBS
         if self._whole:
             self.able |= Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
+
+    def refresh(self) -> None:
+        if self._copy is not None:
+            self._copy.refresh()
 
     def __call__(self, rows: Rows) -> Drawn:
         weight, asked = self._head.weight, rows.asked
@@ -179,12 +213,13 @@ class FlashSampleDraw:
             "offset": rows.offset,
             "soft_cap": self._head.soft_cap,
             "vocab_size": self._head.vocab_size if self._whole else None,
+            "noise": self._noise,
             "return_logprob": asked is not None,
             "return_rank": asked is not None and self._whole,
             "return_top": 0 if asked is None else asked.top,
         }
         if rows.filters is None and rows.penalties is None:
-            sample = flash_sample(rows.hidden, weight, **same)
+            sample = flash_sample(rows.hidden, self._copy or weight, **same)
             return Drawn(sample.tokens, self._told(rows, sample))
         assert isinstance(weight, Tensor)
         of_kept = asked is not None and not asked.raw
@@ -295,7 +330,7 @@ class ProviderDraw:
         InvalidArgument: the head is sharded or has a soft cap, which a Problem does not describe.
     """
 
-    able = Need(0)
+    able, extra_bytes = Need(0), 0
 
     def __init__(self, provider: Provider, head: Head):
         if not isinstance(head.weight, torch.Tensor) or head.soft_cap is not None:
@@ -310,6 +345,9 @@ class ProviderDraw:
     def __call__(self, rows: Rows) -> Drawn:
         launch = self._launch(len(rows.hidden))
         return Drawn(launch(rows.hidden, rows.seed[:1], rows.offset[:1]))
+
+    def refresh(self) -> None:
+        """See HeadDraw. What a rival makes of a weight when it is built stays as it was."""
 
     def _build(self, B: int) -> Launch:
         V, D = self._weight.shape

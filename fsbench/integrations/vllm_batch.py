@@ -91,7 +91,9 @@ class Sampling:
         B = batch.num_reqs
         tokens = torch.empty(B, dtype=torch.int64, device=hidden.device)
         told: list[tuple[Tensor | None, Told, int]] = []
-        width = 1 + max(0, self.adapter.most_logprobs(runner, batch.idx_mapping_np))
+        width = 1
+        if (needs & Need.LOGPROB).any():
+            width += max(0, self.adapter.most_logprobs(runner, batch.idx_mapping_np))
         more = np.zeros(B, bool)
         for group in groups:
             index = self._index(group, B, hidden.device)

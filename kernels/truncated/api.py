@@ -25,7 +25,6 @@ from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.fused.by_reference import largest
 from fsbench.kernels.truncated.filters import (
     Filters,
     amounts,
@@ -220,9 +219,9 @@ def _say(
         if out is not None:
             out.copy_(reference.log_probability(among, token, T).where(valid, torch.nan))
     if sample.top_tokens is not None and sample.top_logprob is not None:
-        logz = reference.log_partition(logits, logprob_temperature)
-        top = sample.top_tokens, sample.top_logprob
-        largest(logits, logprob_temperature, logz, valid, *top)
+        found = reference.largest(logits, sample.top_tokens.shape[1], logprob_temperature)
+        sample.top_tokens.copy_(found[0].where(valid[:, None], -1))
+        sample.top_logprob.copy_(found[1].where(valid[:, None], torch.nan))
     if sample.rank is not None:
         sample.rank.copy_((logits > logits.gather(1, token[:, None])).sum(1).where(valid, -1))
     if sample.kept is not None:

@@ -123,8 +123,29 @@ def test_where_fewer_tokens_are_allowed_forbidden_ones_are_named():
     assert named(top).tolist() == [[7, 1, 3, 4], [0, 9, 3, 2], [0, 1, 2, 3]]
 
 
+def test_the_screened_head_draws_the_tokens_of_token_noise_at_every_batch_size(screens):
+    _, weight, _ = problem()
+    draw = make_draw("screened", Head(weight, V))
+    assert draw.extra_bytes == len(weight) * (D + 12)
+    for B in range(1, 7):
+        hidden, counters = torch.randn(B, D).bfloat16(), torch.arange(B)
+        rows = Rows(hidden, counters / 2, counters, counters + 9)
+        given = {"temperature": rows.temperature, "seed": counters, "offset": counters + 9}
+        direct = flash_sample(hidden, weight, noise="token", vocab_size=V, **given)
+        off = filters([V] * B, [1.0] * B, [0.0] * B)
+        for asked in (rows, rows._replace(filters=off), rows._replace(asked=Asked(2)),
+                      rows._replace(asked=Asked(2), filters=off)):  # fmt: skip
+            assert torch.equal(draw(asked).tokens, direct.tokens)
+        few = filters([5] * B, [0.9] * B, [0.0] * B)
+        cut = dict(zip(("top_k", "top_p", "min_p"), few, strict=True))
+        cut = truncated_sample(hidden, weight, noise="token", vocab_size=V, **given, **cut)
+        assert torch.equal(draw(rows._replace(filters=few)).tokens, cut.tokens)
+    assert screens == [1, 2, 3]
+
+
 def test_names():
     names = known()
+    assert names["screened"] == ("FlashSampling, screened", True)
     assert names["flash_sample"] == ("FlashSampling", True)
     assert "multinomial" in names and "matmul_only" not in names and "greedy" not in names
     assert missing("flash_sample", "cpu") is None
@@ -139,5 +160,7 @@ def test_what_cannot_be_made_is_named():
         make_draw("flash_sampling", Head(weight, V))
     with pytest.raises(InvalidArgument, match="without a soft cap"):
         make_draw("multinomial", Head(weight, V, soft_cap=30.0))
+    with pytest.raises(InvalidArgument, match="expected a whole LM head; got a VocabShard"):
+        make_draw("screened", Head(object(), V))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="sampler: expected one of"):
         make_draw("matmul_only", Head(weight, V))

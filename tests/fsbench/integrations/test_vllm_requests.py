@@ -51,6 +51,18 @@ def test_a_seed_means_a_seed(load, kind):
     assert decoded(Play(restarted), kind, beside=["plain"]) == alone
 
 
+@pytest.mark.parametrize("kind", ["plain", "greedy", "default", "frequency", "top logprobs"])
+def test_a_seed_means_a_seed_across_the_border_of_the_screen(load, screens, kind):
+    """Alone, beside one that joins it on the screen, and beside more than are screened."""
+    play = Play(load("screened"))
+    alone = decoded(play, kind)
+    assert decoded(play, kind, beside=["plain"]) == alone
+    assert decoded(play, kind, beside=["plain"] * 5) == alone
+    assert decoded(play, kind, beside=["plain", "default"]) == alone
+    assert decoded(Play(load()), kind) != alone or kind in ("greedy", "default")
+    assert set(screens) == ({1, 2} if kind in ("plain", "greedy", "frequency") else set()), screens
+
+
 @pytest.mark.full
 def test_a_seed_means_a_seed_in_the_kernels(load):
     """In fp16 the interpreter runs them; in bf16 it is the reference that draws."""
