@@ -8,10 +8,13 @@ from fake_vllm import Model
 from fake_vllm_states import NO_LOGPROBS, V, params
 from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
 
+from fsbench.e2e.requests import parameters
 from fsbench.integrations.draw import history
 from fsbench.kernels import Penalties, flash_sample, truncated_sample
 
 TELLING = [kind for kind in KINDS if kind.endswith("logprobs")]
+BY_VLLM = ("many logprobs", "given logprobs")
+"""Kinds of which vLLM tells the log-probabilities of other tokens than the drawn one."""
 
 
 def decoded(play: Play, kind: str, steps: int = 5, beside: list[str] = (), preempt: int = -1):
@@ -74,7 +77,7 @@ def test_a_seed_means_a_seed_in_the_kernels(load):
         assert decoded(play, kind, 2, beside=[*beside[:5], "top logprobs"], preempt=1) == tokens
 
 
-def test_every_kind_is_counted_and_a_realistic_mix_is_served(load):
+def test_every_kind_is_counted_and_served(load):
     runner = load()
     play = Play(runner)
     for kind in KINDS:
@@ -84,6 +87,25 @@ def test_every_kind_is_counted_and_a_realistic_mix_is_served(load):
     # vLLM is asked for what else is told of many tokens, or of given ones.
     sampled = [call for call in runner.calls if call[0] == "sample"]
     assert sampled == [("sample", ["mine"])] * 10
+
+
+@pytest.mark.parametrize("name", ["flash_sample", "screened"])
+def test_a_realistic_mix_is_served(load, name):
+    """Kinds of `fsbench e2e --requests mixed`, and each of ours, among each other: 99 % or more."""
+    asked = [params(**parameters("mixed", row, seed=3)) for row in range(8)]
+    asked += [request(kind) for kind in KINDS if kind not in BY_VLLM]
+    runner, tokens = load(name), 0
+    play, waiting = Play(runner), asked * 3
+    while waiting or play.slots:
+        while waiting and len(play.slots) < 8:
+            play.add(str(len(waiting)), waiting.pop(), PROMPT)
+        play.step(None, {next(iter(play.slots)): GRAMMAR})
+        for each in [each for each in play.slots if len(play.output(each)) > int(each) % 4]:
+            tokens += len(play.remove(each)[1])
+    counts = runner._fsbench.sampling.counts
+    assert counts.served + sum(counts.left.values()) == tokens > 3 * len(asked)
+    assert counts.served >= 0.99 * tokens
+    assert not [call for call in runner.calls if call[0] == "sample"]
 
 
 def test_of_a_mixed_batch_vllm_draws_what_is_left_and_nothing_else(load):
@@ -157,7 +179,7 @@ def test_log_probabilities_and_ranks_are_vllms(load, mode, greedy):
                 continue
             told.append(name)
             mine, others = values[row, : 1 + n], ids[row, 1 : 1 + n].tolist()
-            error = 0.08 if name in ("many logprobs", "given logprobs") else 2e-3
+            error = 0.08 if name in BY_VLLM else 2e-3
             close = {"atol": error, "rtol": 0.0}
             torch.testing.assert_close(mine[:1], expected[row, ids[row, :1]], atol=2e-3, rtol=0)
             torch.testing.assert_close(mine[1:], expected[row, others], **close)
