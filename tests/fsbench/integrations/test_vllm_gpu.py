@@ -152,8 +152,10 @@ def test_a_seed_means_a_seed(llm, kind):
     )[0].outputs[0]
     assert alone.token_ids == beside.token_ids
     if alone.logprobs is not None:
-        for mine, other in zip(alone.logprobs, beside.logprobs, strict=True):
-            assert mine.keys() == other.keys()
+        # Hidden states of batches of other sizes may differ in the last bit.
+        for token, *both in zip(alone.token_ids, alone.logprobs, beside.logprobs, strict=True):
+            mine, other = (each[token].logprob for each in both)
+            assert abs(mine - other) < 0.05
 
 
 @pytest.mark.parametrize("kind", TELLING)
