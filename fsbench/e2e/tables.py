@@ -59,7 +59,9 @@ def markdown(frame: pd.DataFrame) -> str:
             parts.append(
                 f"### Time saved, % of {base.iloc[0].label} (median and standard deviation of runs)"
             )
-            more = {**_bound(base), **_paper(str(engine), str(model), int(str(tp)))}
+            more = _bound(base)
+            if requests == PLAIN:  # as the paper's were
+                more |= _paper(str(engine), str(model), int(str(tp)))
             parts.append(_by_sampler(measured[~measured.baseline], _saved, more))
         if measured.same_pct.notna().any():
             parts.append("### Drafts")

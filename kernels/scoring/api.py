@@ -19,6 +19,9 @@ from fsbench.kernels.fused.api import carry_out
 from fsbench.kernels.scoring.gradient import DifferentiableScore
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
+L2_BYTES = 32 << 20
+"""Of hidden in a launch, about: each tile of the weight meets all of it, so it has to stay."""
+
 
 def score(
     hidden: Tensor,
@@ -52,7 +55,7 @@ def score(
         False; the host does not wait to find out.
 
     One launch for every four targets of a row, as flash_sample, and a small one before them for
-    ranks; it may be captured and compiled.
+    ranks; so for every 32 MB of hidden. It may be captured and compiled.
 
     logprob, logz and entropy have a gradient with respect to hidden, weight and bias, of 0 where
     valid is False; rank has none. The backward pass computes the logits again, in chunks: 64 MB
@@ -125,5 +128,32 @@ def _carry_out(
     rank = torch.empty(B, n, dtype=torch.int32, device=device) if wanted[1] else None
     valid = torch.empty(B, n, dtype=torch.bool, device=device)
     tokens = torch.empty(B, n, dtype=torch.int64, device=device)  # what the kernel finds by
-    carry_out(request, kernel, config, Sample(tokens, valid, logprob, logz, entropy, rank))
+    found = Sample(tokens, valid, logprob, logz, entropy, rank)
+    if (size := _rows_at_once(request.hidden)) >= B:
+        carry_out(request, kernel, config, found)
+    else:
+        for first in range(0, B, size):
+            rows = slice(first, first + size)
+            optional = (x if x is None else x[rows] for x in (logprob, logz, entropy, rank))
+            here = Sample(tokens[rows], valid[rows], *optional)
+            carry_out(_of_rows(request, rows), kernel, config, here)
     return Score(logprob, logz, entropy, rank, valid)
+
+
+def _rows_at_once(hidden: Tensor) -> int:
+    """Of hidden [B, D] in a launch: about equally many, rounded up to a multiple of 256."""
+    B = len(hidden)
+    launches = max(1, -(-hidden.nbytes // L2_BYTES))
+    return -(-B // launches // 256) * 256
+
+
+def _of_rows(request: Request, rows: slice) -> Request:
+    """The request of these rows alone."""
+    T, bias, mask = request.temperature, request.bias, request.mask
+    return request._replace(
+        hidden=request.hidden[rows],
+        seed=request.seed[rows],
+        temperature=T[rows] if isinstance(T, Tensor) else T,
+        bias=bias if bias is None or bias.ndim == 1 else bias[rows],
+        mask=mask if mask is None else mask[rows],
+    )

@@ -125,7 +125,9 @@ def test_tables(folder):
     assert (folder / "e2e.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
 
 
-@pytest.mark.parametrize("other", [{"engine": "hf"}, {"model": "tiny"}, {"tp": 2}])
+@pytest.mark.parametrize(
+    "other", [{"engine": "hf"}, {"model": "tiny"}, {"tp": 2}, {"requests": "top-p"}]
+)
 def test_the_paper_stands_beside_what_it_measured_only(tmp_path, other):
     store = Store(tmp_path / "run", {})
     for sampler, us in (("base", 4000), ("ours", 3800)):

@@ -28,6 +28,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Score, flash_sample, score
 from fsbench.kernels.fused import launch
+from fsbench.kernels.scoring import api
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -124,6 +125,35 @@ def test_the_bits_do_not_depend_on_tiles_rows_or_neighbours():
             assert same_bits(part.logz, whole.logz[rows])
             assert same_bits(part.entropy, whole.entropy[rows])
             assert torch.equal(part.rank, whole.rank[rows])
+
+
+@interpreted
+def test_many_rows_take_several_launches_with_the_same_bits(monkeypatch):
+    B = 600
+    hidden, weight = problem(B, 130, 16)
+    call = {
+        "hidden": hidden,
+        "weight": weight,
+        "targets": torch.arange(2 * B).view(B, 2) % 130,
+        "temperature": torch.linspace(0.5, 2.0, B),
+        "bias": normal_logits(B, 130),
+        "mask": packed(normal_logits(B, 130) > -1),
+        "return_entropy": True,
+        "return_rank": True,
+    }
+    whole, rows = score(**call), []
+
+    def counted(request, *of):
+        rows.append(len(request.hidden))
+        carry_out(request, *of)
+
+    carry_out = api.carry_out
+    monkeypatch.setattr(api, "carry_out", counted)
+    monkeypatch.setattr(api, "L2_BYTES", hidden.nbytes // 2)
+    found = score(**call)
+    assert rows == [512, 88]
+    for one, other in zip(found, whole, strict=True):
+        assert same_bits(one.float(), other.float())
 
 
 @interpreted
