@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -84,8 +84,8 @@ def _options(
     """
 
 
-_HELPED = (app.registered_callback, *app.registered_commands, *hotvocab.app.registered_commands)
-for each in filter(None, _HELPED):
+_COMMANDS: list[Any] = [*app.registered_commands, *hotvocab.app.registered_commands]
+for each in (app.registered_callback, *_COMMANDS):
     # A paragraph as one line, which --help wraps at the terminal's width.
     each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
 
