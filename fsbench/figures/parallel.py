@@ -1,4 +1,4 @@
-"""Many figures at a time: a process for each core draws them, with a bar on a terminal, elsewhere a line."""
+"""Many figures at a time, a process for each core; with a bar on a terminal, elsewhere a line."""
 
 from __future__ import annotations
 
