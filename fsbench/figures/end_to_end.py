@@ -38,8 +38,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     """
     look = styles(rows.assign(provider=rows.sampler, kind=str(Kind.EXACT)))
     models = list(rows.groupby(["model", "tp", "requests"], sort=False))
-    width = len(models) * (3.2 if len(models) < 3 else 2.4)
-    figure = Figure(figsize=(1.6 + width, 5.6), layout="constrained")
+    figure = Figure(figsize=(1.6 + 3.2 * len(models), 5.6), layout="constrained")
     panels = figure.subplots(2, len(models), squeeze=False, sharex="col", height_ratios=(3, 2))
     for (upper, lower), ((model, tp, requests), of_model) in zip(panels.T, models, strict=True):
         for sampler, line in of_model.groupby("sampler", sort=False):
@@ -66,7 +65,7 @@ def draw(rows: pd.DataFrame) -> Figure:
                 label="bound: sampling in no time,\nthe same matmul",
             )
         lower.axhline(0, color="#444444", linewidth=0.8)
-        log2_axis(lower, of_model.b, "Requests at a time, log scale")
+        log2_axis(lower, of_model.b, "Requests at a time, B, log scale")
         kind = "" if requests == "plain" else f", {requests}"
         upper.set_title(f"{model}, TP {tp}{kind}")
         upper.margins(y=0.08)

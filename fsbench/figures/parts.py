@@ -245,9 +245,9 @@ def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     lines = sum(1 + label.count("\n") for label in entries)
-    rows = len({axes.get_position().y0 for axes in figure.axes})
-    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.2 * lines)))
     empty = [axes for axes in figure.axes if not axes.axison]
+    rows = len({axes.get_position().y0 for axes in figure.axes}) if empty else 1
+    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.2 * lines)))
     placed = (empty or panels[-1:])[0].legend(
         list(entries.values()),
         list(entries),
