@@ -65,15 +65,16 @@ format: setup
 RUNS = $(foreach run,$(1),$(wildcard results/h200/$(run)-2*))
 
 plots: setup
-	rm -f plots/*.png
+	rm -f plots/*.png plots/sweep/*.png
 	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,roofline,bandwidth,breakdown,speedup --out plots
 	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192) --figure headline --out plots
+	$(FSBENCH) plot $(call RUNS,sweep) --figure headline --out plots/sweep
 	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192 lean-d8192-large) --figure winner --out plots
 	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots
 	$(FSBENCH) plot $(call RUNS,tp) --figure scaling --out plots
 	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
 	$(FSBENCH) plot $(call RUNS,truncated-grid) --figure filters --out plots
-	$(FSBENCH) plot $(call RUNS,e2e-vllm-1.7b e2e-vllm-8b e2e-vllm-32b) --out plots
+	$(FSBENCH) plot $(call RUNS,e2e-vllm-qwen3-8b) --out plots
 	# Exposed time from a machine with a GPU; the other figures are drawn again, from a CPU's.
 	$(FSBENCH) hotvocab plot $(call RUNS,simple) --out plots
 	$(FSBENCH) hotvocab plot results/cpu/simple-20261121 --out plots

@@ -12,6 +12,9 @@ from fsbench.figures.parts import in_words, laid_out, legend, log2_axis, save
 from fsbench.figures.style import styles
 from fsbench.provider import Kind
 
+ACROSS = 3
+"""Panels beside each other, at most."""
+
 
 def draw_engines(frame: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """(engine, its figure) for each engine of a summary (fsbench.e2e.summary) with times."""
@@ -38,9 +41,14 @@ def draw(rows: pd.DataFrame) -> Figure:
     """
     look = styles(rows.assign(provider=rows.sampler, kind=str(Kind.EXACT)))
     models = list(rows.groupby(["model", "tp", "requests"], sort=False))
-    figure = Figure(figsize=(1.6 + 3.2 * len(models), 5.6), layout="constrained")
-    panels = figure.subplots(2, len(models), squeeze=False, sharex="col", height_ratios=(3, 2))
-    for (upper, lower), ((model, tp, requests), of_model) in zip(panels.T, models, strict=True):
+    across = min(len(models), ACROSS)
+    lines = -(-len(models) // across)
+    figure = Figure(figsize=(1.6 + 3.2 * across, 5.6 * lines), layout="constrained")
+    grid = figure.subplots(2 * lines, across, squeeze=False, height_ratios=(3, 2) * lines)
+    panels = grid.reshape(lines, 2, across).swapaxes(1, 2).reshape(-1, 2)
+    for panel in panels[len(models) :].flat:
+        panel.set_visible(False)
+    for (upper, lower), ((model, tp, requests), of_model) in zip(panels, models, strict=False):
         for sampler, line in of_model.groupby("sampler", sort=False):
             ordered = line.sort_values("b")
             style = look[str(sampler)].line
@@ -65,14 +73,17 @@ def draw(rows: pd.DataFrame) -> Figure:
                 label="bound: sampling in no time,\nthe same matmul",
             )
         lower.axhline(0, color="#444444", linewidth=0.8)
+        log2_axis(upper, of_model.b, "")
         log2_axis(lower, of_model.b, "Requests at a time, B, log scale")
         kind = "" if requests == "plain" else f", {requests}"
         upper.set_title(f"{model}, TP {tp}{kind}")
+        upper.tick_params(labelbottom=False)
         upper.margins(y=0.08)
         upper.set_ylim(bottom=0)
-    panels[0, 0].set_ylabel("Time per output token (ms)\nbars: lowest to highest run")
-    panels[1, 0].set_ylabel("Saved (%)\nbars: ± 1 standard deviation")
+    for upper, lower in panels[::across]:
+        upper.set_ylabel("Time per output token (ms)\nbars: lowest to highest run")
+        lower.set_ylabel("Saved (%)\nbars: ± 1 standard deviation")
     first = rows.iloc[0]
     in_words(figure, f"{first.engine}, {first.gpu or 'CPU'}; random weights, {first['dtype']}")
-    legend(figure, *panels[1], *panels[0])
+    legend(figure, *panels[:, 1], *panels[:, 0])
     return figure

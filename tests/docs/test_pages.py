@@ -65,8 +65,8 @@ def test_every_block_is_on_a_page() -> None:
 
 def test_a_source_names_gpu_date_and_commit() -> None:
     assert source("h200/paper-20261123").startswith("*NVIDIA H200, 2026-11-23, commit 2b757e5. ")
-    assert "commit 5771289 with uncommitted changes" in source("h200/options/options.csv")
-    assert "commits 2b757e5, 7cfb3e2" in source("h200/lean-20261123", "h200/truncated-20261122")
+    assert "commit 5771289 with uncommitted changes" in source("h200/tuning/flash_sampling.csv")
+    assert "commits 2b757e5, f927007" in source("h200/lean-20261123", "h200/truncated-20261123")
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
 
 

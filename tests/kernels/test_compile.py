@@ -125,3 +125,17 @@ def test_a_bias_is_added_to_what_a_scale_has_rounded():
     found = compile_variants(families=["flash_sampling"], capability=90, named=named, ptx=True)
     plain, biased = (sum("fma.rn.f32" in line for line in each.instructions) for each in found)
     assert plain == biased > 0
+
+
+def test_no_register_is_written_that_a_matrix_product_still_reads():
+    """Weights of one byte may become operands in registers, where the compiler sees no hazard."""
+    named = r"^b\d+v128d\d+\S+ bf16 group (i8|fp8e4nv)$"
+    found = compile_variants(
+        families=["flash_sampling"], capability=90, named=named, instructions=True
+    )
+    assert len(found) > 8
+    for compiled in found:
+        code = "\n".join(compiled.instructions)
+        from_registers = re.search(r"HGMMA\S+ R\d+, R\d+, gdesc", code)
+        overlapping = re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x[1-9]", code)
+        assert "HGMMA" in code and not (from_registers and overlapping), compiled.title

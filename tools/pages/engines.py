@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 
 from fsbench.e2e.models import decoders
-from pages.blocks import H200, block, bullets, listed, places, span, table, with_source
+from pages.blocks import H200, block, bullets, listed, places, said, span, table, with_source
 
+SMALL_MODEL, MODEL, OLD = "Qwen3-1.7B", "Qwen3-8B", "Qwen3-32B, TP 2"
 RUNS = {
-    "Qwen3-1.7B": "e2e-vllm-1.7b-20261122",
-    "Qwen3-8B": "e2e-vllm-8b-20261122",
-    "Qwen3-32B, TP 2": "e2e-vllm-32b-20261122",
+    MODEL: "e2e-vllm-qwen3-8b-20261123",
+    SMALL_MODEL: "e2e-vllm-qwen3-1.7b-20261123",
+    OLD: "e2e-vllm-32b-20261122",  # vLLM 0.22.1
 }
+NOW = (MODEL, SMALL_MODEL)
 
 
-def _of(model: str) -> pd.DataFrame:
-    return pd.read_csv(H200 / RUNS[model] / "e2e.csv").set_index(["sampler", "b"])
+def tpots(model: str) -> pd.DataFrame:
+    """The rows of a model's record by kind of requests, sampler and B."""
+    found = pd.read_csv(H200 / RUNS[model] / "e2e.csv")
+    if "requests" not in found:
+        found["requests"] = "plain"
+    return found.set_index(["requests", "sampler", "b"]).sort_index()
+
+
+def saved(model: str, requests: str, of: str = "reduction_pct") -> pd.Series[float]:
+    """What flash_sample saves of vLLM's time per token, in percent, by B."""
+    found: pd.Series[float] = tpots(model)[of][requests, "flash_sample"]
+    return found
 
 
 @block
@@ -26,44 +40,60 @@ def e2e_models() -> str:
 @block
 def tpot() -> str:
     rows = []
-    for model in RUNS:
-        of = _of(model)
-        for B, ours in of.loc["flash_sample"].iterrows():
-            own, lean = of.loc[("vllm", B)], of.tpot_ms.get(("flashinfer_gumbel_lean", B))
-            rows.append(
-                [
-                    *(model, B, f"{own.tpot_ms:.3f}"),
-                    "" if lean is None else f"{lean:.3f}",
-                    f"{ours.tpot_ms:.3f}",
-                    f"{ours.reduction_pct:.1f} ± {ours.reduction_sd_pct:.1f}",
-                    f"{ours.possible_pct:.1f}",
-                    f"{own.amdahl_pct:.1f}",
-                ]
-            )
+    for model in NOW:
+        of = tpots(model)
+        for requests in of.index.unique("requests"):
+            for B, ours in of.loc[requests, "flash_sample"].iterrows():
+                own = of.loc[requests, "vllm", B]
+                rows.append(
+                    [
+                        *(model, requests, B, f"{own.tpot_ms:.3f}", f"{ours.tpot_ms:.3f}"),
+                        f"{ours.reduction_pct:.1f} ± {ours.reduction_sd_pct:.1f}",
+                        f"{ours.gpu_reduction_pct:.1f} ± {ours.gpu_reduction_sd_pct:.1f}",
+                        *(f"{ours.possible_pct:.1f}", f"{own.amdahl_pct:.1f}"),
+                    ]
+                )
     heads = [
-        *("model", "B", "vLLM, ms", "FI2 lean, ms", "`flash_sample`, ms", "saved, %"),
-        *("possible, %", "sampling in no time, %"),
+        *("model", "requests", "B", "vLLM, ms", "`flash_sample`, ms", "saved, %"),
+        *("GPU-bound, saved %", "possible, %", "sampling in no time, %"),
     ]
-    return with_source(table(heads, rows), *places(*RUNS.values()))
+    return with_source(table(heads, rows, left=2), *places(*(RUNS[model] for model in NOW)))
 
 
 @block
 def tpot_findings() -> str:
-    lines = []
-    for model in list(RUNS)[1:]:
-        of = _of(model)
-        saved = of.loc["flash_sample"].reduction_pct
-        share = 100 * (of.draw_us / (1e3 * of.tpot_ms)).loc["vllm"]
-        lines.append(
-            f"{model}: LM head and vLLM's sampler take {span(share, '.1f')} % of a step, and "
-            f"`flash_sample` saves {span(saved, '.1f')} % of the time per token. The profiles say "
-            f"that {span(of.loc['flash_sample'].possible_pct, '.1f')} % was possible."
-        )
-    lowest = _of("Qwen3-1.7B").tpot_min_ms
-    saved = 100 * (1 - lowest["flash_sample"] / lowest["vllm"])
-    lines.append(
-        "Qwen3-1.7B is not decided. Whole runs of any sampler vary more than samplers do, because "
-        "the GPU waits for the host. The lowest runs of `flash_sample` save "
-        f"{span(saved, '.1f')} % (a negative number is a loss)."
+    served, left = drawn_by()
+    large = saved(OLD, "plain")
+    bound = {kind: saved(SMALL_MODEL, kind, "gpu_reduction_pct") for kind in ("default", "plain")}
+    kinds = {
+        "Qwen3's default requests (T = 0.6, top-k 20, top-p 0.95)": "default",
+        "top-p = 0.9 alone": "top-p",
+        "log-probabilities": "logprobs",
+        "a mix with penalties": "mixed",
+        "plain requests, T = 1": "plain",
+    }
+    of = {words: saved(MODEL, kind) for words, kind in kinds.items()}
+    told = [f"{words} {listed(f'{x:.1f}' for x in each)}" for words, each in of.items()]
+    lines = (
+        said("Every kind of request gains at every B. ", min(map(min, of.values())) > 0)
+        + f"{MODEL}, percent of the time per token saved at B = "
+        f"{listed(of[next(iter(of))].index)}: {'; '.join(told)}.",
+        f"The plug-in drew {100 * served / (served + left):.4g} % of {served + left:,} tokens.",
+        f"{SMALL_MODEL} waits for the host, and whole runs differ by more than samplers do. While "
+        f"the GPU is what one waits for, {span(bound['default'], '.1f')} % are saved with default "
+        f"requests, and {span(bound['plain'], '.1f')} % with plain ones.",
+        f"{OLD} (vLLM 0.22.1, plain requests): {span(large, '.1f')} % are saved, "
+        f"{span(saved(OLD, 'plain', 'possible_pct'), '.1f')} % were possible.",
     )
     return with_source(bullets(*lines), *places(*RUNS.values()))
+
+
+def drawn_by() -> tuple[int, int]:
+    """Tokens that the plug-in drew, and that it left to vLLM, in the records of today."""
+    served = left = 0
+    for model in NOW:
+        text = (H200 / RUNS[model] / "steps.jsonl").read_text(encoding="utf-8")
+        for line in filter(lambda line: '"counts"' in line, text.splitlines()):
+            counts = json.loads(line)["counts"]
+            served, left = served + counts["served"], left + sum(counts["left"].values())
+    return served, left

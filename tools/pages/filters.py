@@ -20,7 +20,7 @@ from pages.blocks import (
 )
 
 OURS, JOINT = "flash_sampling_topk_topp", "flashinfer_joint"
-CUT, LAUNCHES = "truncated-20261122", "truncated-launches/launches.csv"
+CUT, LAUNCHES = "truncated-20261123", "truncated-launches/launches.csv"
 GRID = "truncated-grid-20261122"
 LAWS = ("normal-0.01", "normal-3", "zipf-1.1", "peaked-12")
 FILTERS = {
@@ -50,13 +50,13 @@ def filter_orders() -> str:
 
 
 @block
-def filtered_times() -> str:
-    us = medians(CUT).unstack("b").droplevel("d")
+def filtered_times(run: str = CUT) -> str:
+    us = medians(run).unstack("b").droplevel("d")
     rows = [
         [f"`{name}`", *("" if pd.isna(time) else f"{time:.0f}" for time in row)]
         for name, row in us.iterrows()
     ]
-    return with_source(table(["sampler", "B = 1", *us.columns[1:]], rows), *places(CUT))
+    return with_source(table(["sampler", "B = 1", *us.columns[1:]], rows), *places(run))
 
 
 def _launches() -> pd.DataFrame:
@@ -100,7 +100,7 @@ def filter_findings() -> str:
     us = medians(CUT).unstack("provider")
     ours = us[OURS]
     rivals = us[["flashinfer_top_k_top_p", "flashinfer_top_k_top_p_lean"]].min(axis=1) / ours
-    laws = [f"truncated-20261122-{law}" for law in LAWS]
+    laws = [f"truncated-law-{law}-20261123" for law in LAWS]
     found = results(*laws).set_index(["provider", "b"]).median_us
     alone = [
         f"{span(found[name, 1], '.0f')} us at B = 1 and {span(found[name, 256], '.0f')} at B = 256"

@@ -17,6 +17,7 @@ from pages.blocks import (
     block,
     bullets,
     medians,
+    place,
     places,
     results,
     said,
@@ -25,7 +26,7 @@ from pages.blocks import (
     with_source,
 )
 
-RUNS = {4096: "screened-d4096-20261122", 8192: "screened-d8192-20261122"}
+RUNS = {4096: "screened-d4096-20261123", 8192: "screened-d8192-20261123"}
 CASES, TOKENS = "screened-cases-20261122", "screened-tokens.csv"
 OURS, GREEDY = "flash_sampling_screened", "greedy_screened"
 HEADS = {
@@ -110,11 +111,13 @@ def candidates_by_noise() -> str:
 
 
 @block
-def screened_times() -> str:
+def screened_times(*runs: str) -> str:
+    """Of both LM heads on an H200, or of these records."""
     rows = []
-    for D, run in RUNS.items():
+    found = dict(zip(RUNS, runs or RUNS.values(), strict=False))
+    for D, run in found.items():
         us = medians(run).unstack("provider").loc[D]
-        parts = pd.read_csv(H200 / run / "breakdown.csv").query(f"provider == '{OURS}'")
+        parts = pd.read_csv(RESULTS / place(run) / "breakdown.csv").query(f"provider == '{OURS}'")
         parts = parts.assign(exact=parts.kernel == "resolve_kernel")
         of = parts.groupby(["b", "exact"]).mean_us.sum().unstack()
         for B, row in us.iterrows():
@@ -127,7 +130,7 @@ def screened_times() -> str:
         *("D", "B", f"`{OURS}`", "matmul", "ratio", "screen", "exact part"),
         *(f"`{name}`" for name in (PORTABLE, GREEDY, "greedy")),
     ]
-    return with_source(table(heads, rows, left=0), *places(*RUNS.values()))
+    return with_source(table(heads, rows, left=0), *places(*found.values()))
 
 
 @block

@@ -30,15 +30,19 @@ from pages.blocks import (
     table,
     with_source,
 )
+from pages.engines import MODEL, saved
 from pages.exact import checks_of
+from pages.heads import quantised, scores
 
-PAPER, LEAN, ODD = "paper-20261123", "lean-20261123", "odd-20261123"
+PAPER, LEAN, ODD = "paper-20261123", "lean-20261123", "sweep-20261123"
 SUSTAINED = "sustained-20261123"
-SCREENED = "screened-d4096-20261122"
+SCREENED = "screened-d4096-20261123"
 HEADS = ("models-20261123",)
 ALL = (PAPER, LEAN, "lean-d8192-20261123", "lean-d8192-large-20261123")
 OURS = (PORTABLE, HOPPER)
 RACE, MULTINOMIAL = "exponential_race", "multinomial_compiled"
+BETWEEN = (3, 24, 77, 96, 128, 129, 144, 160, 176, 192, 200, 224, 257, 320, 384, 512, 768, 1024)
+"""Batch sizes of the tables of odd ones."""
 NO_RIVALS = {
     *("auto", HOPPER, PORTABLE, MATMUL, STREAM),
     *("flash_sampling_greedy", "flash_sampling_token", "greedy"),
@@ -115,14 +119,15 @@ def decisions() -> str:
     cuts = cuts[cuts.logits == "normal:1"].set_index(["sampler", "top_k", "top_p", "b"])
     cuts = cuts.span_us.sort_index()
     slower = cuts["truncated", 50, 0.9] / cuts["plain", 0, 1.0]
-    us = medians("truncated-20261122").unstack("provider")
+    us = medians("truncated-20261123").unstack("provider")
     faster = us[["flashinfer_top_k_top_p", "flashinfer_top_k_top_p_lean"]].min(axis=1)
     faster = faster / us.flash_sampling_topk_topp
     screened = over_matmul(SCREENED, ours="flash_sampling_screened")
     ideal = pd.read_csv(H200 / "tp-20261122" / f"scaling_{STEMS[8192]}.csv")
     ideal = ideal[ideal.provider == HOPPER].tp4_ideal
-    saved = pd.read_csv(H200 / "e2e-vllm-8b-20261122" / "e2e.csv")
-    saved = saved[saved["sampler"] == "flash_sample"].reduction_pct
+    default, plain_requests = (saved(MODEL, kind) for kind in ("default", "plain"))
+    scored = scores().flash_score / scores()[MATMUL]
+    fp8 = quantised().fp8
     rows = [
         [
             "a token from the softmax; temperature, bias, mask, seed, log-probability per row",
@@ -143,12 +148,12 @@ def decisions() -> str:
         [
             "an LM head that is int8 or fp8 itself",
             "[`flash_sample` with a `QuantisedHead`](ROOT/docs/quantised-heads.md)",
-            "not timed yet",
+            f"fp8: {span(at(fp8, 1, 64))} of the matmul in bf16, B up to 64; int8: no gain",
         ],
         [
             "log-probabilities of given tokens, equal in rollout and trainer, with a gradient",
             "[`score`](ROOT/docs/log-probabilities.md)",
-            "not timed yet",
+            f"{span(scored.loc[:64])} of the matmul alone, B up to 64",
         ],
         [
             "an LM head sharded over the GPUs of one host",
@@ -163,7 +168,8 @@ def decisions() -> str:
         [
             "vLLM 0.26.0 or 0.33.0",
             "[the plug-in](ROOT/docs/end-to-end.md#the-plug-in-for-vllm)",
-            f"{span(saved, '.1f')} % less time per output token, Qwen3-8B, vLLM 0.22.1",
+            f"{span(default, '.1f')} % less time per output token with {MODEL}'s default requests, "
+            f"{span(plain_requests, '.1f')} % with plain ones",
         ],
     ]
     return table(["request", "call", "on an H200 (its page has date and commit)"], rows, left=3)
@@ -232,8 +238,8 @@ def host_times() -> str:
 
 
 @block
-def heads_of_models() -> str:
-    ratio, lead = over_matmul(*HEADS), leads(*HEADS).unstack("provider").min(axis=1)
+def heads_of_models(run: str = HEADS[0]) -> str:
+    ratio, lead = over_matmul(run), leads(run).unstack("provider").min(axis=1)
     ratio, lead = ratio.droplevel("run"), lead.droplevel("run")
     rows = [
         [model.name, f"{model.D:,}", f"{model.V:,}"]
@@ -243,7 +249,7 @@ def heads_of_models() -> str:
         ]
         for model in named_models().values()
     ]
-    return with_source(table(["model", "D", "V", "B = 1", "64", "256"], rows), *places(*HEADS))
+    return with_source(table(["model", "D", "V", "B = 1", "64", "256"], rows), *places(run))
 
 
 @block
@@ -256,7 +262,7 @@ def odd_batches(run: str = ODD) -> str:
             *(f"{row[name] / row[MATMUL]:.2f}" for name in (HOPPER, PORTABLE, ONE_PASS)),
             *(f"{row[ONE_PASS] / row[name]:.2f}" for name in (HOPPER, PORTABLE)),
         ]
-        for B, row in us.iterrows()
+        for B, row in us.loc[us.index.isin(BETWEEN)].iterrows()
     ]
     heads = [
         *("B", "Hopper, us", "Hopper / matmul", "portable / matmul", "one-pass argmax / matmul"),
@@ -345,10 +351,10 @@ def _seconds(value: float) -> str:
 
 
 @block
-def options_cost(D: str) -> str:
+def options_cost(D: str, gpu: str = "h200") -> str:
     """What an option costs, in percent over plain sampling; in brackets its own bytes."""
-    path = "options/options.csv"
-    of = pd.read_csv(H200 / path).query(f"d == {D}").set_index(["option", "b"])
+    path = f"{gpu}/options/options.csv"
+    of = pd.read_csv(RESULTS / path).query(f"d == {D}").set_index(["option", "b"])
     rows = []
     for option in of.index.get_level_values("option").unique().drop("plain"):
         cells = [option]
@@ -358,4 +364,4 @@ def options_cost(D: str) -> str:
             cost = f"{100 * (row.ratio_to_plain - 1):+.1f}"
             cells.append(f"{cost} ({own:.1f})" if own >= 0.05 else cost)
         rows.append(cells)
-    return with_source(table(["option", "B = 1", "16", "64", "256"], rows), *places(path))
+    return with_source(table(["option", "B = 1", "16", "64", "256"], rows), path)

@@ -12,6 +12,7 @@ from pages import (
     engines,
     exact,
     filters,
+    heads,
     mismatch,
     picture,
     ranks,
@@ -22,7 +23,20 @@ from pages import (
 from pages.blocks import BLOCKS, ROOT
 
 MAKERS = (
-    *(claims, code, cpu, engines, exact, filters, mismatch, ranks, screen, speculation, speed),
+    *(
+        claims,
+        code,
+        cpu,
+        engines,
+        exact,
+        filters,
+        heads,
+        mismatch,
+        ranks,
+        screen,
+        speculation,
+        speed,
+    ),
 )
 """Importing them registers their blocks."""
 

@@ -36,6 +36,19 @@ def test_scales_that_round_nothing_give_the_bits_of_the_weight_with_those_number
     assert same_bits(scored.logprob, found.logprob) and scored.rank.equal(again.rank)
 
 
+@pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("B", [1, 64, 128, 256])
+def test_programs_that_walk_over_many_tiles_keep_the_bits(B, weight_dtype):
+    hidden, weight = problem(B, 100_000, 2048, torch.bfloat16)
+    head = quantise_head(weight, weight_dtype)
+    head.scale.copy_(head.scale.log2().round().exp2())
+    exact = head.weight.bfloat16() * head.scale.bfloat16()[:, None]
+    for step in range(8):
+        found = flash_sample(hidden, head, seed=counter(step), return_logz=True)
+        wanted = flash_sample(hidden, exact, seed=counter(step), return_logz=True)
+        assert found.tokens.equal(wanted.tokens) and same_bits(found.logz, wanted.logz)
+
+
 def test_an_undefined_number_or_scale_leaves_no_row_a_draw():
     hidden, weight = problem(3, 500, 64, torch.bfloat16)
     for dtype in (torch.int8, torch.float8_e4m3fn):

@@ -1,0 +1,27 @@
+"""Triton's keys of compiled kernels, so that a process finds what another has compiled."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from triton.runtime.jit import DependenciesFinder
+
+
+def settle() -> None:
+    """Make the keys of kernels independent of what the process compiled before them.
+
+    A key has the globals of all functions that a kernel calls. Triton 3.6 collects those of a
+    function before it hashes that function, which is when they become known. So they are missing,
+    unless another kernel has called it before. Here it is hashed first, as later versions do.
+    """
+    update = DependenciesFinder._update_hash
+    if hasattr(update, "__wrapped__"):
+        return
+
+    @wraps(update)
+    def hashed_first(self: Any, func: Any) -> None:
+        if func.cache_key:
+            update(self, func)
+
+    DependenciesFinder._update_hash = hashed_first

@@ -1,0 +1,99 @@
+"""Times of `score` and of quantised heads: docs/log-probabilities.md, docs/quantised-heads.md."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from pages.blocks import (
+    H200,
+    MATMUL,
+    block,
+    bullets,
+    medians,
+    places,
+    said,
+    span,
+    table,
+    with_source,
+)
+
+SCORE, QUANTISED = "score-20261123", "quantised/heads.csv"
+OURS = "flash_score"
+RIVALS = {
+    "score_log_softmax_compiled": "log_softmax and gather, compiled",
+    "score_log_softmax": "the same, not compiled",
+    "score_chunked": "chunked loss, 1024 rows",
+}
+
+
+def scores() -> pd.DataFrame:
+    """Median times in us by B, a column for each provider."""
+    found: pd.DataFrame = medians(SCORE).unstack("provider").droplevel("d")
+    return found
+
+
+@block
+def score_times() -> str:
+    us = scores()
+    rows = [
+        [f"{B:,}", f"{row[OURS]:,.0f}", f"{row[MATMUL]:,.0f}", f"{row[OURS] / row[MATMUL]:.2f}"]
+        + [f"{row[name]:,.0f} ({row[name] / row[OURS]:.2f})" for name in RIVALS]
+        for B, row in us.iterrows()
+    ]
+    heads = ["B", "`score`, us", "matmul alone", "ours / matmul", *RIVALS.values()]
+    fused = us[OURS] / us[MATMUL]
+    best = us[list(RIVALS)].min(axis=1) / us[OURS]
+    slower = best[best < 1]
+    told = (
+        f"Up to B = 64 `score` takes {span(fused.loc[:64])} of the matmul alone, from 256 on "
+        f"{span(fused.loc[256:])}.",
+        f"The fastest rival takes {span(best[best >= 1])} times as long"
+        + said(", but less at the largest batch: ", list(slower.index) == [us.index.max()])
+        + f"{span(slower)} at B = {us.index.max():,}.",
+    )
+    return with_source(f"{table(heads, rows, left=0)}\n\n{bullets(*told)}", *places(SCORE))
+
+
+def quantised() -> pd.DataFrame:
+    """Over the matmul in bf16 by D and B, a column for each sampler."""
+    found = pd.read_csv(H200 / QUANTISED)
+    return found.pivot_table(index=["d", "b"], columns="sampler", values="ratio_to_matmul")
+
+
+@block
+def quantised_times() -> str:
+    ratio = quantised()
+    names = {
+        "fp8": "`flash_sample`, fp8",
+        "int8": "int8",
+        "bf16": "bf16",
+        "scaled_fp8": "scaled matmul and one pass, fp8",
+        "scaled_int8": "int8",
+    }
+    found = pd.read_csv(H200 / QUANTISED).set_index(["d", "b", "sampler"])
+    rows = [
+        [D, B, f"{found.time_us[D, B, 'matmul']:.0f}", *(f"{row[name]:.2f}" for name in names)]
+        for (D, B), row in ratio.iterrows()
+    ]
+    heads = ["D", "B", "matmul in bf16, us", *names.values()]
+    few = ratio[ratio.index.get_level_values("b") <= 64]
+    drawn = found.dropna(subset="draws")
+    wrong = drawn[drawn.unequal > 0]
+    right = drawn[drawn.unequal == 0].draws.sum()
+    told = (
+        said("e4m3 pays up to B = 64: ", few.fp8.max() < few.bf16.min())
+        + f"{span(few.fp8)} of the matmul in bf16.",
+        said("int8 does not: ", few.int8.min() > 1)
+        + f"{span(few.int8)} up to B = 64. Its conversion on chip takes longer than the stream.",
+        f"{right:,.0f} of {drawn.draws.sum():,.0f} draws are those of a bf16 weight with the same "
+        "numbers. "
+        + said(
+            "The others are all draws from e4m3 at B = 256",
+            set(wrong.reset_index()[["b", "sampler"]].itertuples(index=False, name=None))
+            == {(256, "fp8")},
+        )
+        + ", which were wrong at the commit of this record: the compiler wrote registers that a "
+        "matrix product still read. It is kept from that now, and a test reads its instructions; "
+        "neither tokens nor times have been measured again.",
+    )
+    return with_source(f"{table(heads, rows, left=0)}\n\n{bullets(*told)}", *places(QUANTISED))
