@@ -107,7 +107,7 @@ def calls(B: int) -> Iterator[tuple[str, Any]]:
         "penalties": {"top_k": 50, "penalties": penalties},
     }
     said: dict[str, Any] = {f"return_{x}": True for x in ("logprob", "kept_logprob", "rank")}
-    said["return_support"] = 41
+    said |= {"return_support": 41, "return_top": 20, "logprob_temperature": 1.0}
     for name, kept in filters.items():
         truncated = partial(truncated_sample, hidden, weight, **kept)
         yield f"truncated_sample, {name}", partial(truncated, **least)

@@ -290,8 +290,8 @@ def _calls(entry: Found, problem: Problem, needs: list[str]) -> dict[str, str]:
     if len(given) + len(call) > 65:
         given = "\n" + fill(given, 70, initial_indent="    ", subsequent_indent="    ") + "\n"
     python = f"from fsbench.kernels import {imports}\n{first}sample = {call}({given})"
-    vllm = {} if head == "head" else {"vllm": "FSBENCH_VLLM=flash_sample vllm serve MODEL"}
-    return {"python": python, **vllm}
+    plug_in = "screened" if head == "head" else "flash_sample"
+    return {"python": python, "vllm": f"FSBENCH_VLLM={plug_in} vllm serve MODEL"}
 
 
 def _floors(gpu: str, problem: Problem, batches: range | list[int]) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from fsbench.e2e.trace import step_profile
 from fsbench.errors import EngineUnavailable, InvalidArgument, shown
 from fsbench.integrations.draw import (
     DRAW_MARK,
-    FLASH_SAMPLE,
     MATMUL_MARK,
+    OWN,
     Draw,
     Head,
     Rows,
@@ -90,7 +90,7 @@ class HuggingFace:
             return drafts, True
         missing(sampler, self.device)  # raises for names that nobody knows
         label, fused = known()[sampler]
-        if sampler == FLASH_SAMPLE and self.device == "cpu":
+        if sampler in OWN and self.device == "cpu":
             label += " (reference, on a CPU)"
         return label, fused
 

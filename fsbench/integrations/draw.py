@@ -1,15 +1,17 @@
 """What stands in an engine's place of LM head and sampler: one function, whoever draws.
 
 `flash_sample` is what an engine should run: each request has a temperature, seed and filters of its
-own. Any other name is an exact sampler of `fsbench list`, put into the engine to be compared with:
-it draws as `fsbench run` times it, at T = 1 and with one seed for the batch.
+own. `screened` is the same with token noise and an int8 copy of the head, by which small batches of
+plain requests are drawn (docs/screened-head.md). Any other name is an exact sampler of `fsbench
+list`, put into the engine to be compared with: it draws as `fsbench run` times it, at T = 1 and
+with one seed for the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,15 +21,21 @@ from fsbench.errors import InvalidArgument, unknown_name
 from fsbench.integrations.routing import Need
 from fsbench.kernels import (
     Penalties,
+    Sample,
     TokenHistory,
+    TruncatedSample,
     VocabShard,
     flash_sample,
+    prepare_head,
+    score,
     truncated_sample,
 )
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider
 
-FLASH_SAMPLE = "flash_sample"
+FLASH_SAMPLE, SCREENED = "flash_sample", "screened"
+OWN = {FLASH_SAMPLE: "FlashSampling", SCREENED: "FlashSampling, screened"}
+"""What serves requests of every kind -> its label."""
 
 DRAW_MARK, MATMUL_MARK = "fsbench: draw", "fsbench: LM head"
 """Ranges in torch profiles: LM head and sampling together, and the LM head, where it is apart."""
@@ -45,6 +53,17 @@ class Head:
     soft_cap: float | None = None
 
 
+class Asked(NamedTuple):
+    """What log-probabilities to tell beside tokens.
+
+    top: of how many of the likeliest tokens, too, up to 20. raw: those of softmax(logits) under the
+    mask, not those of what is drawn from.
+    """
+
+    top: int = 0
+    raw: bool = True
+
+
 class Rows(NamedTuple):
     """B rows of a decode step. All tensors are contiguous and on the device of hidden.
 
@@ -52,7 +71,9 @@ class Rows(NamedTuple):
     offset: int64 [B], or [1] if it is the same of all: the position of the token that was fed.
     filters: (top_k int32 [B], top_p fp32 [B], min_p fp32 [B]), off where flash_sample says so.
     bias: fp32 [B, V], mask: int32 [B, V / 32 or more], as flash_sample takes them.
-    logprob: also tell the log-probability of the token.
+    asked: what log-probabilities to tell, or None.
+    apart: int64 [n], rows whose raw log-probabilities take a pass of their own: those with a bias
+        or penalties. Or None.
     """
 
     hidden: Tensor
@@ -63,14 +84,28 @@ class Rows(NamedTuple):
     bias: Tensor | None = None
     mask: Tensor | None = None
     penalties: Penalties | None = None
-    logprob: bool = False
+    asked: Asked | None = None
+    apart: Tensor | None = None
+
+
+class Told(NamedTuple):
+    """Log-probabilities, as vLLM has them.
+
+    tokens: int64 [B, 1 + n], the drawn one and the n likeliest. logprobs: fp32 [B, 1 + n], of each;
+    -inf where a token is forbidden. ranks: int64 [B], of the drawn token, from 1; of tokens with
+    equal logits all have the first one's rank. 0 where it is not known.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    ranks: Tensor
 
 
 class Drawn(NamedTuple):
-    """tokens: int64 [B]; -1 where a row has no draw, if the sampler can tell. logprob: fp32 [B]."""
+    """tokens: int64 [B]; -1 where a row has no draw, if the sampler can tell."""
 
     tokens: Tensor
-    logprob: Tensor | None = None
+    told: Told | None = None
 
 
 class Draw(Protocol):
@@ -82,9 +117,18 @@ class Draw(Protocol):
         """Draw a token for each row."""
 
 
+class HeadDraw(Draw, Protocol):
+    """A draw from a head. extra_bytes: of memory that it keeps beside it."""
+
+    extra_bytes: int
+
+    def refresh(self) -> None:
+        """Follow a weight that has been written to, in place: graphs of the draw go on."""
+
+
 def known() -> dict[str, tuple[str, bool]]:
     """Every name that `make_draw` takes -> (label for legends, whether logits stay on chip)."""
-    found = {FLASH_SAMPLE: ("FlashSampling", True)}
+    found = {name: (label, True) for name, label in OWN.items()}
     for name, entry in discover().items():
         if entry.provider is not None and entry.provider.kind is Kind.EXACT:
             found[name] = (entry.provider.label, entry.provider.capabilities.fused)
@@ -94,12 +138,12 @@ def known() -> dict[str, tuple[str, bool]]:
 def missing(name: str, device: str) -> str | None:
     """None if this sampler can run on `device` (cuda or cpu), else why not.
 
-    On a CPU flash_sample runs its reference, and says so.
+    On a CPU flash_sample and screened run their reference, and say so.
 
     Raises:
         InvalidArgument: nobody knows the name, or it is no exact sampler.
     """
-    if name == FLASH_SAMPLE:
+    if name in OWN:
         return None
     names = known()
     if name not in names:
@@ -107,16 +151,16 @@ def missing(name: str, device: str) -> str | None:
     return discover()[name].unavailable_reason(device)
 
 
-def make_draw(name: str, head: Head) -> Draw:
+def make_draw(name: str, head: Head) -> HeadDraw:
     """The sampler of this name over an LM head.
 
     Raises:
-        InvalidArgument: nobody knows the name; or it is not flash_sample, and the head is sharded
-            or has a soft cap.
+        InvalidArgument: nobody knows the name; or it is not flash_sample, and the head is sharded;
+            or it is a sampler of `fsbench list`, and the head has a soft cap.
         ProviderUnavailable: it cannot run here.
     """
-    if name == FLASH_SAMPLE:
-        return FlashSampleDraw(head)
+    if name in OWN:
+        return FlashSampleDraw(head, screened=name == SCREENED)
 
     names = known()
     if name not in names:
@@ -127,50 +171,130 @@ def make_draw(name: str, head: Head) -> Draw:
 
 
 class FlashSampleDraw:
-    """See Draw. flash_sample, and truncated_sample where a row has filters or penalties.
+    """See Draw. flash_sample, and truncated_sample where logits have to be stored.
 
-    The second needs the whole LM head on one GPU.
+    The second needs the whole LM head on one GPU. Over a sharded one there are no ranks and no
+    likeliest tokens.
+
+    screened: keep an int8 copy of the head, and draw rows without filters and log-probabilities by
+    it where that is faster. The noise is of tokens then, for all rows, so that a token does not
+    depend on the batch.
+
+    Raises:
+        InvalidArgument: screened, and the head is sharded.
     """
 
-    def __init__(self, head: Head):
-        self._head = head
-        self.able = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB
-        if isinstance(head.weight, Tensor):
-            self.able |= Need.FILTER | Need.REPETITION
+    def __init__(self, head: Head, screened: bool = False):
+        self._head, self._whole = head, isinstance(head.weight, Tensor)
+        self._noise, self._copy = "token" if screened else "auto", None
+        if screened:
+            if not isinstance(head.weight, Tensor):
+                raise InvalidArgument(
+                    f"{SCREENED}: expected a whole LM head; got a VocabShard. {FLASH_SAMPLE} "
+                    "takes it"
+                )
+            self._copy = prepare_head(head.weight)
+        self.extra_bytes = 0 if self._copy is None else self._copy.extra_bytes
+        self.able = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB | Need.MORE_LOGPROBS
+        if self._whole:
+            self.able |= Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
+
+    def refresh(self) -> None:
+        if self._copy is not None:
+            self._copy.refresh()
 
     def __call__(self, rows: Rows) -> Drawn:
-        weight, soft_cap = self._head.weight, self._head.soft_cap
-        V = self._head.vocab_size if isinstance(weight, Tensor) else None
+        weight, asked = self._head.weight, rows.asked
+        same: dict[str, Any] = {
+            "temperature": rows.temperature,
+            "bias": rows.bias,
+            "mask": rows.mask,
+            "seed": rows.seed,
+            "offset": rows.offset,
+            "soft_cap": self._head.soft_cap,
+            "vocab_size": self._head.vocab_size if self._whole else None,
+            "noise": self._noise,
+            "return_logprob": asked is not None,
+            "return_rank": asked is not None and self._whole,
+            "return_top": 0 if asked is None else asked.top,
+        }
         if rows.filters is None and rows.penalties is None:
-            drawn = flash_sample(
-                *(rows.hidden, weight),
-                temperature=rows.temperature,
-                bias=rows.bias,
-                mask=rows.mask,
-                seed=rows.seed,
-                offset=rows.offset,
-                soft_cap=soft_cap,
-                vocab_size=V,
-                return_logprob=rows.logprob,
-            )
-            return Drawn(drawn.tokens, drawn.logprob)
-        assert isinstance(weight, Tensor) and not rows.logprob
+            sample = flash_sample(rows.hidden, self._copy or weight, **same)
+            return Drawn(sample.tokens, self._told(rows, sample))
+        assert isinstance(weight, Tensor)
+        of_kept = asked is not None and not asked.raw
         top_k, top_p, min_p = rows.filters or (0, 1.0, 0.0)
-        truncated = truncated_sample(
+        cut = truncated_sample(
             *(rows.hidden, weight),
-            temperature=rows.temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             penalties=rows.penalties,
-            bias=rows.bias,
-            mask=rows.mask,
-            seed=rows.seed,
-            offset=rows.offset,
-            soft_cap=soft_cap,
-            vocab_size=V,
+            return_kept=of_kept,
+            return_kept_logprob=of_kept,
+            logprob_temperature=None if asked is None or of_kept else 1.0,
+            **same,
         )
-        return Drawn(truncated.tokens)
+        return Drawn(cut.tokens, self._told(rows, among_kept(cut, rows) if of_kept else cut))
+
+    def _told(self, rows: Rows, sample: Sample | TruncatedSample) -> Told | None:
+        """What a draw tells, in vLLM's form."""
+        if rows.asked is None or sample.logprob is None:
+            return None
+        tokens, logprob, rank = sample.tokens, sample.logprob, sample.rank
+        top, top_logprob = sample.top_tokens, sample.top_logprob
+        if rows.apart is not None:
+            raw = self._apart(rows, tokens[rows.apart])
+            parts = (logprob, rank, top, top_logprob)
+            for part, own in zip(parts, raw, strict=True):
+                if part is not None and own is not None:
+                    part.index_copy_(0, rows.apart, own)
+        ranks = (rows.temperature == 0).long() - 1 if rank is None else rank
+        ids, logprobs = tokens.clamp(min=0)[:, None], logprob[:, None]
+        if top is not None and top_logprob is not None:
+            ids = torch.cat([ids, named(top)], 1)
+            logprobs = torch.cat([logprobs, top_logprob], 1)
+        return Told(ids, logprobs, ranks.long() + 1)
+
+    def _apart(self, rows: Rows, tokens: Tensor) -> tuple[Tensor | None, ...]:
+        """(log-probability, rank, top tokens, theirs) of drawn tokens [n] by the raw logits."""
+        weight, asked = self._head.weight, rows.asked
+        assert isinstance(weight, Tensor) and rows.apart is not None and asked is not None
+        hidden, mask = rows.hidden[rows.apart], rows.mask
+        same: dict[str, Any] = {
+            "mask": None if mask is None else mask[rows.apart],
+            "soft_cap": self._head.soft_cap,
+            "vocab_size": self._head.vocab_size,
+        }
+        found = score(hidden, weight, tokens, return_rank=True, **same)
+        if not asked.top:
+            return found.logprob, found.rank, None, None
+        top = flash_sample(hidden, weight, seed=rows.seed[:1], return_top=asked.top, **same)
+        return found.logprob, found.rank, top.top_tokens, top.top_logprob
+
+
+def among_kept(cut: TruncatedSample, rows: Rows) -> TruncatedSample:
+    """The log-probabilities of a draw over what the filters keep; of a greedy row over all."""
+    assert cut.logprob is not None and cut.kept_logprob is not None and cut.kept is not None
+    greedy = rows.temperature == 0
+    shift = (cut.kept_logprob - cut.logprob).masked_fill(greedy, 0.0)
+    top = cut.top_logprob
+    if top is not None:
+        place = torch.arange(top.shape[1], device=top.device)
+        gone = (place >= cut.kept[:, None]) & ~greedy[:, None]
+        top = (top + shift[:, None]).masked_fill(gone, -torch.inf)
+    return cut._replace(logprob=torch.where(greedy, cut.logprob, cut.kept_logprob), top_logprob=top)
+
+
+def named(tokens: Tensor) -> Tensor:
+    """Tokens int64 [B, n], with ids that are not among them in place of -1.
+
+    Where there is a -1, all tokens but those of the row are forbidden; vLLM names some of them.
+    """
+    n = tokens.shape[1]
+    ids = torch.arange(2 * n, device=tokens.device)
+    taken = (tokens[:, :, None] == ids).any(1)
+    return torch.where(tokens < 0, taken.int().argsort(dim=1, stable=True)[:, :n], tokens)
 
 
 def history(prompt_bits: Tensor, counts: Tensor, capacity: int) -> TokenHistory:
@@ -206,7 +330,7 @@ class ProviderDraw:
         InvalidArgument: the head is sharded or has a soft cap, which a Problem does not describe.
     """
 
-    able = Need(0)
+    able, extra_bytes = Need(0), 0
 
     def __init__(self, provider: Provider, head: Head):
         if not isinstance(head.weight, torch.Tensor) or head.soft_cap is not None:
@@ -221,6 +345,9 @@ class ProviderDraw:
     def __call__(self, rows: Rows) -> Drawn:
         launch = self._launch(len(rows.hidden))
         return Drawn(launch(rows.hidden, rows.seed[:1], rows.offset[:1]))
+
+    def refresh(self) -> None:
+        """See HeadDraw. What a rival makes of a weight when it is built stays as it was."""
 
     def _build(self, B: int) -> Launch:
         V, D = self._weight.shape

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import CaptureError
-from fsbench.integrations.draw import Draw, Drawn, Rows
+from fsbench.integrations.draw import Asked, Draw, Drawn, Rows, Told
 
 _WARM_UP = 2  # the first call compiles, the second has all memory that a capture needs
 _LOG = logging.getLogger("vllm.fsbench")
 
 
 class Kind(NamedTuple):
-    """What one set of graphs draws: with filters or not, and log-probabilities or not."""
+    """What one set of graphs draws: with filters or not, and which log-probabilities it tells."""
 
     filters: bool = False
-    logprob: bool = False
+    asked: Asked | None = None
 
 
 class Graph(NamedTuple):
@@ -96,7 +96,7 @@ class GraphedDraw:
         eager = rows.bias is not None or rows.mask is not None or rows.penalties is not None
         if eager or self._sizes[-1] < B:
             return self._draw(rows)
-        kind = Kind(rows.filters is not None, rows.logprob)
+        kind = Kind(rows.filters is not None, rows.asked)
         size = self._sizes[bisect_left(self._sizes, B)]
         if (kind, size) not in self._graphs and self._lazily:
             self._make(kind, size)
@@ -105,8 +105,8 @@ class GraphedDraw:
             return self._draw(rows)
         self._fill(rows)
         graph.replay()
-        tokens, logprob = graph.drawn
-        return Drawn(tokens[:B], None if logprob is None else logprob[:B])
+        tokens, told = graph.drawn
+        return Drawn(tokens[:B], None if told is None else Told(*(each[:B] for each in told)))
 
     def _fill(self, rows: Rows) -> None:
         B = len(rows.hidden)
@@ -128,7 +128,7 @@ class GraphedDraw:
         rows = Rows(
             *(hidden[:B], temperature[:B], seed[:B], offset[:B]),
             filters=(top_k[:B], top_p[:B], min_p[:B]) if kind.filters else None,
-            logprob=kind.logprob,
+            asked=kind.asked,
         )
         graph = None
         if self._left > 0:

@@ -16,11 +16,16 @@ class Need(IntFlag):
     BIAS = auto()  # what adds to logits or forbids tokens, at rows of the request's own
     FILTER = auto()  # top-k, top-p, min-p
     REPETITION = auto()  # a penalty that depends on the sign of a logit
-    LOGPROB = auto()  # of the sampled token, in the distribution that it is drawn from
-    OTHER_LOGPROB = auto()  # of the sampled token, in another distribution
-    TOP_LOGPROBS = auto()  # of further tokens
+    LOGPROB = auto()  # of the sampled token
+    OTHER_LOGPROB = auto()  # in another distribution than that which is drawn from
+    TOP_LOGPROBS = auto()  # of up to MOST_LOGPROBS of the likeliest tokens, too
+    MORE_LOGPROBS = auto()  # of more of them, or of given tokens: those are told by the engine
+    LOGITS = auto()  # in place of log-probabilities
     THINKING_BUDGET = auto()
 
+
+MOST_LOGPROBS = 20
+"""Of so many tokens a draw can tell log-probabilities."""
 
 REASONS = {
     Need.TEMPERATURE: "temperature",
@@ -31,6 +36,8 @@ REASONS = {
     Need.LOGPROB: "logprobs",
     Need.OTHER_LOGPROB: "logprobs of another distribution",
     Need.TOP_LOGPROBS: "top logprobs",
+    Need.MORE_LOGPROBS: "many logprobs",
+    Need.LOGITS: "logits",
     Need.THINKING_BUDGET: "thinking budget",
 }
 """Need -> how counters call it."""
@@ -62,7 +69,8 @@ def route(needs: np.ndarray, able: Need) -> list[Group]:
         something that `able` lacks            ENGINE
         a repetition penalty                   PENALISED
         top-k, top-p or min-p                  FILTERED
-        a log-probability                      FUSED
+        log-probabilities of what is not       FILTERED
+          drawn from
         anything else, or nothing              FILTERED if the batch has a row there, else FUSED
 
     FUSED and FILTERED draw the same token for a row without a filter, so the last line saves a pass
@@ -70,13 +78,21 @@ def route(needs: np.ndarray, able: Need) -> list[Group]:
     """
     fused, filtered, penalised, engine = range(4)  # in the order of Way
     ways = np.full(len(needs), fused)
-    ways[needs & Need.FILTER != 0] = filtered
+    ways[needs & (Need.FILTER | Need.OTHER_LOGPROB) != 0] = filtered
     ways[needs & Need.REPETITION != 0] = penalised
     ways[needs & ~np.int64(able) != 0] = engine
     if (ways == filtered).any():
-        ways[(ways == fused) & (needs & Need.LOGPROB == 0)] = filtered
+        ways[ways == fused] = filtered
     rows = [np.flatnonzero(ways == number) for number in range(4)]
     return [Group(way, mine) for way, mine in zip(Way, rows, strict=True) if len(mine)]
+
+
+def shared_out(needs: np.ndarray, able: Need) -> np.ndarray:
+    """The needs, with log-probabilities that a draw cannot tell left to the engine if it can."""
+    if Need.TOP_LOGPROBS in able or Need.MORE_LOGPROBS not in able:
+        return needs
+    rest = needs & ~np.int64(Need.TOP_LOGPROBS)
+    return np.where(needs == rest, needs, rest | Need.MORE_LOGPROBS)
 
 
 def reason(need: int, able: Need) -> str:
@@ -89,19 +105,20 @@ def logprob_needs(
 ) -> np.ndarray:
     """What log-probabilities add to the needs of each row, int [B].
 
-    asked: -1 none, 0 those of the sampled token, above also of others. mode: vLLM's logprobs_mode.
-    flash_sample tells log softmax(logits / T + bias) under the mask, and that of T = 1 if T is 0:
+    asked: -1 none, 0 those of the sampled token, above also of as many others, the likeliest.
+    mode: vLLM's logprobs_mode:
 
-        raw_logprobs        (after the mask, before all else) ours at T 0 or 1 without other needs
-        processed_logprobs  (of what is drawn from)           ours without filters and repetition
-        any other mode      (logits)                          never ours
+        raw_logprobs        of softmax(logits) after a grammar's mask, before all else; what is
+                            drawn from is that at T = 1, or 0, without other needs
+        processed_logprobs  of what is drawn from, at T = 1 if T is 0
+        any other mode      no log-probabilities, but logits
     """
-    changed = Need.FILTER | Need.REPETITION
+    changed = Need.FILTER | Need.REPETITION | Need.BIAS
+    same = (needs & changed == 0) & ((temperature == 0) | (temperature == 1))
+    found = np.full(len(needs), Need.LOGPROB)
     if mode == "raw_logprobs":
-        same = (needs & (changed | Need.BIAS) == 0) & ((temperature == 0) | (temperature == 1))
-    elif mode == "processed_logprobs":
-        same = needs & changed == 0
-    else:
-        same = np.zeros(len(needs), bool)
-    sampled = np.where(same, Need.LOGPROB, Need.OTHER_LOGPROB)
-    return np.select([asked < 0, asked == 0], [0, sampled], Need.TOP_LOGPROBS)
+        found |= np.where(same, 0, Need.OTHER_LOGPROB)
+    elif mode != "processed_logprobs":
+        found |= Need.LOGITS
+    others = np.where(asked > MOST_LOGPROBS, Need.MORE_LOGPROBS, Need.TOP_LOGPROBS)
+    return np.select([asked < 0, asked == 0], [0, found], found | others)

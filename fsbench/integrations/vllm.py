@@ -1,6 +1,6 @@
 """flash_sample inside vLLM: a plug-in (entry point `vllm.general_plugins`, see entry.py).
 
-    FSBENCH_VLLM=flash_sample vllm serve ...
+    FSBENCH_VLLM=flash_sample vllm serve ...       (or screened)
 
 It hooks into vLLM's model runner V2, the default for Qwen3 and with VLLM_USE_V2_MODEL_RUNNER=1 for
 others:
@@ -14,7 +14,8 @@ others:
     compile_or_warm_up_model   forgets what warm-up has counted
     shutdown                   logs how many tokens were served, and how many left, and why
     reload_weights, load_weights, finish_weight_update, wake_up
-                               the head is looked up again before the next draw
+                               the head is looked up again before the next draw, and what is kept
+                               beside it is made anew, in place where the head is where it was
 
 A request's noise is a function of its seed and the position of the token that was fed, and of
 nothing else. Fields of vLLM are read and filled by an adapter of its version (vllm_0_26,
@@ -39,7 +40,7 @@ from torch.profiler import record_function
 
 from fsbench.errors import EngineMismatch, InvalidArgument
 from fsbench.integrations import vllm_0_26, vllm_0_33
-from fsbench.integrations.draw import DRAW_MARK, FLASH_SAMPLE, MATMUL_MARK, Rows, known, make_draw
+from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK, OWN, HeadDraw, Rows, known, make_draw
 from fsbench.integrations.graphed import GraphedDraw, Kind
 from fsbench.integrations.routing import Need
 from fsbench.integrations.vllm_batch import Counts, Sampling
@@ -75,9 +76,10 @@ def register() -> None:
     marked = os.environ.get(MARKS, "") == "1"
     if not name and not marked:
         return
-    if name not in ("", FLASH_SAMPLE) and name not in known():
+    if name not in ("", *OWN) and name not in known():
         raise InvalidArgument(
-            f"{SWITCH}: expected flash_sample or an exact sampler of `fsbench list`; got {name!r}"
+            f"{SWITCH}: expected {', '.join(OWN)} or an exact sampler of `fsbench list`; got "
+            f"{name!r}"
         )
     adapter = adapter_of(package_version("vllm"))
     runner = find(RUNNER)
@@ -118,6 +120,7 @@ class Plugged:
     def __init__(self, adapter: vllm_0_26.Adapter, runner: Any, name: str):
         self._name = name
         self._found: Found | None = None
+        self._made: HeadDraw | None = None  # what draws, without graphs
         self._graphs: tuple[int, Tensor] | None = None  # rows of the largest, and a row like theirs
         self._stale = False
         self.sampling = Sampling(adapter, None, lacks="vLLM's own")
@@ -129,17 +132,17 @@ class Plugged:
         check_parts(adapter.expected, adapter.parts(runner))
         self._watch(runner)
         self._look_up(runner)
-        if self._found is None:
+        if self._found is None or self._made is None:
             _LOG.info("fsbench: vLLM draws all tokens (%s)", self.sampling.lacks)
             return
         _LOG.info("fsbench: %s draws", name)
-        # The copy is made behind the measurement of what the model takes.
-        runner.model_memory_usage += self._found.copied
+        # Copies are made behind the measurement of what the model takes.
+        runner.model_memory_usage += self._found.copied + self._made.extra_bytes
 
     def _look_up(self, runner: Any) -> None:
         """Find the LM head, and draw from it."""
         sampling = self.sampling
-        self._found = sampling.draw = None
+        self._found = self._made = sampling.draw = None  # frees a copy before another is made
         sampling.generation += 1
         sampling.lacks = sampling.adapter.lacks(runner) or ""
         found = sampling.lacks or find_head(runner)
@@ -147,7 +150,7 @@ class Plugged:
             sampling.lacks = found
             return
         self._found, sampling.V = found, found.head.vocab_size
-        sampling.draw = make_draw(self._name, found.head)
+        sampling.draw = self._made = make_draw(self._name, found.head)
         if self._graphs is not None:
             self._capture(runner)
 
@@ -204,6 +207,8 @@ class Plugged:
             self._stale = False
             if self._found is None or self._found.moved(runner):
                 self._look_up(runner)
+            elif self._made is not None:
+                self._made.refresh()
         return self.sampling.sample(runner, hidden, batch, grammar, own)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fsbench.integrations.draw import history
+from fsbench.integrations.draw import Told, history
 from fsbench.integrations.routing import Need, logprob_needs
 from fsbench.integrations.vllm_expected import (
     BAD_WORDS,
@@ -146,10 +146,13 @@ class Adapter:
         needs = np.where(temperature != 1, Need.TEMPERATURE, 0)
         needs |= np.where(filtered & (temperature != 0), Need.FILTER, 0)
         needs |= np.where(repetition, Need.REPETITION, 0) | np.where(biased, Need.BIAS, 0)
-        asked = states.num_logprobs[slots]
-        others = parts[LOGPROB_IDS].num_token_ids.np[slots] > 0
-        mode = runner.sampler.logprobs_mode
-        return needs | logprob_needs(needs, temperature, np.where(others, 1, asked), mode)
+        given = parts[LOGPROB_IDS].num_token_ids.np[slots] > 0
+        asked = np.where(given, states.vocab_size, states.num_logprobs[slots])
+        return needs | logprob_needs(needs, temperature, asked, runner.sampler.logprobs_mode)
+
+    def most_logprobs(self, runner: Any, slots: np.ndarray) -> int:
+        """Further tokens whose log-probabilities a request asks for, at most; -1 if none asks."""
+        return int(self.parts(runner)[STATES].num_logprobs[slots].max())
 
     def settings(self, runner: Any, slots: Tensor) -> tuple[Tensor, ...]:
         """Of requests: temperature, seed, top_k, top_p, min_p on the GPU, new tensors [B]."""
@@ -195,18 +198,15 @@ class Adapter:
         )
         return sampled, rejected
 
-    def output(
-        self, tokens: Tensor, logprobs: tuple[Tensor, Tensor, Tensor] | None, counts: Any
-    ) -> tuple[Any, Tensor, Tensor]:
-        """What GPUModelRunner.sample returns. logprobs: (ids, log-probabilities, ranks)."""
+    def output(self, tokens: Tensor, told: Told | None, counts: Any) -> tuple[Any, Tensor, Tensor]:
+        """What GPUModelRunner.sample returns."""
         sampled, rejected = counts
         tensors = None
-        if logprobs is not None:
-            ids, values, ranks = logprobs
+        if told is not None:
             tensors = find(LOGPROBS)(
-                logprob_token_ids=ids,
-                logprobs=values,
-                selected_token_ranks=ranks,
+                logprob_token_ids=told.tokens,
+                logprobs=told.logprobs,
+                selected_token_ranks=told.ranks,
                 cu_num_generated_tokens=None,
             )
         made = find(OUTPUT)(

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsbench.integrations.draw import Draw, Rows
-from fsbench.integrations.routing import Group, Need, Way, reason, route
+from fsbench.integrations.draw import Asked, Draw, Rows, Told
+from fsbench.integrations.routing import MOST_LOGPROBS, Group, Need, Way, reason, route, shared_out
 from fsbench.integrations.vllm_0_26 import Adapter
 
-_LOGPROBS = Need.LOGPROB | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
+_CHANGES = Need.BIAS | Need.REPETITION
 _LOG = logging.getLogger("vllm.fsbench")
 Own = Callable[[Tensor, Any, Any], tuple[Any, Tensor, Tensor]]
 """vLLM's own sampling of (hidden states, InputBatch, GrammarOutput or None)."""
@@ -90,28 +90,34 @@ class Sampling:
 
         B = batch.num_reqs
         tokens = torch.empty(B, dtype=torch.int64, device=hidden.device)
-        theirs = None
-        logprobs = None
-        if (needs & _LOGPROBS).any():
-            logprobs = torch.zeros(B, device=hidden.device), tokens.new_zeros(B)
+        told: list[tuple[Tensor | None, Told, int]] = []
+        width = 1
+        if (needs & Need.LOGPROB).any():
+            width += max(0, self.adapter.most_logprobs(runner, batch.idx_mapping_np))
+        more = np.zeros(B, bool)
         for group in groups:
             index = self._index(group, B, hidden.device)
             if group.way is Way.ENGINE:
                 assert index is not None
                 output = own(hidden, subset(batch, group.rows, index), part(grammar, batch, group))
                 tokens[index] = output[0].sampled_token_ids[:, 0]
-                theirs = index, output[0].logprobs_tensors
+                if output[0].logprobs_tensors is not None:
+                    told.append((index, Told(*output[0].logprobs_tensors[:3]), 0))
                 continue
-            asked = int(np.bitwise_or.reduce(needs[group.rows]))
-            rows = self._rows(runner, hidden, batch, grammar, group, asked, index)
+            rows = self._rows(runner, hidden, batch, grammar, group, needs[group.rows], index)
             drawn = self.draw(rows)
             # An engine cannot feed -1, which is a row without a finite logit.
-            where = slice(None) if index is None else index
-            tokens[where] = drawn.tokens.clamp(min=0)
-            if logprobs is not None and drawn.logprob is not None:
-                logprobs[0][where] = drawn.logprob
-                logprobs[1][where] = (rows.temperature == 0).long()
-        together = None if logprobs is None else joined(tokens, *logprobs, theirs)
+            tokens[slice(None) if index is None else index] = drawn.tokens.clamp(min=0)
+            if drawn.told is not None:
+                ids, logprobs, ranks = drawn.told
+                told.append((index, Told(ids[:, :width], logprobs[:, :width], ranks), 0))
+            more[group.rows] = needs[group.rows] & Need.MORE_LOGPROBS != 0
+        if more.any():  # the token is ours, and what else is told is vLLM's
+            group = Group(Way.ENGINE, np.flatnonzero(more))
+            index = on_device(group.rows, hidden.device)
+            output = own(hidden, subset(batch, group.rows, index), part(grammar, batch, group))
+            told.append((index, Told(*output[0].logprobs_tensors[:3]), 1))
+        together = joined(tokens, told) if told else None
         return self.adapter.output(tokens, together, self.adapter.num_sampled(runner, batch))
 
     def _complete(self, runner: Any, batch: Any) -> np.ndarray:
@@ -126,7 +132,7 @@ class Sampling:
         """(needs, groups) of a batch; those of the last one, unless requests have changed."""
         key = (self.generation, batch.idx_mapping_np.tobytes())
         if self._routed is None or self._routed[0] != key:
-            needs = self.adapter.needs(runner, batch.idx_mapping_np)
+            needs = shared_out(self.adapter.needs(runner, batch.idx_mapping_np), able)
             self._routed = key, needs, route(needs, able)
         _, needs, groups = self._routed
         if grammar is None:
@@ -153,11 +159,12 @@ class Sampling:
         batch: Any,
         grammar: Any,
         group: Group,
-        asked: int,
+        needs: np.ndarray,
         index: Tensor | None,
     ) -> Rows:
-        """What the draw gets of a group, one of whose rows asks for each of the needs `asked`."""
+        """What the draw gets of a group. needs: of its rows."""
         settings, n = self._of_group(runner, batch, group, index), len(group.rows)
+        any_of = int(np.bitwise_or.reduce(needs))
         if index is None and batch.num_tokens == batch.num_reqs:  # one token of each, in order
             mine, offset = hidden[:n], batch.positions[:n]
         else:
@@ -165,7 +172,7 @@ class Sampling:
             mine, offset = hidden[last], batch.positions[last]
         penalised = group.way is Way.PENALISED
         bias = penalties = None
-        if asked & Need.BIAS:
+        if any_of & Need.BIAS:
             bias = torch.zeros(n, self.V, device=hidden.device)
             part_of = batch if index is None else subset(batch, group.rows, index)
             self.adapter.add_biases(runner, part_of, bias, not penalised)
@@ -173,6 +180,12 @@ class Sampling:
             lengths = batch.seq_lens_cpu_upper_bound.numpy()[group.rows]
             capacity = min(self.V, 1 << int(lengths.max()).bit_length())
             penalties = self.adapter.penalties(runner, settings.slots, self.V, capacity)
+        asked = apart = None
+        if any_of & Need.LOGPROB:
+            raw = runner.sampler.logprobs_mode == "raw_logprobs"
+            asked = Asked(MOST_LOGPROBS if any_of & Need.TOP_LOGPROBS else 0, raw)
+            changed = (needs & Need.OTHER_LOGPROB != 0) & (needs & _CHANGES != 0)
+            apart = on_device(np.flatnonzero(changed), hidden.device) if changed.any() else None
         return Rows(
             mine,
             settings.temperature,
@@ -180,9 +193,10 @@ class Sampling:
             offset,
             filters=None if group.way is Way.FUSED else settings.filters,
             bias=bias,
-            mask=self._mask(batch, grammar, group, hidden.device) if asked & Need.MASK else None,
+            mask=self._mask(batch, grammar, group, hidden.device) if any_of & Need.MASK else None,
             penalties=penalties,
-            logprob=bool(asked & Need.LOGPROB),
+            asked=asked,
+            apart=apart,
         )
 
     def _of_group(self, runner: Any, batch: Any, group: Group, index: Tensor | None) -> Settings:
@@ -250,20 +264,21 @@ def part(grammar: Any, batch: Any, group: Group) -> Any:
     )
 
 
-def joined(
-    tokens: Tensor, logprob: Tensor, rank: Tensor, theirs: tuple[Tensor, Any] | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids int64 [B, 1 + n], log-probabilities fp32 [B, 1 + n], ranks int64 [B]) of a whole batch.
+def joined(tokens: Tensor, parts: list[tuple[Tensor | None, Told, int]]) -> Told:
+    """New tensors of a whole batch. tokens: int64 [B], the drawn ones.
 
-    Column 0 is the sampled token. n is that of the rows which vLLM drew, 0 without any; ours have 0
-    and -inf there. A rank of ours is 1 in a greedy row, and 0 where it is not known.
+    parts: rows, or None for all; what is told of them; and the first column of it that counts, with
+    ranks if that is 0. Behind what is told of a row it has 0 and -inf.
     """
-    index, tensors = theirs or (None, None)
-    more = 0 if tensors is None else tensors.logprob_token_ids.shape[1] - 1
-    ids = torch.nn.functional.pad(tokens[:, None], (0, more))
-    values = torch.nn.functional.pad(logprob[:, None], (0, more), value=-torch.inf)
-    if tensors is not None:
-        ids[index] = tensors.logprob_token_ids.to(ids.dtype)
-        values[index] = tensors.logprobs
-        rank[index] = tensors.selected_token_ranks.to(rank.dtype)
-    return ids, values, rank
+    if len(parts) == 1 and parts[0][0] is None:
+        return Told(*(each.clone() for each in parts[0][1]))
+    width = max(part.tokens.shape[1] for _, part, _ in parts)
+    ids = torch.nn.functional.pad(tokens[:, None], (0, width - 1))
+    made = Told(ids, torch.full(ids.shape, -torch.inf, device=ids.device), torch.zeros_like(tokens))
+    for index, part, first in parts:
+        where, n = slice(None) if index is None else index, part.tokens.shape[1]
+        made.tokens[where, first:n] = part.tokens[:, first:].to(torch.int64)
+        made.logprobs[where, first:n] = part.logprobs[:, first:]
+        if first == 0:
+            made.ranks[where] = part.ranks.to(torch.int64)
+    return made

@@ -15,6 +15,7 @@ from fsbench.reference.acceptance import coupled_acceptance
 from fsbench.reference.expected import Expected, by_group, by_token, expect
 from fsbench.reference.logits import (
     inverse_temperature,
+    largest,
     log_partition,
     log_probability,
     matmul_error,
@@ -60,6 +61,7 @@ __all__ = [
     "group_noise",
     "gumbel",
     "inverse_temperature",
+    "largest",
     "log_partition",
     "log_probability",
     "matmul_error",

@@ -57,6 +57,19 @@ def log_probability(logits: Tensor, tokens: Tensor, temperature: float | Tensor 
     return scaled - log_partition(logits, temperature)
 
 
+def largest(logits: Tensor, n: int, temperature: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
+    """(tokens int64 [B, n] of the largest logits, their log-probabilities float64 [B, n]).
+
+    Of equal logits the lower token comes first. Where a row has fewer that are not -inf: -1, -inf.
+    """
+    y, tokens = logits.double().sort(dim=1, descending=True, stable=True)
+    short = (0, max(0, n - y.shape[1]))
+    y = torch.nn.functional.pad(y[:, :n], short, value=-torch.inf)
+    tokens = torch.nn.functional.pad(tokens[:, :n], short).masked_fill(y == -torch.inf, -1)
+    logz = log_partition(logits, temperature)[:, None]
+    return tokens, y * inverse_temperature(temperature, logits.device) - logz
+
+
 def inverse_temperature(temperature: float | Tensor, device: torch.device) -> Tensor:
     """1 / T of a number or of [B], float64 [1 or B, 1]; 1 in greedy rows."""
     T = torch.as_tensor(temperature, device=device).double().reshape(-1, 1)

@@ -132,9 +132,11 @@ class TruncatedSample(NamedTuple):
         with the same logit does not count.
     support: int64 [B, n], or None: the kept tokens, larger logits first, of equal ones the lower
         first; -1 from the number of kept tokens on. All -1 in a row that keeps more than n.
+    top_tokens, top_logprob: as in Sample, or None: of all tokens, whatever the filters keep.
 
-    Logits are those with penalties. Where T = 0 one token is kept, and log-probabilities are those
-    of T = 1. In a row without a draw these are NaN, and the rank is -1.
+    Logits are those with penalties. logprob and top_logprob may be those of another temperature.
+    Where T = 0 one token is kept, and log-probabilities are those of T = 1. In a row without a draw
+    these are NaN, and the rank is -1.
     """
 
     tokens: Tensor
@@ -144,3 +146,5 @@ class TruncatedSample(NamedTuple):
     kept_logprob: Tensor | None = None
     rank: Tensor | None = None
     support: Tensor | None = None
+    top_tokens: Tensor | None = None
+    top_logprob: Tensor | None = None

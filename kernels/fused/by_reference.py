@@ -51,7 +51,9 @@ def compute(request: Request, out: Sample) -> None:
         entropy = _entropy(logits, temperature, logz, merging)
         out.entropy.copy_(entropy.where(out.valid, torch.nan))
     if out.top_tokens is not None and out.top_logprob is not None:
-        _largest(logits, temperature, logz, out.valid, out.top_tokens, out.top_logprob)
+        tokens, found = reference.largest(logits, out.top_tokens.shape[1], temperature)
+        out.top_tokens.copy_(tokens.where(out.valid[:, None], -1))
+        out.top_logprob.copy_(found.where(out.valid[:, None], torch.nan))
     if out.logz is not None:
         out.logz.copy_(torch.where(out.valid, logz, torch.nan))
 
@@ -79,24 +81,6 @@ def _score(request: Request, logits: Tensor, logz: Tensor, out: Sample) -> None:
     if out.entropy is not None:
         entropy = _entropy(logits, request.temperature, logz, shard)
         out.entropy.copy_(entropy.where(defined, torch.nan))
-
-
-def _largest(
-    logits: Tensor,
-    temperature: float | Tensor,
-    logz: Tensor,
-    valid: Tensor,
-    top_tokens: Tensor,
-    top_logprob: Tensor,
-) -> None:
-    """The tokens of the largest logits, and their log-probabilities, into the last two."""
-    y, tokens = logits.sort(dim=1, descending=True, stable=True)
-    k = min(top_tokens.shape[1], logits.shape[1])
-    y, tokens, valid = y[:, :k], tokens[:, :k], valid[:, None]
-    logprob = y.double() * reference.inverse_temperature(temperature, y.device) - logz[:, None]
-    top_tokens.fill_(-1)[:, :k] = tokens.where(valid & (y > -torch.inf), -1)
-    top_logprob.fill_(-torch.inf)[:, :k] = logprob
-    top_logprob.masked_fill_(~valid, torch.nan)
 
 
 def _ranks(logits: Tensor, y: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import TruncatedSample
+from fsbench.kernels.checks.tensors import check_number
 from fsbench.kernels.checks.values import (
     MAX_SUPPORT,
+    MAX_TOP,
     MAX_V,
     check_flag,
     check_integer,
@@ -53,6 +55,8 @@ def truncated_sample(
     return_kept_logprob: bool = False,
     return_rank: bool = False,
     return_support: int = 0,
+    return_top: int = 0,
+    logprob_temperature: float | None = None,
     noise: str = "auto",
     config: TileConfig | HopperConfig | None = None,
 ) -> TruncatedSample:
@@ -82,6 +86,9 @@ def truncated_sample(
         return_rank: fill this field, of all tokens, whatever the filters keep.
         return_support: fill this field, with room for so many tokens of a row, up to 1024, and
             `kept`, which is above that in a row with more. It costs time, as return_kept does.
+        return_top: so many of the largest logits, up to 20, as in flash_sample.
+        logprob_temperature: that of logprob and top_logprob, for all rows: with 1 they are those
+            of softmax(logits), whatever is drawn from. By default the row's own.
         noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
             of the second, so that they are one race of what is kept; drafts match that more often
             (docs/speculation.md).
@@ -138,6 +145,11 @@ def truncated_sample(
     for name, flag in flags.items():
         check_flag(name, flag)
     limit = check_integer("return_support", return_support, 0, MAX_SUPPORT)
+    top = check_integer("return_top", return_top, 0, MAX_TOP)
+    said_of = None
+    if logprob_temperature is not None:
+        T = check_number("logprob_temperature", logprob_temperature, positive=True)
+        said_of = request._replace(temperature=T)
     kernel = check_kernel("auto", config)
     if penalties is not None:
         check_penalties(penalties, B, device)
@@ -153,15 +165,17 @@ def truncated_sample(
         empty(B, dtype=torch.float32) if return_kept_logprob else None,
         empty(B, dtype=torch.int32) if return_rank else None,
         empty(B, limit, dtype=torch.int64) if limit else None,
+        empty(B, top, dtype=torch.int64) if top else None,
+        empty(B, top, dtype=torch.float32) if top else None,
     )
     if runs_kernels(device, hidden.dtype):
-        truncated.launch.launch(request, choice, filters, penalties, sample)
+        truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
     else:
         logits = hidden.float() @ weight[: request.vocab_size].float().T
         logits = reference.processed_logits(
             logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
         )
-        compute(request, logits, filters, penalties, sample)
+        compute(request, logits, filters, penalties, sample, said_of)
     return sample
 
 
@@ -171,8 +185,9 @@ def compute(
     filters: Filters,
     penalties: Penalties | None,
     sample: TruncatedSample,
+    said_of: Request | None = None,
 ) -> None:
-    """The same by fsbench.reference, of logits fp32 [B, V] before penalties."""
+    """The same as launch, by fsbench.reference, of logits fp32 [B, V] before penalties."""
     if penalties is not None:
         seen, counts = penalties.history.dense(logits.shape[1])
         logits = reference.penalised(logits, seen, counts, **amounts(penalties))
@@ -184,17 +199,29 @@ def compute(
     ).tokens
     sample.tokens.copy_(tokens)
     sample.valid.copy_(tokens >= 0)
-    _say(request.temperature, logits, logits.masked_fill(~kept.kept, -torch.inf), sample)
+    among = logits.masked_fill(~kept.kept, -torch.inf)
+    _say(request.temperature, (said_of or request).temperature, logits, among, sample)
 
 
 def _say(
-    temperature: float | Tensor, logits: Tensor, kept: Tensor, sample: TruncatedSample
+    temperature: float | Tensor,
+    logprob_temperature: float | Tensor,
+    logits: Tensor,
+    kept: Tensor,
+    sample: TruncatedSample,
 ) -> None:
     """Fill in what is there of `sample` beside its tokens; kept: the logits, -inf of the rest."""
     valid, token = sample.valid, sample.tokens.clamp_min(0)
-    for out, among in ((sample.logprob, logits), (sample.kept_logprob, kept)):
+    for out, among, T in (
+        (sample.logprob, logits, logprob_temperature),
+        (sample.kept_logprob, kept, temperature),
+    ):
         if out is not None:
-            out.copy_(reference.log_probability(among, token, temperature).where(valid, torch.nan))
+            out.copy_(reference.log_probability(among, token, T).where(valid, torch.nan))
+    if sample.top_tokens is not None and sample.top_logprob is not None:
+        found = reference.largest(logits, sample.top_tokens.shape[1], logprob_temperature)
+        sample.top_tokens.copy_(found[0].where(valid[:, None], -1))
+        sample.top_logprob.copy_(found[1].where(valid[:, None], torch.nan))
     if sample.rank is not None:
         sample.rank.copy_((logits > logits.gather(1, token[:, None])).sum(1).where(valid, -1))
     if sample.kept is not None:

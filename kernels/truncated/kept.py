@@ -126,6 +126,7 @@ def sampling_support_kernel(
 
 def launch_kept(
     request: Request,
+    said_of: Request,
     stored: StoredLogits,
     masses: Tensor | None,
     cuts: Tensor | None,
@@ -133,15 +134,17 @@ def launch_kept(
 ) -> None:
     """Fill in the fields of `sample` that are there, beside tokens and valid.
 
+    said_of: the request at the temperature of logprob and top_logprob.
     masses: of the fused kernel's programs; without them logprob is of a sum made here.
     cuts: int64 [B], the lowest key that is kept; there if kept, kept_logprob or support is.
     """
     drawn = Sample(sample.tokens, sample.valid)
-    if sample.logprob is not None and masses is None:
-        masses = _sum_up(request, stored, None, TruncatedSample(*drawn[:2]))
-    if sample.logprob is not None or sample.rank is not None:
-        out = drawn._replace(logprob=sample.logprob, rank=sample.rank)
-        launch_standing(request, stored, masses, out)
+    names = ("logprob", "rank", "top_tokens", "top_logprob")
+    asked = {name: getattr(sample, name) for name in names}
+    if masses is None and (sample.logprob is not None or sample.top_logprob is not None):
+        masses = _sum_up(said_of, stored, None, TruncatedSample(*drawn[:2]))
+    if any(out is not None for out in asked.values()):
+        launch_standing(said_of, stored, masses, drawn._replace(**asked))
     if cuts is not None:
         masses = _sum_up(request, stored, cuts, sample)
     if sample.kept_logprob is not None:

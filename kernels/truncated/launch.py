@@ -45,16 +45,21 @@ def launch(
     filters: Filters,
     penalties: Penalties | None,
     sample: TruncatedSample,
+    said_of: Request | None = None,
 ) -> None:
-    """The fused kernel, then what the filters keep of the logits that it leaves."""
+    """The fused kernel, then what the filters keep of the logits that it leaves.
+
+    said_of: the request at the temperature of sample.logprob and top_logprob, if that is another.
+    """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stored = allocate(B, V, device, largest=True)
     logz = None
-    if sample.logprob is not None and penalties is None:  # which would change it
+    said = sample.logprob is not None or sample.top_logprob is not None
+    if said and penalties is None and said_of is None:  # either would change it
         logz = torch.empty(B, dtype=torch.float32, device=device)
     out = Sample(sample.tokens, sample.valid, logz=logz)
     masses = fused.launch.launch(request, choice, out, stored)
-    finish(request, stored, filters, penalties, sample, masses)
+    finish(request, stored, filters, penalties, sample, masses, said_of)
 
 
 def finish(
@@ -64,11 +69,13 @@ def finish(
     penalties: Penalties | None,
     sample: TruncatedSample,
     masses: Tensor | None = None,
+    said_of: Request | None = None,
 ) -> None:
     """The first look at stored logits, and what rows need beyond that.
 
     sample.tokens: the draws from all tokens; with penalties, or if the request's noise is "none",
         there are none. The weight of the request is not looked at.
+    said_of: as in launch.
     masses: what the fused kernel's programs left of the logits (mass_of_programs), if that is here.
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
@@ -121,7 +128,7 @@ def finish(
         )
         if plan is not None and numbers is not None:
             _launch_rows(request, filters, stored, plan, numbers, sample, cuts)
-        launch_kept(request, stored, masses, cuts, sample)
+        launch_kept(request, said_of or request, stored, masses, cuts, sample)
 
 
 def _launch_rows(

@@ -124,7 +124,8 @@ class Sampler:
     def __call__(self, logits: Tensor, batch: Any) -> SamplerOutput:
         states, slots = self.sampling_states, batch.idx_mapping_np
         asked = int(states.num_logprobs[slots].max())
-        raw = logits.clone()
+        given = self.logprob_token_ids_state.token_ids
+        raw, processed = logits.clone(), []
         last = batch.logits_indices
         context = LogitsContext(
             batch.expanded_idx_mapping, batch.idx_mapping, slots, batch.expanded_local_pos,
@@ -135,26 +136,34 @@ class Sampler:
         sampled = []
         for row, slot in enumerate(slots.tolist()):
             now, T = logits[row].float(), float(states.temperature.gpu[slot])
+            processed.append(now)
             if T == 0:
                 sampled.append(now.argmax())
                 continue
             order = (now / T).argsort(descending=True)
             chances = (now / T)[order].softmax(0)
             kept = torch.arange(V) < states.top_k.gpu[slot]
-            kept &= chances.cumsum(0) - chances < states.top_p.gpu[slot]
             kept &= chances >= states.min_p.gpu[slot] * chances[0]
-            noisy = now / T + gumbel(int(states.seeds.gpu[slot]), int(context.pos[row]))
-            noisy[order[~kept]] = -torch.inf
-            sampled.append(noisy.argmax())
+            chances = chances * kept / chances[kept].sum()
+            kept &= chances.cumsum(0) - chances < states.top_p.gpu[slot]
+            processed[row] = (now / T).index_fill(0, order[~kept], -torch.inf)
+            noise = gumbel(int(states.seeds.gpu[slot]), int(context.pos[row]))
+            sampled.append((processed[row] + noise).argmax())
         tokens = torch.stack(sampled)
         counts = get_num_sampled_and_rejected(
             batch.seq_lens.new_ones(batch.num_reqs), batch.seq_lens, batch.cu_num_logits,
             batch.idx_mapping, self.req_states.prefill_len.gpu,
         )  # fmt: skip
         tensors = None
-        if asked != NO_LOGPROBS:
-            scores = raw.float().log_softmax(1)
-            ids = torch.cat([tokens[:, None], scores.topk(max(asked, 0), 1).indices], 1)
+        widest = max([asked, *(len(given[slot]) or NO_LOGPROBS for slot in slots)])
+        if widest != NO_LOGPROBS:
+            by, _, scale = self.logprobs_mode.partition("_")
+            scores = raw.float() if by == "raw" else torch.stack(processed)
+            scores = scores.log_softmax(1) if scale == "logprobs" else scores
+            ids = torch.cat([tokens[:, None], scores.topk(widest, 1).indices], 1)
+            for row, slot in enumerate(slots.tolist()):
+                if given[slot]:
+                    ids[row, 1 : 1 + len(given[slot])] = torch.tensor(given[slot])
             own = scores.gather(1, ids)
             tensors = LogprobsTensors(ids, own, (scores >= own[:, :1]).sum(1))
         return SamplerOutput(tokens.view(-1, 1), tensors, None, *counts)

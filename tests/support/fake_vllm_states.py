@@ -203,8 +203,10 @@ class BadWordsState:
 class LogprobTokenIdsState:
     def __init__(self) -> None:
         self.num_token_ids = UvaBackedTensor(SLOTS, np.int32)
+        self.token_ids: list[list[int]] = [[] for _ in range(SLOTS)]
 
     def add_request(self, slot: int, p: Any) -> None:
+        self.token_ids[slot] = p.logprob_token_ids or []
         self.num_token_ids.np[slot] = len(p.logprob_token_ids or [])
 
 

@@ -17,6 +17,22 @@ def vllm(monkeypatch):
     return install(monkeypatch)
 
 
+@pytest.fixture
+def screens(monkeypatch):
+    """Batches of up to three rows are drawn by the screen, on a CPU too; how many were."""
+    from fsbench.kernels.screened import head
+
+    drawn, draw = [], head.ScreenedHead.draw
+
+    def counted(self, request, out):
+        drawn.append(len(request.hidden))
+        draw(self, request, out)
+
+    monkeypatch.setattr(head, "worth_screening", lambda B, *_: (B <= 3, "by the test"))
+    monkeypatch.setattr(head.ScreenedHead, "draw", counted)
+    return drawn
+
+
 @pytest.fixture(params=["0.26.0", "0.33.0"])
 def load(monkeypatch, request, vllm):
     """A runner of the fake, with the plug-in registered and the model loaded."""

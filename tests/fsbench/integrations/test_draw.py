@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from fsbench.errors import InvalidArgument, ProviderUnavailable
-from fsbench.integrations.draw import Head, Rows, history, known, make_draw, missing
+from fsbench.integrations.draw import (
+    Asked,
+    Head,
+    Rows,
+    history,
+    known,
+    make_draw,
+    missing,
+    named,
+)
 from fsbench.integrations.routing import Need
 from fsbench.kernels import Penalties, TokenHistory, flash_sample, truncated_sample
 
@@ -35,13 +44,20 @@ def test_flash_sample_gets_all_of_a_request():
         "temperature": temperature, "seed": counters, "offset": counters + 1, "bias": bias,
         "mask": mask, "soft_cap": 3.0, "vocab_size": V,
     }  # fmt: skip
-    rows = Rows(hidden, temperature, counters, counters + 1, bias=bias, mask=mask, logprob=True)
-    direct = flash_sample(hidden, weight, return_logprob=True, **same)
+    rows = Rows(hidden, temperature, counters, counters + 1, bias=bias, mask=mask, asked=Asked(3))
+    direct = flash_sample(
+        hidden, weight, return_logprob=True, return_rank=True, return_top=3, **same
+    )
     assert torch.equal(draw(rows).tokens, direct.tokens)
-    assert torch.equal(draw(rows).logprob, direct.logprob)
+    told = draw(rows).told
+    assert torch.equal(told.tokens[:, 0], direct.tokens)
+    assert torch.equal(told.tokens[:, 1:], direct.top_tokens)
+    assert torch.equal(told.logprobs[:, 0], direct.logprob)
+    assert torch.equal(told.logprobs[:, 1:], direct.top_logprob)
+    assert torch.equal(told.ranks, direct.rank + 1)
     top_k, top_p, min_p = off = filters([3, 0, V, 1], [1, 0.5, 1, 1], [0, 0, 0.2, 0])
     cut = truncated_sample(hidden, weight, top_k=top_k, top_p=top_p, min_p=min_p, **same)
-    assert torch.equal(draw(rows._replace(filters=off, logprob=False)).tokens, cut.tokens)
+    assert torch.equal(draw(rows._replace(filters=off, asked=None)).tokens, cut.tokens)
 
 
 def test_a_row_without_filters_draws_the_same_beside_a_row_that_has_them():
@@ -96,13 +112,40 @@ def test_what_each_can_do():
     _, weight, _ = problem()
     assert make_draw("multinomial", Head(weight, V)).able == Need(0)
     able = make_draw("flash_sample", Head(weight, V)).able
-    assert ~able == Need.OTHER_LOGPROB | Need.TOP_LOGPROBS | Need.THINKING_BUDGET
+    assert ~able == Need.LOGITS | Need.THINKING_BUDGET
     shard = make_draw("flash_sample", Head(object(), V)).able  # type: ignore[arg-type]
-    assert able & ~shard == Need.FILTER | Need.REPETITION
+    stored = Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
+    assert able & ~shard == stored
+
+
+def test_where_fewer_tokens_are_allowed_forbidden_ones_are_named():
+    top = torch.tensor([[7, 1, -1, -1], [0, 9, 3, 2], [-1, -1, -1, -1]])
+    assert named(top).tolist() == [[7, 1, 3, 4], [0, 9, 3, 2], [0, 1, 2, 3]]
+
+
+def test_the_screened_head_draws_the_tokens_of_token_noise_at_every_batch_size(screens):
+    _, weight, _ = problem()
+    draw = make_draw("screened", Head(weight, V))
+    assert draw.extra_bytes == len(weight) * (D + 12)
+    for B in range(1, 7):
+        hidden, counters = torch.randn(B, D).bfloat16(), torch.arange(B)
+        rows = Rows(hidden, counters / 2, counters, counters + 9)
+        given = {"temperature": rows.temperature, "seed": counters, "offset": counters + 9}
+        direct = flash_sample(hidden, weight, noise="token", vocab_size=V, **given)
+        off = filters([V] * B, [1.0] * B, [0.0] * B)
+        for asked in (rows, rows._replace(filters=off), rows._replace(asked=Asked(2)),
+                      rows._replace(asked=Asked(2), filters=off)):  # fmt: skip
+            assert torch.equal(draw(asked).tokens, direct.tokens)
+        few = filters([5] * B, [0.9] * B, [0.0] * B)
+        cut = dict(zip(("top_k", "top_p", "min_p"), few, strict=True))
+        cut = truncated_sample(hidden, weight, noise="token", vocab_size=V, **given, **cut)
+        assert torch.equal(draw(rows._replace(filters=few)).tokens, cut.tokens)
+    assert screens == [1, 2, 3]
 
 
 def test_names():
     names = known()
+    assert names["screened"] == ("FlashSampling, screened", True)
     assert names["flash_sample"] == ("FlashSampling", True)
     assert "multinomial" in names and "matmul_only" not in names and "greedy" not in names
     assert missing("flash_sample", "cpu") is None
@@ -117,5 +160,7 @@ def test_what_cannot_be_made_is_named():
         make_draw("flash_sampling", Head(weight, V))
     with pytest.raises(InvalidArgument, match="without a soft cap"):
         make_draw("multinomial", Head(weight, V, soft_cap=30.0))
+    with pytest.raises(InvalidArgument, match="expected a whole LM head; got a VocabShard"):
+        make_draw("screened", Head(object(), V))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="sampler: expected one of"):
         make_draw("matmul_only", Head(weight, V))

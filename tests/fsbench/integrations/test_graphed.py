@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsbench.errors import CaptureError
-from fsbench.integrations.draw import Drawn, Rows
+from fsbench.integrations.draw import Asked, Drawn, Rows, Told
 from fsbench.integrations.graphed import Graph, GraphedDraw, Kind, sizes_up_to
 from fsbench.integrations.routing import Need
 
@@ -25,13 +25,16 @@ class Fake:
 
     def __call__(self, rows: Rows) -> Drawn:
         if self._capturing:
-            self.captured.append((Kind(rows.filters is not None, rows.logprob), len(rows.hidden)))
+            self.captured.append((Kind(rows.filters is not None, rows.asked), len(rows.hidden)))
         else:
             self.eager += 1
         tokens = rows.seed + 1000 * rows.offset + (rows.temperature * 100000).long()
         if rows.filters is not None:
             tokens = tokens + 10000000 * rows.filters[0]
-        return Drawn(tokens, rows.hidden[:, 0].float() if rows.logprob else None)
+        if rows.asked is None:
+            return Drawn(tokens)
+        ids = tokens[:, None].repeat(1, 1 + rows.asked.top)
+        return Drawn(tokens, Told(ids, rows.hidden[:, : ids.shape[1]].float(), tokens % 5))
 
     def capture(self, draw) -> Graph:
         if self._fails is not None:
@@ -46,8 +49,8 @@ class Fake:
             self._capturing = False
             self.captured.pop()
             drawn.tokens.copy_(again.tokens)
-            if drawn.logprob is not None:
-                drawn.logprob.copy_(again.logprob)
+            for mine, other in zip(drawn.told or (), again.told or (), strict=True):
+                mine.copy_(other)
 
         return Graph(replay, drawn, self._bytes)
 
@@ -83,8 +86,8 @@ def test_one_kind_is_made_at_once_and_others_when_they_are_used():
     draw(rows(3))
     draw(rows(5, **filtered(5)))
     draw(rows(6, **filtered(6)))
-    draw(rows(6, logprob=True))
-    assert fake.captured[6:] == [(Kind(True), 8), (Kind(False, True), 8)]
+    draw(rows(6, asked=Asked(2)))
+    assert fake.captured[6:] == [(Kind(True), 8), (Kind(False, Asked(2)), 8)]
     assert fake.eager == 0 and draw.able is Fake.able
 
 
@@ -94,11 +97,13 @@ def test_what_is_drawn_is_what_the_draw_draws():
     draw = graphed(fake)
     same = rows(5, 1)
     for given in [same, rows(1), rows(20, 2), rows(5, 3, **filtered(5)), same, same,
-                  rows(5, 1, logprob=True), rows(5, 3, **filtered(5, 7)), rows(4)]:  # fmt: skip
+                  rows(5, 1, asked=Asked()), rows(4, asked=Asked(3)),
+                  rows(5, 3, **filtered(5, 7)), rows(4)]:  # fmt: skip
         found, direct = draw(given), Fake()(given)
         assert torch.equal(found.tokens, direct.tokens)
-        assert (found.logprob is None) == (direct.logprob is None)
-        assert found.logprob is None or torch.equal(found.logprob, direct.logprob)
+        assert (found.told is None) == (direct.told is None)
+        for mine, other in zip(found.told or (), direct.told or (), strict=True):
+            assert torch.equal(mine, other)
     assert fake.eager == 0
 
 
@@ -115,7 +120,7 @@ def test_where_ranks_make_graphs_together_none_is_made_later():
     fake = Fake()
     draw = graphed(fake, lazily=False)
     draw.capture_all(Kind())
-    draw(rows(3, logprob=True))
+    draw(rows(3, asked=Asked()))
     assert fake.eager == 1 and len(fake.captured) == 6
 
 

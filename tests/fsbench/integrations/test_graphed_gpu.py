@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsbench.integrations.draw import Head, Rows, make_draw
+from fsbench.integrations.draw import Asked, Head, Rows, make_draw
 from fsbench.integrations.graphed import GraphedDraw, Kind
+from fsbench.kernels import flash_sample
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,11 +16,11 @@ pytestmark = [
 V, D, ROWS = 20000, 1024, 72
 
 
-@pytest.fixture(scope="module")
-def draws():
+@pytest.fixture(scope="module", params=["flash_sample", "screened"])
+def draws(request):
     torch.manual_seed(0)
     weight = torch.randn(V, D, device="cuda").bfloat16() / 16
-    draw = make_draw("flash_sample", Head(weight, V))
+    draw = make_draw(request.param, Head(weight, V))
     like = torch.empty(1, D, dtype=torch.bfloat16, device="cuda")
     graphed = GraphedDraw(draw, ROWS, like, V)
     graphed.capture_all(Kind())
@@ -39,11 +40,19 @@ def inputs(B: int, step: int, kind: Kind = Kind()) -> Rows:  # noqa: B008
     return Rows(
         *(hidden, temperature, counters + 17 * step, counters * 3 + step),
         filters=filters if kind.filters else None,
-        logprob=kind.logprob,
+        asked=kind.asked,
     )
 
 
-@pytest.mark.parametrize("kind", [Kind(), Kind(filters=True), Kind(logprob=True)])
+KINDS = [
+    Kind(),
+    Kind(filters=True),
+    *(Kind(filters, Asked(top, raw)) for filters in (False, True) for top in (0, 20)
+      for raw in (False, True)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_the_draw_at_any_batch_size(draws, kind):
     """In any order of sizes, so that what an earlier batch left behind could do harm."""
     draw, graphed = draws
@@ -51,8 +60,27 @@ def test_tokens_are_those_of_the_draw_at_any_batch_size(draws, kind):
         rows = inputs(B, step, kind)
         found, direct = graphed(rows), draw(rows)
         assert torch.equal(found.tokens, direct.tokens), B
-        if kind.logprob:
-            assert torch.equal(found.logprob, direct.logprob), B
+        for mine, other in zip(found.told or (), direct.told or (), strict=True):
+            assert torch.equal(mine, other), B
+
+
+def test_graphs_follow_a_weight_that_is_written_to():
+    weight = torch.randn(V, D, device="cuda").bfloat16() / 16
+    draw = make_draw("screened", Head(weight, V))
+    graphed = GraphedDraw(draw, 4, torch.empty(1, D, dtype=torch.bfloat16, device="cuda"), V)
+    graphed.capture_all(Kind())
+    for step in range(3):
+        weight.normal_(0, 1 / 16)
+        draw.refresh()
+        rows = inputs(4, step)
+        direct = flash_sample(
+            *(rows.hidden, weight),
+            temperature=rows.temperature,
+            seed=rows.seed,
+            offset=rows.offset,
+            noise="token",
+        )
+        assert torch.equal(graphed(rows).tokens, direct.tokens)
 
 
 def test_what_changes_from_step_to_step_is_read_again(draws):

@@ -84,8 +84,13 @@ CASES = {
     "min_tokens": ({"min_tokens": 2, "stop_token_ids": [5]}, Need.BIAS),
     "bad_words": ({"_bad_words_token_ids": [[1], [2, 3]]}, Need.BIAS),
     "logprobs": ({"logprobs": 0}, Need.LOGPROB),
-    "top logprobs": ({"logprobs": 2}, Need.TOP_LOGPROBS),
-    "logprobs of": ({"logprob_token_ids": [3]}, Need.TOP_LOGPROBS),
+    "top logprobs": ({"logprobs": 2}, Need.LOGPROB | Need.TOP_LOGPROBS),
+    "many logprobs": ({"logprobs": 21}, Need.LOGPROB | Need.MORE_LOGPROBS),
+    "logprobs of": ({"logprob_token_ids": [3]}, Need.LOGPROB | Need.MORE_LOGPROBS),
+    "default logprobs": (
+        {"top_k": 50, "logprobs": 2},
+        Need.FILTER | Need.LOGPROB | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS,
+    ),
 }
 
 

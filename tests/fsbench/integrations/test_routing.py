@@ -7,12 +7,19 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fsbench.integrations.routing import REASONS, Need, Way, logprob_needs, reason, route
+from fsbench.integrations.routing import (
+    REASONS,
+    Need,
+    Way,
+    logprob_needs,
+    reason,
+    route,
+    shared_out,
+)
 
 ALL = [Need(bits) for bits in range(2 ** len(Need))]
-OURS = (
-    Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.FILTER | Need.REPETITION | Need.LOGPROB
-)  # all that a draw can do here
+OURS = ~(Need.LOGITS | Need.THINKING_BUDGET)  # all that a draw can do here
+STORED = Need.FILTER | Need.OTHER_LOGPROB
 
 
 def ways(needs: list[Need], able: Need = OURS) -> list[Way]:
@@ -33,12 +40,12 @@ def expected(need: Need, able: Need, filtered_beside: bool = False) -> Way:
         return Way.ENGINE
     if Need.REPETITION in need:
         return Way.PENALISED
-    if Need.FILTER in need or (filtered_beside and Need.LOGPROB not in need):
+    if need & STORED or filtered_beside:
         return Way.FILTERED
     return Way.FUSED
 
 
-@pytest.mark.parametrize("able", [OURS, OURS & ~(Need.FILTER | Need.REPETITION), Need(0)])
+@pytest.mark.parametrize("able", [OURS, OURS & ~(STORED | Need.REPETITION), Need(0)])
 def test_every_combination_alone_and_beside_every_kind(able):
     neighbours = [Need(0), *Need, Need.FILTER | Need.LOGPROB, Need.REPETITION | Need.FILTER]
     for need in ALL:
@@ -56,26 +63,37 @@ def test_a_row_is_left_for_its_own_needs_only():
 
 
 def test_no_more_passes_over_the_head_than_kinds_of_draws():
-    mixed = [Need(0), Need.FILTER, Need.TEMPERATURE, Need.MASK, Need.BIAS]
+    mixed = [Need(0), Need.FILTER, Need.TEMPERATURE, Need.MASK, Need.BIAS, Need.LOGPROB]
     assert len(route(np.array(mixed * 20, np.int64), OURS)) == 1
 
 
 def test_reasons_are_those_that_a_draw_lacks():
     assert set(REASONS) == set(Need)
-    assert reason(Need.TEMPERATURE | Need.TOP_LOGPROBS, OURS) == "top logprobs"
+    assert reason(Need.TEMPERATURE | Need.LOGITS, OURS) == "logits"
+    assert reason(Need.TOP_LOGPROBS, OURS & ~Need.TOP_LOGPROBS) == "top logprobs"
     assert reason(Need.TEMPERATURE | Need.FILTER, Need.FILTER) == "temperature"
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits"])
-def test_logprobs_are_ours_where_the_distribution_is(mode):
+def test_what_log_probabilities_need(mode):
     kinds = [need for need in ALL if need < Need.LOGPROB and Need.TEMPERATURE not in need]
     for need, temperature in product(kinds, [0.0, 0.5, 1.0]):
         base = need | (Need.TEMPERATURE if temperature != 1 else Need(0))
         found = logprob_needs(
-            np.full(3, base, np.int64), np.full(3, temperature), np.array([-1, 0, 5]), mode
+            np.full(5, base, np.int64), np.full(5, temperature), np.array([-1, 0, 1, 20, 21]), mode
         )
-        drawn_from_raw = temperature != 0.5 and not need & ~Need.MASK
-        drawn_from = not need & (Need.FILTER | Need.REPETITION)
-        same = {"raw_logprobs": drawn_from_raw, "processed_logprobs": drawn_from}.get(mode, False)
-        sampled = Need.LOGPROB if same else Need.OTHER_LOGPROB
-        assert found.tolist() == [0, sampled, Need.TOP_LOGPROBS]
+        drawn_from = temperature != 0.5 and not need & ~Need.MASK
+        sampled = {
+            "raw_logprobs": Need.LOGPROB if drawn_from else Need.LOGPROB | Need.OTHER_LOGPROB,
+            "processed_logprobs": Need.LOGPROB,
+        }.get(mode, Need.LOGPROB | Need.LOGITS)
+        top = sampled | Need.TOP_LOGPROBS
+        assert found.tolist() == [0, sampled, top, top, sampled | Need.MORE_LOGPROBS]
+
+
+def test_what_a_draw_cannot_tell_of_other_tokens_the_engine_tells():
+    tells, asks = Need.LOGPROB | Need.MORE_LOGPROBS, Need.LOGPROB | Need.TOP_LOGPROBS
+    needs = np.array([0, Need.LOGPROB, asks, asks | Need.MASK], np.int64)
+    assert shared_out(needs, tells).tolist() == [0, Need.LOGPROB, tells, tells | Need.MASK]
+    for able in (OURS, Need(0)):
+        assert shared_out(needs, able) is needs

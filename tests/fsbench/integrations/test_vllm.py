@@ -228,15 +228,12 @@ def test_models_it_takes_and_models_it_leaves(load, caplog, name):
     assert counts(runner) == {"served": 0 if reason else 2, "left": {reason: 2} if reason else {}}
 
 
-ENGINES = {
-    "model: LoRA": {"lora_config": object()},
-    "engine: drafts": {"speculative_config": object()},
-}
+ENGINES = {"model: LoRA": "lora_config", "engine: drafts": "speculative_config"}
 
 
 @pytest.mark.parametrize("reason", ENGINES)
 def test_engines_it_leaves(load, reason):
-    runner = load(**ENGINES[reason])
+    runner = load(**{ENGINES[reason]: object()})
     assert not served(runner) and counts(runner)["left"] == {reason: 2}
 
 
@@ -264,8 +261,9 @@ def copied(monkeypatch: Any) -> None:
     monkeypatch.setattr(plugin, "find_head", copying)
 
 
-def test_the_copy_of_a_shard_is_counted_as_the_models_memory(monkeypatch, load):
+def test_copies_are_counted_as_the_models_memory(monkeypatch, load):
     assert load().model_memory_usage == 1000
+    assert load("screened").model_memory_usage == 1000 + 704 * (D + 12)
     copied(monkeypatch)
     runner = load()
     assert runner.model_memory_usage == 1000 + runner.model.lm_head.weight.nbytes
@@ -286,12 +284,13 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("kept", ["nothing", "copy of a shard", "screened head"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_new_weights_are_drawn_from(monkeypatch, load, change, copy):
-    if copy:
+def test_new_weights_are_drawn_from(monkeypatch, load, screens, change, kept):
+    if kept == "copy of a shard":
         copied(monkeypatch)
-    runner = load()
+    runner = load("screened" if kept == "screened head" else "flash_sample")
+    made = runner._fsbench._made
     worker = runner.found[WORKER].Worker()
     worker.model_runner = runner
     play = Play(runner)
@@ -304,6 +303,8 @@ def test_new_weights_are_drawn_from(monkeypatch, load, change, copy):
     best = (hidden[:1].float() @ new[0][1][:700].float().T).argmax()
     assert output.sampled_token_ids[0, 0] == best
     assert counts(runner) == {"served": 2, "left": {}}
+    if kept == "screened head":
+        assert screens == [1, 1] and (runner._fsbench._made is made) == (change != "another tensor")
 
 
 def test_ranks_look_a_head_up_together(load):
@@ -354,12 +355,13 @@ def test_counters_forget_warm_up_and_are_logged_at_the_end(load, caplog):
     assert worker.compile_or_warm_up_model() == 1.5
     assert worker.fsbench_counts() == {"served": 0, "left": {}}
     play = Play(runner)
+    runner.sampler.logprobs_mode = "raw_logits"
     for kind in ({}, {"top_k": 5}, {"logprobs": 3}):
         play.add(str(kind), params(**kind), [5, 6])
     play.step()
     with caplog.at_level(logging.INFO, "vllm.fsbench"):
         runner.shutdown()
-    assert "fsbench: served 2 tokens; left to vLLM: 1 top logprobs" in caplog.text
+    assert "fsbench: served 2 tokens; left to vLLM: 1 logits" in caplog.text
     assert runner.calls[-1] == "shutdown"
 
 

@@ -23,7 +23,7 @@ def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, in
         for seed in range(3):
             quiet.add("one", request(kind, seed), PROMPT)
             for _ in range(4):
-                quiet.step(None, {"one": GRAMMAR} if kind == "grammar" else None)
+                quiet.step(None, {"one": GRAMMAR} if kind.startswith("grammar") else None)
             alone[kind, seed] = quiet.remove("one")[1]
 
     def engine() -> Play:
@@ -38,7 +38,7 @@ def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, in
             of[name] = kind, seed
             play.add(name, request(kind, seed), PROMPT)
         names = random.permutation(list(play.slots)).tolist()[: random.integers(1, 9)]
-        constrained = [name for name in names if of[name][0] == "grammar"]
+        constrained = [name for name in names if of[name][0].startswith("grammar")]
         play.step(names, dict.fromkeys(constrained, GRAMMAR))
         for name in names:
             chance = random.random()

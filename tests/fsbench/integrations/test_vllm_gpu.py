@@ -78,7 +78,11 @@ KINDS = [
     {"temperature": 1.0, "allowed_token_ids": [3, 5, 8], "seed": 0},
     {"temperature": 1.0, "logprobs": 0, "seed": 0},
     {"temperature": 0.9, "logprobs": 2},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "logprobs": 5, "seed": 0},
+    {"temperature": 0.8, "presence_penalty": 0.5, "logprobs": 2, "seed": 0},
+    {"temperature": 1.0, "logprob_token_ids": [3, 5], "seed": 0},
 ]
+TELLING = [kind for kind in range(len(KINDS)) if "logprobs" in KINDS[kind]]
 
 
 def parameters(kind: int, row: int):
@@ -148,16 +152,21 @@ def test_a_seed_means_a_seed(llm, kind):
     )[0].outputs[0]
     assert alone.token_ids == beside.token_ids
     if alone.logprobs is not None:
-        for mine, other in zip(alone.logprobs, beside.logprobs, strict=True):
-            assert mine.keys() == other.keys()
+        # Hidden states of batches of other sizes may differ in the last bit.
+        for token, *both in zip(alone.token_ids, alone.logprobs, beside.logprobs, strict=True):
+            mine, other = (each[token].logprob for each in both)
+            assert abs(mine - other) < 0.05
 
 
-def test_log_probabilities_are_those_of_the_model(llm, runner):
-    """Against vLLM's own for the same tokens, fed as a prompt."""
+@pytest.mark.parametrize("kind", TELLING)
+def test_log_probabilities_are_those_of_the_model(llm, runner, kind):
+    """Against vLLM's own for the same tokens, fed as a prompt; whatever is drawn from."""
     from vllm import SamplingParams
 
-    output = llm.generate([prompt(1)], [parameters(8, 1)])[0]
-    ours = [next(iter(each.values())).logprob for each in output.outputs[0].logprobs]
+    output = llm.generate([prompt(1)], [parameters(kind, 1)])[0]
+    told = [next(iter(each.values())) for each in output.outputs[0].logprobs]
+    assert min(each.rank for each in told) >= 1
+    ours = [each.logprob for each in told]
     tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
     asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
     scored = llm.generate([{"prompt_token_ids": tokens}], [asked])[0].prompt_logprobs
@@ -230,4 +239,4 @@ def test_a_thousand_mixed_requests(llm, runner):
     assert {name: got.get(name) for name in finished} == finished
     drawn = counts.served + sum(counts.left.values()) - before
     assert drawn >= sum(finished.values())
-    assert set(counts.left) == {"top logprobs"} and counts.served > 0
+    assert not counts.left and counts.served > 0

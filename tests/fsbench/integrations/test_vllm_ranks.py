@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "frequency": {"frequency_penalty": 0.7, "logit_bias": {5: 2.0}},
     "grammar": {},
     "logprobs": {"logprobs": 0},
+    "top logprobs": {"logprobs": 3},
 }
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_vllm import Model
-from fake_vllm_states import V, params
+from fake_vllm_states import NO_LOGPROBS, V, params
 from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
 
+from fsbench.e2e.requests import parameters
 from fsbench.integrations.draw import history
-from fsbench.integrations.routing import REASONS
 from fsbench.kernels import Penalties, flash_sample, truncated_sample
 
-LEFT = {"top logprobs", "tempered logprobs"}
+TELLING = [kind for kind in KINDS if kind.endswith("logprobs")]
+BY_VLLM = ("many logprobs", "given logprobs")
+"""Kinds of which vLLM tells the log-probabilities of other tokens than the drawn one."""
 
 
 def decoded(play: Play, kind: str, steps: int = 5, beside: list[str] = (), preempt: int = -1):
@@ -52,41 +54,72 @@ def test_a_seed_means_a_seed(load, kind):
     assert decoded(Play(restarted), kind, beside=["plain"]) == alone
 
 
+@pytest.mark.parametrize("kind", ["plain", "greedy", "default", "frequency", "top logprobs"])
+def test_a_seed_means_a_seed_across_the_border_of_the_screen(load, screens, kind):
+    """Alone, beside one that joins it on the screen, and beside more than are screened."""
+    play = Play(load("screened"))
+    alone = decoded(play, kind)
+    assert decoded(play, kind, beside=["plain"]) == alone
+    assert decoded(play, kind, beside=["plain"] * 5) == alone
+    assert decoded(play, kind, beside=["plain", "default"]) == alone
+    assert decoded(Play(load()), kind) != alone or kind in ("greedy", "default")
+    assert set(screens) == ({1, 2} if kind in ("plain", "greedy", "frequency") else set()), screens
+
+
 @pytest.mark.full
 def test_a_seed_means_a_seed_in_the_kernels(load):
     """In fp16 the interpreter runs them; in bf16 it is the reference that draws."""
     play = Play(load(model=Model(dtype=torch.float16)), torch.float16)
-    kinds = ["plain", "default", "frequency", "repetition", "grammar", "logprobs", "greedy"]
+    kinds = ["plain", "default", "frequency", "repetition", "grammar", "default logprobs", "greedy"]
     alone = {kind: decoded(play, kind, 2) for kind in kinds}
     for kind, tokens in alone.items():
         beside = [other for other in kinds if other != kind]
         assert decoded(play, kind, 2, beside=[*beside[:5], "top logprobs"], preempt=1) == tokens
 
 
-def test_every_kind_is_counted_and_a_realistic_mix_is_served(load):
+def test_every_kind_is_counted_and_served(load):
     runner = load()
     play = Play(runner)
     for kind in KINDS:
         decoded(play, kind)
     counts = runner._fsbench.sampling.counts
-    assert counts.served == 5 * (len(KINDS) - len(LEFT))
-    assert counts.left == {"top logprobs": 5, "logprobs of another distribution": 5}
-    assert set(counts.left) <= {*REASONS.values()}
+    assert counts.as_dict() == {"served": 5 * len(KINDS), "left": {}}
+    # vLLM is asked for what else is told of many tokens, or of given ones.
     sampled = [call for call in runner.calls if call[0] == "sample"]
     assert sampled == [("sample", ["mine"])] * 10
+
+
+@pytest.mark.parametrize("name", ["flash_sample", "screened"])
+def test_a_realistic_mix_is_served(load, name):
+    """Kinds of `fsbench e2e --requests mixed`, and each of ours, among each other: 99 % or more."""
+    asked = [params(**parameters("mixed", row, seed=3)) for row in range(8)]
+    asked += [request(kind) for kind in KINDS if kind not in BY_VLLM]
+    runner, tokens = load(name), 0
+    play, waiting = Play(runner), asked * 3
+    while waiting or play.slots:
+        while waiting and len(play.slots) < 8:
+            play.add(str(len(waiting)), waiting.pop(), PROMPT)
+        play.step(None, {next(iter(play.slots)): GRAMMAR})
+        for each in [each for each in play.slots if len(play.output(each)) > int(each) % 4]:
+            tokens += len(play.remove(each)[1])
+    counts = runner._fsbench.sampling.counts
+    assert counts.served + sum(counts.left.values()) == tokens > 3 * len(asked)
+    assert counts.served >= 0.99 * tokens
+    assert not [call for call in runner.calls if call[0] == "sample"]
 
 
 def test_of_a_mixed_batch_vllm_draws_what_is_left_and_nothing_else(load):
     runner = load()
     play = Play(runner)
-    for kind in ("plain", "top logprobs", "default", "tempered logprobs", "logprobs"):
+    runner.sampler.logprobs_mode = "raw_logits"
+    for kind in ("plain", "top logprobs", "default", "tempered logprobs", "greedy"):
         play.add(kind, request(kind), PROMPT)
     output = play.step()
     assert [call for call in runner.calls if call[0] == "sample"] == [
         ("sample", ["top logprobs", "tempered logprobs"])
     ]
     counts = runner._fsbench.sampling.counts
-    assert counts.served == 3 and sum(counts.left.values()) == 2
+    assert counts.served == 3 and counts.left == {"logits": 2}
     ids, values, ranks = output.logprobs_tensors[:3]
     assert ids.shape == values.shape == (5, 4) and ids.dtype == torch.int64
     assert torch.equal(ids[:, 0], output.sampled_token_ids[:, 0])
@@ -94,39 +127,83 @@ def test_of_a_mixed_batch_vllm_draws_what_is_left_and_nothing_else(load):
     assert (values[[0, 2, 4], 1:] == -torch.inf).all()
 
 
-def test_log_probabilities_are_those_of_the_raw_logits(load):
-    """At T = 1 and 0, also under a grammar; that of a greedy row has rank 1."""
+@pytest.mark.parametrize("kind", TELLING)
+def test_a_request_draws_the_same_tokens_with_log_probabilities_and_without(load, kind):
     runner = load()
+    silent = request(kind)
+    silent.logprobs = silent.logprob_token_ids = None
     play = Play(runner)
-    play.add("sampled", params(seed=1, logprobs=0), PROMPT)
-    play.add("greedy", params(temperature=0, logprobs=0), PROMPT)
-    play.add("constrained", params(seed=2, logprobs=0), PROMPT)
-    hidden, batch = play.batch(list(play.slots))
-    play._fed = dict.fromkeys(play.slots, 0)
-    output = play.step(None, {"constrained": GRAMMAR})
+    play.add("told", request(kind), PROMPT)
+    play.add("silent", silent, PROMPT)
+    allowed = dict.fromkeys(play.slots, GRAMMAR) if kind.startswith("grammar") else None
+    for _ in range(4):
+        play.step(None, allowed)
+    assert play.output("told") == play.output("silent")
+
+
+def scores(runner, hidden, batch, given) -> torch.Tensor:
+    """What vLLM would tell of every token, of logits in fp32: [B, V]."""
     logits = hidden[batch.logits_indices].float() @ runner.model.lm_head.weight[:V].float().T
-    logits[2, [token for token in range(V) if token not in GRAMMAR]] = -torch.inf
-    expected = logits.log_softmax(1).gather(1, output.sampled_token_ids)
-    tensors = output.logprobs_tensors
-    torch.testing.assert_close(tensors.logprobs, expected, atol=1e-3, rtol=0)
-    assert tensors.selected_token_ranks.tolist() == [0, 1, 0]
-    assert output.sampled_token_ids[1, 0] == logits[1].argmax()
-    assert output.sampled_token_ids[2, 0] in GRAMMAR
-    assert runner._fsbench.sampling.counts.left == {}
+    if given is not None:
+        runner.structured_outputs_worker.apply_grammar_bitmask(
+            *(logits, batch, given.structured_output_request_ids, given.grammar_bitmask)
+        )
+    state, slots = runner.sampler.logprob_token_ids_state, batch.idx_mapping_np.tolist()
+    asked = [state.token_ids[slot] for slot in slots]
+    for slot in slots:
+        state.token_ids[slot] = list(range(V))
+    found = runner.sampler(logits, batch).logprobs_tensors.logprobs[:, 1:]
+    for slot, tokens in zip(slots, asked, strict=True):
+        state.token_ids[slot] = tokens
+    return found
 
 
-def test_log_probabilities_of_what_is_drawn_from_are_served_at_any_temperature(load):
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_log_probabilities_and_ranks_are_vllms(load, mode, greedy):
+    """Of all kinds beside each other; vLLM rounds logits to bf16, and tells some itself."""
     runner = load()
-    runner.sampler.logprobs_mode = "processed_logprobs"
-    play = Play(runner)
-    play.add("tempered", params(temperature=0.5, seed=1, logprobs=0, logit_bias={5: 3.0}), PROMPT)
-    hidden, _ = play.batch(["tempered"])
-    play._fed["tempered"] = 0
-    output = play.step()
-    logits = hidden[3:4].float() @ runner.model.lm_head.weight[:V].float().T
-    logits[0, 5] += 3
-    expected = (logits / 0.5).log_softmax(1).gather(1, output.sampled_token_ids)
-    torch.testing.assert_close(output.logprobs_tensors.logprobs, expected, atol=1e-3, rtol=0)
+    runner.sampler.logprobs_mode = mode
+    play, sample, told = Play(runner), runner.sample, []
+
+    def checked(hidden, batch, given):
+        output = sample(hidden, batch, given)
+        expected = scores(runner, hidden, batch, given)
+        ids, values, ranks = output[0].logprobs_tensors[:3]
+        assert torch.equal(ids[:, 0], output[0].sampled_token_ids[:, 0])
+        for row, name in enumerate(batch.req_ids):
+            p = play.params[name]
+            given_ids = p.logprob_token_ids or []
+            n = len(given_ids) or (NO_LOGPROBS if p.logprobs is None else p.logprobs)
+            if n == NO_LOGPROBS:
+                continue
+            told.append(name)
+            mine, others = values[row, : 1 + n], ids[row, 1 : 1 + n].tolist()
+            error = 0.08 if name in BY_VLLM else 2e-3
+            close = {"atol": error, "rtol": 0.0}
+            torch.testing.assert_close(mine[:1], expected[row, ids[row, :1]], atol=2e-3, rtol=0)
+            torch.testing.assert_close(mine[1:], expected[row, others], **close)
+            assert len(set(others)) == n and (not given_ids or others == given_ids)
+            if not given_ids:
+                torch.testing.assert_close(mine[1:], expected[row].topk(n).values, **close)
+            near = expected[row, ids[row, 0]]
+            above = [1 + int((expected[row] > near + way).sum()) for way in (1e-4, -1e-4)]
+            assert above[0] <= ranks[row] <= above[1]
+            assert not greedy or ranks[row] == 1
+        return output
+
+    runner.sample = checked
+    for kinds in (TELLING[:5], TELLING[5:]):
+        for kind in [*kinds, "plain", "default"]:
+            asked = request(kind)
+            if greedy:
+                asked.temperature, asked.top_k, asked.top_p = 0, 0, 1.0
+            play.add(kind, asked, PROMPT)
+        for _ in range(3):
+            play.step(None, {"grammar logprobs": GRAMMAR} if "grammar logprobs" in kinds else None)
+        for kind in list(play.slots):
+            play.remove(kind)
+    assert set(told) == set(TELLING) and runner._fsbench.sampling.counts.left == {}
 
 
 def test_tokens_are_those_of_the_kernels_called_directly(load):

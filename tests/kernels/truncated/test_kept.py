@@ -22,7 +22,13 @@ from tiers import full
 from truncated_cases import FILTERS, history
 
 from fsbench import reference
-from fsbench.kernels import Penalties, TruncatedSample, score, truncated_sample
+from fsbench.kernels import (
+    Penalties,
+    TruncatedSample,
+    flash_sample,
+    score,
+    truncated_sample,
+)
 from fsbench.kernels.fused import draw
 from fsbench.kernels.truncated import api as module
 from fsbench.kernels.truncated import kept as kept_kernels
@@ -30,6 +36,7 @@ from fsbench.kernels.truncated import kept as kept_kernels
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
 SAID = dict.fromkeys(("return_logprob", "return_kept_logprob", "return_rank"), True)
+TOP = 20
 INF, NAN = torch.inf, torch.nan
 
 
@@ -37,7 +44,7 @@ def check(limit: int = 1024, penalties: Penalties | None = None, **call) -> Trun
     """Everything that is said of draws is float64's, and has the bits of score."""
     options = {"seed": SEED, "noise": "group", **call, "penalties": penalties}
     with guarded_memory():
-        sample = truncated_sample(**options, **SAID, return_support=limit)
+        sample = truncated_sample(**options, **SAID, return_support=limit, return_top=TOP)
     plain = truncated_sample(**options, return_kept=True)
     assert torch.equal(plain.tokens, sample.tokens) and torch.equal(plain.kept, sample.kept)
     logits, T, error = exact_logits(**call), call.get("temperature", 1.0), logits_error(**call)
@@ -70,6 +77,9 @@ def check(limit: int = 1024, penalties: Penalties | None = None, **call) -> Trun
     call = {name: x for name, x in call.items() if name not in (*FILTERS, "noise", "mask")}
     mask = {"mask": logits > -INF} if "mask" in options else {}
     assert same_bits(sample.logprob, score(**call, **mask, targets=sample.tokens).logprob)
+    largest = flash_sample(**call, **mask, seed=SEED, return_top=TOP)
+    assert torch.equal(sample.top_tokens[valid], largest.top_tokens[valid])
+    assert same_bits(sample.top_logprob[valid], largest.top_logprob[valid])
     # The last column stands for -1.
     replayed = torch.zeros(len(n), logits.shape[1] + 1, dtype=torch.bool)
     replayed.scatter_(1, sample.support.where(sample.support >= 0, logits.shape[1]), True)
@@ -131,6 +141,7 @@ def test_what_is_said_is_true_and_has_the_bits_of_score(name):
         wrong = [0, 2, 3, 4, 5]
         assert (sample.rank[wrong] == -1).all() and (sample.support[wrong] == -1).all()
         assert sample.logprob[wrong].isnan().all() and sample.kept_logprob[wrong].isnan().all()
+        assert (sample.top_tokens[wrong] == -1).all() and sample.top_logprob[wrong].isnan().all()
     if name == "none":
         both = sample.kept > 1
         assert same_bits(sample.kept_logprob[both], sample.logprob[both])
@@ -142,6 +153,29 @@ def test_the_reference_says_the_same(name, monkeypatch):
         monkeypatch.setattr(user, "runs_kernels", lambda *_: False)
     check(**calls()[name])
     check(**calls()[name], limit=8)
+
+
+@pytest.mark.parametrize("kernels", [True, full(False)])
+@pytest.mark.parametrize("name", ["each row its own", full("undefined rows"), "penalties"])
+def test_log_probabilities_of_another_temperature(name, kernels, monkeypatch):
+    """Those of a draw at that temperature without filters, to the bit; nothing else changes."""
+    if not kernels:
+        for user in (module, draw):
+            monkeypatch.setattr(user, "runs_kernels", lambda *_: False)
+    call = {**calls()[name], "seed": SEED}
+    own = truncated_sample(**call, **SAID, return_top=TOP)
+    sample = truncated_sample(**call, **SAID, return_top=TOP, logprob_temperature=0.5)
+    there = sample.valid
+    for field in ("tokens", "rank", "top_tokens"):
+        assert torch.equal(getattr(sample, field), getattr(own, field)), field
+    assert same_bits(sample.kept_logprob, own.kept_logprob)
+    assert not same_bits(sample.logprob[there], own.logprob[there])
+    at = {**call, "temperature": 0.5, **{each: 0 for each in FILTERS}, "top_p": 1.0}
+    alone = truncated_sample(**at, return_top=TOP)
+    assert same_bits(sample.top_logprob[there], alone.top_logprob[there])
+    place = (sample.top_tokens == sample.tokens[:, None]) & there[:, None]
+    assert place.any()
+    assert same_bits(sample.logprob[place.any(1)], sample.top_logprob[place])
 
 
 @pytest.mark.parametrize("limit", [1, full(5), 64, full(300)])
@@ -169,7 +203,7 @@ def test_how_many_programs_share_a_row_does_not_matter(programs):
 def test_nothing_is_said_unless_asked_for():
     call = {**stored(normal_logits(2, 90)), "seed": SEED, "top_p": 0.9}
     whole = truncated_sample(**call, **SAID, return_support=90, return_kept=True)
-    assert truncated_sample(**call)[2:] == (None,) * 5
+    assert truncated_sample(**call)[2:] == (None,) * 7
     for name in ("kept", "logprob", "kept_logprob", "rank"):
         only = truncated_sample(**call, **{f"return_{name}": True})
         there = {field for field, x in only._asdict().items() if x is not None}

@@ -70,6 +70,13 @@ def drawn(hidden, weight, **arguments):
         over_all = score(hidden, weight, said.tokens, temperature=T)
         assert torch.equal(said.kept_logprob[fits], among.logprob[fits])
         assert torch.equal(said.logprob[said.valid], over_all.logprob[said.valid])
+        raw = {"return_logprob": True, "return_top": 20, "logprob_temperature": 1.0}
+        raw = truncated_sample(hidden, weight, **arguments, **raw)
+        untempered = score(hidden, weight, said.tokens)
+        assert torch.equal(raw.logprob[said.valid], untempered.logprob[said.valid])
+        at_one = {**arguments, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        top = truncated_sample(hidden, weight, **at_one, return_top=20).top_logprob
+        assert torch.equal(raw.top_logprob[said.valid], top[said.valid])
     return said
 
 
