@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -54,9 +54,6 @@ app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)
 app.command("warm")(warm.warm)
 app.add_typer(hotvocab.app, name="hotvocab")
-for each in (*app.registered_commands, *hotvocab.app.registered_commands):
-    # A paragraph as one line, which --help wraps at the terminal's width.
-    each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
 
 
 def _samplers() -> Iterable[str]:
@@ -87,6 +84,12 @@ def _options(
     """
 
 
+_COMMANDS: list[Any] = [*app.registered_commands, *hotvocab.app.registered_commands]
+for each in (app.registered_callback, *_COMMANDS):
+    # A paragraph as one line, which --help wraps at the terminal's width.
+    each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
+
+
 def main() -> None:
     """Console script `fsbench`: run a command; an FsbenchError becomes one line and a code."""
     for stream in (sys.stdout, sys.stderr):
@@ -96,7 +99,7 @@ def main() -> None:
         del os.environ["COLUMNS"]
     try:
         try:
-            app()
+            app(prog_name="fsbench")  # for `python -m fsbench` too: completion needs one word
         finally:
             if sys.stdout is not None:  # None: closed by the caller
                 sys.stdout.flush()

@@ -203,7 +203,7 @@ Dtype = Annotated[str, option("--dtype", _dtypes, "bf16, fp16 or fp32.")]
 DtypeOrDefault = Annotated[
     str | None,
     option(
-        "--dtype", _dtypes, "bf16, fp16 or fp32. Default: bf16, on a CPU fp32; run: the preset's."
+        "--dtype", _dtypes, "bf16, fp16 or fp32. Default: the preset's, or bf16, on a CPU fp32."
     ),
 ]
 Device = Annotated[

@@ -142,6 +142,7 @@ def recommend(
             f"at these batch sizes; results have B = {_numbers(measured.measured.b)}"
         )
     facts: dict[str, Any] = {
+        "needs": wanted,
         "advice": [asdict(each) for each in advice],
         "unmeasured": _unmeasured(batches, [each.b for each in advice]),
     }
@@ -193,7 +194,7 @@ def _needs(text: str) -> list[str]:
     names = [_SHORT.get(name.strip(), name.strip()) for name in text.split(",")]
     for name in names:
         if name not in _KNOWN:
-            raise unknown_name("--needs", name, [*_KNOWN, *_SHORT])
+            raise unknown_name("--needs", name, {*_KNOWN, *_SHORT})
     return list(dict.fromkeys(names))
 
 
@@ -266,10 +267,12 @@ def _calls(entry: Found, problem: Problem, needs: list[str]) -> dict[str, str]:
     if not call:
         size = [f"B, {problem.D}, {problem.V}, {problem.dtype!r}", *filters]
         size += [f"tp={problem.tp}"] if sharded else []
+        size += ["device='cpu'"] if problem.device == "cpu" else []
         build, head = ("build_sharded", "shard") if sharded else ("build", "weight")
         python = (
-            f"from {entry.source} import PROVIDER\n"
-            f"launch = PROVIDER.{build}(Problem({', '.join(size)}), {head})\n"
+            f"from fsbench.problem import Problem\nfrom {entry.source} import PROVIDER\n"
+            f"problem = Problem({', '.join(size)})\n"
+            f"launch = PROVIDER.{build}(problem, {head})\n"
             "tokens = launch(hidden, seed, step)"
         )
         plain = problem.device == "cuda" and not (filters or needs or sharded)
@@ -298,6 +301,7 @@ def _floors(gpu: str, problem: Problem, batches: range | list[int]) -> dict[str,
     options = [f"--d {problem.D} --v {problem.V} --dtype {problem.dtype}"]
     options += [f"--{name.replace('_', '-')} {getattr(problem, name)}" for name in problem.filters]
     options += [f"--tp {problem.tp}"] if problem.tp > 1 else []
+    options += [f"--logits {problem.logits}"] if problem.logits != "normal:1" else []
     measure = f"fsbench run --device {problem.device} {' '.join(options)}"
     if problem.device == "cpu":
         raise ResultsError(f"--gpu cpu: expected results of this size; got none. Run: {measure}")
@@ -344,7 +348,8 @@ def _print(facts: dict[str, Any]) -> None:
         print_(f"\nIn Python, {', '.join(names)}:\n" + indent(python, "  "))
         if vllm:
             print_(f"In vLLM, where docs/end-to-end.md says so:\n  {vllm}")
-    print_("\nTimes are of plain sampling; docs/using-the-kernel.md says what options cost.")
+    if facts["needs"]:
+        print_("\nNo time is with --needs; docs/using-the-kernel.md says what options cost.")
 
 
 def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:

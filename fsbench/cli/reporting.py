@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 
     from fsbench.analysis.tables import Configuration
     from fsbench.measure.plan import Plan
+    from fsbench.problem import Problem
     from fsbench.records.cell import CellRecord
 
 
 def print_plan(plan: Plan) -> None:
-    """What would be measured, one line per problem, and what would be left out and why."""
+    """What would be measured, problems with the same samplers together, and what is left out."""
     print(
         f"{len(plan.problems)} problems x {len(plan.providers)} providers, "
         f"{plan.warmup} warm-up and {plan.iters} timed steps in {plan.rounds} rounds"
@@ -28,16 +30,29 @@ def print_plan(plan: Plan) -> None:
 
     here = plan.problems[0].device == "cpu" or bool(hardware.gpus())
     if not here:
-        print("this machine has no GPU: what a GPU of compute capability 9.0 with all packages can")
+        print("this machine has no GPU; planned for compute capability 9.0, all packages")
+    alike: dict[str, list[Problem]] = {}
     left_out: dict[str, None] = {}
     for problem in plan.problems:
         refusals = {entry.name: entry.refusal(problem, here) for entry in plan.providers}
         able = [name for name, refusal in refusals.items() if not refusal]
-        print(f"  {problem}: {', '.join(able) or 'nothing'}")
+        alike.setdefault(", ".join(able) or "nothing", []).append(problem)
         for name, refusal in refusals.items():
             if refusal:
-                left_out[f"  not {name}: {': '.join(refusal)}"] = None
-    print("\n".join(left_out), end="\n" if left_out else "")
+                left_out[f"not {name}: {': '.join(refusal)}"] = None
+    for names, problems in alike.items():
+        print(_filled(f"{names}:"))
+        for problem in problems:
+            print(f"  {problem}")
+    for line in left_out:
+        print(_filled(line))
+
+
+def _filled(text: str) -> str:
+    """In lines that fit the terminal, or 80 letters where there is none."""
+    return textwrap.fill(
+        text, get_terminal_size().columns, subsequent_indent="  ", break_on_hyphens=False
+    )
 
 
 def duration(seconds: float) -> str:

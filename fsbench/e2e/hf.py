@@ -12,9 +12,11 @@ each has a graph of its own, and they decode in turn.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -237,7 +239,7 @@ class Batch:
             hidden = torch.randn(self.B, D, device=self._device).to(self._model.dtype)
             self._model.lm_head(hidden)
             self.step(draw)
-            with profile(activities=activities) as recorded:
+            with _without_notices(), profile(activities=activities) as recorded:
                 for _ in range(steps):
                     with record_function(MATMUL_MARK):
                         self._model.lm_head(hidden)
@@ -290,3 +292,21 @@ def random_model(decoder: Decoder, plan: Plan, device: Any) -> Any:
             return Qwen3ForCausalLM(config).eval()
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Keeps the profiler's notices of its begin and end (USDT) from stderr, and nothing else.
+
+    KINETO_LOG_LEVEL would silence its errors, too.
+    """
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            said.seek(0)
+            os.write(2, b"".join(line for line in said if not line.startswith(b"USDT:")))

@@ -43,7 +43,10 @@ def draw(rows: pd.DataFrame) -> Figure:
     models = list(rows.groupby(["model", "tp", "requests"], sort=False))
     across = min(len(models), ACROSS)
     lines = -(-len(models) // across)
-    figure = Figure(figsize=(1.6 + 3.2 * across, 5.6 * lines), layout="constrained")
+    figure = Figure(
+        figsize=(1.6 + (3.2 if across < ACROSS else 2.4) * across, 5.6 * lines),
+        layout="constrained",
+    )
     grid = figure.subplots(2 * lines, across, squeeze=False, height_ratios=(3, 2) * lines)
     panels = grid.reshape(lines, 2, across).swapaxes(1, 2).reshape(-1, 2)
     for panel in panels[len(models) :].flat:
@@ -74,7 +77,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             )
         lower.axhline(0, color="#444444", linewidth=0.8)
         log2_axis(upper, of_model.b, "")
-        log2_axis(lower, of_model.b, "Requests at a time, B, log scale")
+        log2_axis(lower, of_model.b, "Requests at a time, log scale")
         kind = "" if requests == "plain" else f", {requests}"
         upper.set_title(f"{model}, TP {tp}{kind}")
         upper.tick_params(labelbottom=False)

@@ -17,7 +17,7 @@ _DESIGNS = {"full-V port": _GREY, "sequence-parallel": _BLUE, "offloaded": _GREE
 
 
 def _figure(panels: int, title: str) -> tuple[Figure, list[Any]]:
-    figure = Figure(figsize=(3.6 * panels + 0.4, 3.2), layout="constrained")
+    figure = Figure(figsize=(min(3.6 * panels, 8.4) + 0.4, 3.2), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=9.5)
     return figure, [figure.add_subplot(1, panels, 1 + i) for i in range(panels)]
 

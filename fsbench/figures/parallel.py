@@ -1,4 +1,4 @@
-"""Many figures at a time: a process for each core draws them, with a bar on a terminal."""
+"""Many figures at a time, a process for each core; with a bar on a terminal, elsewhere a line."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def drawn(tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
         yield from (task() for task in tasks)
         return
     _TASKS = tasks
+    if not sys.stderr.isatty():
+        print(f"drawing {len(tasks)} figures", file=sys.stderr, flush=True)
     with multiprocessing.get_context("fork").Pool(min(os.cpu_count() or 1, 16)) as pool:
         done = pool.imap(_run, range(len(tasks)))
         yield from track(

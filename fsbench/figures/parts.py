@@ -118,13 +118,28 @@ def percent_axis(axes: Axes, whole: float, label: str) -> None:
     axes.secondary_yaxis("right", functions=(to_percent, from_percent)).set_ylabel(label)
 
 
+def grid(count: int, columns: int, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    """Rows of panels, as wide as a page shows them, with an empty cell behind for the legend.
+
+    A single panel has its legend at its right.
+    """
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    if count == 1:
+        figure = Figure(figsize=(8.1, 4.2), layout=layout)
+        return figure, [figure.subplots()]
+    rows = count // columns + 1
+    figure = Figure(figsize=(8.8, 4.0 * rows), layout=layout)
+    cells = list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
+    for cell in cells[count:]:
+        cell.set_axis_off()
+    return figure, cells[:count]
+
+
 def panel_row(
     configuration: Configuration, titles: list[str], sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """A row of panels, one per title, with the configuration in words below the first title."""
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(figsize=(3.9 + 4.2 * len(titles), 4.2), layout=layout)
-    panels = list(figure.subplots(1, len(titles), sharey=sharey, squeeze=False)[0])
+    """Panels, one per title, with the configuration in words below the first title."""
+    figure, panels = grid(len(titles), 2, sharey)
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontweight="bold", pad=30)
     words = panels[0].annotate(
@@ -220,18 +235,24 @@ def plain_log_ticks(axis: Axis) -> None:
 
 
 def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
-    """One legend for all panels, right of the last one, in a figure high enough for it."""
+    """One legend for all panels: in the grid's empty cell, or right of the last panel.
+
+    The figure becomes high enough for it.
+    """
     entries = {
         label: handle
         for axes in panels
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     lines = sum(1 + label.count("\n") for label in entries)
-    figure.set_figheight(max(figure.get_figheight(), 1.3 + 0.2 * lines))
-    panels[-1].legend(
+    empty = [axes for axes in figure.axes if not axes.axison]
+    rows = len({axes.get_position().y0 for axes in figure.axes}) if empty else 1
+    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.2 * lines)))
+    placed = (empty or panels[-1:])[0].legend(
         list(entries.values()),
         list(entries),
         loc="upper left",
-        bbox_to_anchor=(offset, 1),
+        bbox_to_anchor=(0 if empty else offset, 1),
         borderaxespad=0,
     )
+    placed.set_in_layout(not empty)  # an empty cell has room for it

@@ -7,7 +7,15 @@ from matplotlib.figure import Figure
 
 from fsbench.analysis.scaling import scaling_table
 from fsbench.analysis.tables import Configuration, conditions_in_words
-from fsbench.figures.parts import NOTES, in_words, laid_out, legend, log2_axis, plain_log_ticks
+from fsbench.figures.parts import (
+    NOTES,
+    grid,
+    in_words,
+    laid_out,
+    legend,
+    log2_axis,
+    plain_log_ticks,
+)
 from fsbench.figures.style import Style
 from fsbench.provider import Kind
 
@@ -22,8 +30,7 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure:
     table = scaling_table(alike)
     degrees = [int(each.rows.tp.iloc[0]) for each in alike]
     batches = sorted(table.index.get_level_values("b").unique())
-    figure = Figure(figsize=(2.6 + 2.7 * len(batches), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(batches), squeeze=False)[0]
+    figure, panels = grid(len(batches), 3)
     for axes, B in zip(panels, batches, strict=True):
         of_b = table.loc[B]
         for provider in of_b.index:

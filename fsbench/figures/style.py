@@ -63,7 +63,8 @@ def styles(rows: pd.DataFrame) -> dict[str, Style]:
     """Style of every provider that was measured in these results rows."""
     families: dict[tuple[Kind, bool], list[str]] = {}
     for row in rows[rows.status == "ok"].drop_duplicates("provider", keep="last").itertuples():
-        families.setdefault((Kind(row.kind), bool(row.fused)), []).append(row.provider)
+        kind = Kind(row.kind)  # only exact samplers have other colours if they are fused
+        families.setdefault((kind, kind is Kind.EXACT and bool(row.fused)), []).append(row.provider)
     return {
         name: Style(kind, _line(kind, fused, slot))
         for (kind, fused), names in families.items()

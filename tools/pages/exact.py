@@ -119,7 +119,7 @@ def audit() -> str:
     """The audit of the samplers that run on a CPU."""
     found, skipped = audited(read_records([RESULTS / AUDIT / "audit.jsonl"]))
     for_gpus = ", ".join(f"`{name}`" for name, why in skipped.items() if "lower bound" not in why)
-    text = f"{markdown(found, {})}\n\nNot measured yet, for want of a GPU: {for_gpus}."
+    text = f"{markdown(found, {})}\n\nNot in this record, which is of a CPU: {for_gpus}."
     return with_source(text, f"{AUDIT}/audit.jsonl")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from cells import results_row
 from tree import H200
 from typer.testing import CliRunner
@@ -161,11 +162,13 @@ def test_needs_rule_samplers_out_and_say_so():
     found = facts("--model", "qwen3-8b", "--needs", "logprob, seed")
     assert found["cannot"]["flashinfer_gumbel"] == ["logprob", "per_request_seed"]
     assert "flash_sampling" not in found["cannot"]
-    assert found["unmeasured"] == "236 of these 256 batch sizes"
+    assert found["unmeasured"] == f"{256 - len(found['advice'])} of these 256 batch sizes"
     (call,) = {each["python"] for each in found["calls"].values()}
     assert "flash_sample(" in call and "return_logprob=True" in call
     printed = run("--results", RESULTS, "--model", "qwen3-8b", "--needs", "logprob").stdout
     assert "not considered: " in printed and "without logprob" in printed
+    assert "No time is with --needs" in printed
+    assert "--needs" not in run("--results", RESULTS, "--model", "qwen3-8b").stdout
 
 
 @pytest.mark.parametrize(
@@ -191,6 +194,7 @@ def test_without_a_record_the_floor_is_marked():
     printed = run("--results", RESULTS, "--d", 64, "--v", 1000, "--batch", "3:9").stdout
     assert "nobody measured it" in printed and "flash_sample(" in printed
     assert "fsbench run --device cuda --d 64 --v 1000 --dtype bf16" in " ".join(printed.split())
+    assert facts("--model", "phi-4", "--logits", "zipf:2")["measure"].endswith("--logits zipf:2")
 
 
 def test_a_cpu_after_make_bench(tmp_path):
@@ -198,6 +202,10 @@ def test_a_cpu_after_make_bench(tmp_path):
     written(tmp_path / "run", [row("multinomial", 4, 9000.0, **changes)])
     options = ["--results", tmp_path, "--gpu", "cpu"]
     assert "9000.0" in run(*options, "--model", "qwen3-1.7b").stdout
+    found = json.loads(run(*options, "--d", 2048, "--v", 151_936, "--json").stdout)
+    names = dict(B=4, weight=torch.randn(500, 2048), hidden=torch.randn(4, 2048), seed=0, step=0)
+    exec(found["calls"]["multinomial"]["python"], names)
+    assert names["tokens"].shape == (4,) and names["problem"].device == "cpu"
     with pytest.raises(ResultsError, match="fsbench run --device cpu --d 4096"):
         run(*options, "--model", "qwen3-8b")
 

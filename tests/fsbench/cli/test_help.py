@@ -16,9 +16,10 @@ from fsbench.problem import models
 COMMANDS = [command.name for command in app.registered_commands]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_paragraphs_are_wrapped_where_the_terminal_ends(command):
-    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
+    words = [command, "--help"] if command else ["--help"]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "80"})
     assert done.exit_code == 0
     assert "…" not in done.stdout  # a word that was cut
     lines = [line.strip() for line in done.stdout.split("╭")[0].splitlines()]
@@ -49,3 +50,10 @@ def test_a_shell_completes(words, known):
         text=True,
     )
     assert sorted(done.stdout.split()) == sorted(known), done.stderr
+
+
+def test_the_module_names_the_command_in_its_completion():
+    words = [sys.executable, "-m", "fsbench", "--show-completion"]
+    setting = {"SHELL": "/bin/bash", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(words, env=setting, capture_output=True, text=True)
+    assert "_FSBENCH_COMPLETE=" in done.stdout and done.stdout.endswith(" fsbench\n"), done.stderr

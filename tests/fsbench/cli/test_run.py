@@ -153,7 +153,7 @@ def test_dry_run_prints_the_cells_and_what_is_left_out_and_writes_nothing(fsbenc
     code, out, _ = fsbench("run", "--device", "cpu", "--preset", "paper", "--dry-run")
     assert code == 0
     assert "18 problems x " in out and "25 warm-up and 100 timed steps in 5 rounds" in out
-    assert "  not weight_stream: unavailable: runs on cuda only" in out.splitlines()
+    assert "not weight_stream: unavailable: runs on cuda only" in out.splitlines()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,8 +163,21 @@ def test_a_gpu_run_is_planned_without_a_gpu(fsbench, monkeypatch):
         "run", "--device", "cuda", "--preset", "lean", "--energy", 1, "--dry-run"
     )
     assert code == 0 and "this machine has no GPU" in out
-    cells = [line for line in out.splitlines() if line.startswith("  B=256 D=4096 V=151936 bf16")]
-    assert len(cells) == 1 and "flash_sampling_hopper" in cells[0] and "flashinfer" in cells[0]
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    samplers, problems = "".join(lines[2:]).split(":", 1)
+    assert "flash_sampling_hopper" in samplers and "flashinfer" in samplers
+    assert problems.count("B=256 D=4096 V=151936 bf16") == 1
+
+
+def test_a_dry_run_tells_apart_what_samplers_can_do(fsbench, monkeypatch):
+    monkeypatch.setattr("fsbench.machine.hardware.gpus", lambda: [])
+    _, out, _ = fsbench("run", "--device", "cuda", "--preset", "truncated", "--dry-run")
+    problems = [line for line in out.splitlines() if line.startswith("  B=")]
+    assert len(problems) == len(set(problems)) == 225
+    without, with_min_p, *_ = (each.rsplit("B=", 1)[-1] for each in out.split(":\n"))
+    assert "flashinfer_joint" in without and "akunu_exact" in with_min_p
+    assert "flashinfer_joint" not in with_min_p
 
 
 def test_few_iterations_need_no_other_option(fsbench):

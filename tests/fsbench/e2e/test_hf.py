@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -86,10 +87,18 @@ def test_a_baseline_decodes_too(model):
     assert ((drawn >= 0) & (drawn < 1000)).all() and drawn.unique().numel() > 2
 
 
-def test_a_profile_has_all_parts(model):
-    draw = make_draw("multinomial", Head(model.lm_head.weight.detach(), 1000))
+def test_a_profile_has_all_parts_and_only_what_matters_is_on_stderr(model, capfd):
+    baseline = make_draw("multinomial", Head(model.lm_head.weight.detach(), 1000))
+
+    def draw(rows):
+        os.write(2, b"a warning\n")
+        return baseline(rows)
+
     batch = decoded(model, 2, draw)
+    capfd.readouterr()
     found = batch.profile(draw)
+    # One draw before the recording begins, five inside.
+    assert capfd.readouterr().err == 6 * "a warning\n"
     assert found.steps == 4
     # Timed one after the other on a machine that others use: no order among them is sure.
     assert min(found.matmul_us, found.draw_us, found.busy_us) > 0

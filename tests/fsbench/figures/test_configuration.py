@@ -52,6 +52,10 @@ def _rows_for(figure):
     return [*_rows(), *(_row(name, b, 300.0) for name in logits_store.pair() for b in BATCHES)]
 
 
+def _panels(figure):
+    return [axes for axes in figure.axes if axes.axison]
+
+
 def test_scores_are_compared_where_nothing_draws():
     rows = [
         *(_row("fused_score", b, 300.0, fused=True, kind="score") for b in BATCHES),
@@ -116,7 +120,7 @@ def test_title_names_gpu_shape_dtype_timer_and_graph(figures):
 
 
 def test_speedup_has_a_panel_per_fused_sampler_with_intervals(figures):
-    first, second = figures["speedup"].axes
+    first, second = _panels(figures["speedup"])
     assert first.get_title(loc="left") == "Speedup of Label of fast"
     assert second.get_title(loc="left") == "Speedup of Label of faster"
     (bars,) = first.containers  # only the unfused exact sampler: neither greedy nor the bound
@@ -190,6 +194,7 @@ def test_styles_differ_within_results_and_do_not_depend_on_order():
             ("exact", True, 6),
             ("exact", False, 14),
             ("greedy", False, 6),
+            ("greedy", True, 6),
             ("lower_bound", False, 5),
         ]
         for i in range(n)
@@ -208,20 +213,22 @@ def test_styles_differ_within_results_and_do_not_depend_on_order():
 @pytest.mark.parametrize("name", plotting.FIGURES)
 def test_legend_does_not_cover_the_axes_and_is_inside_the_figure(name):
     figure = _draw(name, _rows_for(name) + [_row(f"more{i}", 1, 400.0) for i in range(20)])
-    legend = figure.axes[-1].get_legend().get_window_extent()
-    assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
-    assert legend.x1 <= figure.bbox.x1 and legend.y0 >= figure.bbox.y0
+    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+    place = legend.get_window_extent()
+    assert not any(place.overlaps(axes.get_window_extent()) for axes in _panels(figure))
+    assert place.x1 <= figure.bbox.x1 and place.y0 >= figure.bbox.y0
+    assert figure.get_figwidth() < 9  # the width of a page, where texts are as large as here
 
 
 def test_breakdown_shows_both_parts_and_the_share_of_sampling():
     rows = [*_rows(), _row("by_difference", 1, 100.0, matmul_us=90.0, sampling_us=-1.0, other_us=0)]
     rows += [_row("unsplit", b, 200.0, **dict.fromkeys(PARTS)) for b in BATCHES]
-    sampling, matmul, share = _draw("breakdown", rows).axes
+    sampling, matmul, share, beside = _draw("breakdown", rows).axes
     assert list(_lines(sampling)["Label of slow"].get_ydata()) == pytest.approx([27.0] * 3)
     assert list(_lines(matmul)["Label of slow"].get_ydata()) == pytest.approx([405.0] * 3)
     assert list(_lines(share)["Label of slow"].get_ydata()) == pytest.approx([6.0] * 3)
     note = "by difference to its matmul form:\nLabel of fast,\nLabel of faster"
-    assert note in [text.get_text() for text in share.get_legend().get_texts()]
+    assert note in [text.get_text() for text in beside.get_legend().get_texts()]
     assert not any("unsplit" in label for label in _lines(share))
     # Below 0: not on a logarithmic axis, but in the share.
     assert np.isnan(_lines(sampling)["Label of by_difference"].get_ydata()).all()
@@ -236,13 +243,13 @@ def test_breakdown_needs_a_sampler_whose_parts_are_known():
 
 
 def test_costs_are_energy_memory_and_first_call():
-    energy, memory, first = _draw("costs", _rows()).axes
+    energy, memory, first = _panels(_draw("costs", _rows()))
     assert list(_lines(energy)["Label of slow"].get_ydata()) == pytest.approx([0.2, 0.4, 0.8])
     assert list(_lines(memory)["Label of slow"].get_ydata()) == [3.0, 6.0, 12.0]
     assert list(_lines(first)["Label of slow"].get_ydata()) == [2.0] * 3
     assert memory.get_ylabel() == "MB beyond weight and hidden, log scale"
     assert first.get_ylabel() == "Build and first step (s), log scale"
-    *_, first = _draw("costs", _rows(warm="triton|inductor")).axes
+    *_, first = _panels(_draw("costs", _rows(warm="triton|inductor")))
     assert first.get_ylabel().endswith("caches of the compilers warm")
     some = [{**row, "warm": "process" if row["b"] > 1 else None} for row in _rows()]
     assert "warm" not in _draw("costs", some).axes[2].get_ylabel()
@@ -250,7 +257,7 @@ def test_costs_are_energy_memory_and_first_call():
 
 def test_a_cost_that_was_not_measured_is_said_to_be():
     old = [{k: v for k, v in row.items() if k != "first_call_s"} for row in _rows(j_per_token=None)]
-    energy, memory, first = _draw("costs", old).axes
+    energy, memory, first = _panels(_draw("costs", old))
     assert [text.get_text() for text in first.texts] == ["not measured"]
     assert "not measured" in [text.get_text() for text in energy.texts]
     assert "Label of slow" in _lines(memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
+from fsbench.figures.parallel import drawn
 from fsbench.figures.parts import laid_out
 
 
@@ -16,3 +17,9 @@ def test_a_dollar_sign_is_prose_in_a_title_and_powers_are_powers_at_a_logarithmi
     assert not axes.title.get_parse_math()
     labels = [label for label in axes.get_yticklabels() if label.get_text().startswith("$")]
     assert labels and all(label.get_parse_math() for label in labels)
+
+
+def test_who_waits_for_many_figures_is_told(capfd):
+    assert list(drawn([lambda i=i: i for i in range(13)])) == list(range(13))
+    assert capfd.readouterr().err == "drawing 13 figures\n"
+    assert list(drawn([lambda: 1])) == [1] and capfd.readouterr().err == ""
