@@ -50,7 +50,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     grid = figure.subplots(2 * lines, across, squeeze=False, height_ratios=(3, 2) * lines)
     panels = grid.reshape(lines, 2, across).swapaxes(1, 2).reshape(-1, 2)
     for panel in panels[len(models) :].flat:
-        panel.set_visible(False)
+        panel.set_axis_off()  # an invisible one would hide the legend
     for (upper, lower), ((model, tp, requests), of_model) in zip(panels, models, strict=False):
         for sampler, line in of_model.groupby("sampler", sort=False):
             ordered = line.sort_values("b")
