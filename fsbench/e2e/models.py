@@ -17,6 +17,7 @@ class Decoder:
     """A dense decoder of Qwen3's architecture; V and D are those of its LM head.
 
     tied: the LM head is the embedding.
+    fp8: the layers' weights are e4m3 with a scale for each 128 x 128, as in Qwen's FP8 models.
     """
 
     name: str
@@ -28,12 +29,19 @@ class Decoder:
     kv_heads: int
     head_dim: int
     tied: bool
+    fp8: bool = False
 
     def config(self, dtype: str, positions: int) -> dict[str, Any]:
         """config.json of this model for sequences of up to `positions` tokens.
 
         dtype: bfloat16, float16 or float32.
         """
+        quantised = {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        }
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
@@ -54,6 +62,7 @@ class Decoder:
             "bos_token_id": None,
             "eos_token_id": None,
             "torch_dtype": dtype,
+            **({"quantization_config": quantised} if self.fp8 else {}),
         }
 
 
@@ -61,10 +70,12 @@ class Decoder:
 def decoders() -> dict[str, Decoder]:
     """The models of models.toml by name."""
     text = (resources.files(__package__) / "models.toml").read_text(encoding="utf-8")
-    found = {}
-    for name, entry in tomllib.loads(text).items():
-        if "V" not in entry:
-            entry |= {"V": model(name).V, "D": model(name).D}
+    tables, found = tomllib.loads(text), {}
+    for name, table in tables.items():
+        like = table.pop("like", name)
+        entry = {**tables[like], **table}
+        if "D" not in entry:
+            entry = {"V": model(like).V, "D": model(like).D, **entry}
         found[name] = Decoder(name=name, **entry)
     return found
 

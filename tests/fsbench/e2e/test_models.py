@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsbench.e2e.models import decoder, decoders, default_samplers
@@ -11,9 +13,18 @@ from fsbench.problem import models
 
 
 def test_heads_are_those_of_the_one_list():
-    for name, found in decoders().items():
-        if name != "tiny":
-            assert (found.V, found.D) == (models()[name].V, models()[name].D)
+    for name in set(decoders()) & set(models()):
+        assert (decoder(name).V, decoder(name).D) == (models()[name].V, models()[name].D)
+    assert set(decoders()) - set(models()) == {"qwen3-8b-fp8", "qwen3-8b-248k", "tiny"}
+
+
+def test_a_model_like_another_differs_in_what_it_says():
+    plain, fp8, wide = map(decoder, ("qwen3-8b", "qwen3-8b-fp8", "qwen3-8b-248k"))
+    assert fp8 == replace(plain, name=fp8.name, fp8=True)
+    assert wide == replace(plain, name=wide.name, V=248320)
+    said = fp8.config("bfloat16", 256)
+    assert said.pop("quantization_config")["quant_method"] == "fp8"
+    assert said == plain.config("bfloat16", 256)
 
 
 @pytest.mark.parametrize(
