@@ -67,6 +67,14 @@ def options(B: int, V: int, sizes: bool = False) -> dict[str, dict[str, Any]]:
         "vocab_size": {"vocab_size": V - 77},
         "return_logz": {"return_logz": True},
         "return_logprob": {"return_logprob": True},
+        "return_entropy": {"return_entropy": True},
+        "return_rank": {"return_rank": True},
+        "return_top 20": {"return_top": 20},
+        "return_logprob, return_rank, return_top 20": {
+            "return_logprob": True,
+            "return_rank": True,
+            "return_top": 20,
+        },
         "temperature, seed and offset [B], return_logprob": {
             "temperature": (row % 5) / 4,
             "seed": row + 1,
