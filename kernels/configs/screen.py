@@ -142,6 +142,7 @@ def default_configs(
 MEASURED = {1: (64, 32), 4: (64, 32), 8: (32, 16), 16: (16, 8), 32: (8, 4)}
 """By size of the groups: rows up to which the screen is chosen for D <= 6144, and for more.
 
+On a GPU whose portable_rows are 64, as an H200's; twice as many where these are 128, as an H100's.
 Those of token noise were measured (docs/screened-head.md). Those of groups are estimates, by the
 rows of the weight that are read; tools/measure_screened.py --sizes measures them."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
@@ -149,15 +150,16 @@ FEW_BYTES, FEW_ROWS = 400_000_000, 8
 
 
 def worth_screening(
-    B: int, V: int, D: int, size: int, capability: tuple[int, int] | None
+    B: int, V: int, D: int, size: int, capability: tuple[int, int] | None, rows: int = 64
 ) -> tuple[bool, str]:
     """Whether the screen is faster than the fused kernel by what was measured, and the reason.
 
-    size: tokens of a group of the noise. capability: of the GPU, None on a CPU.
+    size: tokens of a group of the noise. capability: of the GPU, None on a CPU. rows: its
+    portable_rows, which grow with its operations per byte.
     """
     if capability != (9, 0):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
-    most = MEASURED[size][D > 6144]
+    most = MEASURED[size][D > 6144] * rows // 64
     what = f"D = {D}, groups of {size}"
     if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
         most, what = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"

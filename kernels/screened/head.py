@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from fsbench import reference
 from fsbench.kernels.call.head import PreparedHead
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample, Screened
+from fsbench.kernels.configs.choice import portable_rows
 from fsbench.kernels.configs.screen import default_configs, worth_screening
 from fsbench.kernels.screened.copied import HeadCopy, check_copy, check_weight
 from fsbench.kernels.screened.op import carry_out
@@ -24,11 +27,12 @@ class ScreenedHead(HeadCopy, PreparedHead):
     def choice(self, hidden: Tensor, vocab_size: int, noise: str) -> tuple[str | None, str]:
         """Whether the screen draws, by what was measured of it; see PreparedHead."""
         B, D = hidden.shape
-        capability = None
+        gpu: tuple[Any, ...] = (None,)
         if hidden.device.type == "cuda":
             capability = torch.cuda.get_device_capability(hidden.device)
+            gpu = (capability, portable_rows(hidden.device))
         size = reference.GROUP_SIZES.get(noise, 1)
-        chosen, reason = worth_screening(B, vocab_size, D, size, capability)
+        chosen, reason = worth_screening(B, vocab_size, D, size, *gpu)
         if not chosen:
             return None, reason
         return f"screened {default_configs(B, D, hidden.device)[0]}", reason
