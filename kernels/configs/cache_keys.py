@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-from triton.runtime.jit import DependenciesFinder
+try:
+    from triton.runtime.jit import DependenciesFinder
+except ModuleNotFoundError:  # it exists for Linux only
+    DependenciesFinder = None
 
 
 def settle() -> None:
@@ -15,8 +18,8 @@ def settle() -> None:
     function before it hashes that function, which is when they become known. So they are missing,
     unless another kernel has called it before. Here it is hashed first, as later versions do.
     """
-    update = DependenciesFinder._update_hash
-    if hasattr(update, "__wrapped__"):
+    update = getattr(DependenciesFinder, "_update_hash", None)
+    if update is None or hasattr(update, "__wrapped__"):
         return
 
     @wraps(update)

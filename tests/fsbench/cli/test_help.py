@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -53,7 +54,8 @@ def test_a_shell_completes(words, known):
 
 
 def test_the_module_names_the_command_in_its_completion():
-    words = [sys.executable, "-m", "fsbench", "--show-completion"]
-    setting = {"SHELL": "/bin/bash", "PYTHONPATH": ":".join(sys.path)}
+    # The shell is what the command's parent is: with one command only, bash would become it.
+    words = ["bash", "-c", f"{sys.executable} -m fsbench --show-completion; true"]
+    setting = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(words, env=setting, capture_output=True, text=True)
     assert "_FSBENCH_COMPLETE=" in done.stdout and done.stdout.endswith(" fsbench\n"), done.stderr
