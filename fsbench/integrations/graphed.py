@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.errors import CaptureError
 from fsbench.integrations.draw import Asked, Draw, Drawn, Rows, Told
 
 _WARM_UP = 2  # the first call compiles, the second has all memory that a capture needs
@@ -40,7 +39,7 @@ class GraphedDraw:
 
     The rows that fill up are what was there before. `capture_all` makes one kind's graphs; of other
     kinds each is made when it is first used. Drawn without a graph: rows with a bias, a mask or
-    penalties, batches larger than all sizes, and what there is no memory for.
+    penalties, batches larger than all sizes, and what could not be captured.
 
     Args:
         draw: what is captured. It must not wait for the GPU.
@@ -134,7 +133,7 @@ class GraphedDraw:
         if self._left > 0:
             try:
                 graph = self._capture(lambda: self._draw(rows))
-            except (torch.OutOfMemoryError, CaptureError) as error:
+            except RuntimeError as error:  # no memory, or what cannot be captured: requests go on
                 _LOG.warning(
                     "fsbench: no graph of %d rows (%s), drawing without: %s", B, kind, error
                 )
