@@ -155,7 +155,12 @@ def recommend(
             "cannot": {name: lacking[name] for name in names if lacking.get(name)},
             "deviates": _deviations(known, set(best)),
             "elsewhere": {
-                name: _law(each)
+                name: "filters, as --top-p 0.9"
+                for name, each in known.items()
+                if wanted and each.call and each.kind is Kind.TRUNCATED and name in able - {*names}
+            }
+            | {
+                name: f"--logits {_law(each)}"
                 for each in fitting[1:]
                 for name in each.providers(each.drawn)
                 if name in able - {*names} and _law(each) != _law(measured)
@@ -387,7 +392,7 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
         "not considered": [f"{', '.join(names)}, without {n}" for n, names in lacking.items()],
         "not exact": [f"{name}, {what}" for name, what in facts["deviates"].items()],
         "not measured": [facts["unmeasured"]] if facts["unmeasured"] else [],
-        "not in these runs": [f"{n}: --logits {law}" for n, law in facts["elsewhere"].items()],
+        "not in these runs": [f"{n}: {what}" for n, what in facts["elsewhere"].items()],
     }.items():
         if told:
             print_(f"{heading}: {'; '.join(told)}")

@@ -144,9 +144,19 @@ def test_every_number_from_the_committed_results_stands_in_a_record():
         assert told == {"utc": run_of["utc"], "git_sha": run_of["git_sha"]}
     assert found["unmeasured"] == "B = 100"
     assert found["cannot"] == {}
-    assert found["elsewhere"] == {"flash_sampling_screened": "normal:3"}
+    assert found["elsewhere"] == {"flash_sampling_screened": "--logits normal:3"}
     by_size = facts("--d", 4096, "--v", 151936, "--batch", "1,64,100")
     assert by_size == found
+
+
+def test_a_need_that_was_timed_with_filters_alone_is_pointed_to():
+    found = facts("--model", "qwen3-8b", "--batch", "16", "--needs", "penalties")
+    assert list(found["elsewhere"]) == ["flash_sampling_topk_topp"]
+    filters = ("--top-k", "50", "--top-p", "0.9")
+    found = facts("--model", "qwen3-8b", "--batch", "16", "--needs", "penalties", *filters)
+    assert found["elsewhere"] == {}
+    assert found["advice"][0]["best"] == "flash_sampling_topk_topp"
+    assert facts("--model", "qwen3-8b", *filters)["elsewhere"] == {}
 
 
 def test_the_latest_run_counts_whatever_its_name(tmp_path):
