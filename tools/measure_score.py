@@ -10,8 +10,10 @@ hidden and weight are bf16 and have gradients where something is trained. Column
                 gradients need. score, and with what it returns or has besides. trained: score,
                 summed up, and backward. chunked: cross_entropy of 1024 rows at a time, fp32
                 logits, each chunk backward at once, as trainers save memory
-    time_us     median over rounds
-    extra_mb    the most memory beside inputs and gradients
+    time_us     from the first kernel to the last, median over rounds: with the gaps in which the
+                GPU waits for the host, as a trainer has them
+    busy_us     the same without the gaps; compare score's options by it. Empty on a CPU
+    extra_mb    the most memory beside inputs and the gradients that stay; those of products do not
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from fsbench import inputs
 from fsbench.kernels import score
 from fsbench.problem import Problem
 from fsbench.timers import make_timer
+from fsbench.timers.measurement import Measurement
 
-COLUMNS = ("d", "v", "b", "what", "time_us", "extra_mb")
+COLUMNS = ("d", "v", "b", "what", "time_us", "busy_us", "extra_mb")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {
     (4096, 151_936): (1, 64, 256, 1024, 4096, 16_384),
@@ -97,6 +100,11 @@ def forget(leaves: tuple[Tensor, ...]) -> None:
         leaf.grad = None
 
 
+def middle(rounds: list[list[float]]) -> str:
+    """The median over rounds of each round's median, to 0.1; empty if nothing was measured."""
+    return f"{statistics.median(map(statistics.median, rounds)):.1f}" if all(rounds) else ""
+
+
 def table() -> Iterator[list[object]]:
     """The rows of every shape and batch size."""
     timer = make_timer("auto", DEVICE)
@@ -109,14 +117,15 @@ def table() -> Iterator[list[object]]:
             steps = ways(hidden, weight, targets)
             for step in steps.values():  # compiles
                 step()
-            times: dict[str, list[float]] = {what: [] for what in steps}
+            found: dict[str, list[Measurement]] = {what: [] for what in steps}
             for _ in range(ROUNDS):
                 for what, step in steps.items():
-                    found = timer.measure(step, ITERATIONS, partial(forget, leaves))
-                    times[what].append(statistics.median(found.span_us))
+                    one = timer.measure(step, ITERATIONS, partial(forget, leaves))
+                    found[what].append(one)
             for what, step in steps.items():
-                extra = extra_bytes(step, leaves) / 1e6
-                yield [D, V, B, what, f"{statistics.median(times[what]):.1f}", f"{extra:.1f}"]
+                time = middle([one.span_us for one in found[what]])
+                busy = middle([one.busy_us for one in found[what]])
+                yield [D, V, B, what, time, busy, f"{extra_bytes(step, leaves) / 1e6:.1f}"]
 
 
 if __name__ == "__main__":

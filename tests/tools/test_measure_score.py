@@ -7,6 +7,9 @@ import pytest
 import torch
 from measure_score import COLUMNS, extra_bytes, table, ways
 
+from fsbench.timers import make_timer
+from fsbench.timers.measurement import Measurement
+
 D, V, B = 16, 200, 5
 
 
@@ -24,7 +27,20 @@ def test_every_way_is_a_row(monkeypatch):
     lines = [dict(zip(COLUMNS, line, strict=True)) for line in table()]
     assert [line["b"] for line in lines] == 8 * [1] + 8 * [B]
     assert len({line["what"] for line in lines}) == 8
-    assert all(float(line["time_us"]) > 0 for line in lines)
+    assert all(float(line["time_us"]) > 0 and line["busy_us"] == "" for line in lines)
+
+
+def test_the_time_that_kernels_run_stands_beside_the_span(monkeypatch):
+    def measure(step, iterations, before):
+        return Measurement([9.0, 7.0, 8.0], busy_us=[3.0, 1.0, 2.0])
+
+    timer = make_timer("cpu", "cpu")
+    monkeypatch.setattr(timer, "measure", measure)
+    monkeypatch.setattr(measure_score, "make_timer", lambda *_: timer)
+    monkeypatch.setattr(measure_score, "DEVICE", "cpu")
+    monkeypatch.setattr(measure_score, "SHAPES", {(D, V): (1,)})
+    for line in table():
+        assert line[4:] == ["8.0", "2.0", "0.0"]
 
 
 def test_both_trainings_have_the_same_gradients(steps):
