@@ -171,7 +171,6 @@ class _Attempt:
                 for each in self._ready:
                     each.send(records)
             return
-        self._trouble = None
         if kind in ("progress", "finished", "time"):
             self._show(kind, value)
             return
@@ -187,6 +186,7 @@ class _Attempt:
             self.open_store().append(cell, written)
             if "status" in written:
                 self.told.add(cell)
+                self._trouble = None  # agreed on: not before, as rank 0 may be behind
         else:  # what Asked asks
             line.send(getattr(self.warmers, kind)(*value))
             return
