@@ -194,6 +194,8 @@ class FlashSampleDraw:
                     "takes it"
                 )
             self._copy = prepare_head(head.weight)
+        matrix = head.weight if isinstance(head.weight, Tensor) else head.weight.weight
+        self._seed = torch.zeros(1, dtype=torch.int64, device=matrix.device)
         self.extra_bytes = 0 if self._copy is None else self._copy.extra_bytes
         self.able = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB | Need.MORE_LOGPROBS
         if self._whole:
@@ -202,6 +204,22 @@ class FlashSampleDraw:
     def refresh(self) -> None:
         if self._copy is not None:
             self._copy.refresh()
+
+    def greedy(self, hidden: Tensor) -> Tensor:
+        """int64 [B]: the likeliest token of each row of hidden [B, D]; 0 where there is none.
+
+        The host does not wait: what captures it in a CUDA graph has called it before.
+        """
+        drawn = flash_sample(
+            hidden,
+            self._copy or self._head.weight,
+            temperature=0.0,
+            seed=self._seed,
+            soft_cap=self._head.soft_cap,
+            vocab_size=self._head.vocab_size if self._whole else None,
+            noise=self._noise,
+        )
+        return drawn.tokens.clamp(min=0)
 
     def __call__(self, rows: Rows) -> Drawn:
         weight, asked = self._head.weight, rows.asked

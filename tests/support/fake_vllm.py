@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +86,9 @@ class LogitsContext:
 
 def get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mapping, prefill_len):
     complete = seq_lens[: len(num_sampled)] >= prefill_len[idx_mapping.long()]
-    return num_sampled * complete.to(num_sampled.dtype), torch.zeros_like(num_sampled)
+    complete = complete.to(num_sampled.dtype)
+    num_sampled = num_sampled * complete
+    return num_sampled, (cu_num_logits.diff() - num_sampled) * complete
 
 
 def gumbel(seed: int, position: int) -> Tensor:
@@ -122,7 +125,16 @@ class Sampler:
                     each.copy_to_uva()
 
     def __call__(self, logits: Tensor, batch: Any) -> SamplerOutput:
-        states, slots = self.sampling_states, batch.idx_mapping_np
+        tokens, tensors = self.draw(logits, batch)
+        counts = get_num_sampled_and_rejected(
+            batch.seq_lens.new_ones(batch.num_reqs), batch.seq_lens, batch.cu_num_logits,
+            batch.idx_mapping, self.req_states.prefill_len.gpu,
+        )  # fmt: skip
+        return SamplerOutput(tokens.view(-1, 1), tensors, None, *counts)
+
+    def draw(self, logits: Tensor, batch: Any) -> tuple[Tensor, Any]:
+        """(a token of each row, what is told of it)."""
+        states, slots = self.sampling_states, batch.expanded_idx_mapping.numpy()
         asked = int(states.num_logprobs[slots].max())
         given = self.logprob_token_ids_state.token_ids
         raw, processed = logits.clone(), []
@@ -150,10 +162,6 @@ class Sampler:
             noise = gumbel(int(states.seeds.gpu[slot]), int(context.pos[row]))
             sampled.append((processed[row] + noise).argmax())
         tokens = torch.stack(sampled)
-        counts = get_num_sampled_and_rejected(
-            batch.seq_lens.new_ones(batch.num_reqs), batch.seq_lens, batch.cu_num_logits,
-            batch.idx_mapping, self.req_states.prefill_len.gpu,
-        )  # fmt: skip
         tensors = None
         widest = max([asked, *(len(given[slot]) or NO_LOGPROBS for slot in slots)])
         if widest != NO_LOGPROBS:
@@ -166,7 +174,56 @@ class Sampler:
                     ids[row, 1 : 1 + len(given[slot])] = torch.tensor(given[slot])
             own = scores.gather(1, ids)
             tensors = LogprobsTensors(ids, own, (scores >= own[:, :1]).sum(1))
-        return SamplerOutput(tokens.view(-1, 1), tensors, None, *counts)
+        return tokens, tensors
+
+
+class RejectionSampler:
+    """Of greedy drafts: one is right if it is drawn, which has the probability that vLLM's has."""
+
+    def __init__(self, sampler: Sampler, steps: int):
+        self.sampler, self.num_speculative_steps = sampler, steps
+        self.synthetic_conditional_rates, self.use_block_verification = None, False
+
+    def __call__(self, logits: Tensor, input_batch: Any, draft_logits: Any = None) -> SamplerOutput:
+        batch = input_batch
+        assert batch.num_draft_tokens == len(logits) - batch.num_reqs > 0
+        drawn, tensors = self.sampler.draw(logits, batch)
+        fed = batch.input_ids[batch.logits_indices]
+        tokens = torch.full((batch.num_reqs, self.num_speculative_steps + 1), 10**9)
+        sampled = batch.seq_lens.new_zeros(batch.num_reqs)
+        for request, (first, end) in enumerate(pairwise(batch.cu_num_logits_np.tolist())):
+            for row in range(first, end):
+                tokens[request, row - first] = drawn[row]
+                sampled[request] += 1
+                if row + 1 == end or drawn[row] != fed[row + 1]:
+                    break
+        counts = get_num_sampled_and_rejected(
+            sampled, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping,
+            self.sampler.req_states.prefill_len.gpu,
+        )  # fmt: skip
+        if tensors is not None:
+            tensors = tensors._replace(cu_num_generated_tokens=batch.cu_num_logits_np.tolist())
+        return SamplerOutput(tokens, tensors, None, *counts)
+
+
+class DraftModelSpeculator:
+    """With the head of a model, as EAGLE's; d2t: a reduced vocabulary's differences."""
+
+    def __init__(self, model: Any, d2t: Tensor | None = None):
+        self.model, self.draft_logits, self.dtype = model, None, model.lm_head.weight.dtype
+        if d2t is not None:
+            model.draft_id_to_target_id = d2t
+            whole = model.compute_logits
+
+            def compute_logits(hidden: Tensor) -> Tensor:
+                spread = hidden.new_full((len(hidden), V), -torch.inf)
+                spread[:, d2t + torch.arange(len(d2t))] = whole(hidden)
+                return spread
+
+            model.compute_logits = compute_logits
+
+    def _greedy_sample_draft(self, hidden_states: Tensor) -> Tensor:
+        return self.model.compute_logits(hidden_states).argmax(dim=-1)
 
 
 class Sampler033(Sampler):
@@ -238,10 +295,12 @@ class Model:
 
 class StructuredOutputsWorker:
     def apply_grammar_bitmask(self, logits, input_batch, grammar_req_ids, grammar_bitmask):
-        row_of = {each: row for row, each in enumerate(input_batch.req_ids)}
-        for name, bits in zip(grammar_req_ids, grammar_bitmask, strict=True):
+        pairs = pairwise(input_batch.cu_num_logits_np.tolist())
+        bounds = dict(zip(input_batch.req_ids, pairs, strict=True))
+        rows = [row for name in grammar_req_ids for row in range(*bounds[name])]
+        for row, bits in zip(rows, grammar_bitmask, strict=True):
             allowed = torch.from_numpy(bits.copy())[torch.arange(V) // 32] >> (torch.arange(V) % 32)
-            logits[row_of[name], (allowed & 1) == 0] = -torch.inf
+            logits[row, (allowed & 1) == 0] = -torch.inf
 
 
 @dataclass
@@ -249,8 +308,11 @@ class GPUModelRunner:
     model: Any = field(default_factory=Model)
     lora_config: Any = None
     speculative_config: Any = None
+    speculator: Any = None
     batch_sharder: Any = None
     max_num_reqs: int = SLOTS
+    max_num_tokens: int = 64
+    num_speculative_steps: int = 3
     model_memory_usage: int = 1000
     calls: list[Any] = field(default_factory=list)
     parallel_config: Any = field(
@@ -263,6 +325,9 @@ class GPUModelRunner:
         self.req_states = RequestState()
         self.sampler: Any = self.sampler_class(self.req_states)
         self.structured_outputs_worker = StructuredOutputsWorker()
+        self.rejection_sampler: Any = None
+        if self.speculative_config is not None:
+            self.rejection_sampler = RejectionSampler(self.sampler, self.num_speculative_steps)
 
     def load_model(self, load_dummy_weights: bool = False, *args: Any, **kwargs: Any) -> None:
         self.calls.append("load_model")
@@ -286,7 +351,10 @@ class GPUModelRunner:
                 grammar_output.structured_output_request_ids,
                 grammar_output.grammar_bitmask,
             )
-        output = self.sampler(logits, input_batch)
+        if input_batch.num_draft_tokens == 0 or self.rejection_sampler is None:
+            output = self.sampler(logits, input_batch)
+        else:
+            output = self.rejection_sampler(logits, input_batch, self.speculator.draft_logits)
         return output, output.num_sampled, output.num_rejected
 
 
@@ -352,6 +420,8 @@ def modules(version: str = "0.26.0") -> dict[str, types.ModuleType]:
         f"{sample}.logit_bias": {"LogitBiasState": LogitBiasState},
         f"{sample}.penalties": {"PenaltiesState": PenaltiesState},
         f"{sample}.bad_words": {"BadWordsState": BadWordsState},
+        f"{gpu}.spec_decode.rejection_sampler": {"RejectionSampler": RejectionSampler},
+        f"{gpu}.spec_decode.speculator": {"DraftModelSpeculator": DraftModelSpeculator},
         f"{sample}.output": {"SamplerOutput": SamplerOutput},
         f"{sample}.logits_processor.interface": {"LogitsContext": LogitsContext},
         "vllm.v1.outputs": {"LogprobsTensors": LogprobsTensors},
