@@ -187,6 +187,7 @@ class FlashSampleDraw:
     def __init__(self, head: Head, screened: bool = False):
         self._head, self._whole = head, isinstance(head.weight, Tensor)
         self._noise, self._copy = "token" if screened else "auto", None
+        self._no_seed: Tensor | None = None
         if screened:
             if not isinstance(head.weight, Tensor):
                 raise InvalidArgument(
@@ -194,8 +195,6 @@ class FlashSampleDraw:
                     "takes it"
                 )
             self._copy = prepare_head(head.weight)
-        matrix = head.weight if isinstance(head.weight, Tensor) else head.weight.weight
-        self._seed = torch.zeros(1, dtype=torch.int64, device=matrix.device)
         self.extra_bytes = 0 if self._copy is None else self._copy.extra_bytes
         self.able = Need.TEMPERATURE | Need.MASK | Need.BIAS | Need.LOGPROB | Need.MORE_LOGPROBS
         if self._whole:
@@ -210,11 +209,13 @@ class FlashSampleDraw:
 
         The host does not wait: what captures it in a CUDA graph has called it before.
         """
+        if self._no_seed is None:
+            self._no_seed = torch.zeros(1, dtype=torch.int64, device=hidden.device)
         drawn = flash_sample(
             hidden,
             self._copy or self._head.weight,
             temperature=0.0,
-            seed=self._seed,
+            seed=self._no_seed,
             soft_cap=self._head.soft_cap,
             vocab_size=self._head.vocab_size if self._whole else None,
             noise=self._noise,

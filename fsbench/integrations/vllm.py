@@ -162,6 +162,8 @@ class Plugged:
         self._found = self._made = self._drafter = sampling.draw = None
         sampling.generation += 1
         drafts = os.environ.get(DRAFTS) == "1" and self._name in OWN
+        if drafts and getattr(runner, "speculator", None) is not None:
+            vars(runner.speculator).pop(_GREEDY, None)
         sampling.lacks = sampling.adapter.lacks(runner, drafts) or ""
         found = sampling.lacks or find_head(runner)
         if isinstance(found, str):
@@ -176,8 +178,6 @@ class Plugged:
 
     def _draft(self, runner: Any) -> None:
         """Have greedy drafts drawn in one launch over the drafter's head, if it has one."""
-        speculator = runner.speculator
-        vars(speculator).pop(_GREEDY, None)
         found = find_draft_head(runner)
         if isinstance(found, str):
             _LOG.info("fsbench: vLLM draws the drafts (%s)", found)
@@ -193,7 +193,7 @@ class Plugged:
             tokens = draw.greedy(hidden)
             return tokens if d2t is None else tokens + d2t[tokens]
 
-        setattr(speculator, _GREEDY, greedy)
+        setattr(runner.speculator, _GREEDY, greedy)
         _LOG.info("fsbench: %s draws the drafts", self._name)
 
     def _watch(self, runner: Any) -> None:

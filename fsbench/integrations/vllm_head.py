@@ -60,7 +60,8 @@ def find_head(runner: Any) -> Found | str:
     V, soft_cap = owner.logits_processor.org_vocab_size, owner.logits_processor.soft_cap
     if group is None:
         return Found(Head(weight, V, soft_cap), weight, 0)
-    slots = max(4096, runner.max_num_reqs)
+    steps = 0 if runner.speculative_config is None else runner.num_speculative_steps
+    slots = max(4096, runner.max_num_reqs * (1 + steps))
     shard = VocabShard(weight, group.device_group, vocab_size=V, slots=slots)
     own = weight.untyped_storage().data_ptr() == shard.weight.untyped_storage().data_ptr()
     return Found(Head(shard, V, soft_cap), weight, 0 if own else shard.weight.nbytes)

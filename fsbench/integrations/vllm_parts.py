@@ -39,9 +39,7 @@ class Drafted:
         rows = zip(owner.tolist(), place.tolist(), strict=True)
         self.batch = replace(
             batch,
-            req_ids=[
-                (batch.req_ids[request], at) for request, at in zip(owner, place, strict=True)
-            ],
+            req_ids=[(batch.req_ids[request], at) for request, at in rows],
             num_reqs=len(owner),
             num_draft_tokens=0,
             idx_mapping=batch.expanded_idx_mapping,

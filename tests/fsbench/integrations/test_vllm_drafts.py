@@ -38,13 +38,13 @@ def speculating(monkeypatch, load):
 
 @pytest.fixture
 def load(vllm, monkeypatch):
-    """As conftest's, of the version that has drafts alone."""
+    """As conftest's, of the version that has drafts."""
     from fake_vllm import install
 
     from fsbench.integrations import vllm as plugin
 
-    def loaded(name="flash_sample", **parts):
-        found = install(monkeypatch)
+    def loaded(name="flash_sample", version="0.26.0", **parts):
+        found = install(monkeypatch, version)
         monkeypatch.setenv("FSBENCH_VLLM", name)
         plugin.register()
         runner = found["vllm.v1.worker.gpu.model_runner"].GPUModelRunner(**parts)
@@ -130,7 +130,13 @@ def test_right_drafts_are_all_accepted_and_wrong_ones_are_not(speculating):
     assert output.sampled_token_ids.tolist() == [plain[kind][1:5] for kind in kinds]
     wrong = {kind: [(plain[kind][5] + 1) % V, *plain[kind][6:8]] for kind in kinds[:2]}
     output = play.step(drafts=wrong)
-    assert output.num_sampled.tolist() == [1] * 5 and output.num_rejected.tolist() == [3, 3, 0, 0, 0]
+    assert output.num_sampled.tolist() == [1] * 5 and output.num_rejected.tolist() == [
+        3,
+        3,
+        0,
+        0,
+        0,
+    ]
     assert [play.output(kind) for kind in kinds] == [plain[kind][:6] for kind in kinds]
 
 
@@ -191,9 +197,12 @@ def test_drafts_are_those_of_the_head_and_argmax(speculating, screens, screened)
     play = Play(runner)
     play.add("two", params(seed=1), PROMPT)
     play.step()
-    expected = 2 * flash_sample(
-        hidden, small.lm_head.weight, temperature=0.0, seed=torch.zeros(1, dtype=torch.int64)
-    ).tokens
+    expected = (
+        2
+        * flash_sample(
+            hidden, small.lm_head.weight, temperature=0.0, seed=torch.zeros(1, dtype=torch.int64)
+        ).tokens
+    )
     assert runner.speculator._greedy_sample_draft(hidden).equal(expected)
 
 
@@ -264,6 +273,7 @@ def test_drafts_are_verified_only_if_asked_for_and_by_what_serves_requests(
     monkeypatch, speculating
 ):
     assert speculating("multinomial")._fsbench.sampling.lacks == "engine: drafts"
+    assert speculating(version="0.33.0")._fsbench.sampling.lacks == "engine: drafts"
     monkeypatch.setenv("FSBENCH_VLLM_DRAFTS", "")
     for name in OWN:
         assert speculating(name)._fsbench.sampling.lacks == "engine: drafts"
@@ -274,6 +284,7 @@ def test_rows_of_drafts_are_warmed_up_too(speculating):
     drawn = []
     sampling = runner._fsbench.sampling
     draw = sampling.draw
+
     class Seen:
         able = draw.able
 
