@@ -133,8 +133,7 @@ class Plugged:
     def __init__(self, adapter: vllm_0_26.Adapter, runner: Any, name: str):
         self._name = name
         self._found: Found | None = None
-        self._made: HeadDraw | None = None  # what draws, without graphs
-        self._drafter: HeadDraw | None = None  # what draws drafts, if its head is another
+        self._made: list[HeadDraw] = []  # what draws, without graphs; and drafts of another head
         self._graphs: tuple[int, Tensor] | None = None  # rows of the largest, and a row like theirs
         self._stale = False
         self.sampling = Sampling(adapter, None, lacks="vLLM's own")
@@ -146,20 +145,19 @@ class Plugged:
         check_parts(adapter.expected, adapter.parts(runner))
         self._watch(runner)
         self._look_up(runner)
-        if self._found is None or self._made is None:
+        if self._found is None:
             _LOG.info("fsbench: vLLM draws all tokens (%s)", self.sampling.lacks)
             return
         _LOG.info("fsbench: %s draws", name)
         # Copies are made behind the measurement of what the model takes.
-        runner.model_memory_usage += self._found.copied + self._made.extra_bytes
-        if self._drafter is not None:
-            runner.model_memory_usage += self._drafter.extra_bytes
+        copies = sum(each.extra_bytes for each in self._made)
+        runner.model_memory_usage += self._found.copied + copies
 
     def _look_up(self, runner: Any) -> None:
         """Find the LM head, and draw from it."""
         sampling = self.sampling
-        # Frees copies before others are made.
-        self._found = self._made = self._drafter = sampling.draw = None
+        self._found = sampling.draw = None
+        self._made = []  # frees copies before others are made
         sampling.generation += 1
         drafts = os.environ.get(DRAFTS) == "1" and self._name in OWN
         if drafts and getattr(runner, "speculator", None) is not None:
@@ -170,7 +168,8 @@ class Plugged:
             sampling.lacks = found
             return
         self._found, sampling.V = found, found.head.vocab_size
-        sampling.draw = self._made = make_draw(self._name, found.head)
+        sampling.draw = make_draw(self._name, found.head)
+        self._made = [sampling.draw]
         if runner.speculative_config is not None:
             self._draft(runner)
         if self._graphs is not None:
@@ -185,9 +184,9 @@ class Plugged:
         (own, d2t), target = found, self._found
         assert target is not None
         same = d2t is None and own.weight.data_ptr() == target.weight.data_ptr()
-        draw = self._made if same else make_draw(self._name, own.head)
+        draw = self._made[0] if same else make_draw(self._name, own.head)
         assert isinstance(draw, FlashSampleDraw)
-        self._drafter = None if same else draw
+        self._made += [] if same else [draw]
 
         def greedy(hidden: Tensor) -> Tensor:
             tokens = draw.greedy(hidden)
@@ -251,10 +250,9 @@ class Plugged:
             self._stale = False
             if self._found is None or self._found.moved(runner):
                 self._look_up(runner)
-            elif self._made is not None:
-                self._made.refresh()
-                if self._drafter is not None:
-                    self._drafter.refresh()
+            else:
+                for each in self._made:
+                    each.refresh()
         return self.sampling.sample(runner, hidden, batch, grammar, own)
 
 

@@ -149,10 +149,11 @@ class Adapter:
             if type(rejection).__name__ != "RejectionSampler":
                 return f"engine: {type(rejection).__name__}"
             check_parts(self.expected, {REJECTION: rejection, SPECULATOR: speculator})
-            if rejection.synthetic_conditional_rates is not None:
-                return "engine: synthetic acceptance"
-            if rejection.use_block_verification:
-                return "engine: block verification"
+            if (
+                rejection.synthetic_conditional_rates is not None
+                or rejection.use_block_verification
+            ):
+                return "engine: another rule for drafts"
             if speculator.draft_logits is not None:
                 return "engine: sampled drafts"
         if type(runner.sampler).__name__ != "Sampler":
@@ -221,15 +222,8 @@ class Adapter:
             frequency=state.frequency_penalty.gpu[slots],
         )
 
-    def num_sampled(
-        self, runner: Any, batch: Any, sampled: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """(tokens sampled, tokens rejected) int32 [B]: 0 where a prompt is not complete yet.
-
-        sampled: of complete ones, int32 [B]; None is 1.
-        """
-        if sampled is None:
-            sampled = batch.seq_lens.new_ones(batch.num_reqs)
+    def num_sampled(self, runner: Any, batch: Any, sampled: Tensor) -> tuple[Tensor, Tensor]:
+        """(tokens sampled, tokens rejected) int32 [B]: 0 where a prompt is not complete yet."""
         sampled, rejected = find(NUM_SAMPLED)(
             num_sampled=sampled,
             seq_lens=batch.seq_lens,

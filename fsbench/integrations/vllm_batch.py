@@ -21,7 +21,6 @@ from fsbench.integrations.vllm_parts import (
     on_device,
     part,
     subset,
-    taken,
 )
 
 _CHANGES = Need.BIAS | Need.REPETITION
@@ -139,7 +138,8 @@ class Sampling:
             grammars = part(grammar, batch, group.rows)
             output = own(hidden, subset(batch, group.rows, index), grammars)[0]
             told.append((index, Told(*output.logprobs_tensors[:3]), 1))
-        together, sampled, bounds = joined(tokens, told) if told else None, None, None
+        together, bounds = joined(tokens, told) if told else None, None
+        sampled = batch.seq_lens.new_ones(B)
         if drafted is not None:
             tokens, sampled = drafted.verified(tokens)
             batch, bounds = drafted.whole, drafted.whole.cu_num_logits_np.tolist()
@@ -200,7 +200,7 @@ class Sampling:
         bias = penalties = None
         if any_of & Need.BIAS:
             bias = torch.zeros(n, self.V, device=hidden.device)
-            part_of = batch if index is None else taken(batch, group.rows, index)
+            part_of = batch if index is None else subset(batch, group.rows, index)
             self.adapter.add_biases(runner, part_of, bias, not penalised)
         if penalised:
             lengths = batch.seq_lens_cpu_upper_bound.numpy()[group.rows]

@@ -44,6 +44,7 @@ class Drafted:
             num_draft_tokens=0,
             idx_mapping=batch.expanded_idx_mapping,
             idx_mapping_np=batch.idx_mapping_np[owner],
+            seq_lens=batch.seq_lens[:1].expand(len(owner)),  # of rows it is not read
             seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[torch.from_numpy(owner)],
         )
         self.grammar = grammar
@@ -64,7 +65,7 @@ class Drafted:
             ids = [request for request, _ in grammar.structured_output_request_ids]
             grammar = replace(grammar, structured_output_request_ids=list(dict.fromkeys(ids)))
         batch = replace(
-            taken(self.batch, rows, on_device(rows, hidden.device)),
+            subset(self.batch, rows, on_device(rows, hidden.device)),
             req_ids=[whole.req_ids[request] for request in requests],
             num_reqs=len(requests),
             num_draft_tokens=len(rows) - len(requests),
@@ -103,8 +104,8 @@ def on_device(values: np.ndarray, device: torch.device) -> Tensor:
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
-def taken(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
-    """An InputBatch of some rows of one without drafts, as far as edits of logits read it."""
+def subset(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
+    """An InputBatch of some rows of one without drafts, as far as sampling reads it."""
     return replace(
         batch,
         req_ids=[batch.req_ids[row] for row in rows],
@@ -113,16 +114,9 @@ def taken(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
         idx_mapping_np=batch.idx_mapping_np[rows],
         expanded_idx_mapping=batch.expanded_idx_mapping[index],
         expanded_local_pos=batch.expanded_local_pos[index],
+        seq_lens=batch.seq_lens[index],
         seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[torch.from_numpy(rows)],
         logits_indices=batch.logits_indices[index],
-    )
-
-
-def subset(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
-    """The same, as far as sampling reads it."""
-    return replace(
-        taken(batch, rows, index),
-        seq_lens=batch.seq_lens[index],
         cu_num_logits=batch.cu_num_logits[: len(rows) + 1],
         cu_num_logits_np=batch.cu_num_logits_np[: len(rows) + 1],
     )

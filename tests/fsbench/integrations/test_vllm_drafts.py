@@ -176,7 +176,7 @@ def test_drafts_are_those_of_the_head_and_argmax(speculating, screens, screened)
     runner = speculating("screened" if screened else "flash_sample", model=whole)
     before = DraftModelSpeculator._greedy_sample_draft(runner.speculator, hidden)
     assert runner.speculator._greedy_sample_draft(hidden).equal(before)
-    assert runner._fsbench._drafter is None and bool(screens) == screened
+    assert len(runner._fsbench._made) == 1 and bool(screens) == screened
 
     d2t = torch.arange(V // 2)  # row i is token 2i
     small = Model()
@@ -190,7 +190,7 @@ def test_drafts_are_those_of_the_head_and_argmax(speculating, screens, screened)
     before = DraftModelSpeculator._greedy_sample_draft(runner.speculator, hidden)
     drafts = runner.speculator._greedy_sample_draft(hidden)
     assert drafts.equal(before) and (drafts % 2 == 0).all() and drafts.dtype == torch.int64
-    drafter = runner._fsbench._drafter
+    _, drafter = runner._fsbench._made
     assert runner.model_memory_usage - memory == drafter.extra_bytes
     small.lm_head.weight.neg_()
     runner.model.load_weights([])
@@ -257,8 +257,8 @@ def _custom(runner):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_synthetic, "engine: synthetic acceptance"),
-        (_block, "engine: block verification"),
+        (_synthetic, "engine: another rule for drafts"),
+        (_block, "engine: another rule for drafts"),
         (_sampled, "engine: sampled drafts"),
         (_custom, "engine: SimpleNamespace"),
     ],
