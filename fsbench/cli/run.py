@@ -25,6 +25,7 @@ from fsbench.cli.options import (
     ProviderPath,
     ResultsFolder,
     VocabularySizes,
+    Weights,
     as_before,
     integers,
     number,
@@ -162,13 +163,14 @@ class Law:
     logits: Annotated[
         str, option("--logits", LAW, "Law of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.")
     ] = "normal:1"
+    weights: Weights = ""
 
     def laws(self, preset: Preset) -> list[dict[str, Any]]:
         """What else the problems are, as arguments of Problem: one set for each filter."""
         fixed = penalties_of(
             self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.history
         )
-        fixed |= {"temperature": self.temperature, "logits": self.logits}
+        fixed |= {"temperature": self.temperature, "logits": self.logits, "weights": self.weights}
         given = filters(self.top_k, self.top_p, self.min_p, self.mixed)
         return [{**one, **fixed} for one in given or preset.filters]
 
