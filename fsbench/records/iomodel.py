@@ -108,9 +108,9 @@ def arithmetic_intensity(problem: Problem) -> Intensity:
 
 
 def predicted_speedup(problem: Problem) -> float:
-    """M_baseline / M_fused, the full formula: 1 + 2 / (D/B + D/V + 1/V)."""
-    V = _local_vocabulary(problem)
-    return 1 + 2 / (problem.D / problem.B + problem.D / V + 1 / V)
+    """M_baseline / M_fused: 1 + 2 / (D/B + D/V + 1/V), unless the head is quantised itself."""
+    work = traffic(problem)
+    return work.baseline_bytes / work.fused_bytes
 
 
 def approximate_speedup(problem: Problem) -> float:

@@ -123,7 +123,7 @@ def check_quantised(subject: Subject) -> Check:
             require_accepted(expected, tokens, f"{problem} step={step} ")
             draws += B
             others += int((tokens != launched_tokens(plain, hidden, 5, step)).sum())
-    told = f"{draws} tokens equal the oracle's; from {setting.dtype} of the same numbers {others} differ"
+    told = f"{draws} tokens are the oracle's, {others} not those of its numbers in {setting.dtype}"
     return Check("quantised", True, told, draws, float(others))
 
 

@@ -28,7 +28,7 @@ from fsbench import reference
 from fsbench.discover import Found, discover
 from fsbench.errors import InvalidArgument
 from fsbench.graphs import capture
-from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight
+from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight, serving
 from fsbench.problem import Problem
 from fsbench.provider import OPTIONS, Capabilities, Kind, Launch, Provider
 from fsbench.verify import call, invariance, verify
@@ -98,11 +98,18 @@ def head(logits: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
     return head_with_logits(logits, TORCH_DTYPES[dtype], SIZES[logits.device.type][1])
 
 
+def form_of(provider: Provider) -> str:
+    """ "", or a form of quantised heads, if it takes nothing else."""
+    refused = provider.supports(Problem(1, 16, 64, provider.capabilities.dtypes[0]))
+    return provider.capabilities.quantised[0] if refused else ""
+
+
 def launched(provider: Provider, logits: Tensor, dtype: str) -> tuple[Launch, Tensor]:
     """The launch of a problem with these logits, and its hidden states."""
     hidden, weight = head(logits, dtype)
-    problem = Problem(*hidden.shape, len(weight), dtype, 1.0, logits.device.type)
-    return provider.build(problem, weight), hidden
+    form = form_of(provider)
+    problem = Problem(*hidden.shape, len(weight), dtype, 1.0, logits.device.type, weights=form)
+    return serving(provider, form).build(problem, weight), hidden
 
 
 def step(launch: Launch, hidden: Tensor, offset: int = 9) -> Tensor:
@@ -120,17 +127,29 @@ def drawn(provider: Provider, logits: Tensor, dtype: str, **options: object) -> 
     return provider.sample(*head(logits, dtype), **counters, **options).tokens
 
 
-def check_dtypes(provider: Provider, device: str, dtype: str) -> None:
+def check_dtypes(provider: Provider, device: str, dtype: str, weights: str | None = None) -> Tensor:
     """It runs in this dtype, and a sampler's tokens are such as it should draw."""
-    problem = Problem(*SIZES[device], dtype, 0.8, device)
+    form = form_of(provider) if weights is None else weights
+    problem = Problem(*SIZES[device], dtype, 0.8, device, weights=form)
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
-    launch = provider.build(problem, weight)
+    launch = serving(provider, form).build(problem, weight)
     out = step(launch, hidden)
     if provider.kind is not Kind.LOWER_BOUND:
         numbers = (torch.float32,) if provider.kind is Kind.SCORE else (torch.int32, torch.int64)
         assert out.shape == (problem.B,) and out.dtype in numbers
         verdict = check_on_problem(provider, problem, launch, hidden, weight)
         assert verdict.passed, verdict.detail
+    return out
+
+
+def check_quantised(provider: Provider, device: str, dtype: str) -> None:
+    """It draws from each form, as from a weight of the same numbers if its noise is known."""
+    for form in provider.capabilities.quantised:
+        out = check_dtypes(provider, device, dtype, form)
+        if provider.capabilities.noise or provider.kind is Kind.SCORE:
+            able = replace(provider.capabilities, quantised=())
+            numbers = replace(provider, capabilities=able)
+            assert torch.equal(check_dtypes(numbers, device, dtype, form), out)
 
 
 def check_fused(provider: Provider, device: str, dtype: str) -> None:
@@ -226,7 +245,8 @@ def check_num_samples(provider: Provider, device: str, dtype: str) -> None:
             assert expected.accepts(column).all(), number
 
 
-OWN: dict[str, Callable[[Provider, str, str], None]] = {
+OWN: dict[str, Callable[[Provider, str, str], object]] = {
+    "quantised": check_quantised,
     "dtypes": check_dtypes,
     "fused": check_fused,
     "graph_safe": check_graph_safe,
@@ -248,7 +268,8 @@ def ask(provider: Provider, what: str, device: str, dtype: str) -> None:
     if what in OWN:
         OWN[what](provider, device, dtype)
     else:  # at a temperature whose neglect shows
-        (check,) = verify(provider, Setting(device, dtype, 0.5), "ci", [what])
+        setting = Setting(device, dtype, 0.5, weights=form_of(provider))
+        (check,) = verify(provider, setting, "ci", [what])
         assert check.passed, check
 
 
