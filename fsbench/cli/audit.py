@@ -29,7 +29,7 @@ def audit(
     tier: Tier = "ci",
     device: Device = "auto",
     dtype: Dtype = "bf16",
-    weights: Weights = "",
+    weights: Weights = None,
     as_json: Json = False,
     output: RecordFile = None,
 ) -> None:
@@ -57,7 +57,7 @@ def audit(
             named=bool(provider),
             device=device_to_use(device),
             dtype=dtype,
-            weights=weights,
+            weights=weights or "",
             temperatures=TEMPERATURES,
             tier=tier,
             record=recorder(output, lambda text: lines.append(json.loads(text))),

@@ -70,7 +70,7 @@ def judged(
     named: bool,
     device: str,
     dtype: str,
-    weights: str,
+    weights: str = "",
     temperatures: list[float],
     tier: str,
     only: Collection[str] = (),

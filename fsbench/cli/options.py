@@ -207,12 +207,11 @@ DtypeOrDefault = Annotated[
     ),
 ]
 Weights = Annotated[
-    str,
+    str | None,
     option(
         "--weights",
         one_of(lambda: QUANTISED),
         "int8 or fp8: the head is quantised itself. Default: it is of --dtype.",
-        show_default=False,
     ),
 ]
 Device = Annotated[

@@ -163,16 +163,16 @@ class Law:
     logits: Annotated[
         str, option("--logits", LAW, "Law of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.")
     ] = "normal:1"
-    weights: Weights = ""
+    weights: Weights = None
 
     def laws(self, preset: Preset) -> list[dict[str, Any]]:
         """What else the problems are, as arguments of Problem: one set for each filter."""
         fixed = penalties_of(
             self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.history
         )
-        fixed |= {"temperature": self.temperature, "logits": self.logits, "weights": self.weights}
+        fixed |= {"temperature": self.temperature, "logits": self.logits}
         given = filters(self.top_k, self.top_p, self.min_p, self.mixed)
-        return [{**one, **fixed} for one in given or preset.filters]
+        return [{**one, **fixed, "weights": self.weights or ""} for one in given or preset.filters]
 
 
 @dataclass(frozen=True)

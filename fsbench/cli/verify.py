@@ -29,7 +29,7 @@ def verify(
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "bf16",
-    weights: Weights = "",
+    weights: Weights = None,
     temperature: Annotated[
         list[float] | None,
         option(
@@ -76,7 +76,7 @@ def verify(
         named=bool(provider),
         device=device,
         dtype=dtype,
-        weights=weights,
+        weights=weights or "",
         temperatures=temperatures,
         tier=tier,
         only=check or (),
