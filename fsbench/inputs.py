@@ -6,7 +6,6 @@ is one-hot, and a rejection sampler never rejects. Here the law is an axis of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from fsbench.provider import Provider, QuantisedWeight
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _ONE_BYTE = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
+_TAKING = ("build", "sample", "score")  # calls of a provider whose second argument is the head
 _SMALLEST_SCALE = 2.0**-15  # so that the least number of e4m3 times a scale is one of fp16
 _ROWS_AT_ONCE = 16384  # rows of the weight made at a time: bounds the fp32 scratch
 _WORDS_AT_ONCE = 2**22  # of a fingerprint: bounds its scratch to 100 MB
@@ -87,18 +87,14 @@ def serving(provider: Provider, form: str) -> Provider:
     if form not in provider.capabilities.quantised:
         return provider
 
-    def build(problem: Problem, weight: Tensor) -> Any:
-        return provider.build(problem, quantised(weight, form) if problem.weights else weight)
+    def given(call: Any) -> Any:
+        def served(first: Any, weight: Tensor, *rest: Any, **options: Any) -> Any:
+            plain = isinstance(first, Problem) and not first.weights
+            return call(first, weight if plain else quantised(weight, form), *rest, **options)
 
-    def calling(call: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        if call is None:
-            return None
-        return lambda hidden, weight, *rest, **options: call(
-            hidden, quantised(weight, form), *rest, **options
-        )
+        return call and served
 
-    sample, score = calling(provider.sample), calling(provider.score)
-    return replace(provider, build=build, sample=sample, score=score)
+    return replace(provider, **{each: given(getattr(provider, each)) for each in _TAKING})
 
 
 def _profile(

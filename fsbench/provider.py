@@ -333,7 +333,7 @@ class Provider:
     name: str
     label: str
     kind: Kind
-    build: Callable[[Problem, Tensor], Launch]
+    build: Callable[[Problem, Any], Launch]
     requires: tuple[str, ...] = ()
     compute_capability: tuple[int, int] | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)

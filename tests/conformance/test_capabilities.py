@@ -21,6 +21,7 @@ from mutant_samplers import (
     tile_of_the_batch_size,
     tokens_by_the_host,
 )
+from quantised_heads import form_of
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -98,12 +99,6 @@ def head(logits: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
     return head_with_logits(logits, TORCH_DTYPES[dtype], SIZES[logits.device.type][1])
 
 
-def form_of(provider: Provider) -> str:
-    """ "", or a form of quantised heads, if it takes nothing else."""
-    refused = provider.supports(Problem(1, 16, 64, provider.capabilities.dtypes[0]))
-    return provider.capabilities.quantised[0] if refused else ""
-
-
 def launched(provider: Provider, logits: Tensor, dtype: str) -> tuple[Launch, Tensor]:
     """The launch of a problem with these logits, and its hidden states."""
     hidden, weight = head(logits, dtype)
@@ -127,29 +122,17 @@ def drawn(provider: Provider, logits: Tensor, dtype: str, **options: object) -> 
     return provider.sample(*head(logits, dtype), **counters, **options).tokens
 
 
-def check_dtypes(provider: Provider, device: str, dtype: str, weights: str | None = None) -> Tensor:
+def check_dtypes(provider: Provider, device: str, dtype: str) -> None:
     """It runs in this dtype, and a sampler's tokens are such as it should draw."""
-    form = form_of(provider) if weights is None else weights
-    problem = Problem(*SIZES[device], dtype, 0.8, device, weights=form)
+    problem = Problem(*SIZES[device], dtype, 0.8, device, weights=form_of(provider))
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
-    launch = serving(provider, form).build(problem, weight)
+    launch = serving(provider, problem.weights).build(problem, weight)
     out = step(launch, hidden)
     if provider.kind is not Kind.LOWER_BOUND:
         numbers = (torch.float32,) if provider.kind is Kind.SCORE else (torch.int32, torch.int64)
         assert out.shape == (problem.B,) and out.dtype in numbers
         verdict = check_on_problem(provider, problem, launch, hidden, weight)
         assert verdict.passed, verdict.detail
-    return out
-
-
-def check_quantised(provider: Provider, device: str, dtype: str) -> None:
-    """It draws from each form, as from a weight of the same numbers if its noise is known."""
-    for form in provider.capabilities.quantised:
-        out = check_dtypes(provider, device, dtype, form)
-        if provider.capabilities.noise or provider.kind is Kind.SCORE:
-            able = replace(provider.capabilities, quantised=())
-            numbers = replace(provider, capabilities=able)
-            assert torch.equal(check_dtypes(numbers, device, dtype, form), out)
 
 
 def check_fused(provider: Provider, device: str, dtype: str) -> None:
@@ -245,8 +228,7 @@ def check_num_samples(provider: Provider, device: str, dtype: str) -> None:
             assert expected.accepts(column).all(), number
 
 
-OWN: dict[str, Callable[[Provider, str, str], object]] = {
-    "quantised": check_quantised,
+OWN: dict[str, Callable[[Provider, str, str], None]] = {
     "dtypes": check_dtypes,
     "fused": check_fused,
     "graph_safe": check_graph_safe,
@@ -333,9 +315,9 @@ def test_a_claim_that_cannot_be_shown_is_refused(option):
 
 
 def test_every_capability_has_a_check():
-    """But devices, where they run, and deviations, filters, penalties: verify judges these."""
+    """But devices, where they run, deviations, filters, penalties (verify), quantised heads."""
     deviations = {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}
-    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties"}
+    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties", "quantised"}
     named = {field.name for field in fields(Capabilities)} - {"devices", *deviations}
     assert {*OWN, *BATTERY} == named and not {*OWN} & {*BATTERY}
 

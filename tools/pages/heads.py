@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pandas as pd
 
@@ -80,18 +81,15 @@ def quantised_cells() -> pd.DataFrame:
         for provider, form in zip(found.provider, found.weights, strict=True)
     ]
     told = [
-        {
-            "sampler": path.stem.removeprefix("quantised-"),
-            "draws": line["draws"],
-            "unequal": line["statistic"],
-        }
+        {"draws": line["draws"], "unequal": line["statistic"] if line["passed"] else math.inf}
         for path in sorted((H200 / "verify").glob("quantised-*.jsonl"))
         for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())
         if line.get("name") == "quantised"
     ]
     kept = found.rename(columns={"median_us": "time_us"})
     kept = kept[["run", "d", "b", "sampler", "time_us", "ratio_to_matmul"]]
-    return pd.concat([kept.drop_duplicates(["d", "b", "sampler"]), pd.DataFrame(told)])
+    found = pd.concat([kept.drop_duplicates(["d", "b", "sampler"]), pd.DataFrame(told)])
+    return found.astype({"d": "Int64", "b": "Int64"})
 
 
 def quantised() -> pd.DataFrame:
@@ -140,7 +138,7 @@ def _equal_draws(drawn: pd.DataFrame) -> str:
         f"{right:,.0f} of {drawn.draws.sum():,.0f} {of} "
         + said(
             "The others are all draws from e4m3 at B = 256",
-            set(wrong[["b", "sampler"]].itertuples(index=False, name=None)) == {(256, "fp8")},
+            set(zip(wrong.b, wrong.sampler, strict=True)) == {(256, "fp8")},
         )
         + ", which were wrong at the commit of this record: the compiler wrote registers that a "
         "matrix product still read. It is kept from that now, and a test reads its instructions; "

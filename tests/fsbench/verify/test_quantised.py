@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from mutant_samplers import contract
+from quantised_heads import numbers
 from torch import Tensor
 
 from fsbench.baselines import multinomial
@@ -22,10 +23,6 @@ from fsbench.verify.pathwise import check_on_problem
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CHECKS = ["score", "oracle", "undefined rows", "greedy", "edges", "filters", "quantised"]
-
-
-def numbers(head: QuantisedWeight) -> Tensor:
-    return head.weight.float() * head.scale[:, None]
 
 
 def reading(made: Callable[[QuantisedWeight], Tensor]) -> Provider:
