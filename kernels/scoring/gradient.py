@@ -5,8 +5,8 @@ softmax, and y the logits after soft cap, bias and mask:
 
     d y[v] = (sum of g over targets v + (h - sum of all g - e (log p[v] + H)) p[v]) / T
 
-Chunks are plain matrix products of torch, with one kernel between them on a GPU (slopes). The bias
-alone gets its gradient by torch. No tensor is as large as [B, V].
+Chunks are plain matrix products of torch. What is between them is one kernel on a GPU, and torch's
+where the bias needs a gradient (slopes.py). No tensor is as large as [B, V].
 """
 
 from __future__ import annotations
@@ -89,14 +89,16 @@ def gradients(
     counts = (request.seed >= 0) & (request.seed < V) & defined
     inverse = reference.inverse_temperature(request.temperature, device).float().expand(B, 1)
     g = (d_logprob.where(counts, 0.0) * inverse).contiguous()
-    # Of each row: 1/T, log Z, what p[v] is multiplied by; H, and e / T.
+    # Of each row: 1/T, log Z, a = (h - sum of all g) / T; H, and b = e / T.
     columns = [inverse, logz[:, None], d_logz[:, None] * inverse - g.sum(1, keepdim=True)]
     if of_entropy is not None:
         columns += [of_entropy[0][:, None], of_entropy[1][:, None] * inverse]
     numbers = torch.cat(columns, 1)
 
     d_hidden = torch.empty_like(hidden) if wanted[0] else None
-    d_weight = torch.zeros_like(weight) if wanted[1] else None
+    d_weight = torch.empty_like(weight) if wanted[1] else None
+    if d_weight is not None:
+        d_weight[V:] = 0.0
     d_bias = None
     if wanted[2] and bias is not None:
         d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=device)
@@ -114,12 +116,12 @@ def gradients(
         h = torch.empty_like(hidden[rows]) if d_hidden is None else d_hidden[rows]
         h.copy_(hidden[rows]).masked_fill_(~defined[rows], 0.0)
         if d_hidden is not None:
-            of_rows = sums[: len(h)].zero_()
+            of_rows = sums[: len(h)]
         for first in range(0, V, size):
             tokens = slice(first, min(V, first + size))
             w = weight[tokens]
             logits, d = (x[: len(h), : len(w)] for x in (all_logits, all_d))
-            _store_product(h, w.T, logits)
+            _add_product(h, w.T, logits, True)
             chunk = (logits, of_chunk(request, rows, tokens), first, numbers[rows], g[rows], d)
             if by_kernel:
                 slopes(*chunk)
@@ -130,9 +132,9 @@ def gradients(
                 elif d_bias is not None:
                     d_bias[tokens] += of_bias.sum(0)
             if d_hidden is not None:
-                _add_product(d, w, of_rows)
+                _add_product(d, w, of_rows, first == 0)
             if d_weight is not None:
-                _add_product(d.T, h, d_weight[tokens])
+                _add_product(d.T, h, d_weight[tokens], first_row == 0)
         if d_hidden is not None:
             d_hidden[rows] = of_rows.masked_fill_(~defined[rows], 0.0)
     if d_bias is not None and bias is not None:
@@ -150,21 +152,12 @@ def _at_once(D: int, itemsize: int, by_kernel: bool) -> int:
     return min(2 * AT_ONCE, max(32, size // 128 * 128))
 
 
-def _store_product(a: Tensor, b: Tensor, product: Tensor) -> None:
-    """product (fp32) = a @ b, of any dtype."""
-    if a.dtype == torch.float32:
-        torch.mm(a, b, out=product)
-    elif a.device.type == "cpu":
-        torch.mm(a.float(), b.float(), out=product)
-    else:
-        torch.mm(a, b, out_dtype=torch.float32, out=product)
-
-
-def _add_product(a: Tensor, b: Tensor, total: Tensor) -> None:
-    """total += a @ b; total is fp32, or of the dtype of a and b. One launch, no temporary."""
+def _add_product(a: Tensor, b: Tensor, total: Tensor, first: bool) -> None:
+    """total += a @ b; = if first. total: fp32, or of the dtype of a and b. On a GPU one launch."""
     if a.device.type == "cpu":
-        total += a.float() @ b.float()
+        product = a.float() @ b.float()
+        total.copy_(product if first else product.add_(total))
     elif a.dtype == total.dtype:
-        total.addmm_(a, b)
+        total.addmm_(a, b, beta=int(not first))
     else:
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+        torch.addmm(total, a, b, out_dtype=torch.float32, beta=int(not first), out=total)

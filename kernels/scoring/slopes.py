@@ -1,10 +1,10 @@
 """One launch between the matrix products of a chunk of a gradient: from its logits to d logits.
 
-With x the logits of the product, t = x / c for a soft cap c, y the logits after soft cap, bias and
-mask, and of a row 1/T, log Z, its entropy H and the factors a and b that gradient.gradients names:
+With x the logits of the product, c the soft cap, y the logits after soft cap, bias and mask, and of
+a row T, log Z, its entropy H, and the factors a, b and g / T that gradient.py makes:
 
-    d x[v] = (exp(y[v] / T - log Z) (a - b (y[v] / T - log Z + H)) + sum of g over targets v)
-             (1 - tanh(t[v])^2)
+    d y[v] = exp(y[v] / T - log Z) (a - b (y[v] / T - log Z + H)) + sum of g / T over targets v
+    d x[v] = d y[v] (1 - tanh(x[v] / c)^2)
 
 0 where y[v] / T - log Z is not finite: the token is forbidden, or the row undefined.
 """
@@ -94,7 +94,7 @@ def slopes(
     Args:
         chunk: of of_chunk. first: its first token.
         numbers: fp32 [rows, 3 or 5]: 1/T, log Z, a; and H, b where the entropy has a gradient.
-        g: fp32 [rows, n]; 0 where a target does not count.
+        g: fp32 [rows, n], g / T; 0 where a target does not count.
     """
     bias, mask = chunk.bias, chunk.mask
     with launching_on(logits.device):
