@@ -6,19 +6,29 @@ is one-hot, and a rejection sampler never rejects. Here the law is an axis of th
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fsbench.problem import Problem, parse_logits
+from fsbench.provider import Provider, QuantisedWeight
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
+_ONE_BYTE = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
+_TAKING = ("build", "sample", "score")  # calls of a provider whose second argument is the head
+_SMALLEST_SCALE = 2.0**-15  # so that the least number of e4m3 times a scale is one of fp16
 _ROWS_AT_ONCE = 16384  # rows of the weight made at a time: bounds the fp32 scratch
 _WORDS_AT_ONCE = 2**22  # of a fingerprint: bounds its scratch to 100 MB
 
 
 def make_weight(problem: Problem, seed: int) -> Tensor:
-    """weight [V, D] of the problem's dtype and device, deterministic in seed on one device type."""
+    """weight [V, D] of the problem's dtype and device, deterministic in seed on one device type.
+
+    Of a head that is quantised itself: its numbers.
+    """
     law, parameter = parse_logits(problem.logits)
     device = torch.device(problem.device)
     generator = torch.Generator(device).manual_seed(seed)
@@ -33,7 +43,58 @@ def make_weight(problem: Problem, seed: int) -> Tensor:
         if profile is not None:
             block += profile[first : first + _ROWS_AT_ONCE, None] / problem.D
         rows.copy_(block)
-    return weight
+    return stored(problem, weight)
+
+
+def quantised(weight: Tensor, form: str) -> QuantisedWeight:
+    """weight [V, D] rounded to one of fsbench.problem.QUANTISED.
+
+    A row's scale is the least power of two by which its largest entry fits, and at least 2^-15. So
+    bf16, fp16 and fp32 have the head's numbers exactly, and a head made of these has the same.
+    """
+    dtype, most = _ONE_BYTE[form]
+    numbers = torch.empty_like(weight, dtype=dtype)
+    scale = torch.empty(len(weight), device=weight.device)
+    for rows, into, scales in zip(
+        *(part.split(_ROWS_AT_ONCE) for part in (weight, numbers, scale)), strict=True
+    ):
+        mantissa, exponent = torch.frexp(rows.abs().amax(1).float() / most)
+        exponent -= (mantissa == 0.5).int()
+        scales.copy_(torch.ldexp(torch.ones_like(scales), exponent).clamp_min_(_SMALLEST_SCALE))
+        entries = rows.float() / scales[:, None]
+        into.copy_(entries.round() if form == "int8" else entries)
+    return QuantisedWeight(numbers, scale)
+
+
+def stored(problem: Problem, weight: Tensor) -> Tensor:
+    """The numbers [V, D] that a problem's head has of a weight: itself, if it is not quantised."""
+    if not problem.weights:
+        return weight
+    head = quantised(weight, problem.weights)
+    exact = torch.empty_like(weight)
+    for rows, numbers, scales in zip(
+        *(part.split(_ROWS_AT_ONCE) for part in (exact, head.weight, head.scale)), strict=True
+    ):
+        rows.copy_(numbers.float() * scales[:, None])
+    return exact
+
+
+def serving(provider: Provider, form: str) -> Provider:
+    """The sampler such that it takes the numbers of a quantised head, and makes the head of them.
+
+    form: of the head. Itself, if it does not take such a head.
+    """
+    if form not in provider.capabilities.quantised:
+        return provider
+
+    def given(call: Any) -> Any:
+        def served(first: Any, weight: Tensor, *rest: Any, **options: Any) -> Any:
+            plain = isinstance(first, Problem) and not first.weights
+            return call(first, weight if plain else quantised(weight, form), *rest, **options)
+
+        return call and served
+
+    return replace(provider, **{each: given(getattr(provider, each)) for each in _TAKING})
 
 
 def _profile(

@@ -21,6 +21,9 @@ DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 DEVICES = ("cuda", "cpu")
 
+QUANTISED = ("int8", "fp8")
+"""Forms of one byte that a head may have itself; fp8 is e4m3."""
+
 FILTERS = ("top_k", "top_p", "min_p")
 """What may cut tokens off: fields of Problem."""
 
@@ -51,6 +54,10 @@ class Problem:
 
     Penalties (fsbench.reference.penalised), of all rows: on the tokens of a synthetic history of
     `history` tokens in each row (`row_histories`).
+
+    weights: one of QUANTISED, if the head is quantised itself, with a scale for each row that is a
+    power of two (fsbench.inputs.quantised); "" if its numbers are of `dtype`. With one GPU, and
+    neither filters nor penalties.
     """
 
     B: int
@@ -69,6 +76,7 @@ class Problem:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     history: int = 0
+    weights: str = ""
 
     def __post_init__(self) -> None:
         for name in ("B", "D", "V", "tp"):
@@ -106,6 +114,13 @@ class Problem:
             raise InvalidArgument(
                 f"history: expected tokens if there are penalties, and only then; "
                 f"got {self.history} with {', '.join(self.penalties) or 'no penalty'}"
+            )
+        if self.weights and self.weights not in QUANTISED:
+            raise unknown_name("weights", self.weights, QUANTISED)
+        beside = [*self.filters, *self.penalties, *(["tp"] if self.tp > 1 else [])]
+        if self.weights and beside:
+            raise InvalidArgument(
+                f"weights: expected none with {', '.join(beside)}; got {self.weights}"
             )
 
     @property
@@ -154,9 +169,10 @@ class Problem:
     def __str__(self) -> str:
         named = (*self.filters, *self.penalties, *(("history",) if self.history else ()))
         kept = "".join(f" {name}={getattr(self, name):g}" for name in named)
+        weights = f" {self.weights} weights" if self.weights else ""
         return (
             f"B={self.B} D={self.D} V={self.V} {self.dtype} T={self.temperature:g} {self.logits}"
-            f"{kept}{' mixed' if self.mixed else ''}"
+            f"{kept}{' mixed' if self.mixed else ''}{weights}"
         )
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fsbench.errors import InvalidArgument, one_line
-from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, Problem
+from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, QUANTISED, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,6 +114,9 @@ class Capabilities:
     graph_safe: may be captured in a CUDA graph.
     host_sync_free: a launch after the first never makes the host wait for the GPU.
     batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
+    quantised: of these forms it takes a head as it is: a QuantisedWeight in place of the weight, in
+        `build`, `sample` and `score`. Of others it gets a weight of the problem's dtype with the
+        head's numbers.
     known_deviation: total variation distance from the softmax that an EXACT sampler is known to
         have in one of its dtypes; it is held to that instead of to exactness, and says why.
     exact_to_gap: tokens of a probability below e^-exact_to_gap may be drawn too rarely: how far the
@@ -162,6 +165,7 @@ class Capabilities:
     rank: bool = False
     top: bool = False
     num_samples: bool = False
+    quantised: tuple[str, ...] = ()
     known_deviation: float = 0.0
     exact_to_gap: float | None = None
     excess_beyond_gap: float = 0.0
@@ -171,6 +175,17 @@ class Capabilities:
     penalties: bool = False
     filter_order: tuple[str, ...] = FILTER_ORDER
     ties: Literal["first", "kept", "any"] = "first"
+
+
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """An LM head that is quantised itself: the logit of token v is scale[v] (hidden . weight[v]).
+
+    weight: [V, D] int8 or float8_e4m3fn, contiguous. scale: fp32 [V], powers of two.
+    """
+
+    weight: Tensor
+    scale: Tensor
 
 
 @dataclass(frozen=True)
@@ -246,16 +261,14 @@ _FIELDS: _Checks = {
         ("sample", "score", "noise_map", "build_sharded", "matmul_form"),
         lambda value: value is None or callable(value),
     ),
-    "a Tuning or None": (
-        ("tuning",),
-        lambda value: value is None or isinstance(value, Tuning),
-    ),
+    "a Tuning or None": (("tuning",), lambda value: value is None or isinstance(value, Tuning)),
 }
 
 _CAPABILITIES: _Checks = {
     f"some of {', '.join(DEVICES)}": (("devices",), _some(*DEVICES)),
     f"some of {', '.join(DTYPES)}": (("dtypes",), _some(*DTYPES)),
     f"some of {', '.join(FILTERS)}": (("filters",), _some(*FILTERS)),
+    f"some of {', '.join(QUANTISED)}": (("quantised",), _some(*QUANTISED)),
     f"{', '.join(FILTER_ORDER)} in some order": (
         ("filter_order",),
         lambda value: _some()(value) and sorted(value) == sorted(FILTER_ORDER),
@@ -276,14 +289,6 @@ _CAPABILITIES: _Checks = {
     ),
     "an integer >= 1": (("seed_stride",), lambda value: isinstance(value, int) and value >= 1),
 }
-
-
-def _supports_everything(problem: Problem) -> str | None:
-    return None
-
-
-def _keeps_nothing(problem: Problem) -> int:
-    return 0
 
 
 @dataclass(frozen=True)
@@ -328,13 +333,13 @@ class Provider:
     name: str
     label: str
     kind: Kind
-    build: Callable[[Problem, Tensor], Launch]
+    build: Callable[[Problem, Any], Launch]
     requires: tuple[str, ...] = ()
     compute_capability: tuple[int, int] | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
-    supports: Callable[[Problem], str | None] = _supports_everything
+    supports: Callable[[Problem], str | None] = lambda problem: None
     presets: tuple[str, ...] = ()
-    kept_bytes: Callable[[Problem], int] = _keeps_nothing
+    kept_bytes: Callable[[Problem], int] = lambda problem: 0
     sample: Callable[..., Drawn] | None = None
     score: Callable[..., Any] | None = None
     call: str = ""

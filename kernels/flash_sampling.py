@@ -10,6 +10,7 @@ nothing but a few KiB of workspace. flash_sample runs it where flash_sampling_ho
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from fsbench.kernels.providing.launches import (
@@ -21,6 +22,7 @@ from fsbench.kernels.providing.launches import (
     noise_map,
 )
 from fsbench.kernels.providing.tuning import tuning
+from fsbench.problem import QUANTISED
 from fsbench.provider import Kind, Provider
 
 PROVIDER = Provider(
@@ -29,7 +31,7 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     requires=("triton",),
     noise_map=noise_map,
-    capabilities=FULL_CONTRACT,
+    capabilities=replace(FULL_CONTRACT, quantised=QUANTISED),
     build=partial(FlashSampling, kernel="portable"),
     build_sharded=partial(build_sharded, kernel="portable"),
     sample=partial(flash_sample, kernel="portable"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels.providing.launches import WorkspaceLaunch
-from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.kernels.providing.launches import WorkspaceLaunch, empty_hidden, matrix, public_head
+from fsbench.problem import QUANTISED, Problem
+from fsbench.provider import Capabilities, Kind, Provider, QuantisedWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,27 +18,29 @@ if TYPE_CHECKING:
     from fsbench.kernels.call.result import Score
 
 
-def score(*arguments: Any, **named: Any) -> Score:
+def score(hidden: Tensor, weight: Any, targets: Tensor, **named: Any) -> Score:
     """fsbench.kernels.score, loaded when it is called."""
     from fsbench.kernels.scoring.api import score
 
-    return score(*arguments, **named)
+    return score(hidden, public_head(weight), targets, **named)
 
 
 class FlashScore(WorkspaceLaunch):
     """`score` of the problem's targets, at its temperature."""
 
-    def __init__(self, problem: Problem, weight: Tensor):
+    def __init__(self, problem: Problem, weight: Tensor | QuantisedWeight):
         import torch
 
         from fsbench.kernels.fused.api import describe
 
-        super().__init__(problem, weight)
-        self._targets = torch.tensor(problem.row_targets(), device=weight.device)
-        self.config = describe(weight.new_empty(problem.B, problem.D), weight)
+        self._head = public_head(weight)
+        super().__init__(problem, matrix(self._head))
+        device = self._weight.device
+        self._targets = torch.tensor(problem.row_targets(), device=device)
+        self.config = describe(empty_hidden(problem, device), self._head)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        return score(hidden, self._weight, self._targets, temperature=self._temperature).logprob
+        return score(hidden, self._head, self._targets, temperature=self._temperature).logprob
 
 
 PROVIDER = Provider(
@@ -55,6 +57,7 @@ PROVIDER = Provider(
         logprob=True,
         entropy=True,
         rank=True,
+        quantised=QUANTISED,
     ),
     build=FlashScore,
     score=score,

@@ -164,12 +164,14 @@ def _temperatures(setting: _Line) -> list[str]:
 def _place(line: _Line) -> str:
     environment, setting = line["environment"], line["setting"]
     machine = environment["gpu"] or f"{environment['device']}, {environment['cpu']}"
-    return f"{machine}, {setting['dtype']}, T = {' and '.join(_temperatures(setting))}"
+    head = f", {weights} head" if (weights := setting.get("weights")) else ""
+    return f"{machine}, {setting['dtype']}{head}, T = {' and '.join(_temperatures(setting))}"
 
 
 def _command(line: _Line) -> str:
     setting, device = line["setting"], line["environment"]["device"]
     options = [f"--tier {setting['tier']} --device {device} --dtype {setting['dtype']}"]
+    options += [f"--weights {weights}"] if (weights := setting.get("weights")) else []
     return " ".join(options + [f"--temperature {T}" for T in _temperatures(setting)])
 
 

@@ -69,6 +69,7 @@ def dictionary(columns: Iterable[str]) -> pd.DataFrame:
 def trace_set(frame: pd.DataFrame, samplers: Iterable[Provider]) -> Iterator[tuple[str, str]]:
     """(path in flashinfer-bench's data set, text of the file), of the plain problems of results."""
     plain = (frame.top_k == 0) & (frame.top_p == 1) & (frame.min_p == 0) & (frame.history == 0)
+    plain &= frame.weights == ""
     known = [each for each in samplers if each.capabilities.noise]
     for (D, V, dtype), rows in frame[plain & (frame.tp == 1)].groupby(["d", "v", "dtype"]):
         steps = sorted(set(zip(rows.b.tolist(), rows.temperature.tolist(), strict=True)))

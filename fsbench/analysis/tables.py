@@ -25,9 +25,10 @@ from fsbench.records.stats import LEVEL, ratio_interval
 
 _SHAPE = ["device", "gpu", "d", "v"]
 FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "mixed": False, **PENALTIES, "history": 0}
-"""Columns of filters and penalties, and what they are where they are off; older results lack them.
-"""
-CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2", *FILTERS]
+"""Columns of filters and penalties, and what they are where they are off."""
+_LATER = {**FILTERS, "weights": ""}
+"""Columns that older results lack, and what they were then."""
+CONDITIONS = ["dtype", "temperature", "logits", "tp", "timer", "graph", "l2", *_LATER]
 """Columns that say how a cell was measured, apart from the machine, the shape and the sampler."""
 _OTHERS = ["provider", "label", "kind", "fused", "b", "status", "median_us", "ci_lo_us", "ci_hi_us"]
 
@@ -85,7 +86,8 @@ class Configuration:
     def problem(self, B: int) -> Problem:
         """The decode step of one batch size."""
         first = self.rows.iloc[0]
-        return Problem(int(B), int(first.d), int(first.v), first["dtype"], tp=int(first.tp))
+        sizes = (int(B), int(first.d), int(first.v))
+        return Problem(*sizes, first["dtype"], tp=int(first.tp), weights=first.weights)
 
     def label(self, provider: str) -> str:
         """Legend text of a provider, as its latest run gave it."""
@@ -114,6 +116,7 @@ def conditions_in_words(row: pd.Series) -> str:
     return ", ".join(
         [
             row["dtype"],  # Series.dtype is something else
+            *([f"{row.weights} head"] if row.weights else []),
             f"T = {row.temperature:g}",
             f"logits {row.logits}",
             f"timer {row.timer}",
@@ -140,8 +143,8 @@ def normalized(frame: pd.DataFrame) -> pd.DataFrame:
 
     Texts that pandas reads as missing are '', `gpu` is the short name and `gpu_name` the long one.
     """
-    old = {name: off for name, off in FILTERS.items() if name not in frame}
-    frame = frame.assign(**old).fillna(FILTERS)
+    old = {name: off for name, off in _LATER.items() if name not in frame}
+    frame = frame.assign(**old).fillna(_LATER)
     missing = [name for name in _SHAPE + CONDITIONS + _OTHERS if name not in frame]
     if missing:
         raise ResultsError(f"results.csv: expected columns {', '.join(missing)}; they are missing")
@@ -216,6 +219,7 @@ def _words(row: pd.Series, conditions: list[str]) -> list[str]:
         "presence_penalty": f"pres{row.presence_penalty:g}",
         "frequency_penalty": f"freq{row.frequency_penalty:g}",
         "history": f"seen{row.history:g}",
+        "weights": row.weights or row["dtype"],
     }
     return [words[name] for name in conditions]
 

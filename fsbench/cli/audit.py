@@ -12,7 +12,7 @@ import typer
 
 from fsbench.cli.devices import device_to_use
 from fsbench.cli.judging import Providers, RecordFile, Tier, judged, recorder
-from fsbench.cli.options import PATH, Device, Dtype, Json, ProviderPath, argument
+from fsbench.cli.options import PATH, Device, Dtype, Json, ProviderPath, Weights, argument
 from fsbench.errors import ResultsError
 
 TEMPERATURES = [1.0, 0.6]
@@ -29,6 +29,7 @@ def audit(
     tier: Tier = "ci",
     device: Device = "auto",
     dtype: Dtype = "bf16",
+    weights: Weights = None,
     as_json: Json = False,
     output: RecordFile = None,
 ) -> None:
@@ -56,6 +57,7 @@ def audit(
             named=bool(provider),
             device=device_to_use(device),
             dtype=dtype,
+            weights=weights or "",
             temperatures=TEMPERATURES,
             tier=tier,
             record=recorder(output, lambda text: lines.append(json.loads(text))),

@@ -70,6 +70,7 @@ def judged(
     named: bool,
     device: str,
     dtype: str,
+    weights: str = "",
     temperatures: list[float],
     tier: str,
     only: Collection[str] = (),
@@ -96,10 +97,10 @@ def judged(
         raise InvalidArgument(f"--temperature: expected one or two; got {len(temperatures)}")
     require_names("--tier", [tier], TIERS)
     require_names("--check", only)
-    told = {"tier": tier, "dtype": dtype, "temperatures": temperatures}
+    told = {"tier": tier, "dtype": dtype, "weights": weights, "temperatures": temperatures}
     record({"schema": SCHEMA, "environment": environment(device, sys.argv), "setting": told})
     first, *second = temperatures
-    setting = Setting(device, dtype, first, second=second[0] if second else None)
+    setting = Setting(device, dtype, first, False, second[0] if second else None, weights)
     found = False
     for entry in chosen:
         checks: list[Check] = []

@@ -150,6 +150,7 @@ CLAIMS = {
     "num_samples": ("n", "n samples per row"),
     "filters": ("kpm", "top-k, top-p, min-p; in capitals: each row may have its own"),
     "penalties": ("pen", "repetition, presence and frequency penalties"),
+    "quantised": ("head", "quantised heads that it takes as they are: int8, fp8"),
 }
 """Field of Capabilities -> head and meaning of its column."""
 
@@ -192,7 +193,7 @@ def _marks(able: dict[str, Any]) -> list[str]:
 
 
 def _mark(value: object, mixed_filters: bool) -> str:
-    if isinstance(value, list | tuple):  # of filters
-        letters = "".join({"top_k": "k", "top_p": "p", "min_p": "m"}[name] for name in value)
+    if isinstance(value, list | tuple):  # of filters, or forms of a head: i of int8, f of fp8
+        letters = "".join(name.removeprefix("top_")[0] for name in value)
         value = (letters.upper() if mixed_filters else letters) or "-"
     return value if isinstance(value, str) else "yes" if value else "-"

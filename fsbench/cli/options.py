@@ -16,7 +16,7 @@ import typer
 
 from fsbench.cli.parsing import MOST, int_list, number_list
 from fsbench.errors import InvalidArgument, InvalidOption, ResultsError, shown, unknown_name
-from fsbench.problem import DEVICES, DTYPES, models, parse_logits
+from fsbench.problem import DEVICES, DTYPES, QUANTISED, models, parse_logits
 from fsbench.records.typed import fits
 
 
@@ -204,6 +204,14 @@ DtypeOrDefault = Annotated[
     str | None,
     option(
         "--dtype", _dtypes, "bf16, fp16 or fp32. Default: the preset's, or bf16, on a CPU fp32."
+    ),
+]
+Weights = Annotated[
+    str | None,
+    option(
+        "--weights",
+        one_of(lambda: QUANTISED),
+        "int8 or fp8: the head is quantised itself. Default: it is of --dtype.",
     ),
 ]
 Device = Annotated[

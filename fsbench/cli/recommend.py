@@ -225,7 +225,7 @@ def _measured(
         if (row.gpu, row.device) == (slug, problem.device)
         and all(row[name] == value for name, value in wanted.items())
         and row.logits == (logits or row.logits)
-        and not (row.mixed or row.history)
+        and not (row.mixed or row.history or row.weights)
     ]
     sizes = {
         f"D={row.d} V={row.v} {row['dtype']}" + (f" TP={row.tp}" if row.tp > 1 else "")

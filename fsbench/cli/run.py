@@ -25,6 +25,7 @@ from fsbench.cli.options import (
     ProviderPath,
     ResultsFolder,
     VocabularySizes,
+    Weights,
     as_before,
     integers,
     number,
@@ -162,6 +163,7 @@ class Law:
     logits: Annotated[
         str, option("--logits", LAW, "Law of the logits: normal:SIGMA, zipf:EXPONENT, peaked:GAP.")
     ] = "normal:1"
+    weights: Weights = None
 
     def laws(self, preset: Preset) -> list[dict[str, Any]]:
         """What else the problems are, as arguments of Problem: one set for each filter."""
@@ -170,7 +172,7 @@ class Law:
         )
         fixed |= {"temperature": self.temperature, "logits": self.logits}
         given = filters(self.top_k, self.top_p, self.min_p, self.mixed)
-        return [{**one, **fixed} for one in given or preset.filters]
+        return [{**one, **fixed, "weights": self.weights or ""} for one in given or preset.filters]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from fsbench.cli.devices import device_to_use
 from fsbench.cli.judging import Providers, RecordFile, Tier, judged, recorder
-from fsbench.cli.options import WORD, Device, Dtype, Json, ProviderPath, number, option
+from fsbench.cli.options import WORD, Device, Dtype, Json, ProviderPath, Weights, number, option
 from fsbench.cli.tables import plain_table
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def verify(
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "bf16",
+    weights: Weights = None,
     temperature: Annotated[
         list[float] | None,
         option(
@@ -75,6 +76,7 @@ def verify(
         named=bool(provider),
         device=device,
         dtype=dtype,
+        weights=weights or "",
         temperatures=temperatures,
         tier=tier,
         only=check or (),

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fsbench.discover import available, discover
-from fsbench.inputs import TORCH_DTYPES
+from fsbench.inputs import TORCH_DTYPES, serving
 from fsbench.measure.gate import gate, setting_of
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Provider
@@ -338,7 +338,7 @@ def _call_once(
     if key not in weights:
         weights.clear()
         weights[key] = torch.zeros(problem.V, problem.D, dtype=dtype, device=problem.device)
-    launch = provider.build(problem, weights[key])
+    launch = serving(provider, problem.weights).build(problem, weights[key])
     counter = torch.zeros(1, dtype=torch.int64, device=problem.device)
     launch(weights[key].new_zeros(problem.B, problem.D), counter, counter)
     if problem.device == "cuda":

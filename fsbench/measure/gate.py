@@ -13,7 +13,9 @@ from fsbench.verify.check import Setting
 def setting_of(problem: Problem) -> Setting:
     """What of a problem the gate asks: with filters, it is verified with the same, whichever."""
     truncated = bool(problem.filters or problem.penalties)
-    return Setting(problem.device, problem.dtype, problem.temperature, truncated)
+    return Setting(
+        problem.device, problem.dtype, problem.temperature, truncated, weights=problem.weights
+    )
 
 
 def gate(

@@ -22,7 +22,7 @@ from fsbench.measure.gate import gate, setting_of
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider
+from fsbench.provider import Kind, Launch, Provider, QuantisedWeight
 from fsbench.records.cell import Cell, CellRecord
 from fsbench.verify.pathwise import check_on_problem
 
@@ -31,17 +31,29 @@ _LOOK_S = 0.05  # between two looks whether another process has compiled somethi
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every launch of one problem reads."""
+    """What every launch of one problem reads. head: None if it is not quantised itself."""
 
     problem: Problem
     weight: Tensor
+    head: QuantisedWeight | None
     hidden: Tensor
     seed: Tensor
     offset: Tensor
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor but `offset`, which advances, by name."""
+        found = {name: getattr(self, name) for name in ("weight", "hidden", "seed")}
+        parts = vars(self.head) if self.head else {}
+        return found | {f"head.{name}": part for name, part in parts.items()}
+
     def fingerprints(self) -> dict[str, int]:
-        """Name -> fingerprint of every tensor but `offset`, which advances."""
-        return {name: fingerprint(getattr(self, name)) for name in ("weight", "hidden", "seed")}
+        """Name -> fingerprint of every one of `tensors`."""
+        return {name: fingerprint(tensor) for name, tensor in self.tensors().items()}
+
+    def served_to(self, provider: Provider) -> Any:
+        """The head as a sampler takes it, in place of the weight."""
+        takes = self.problem.weights in provider.capabilities.quantised
+        return self.head if takes else self.weight
 
 
 @dataclass
@@ -129,7 +141,7 @@ def form_builds(
     if not plan.forms or provider.kind is not Kind.EXACT or not able.fused:
         return {}
     found: dict[str, Callable[[Tensor], Launch]] = {}
-    if provider.matmul_form:
+    if provider.matmul_form and problem.weights not in able.quantised:
         found["matmul"] = partial(provider.matmul_form, problem)
     if able.zero_temperature and problem.temperature > 0:
         found["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
@@ -142,7 +154,7 @@ class Preparation:
 
     plan: Plan
     outcomes: Outcomes
-    _weight: tuple[tuple[object, ...], Tensor] | None = None
+    _weight: tuple[tuple[object, ...], Tensor, QuantisedWeight | None] | None = None
     _called: set[str] = field(default_factory=set)
     _marks: dict[str, int] = field(default_factory=dict)
 
@@ -192,15 +204,17 @@ class Preparation:
 
     def inputs_of(self, problem: Problem) -> Inputs:
         """The weight, kept for the next problem that shares it, and this problem's own inputs."""
-        key = (problem.D, problem.V, problem.dtype, problem.logits, problem.device)
+        form = problem.weights
+        key = (problem.D, problem.V, problem.dtype, problem.logits, problem.device, form)
         if self._weight is None or self._weight[0] != key:
             self._weight = None  # free the old one before making the new
-            self._weight = (key, inputs.make_weight(problem, self.plan.seed))
+            weight = inputs.make_weight(problem, self.plan.seed)
+            self._weight = (key, weight, inputs.quantised(weight, form) if form else None)
         torch.manual_seed(self.plan.seed)
         device = torch.device(problem.device)
         made = Inputs(
             problem,
-            self._weight[1],
+            *self._weight[1:],
             inputs.make_hidden(problem, self.plan.seed),
             seed=torch.tensor([spread_seed(self.plan.seed)], dtype=torch.int64, device=device),
             offset=torch.zeros(1, dtype=torch.int64, device=device),
@@ -229,9 +243,9 @@ class Preparation:
         written = [name for name, mark in self._marks.items() if found[name] != mark]
         if written:
             kept, self._weight = self._weight, None
-            fresh = self.inputs_of(inputs.problem)
+            fresh, held = self.inputs_of(inputs.problem).tensors(), inputs.tensors()
             for name in written:  # in place: samplers that are built hold these tensors
-                getattr(inputs, name).copy_(getattr(fresh, name))
+                held[name].copy_(fresh[name])
             self._weight = kept
         if int(inputs.offset) != offset:
             inputs.offset.fill_(offset)
@@ -263,7 +277,7 @@ class Preparation:
         lacks: dict[str, str] = {}
         for form, build in form_builds(self.plan, provider, inputs.problem).items():
             try:
-                forms[form] = self._ready(cell, build(inputs.weight), inputs)
+                forms[form] = self._ready(cell, build(inputs.served_to(provider)), inputs)
             except Exception as error:
                 lacks[form] = describe(error)
         step = self._ready(cell, launch, inputs)
@@ -317,7 +331,7 @@ class Preparation:
         begin = time.perf_counter()
         team = self.outcomes.team
         if team is None or problem.tp == 1 or provider.build_sharded is None:
-            launch = provider.build(problem, inputs.weight)
+            launch = provider.build(problem, inputs.served_to(provider))
         else:
             torch.manual_seed(self.plan.seed)  # the verifying may have left it anywhere
             launch = provider.build_sharded(problem, team.shard(inputs.weight))

@@ -86,13 +86,17 @@ def _local_vocabulary(problem: Problem) -> int:
 
 
 def traffic(problem: Problem) -> Traffic:
-    """Least HBM bytes of baseline and fused sampling, and the FLOPs of the matmul (2 B D V)."""
+    """Least HBM bytes of baseline and fused sampling, and the FLOPs of the matmul (2 B D V).
+
+    A head that is quantised itself is read as it is.
+    """
     size = DTYPES[problem.dtype]
     V = _local_vocabulary(problem)
-    fused = _elements_fused(problem)
+    saved = (size - 1) * V * problem.D if problem.weights else 0
+    fused = size * _elements_fused(problem) - saved
     return Traffic(
-        baseline_bytes=size * (fused + 2 * V * problem.B),
-        fused_bytes=size * fused,
+        baseline_bytes=fused + size * 2 * V * problem.B,
+        fused_bytes=fused,
         flops=2 * problem.B * problem.D * V,
     )
 
@@ -104,9 +108,9 @@ def arithmetic_intensity(problem: Problem) -> Intensity:
 
 
 def predicted_speedup(problem: Problem) -> float:
-    """M_baseline / M_fused, the full formula: 1 + 2 / (D/B + D/V + 1/V)."""
-    V = _local_vocabulary(problem)
-    return 1 + 2 / (problem.D / problem.B + problem.D / V + 1 / V)
+    """M_baseline / M_fused: 1 + 2 / (D/B + D/V + 1/V), unless the head is quantised itself."""
+    work = traffic(problem)
+    return work.baseline_bytes / work.fused_bytes
 
 
 def approximate_speedup(problem: Problem) -> float:

@@ -18,6 +18,7 @@ from fsbench.errors import (
     one_line,
     unknown_name,
 )
+from fsbench.inputs import serving
 from fsbench.provider import Kind, Provider
 from fsbench.verify import (
     call,
@@ -57,7 +58,7 @@ def verify(
     """
     require_names("--tier", [tier], TIERS)
     require_names("--check", only)
-    subject = subject_of(provider, setting, tier)
+    subject = subject_of(serving(provider, setting.weights), setting, tier)
     for name, check in todo(subject):
         if only and name not in only and not (name.startswith("tail") and "tail" in only):
             continue
@@ -99,7 +100,8 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
     says = able.logprob or able.entropy or able.rank or able.top
     options = able.per_row_temperature or able.per_request_seed or able.logprob
     seeds = able.per_request_seed and able.batch_invariant
-    filters = able.filters and (subject.setting.truncated or not subject.gate)
+    weights = subject.setting.weights
+    filters = able.filters and not weights and (subject.setting.truncated or not subject.gate)
     tails = [partial(distribution.check_tail, gap=gap) for gap in subject.effort.gaps]
     rows: tuple[tuple[str, object, Callable[[Subject], Check]], ...] = (
         ("score", of_targets or (draws and says and not subject.gate), scores.check_score),
@@ -127,7 +129,8 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
         ("truncated oracle", filters and form, truncation.check_truncated_oracle),
         ("truncation", filters, truncation.check_truncation),
         ("truncated draws", filters, truncation.check_truncated_draws),
-        ("requests", draws, truncation.check_requests),
+        ("requests", draws and not weights, truncation.check_requests),
+        ("quantised", form and weights in able.quantised, pathwise.check_quantised),
         ("speculation", draws and form and seeds, speculation.check_speculation),
     )
     for name, applies, check in rows:

@@ -79,6 +79,7 @@ WRONG = {
     "truncation": "filters do not keep what they should, or its law is wrong",
     "truncated draws": "draws under filters share noise",
     "requests": "the requests of engines are not drawn from their law",
+    "quantised": "a quantised head's tokens are not those of its numbers",
     "speculation": "drafts change its tokens, or are accepted too often or too rarely",
 }
 """What is wrong if a check fails, in words; the name of a `tail` ends with its gap."""
@@ -108,6 +109,7 @@ class Setting:
     second: another temperature, of about half of the checks; None for the same. At a power of two
         every logit / T is exact, as the logits are.
     truncated: the gate looks at what it does with filters; the other tiers always do.
+    weights: of the problems, see Problem; a quantised head is not looked at with filters.
     """
 
     device: str
@@ -115,6 +117,7 @@ class Setting:
     temperature: float = 1.0
     truncated: bool = False
     second: float | None = None
+    weights: str = ""
 
     @property
     def sampled_temperature(self) -> float:
@@ -129,4 +132,4 @@ class Setting:
     def problem(self, B: int, V: int, temperature: float | None = None) -> Problem:
         """The Problem of a check; D = 64 leaves room for 64 different rows of logits."""
         T = self.temperature if temperature is None else temperature
-        return Problem(B, 64, V, self.dtype, T, self.device)
+        return Problem(B, 64, V, self.dtype, T, self.device, weights=self.weights)

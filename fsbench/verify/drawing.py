@@ -59,10 +59,19 @@ def require_support(provider: Provider, problem: Problem) -> None:
         raise UnsupportedProblem(f"cannot be checked at {problem}: {reason}")
 
 
-def exact_head(problem: Problem, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(hidden [B, D], weight [V, D], logits [B, V] as stored), the given rows repeated up to B."""
+def stored_head(problem: Problem, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """hidden [R, D] and weight [V, D] of the problem with logits [R, V], as its head stores them.
+
+    See head_with_logits, and inputs.stored.
+    """
     dtype = inputs.TORCH_DTYPES[problem.dtype]
     hidden, weight = inputs.head_with_logits(logits, dtype, problem.D)
+    return hidden, inputs.stored(problem, weight)
+
+
+def exact_head(problem: Problem, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(hidden [B, D], weight [V, D], logits [B, V] as stored), the given rows repeated up to B."""
+    hidden, weight = stored_head(problem, logits)
     row = torch.arange(problem.B, device=problem.device) % len(logits)
     return hidden[row].contiguous(), weight, weight[:, row].T.float()
 
@@ -94,8 +103,7 @@ class Draws:
         require_support(provider, problem)
         self.problem, self.able = problem, provider.capabilities
         logits = torch.stack([row.float() for row in rows.values()]).to(problem.device)
-        dtype = inputs.TORCH_DTYPES[problem.dtype]
-        _, self.weight = inputs.head_with_logits(logits, dtype, problem.D)
+        _, self.weight = stored_head(problem, logits)
         self._column = {name: number for number, name in enumerate(rows)}
         self._hidden = self.weight.new_zeros(problem.B, problem.D)
         self._seed, self._offset = scalar(0, problem.device), scalar(0, problem.device)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fsbench import reference
+from fsbench import inputs, reference
 from fsbench.errors import VerificationFailed
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
@@ -24,6 +25,9 @@ from fsbench.verify.subject import Subject
 
 _PROBLEM_STEPS = {"cuda": 64, "cpu": 4}
 """Most steps of `check_on_problem`: a step on a CPU can take a good part of a second."""
+
+_QUANTISED = {"cuda": (4096, 32_768, (1, 16, 64, 256), 64), "cpu": (64, 300, (1, 17), 2)}
+"""D, V, batches and steps of `check_quantised`, by device."""
 
 
 Asked = tuple[int, Problem, Sequence[tuple[int, int]]]
@@ -88,6 +92,39 @@ def require_accepted(expected: reference.Expected, tokens: Tensor, where: str = 
         raise VerificationFailed(
             f"{where}row {row}: expected token {int(expected.tokens[row])}, got {int(tokens[row])}"
         )
+
+
+def check_quantised(subject: Subject) -> Check:
+    """Of a quantised head, rows of a real matmul: the oracle's tokens for the head's numbers.
+
+    Beside them the tokens that the sampler draws from a weight of these numbers are counted that
+    are others: sums in another order may give some, at a rounding tie.
+    """
+    setting, provider = subject.setting, subject.provider
+    draws = others = 0
+    D, V, batches, steps = _QUANTISED[setting.device]
+    for B in batches:
+        problem = replace(setting.problem(B, V), D=D, logits="normal:3")
+        require_support(provider, problem)
+        hidden, weight = inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0)
+        logits, error = hidden.float() @ weight.float().T, reference.matmul_error(hidden, weight)
+        launch = provider.build(problem, weight)
+        plain = provider.build(replace(problem, weights=""), weight)
+        for step in range(steps):
+            expected = reference.expect(
+                logits,
+                torch.tensor([5]),
+                torch.tensor([step]),
+                problem.temperature,
+                noise_of(problem, subject.able),
+                logits_error=error,
+            )
+            tokens = launched_tokens(launch, hidden, 5, step).clone()
+            require_accepted(expected, tokens, f"{problem} step={step} ")
+            draws += B
+            others += int((tokens != launched_tokens(plain, hidden, 5, step)).sum())
+    told = f"{draws} tokens are the oracle's, {others} not those of its numbers in {setting.dtype}"
+    return Check("quantised", True, told, draws, float(others))
 
 
 def check_undefined_rows(subject: Subject) -> Check:

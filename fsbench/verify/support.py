@@ -11,7 +11,13 @@ from fsbench import inputs
 from fsbench.errors import VerificationFailed
 from fsbench.provider import Kind
 from fsbench.verify.check import Check
-from fsbench.verify.drawing import exact_head, launched_tokens, random_logits, require_inside
+from fsbench.verify.drawing import (
+    exact_head,
+    launched_tokens,
+    random_logits,
+    require_inside,
+    stored_head,
+)
 from fsbench.verify.pathwise import pathwise_problems
 from fsbench.verify.subject import Subject
 
@@ -30,6 +36,7 @@ def check_greedy(subject: Subject) -> Check:
         # All-negative logits expose padding filled with zero.
         for shift in (0.0, -40.0):
             head = weight + torch.tensor(shift, dtype=weight.dtype, device=weight.device)
+            head = inputs.stored(problem, head)
             values = hidden.float() @ head.float().T
             tokens = launched_tokens(subject.provider.build(problem, head), hidden, 1, number)
             inside = (tokens >= 0) & (tokens < V)
@@ -59,9 +66,11 @@ def check_edges(subject: Subject) -> Check:
     problems = pathwise_problems(subject, T)
     for number, problem in problems:
         B, V, device = problem.B, problem.V, problem.device
-        logits, allowed = (part.to(device) for part in _edge_rows(V, CERTAIN * (T or 1.0)))
-        dtype = inputs.TORCH_DTYPES[problem.dtype]
-        hidden, weight = inputs.head_with_logits(logits, dtype, problem.D)
+        gap = CERTAIN * (T or 1.0)
+        # A byte does not tell the gap beside the bottom of the range.
+        lowest = -4 * gap if problem.weights else _LOWEST
+        logits, allowed = (part.to(device) for part in _edge_rows(V, gap, lowest))
+        hidden, weight = stored_head(problem, logits)
         launch = subject.provider.build(problem, weight)
         torch.manual_seed(number)
         for step in range(math.ceil(len(logits) / B)):  # until each row has had its turn
@@ -79,7 +88,7 @@ def check_edges(subject: Subject) -> Check:
     return Check("edges", True, told, rows)
 
 
-def _edge_rows(V: int, gap: float) -> tuple[Tensor, Tensor]:
+def _edge_rows(V: int, gap: float, lowest: float) -> tuple[Tensor, Tensor]:
     """Logits [9, V] fp32, and which tokens have probability: bool [9, V]."""
     logits = torch.full((9, V), -2 * gap)
     for number, place in enumerate((0, V // 2, V - 1)):
@@ -88,6 +97,6 @@ def _edge_rows(V: int, gap: float) -> tuple[Tensor, Tensor]:
         logits[3 + number, place] = gap
     logits[6, [V // 3, V - 1]] = -gap
     logits[7] = -gap
-    logits[8] = _LOWEST
+    logits[8] = lowest
     logits[8, V // 3] = 0.0
     return logits, logits == logits.max(1, keepdim=True).values

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Launch, Shard
+from fsbench.provider import Capabilities, Launch, QuantisedWeight, Shard
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from fsbench.kernels.call.quantised import QuantisedHead
     from fsbench.kernels.call.result import Sample
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
@@ -46,11 +48,28 @@ CANDIDATES_ONLY = Capabilities(
 """Of a launch that leaves packed candidates for another step (MergedLater): no options."""
 
 
-def flash_sample(*arguments: Any, **named: Any) -> Sample:
+def public_head(weight: Any) -> Any:
+    """A head as the public calls take it: of a QuantisedWeight a QuantisedHead, others as given."""
+    from fsbench.kernels.call.quantised import QuantisedHead
+
+    if isinstance(weight, QuantisedWeight):
+        return QuantisedHead(weight.weight, weight.scale)
+    return weight
+
+
+def empty_hidden(problem: Problem, device: torch.device) -> Tensor:
+    """[B, D] of the problem's dtype."""
+    import torch
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    return torch.empty(problem.B, problem.D, dtype=dtypes[problem.dtype], device=device)
+
+
+def flash_sample(hidden: Tensor, weight: Any, **named: Any) -> Sample:
     """fsbench.kernels.flash_sample, loaded when it is called."""
     from fsbench.kernels.fused.api import flash_sample
 
-    return flash_sample(*arguments, **named)
+    return flash_sample(hidden, public_head(weight), **named)
 
 
 def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,11 +86,11 @@ def vocab_shard(shard: Shard) -> VocabShard:
     return VocabShard(shard.weight, shard.group)
 
 
-def matrix(weight: Tensor | VocabShard) -> Tensor:
-    """The rows themselves, of a whole weight or of a shard."""
-    from fsbench.kernels.shard.vocab_shard import VocabShard
+def matrix(weight: Tensor | VocabShard | QuantisedHead) -> Tensor:
+    """The rows themselves: of a whole weight, of a shard, or of a quantised head its numbers."""
+    import torch
 
-    return weight.weight if isinstance(weight, VocabShard) else weight
+    return weight if isinstance(weight, torch.Tensor) else weight.weight
 
 
 class WorkspaceLaunch:
@@ -101,7 +120,7 @@ class FlashSampling(WorkspaceLaunch):
     def __init__(
         self,
         problem: Problem,
-        weight: Tensor | VocabShard,
+        weight: Tensor | VocabShard | QuantisedWeight,
         noise: str = "auto",
         kernel: str = "auto",
         temperature: float | None = None,
@@ -109,15 +128,16 @@ class FlashSampling(WorkspaceLaunch):
     ):
         from fsbench.kernels.fused.api import describe
 
-        super().__init__(problem, matrix(weight))
-        self._head = weight
+        self._head = public_head(weight)
+        super().__init__(problem, matrix(self._head))
         if temperature is not None:
             self._temperature = temperature
         self._noise = noise
         self._kernel = kernel
         self._config = config
-        hidden = self._weight.new_empty(problem.B, problem.D)
-        self.config = describe(hidden, self._weight, noise=noise, kernel=kernel, config=config)
+        hidden = empty_hidden(problem, self._weight.device)
+        head = self._weight if problem.tp > 1 else self._head
+        self.config = describe(hidden, head, noise=noise, kernel=kernel, config=config)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         return flash_sample(

@@ -21,6 +21,7 @@ from mutant_samplers import (
     tile_of_the_batch_size,
     tokens_by_the_host,
 )
+from quantised_heads import form_of
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -28,7 +29,7 @@ from fsbench import reference
 from fsbench.discover import Found, discover
 from fsbench.errors import InvalidArgument
 from fsbench.graphs import capture
-from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight
+from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight, serving
 from fsbench.problem import Problem
 from fsbench.provider import OPTIONS, Capabilities, Kind, Launch, Provider
 from fsbench.verify import call, invariance, verify
@@ -101,8 +102,9 @@ def head(logits: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
 def launched(provider: Provider, logits: Tensor, dtype: str) -> tuple[Launch, Tensor]:
     """The launch of a problem with these logits, and its hidden states."""
     hidden, weight = head(logits, dtype)
-    problem = Problem(*hidden.shape, len(weight), dtype, 1.0, logits.device.type)
-    return provider.build(problem, weight), hidden
+    form = form_of(provider)
+    problem = Problem(*hidden.shape, len(weight), dtype, 1.0, logits.device.type, weights=form)
+    return serving(provider, form).build(problem, weight), hidden
 
 
 def step(launch: Launch, hidden: Tensor, offset: int = 9) -> Tensor:
@@ -122,9 +124,9 @@ def drawn(provider: Provider, logits: Tensor, dtype: str, **options: object) -> 
 
 def check_dtypes(provider: Provider, device: str, dtype: str) -> None:
     """It runs in this dtype, and a sampler's tokens are such as it should draw."""
-    problem = Problem(*SIZES[device], dtype, 0.8, device)
+    problem = Problem(*SIZES[device], dtype, 0.8, device, weights=form_of(provider))
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
-    launch = provider.build(problem, weight)
+    launch = serving(provider, problem.weights).build(problem, weight)
     out = step(launch, hidden)
     if provider.kind is not Kind.LOWER_BOUND:
         numbers = (torch.float32,) if provider.kind is Kind.SCORE else (torch.int32, torch.int64)
@@ -248,7 +250,8 @@ def ask(provider: Provider, what: str, device: str, dtype: str) -> None:
     if what in OWN:
         OWN[what](provider, device, dtype)
     else:  # at a temperature whose neglect shows
-        (check,) = verify(provider, Setting(device, dtype, 0.5), "ci", [what])
+        setting = Setting(device, dtype, 0.5, weights=form_of(provider))
+        (check,) = verify(provider, setting, "ci", [what])
         assert check.passed, check
 
 
@@ -312,9 +315,9 @@ def test_a_claim_that_cannot_be_shown_is_refused(option):
 
 
 def test_every_capability_has_a_check():
-    """But devices, where they run, and deviations, filters, penalties: verify judges these."""
+    """But devices, where they run, deviations, filters, penalties (verify), quantised heads."""
     deviations = {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}
-    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties"}
+    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties", "quantised"}
     named = {field.name for field in fields(Capabilities)} - {"devices", *deviations}
     assert {*OWN, *BATTERY} == named and not {*OWN} & {*BATTERY}
 

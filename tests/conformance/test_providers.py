@@ -7,6 +7,7 @@ Kernels run under the interpreter in tests/kernels, on GPUs in files test_*_gpu.
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -73,16 +74,19 @@ def test_it_says_what_it_cannot_do(entry: Found):
     made = entry.provider
     able = made.capabilities
     dtype = able.dtypes[0]
+    if refused := made.supports(Problem(4, 64, 1000, dtype)):
+        assert able.quantised and "--weights" in refused
+    problem = partial(Problem, weights=able.quantised[0] if refused else "")
     for device in DEVICES:
-        reason = made.unsupported_reason(Problem(4, 64, 1000, dtype, device=device))
+        reason = made.unsupported_reason(problem(4, 64, 1000, dtype, device=device))
         assert (reason is None) == (device in able.devices), reason
         if reason is not None:
             assert device in reason
     for other in DTYPES:
-        reason = made.unsupported_reason(Problem(4, 64, 1000, other, device=able.devices[0]))
+        reason = made.unsupported_reason(problem(4, 64, 1000, other, device=able.devices[0]))
         if other not in able.dtypes:
             assert other in reason
-    greedy = made.unsupported_reason(Problem(4, 64, 1000, dtype, 0.0, able.devices[0]))
+    greedy = made.unsupported_reason(problem(4, 64, 1000, dtype, 0.0, able.devices[0]))
     draws = made.kind not in (Kind.GREEDY, Kind.LOWER_BOUND)
     if draws and not able.zero_temperature:
         assert "temperature 0" in greedy

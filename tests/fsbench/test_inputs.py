@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from fsbench import inputs
 from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight
-from fsbench.problem import Problem
+from fsbench.problem import QUANTISED, Problem
 
 
 def _problem(logits: str, **changes) -> Problem:
@@ -87,6 +89,23 @@ def test_the_weight_is_made_in_blocks_without_a_seam(monkeypatch):
     assert torch.allclose(*means, atol=8 * 0.1)
     noise = blocks - blocks.mean(1, keepdim=True)
     assert not torch.isclose(noise[128:], noise[:-128]).all(1).any()  # no block repeats another's
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+@pytest.mark.parametrize("logits", ["normal:0", "normal:0.01", "normal:3", "zipf:1", "peaked:12"])
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_quantised_head_has_the_numbers_of_its_weight(form, logits, dtype, monkeypatch):
+    monkeypatch.setattr(inputs, "_ROWS_AT_ONCE", 128)  # in blocks, the last of them shorter
+    problem = _problem(logits, dtype=dtype, V=300, weights=form)
+    weight, plain = make_weight(problem, 0), make_weight(replace(problem, weights=""), 0)
+    head = inputs.quantised(weight, form)
+    assert torch.equal(head.weight.double() * head.scale.double()[:, None], weight.double())
+    assert torch.equal(inputs.stored(problem, weight), weight)
+    assert torch.equal(head.scale.log2(), head.scale.log2().round())
+    # Of the largest entry; an e4m3 number is off by a sixteenth, or by a half of the smallest.
+    largest = plain.abs().amax(1, keepdim=True).float()
+    step = {"int8": largest / 127, "fp8": plain.abs().float() / 16 + largest / 448 / 512}[form]
+    assert ((plain.float() - weight.float()).abs() <= step.clamp_min(2.0**-16)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -38,6 +38,10 @@ WRONG = [
     ({"frequency_penalty": 0.1}, "history: expected tokens "),
     ({"history": 5}, "history: expected tokens "),
     ({"history": -1}, "history: expected an integer >= 0; got -1"),
+    ({"weights": "int4"}, "weights: expected one of fp8, int8; got 'int4'; did you mean 'int8'"),
+    ({"weights": "fp8", "tp": 2}, "weights: expected none with tp; got fp8"),
+    ({"weights": "int8", "top_k": 2, "presence_penalty": 1.0, "history": 5},
+     "weights: expected none with top_k, presence_penalty; got int8"),
 ]  # fmt: skip
 
 
@@ -72,6 +76,7 @@ def test_fields_are_the_columns_of_results():
         **dict(device="cpu", logits="zipf:1", tp=1),
         **dict(top_k=0, top_p=1.0, min_p=0.0, mixed=False),
         **dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, history=0),
+        "weights": "",
     }
 
 

@@ -11,13 +11,13 @@ from fsbench.kernels import (
     akunu_faithful,
     flash_sampling_two_step,
     group_gumbel_parallel,
-    gumbel_argmax,
     pivot_search,
 )
 from fsbench.kernels.call.pack_mask import BLOCK as PACKED
 from fsbench.kernels.drafting.launch import TOKENS_AT_ONCE as DRAFTED
 from fsbench.kernels.flash_sampling_gather import ROWS_AT_ONCE as GATHERED
 from fsbench.kernels.noise.map import CODES_AT_ONCE as MAPPED
+from fsbench.kernels.providing import one_pass
 from fsbench.kernels.scoring.slopes import BLOCK as SLOPES
 from fsbench.kernels.shard.merge_keys import ROWS_AT_ONCE as MERGED
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
@@ -74,9 +74,9 @@ def _of_rows(capability: int) -> Iterator[Row]:
     forms = [("bf16", False, True), ("bf16", False, False), ("bf16", True, False)]
     for dtype, greedy, keys in [*forms, ("fp32", False, False)]:
         words = " ".join([dtype, *["greedy"] * greedy, *["candidates"] * keys])
-        constants = {"KEYS": keys, "GREEDY": greedy, "BLOCK": gumbel_argmax.TOKENS_AT_ONCE}
-        one_pass = "kernels.gumbel_argmax.gumbel_argmax_kernel"
-        yield "gumbel_argmax", words, one_pass, _dtype(dtype), constants, gumbel_argmax.NUM_WARPS
+        constants = {"KEYS": keys, "GREEDY": greedy, "BLOCK": one_pass.TOKENS_AT_ONCE}
+        of = "kernels.providing.one_pass.gumbel_argmax_kernel"
+        yield "gumbel_argmax", words, of, _dtype(dtype), constants, one_pass.NUM_WARPS
 
 
 def _of_parts(capability: int) -> Iterator[Row]:

@@ -152,8 +152,8 @@ def capabilities() -> str:
 
 
 def _mark(value: object) -> str:
-    if isinstance(value, tuple):  # of filters
-        return "".join(name.split("_")[1] for name in value)
+    if isinstance(value, tuple):  # filters, or forms of a head
+        return "".join(name.removeprefix("top_")[0] for name in value)
     return value if isinstance(value, str) else "yes" if value else ""
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pandas as pd
 
 from pages.blocks import (
     H200,
+    HOPPER,
     MATMUL,
+    PORTABLE,
     block,
     bullets,
     medians,
     places,
+    results,
     said,
     span,
     table,
@@ -82,9 +88,41 @@ def score_parts() -> str:
     return with_source(table(heads, rows, left=0), *places(PARTS))
 
 
+def quantised_cells() -> pd.DataFrame:
+    """time_us and ratio_to_matmul by d, b and sampler; tokens drawn, and those unequal to bf16's.
+
+    Of the runs quantised-FORM-DATE, and verify/quantised-FORM.jsonl; until there are some, of the
+    record that a tool wrote.
+    """
+    runs = sorted(path.parent.name for path in H200.glob("quantised-*/results.csv"))
+    if not runs:
+        return pd.read_csv(H200 / QUANTISED)
+    found = results(*runs)
+    keys = ["run", "d", "b"]
+    matmul = found[found.provider == MATMUL].set_index(keys).median_us
+    found = found.assign(
+        ratio_to_matmul=found.median_us / matmul[found.set_index(keys).index].values
+    )
+    names = {PORTABLE: "{}", "scaled_matmul": "scaled_{}", MATMUL: "matmul", HOPPER: "bf16"}
+    found["sampler"] = [
+        names[provider].format(form)
+        for provider, form in zip(found.provider, found.weights, strict=True)
+    ]
+    told = [
+        {"draws": line["draws"], "unequal": line["statistic"] if line["passed"] else math.inf}
+        for path in sorted((H200 / "verify").glob("quantised-*.jsonl"))
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        if line.get("name") == "quantised"
+    ]
+    kept = found.rename(columns={"median_us": "time_us"})
+    kept = kept[["run", "d", "b", "sampler", "time_us", "ratio_to_matmul"]]
+    found = pd.concat([kept.drop_duplicates(["d", "b", "sampler"]), pd.DataFrame(told)])
+    return found.astype({"d": "Int64", "b": "Int64"})
+
+
 def quantised() -> pd.DataFrame:
     """Over the matmul in bf16 by D and B, a column for each sampler."""
-    found = pd.read_csv(H200 / QUANTISED)
+    found = quantised_cells()
     return found.pivot_table(index=["d", "b"], columns="sampler", values="ratio_to_matmul")
 
 
@@ -98,30 +136,39 @@ def quantised_times() -> str:
         "scaled_fp8": "scaled matmul and one pass, fp8",
         "scaled_int8": "int8",
     }
-    found = pd.read_csv(H200 / QUANTISED).set_index(["d", "b", "sampler"])
+    found = quantised_cells()
+    us = found.dropna(subset="d").set_index(["d", "b", "sampler"]).time_us
     rows = [
-        [D, B, f"{found.time_us[D, B, 'matmul']:.0f}", *(f"{row[name]:.2f}" for name in names)]
+        [D, B, f"{us[D, B, 'matmul']:.0f}", *(f"{row[name]:.2f}" for name in names)]
         for (D, B), row in ratio.iterrows()
     ]
     heads = ["D", "B", "matmul in bf16, us", *names.values()]
     few = ratio[ratio.index.get_level_values("b") <= 64]
-    drawn = found.dropna(subset="draws")
-    wrong = drawn[drawn.unequal > 0]
-    right = drawn[drawn.unequal == 0].draws.sum()
     told = (
         said("e4m3 pays up to B = 64: ", few.fp8.max() < few.bf16.min())
         + f"{span(few.fp8)} of the matmul in bf16.",
         said("int8 does not: ", few.int8.min() > 1)
         + f"{span(few.int8)} up to B = 64. Its conversion on chip takes longer than the stream.",
-        f"{right:,.0f} of {drawn.draws.sum():,.0f} draws are those of a bf16 weight with the same "
-        "numbers. "
+        _equal_draws(found.dropna(subset="draws")),
+    )
+    records = list(found.run.dropna().unique()) if "run" in found else [QUANTISED]
+    return with_source(f"{table(heads, rows, left=0)}\n\n{bullets(*told)}", *places(*records))
+
+
+def _equal_draws(drawn: pd.DataFrame) -> str:
+    """How many tokens are those of bf16, and which are not."""
+    wrong = drawn[drawn.unequal > 0]
+    right = drawn[drawn.unequal == 0].draws.sum()
+    of = "draws are those of a bf16 weight with the same numbers."
+    if wrong.empty:
+        return f"All of {right:,.0f} {of}"
+    return (
+        f"{right:,.0f} of {drawn.draws.sum():,.0f} {of} "
         + said(
             "The others are all draws from e4m3 at B = 256",
-            set(wrong.reset_index()[["b", "sampler"]].itertuples(index=False, name=None))
-            == {(256, "fp8")},
+            set(zip(wrong.b, wrong.sampler, strict=True)) == {(256, "fp8")},
         )
         + ", which were wrong at the commit of this record: the compiler wrote registers that a "
         "matrix product still read. It is kept from that now, and a test reads its instructions; "
-        "neither tokens nor times have been measured again.",
+        "neither tokens nor times have been measured again."
     )
-    return with_source(f"{table(heads, rows, left=0)}\n\n{bullets(*told)}", *places(QUANTISED))

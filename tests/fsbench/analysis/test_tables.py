@@ -156,6 +156,7 @@ def test_equal_labels_keep_their_own_columns(rows):
         ({"dtype": "fp16"}, ["h200_d4096_v151936_bf16", "h200_d4096_v151936_fp16"]),
         ({"temperature": 0.7}, ["h200_d4096_v151936_t0.7", "h200_d4096_v151936_t1"]),
         ({"logits": "zipf:1"}, ["h200_d4096_v151936_normal-1", "h200_d4096_v151936_zipf-1"]),
+        ({"weights": "fp8"}, ["h200_d4096_v151936_bf16", "h200_d4096_v151936_fp8"]),
         ({"tp": 2}, ["h200_d4096_v151936_tp1", "h200_d4096_v151936_tp2"]),
         ({"timer": "events"}, ["h200_d4096_v151936_cupti", "h200_d4096_v151936_events"]),
         ({"l2": "warm"}, ["h200_d4096_v151936_cold-l2", "h200_d4096_v151936_warm-l2"]),

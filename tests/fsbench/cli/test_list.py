@@ -63,6 +63,7 @@ def test_json_has_the_facts_of_a_provider(no_gpu):
             "devices": list(able.devices),
             "dtypes": list(able.dtypes),
             "filters": list(able.filters),
+            "quantised": list(able.quantised),
             "filter_order": list(able.filter_order),
         }
 
@@ -125,6 +126,7 @@ def test_the_matrix_says_what_each_claims(no_gpu, columns):
         assert cells.pop("noise") == (shown.pop("noise") or "-")
         letters = "".join(name.removeprefix("top_")[0] for name in shown.pop("kpm"))
         assert cells.pop("kpm") == ((letters.upper() if able.mixed_filters else letters) or "-")
+        assert cells.pop("head") == ("".join(form[0] for form in shown.pop("head")) or "-")
         assert cells == {head: "yes" if has else "-" for head, has in shown.items()}
 
 

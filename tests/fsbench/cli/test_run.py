@@ -83,6 +83,23 @@ def test_penalties_are_columns_of_the_results_and_applied(fsbench, tmp_path):
     assert code == 0 and "history=1024" in out
 
 
+def test_a_quantised_head_is_a_column_of_the_results(fsbench, tmp_path):
+    options = ["--weights", "int8", "--batch", "3", "--out", "here", "--check"]
+    names = ["multinomial", "scaled_matmul", "matmul_only"]
+    providers = [word for name in names for word in ("--provider", name)]
+    code, out, err = fsbench("run", *TINY, *providers, *options)
+    table = pd.read_csv(tmp_path / "here" / "results.csv").set_index("provider")
+    assert table.status.to_dict() == {
+        "scaled_matmul": "unavailable",
+        "multinomial": "ok",
+        "matmul_only": "ok",
+    }, err
+    assert set(table.weights) == {"int8"} and "int8 head" in out
+    assert next(iter(read_records(tmp_path / "here"))).cell.problem.weights == "int8"
+    code, out, _ = fsbench("run", "--resume", "here", "--dry-run")
+    assert code == 0 and "int8 weights" in out
+
+
 def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     options = ["--check", "--seed", "3", "--out", "here"]
     code, out, _ = fsbench("run", "--preset", "smoke", *TINY, *options)

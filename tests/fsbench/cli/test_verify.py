@@ -45,7 +45,8 @@ def test_the_record(fsbench, tmp_path):
     assert path.read_text() == "before\n" + out
     first, *rows = map(json.loads, out.splitlines())
     assert first["schema"] == 2 and first["environment"]["argv"][:2] == ["fsbench", "verify"]
-    assert first["setting"] == {"tier": "gate", "dtype": "bf16", "temperatures": [1.0, 0.5]}
+    setting = {"tier": "gate", "dtype": "bf16", "weights": "", "temperatures": [1.0, 0.5]}
+    assert first["setting"] == setting
     first, greedy, first_end, second, fit, second_end = rows
     for row, name in ((first, "greedy"), (second, "multinomial")):
         assert row["provider"] == name and row["source"] == f"fsbench.baselines.{name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -181,6 +182,33 @@ def test_a_sampler_that_cannot_do_the_shapes_of_the_checks_is_unsupported(sample
     record = run(only, check=True)["A"]
     assert record.status == "unsupported" and "V must be 40" in record.reason
     assert run(only, check=False)["A"].status == "ok"
+
+
+@pytest.mark.parametrize("name", ["weight", "scale"])
+def test_a_quantised_head_is_made_once_and_kept_intact(sampler, run, name):
+    given, seen = [], []
+
+    def build(writes, problem, head):
+        given.append(head)
+
+        def launch(hidden, seed, offset):
+            seen.append(float((head.weight.float() * head.scale[:, None]).sum()))
+            if writes:
+                getattr(head, name).add_(1)
+            return hidden.argmax(1)
+
+        return launch
+
+    found = []
+    for letter, writes in (("A", True), ("B", False)):
+        made = sampler(letter, able={"quantised": ("int8",)})
+        own = replace(made.provider, build=partial(build, writes))
+        found.append(replace(made, provider=own))
+    problems = [replace(SMALL, B=B, weights="int8") for B in (1, 2)]
+    records = run(*found, sampler("C"), problems=problems)
+    assert records["A"].reason == f"it writes into head.{name}"
+    assert [records[letter].status for letter in "ABC"] == ["check_failed", "ok", "ok"]
+    assert all(each is given[0] for each in given) and len(set(seen)) == 1
 
 
 @pytest.mark.parametrize("name", ["weight", "hidden", "seed", "offset"])

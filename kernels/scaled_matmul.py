@@ -1,0 +1,83 @@
+"""A scaled matmul of one byte over stored logits, for a head that is quantised itself.
+
+Hidden is rounded to the head's form, e4m3 or int8, with a scale for each row; torch's scaled or
+integer matmul writes logits, and one pass over these draws. So it draws from other logits than the
+head's, which it says by `known_deviation`.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import TYPE_CHECKING
+
+from fsbench.kernels.providing.launches import WorkspaceLaunch
+from fsbench.kernels.providing.one_pass import gumbel_argmax
+from fsbench.problem import QUANTISED, Problem
+from fsbench.provider import Capabilities, Kind, Provider, QuantisedWeight, padded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS = 32
+"""Fewest that torch's integer matmul takes on a GPU."""
+
+
+def fp8_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """[B, V], of hidden rounded to e4m3 row by row."""
+    import torch
+
+    steps = (hidden.abs().amax(1, keepdim=True).float() / 448).clamp_min(1e-30)
+    rounded = (hidden / steps).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return torch._scaled_mm(
+        rounded, weight.T, scale_a=steps, scale_b=scale[None], out_dtype=hidden.dtype
+    )
+
+
+def int8_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """[B, V], of hidden rounded to int8 row by row."""
+    import torch
+
+    B = len(hidden)
+    steps = (hidden.abs().amax(1, keepdim=True).float() / 127).clamp_min(1e-30)
+    rounded = (hidden / steps).round().to(torch.int8)
+    rounded = torch.nn.functional.pad(rounded, (0, 0, 0, max(0, ROWS - B)))
+    return (torch._int_mm(rounded, weight.T)[:B] * steps * scale).to(hidden.dtype)
+
+
+class _ScaledMatmul(WorkspaceLaunch):
+    def __init__(self, problem: Problem, weight: QuantisedWeight):
+        import torch
+
+        super().__init__(problem, padded(weight.weight))
+        self._scale = padded(weight.scale[:, None])[:, 0]
+        self._V = problem.V
+        form = {"fp8": fp8_logits, "int8": int8_logits}[problem.weights]
+        # A copy of its code: Dynamo refuses a ninth shape of one code object.
+        own = FunctionType(form.__code__.replace(), form.__globals__)
+        self._logits = torch.compile(own, fullgraph=True, dynamic=False)
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        logits = self._logits(hidden, self._weight, self._scale)[:, : self._V]
+        return gumbel_argmax(logits, seed, offset, self._temperature)
+
+
+def unsupported_reason(problem: Problem) -> str | None:
+    """Why a problem cannot be done, or None."""
+    if not problem.weights:
+        return "takes heads that are int8 or fp8 themselves (--weights)"
+    return None if problem.D % 16 == 0 else f"takes D of a multiple of 16, not {problem.D}"
+
+
+PROVIDER = Provider(
+    name="scaled_matmul",
+    label="Scaled matmul + one-pass Gumbel argmax",
+    kind=Kind.EXACT,
+    requires=("triton",),
+    supports=unsupported_reason,
+    capabilities=Capabilities(
+        host_sync_free=True,
+        quantised=QUANTISED,
+        known_deviation=0.1,  # of hidden in one byte, with logits of standard deviation 3
+    ),
+    build=_ScaledMatmul,
+)

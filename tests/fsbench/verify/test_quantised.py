@@ -1,0 +1,144 @@
+"""Problems of a quantised head: every sampler is held to the law of the head's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from mutant_samplers import contract
+from quantised_heads import numbers
+from torch import Tensor
+
+from fsbench.baselines import multinomial
+from fsbench.inputs import make_hidden, make_weight, quantised, serving
+from fsbench.kernels import scaled_matmul
+from fsbench.problem import QUANTISED, Problem
+from fsbench.provider import Kind, Provider, QuantisedWeight
+from fsbench.verify import verify
+from fsbench.verify.check import Setting
+from fsbench.verify.pathwise import check_on_problem
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CHECKS = ["score", "oracle", "undefined rows", "greedy", "edges", "filters", "quantised"]
+
+
+def reading(made: Callable[[QuantisedWeight], Tensor]) -> Provider:
+    """The reference, which takes quantised heads and reads them so."""
+    plain = contract()
+
+    def weight_of(given):
+        return made(given) if isinstance(given, QuantisedWeight) else given
+
+    return replace(
+        plain,
+        capabilities=replace(plain.capabilities, quantised=QUANTISED),
+        build=lambda problem, weight: plain.build(problem, weight_of(weight)),
+        sample=lambda hidden, weight, **options: plain.sample(hidden, weight_of(weight), **options),
+    )
+
+
+@pytest.fixture(autouse=True)
+def few(effort):
+    effort("ci", fit_draws=2**12, shapes=((1, 1), (17, 129)), filtered=(64, 300), filter_steps=27)
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_sampler_of_the_head_passes(form):
+    checks = list(verify(reading(numbers), Setting("cpu", "fp32", weights=form), "ci", CHECKS))
+    assert [check.name for check in checks] == CHECKS
+    assert all(check.verdict == "ok" for check in checks), checks
+    assert checks[-1].detail == "36 tokens are the oracle's, 0 not those of its numbers in fp32"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda head: head.weight.float() * head.scale.mean(),
+        lambda head: head.weight.float() * head.scale.roll(1)[:, None],
+        lambda head: numbers(head) * 1.01,
+    ],
+    ids=["one scale for all", "the scale of another row", "one percent"],
+)
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_sampler_of_other_numbers_is_found(form, made):
+    checks = verify(reading(made), Setting("cpu", "fp32", weights=form), "ci", CHECKS)
+    assert {check.name for check in checks if not check.passed} & {"oracle", "score"}
+
+
+def test_tokens_that_are_only_not_those_of_the_dtype_are_counted():
+    """A sampler that is right, but has others from the weight."""
+    plain, made = contract(), reading(numbers)
+
+    def build(problem, weight):
+        if isinstance(weight, QuantisedWeight):
+            return made.build(problem, weight)
+        return lambda hidden, seed, offset: plain.build(problem, weight)(hidden, seed, offset) + 1
+
+    (check,) = verify(
+        replace(made, build=build), Setting("cpu", "fp32", weights="int8"), "ci", ["quantised"]
+    )
+    assert check.passed and check.statistic == check.draws == 36
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_sampler_of_the_weight_is_held_to_the_same_law(form):
+    setting = Setting("cpu", "bf16", weights=form)
+    fit, edges = verify(multinomial.PROVIDER, setting, "ci", ["fit", "edges"])
+    assert fit.passed and edges.passed, (fit, edges)
+    problem = Problem(4, 64, 500, "bf16", 1.0, "cpu", "normal:3", weights=form)
+    hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
+    other = make_weight(replace(problem, weights="", logits="zipf:2"), 1)
+    for given, passes in ((weight, True), (other, False)):
+        launch = multinomial.PROVIDER.build(problem, given)
+        check = check_on_problem(multinomial.PROVIDER, problem, launch, hidden, weight)
+        assert check.passed == passes, check
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_filters_are_not_asked_of_a_quantised_head(form):
+    able = replace(contract().capabilities, filters=("top_k",))
+    asked = verify(replace(contract(), capabilities=able), Setting("cpu", "fp32", weights=form))
+    assert "truncation" not in {check.name for check in asked}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_scaled_matmul_has_the_logits_of_a_rounded_hidden_state(form, dtype):
+    problem = Problem(5, 256, 1000, dtype, 1.0, "cpu", "normal:3", weights=form)
+    hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
+    hidden[2] = 0
+    head = quantised(weight, form)
+    logits = {"fp8": scaled_matmul.fp8_logits, "int8": scaled_matmul.int8_logits}[form]
+    found = logits(hidden, head.weight, head.scale)
+    exact = hidden.double() @ weight.double().T
+    assert found.dtype == hidden.dtype and not found[2].any()
+    error = (found.double() - exact).std() / exact.std()
+    assert 0.002 < error < {"fp8": 0.04, "int8": 0.015}[form]
+    laws = [each.double().softmax(1) for each in (found, exact)]
+    moved = (laws[0] - laws[1]).abs().sum(1).max() / 2
+    assert moved < scaled_matmul.PROVIDER.capabilities.known_deviation
+
+
+def test_serving_makes_heads_for_who_takes_them_alone():
+    given = []
+
+    def watching(*arguments):
+        given.append(arguments[1])
+
+    able = replace(contract().capabilities, quantised=("fp8",))
+    made = replace(
+        contract(), kind=Kind.SCORE, build=watching, sample=watching, score=watching,
+        capabilities=able,
+    )  # fmt: skip
+    assert serving(made, "int8") is made and serving(made, "") is made
+    weight, problem = torch.ones(3, 16), Problem(1, 16, 3, "fp32", device="cpu", weights="fp8")
+    served = serving(made, "fp8")
+    served.build(problem, weight)
+    served.sample(weight, weight)
+    served.score(weight, weight, weight)
+    assert all(torch.equal(numbers(head), weight) for head in given) and len(given) == 3
+    served.build(replace(problem, weights=""), weight)
+    assert given[-1] is weight
