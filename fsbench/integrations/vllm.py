@@ -206,7 +206,8 @@ class Plugged:
             return add(*args, **kwargs)
 
         sampler.add_request = add_request
-        for model in (runner.model, getattr(drafter, "model", None)):
+        models: list[Any] = [runner.model, getattr(drafter, "model", None)]
+        for model in models:
             load = getattr(model, "load_weights", None)
             if load is not None:
                 model.load_weights = _before(load, self.weights_change)
