@@ -30,7 +30,8 @@ settings.load_profile("fsbench")
 # What is printed and drawn does not depend on the shell that tests are started from.
 for name in (
     *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),
-    *("FSBENCH_TILES", "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_COMMIT"),
+    *("FSBENCH_TILES", "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"),
+    "FSBENCH_COMMIT",
 ):
     os.environ.pop(name, None)
 

@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,18 @@ PAPER_SHAPES = ((4096, 151936), (8192, 128256))
 def replay(
     sample: Callable[..., Any], hidden: Tensor, head: object, **options: Any
 ) -> tuple[Callable[[], Tensor], Tensor]:
-    """(a graph of one decode step, the offset that it reads); sample returns tokens or a Sample."""
+    """(a graph of one decode step, the offset that it reads); sample returns tokens or a Sample.
+
+    On a CPU the step itself.
+    """
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         drawn = sample(hidden, head, **{"seed": seed, "offset": offset, **options})
         return drawn if isinstance(drawn, Tensor) else drawn.tokens
 
-    seed, offset = torch.ones(2, 1, dtype=torch.int64, device="cuda")
+    seed, offset = torch.ones(2, 1, dtype=torch.int64, device=hidden.device)
+    if not hidden.is_cuda:
+        return partial(launch, hidden, seed, offset), offset
     return capture(launch, hidden, seed, offset), offset
 
 
@@ -41,7 +47,7 @@ def in_rounds(
     steps: dict[str, tuple[Callable[[], Tensor], Tensor]], rounds: int, iterations: int
 ) -> dict[str, list[Measurement]]:
     """Time graphs of `replay`, cold L2, one after the other in every round; the offset advances."""
-    timer = make_timer("cupti", "cuda")
+    timer = make_timer("auto", next(iter(steps.values()))[1].device.type)
     found: dict[str, list[Measurement]] = {name: [] for name in steps}
     for step, _ in steps.values():
         timer.measure(step, 3, lambda: None)

@@ -187,6 +187,7 @@ class FlashSampleDraw:
     def __init__(self, head: Head, screened: bool = False):
         self._head, self._whole = head, isinstance(head.weight, Tensor)
         self._noise, self._copy = "token" if screened else "auto", None
+        self._no_seed: Tensor | None = None
         if screened:
             if not isinstance(head.weight, Tensor):
                 raise InvalidArgument(
@@ -202,6 +203,24 @@ class FlashSampleDraw:
     def refresh(self) -> None:
         if self._copy is not None:
             self._copy.refresh()
+
+    def greedy(self, hidden: Tensor) -> Tensor:
+        """int64 [B]: the likeliest token of each row of hidden [B, D]; 0 where there is none.
+
+        The host does not wait: what captures it in a CUDA graph has called it before.
+        """
+        if self._no_seed is None:
+            self._no_seed = torch.zeros(1, dtype=torch.int64, device=hidden.device)
+        drawn = flash_sample(
+            hidden,
+            self._copy or self._head.weight,
+            temperature=0.0,
+            seed=self._no_seed,
+            soft_cap=self._head.soft_cap,
+            vocab_size=self._head.vocab_size if self._whole else None,
+            noise=self._noise,
+        )
+        return drawn.tokens.clamp(min=0)
 
     def __call__(self, rows: Rows) -> Drawn:
         weight, asked = self._head.weight, rows.asked

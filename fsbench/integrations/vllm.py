@@ -21,6 +21,9 @@ A request's noise is a function of its seed and the position of the token that w
 nothing else. Fields of vLLM are read and filled by an adapter of its version (vllm_0_26,
 vllm_0_33). `LLM.collective_rpc("fsbench_counts")` returns each worker's counters.
 
+With FSBENCH_VLLM_DRAFTS=1 engines with greedy drafts are served, too: rows are drawn at every draft
+and compared with it (vllm_parts), and the drafter's head and argmax become one launch.
+
 With FSBENCH_VLLM_MARKS=1 the LM head and the drawing are marked in torch profiles (also when vLLM
 draws itself), for `fsbench e2e`.
 """
@@ -40,7 +43,16 @@ from torch.profiler import record_function
 
 from fsbench.errors import EngineMismatch, InvalidArgument
 from fsbench.integrations import vllm_0_26, vllm_0_33
-from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK, OWN, HeadDraw, Rows, known, make_draw
+from fsbench.integrations.draw import (
+    DRAW_MARK,
+    MATMUL_MARK,
+    OWN,
+    FlashSampleDraw,
+    HeadDraw,
+    Rows,
+    known,
+    make_draw,
+)
 from fsbench.integrations.graphed import GraphedDraw, Kind
 from fsbench.integrations.routing import Need
 from fsbench.integrations.vllm_batch import Counts, Sampling
@@ -52,15 +64,16 @@ from fsbench.integrations.vllm_expected import (
     check_source,
     find,
 )
-from fsbench.integrations.vllm_head import Found, find_head
+from fsbench.integrations.vllm_head import Found, find_draft_head, find_head
 from fsbench.machine.packages import package_version
 
-SWITCH, MARKS = "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS"
+SWITCH, MARKS, DRAFTS = "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"
 """Variables of the environment that switch the plug-in on."""
 MEASURED = vllm_0_26.EXPECTED.version
 ADAPTERS = {each.expected.version: each for each in (vllm_0_26.Adapter, vllm_0_33.Adapter)}
 """Version of vLLM -> what reads and fills its structures."""
 
+_GREEDY = "_greedy_sample_draft"
 _RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 _LOG = logging.getLogger("vllm.fsbench")
 
@@ -104,7 +117,7 @@ def adapter_of(version: str | None) -> vllm_0_26.Adapter:
 def carry_to_ray() -> None:
     """Have vLLM copy the plug-in's variables to Ray's workers, on other nodes too."""
     names = [each for each in os.environ.get(_RAY, "").split(",") if each]
-    os.environ[_RAY] = ",".join(dict.fromkeys([*names, SWITCH, MARKS]))
+    os.environ[_RAY] = ",".join(dict.fromkeys([*names, SWITCH, MARKS, DRAFTS]))
 
 
 class Plugged:
@@ -120,7 +133,7 @@ class Plugged:
     def __init__(self, adapter: vllm_0_26.Adapter, runner: Any, name: str):
         self._name = name
         self._found: Found | None = None
-        self._made: HeadDraw | None = None  # what draws, without graphs
+        self._made: list[HeadDraw] = []  # what draws, without graphs; and drafts of another head
         self._graphs: tuple[int, Tensor] | None = None  # rows of the largest, and a row like theirs
         self._stale = False
         self.sampling = Sampling(adapter, None, lacks="vLLM's own")
@@ -132,27 +145,55 @@ class Plugged:
         check_parts(adapter.expected, adapter.parts(runner))
         self._watch(runner)
         self._look_up(runner)
-        if self._found is None or self._made is None:
+        if self._found is None:
             _LOG.info("fsbench: vLLM draws all tokens (%s)", self.sampling.lacks)
             return
         _LOG.info("fsbench: %s draws", name)
         # Copies are made behind the measurement of what the model takes.
-        runner.model_memory_usage += self._found.copied + self._made.extra_bytes
+        copies = sum(each.extra_bytes for each in self._made)
+        runner.model_memory_usage += self._found.copied + copies
 
     def _look_up(self, runner: Any) -> None:
         """Find the LM head, and draw from it."""
         sampling = self.sampling
-        self._found = self._made = sampling.draw = None  # frees a copy before another is made
+        self._found = sampling.draw = None
+        self._made = []  # frees copies before others are made
         sampling.generation += 1
-        sampling.lacks = sampling.adapter.lacks(runner) or ""
+        drafts = os.environ.get(DRAFTS) == "1" and self._name in OWN
+        if drafts and getattr(runner, "speculator", None) is not None:
+            vars(runner.speculator).pop(_GREEDY, None)
+        sampling.lacks = sampling.adapter.lacks(runner, drafts) or ""
         found = sampling.lacks or find_head(runner)
         if isinstance(found, str):
             sampling.lacks = found
             return
         self._found, sampling.V = found, found.head.vocab_size
-        sampling.draw = self._made = make_draw(self._name, found.head)
+        sampling.draw = make_draw(self._name, found.head)
+        self._made = [sampling.draw]
+        if runner.speculative_config is not None:
+            self._draft(runner)
         if self._graphs is not None:
             self._capture(runner)
+
+    def _draft(self, runner: Any) -> None:
+        """Have greedy drafts drawn in one launch over the drafter's head, if it has one."""
+        found = find_draft_head(runner)
+        if isinstance(found, str):
+            _LOG.info("fsbench: vLLM draws the drafts (%s)", found)
+            return
+        (own, d2t), target = found, self._found
+        assert target is not None
+        same = d2t is None and own.weight.data_ptr() == target.weight.data_ptr()
+        draw = self._made[0] if same else make_draw(self._name, own.head)
+        assert isinstance(draw, FlashSampleDraw)
+        self._made += [] if same else [draw]
+
+        def greedy(hidden: Tensor) -> Tensor:
+            tokens = draw.greedy(hidden)
+            return tokens if d2t is None else tokens + d2t[tokens]
+
+        setattr(runner.speculator, _GREEDY, greedy)
+        _LOG.info("fsbench: %s draws the drafts", self._name)
 
     def _watch(self, runner: Any) -> None:
         """Hear of new requests and of new weights."""
@@ -177,6 +218,8 @@ class Plugged:
         draw = self.sampling.draw
         if draw is None or self._graphs is not None:
             return
+        if runner.speculative_config is not None:  # rows of drafts, too
+            hidden = hidden.repeat(1 + runner.num_speculative_steps, 1)[: runner.max_num_tokens]
         n, device = len(hidden), hidden.device
         counters = torch.arange(n, device=device)
         rows = Rows(hidden.contiguous(), torch.ones(n, device=device), counters, counters)
@@ -207,8 +250,9 @@ class Plugged:
             self._stale = False
             if self._found is None or self._found.moved(runner):
                 self._look_up(runner)
-            elif self._made is not None:
-                self._made.refresh()
+            else:
+                for each in self._made:
+                    each.refresh()
         return self.sampling.sample(runner, hidden, batch, grammar, own)
 
 

@@ -20,15 +20,18 @@ from fsbench.integrations.vllm_expected import (
     OUTPUT,
     PENALTIES,
     PROCESSOR,
+    REJECTION,
     REQUESTS,
     RUNNER,
     RUNNER_V1,
     SAMPLER,
+    SPECULATOR,
     STATES,
     TP_GROUP,
     UNQUANTISED,
     WORKER,
     Expected,
+    check_parts,
     find,
 )
 from fsbench.kernels import Penalties
@@ -36,7 +39,7 @@ from fsbench.kernels import Penalties
 _EDIT = ("self", "logits", "expanded_idx_mapping", "idx_mapping_np")
 _TOKENS = ("input_ids", "expanded_local_pos")
 
-EXPECTED = Expected(
+PLAIN = Expected(
     "0.26.0",
     signatures={
         f"{RUNNER}.load_model": ("self", "load_dummy_weights", "args", "kwargs"),
@@ -96,6 +99,23 @@ EXPECTED = Expected(
     },
     filled=(OUTPUT, LOGPROBS),
 )
+"""Without drafts."""
+
+EXPECTED = PLAIN.but(
+    "0.26.0",
+    signatures={
+        f"{REJECTION}.__call__": ("self", "logits", "input_batch", "draft_logits"),
+        f"{SPECULATOR}._greedy_sample_draft": ("self", "hidden_states"),
+    },
+    attributes={
+        REJECTION: ("synthetic_conditional_rates", "use_block_verification"),
+        SPECULATOR: ("model", "draft_logits", "dtype"),
+        RUNNER: (
+            *PLAIN.attributes[RUNNER],
+            *("rejection_sampler", "speculator", "num_speculative_steps", "max_num_tokens"),
+        ),
+    },
+)
 
 
 class Adapter:
@@ -117,10 +137,25 @@ class Adapter:
             REQUESTS: runner.req_states,
         }
 
-    def lacks(self, runner: Any) -> str | None:
-        """What this engine does at every step that is left to vLLM, or None."""
+    def lacks(self, runner: Any, drafts: bool = False) -> str | None:
+        """What this engine does at every step that is left to vLLM, or None.
+
+        drafts: whether to verify drafts.
+        """
         if runner.speculative_config is not None:
-            return "engine: drafts"
+            rejection, speculator = runner.rejection_sampler, runner.speculator
+            if not drafts:
+                return "engine: drafts"
+            if type(rejection).__name__ != "RejectionSampler":
+                return f"engine: {type(rejection).__name__}"
+            check_parts(self.expected, {REJECTION: rejection, SPECULATOR: speculator})
+            if (
+                rejection.synthetic_conditional_rates is not None
+                or rejection.use_block_verification
+            ):
+                return "engine: another rule for drafts"
+            if speculator.draft_logits is not None:
+                return "engine: sampled drafts"
         if type(runner.sampler).__name__ != "Sampler":
             return f"engine: {type(runner.sampler).__name__}"
         if runner.sampler.compute_nans:
@@ -187,10 +222,10 @@ class Adapter:
             frequency=state.frequency_penalty.gpu[slots],
         )
 
-    def num_sampled(self, runner: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    def num_sampled(self, runner: Any, batch: Any, sampled: Tensor) -> tuple[Tensor, Tensor]:
         """(tokens sampled, tokens rejected) int32 [B]: 0 where a prompt is not complete yet."""
         sampled, rejected = find(NUM_SAMPLED)(
-            num_sampled=batch.seq_lens.new_ones(batch.num_reqs),
+            num_sampled=sampled,
             seq_lens=batch.seq_lens,
             cu_num_logits=batch.cu_num_logits,
             idx_mapping=batch.idx_mapping,
@@ -198,8 +233,14 @@ class Adapter:
         )
         return sampled, rejected
 
-    def output(self, tokens: Tensor, told: Told | None, counts: Any) -> tuple[Any, Tensor, Tensor]:
-        """What GPUModelRunner.sample returns."""
+    def output(
+        self, tokens: Tensor, told: Told | None, counts: Any, bounds: list[int] | None = None
+    ) -> tuple[Any, Tensor, Tensor]:
+        """What GPUModelRunner.sample returns.
+
+        tokens: int64 [B], or of requests with drafts [B, steps + 1]; then bounds has where what is
+        told of a request begins.
+        """
         sampled, rejected = counts
         tensors = None
         if told is not None:
@@ -207,10 +248,10 @@ class Adapter:
                 logprob_token_ids=told.tokens,
                 logprobs=told.logprobs,
                 selected_token_ranks=told.ranks,
-                cu_num_generated_tokens=None,
+                cu_num_generated_tokens=bounds,
             )
         made = find(OUTPUT)(
-            sampled_token_ids=tokens.view(-1, 1),
+            sampled_token_ids=tokens.view(len(sampled), -1),
             logprobs_tensors=tensors,
             num_nans=None,
             num_sampled=sampled,

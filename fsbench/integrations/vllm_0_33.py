@@ -25,7 +25,7 @@ from fsbench.integrations.vllm_expected import (
 CONTEXT = "vllm.v1.worker.gpu.sample.logits_processor.interface:LogitsContext"
 THINKING = "vllm.v1.worker.gpu.sample.thinking_budget:ThinkingBudgetState"
 
-_OLD = vllm_0_26.EXPECTED
+_OLD = vllm_0_26.PLAIN
 _CONTEXT_FIELDS = (
     *("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "expanded_local_pos"),
     *("input_ids", "pos", "seq_lens_upper_bound_np"),
@@ -86,7 +86,7 @@ class Adapter(vllm_0_26.Adapter):
             **processors,
         }
 
-    def lacks(self, runner: Any) -> str | None:
+    def lacks(self, runner: Any, drafts: bool = False) -> str | None:
         sampler = runner.sampler
         if runner.batch_sharder is not None:
             return "engine: batch-sharded sampling"

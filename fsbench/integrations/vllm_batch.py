@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +14,24 @@ from torch import Tensor
 from fsbench.integrations.draw import Asked, Draw, Rows, Told
 from fsbench.integrations.routing import MOST_LOGPROBS, Group, Need, Way, reason, route, shared_out
 from fsbench.integrations.vllm_0_26 import Adapter
+from fsbench.integrations.vllm_parts import (
+    NOT_BESIDE_DRAFTS,
+    Drafted,
+    Own,
+    on_device,
+    part,
+    subset,
+)
 
 _CHANGES = Need.BIAS | Need.REPETITION
 _LOG = logging.getLogger("vllm.fsbench")
-Own = Callable[[Tensor, Any, Any], tuple[Any, Tensor, Tensor]]
-"""vLLM's own sampling of (hidden states, InputBatch, GrammarOutput or None)."""
 
 
 class Counts:
-    """Rows that became tokens: `served` by the plug-in, and left to vLLM by reason."""
+    """Rows that became tokens: `served` by the plug-in, and left to vLLM by reason.
+
+    Of a request with drafts all rows count, also those that no token comes from.
+    """
 
     def __init__(self) -> None:
         self.served = 0
@@ -73,20 +81,27 @@ class Sampling:
         self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, own: Own
     ) -> tuple[Any, Tensor, Tensor]:
         """What GPUModelRunner.sample returns. own: vLLM's, for the rows that are left to it."""
-        complete = self._complete(runner, batch)
         if self.draw is None:
+            complete = self._complete(runner, batch)
             if complete.any():
                 self.counts.left[self.lacks] += int(complete.sum())
             return own(hidden, batch, grammar)
-        needs, groups = self._route(runner, batch, grammar, self.draw.able)
+        drafted, given, able = None, (batch, grammar), self.draw.able
+        if runner.speculative_config is not None:
+            able &= ~NOT_BESIDE_DRAFTS
+        if batch.num_draft_tokens:
+            drafted = Drafted(batch, grammar, runner.num_speculative_steps)
+            batch, grammar = drafted.batch, drafted.grammar
+        complete = self._complete(runner, batch)
+        needs, groups = self._route(runner, batch, grammar, able)
         for group in groups:
             rows = group.rows[complete[group.rows]]
             if group.way is not Way.ENGINE:
                 self.counts.served += len(rows)
             for need in needs[rows].tolist() if group.way is Way.ENGINE else ():
-                self.counts.left[reason(need, self.draw.able)] += 1
+                self.counts.left[reason(need, able)] += 1
         if [group.way for group in groups] == [Way.ENGINE]:
-            return own(hidden, batch, grammar)
+            return own(hidden, *given)
 
         B = batch.num_reqs
         tokens = torch.empty(B, dtype=torch.int64, device=hidden.device)
@@ -99,10 +114,15 @@ class Sampling:
             index = self._index(group, B, hidden.device)
             if group.way is Way.ENGINE:
                 assert index is not None
-                output = own(hidden, subset(batch, group.rows, index), part(grammar, batch, group))
-                tokens[index] = output[0].sampled_token_ids[:, 0]
-                if output[0].logprobs_tensors is not None:
-                    told.append((index, Told(*output[0].logprobs_tensors[:3]), 0))
+                grammars = part(grammar, batch, group.rows)
+                if drafted is None:
+                    output = own(hidden, subset(batch, group.rows, index), grammars)[0]
+                    tokens[index] = output.sampled_token_ids[:, 0]
+                else:
+                    output = drafted.left(own, hidden, group.rows, grammars)
+                    tokens[index] = 0
+                if output.logprobs_tensors is not None:
+                    told.append((index, Told(*output.logprobs_tensors[:3]), 0))
                 continue
             rows = self._rows(runner, hidden, batch, grammar, group, needs[group.rows], index)
             drawn = self.draw(rows)
@@ -115,10 +135,16 @@ class Sampling:
         if more.any():  # the token is ours, and what else is told is vLLM's
             group = Group(Way.ENGINE, np.flatnonzero(more))
             index = on_device(group.rows, hidden.device)
-            output = own(hidden, subset(batch, group.rows, index), part(grammar, batch, group))
-            told.append((index, Told(*output[0].logprobs_tensors[:3]), 1))
-        together = joined(tokens, told) if told else None
-        return self.adapter.output(tokens, together, self.adapter.num_sampled(runner, batch))
+            grammars = part(grammar, batch, group.rows)
+            output = own(hidden, subset(batch, group.rows, index), grammars)[0]
+            told.append((index, Told(*output.logprobs_tensors[:3]), 1))
+        together, bounds = joined(tokens, told) if told else None, None
+        sampled = batch.seq_lens.new_ones(B)
+        if drafted is not None:
+            tokens, sampled = drafted.verified(tokens)
+            batch, bounds = drafted.whole, drafted.whole.cu_num_logits_np.tolist()
+        counts = self.adapter.num_sampled(runner, batch, sampled)
+        return self.adapter.output(tokens, together, counts, bounds)
 
     def _complete(self, runner: Any, batch: Any) -> np.ndarray:
         """bool [B]: rows whose prompt is complete; tokens of others are discarded."""
@@ -225,45 +251,6 @@ class Sampling:
         return on_device(bits, device)
 
 
-def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy on the device; the host does not wait for it."""
-    host = torch.from_numpy(values)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
-
-
-def subset(batch: Any, rows: np.ndarray, index: Tensor) -> Any:
-    """An InputBatch of some rows of one without drafts, as far as sampling reads it."""
-    return replace(
-        batch,
-        req_ids=[batch.req_ids[row] for row in rows],
-        num_reqs=len(rows),
-        idx_mapping=batch.idx_mapping[index],
-        idx_mapping_np=batch.idx_mapping_np[rows],
-        expanded_idx_mapping=batch.expanded_idx_mapping[index],
-        expanded_local_pos=batch.expanded_local_pos[index],
-        seq_lens=batch.seq_lens[index],
-        seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[torch.from_numpy(rows)],
-        logits_indices=batch.logits_indices[index],
-        cu_num_logits=batch.cu_num_logits[: len(rows) + 1],
-        cu_num_logits_np=batch.cu_num_logits_np[: len(rows) + 1],
-    )
-
-
-def part(grammar: Any, batch: Any, group: Group) -> Any:
-    """The grammars of a group's requests, or None if they have none."""
-    if grammar is None:
-        return None
-    here = {batch.req_ids[row] for row in group.rows.tolist()}
-    kept = [i for i, each in enumerate(grammar.structured_output_request_ids) if each in here]
-    if not kept:
-        return None
-    return replace(
-        grammar,
-        structured_output_request_ids=[grammar.structured_output_request_ids[i] for i in kept],
-        grammar_bitmask=grammar.grammar_bitmask[kept],
-    )
-
-
 def joined(tokens: Tensor, parts: list[tuple[Tensor | None, Told, int]]) -> Told:
     """New tensors of a whole batch. tokens: int64 [B], the drawn ones.
 
@@ -272,13 +259,13 @@ def joined(tokens: Tensor, parts: list[tuple[Tensor | None, Told, int]]) -> Told
     """
     if len(parts) == 1 and parts[0][0] is None:
         return Told(*(each.clone() for each in parts[0][1]))
-    width = max(part.tokens.shape[1] for _, part, _ in parts)
+    width = max(each.tokens.shape[1] for _, each, _ in parts)
     ids = torch.nn.functional.pad(tokens[:, None], (0, width - 1))
     made = Told(ids, torch.full(ids.shape, -torch.inf, device=ids.device), torch.zeros_like(tokens))
-    for index, part, first in parts:
-        where, n = slice(None) if index is None else index, part.tokens.shape[1]
-        made.tokens[where, first:n] = part.tokens[:, first:].to(torch.int64)
-        made.logprobs[where, first:n] = part.logprobs[:, first:]
+    for index, each, first in parts:
+        where, n = slice(None) if index is None else index, each.tokens.shape[1]
+        made.tokens[where, first:n] = each.tokens[:, first:].to(torch.int64)
+        made.logprobs[where, first:n] = each.logprobs[:, first:]
         if first == 0:
-            made.ranks[where] = part.ranks.to(torch.int64)
+            made.ranks[where] = each.ranks.to(torch.int64)
     return made

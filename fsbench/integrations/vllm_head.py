@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -59,10 +60,41 @@ def find_head(runner: Any) -> Found | str:
     V, soft_cap = owner.logits_processor.org_vocab_size, owner.logits_processor.soft_cap
     if group is None:
         return Found(Head(weight, V, soft_cap), weight, 0)
-    slots = max(4096, runner.max_num_reqs)
+    steps = 0 if runner.speculative_config is None else runner.num_speculative_steps
+    slots = max(4096, runner.max_num_reqs * (1 + steps))
     shard = VocabShard(weight, group.device_group, vocab_size=V, slots=slots)
     own = weight.untyped_storage().data_ptr() == shard.weight.untyped_storage().data_ptr()
     return Found(Head(shard, V, soft_cap), weight, 0 if own else shard.weight.nbytes)
+
+
+def find_draft_head(runner: Any) -> tuple[Found, Tensor | None] | str:
+    """(the drafter's LM head, d2t) of a loaded model, or why vLLM draws the drafts.
+
+    d2t: int64 of each row of the head: its token of the target less the row's own number. Or None.
+    """
+    if runner.parallel_config.tensor_parallel_size > 1:
+        return "engine: several GPUs"
+    model = runner.speculator.model
+    owner, d2t = head_owner(model), getattr(model, "draft_id_to_target_id", None)
+    if owner is None:
+        return _HEADLESS
+    if owner.lm_head.weight.dtype != runner.speculator.dtype:
+        return f"model: draft head in {owner.lm_head.weight.dtype}"
+    logits_of = model.compute_logits
+    if d2t is not None:  # logits are those of the target's tokens
+        d2t = d2t.detach()
+        tokens = d2t + torch.arange(len(d2t), device=d2t.device)
+        model = SimpleNamespace(
+            lm_head=owner.lm_head,
+            logits_processor=owner.logits_processor,
+            compute_logits=lambda hidden: logits_of(hidden)[:, tokens],
+        )
+    found = find_head(
+        SimpleNamespace(
+            model=model, parallel_config=runner.parallel_config, lora_config=runner.lora_config
+        )
+    )
+    return found if isinstance(found, str) else (found, d2t)
 
 
 def agreed(reason: str | None, group: Any) -> str | None:

@@ -59,9 +59,12 @@ class HopperConfig:
         """Shared memory of the ring of a program; elements have 2 bytes."""
         return (self.block_b + self.block_v) * self.block_d * 2 * self.num_stages
 
-    def box_rows(self, B: int) -> int:
-        """Batch rows of a TMA box: no more than B needs, as rows beyond B take time too."""
-        return min(ROWS, max(8, 1 << (B - 1).bit_length()))
+    def boxes(self, B: int) -> tuple[int, int]:
+        """(batch rows of a TMA box, boxes of a warpgroup's rows): no more rows than B has."""
+        if B > ROWS:
+            return ROWS, 1
+        half = max(4, 1 << (B - 1).bit_length() >> 1)
+        return (half, 2) if half >= 8 else (8, 1)
 
     def __str__(self) -> str:
         order = "c" if self.contiguous else ""

@@ -65,12 +65,29 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def first_row(b0, B, WARPGROUP: gl.constexpr):
-    """First row of a warpgroup. It repeats others' rows where its own would end beyond the batch.
+def first_row(b0, B, WARPGROUP: gl.constexpr, number: gl.constexpr, BOX: gl.constexpr):
+    """First row of a box of a warpgroup. It repeats rows where its own would end beyond the batch.
 
-    TMA takes longer for rows that are not there than for those that are.
+    TMA takes longer for rows that are not there than for those that are: a batch of 40 in a box of
+    64 took 10 % longer than one of 48 (docs/results.md).
     """
-    return gl.minimum(b0 + WARPGROUP * ROWS, gl.maximum(B - ROWS, 0))
+    return gl.minimum(b0 + WARPGROUP * ROWS + number * BOX, gl.maximum(B - BOX, 0))
+
+
+@gluon.jit
+def rows_of_warpgroup(
+    b0, B, WARPGROUP: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """(row, whether it is there and no repetition) of each row of its instruction, [ROWS]."""
+    index = gl.arange(0, ROWS, LAYOUT)
+    row = first_row(b0, B, WARPGROUP, 0, BOX) + index
+    own = row >= b0 + WARPGROUP * ROWS
+    if BOXES == 2:
+        # What is behind the second box has not been loaded, and its row is none.
+        second = first_row(b0, B, WARPGROUP, 1, BOX) + index - BOX
+        own = (index < BOX) | (second >= BOX)
+        row = gl.where(index < BOX, row, gl.where(index < 2 * BOX, second, B))
+    return row, (row < B) & own
 
 
 @gluon.jit
@@ -111,7 +128,8 @@ def program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: g
 @gluon.jit
 def _load_tile(
     weight, hidden, ring, stage, phase, row0, v0, b0, B, D,
-    WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    WARPGROUPS: gl.constexpr, BOXES: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free.
 
@@ -121,7 +139,7 @@ def _load_tile(
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     BOX: gl.constexpr = hidden.block_type.shape[0]
     BYTES: gl.constexpr = (
-        WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * hidden.block_type.nbytes
+        WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * BOXES * hidden.block_type.nbytes
     )
     d0 = first_column(v0, D)
     for _ in range(0, D, BLOCK_D):
@@ -139,10 +157,11 @@ def _load_tile(
         for i in gl.static_range(CHUNKS):
             for group in gl.static_range(WARPGROUPS):
                 rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
-                copy_to_shared(
-                    hidden, [first_row(b0, B, group), d0 + i * CHUNK], bar,
-                    rows.slice(0, BOX, dim=0),
-                )  # fmt: skip
+                for number in gl.static_range(BOXES):
+                    copy_to_shared(
+                        hidden, [first_row(b0, B, group, number, BOX), d0 + i * CHUNK], bar,
+                        rows.slice(number * BOX, BOX, dim=0),
+                    )  # fmt: skip
         d0 += BLOCK_D
         d0 = gl.where(d0 >= D, 0, d0)
         stage, phase = next_stage(stage, phase, STAGES)
@@ -151,8 +170,8 @@ def _load_tile(
 
 @gluon.jit
 def load_tiles(
-    weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
-    CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, BOXES: gl.constexpr,
+    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The loading warp."""
     b0, pid_v, programs_v, first_token, num_tokens = share
@@ -164,14 +183,14 @@ def load_tiles(
         if row0 < num_tokens:
             stage, phase = _load_tile(
                 weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
-                WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
+                WARPGROUPS, BOXES, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
         if row0 < num_tokens:
             _load_tile(
                 weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
-                WARPGROUPS, 128, BLOCK_D, STAGES,
+                WARPGROUPS, BOXES, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
 

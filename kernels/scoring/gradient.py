@@ -5,11 +5,13 @@ softmax, and y the logits after soft cap, bias and mask:
 
     d y[v] = (sum of g over targets v + (h - sum of all g - e (log p[v] + H)) p[v]) / T
 
-Chunks are plain matrix products of torch. No tensor is as large as [B, V].
+Chunks are plain matrix products of torch. What is between them is one kernel on a GPU, and torch's
+under torch.compile and where the bias needs a gradient (slopes.py). None is as large as [B, V].
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +21,13 @@ from torch.autograd.function import once_differentiable
 from fsbench import reference
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Score
+from fsbench.kernels.scoring.slopes import of_chunk, slopes, slopes_by_torch
 
 AT_ONCE = 1024
-"""Rows, and tokens, of a chunk; fewer where D is above 4096. 64 MB hold all that a chunk needs."""
+"""Rows, and tokens, of a chunk, and twice as many by the kernel; fewer where D is above 4096. All
+that a chunk needs is 64 MB."""
 _NUMBERS = 1024 * 4096
+_BYTES = 60_000_000
 
 
 class Gradients(NamedTuple):
@@ -83,84 +88,78 @@ def gradients(
     defined = logz.isfinite()[:, None]
     counts = (request.seed >= 0) & (request.seed < V) & defined
     inverse = reference.inverse_temperature(request.temperature, device).float().expand(B, 1)
-    g = d_logprob.where(counts, 0.0) * inverse
-    of_softmax = (d_logz[:, None] * inverse - g.sum(1, keepdim=True)).where(defined, 0.0)
-    logz = logz[:, None].where(defined, 0.0)
+    g = (d_logprob.where(counts, 0.0) * inverse).contiguous()
+    # Of each row: 1/T, log Z, a = (h - sum of all g) / T; H, and b = e / T.
+    columns = [inverse, logz[:, None], d_logz[:, None] * inverse - g.sum(1, keepdim=True)]
     if of_entropy is not None:
-        entropy, d_entropy = (x[:, None].where(defined, 0.0) for x in of_entropy)
-        d_entropy = d_entropy * inverse
+        columns += [of_entropy[0][:, None], of_entropy[1][:, None] * inverse]
+    numbers = torch.cat(columns, 1)
 
-    d_hidden = torch.zeros_like(hidden) if wanted[0] else None
-    d_weight = torch.zeros_like(weight) if wanted[1] else None
+    d_hidden = torch.empty_like(hidden) if wanted[0] else None
+    d_weight = torch.empty_like(weight) if wanted[1] else None
+    if d_weight is not None:
+        d_weight[V:] = 0.0
     d_bias = None
     if wanted[2] and bias is not None:
         d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=device)
-    size = min(AT_ONCE, max(32, _NUMBERS // D // 32 * 32))
+    by_kernel = not (device.type == "cpu" or d_bias is not None or torch.compiler.is_compiling())
+    size = _at_once(D, hidden.element_size(), by_kernel)
+    shape = (min(size, B), min(size, V))
+    all_logits = torch.empty(shape, dtype=torch.float32, device=device)
+    all_d = torch.empty(shape, dtype=hidden.dtype, device=device)
+    if d_hidden is not None:
+        sums = torch.empty(shape[0], D, dtype=torch.float32, device=device)
     for first_row in range(0, B, size):
         rows = slice(first_row, min(B, first_row + size))
-        # A NaN times 0 would reach the gradient of the weight.
-        h = hidden[rows].where(defined[rows], 0.0)
-        of_rows = None
+        # A NaN times 0 would reach the gradient of the weight. The gradient of these rows, which
+        # is written last, lends its memory.
+        h = torch.empty_like(hidden[rows]) if d_hidden is None else d_hidden[rows]
+        h.copy_(hidden[rows]).masked_fill_(~defined[rows], 0.0)
         if d_hidden is not None:
-            of_rows = torch.zeros(h.shape, dtype=torch.float32, device=device)
+            of_rows = sums[: len(h)]
         for first in range(0, V, size):
             tokens = slice(first, min(V, first + size))
             w = weight[tokens]
-            logits = _product(h, w.T)
-            slope = None
-            if request.soft_cap is not None:
-                logits = logits.div_(request.soft_cap).tanh_()
-                slope = 1.0 - logits * logits
-                logits *= request.soft_cap
-            _process(logits, request, rows, tokens)
-            forbidden = logits == -torch.inf
-            d = logits.mul_(inverse[rows]).sub_(logz[rows])
-            if of_entropy is None:
-                d = d.exp_().mul_(of_softmax[rows])
+            logits, d = (x[: len(h), : len(w)] for x in (all_logits, all_d))
+            _add_product(h, w.T, logits, True)
+            chunk = (logits, of_chunk(request, rows, tokens), first, numbers[rows], g[rows], d)
+            if by_kernel:
+                slopes(*chunk)
             else:
-                factor = (d + entropy[rows]).mul_(-d_entropy[rows]).add_(of_softmax[rows])
-                d = d.exp_().mul_(factor)
-            here = request.seed[rows] - first
-            inside = (here >= 0) & (here < d.shape[1])
-            d.scatter_add_(1, here.where(inside, 0), g[rows].where(inside, 0.0))
-            d.masked_fill_(forbidden | ~defined[rows], 0.0)
-            if d_bias is not None:
-                if d_bias.ndim == 2:
-                    d_bias[rows, tokens] = d
-                else:
-                    d_bias[tokens] += d.sum(0)
-            if slope is not None:
-                d *= slope
-            d = d.to(hidden.dtype)
-            if of_rows is not None:
-                of_rows += _product(d, w)
+                of_bias = slopes_by_torch(*chunk)
+                if d_bias is not None and d_bias.ndim == 2:
+                    d_bias[rows, tokens] = of_bias
+                elif d_bias is not None:
+                    d_bias[tokens] += of_bias.sum(0)
+            if d_hidden is not None:
+                _add_product(d, w, of_rows, first == 0)
             if d_weight is not None:
-                d_weight[tokens] += _product(d.T, h)
-        if d_hidden is not None and of_rows is not None:
-            d_hidden[rows] = of_rows.masked_fill_(~defined[rows], 0.0).to(hidden.dtype)
+                _add_product(d.T, h, d_weight[tokens], first_row == 0)
+        if d_hidden is not None:
+            d_hidden[rows] = of_rows.masked_fill_(~defined[rows], 0.0)
     if d_bias is not None and bias is not None:
         d_bias = d_bias.to(bias.dtype)
     return Gradients(d_hidden, d_weight, d_bias)
 
 
-def _process(logits: Tensor, request: Request, rows: slice, tokens: slice) -> None:
-    """Bias and mask of a chunk, in place."""
-    bias, mask = request.bias, request.mask
-    if bias is not None:
-        logits += bias[rows, tokens] if bias.ndim == 2 else bias[tokens]
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            allowed = mask[rows, tokens]
-        else:
-            words = mask[rows, tokens.start // 32 : -(-tokens.stop // 32)]
-            allowed = reference.unpacked(words, logits.shape[1])
-        logits.masked_fill_(~allowed, -torch.inf)
+def _at_once(D: int, itemsize: int, by_kernel: bool) -> int:
+    """Rows, and tokens, of a chunk: a multiple of 32."""
+    if not by_kernel:
+        return min(AT_ONCE, max(32, _NUMBERS // D // 32 * 32))
+    # size^2 logits of 4 bytes and d of itemsize, and D fp32 gradients for each row.
+    each = 4 + itemsize
+    size = (math.isqrt((2 * D) ** 2 + each * _BYTES) - 2 * D) // each
+    return min(2 * AT_ONCE, max(32, size // 128 * 128))
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in fp32, of any dtype."""
-    if a.dtype == torch.float32:
-        return a @ b
-    if a.device.type == "cpu":
-        return a.float() @ b.float()
-    return torch.mm(a, b, out_dtype=torch.float32)
+def _add_product(a: Tensor, b: Tensor, total: Tensor, first: bool) -> None:
+    """total += a @ b; = if first. total: fp32, or of the dtype of a and b. On a GPU one launch."""
+    on_cpu = a.device.type == "cpu"
+    if on_cpu or torch.compiler.is_compiling():  # which knows no addmm of two dtypes
+        wide = on_cpu or a.dtype == torch.float32
+        product = a.float() @ b.float() if wide else torch.mm(a, b, out_dtype=torch.float32)
+        total.copy_(product if first else product.add_(total))
+    elif a.dtype == total.dtype:
+        total.addmm_(a, b, beta=int(not first))
+    else:
+        torch.addmm(total, a, b, out_dtype=torch.float32, beta=int(not first), out=total)

@@ -18,7 +18,7 @@ FAMILIES = {
     *("flash_sampling_two_step", "group_gumbel_parallel", "gumbel_argmax", "matmul_form"),
     *("merge_keys", "noise_map", "pack_mask", "pivot_search", "resolve", "sampling_cutoff"),
     *("sampling_kept", "sampling_look", "sampling_race", "sampling_sections"),
-    *("sampling_support", "screen", "standing", "target_logits", "weight_stream"),
+    *("sampling_support", "score_slopes", "screen", "standing", "target_logits", "weight_stream"),
 }
 FOR_HOPPER = {"flash_sampling_hopper", "hopper_screen"}
 """Kernels for compute capability 9.0 only."""

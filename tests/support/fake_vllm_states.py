@@ -48,6 +48,12 @@ def params(**given: Any) -> Any:
     return types.SimpleNamespace(**made)
 
 
+def drafts_before(input_ids: Any, expanded_local_pos: Any, row: int) -> list[int]:
+    """The drafts that a row of a batch is behind; input_ids: what was fed at every row."""
+    place = int(expanded_local_pos[row])
+    return [int(token) for token in input_ids[row - place + 1 : row + 1]]
+
+
 class RequestState:
     def __init__(self) -> None:
         self.prompt_len = UvaBackedTensor(SLOTS, np.int32)
@@ -109,7 +115,9 @@ class PenaltiesState:
             return
         for row, slot in enumerate(expanded_idx_mapping.tolist()):
             repetition = self.repetition_penalty.gpu[slot]
-            counts = self.output_bin_counts[slot]
+            counts = self.output_bin_counts[slot].clone()
+            for token in drafts_before(input_ids, expanded_local_pos, row):
+                counts[token] += 1
             bits = self.prompt_bin_mask[slot][torch.arange(V) // 32] >> (torch.arange(V) % 32)
             now = logits[row].float()
             if repetition != 1:
@@ -187,6 +195,7 @@ class BadWordsState:
     ):
         for row, slot in enumerate(expanded_idx_mapping.tolist()):
             output = self.req_states.tokens[slot][self.req_states.prompt_len.gpu[slot] :]
+            output = output + drafts_before(input_ids, expanded_local_pos, row)
             for word in self.words[slot]:
                 if (
                     len(word) - 1 <= len(output)

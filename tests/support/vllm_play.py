@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -88,13 +89,22 @@ class Play:
             self.runner.req_states.tokens[slot][self.runner.req_states.prompt_len.np[slot] :]
         )
 
-    def batch(self, names: list[str], chunk: int | None = None) -> tuple[torch.Tensor, InputBatch]:
-        """(hidden states with padding behind, the batch). chunk: tokens of a prompt at most."""
+    def batch(
+        self,
+        names: list[str],
+        chunk: int | None = None,
+        drafts: dict[str, list[int]] | None = None,
+    ) -> tuple[torch.Tensor, InputBatch]:
+        """(hidden states with padding behind, the batch).
+
+        chunk: tokens of a prompt at most. drafts: of requests, by name.
+        """
         states = self.runner.req_states
         slots = np.array([self.slots[name] for name in names], np.int32)
-        positions, ids, hidden, ends, lengths = [], [], [], [], []
-        for name, slot in zip(names, slots, strict=True):
-            tokens = states.tokens[slot]
+        positions, ids, hidden, last_rows, lengths = [], [], [], [], []
+        rows = [1 + len((drafts or {}).get(name, [])) for name in names]
+        for name, slot, count in zip(names, slots, rows, strict=True):
+            tokens = states.tokens[slot] + (drafts or {}).get(name, [])
             first = self._fed[name]
             last = len(tokens) if chunk is None else min(len(tokens), first + chunk)
             for at in range(first, last):
@@ -104,22 +114,22 @@ class Play:
                 ids.append(tokens[at])
             self._fed[name] = last
             lengths.append(last)
-            ends.append(len(positions))
-        count = torch.arange(len(names) + 1, dtype=torch.int32)
+            last_rows += range(len(positions) - count, len(positions))
+        count = torch.tensor([0, *accumulate(rows)], dtype=torch.int32)
         seq_lens = torch.tensor(lengths, dtype=torch.int32)
         mapping = torch.from_numpy(slots)
         made = InputBatch(
             req_ids=list(names),
             num_reqs=len(names),
             num_tokens=len(positions),
-            num_draft_tokens=0,
+            num_draft_tokens=sum(rows) - len(names),
             idx_mapping=mapping,
             idx_mapping_np=slots,
-            expanded_idx_mapping=mapping,
-            expanded_local_pos=torch.zeros(len(names), dtype=torch.int32),
+            expanded_idx_mapping=mapping.repeat_interleave(torch.tensor(rows)),
+            expanded_local_pos=torch.cat([torch.arange(n, dtype=torch.int32) for n in rows]),
             input_ids=torch.tensor([*ids, 0, 0, 0], dtype=torch.int32),
             positions=torch.tensor([*positions, 0, 0, 0]),
-            logits_indices=torch.tensor(ends) - 1,
+            logits_indices=torch.tensor(last_rows),
             seq_lens=seq_lens,
             seq_lens_cpu_upper_bound=torch.cat([seq_lens, torch.zeros(2, dtype=torch.int32)]),
             cu_num_logits=count,
@@ -131,32 +141,51 @@ class Play:
     def step(
         self,
         names: list[str] | None = None,
-        allowed: dict[str, list[int]] | None = None,
+        allowed: dict[str, list[Any]] | None = None,
         chunk: int | None = None,
+        drafts: dict[str, list[int]] | None = None,
     ) -> Any:
-        """Feed these requests, and give them their tokens. allowed: tokens of a grammar by name."""
+        """Feed these requests, and give them their tokens.
+
+        allowed: tokens of a grammar by name, the same at all rows of a request or a list of each.
+        """
         names = list(self.slots) if names is None else names
-        hidden, batch = self.batch(names, chunk)
-        output, num_sampled, _ = self.runner.sample(hidden, batch, grammar(allowed))
+        hidden, batch = self.batch(names, chunk, drafts)
+        output, num_sampled, rejected = self.runner.sample(
+            hidden, batch, grammar(allowed, drafts or {})
+        )
         for row, name in enumerate(names):
-            if not num_sampled[row]:
+            count = int(num_sampled[row])
+            if not count:
+                assert rejected[row] == 0
                 continue
-            slot, token = self.slots[name], int(output.sampled_token_ids[row, 0])
-            assert 0 <= token < V
-            self.runner.req_states.tokens[slot].append(token)
-            self.runner.sampler.penalties_state.output_bin_counts[slot, token] += 1
-            tensors = output.logprobs_tensors
-            if tensors is not None:
-                self.logprobs.setdefault(name, []).append([each[row] for each in tensors[:3]])
+            slot, first = self.slots[name], int(batch.cu_num_logits_np[row])
+            assert count + rejected[row] == batch.cu_num_logits_np[row + 1] - first
+            for place, token in enumerate(output.sampled_token_ids[row, :count].tolist()):
+                assert 0 <= token < V
+                self.runner.req_states.tokens[slot].append(token)
+                self.runner.sampler.penalties_state.output_bin_counts[slot, token] += 1
+                tensors = output.logprobs_tensors
+                if tensors is not None:
+                    starts = tensors.cu_num_generated_tokens
+                    at = place + (row if starts is None else starts[row])
+                    self.logprobs.setdefault(name, []).append([each[at] for each in tensors[:3]])
+            self._fed[name] = len(self.runner.req_states.tokens[slot]) - 1
         return output
 
 
-def grammar(allowed: dict[str, list[int]] | None) -> GrammarOutput | None:
-    """What the scheduler sends for requests with these tokens allowed."""
+def grammar(
+    allowed: dict[str, list[Any]] | None, drafts: dict[str, list[int]]
+) -> GrammarOutput | None:
+    """What the scheduler sends for requests with these tokens allowed: see Play.step."""
     if not allowed:
         return None
-    bits = np.zeros((len(allowed), -(-V // 32)), np.uint32)
-    for row, tokens in enumerate(allowed.values()):
+    of_rows = []
+    for name, tokens in allowed.items():
+        one = isinstance(tokens[0], int)
+        of_rows += [tokens] * (1 + len(drafts.get(name, []))) if one else tokens
+    bits = np.zeros((len(of_rows), -(-V // 32)), np.uint32)
+    for row, tokens in enumerate(of_rows):
         for token in tokens:
             bits[row, token // 32] |= np.uint32(1 << (token % 32))
     return GrammarOutput(list(allowed), bits.view(np.int32))

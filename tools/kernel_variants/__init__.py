@@ -32,7 +32,7 @@ def every_variant() -> list[Variant]:
 ALONE = (
     *("soft cap", "bias", "row bias", "mask", "logprob", "logz"),
     *("seeds", "offsets", "temperatures", "n = 4", "4 ranks", "candidates"),
-    *("stores without largest", "stores with everything", "box of 8", "box of 32"),
+    *("stores without largest", "stores with everything", "1 x 8 rows", "2 x 16 rows"),
     "fp16 token",
 )
 """What variants have, by the ends of their names, that others have among more."""

@@ -11,7 +11,7 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.configs import tables
-from fsbench.kernels.configs.hopper import CHUNK, HopperConfig
+from fsbench.kernels.configs.hopper import CHUNK, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -168,17 +168,19 @@ def _hopper(
 ) -> Variant:
     """A variant of the Hopper kernel for B rows."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    rows = {"hidden": config.box_rows(B), "weight": 128}
+    box_rows, boxes = config.boxes(B)
+    rows = {"hidden": box_rows, "weight": 128}
     types, constants = _launch(given, noise, samples, ranks)
     types |= {name: f"tensordesc<{dtype}[{n}, {CHUNK}],{layout!r}>" for name, n in rows.items()}
     constants |= {
         "WARPGROUPS": config.warpgroups,
+        "BOXES": boxes,
         "BLOCK_V": config.block_v,
         "CONTIGUOUS": config.contiguous,
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
     }
-    box = f"box of {rows['hidden']}" if rows["hidden"] < 64 else ""
+    box = f"{boxes} x {box_rows} rows" if box_rows < ROWS // 2 else ""
     name = " ".join(filter(None, [str(config), dtype, noise, box, words]))
     return variant("flash_sampling_hopper", name, HOPPER, types, constants, 90, num_warps=4)
 

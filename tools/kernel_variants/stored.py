@@ -18,6 +18,7 @@ from fsbench.kernels.drafting.launch import TOKENS_AT_ONCE as DRAFTED
 from fsbench.kernels.flash_sampling_gather import ROWS_AT_ONCE as GATHERED
 from fsbench.kernels.noise.map import CODES_AT_ONCE as MAPPED
 from fsbench.kernels.providing import one_pass
+from fsbench.kernels.scoring.slopes import BLOCK as SLOPES
 from fsbench.kernels.shard.merge_keys import ROWS_AT_ONCE as MERGED
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -25,19 +26,19 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PARAMETERS = {
     "*i64": (
         *("seed_ptr", "offset_ptr", "keys_ptr", "tokens_ptr", "words_ptr", "buffers_ptr"),
-        *("codes_ptr", "ids_ptr"),
+        *("codes_ptr", "ids_ptr", "targets_ptr"),
     ),
     "*i32": ("arrivals_ptr", "parts_ptr", "counts_ptr"),
     "*fp32": (
         *("masses_ptr", "log_z_ptr", "logz_ptr", "exponential_ptr", "gumbel_ptr", "partial_ptr"),
-        "noise_ptr",
+        *("noise_ptr", "numbers_ptr", "g_ptr"),
     ),
     "*fp16": ("scores_ptr",),
     "*i1": ("mask_ptr",),
-    "fp32": ("temperature", "scale", "top_p", "min_p"),
+    "fp32": ("temperature", "scale", "top_p", "min_p", "soft_cap"),
     "i32": (
         *("V", "B", "K", "N", "n", "groups", "splits", "first_token", "rank", "area", "top_k"),
-        *("num_elements", "stride"),
+        *("num_elements", "stride", "first", "tokens", "bias_stride", "mask_stride"),
     ),
 }
 TYPES = {name: kind for kind, names in PARAMETERS.items() for name in names}
@@ -109,6 +110,16 @@ def _of_parts(capability: int) -> Iterator[Row]:
         constants = {"LOADS": weight_stream.LOADS, "BLOCK": block, "NUM_STAGES": stages}
         of = "baselines.weight_stream.weight_stream_kernel"
         yield "weight_stream", dtype, of, _dtype(dtype), constants, warps
+    for dtype in BYTES:
+        for name, given, constants in (
+            ("", {}, {"soft_cap": None, "bias_ptr": None, "mask_ptr": None, "WIDTH": 3}),
+            (" everything, bools", {"mask_ptr": "*i1"}, {"WIDTH": 5}),
+            (" everything, words", {"mask_ptr": "*i32"}, {"WIDTH": 5, "PACKED": True}),
+        ):
+            types = {**_dtype("fp32"), "bias_ptr": f"*{dtype}", "d_ptr": f"*{dtype}", **given}
+            constants = {"PACKED": False, "BLOCK": SLOPES, **constants}
+            of = "kernels.scoring.slopes.score_slopes_kernel"
+            yield "score_slopes", dtype + name, of, types, constants, 4
     for ranks in (2, 4, 8):
         constants = {"RANKS": ranks, "WATCH": True, "BLOCK": flash_sampling_two_step.ROWS_AT_ONCE}
         of = "kernels.flash_sampling_two_step.exchange_kernel"

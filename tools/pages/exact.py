@@ -115,12 +115,14 @@ AUDIT = "cpu/audit-20261123"
 
 
 @block
-def audit() -> str:
-    """The audit of the samplers that run on a CPU."""
-    found, skipped = audited(read_records([RESULTS / AUDIT / "audit.jsonl"]))
-    for_gpus = ", ".join(f"`{name}`" for name, why in skipped.items() if "lower bound" not in why)
-    text = f"{markdown(found, {})}\n\nNot in this record, which is of a CPU: {for_gpus}."
-    return with_source(text, f"{AUDIT}/audit.jsonl")
+def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
+    """The audit of the samplers that run on one kind of machine."""
+    found, skipped = audited(read_records([RESULTS / record]))
+    text = markdown(found, {})
+    if skipped:
+        others = ", ".join(f"`{name}`" for name, why in skipped.items() if "lower bound" not in why)
+        text += f"\n\nNot in this record: {others}."
+    return with_source(text, record)
 
 
 @block

@@ -24,6 +24,7 @@ from pages.blocks import (
 )
 
 SCORE, QUANTISED = "score-20261123", "quantised/heads.csv"
+PARTS = "score-parts/parts.csv"
 OURS = "flash_score"
 RIVALS = {
     "score_log_softmax_compiled": "log_softmax and gather, compiled",
@@ -58,6 +59,33 @@ def score_times() -> str:
         + f"{span(slower)} at B = {us.index.max():,}.",
     )
     return with_source(f"{table(heads, rows, left=0)}\n\n{bullets(*told)}", *places(SCORE))
+
+
+@block
+def score_parts() -> str:
+    found = pd.read_csv(H200 / PARTS).set_index(["v", "b", "what"])
+    us, busy = found.time_us.unstack(), found.busy_us.unstack()
+    options = [name for name in busy if name.startswith("score, ")]
+    rows = [
+        [
+            f"{V:,}",
+            f"{B:,}",
+            f"{busy.score[V, B]:,.0f}",
+            f"{busy.score[V, B] / busy['product'][V, B]:.2f}",
+            *(f"{100 * (busy[name][V, B] / busy.score[V, B] - 1):+.1f}" for name in options),
+            f"{us.trained[V, B] / 1e3:,.1f} ({us.trained[V, B] / us.products[V, B]:.2f})",
+            f"{us.chunked[V, B] / 1e3:,.1f} ({us.chunked[V, B] / us.products[V, B]:.2f})",
+            f"{found.extra_mb[V, B, 'trained']:,.0f}",
+            f"{found.extra_mb[V, B, 'chunked']:,.0f}",
+        ]
+        for V, B in us.index
+    ]
+    heads = [
+        *("V", "B", "`score`, us", "over the matmul"),
+        *(f"{name.removeprefix('score, ')}, %" for name in options),
+        *("with backward, ms", "chunked loss, ms", "extra MB", "of the chunked loss"),
+    ]
+    return with_source(table(heads, rows, left=0), *places(PARTS))
 
 
 def quantised_cells() -> pd.DataFrame:

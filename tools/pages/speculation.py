@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pages.blocks import RESULTS, block, bullets, said, span, table
+from pages.blocks import H200, RESULTS, block, bullets, places, said, span, table, with_source
 
 RATES = {
     "rejection": "rejection sampling",
@@ -15,6 +15,7 @@ RATES = {
     "own": "noise of its own",
 }
 MODEL = "SmolLM2-135M"
+DRAFTS, ARGMAX = "drafts/drafts.csv", "matmul, argmax"
 
 
 def acceptance() -> pd.DataFrame:
@@ -98,6 +99,46 @@ def acceptance_findings() -> str:
         "the greedy draft was accepted more often.",
     )
     return bullets(*lines)
+
+
+@block
+def draft_times() -> str:
+    """Of tools/measure_drafts.py; nothing is measured until its record is there."""
+    if not (H200 / DRAFTS).exists():
+        return "Not measured yet: the job `drafts` of `make record` does it."
+    found = pd.read_csv(H200 / DRAFTS)
+    of = found.set_index(["d", "v", "b", "what"])
+    verify = found[found.what == "verify"].set_index(["d", "v", "b"]).index
+    shapes = of.index.droplevel("what").unique()
+    steps = [shape for shape in shapes if shape not in verify]
+
+    def cell(shape: tuple[int, ...], what: str) -> str:
+        row = of.loc[(*shape, what)]
+        return f"{row.time_us:.0f}" + ("" if what == ARGMAX else f" ({row.ratio:.2f})")
+
+    def rows(shapes: list[tuple[int, ...]]) -> str:
+        names = found[found[["d", "v", "b"]].apply(tuple, axis=1).isin(shapes)].what.unique()
+        heads = ["what", *(f"V = {V:,}, B = {B}" for _, V, B in shapes)]
+        return table(heads, ([what, *(cell(shape, what) for shape in shapes)] for what in names))
+
+    def ratio(what: str) -> str:
+        return span(found[found.what == what].ratio)
+
+    def of_step(noise: str) -> str:
+        both = [of.xs(f"{what}{noise}", level="what").time_us for what in ("verify", "step")]
+        return span(both[0] / both[1])
+
+    told = (
+        f"Drafts from a screened head take {ratio('screened, greedy')} of cuBLAS and argmax if "
+        f"greedy, {ratio('screened, sampled')} if sampled; from the bf16 head "
+        f"{ratio('bf16, greedy')} and {ratio('bf16, sampled')}.",
+        "Sampled drafts from a reduced head take "
+        f"{span(found[found.what == 'reduced, sampled'].time_us, '.0f')} us.",
+        f"A verify step takes {of_step('')} of a plain step with as many rows, with group noise "
+        f"{of_step(', group noise')}.",
+    )
+    text = f"{rows(steps)}\n\n{rows(list(verify))}\n\n{bullets(*told)}"
+    return with_source(text, *places(DRAFTS))
 
 
 def record() -> str:

@@ -29,9 +29,9 @@ from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
 from fsbench.kernels.device.hopper_mainloop import (
     allocated_ring,
     first_of_tile,
-    first_row,
     load_tiles,
     program_of,
+    rows_of_warpgroup,
     schedule,
     tile_product,
 )
@@ -91,7 +91,7 @@ def _compute(
     N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, WARPGROUPS: gl.constexpr,
     BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    WARPGROUP: gl.constexpr,
+    BOX: gl.constexpr, BOXES: gl.constexpr, WARPGROUP: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: its rows' candidates and masses of all tiles of the program."""
     b0, pid_v, programs_v, first_token, num_tokens = share
@@ -100,8 +100,7 @@ def _compute(
     keys_ptr, winners_ptr, masses_ptr, logits_ptr, largest_ptr, stride = scratch
     entropy_ptr, ranking = scores
     LAYOUT: gl.constexpr = group_layout(4)
-    row = first_row(b0, B, WARPGROUP) + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    there = (row < B) & (row >= b0 + WARPGROUP * ROWS)
+    row, there = rows_of_warpgroup(b0, B, WARPGROUP, BOX, BOXES, gl.SliceLayout(1, LAYOUT))
     stored = ()
     if len(logits_ptr) > 0:
         stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
@@ -281,12 +280,14 @@ def hopper_kernel(
     RANKS: gl.constexpr,
     WATCH: gl.constexpr,
     WARPGROUPS: gl.constexpr,  # that compute
+    BOXES: gl.constexpr,  # of hidden, by which the rows of one are loaded
     BLOCK_V: gl.constexpr,
     CONTIGUOUS: gl.constexpr,  # the tiles of a program are neighbours, not programs apart
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     BLOCK_B: gl.constexpr = WARPGROUPS * ROWS
+    BOX: gl.constexpr = hidden.block_type.shape[0]
     ring = allocated_ring(weight, hidden, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
     num_tiles_b = gl.cdiv(B, BLOCK_B)
     pid_b = gl.program_id(0) % num_tiles_b
@@ -319,14 +320,14 @@ def hopper_kernel(
             [
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, 1)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, 2)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 2)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 4, 1],
@@ -337,11 +338,11 @@ def hopper_kernel(
             [
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, 1)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
@@ -352,8 +353,8 @@ def hopper_kernel(
             [
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, 0)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BLOCK_V,
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [1],

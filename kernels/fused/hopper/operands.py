@@ -19,7 +19,7 @@ __all__ = ["hopper_kernel", "operands"]
 def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Operands:
     """How the Hopper kernel loads hidden [B, D] and the first V rows of weight."""
     B = hidden.shape[0]
-    box_rows = config.box_rows(B)
+    box_rows, boxes = config.boxes(B)
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device)
     return Operands(
@@ -28,6 +28,7 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
         (blocks_b * programs_v,),
         {
             "WARPGROUPS": config.warpgroups,
+            "BOXES": boxes,
             "BLOCK_V": config.block_v,
             "CONTIGUOUS": config.contiguous,
             "BLOCK_D": config.block_d,

@@ -11,7 +11,10 @@ def vllm(monkeypatch):
     """The fake in vLLM's place, and nothing asked of the plug-in."""
     from fake_vllm import install
 
-    for name in ("FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"):
+    for name in (
+        *("FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"),
+        "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY",
+    ):
         monkeypatch.setenv(name, "")
     np.random.seed(0)  # vLLM draws the seeds of requests that have none from it
     return install(monkeypatch)

@@ -96,3 +96,19 @@ def test_what_changes_from_step_to_step_is_read_again(draws):
         rows,
     ):
         assert torch.equal(graphed(other).tokens, draw(other).tokens)
+
+
+@pytest.mark.parametrize("B", [1, 16, 64])
+def test_greedy_drafts_are_captured_as_vllm_captures(draws, B):
+    """After one call outside, in a graph that forbids other threads what a capture forbids."""
+    draw, _ = draws
+    hidden = torch.randn(B, D, device="cuda").bfloat16()
+    draw.greedy(hidden)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens = draw.greedy(hidden)
+    for _ in range(3):
+        hidden.normal_()
+        graph.replay()
+        assert torch.equal(tokens, draw.greedy(hidden))

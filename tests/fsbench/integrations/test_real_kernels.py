@@ -5,6 +5,7 @@ They are those of build/engines, which `make check-engines` downloads; without i
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
 import sys
@@ -19,17 +20,17 @@ import triton.language as tl
 from check_engines import FOLDER
 from fake_vllm_states import SLOTS, V, params
 from tree import ROOT
+from triton.language.extra import libdevice
+
+from fsbench.integrations.vllm_parts import Drafted
 
 PACKAGE = "vllm.v1.worker.gpu.sample"
 VERSIONS = ["0.26.0", "0.33.0"]
 
 
-@pytest.fixture(params=VERSIONS)
-def kernels(monkeypatch, request):
-    """The version's functions of three processors, with stubs of what their files import."""
-    folder = ROOT / FOLDER / f"vllm-{request.param}"
-    if not folder.is_dir():
-        pytest.skip(f"no {FOLDER}/vllm-{request.param}: run `make check-engines`")
+@pytest.fixture
+def real(monkeypatch):
+    """Loads modules of a version, with stubs of what their files import."""
 
     class Anything(types.ModuleType):
         def __getattr__(self, name: str) -> Any:
@@ -39,22 +40,40 @@ def kernels(monkeypatch, request):
 
     for name in (
         *("vllm", "vllm.envs", "vllm.sampling_params", "vllm.utils", "vllm.utils.math_utils"),
+        *("vllm.config", "vllm.v1.outputs", "vllm.v1.spec_decode.utils"),
         *("vllm.utils.torch_utils", "vllm.v1.worker.gpu.buffer_utils", "vllm.v1.worker.gpu.states"),
         f"{PACKAGE}.logits_processor.interface",
     ):
         monkeypatch.setitem(sys.modules, name, Anything(name))
     utils = types.ModuleType("vllm.triton_utils")
     utils.tl, utils.triton = tl, triton  # type: ignore[attr-defined]
+    utils.tldevice, utils.HAS_TRITON = libdevice, True  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.triton_utils", utils)
-    found = {}
-    for name in ("logit_bias", "penalties", "bad_words"):
-        path = folder / f"{PACKAGE.replace('.', '/')}/{name}.py"
-        spec = importlib.util.spec_from_file_location(f"real_{name}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found[name] = getattr(module, f"apply_{name}")
-    return found
+
+    def load(version, *names):
+        folder = ROOT / FOLDER / f"vllm-{version}"
+        if not folder.is_dir():
+            pytest.skip(f"no {FOLDER}/vllm-{version}: run `make check-engines`")
+        for name in names:
+            path = folder / f"{name.replace('.', '/')}.py"
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            monkeypatch.setitem(sys.modules, name, module)
+            spec.loader.exec_module(module)
+        return [sys.modules[name] for name in names]
+
+    return load
+
+
+@pytest.fixture(params=VERSIONS)
+def kernels(real, request):
+    """The version's functions of three processors."""
+    names = ("logit_bias", "penalties", "bad_words")
+    modules = real(request.param, *(f"{PACKAGE}.{name}" for name in names))
+    return {
+        name: getattr(module, f"apply_{name}") for name, module in zip(names, modules, strict=True)
+    }
 
 
 def state() -> dict[str, Any]:
@@ -107,15 +126,26 @@ def state() -> dict[str, Any]:
     }
 
 
-def processed(kernel: Any, logits: torch.Tensor, rows: list[int], given: dict[str, Any]) -> Any:
-    """Logits [B, V] after a kernel, for requests of these slots at position 5."""
+def processed(
+    kernel: Any,
+    logits: torch.Tensor,
+    rows: list[int],
+    given: dict[str, Any],
+    fed: torch.Tensor | None = None,
+    place: torch.Tensor | None = None,
+) -> Any:
+    """Logits [B, V] after a kernel, for requests of these slots at position 5.
+
+    fed, place: tokens of the rows, and which row of its request each is; 11 and 0.
+    """
+    fed = torch.full((len(rows),), 11, dtype=torch.int32) if fed is None else fed
     arguments = given | {
         "logits": logits.clone(),
         "expanded_idx_mapping": torch.tensor(rows, dtype=torch.int32),
         "pos": torch.full((len(rows),), 5),
-        "input_ids": torch.full((len(rows),), 11, dtype=torch.int32),
-        "token_ids": torch.full((len(rows),), 11, dtype=torch.int32),
-        "expanded_local_pos": torch.zeros(len(rows), dtype=torch.int32),
+        "input_ids": fed,
+        "token_ids": fed,
+        "expanded_local_pos": torch.zeros_like(fed) if place is None else place,
     }
     kernel(**{name: arguments[name] for name in inspect.signature(kernel).parameters})
     return arguments["logits"]
@@ -137,17 +167,87 @@ def test_what_they_make_of_zeros_is_what_they_add(kernels):
     assert (added != 0).sum(1).tolist() == [2, 2, 0, 2, V - 2, 0]
 
 
-def test_the_fakes_processors_are_the_real_ones(kernels):
-    rows, given = [6, 5, 4, 3, 2, 1, 0], state()
-    fake, slots = given["fake"], torch.tensor(rows, dtype=torch.int32)
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_fakes_processors_are_the_real_ones(kernels, drafts):
+    """Also behind drafts: a row knows those of its request that are before it."""
+    slots = torch.tensor([6, 5, 4, 3, 2, 1, 0], dtype=torch.int32).repeat_interleave(1 + drafts)
+    rows, given = slots.tolist(), state()
+    fake = given["fake"]
     logits = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2)) * 3
-    position, tokens = torch.full((len(rows),), 5), torch.full((len(rows),), 11)
+    position, fed = torch.full((len(rows),), 5), torch.full((len(rows),), 11, dtype=torch.int32)
+    place = torch.arange(len(rows), dtype=torch.int32) % (1 + drafts)
+    fed[place == 2] = 12
     for name, apply, more in (
         ("logit_bias", fake.logit_bias_state.apply_logit_bias, (position,)),
-        ("penalties", fake.penalties_state.apply_penalties, (tokens, tokens * 0)),
-        ("bad_words", fake.bad_words_state.apply_bad_words, (tokens, tokens * 0)),
+        ("penalties", fake.penalties_state.apply_penalties, (fed, place)),
+        ("bad_words", fake.bad_words_state.apply_bad_words, (fed, place)),
     ):
         mine = logits.clone()
         apply(mine, slots, slots.numpy(), *more)
-        theirs = processed(kernels[name], logits, rows, given)
+        theirs = processed(kernels[name], logits, rows, given, fed, place)
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+
+
+def test_greedy_requests_accept_the_drafts_that_vllm_accepts(real):
+    """vLLM's own InputBatch, its verification and its counts, of which one prompt is unfinished."""
+    gpu = "vllm.v1.worker.gpu"
+    batches, _, rejection = real(
+        "0.26.0",
+        f"{gpu}.input_batch",
+        f"{PACKAGE}.gumbel",
+        f"{gpu}.spec_decode.rejection_sampler_utils",
+    )
+    steps, counts = 3, torch.tensor([4, 1, 3, 4, 1])
+    B, N = len(counts), int(counts.sum())
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(N, V, generator=generator)
+    drawn = logits.argmax(1)
+    bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+    made = batches.InputBatch.make_dummy(B, N, batches.InputBuffers(B, 32, torch.device("cpu")))
+    fed = torch.cat([torch.zeros(1), drawn[:-1]]).int()  # all drafts are right
+    fed[[2, 7]] += 1  # but for the second ones of the first request and of the third
+    lengths = torch.full((B,), 20, dtype=torch.int32)
+    batch = dataclasses.replace(
+        made,
+        input_ids=fed,
+        num_draft_tokens=N - B,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        logits_indices=torch.arange(N),
+        expanded_idx_mapping=torch.arange(B).int().repeat_interleave(counts),
+        expanded_local_pos=torch.cat([torch.arange(int(n)) for n in counts]).int(),
+        cu_num_logits=bounds,
+        cu_num_logits_np=bounds.numpy(),
+    )
+    theirs, accepted = rejection.rejection_sample(
+        logits,
+        None,
+        fed,
+        batch.cu_num_logits,
+        torch.arange(N),
+        batch.idx_mapping,
+        batch.expanded_idx_mapping,
+        batch.expanded_local_pos,
+        torch.zeros(B),
+        torch.zeros(B, dtype=torch.int64),
+        steps,
+    )
+    drafted = Drafted(batch, None, steps)
+    assert drafted.batch.num_reqs == N and drafted.batch.idx_mapping_np.tolist() == (
+        batch.expanded_idx_mapping.tolist()
+    )
+    ours, count = drafted.verified(drawn)
+    assert count.tolist() == accepted.tolist() == [2, 1, 2, 4, 1]
+    assert (
+        ours.shape == theirs.shape and ours.dtype == theirs.dtype and count.dtype == accepted.dtype
+    )
+    for request, n in enumerate(count.tolist()):
+        assert ours[request, :n].equal(theirs[request, :n])
+    prompts = torch.tensor([20, 20, 3, 3, 21], dtype=torch.int32)
+    given = (batch.seq_lens, bounds, batch.idx_mapping, prompts)
+    found = batches.get_num_sampled_and_rejected(count.clone(), *given)
+    for one, other in zip(
+        found, fake_vllm.get_num_sampled_and_rejected(count, *given), strict=True
+    ):
+        assert one.tolist() == other.tolist()
+    assert found[0].tolist() == [2, 1, 2, 4, 0] and found[1].tolist() == [2, 0, 1, 0, 0]

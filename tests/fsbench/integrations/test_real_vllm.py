@@ -64,7 +64,8 @@ def runner(monkeypatch) -> Any:
         sampler=sampler,
         req_states=states,
         **dict.fromkeys(("model", "lora_config", "parallel_config", "max_num_reqs")),
-        **dict.fromkeys(("speculative_config", "model_memory_usage")),
+        **dict.fromkeys(("speculative_config", "model_memory_usage", "speculator")),
+        **dict.fromkeys(("rejection_sampler", "num_speculative_steps", "max_num_tokens")),
     )
 
 

@@ -27,20 +27,20 @@ pytestmark = [
     ),
 ]
 
-V, D, REQUESTS = 20000, 1024, 64
+V, D, REQUESTS, STEPS = 20000, 1024, 64, 3
 SMALL = Decoder("small", V, D, 2, 2048, 8, 4, 128, tied=False)
 
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory):
+def engine(folder, **more):
+    """An engine in this process with the plug-in, of the model whose config is in a folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FSBENCH_VLLM", "flash_sample")
+        patch.setenv("FSBENCH_VLLM_DRAFTS", "1")
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         from vllm import LLM
 
-        folder = tmp_path_factory.mktemp("model")
         (folder / "config.json").write_text(json.dumps(SMALL.config("bfloat16", 512)))
         made = LLM(
             model=str(folder),
@@ -53,8 +53,9 @@ def llm(tmp_path_factory):
             kv_cache_memory_bytes=1 << 30,
             enable_flashinfer_autotune=False,
             compilation_config={"cudagraph_capture_sizes": [1, 8, 64]},
+            **more,
         )
-        model = made.collective_rpc(lambda worker: worker)[0].model_runner.model
+        model = runner_of(made).model
         torch.manual_seed(0)
         # Dummy weights are some 1e-3: with them every distribution would be flat.
         model.model.norm.weight.data.fill_(1)
@@ -62,9 +63,32 @@ def llm(tmp_path_factory):
         yield made
 
 
+def runner_of(llm):
+    return llm.collective_rpc(lambda worker: worker)[0].model_runner
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    yield from engine(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory):
+    """The same with an EAGLE drafter of random weights."""
+    folder = tmp_path_factory.mktemp("drafter")
+    config = SMALL.config("bfloat16", 512) | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    speculative = {"method": "eagle", "model": str(folder), "num_speculative_tokens": STEPS}
+    yield from engine(tmp_path_factory.mktemp("target"), speculative_config=speculative)
+
+
 @pytest.fixture
 def runner(llm):
-    return llm.collective_rpc(lambda worker: worker)[0].model_runner
+    return runner_of(llm)
 
 
 KINDS = [
@@ -240,3 +264,67 @@ def test_a_thousand_mixed_requests(llm, runner):
     drawn = counts.served + sum(counts.left.values()) - before
     assert drawn >= sum(finished.values())
     assert not counts.left and counts.served > 0
+
+
+def test_drafts_change_no_token(drafting, monkeypatch):
+    """Those of the drafter, of random weights, and then right ones; both of seeded requests."""
+    runner = runner_of(drafting)
+    speculator, sampling = runner.speculator, runner._fsbench.sampling
+    assert sampling.lacks == "" and "_greedy_sample_draft" in vars(speculator)
+    hidden = torch.randn(64, D, device="cuda").bfloat16()
+    with torch.inference_mode():
+        logits = speculator.model.compute_logits(hidden)
+        own = logits.gather(1, speculator._greedy_sample_draft(hidden)[:, None])[:, 0]
+    best = logits.max(1).values
+    assert (own >= best - best.abs() * 2**-7).all()  # vLLM rounds logits to bf16
+
+    drawn: dict[tuple[int, int], int] = {}
+    steps = []
+    draw = sampling.draw
+
+    class Recording:
+        able = draw.able
+
+        def __call__(self, rows):
+            found = draw(rows)
+            each = (x.tolist() for x in (rows.seed, rows.offset, found.tokens))
+            # A row behind a wrong draft is drawn again.
+            drawn.update({(seed, at): token for seed, at, token in zip(*each, strict=True)})
+            steps.append(len(rows.hidden))
+            return found
+
+    kinds = [kind for kind in SERVED if kind not in (5, 12)]  # those two are left to vLLM
+    rows = range(3 * len(kinds))
+    asked = [parameters(kinds[row % len(kinds)], row) for row in rows]
+
+    def decoded():
+        monkeypatch.setattr(sampling, "draw", Recording())
+        drawn.clear()
+        steps.clear()
+        outputs = drafting.generate([prompt(row) for row in rows], asked, use_tqdm=False)
+        tokens = [list(output.outputs[0].token_ids) for output in outputs]
+        for row, mine in zip(rows, tokens, strict=True):
+            first = len(prompt(row)["prompt_token_ids"]) - 1
+            assert mine == [drawn[row, first + i] for i in range(len(mine))]
+        return tokens, len(steps)
+
+    plain, many = decoded()
+    table = torch.zeros(len(rows), 32, dtype=torch.int64, device="cuda")
+    for row, mine in zip(rows, plain, strict=True):
+        table[row, : len(mine)] = torch.tensor(mine)
+    propose = speculator.propose
+
+    def right(batch, *given, **named):
+        drafts = propose(batch, *given, **named)
+        states, slots = runner.req_states, batch.idx_mapping.long()
+        seeds = runner.sampler.sampling_states.seeds.gpu[slots].clamp(0, len(rows) - 1)
+        at = (states.total_len.gpu[slots] - states.prompt_len.gpu[slots]).clamp(0, 28).long()
+        foreseen = table[seeds[:, None], at[:, None] + torch.arange(STEPS, device="cuda")]
+        return foreseen.to(drafts.dtype)
+
+    monkeypatch.setattr(speculator, "propose", right)
+    same, few = decoded()
+    # Hidden states may differ in the last bit, if the batches of a step have other sizes.
+    assert sum(a == b for a, b in zip(plain, same, strict=True)) >= 0.8 * len(rows)
+    assert few < 0.7 * many
+    assert not set(sampling.counts.left)

@@ -88,7 +88,28 @@ SHAPES = [(5003, 72), (33793, 1152), (129, 2880), (1, 64), (2, 5120), (50257, 40
 @pytest.mark.parametrize(("V", "D"), SHAPES)
 def test_tokens_are_those_of_the_portable_kernel(V, D, dtype):
     whole, weight = problem(1024, V, D, dtype)
-    for B in (1, 3, 9, 16, 17, 24, 33, 64, 65, 77, 96, 128, 129, 192, 200, 256, 257, 1000, 1024):
+    for B in (
+        1,
+        3,
+        9,
+        16,
+        17,
+        24,
+        33,
+        40,
+        64,
+        65,
+        77,
+        96,
+        128,
+        129,
+        192,
+        200,
+        256,
+        257,
+        1000,
+        1024,
+    ):
         assert_equal(whole[:B].contiguous(), weight)
 
 

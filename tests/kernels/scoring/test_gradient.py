@@ -14,6 +14,7 @@ from fsbench import reference
 from fsbench.kernels import score
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.scoring import gradient
+from fsbench.kernels.scoring.slopes import of_chunk, slopes, slopes_by_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,10 +65,15 @@ def by_float64(targets, d_logprob, d_logz, call, d_entropy=None) -> list[torch.T
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
-@pytest.mark.parametrize("chunk", [32, 1024])
+@pytest.mark.parametrize("chunk", [32, 1024, "256 by the kernel"])
 @pytest.mark.parametrize("name", calls())
 def test_gradients_are_those_of_float64(name, chunk, with_entropy, monkeypatch):
     """Over several chunks of rows and tokens, and in one; every fifth target is ignored."""
+    differentiable = ["hidden", "weight", "bias"]
+    if isinstance(chunk, str):
+        monkeypatch.setattr(gradient, "slopes_by_torch", slopes)
+        differentiable.remove("bias")
+        chunk = 256
     monkeypatch.setattr(gradient, "AT_ONCE", chunk)
     call = calls()[name]
     draw = torch.Generator().manual_seed(3)
@@ -81,8 +87,7 @@ def test_gradients_are_those_of_float64(name, chunk, with_entropy, monkeypatch):
     d_logz = torch.randn(B, generator=draw)
     d_entropy = torch.randn(B, generator=draw) if with_entropy else None
     given = {
-        key: x.clone().requires_grad_() if key in ("hidden", "weight", "bias") else x
-        for key, x in call.items()
+        key: x.clone().requires_grad_() if key in differentiable else x for key, x in call.items()
     }
     found = score(targets=targets, return_entropy=with_entropy, return_rank=True, **given)
     assert not found.rank.requires_grad
@@ -91,11 +96,46 @@ def test_gradients_are_those_of_float64(name, chunk, with_entropy, monkeypatch):
         loss = loss + (found.entropy * d_entropy).sum()
     loss.backward()
     wanted = by_float64(targets, d_logprob, d_logz, call, d_entropy)
-    leaves = [given[key] for key in ("hidden", "weight", "bias") if key in given]
+    leaves = [given[key] for key in differentiable if key in given]
     # p log p errs with the logits, which are in fp32 and up to 40 here.
     near = {"rtol": 1e-4, "atol": 1e-4 if with_entropy else 1e-5}
-    for leaf, right in zip(leaves, wanted, strict=True):
+    for leaf, right in zip(leaves, wanted[: len(leaves)], strict=True):
         torch.testing.assert_close(leaf.grad.double(), right, **near)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+@pytest.mark.parametrize("bias", ["no bias", "bias", "bias of rows"])
+@pytest.mark.parametrize("form", ["no mask", "bools", "words"])
+def test_the_kernel_computes_what_torch_computes(form, bias, soft_cap, dtype):
+    """The last tokens of an odd vocabulary, of a chunk that ends in a word of the mask."""
+    rows, tokens = slice(32, 32 + 9), slice(1024, 1024 + 1061)
+    B, V, n, first = 50, tokens.stop, 5, tokens.start
+    draw = torch.Generator().manual_seed(4)
+    mask = torch.rand(B, V, generator=draw) < 0.8
+    request = Request(
+        *(torch.empty(x, 8) for x in (B, V)), SEED, None, 1.0, soft_cap,
+        {"no bias": None, "bias": normal_logits(1, V)[0]}.get(bias, normal_logits(B, V)),
+        {"no mask": None, "bools": mask, "words": packed(mask)}[form], V, n, "given",
+    )  # fmt: skip
+    targets = torch.randint(first, V, (B, n), generator=draw)
+    targets[:, 1] = targets[:, 0]
+    targets[:, 2] = counter(-100, -1, V, first - 1, V + 5)[torch.arange(B) % 5]
+    chunk = of_chunk(request._replace(seed=targets), rows, tokens)
+    logits = torch.randn(9, 1100, generator=draw).mul_(3)[:, :1061]
+    logits[0, 3], logits[1, 5], logits[2] = torch.inf, torch.nan, -torch.inf
+    numbers = torch.rand(9, 5, generator=draw) + 0.2
+    numbers[:, 1] += 8  # log Z
+    numbers[:4, 1] = torch.tensor([torch.inf, torch.nan, -torch.inf, torch.nan])
+    g = torch.randn(9, n, generator=draw)
+    for width in (3, 5):
+        found, wanted = (torch.full((9, 1100), 7.0, dtype=dtype) for _ in range(2))
+        given = (chunk, first, numbers[:, :width].contiguous(), g)
+        slopes(logits, *given, found[:, :1061])
+        slopes_by_torch(logits.clone(), *given, wanted[:, :1061])
+        assert wanted[:4, :1061].abs().max() == 0 and wanted[4:, :1061].abs().max() > 0.1
+        near = 1e-5 if dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(found, wanted, rtol=near, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -137,6 +177,18 @@ def test_only_what_needs_a_gradient_gets_one():
     assert weight.grad is not None and hidden.grad is None
     with torch.no_grad():
         assert not score(hidden, weight, counter(1, 2, 3)).logprob.requires_grad
+
+
+def test_the_gradient_under_torch_compile_is_that_of_an_eager_call():
+    leaves = [x.requires_grad_() for x in problem(5, 50, D)]
+
+    def loss(hidden, weight):
+        return score(hidden, weight, torch.arange(5), soft_cap=4.0).logprob.sum()
+
+    eager = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for one, other in zip(torch.autograd.grad(compiled(*leaves), leaves), eager, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 class Held(TorchDispatchMode):
@@ -184,19 +236,32 @@ def test_the_count_of_held_bytes_sees_what_is_alive_at_one_time():
     assert 4000 < held.most <= 4000 + 4 * 100 and held.now == 0
 
 
-@pytest.mark.parametrize("D", [1024, 4096, 8192])
-def test_no_more_than_64_mb_are_held_beside_the_gradients(D):
-    """B = 16,384 and V = 151,936, without numbers: what is allocated depends on shapes alone."""
-    rows, tokens = 16_384, 151_936
+@pytest.mark.parametrize(
+    ("rows", "D", "by_kernel", "dtype"),
+    [
+        *((16_384, D, True, torch.bfloat16) for D in (1024, 4096, 8192)),
+        (16_384, 4096, True, torch.float32),
+        (4096, 4096, False, torch.bfloat16),  # many launches, which take the test its time
+    ],
+)
+def test_no_more_than_64_mb_are_held_beside_the_gradients(rows, D, by_kernel, dtype, monkeypatch):
+    """V = 151,936, without numbers: what is allocated depends on shapes alone."""
+    launched = []
+    monkeypatch.setattr(gradient, "slopes", lambda logits, *_: launched.append(logits.shape))
+    tokens = 151_936
     with torch.device("meta"):
-        hidden, weight = (torch.empty(n, D, dtype=torch.bfloat16) for n in (rows, tokens))
+        hidden, weight = (torch.empty(n, D, dtype=dtype) for n in (rows, tokens))
         targets = torch.empty(rows, 1, dtype=torch.int64)
-        logz, d_logprob = torch.empty(rows), torch.empty(rows, 1)
+        logz, d_logprob, bias = torch.empty(rows), torch.empty(rows, 1), torch.empty(tokens)
     request = Request(
-        hidden, weight, SEED, None, 1.0, 30.0, None, None, tokens, 1, "given"
+        hidden, weight, SEED, None, 1.0, 30.0, bias, None, tokens, 1, "given"
     )._replace(seed=targets)
     with Held() as held:
-        found = gradient.gradients(request, logz, d_logprob, logz)
+        wanted = (True, True, not by_kernel)
+        found = gradient.gradients(request, logz, d_logprob, logz, wanted=wanted)
     results = sum(x.nbytes for x in found if x is not None)
-    assert results == 2 * D * (rows + tokens)
+    assert results == dtype.itemsize * D * (rows + tokens) + (0 if by_kernel else bias.nbytes)
     assert 4 * gradient.AT_ONCE**2 < held.most - results <= 64e6
+    if by_kernel and D <= 4096 and dtype == torch.bfloat16:
+        assert launched[0] == (2048, 2048) and len(launched) == 8 * 75
+    assert bool(launched) == by_kernel

@@ -1,0 +1,23 @@
+"""Configs of the Hopper kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsbench.kernels.configs.hopper import HopperConfig
+
+CONFIG = HopperConfig(1, 128, 128, 4, False)
+
+
+@pytest.mark.parametrize("B", range(1, 65))
+def test_boxes_hold_every_row_and_from_8_rows_on_no_other(B):
+    rows, number = CONFIG.boxes(B)
+    firsts = [min(rows * i, max(B - rows, 0)) for i in range(number)]
+    held = {row for first in firsts for row in range(first, first + rows)}
+    assert set(range(B)) <= held
+    assert held == set(range(B)) or B < 8
+
+
+@pytest.mark.parametrize("B", [65, 128, 1000])
+def test_a_full_warpgroup_has_one_box(B):
+    assert CONFIG.boxes(B) == (64, 1)
