@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -51,7 +52,7 @@ def _follow_drafts_kernel(
     tokens = tl.load(sampled_ptr + nodes, mask=nodes >= 0, other=-1)
     tl.store(tokens_ptr + row * (k + 1) + at, tokens, mask=at <= k)
     tl.store(nodes_ptr + row * (k + 1) + at, nodes.to(tl.int64), mask=at <= k)
-    tl.store(num_accepted_ptr + row, count.to(tl.int64))
+    tl.store(num_accepted_ptr + row, count)
 
 
 def follow_drafts(
@@ -61,7 +62,7 @@ def follow_drafts(
     B, k = drafts.shape
     found = (
         *(sampled.new_empty(B, k + 1), sampled.new_empty(B), sampled.new_empty(B, k + 1)),
-        drafts.new_empty(B, k, dtype=bool),
+        torch.empty(B, k, dtype=torch.bool, device=drafts.device),
     )
     with launching_on(drafts.device):
         _follow_drafts_kernel[(B,)](
