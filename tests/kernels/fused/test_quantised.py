@@ -16,7 +16,6 @@ from fsbench.kernels import (
     TileConfig,
     VocabShard,
     describe,
-    draft_sample,
     flash_sample,
     prepare_draft_vocabulary,
     prepare_head,
@@ -205,7 +204,6 @@ PARTS = [
         (lambda: screened_sample(HIDDEN, GOOD, seed=SEED), TYPE, "QuantisedHead"),
         (lambda: prepare_head(GOOD), TYPE, "QuantisedHead"),
         (lambda: prepare_draft_vocabulary(GOOD, torch.arange(8)), TYPE, "QuantisedHead"),
-        (lambda: draft_sample(HIDDEN, GOOD, None, seed=SEED), TYPE, "QuantisedHead"),
         (lambda: VocabShard(GOOD), TYPE, "QuantisedHead"),
     ],
 )  # fmt: skip
