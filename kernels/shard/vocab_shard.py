@@ -178,9 +178,7 @@ class VocabShard:
         gather(stacked, values.flatten(), self.group)
         return stacked.view(self.ranks, *values.shape)
 
-    def best_of_ranks(
-        self, tokens: Tensor, scores: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def best_of_ranks(self, tokens: Tensor, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens [B] of the best scores over all ranks, the lowest of equal ones; their values.
 
         -1 where the best score is not finite.

@@ -21,8 +21,14 @@ from tiers import full
 from torch import Tensor
 
 from fsbench.errors import FsbenchError
-from fsbench.kernels import VocabShard, flash_sample, load_head, prepare_head, save_head
-from fsbench.kernels import screened_sample
+from fsbench.kernels import (
+    VocabShard,
+    flash_sample,
+    load_head,
+    prepare_head,
+    save_head,
+    screened_sample,
+)
 from fsbench.kernels.configs.screen import default_configs
 from fsbench.kernels.screened import head as module
 from fsbench.kernels.screened.head import ScreenedHead
