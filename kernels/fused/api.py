@@ -63,7 +63,7 @@ def flash_sample(
             those that one GPU would draw (docs/several-gpus.md). Or a ScreenedHead: the call is one
             of screened_sample where that is faster (`describe` says why; tokens do not depend on
             it), else one with the head's own weight. A config, a kernel, several samples and
-            log-probabilities take the fused kernels, and `shard` has its VocabShard. Or a QuantisedHead, whose own logits are
+            log-probabilities take the fused kernels. Or a QuantisedHead, whose own logits are
             sampled, by the portable kernel (docs/quantised-heads.md).
         temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
             temperature in a tensor is negative or not finite has no draw.

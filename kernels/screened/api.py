@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsbench.errors import InvalidArgument
 from fsbench.kernels.call.head import drawn_from
 from fsbench.kernels.call.request import checked_request
 from fsbench.kernels.call.result import Screened
@@ -16,7 +17,7 @@ from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.screened.copied import check_copy
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.screened.op import carry_out
-from fsbench.kernels.shard.vocab_shard import VocabShard
+from fsbench.kernels.shard.vocab_shard import SHARD_UNIT, VocabShard
 
 
 def screened_sample(
@@ -73,6 +74,11 @@ def screened_sample(
     check_copy(head)
     rows = head.weight if shard is None else drawn_from(head, shard)
     configs = check_screen_configs(configs)
+    if shard is not None and any(SHARD_UNIT % config.block_v for config in configs or ()):
+        raise InvalidArgument(
+            f"configs: expected block_v that divides {SHARD_UNIT} with a VocabShard; got "
+            + " and ".join(str(config.block_v) for config in configs or ())
+        )
     check_flag("return_logprob", return_logprob)
     check_flag("return_logz", return_logz)
     arguments: dict[str, Any] = {

@@ -44,7 +44,8 @@ def _carry_out(
 ) -> None:
     """See screened_sample. temperatures, if given, is used in place of temperature.
 
-    head: key of the ScreenedHead that weight is of; shard: of the VocabShard. screen, resolve: the fields of the configs.
+    head, shard: keys of the ScreenedHead and the VocabShard that weight is of. screen, resolve: the
+    fields of the configs.
     """
     request = Request(
         hidden=hidden,

@@ -327,8 +327,9 @@ def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.conste
 @triton.jit
 def _draw_in_full(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
                   row_bias_ptr, mask_ptr, listed_ptr, keys_ptr, found_ptr, B, V, D, mask_words,
-                  share, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
-                  TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr, BLOCK_B: tl.constexpr,
+                  share, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
+                  OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr,
+                  LIST: tl.constexpr, BLOCK_B: tl.constexpr,
                   BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, USE_TMA: tl.constexpr,
                   SLICE: tl.constexpr):  # fmt: skip
     """The blocks of rows with one whose list is too short: all programs share their tokens."""

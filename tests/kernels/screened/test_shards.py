@@ -100,7 +100,7 @@ STEPS = 6
 
 
 def takes_turns(rank: int, folder: str) -> list[list[int]]:
-    """Calls of changing batch size: each rank by the screen or not, as it likes, at its own pace."""
+    """Calls of changing batch size: each rank by the screen or not, at its own pace."""
     hidden, shard, head = shard_of(rank, 3, folder)
     found = []
     for step in range(STEPS):
@@ -137,6 +137,8 @@ def refused(rank: int) -> list[str]:
     """What a head and a shard that do not fit each other are told; nothing is exchanged."""
     hidden, shard, head = shard_of(rank, 2, None)
     other, fewer = (prepare_head(shard.weight[: shard.num_tokens - n].clone()) for n in (0, 1))
+    screen, resolve = default_configs(B, D, CPU)
+    wide = replace(screen, block_v=512)
     messages = []
     for call, of, options in (
         (screened_sample, other, {"shard": shard}),
@@ -146,6 +148,7 @@ def refused(rank: int) -> list[str]:
         (flash_sample, head, {"shard": 3}),
         (screened_sample, head, {"shard": shard, "vocab_size": 500}),
         (flash_sample, head, {"shard": shard, "return_rank": True}),
+        (screened_sample, head, {"shard": shard, "configs": (wide, resolve)}),
     ):
         with pytest.raises(FsbenchError) as caught:
             call(hidden, of, seed=counter(1), **options)
@@ -215,7 +218,7 @@ def test_a_head_is_saved_loaded_and_refreshed_by_each_rank():
 
 @pytest.mark.full
 def test_a_head_that_is_not_of_the_shard_is_named():
-    of_another, fewer, chosen, no_head, no_shard, size, stored = found_by(2)[1]["refused"]
+    of_another, fewer, chosen, no_head, no_shard, size, stored, wide = found_by(2)[1]["refused"]
     assert of_another == (
         "head: expected one of shard.weight, [489, 32], which begins at token 512; got one of "
         "another weight, [489, 32]: make it by prepare_head(shard.weight), or call "
@@ -226,3 +229,4 @@ def test_a_head_that_is_not_of_the_shard_is_named():
     assert no_shard == "shard: expected a VocabShard; got int"
     assert size.startswith("vocab_size: expected None with a VocabShard")
     assert stored == "return_rank: expected it off with a VocabShard"
+    assert wide == "configs: expected block_v that divides 256 with a VocabShard; got 512 and 128"

@@ -91,7 +91,7 @@ def test_samples_are_those_of_one_gpu(ranks, kernel, name):
 
 
 def screened_against_one_gpu(rank: int, ranks: int, name: str, short: bool) -> list[str]:
-    """As against_one_gpu, by screened heads. short: rank 1 has no room, and computes rows in full."""
+    """As against_one_gpu, by screened heads. short: rank 1 has no room, and draws rows in full."""
     wrong = []
     for V, D in ((50_001, 512), (128_256, 1024)):
         hidden, weight = head(160, V, D)
