@@ -35,10 +35,11 @@ class ScreenedLaunch(WorkspaceLaunch):
     ):
         from fsbench.kernels.configs.screen import default_configs
         from fsbench.kernels.screened.head import prepare_head
+        from fsbench.kernels.shard.vocab_shard import VocabShard
 
         weight = matrix(head)
         super().__init__(problem, weight)
-        self._shard = None if weight is head else head
+        self._shard = head if isinstance(head, VocabShard) else None
         self._head = prepare_head(weight)
         if temperature is not None:
             self._temperature = temperature
