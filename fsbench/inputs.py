@@ -19,7 +19,7 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.flo
 
 _ONE_BYTE = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 _TAKING = ("build", "sample", "score")  # calls of a provider whose second argument is the head
-_SMALLEST_SCALE = 2.0**-15  # so that the least number of e4m3 times a scale is one of fp16
+_SMALLEST_EXPONENT = -15  # of a scale: the least number of e4m3 times it is one of fp16
 _ROWS_AT_ONCE = 16384  # rows of the weight made at a time: bounds the fp32 scratch
 _WORDS_AT_ONCE = 2**22  # of a fingerprint: bounds its scratch to 100 MB
 
@@ -59,8 +59,8 @@ def quantised(weight: Tensor, form: str) -> QuantisedWeight:
         *(part.split(_ROWS_AT_ONCE) for part in (weight, numbers, scale)), strict=True
     ):
         mantissa, exponent = torch.frexp(rows.abs().amax(1).float() / most)
-        exponent -= (mantissa == 0.5).int()
-        scales.copy_(torch.ldexp(torch.ones_like(scales), exponent).clamp_min_(_SMALLEST_SCALE))
+        exponent = (exponent - (mantissa == 0.5).int()).clamp_min(_SMALLEST_EXPONENT)
+        scales.copy_((exponent + 127 << 23).view(torch.float32))  # a power of two, to the bit
         entries = rows.float() / scales[:, None]
         into.copy_(entries.round() if form == "int8" else entries)
     return QuantisedWeight(numbers, scale)

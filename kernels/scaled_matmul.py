@@ -1,8 +1,8 @@
 """A scaled matmul of one byte over stored logits, for a head that is quantised itself.
 
 Hidden is rounded to the head's form, e4m3 or int8, with a scale for each row; torch's scaled or
-integer matmul writes logits, and one pass over these draws. So it draws from other logits than the
-head's, which it says by `known_deviation`.
+integer matmul writes bf16 logits, and one pass over these draws. So it draws from other logits than
+the head's, which it says by `known_deviation`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ ROWS = 32
 
 
 def fp8_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """[B, V], of hidden rounded to e4m3 row by row."""
+    """bf16 [B, V], of hidden rounded to e4m3 row by row."""
     import torch
 
     steps = (hidden.abs().amax(1, keepdim=True).float() / 448).clamp_min(1e-30)
     rounded = (hidden / steps).clamp(-448, 448).to(torch.float8_e4m3fn)
     return torch._scaled_mm(
-        rounded, weight.T, scale_a=steps, scale_b=scale[None], out_dtype=hidden.dtype
+        rounded, weight.T, scale_a=steps, scale_b=scale[None], out_dtype=torch.bfloat16
     )
 
 
 def int8_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """[B, V], of hidden rounded to int8 row by row."""
+    """bf16 [B, V], of hidden rounded to int8 row by row."""
     import torch
 
     B = len(hidden)
     steps = (hidden.abs().amax(1, keepdim=True).float() / 127).clamp_min(1e-30)
     rounded = (hidden / steps).round().to(torch.int8)
     rounded = torch.nn.functional.pad(rounded, (0, 0, 0, max(0, ROWS - B)))
-    return (torch._int_mm(rounded, weight.T)[:B] * steps * scale).to(hidden.dtype)
+    return (torch._int_mm(rounded, weight.T)[:B] * steps * scale).bfloat16()
 
 
 class _ScaledMatmul(WorkspaceLaunch):

@@ -78,11 +78,15 @@ def e2e(
     ] = 256,
     speculate: Annotated[
         int | None,
-        option("--speculate", whole(), "Decode with this many drafts per step, and without (hf)."),
+        option("--speculate", whole(), "Drafts per step: hf compares with none; vllm, samplers."),
     ] = None,
     drafter: Annotated[
         str | None,
-        option("--drafter", WORDS, "Of --speculate, comma list: ngram, early-exit. Default: both."),
+        option(
+            "--drafter",
+            WORDS,
+            "In hf, comma list: ngram, early-exit. Default: both.",
+        ),
     ] = None,
     prompt_tokens: Annotated[int, option("--prompt-tokens", whole(), "Tokens of a prompt.")] = 128,
     output_tokens: Annotated[int, option("--output-tokens", whole(4), "Tokens to decode.")] = 128,
@@ -117,8 +121,11 @@ def e2e(
     on_gpu = device == "cuda"
     names = _names(model) if model else ["qwen3-1.7b" if on_gpu else "tiny"]
     dtype = dtype or ("bf16" if on_gpu else "fp32")
-    if speculate or drafter:
-        samplers = _drafts(speculate, drafter, engine, sampler, output_tokens)
+    in_vllm = bool(speculate) and engine == "vllm"
+    if in_vllm:
+        samplers = _of_vllm(sampler, drafter)
+    elif speculate or drafter:
+        samplers = _drafts(speculate, drafter, sampler, output_tokens)
     else:
         samplers = _names(sampler) if sampler else default_samplers()[engine]
     plan = Plan(
@@ -135,7 +142,8 @@ def e2e(
         profiles=profiles,
         arrivals=_rates(arrivals),
         arriving=arriving,
-        speculate=speculate or 0,
+        speculate=0 if in_vllm else speculate or 0,
+        drafts=speculate or 0 if in_vllm else 0,
     )
     versions = {package: package_version(package) for package in ("transformers", "vllm")}
     facts = {**environment(device, sys.argv), **versions, "engine": engine}
@@ -164,15 +172,11 @@ def make_engine(name: str, device: str, folder: Path, memory: float) -> Engine:
 
 
 def _drafts(
-    k: int | None, drafters: str | None, engine: str, sampler: str | None, output_tokens: int
+    k: int | None, drafters: str | None, sampler: str | None, output_tokens: int
 ) -> Sequence[str]:
-    """The samplers of --speculate."""
+    """The samplers of --speculate in transformers."""
     if k is None:
         raise InvalidArgument("--drafter: expected --speculate with it; got none")
-    if engine != "hf":
-        raise InvalidArgument(
-            f"--speculate: expected --engine hf; got {engine}, in which fsbench draws no drafts yet"
-        )
     from fsbench.e2e.hf_drafts import DRAFTERS, with_drafts
 
     if sampler and sampler != "flash_sample":
@@ -180,6 +184,19 @@ def _drafts(
             f"--sampler: expected flash_sample with --speculate; got {shown(sampler)}"
         )
     return with_drafts(_names(drafters) if drafters else DRAFTERS, k, output_tokens)
+
+
+def _of_vllm(sampler: str | None, drafters: str | None) -> Sequence[str]:
+    """The samplers of --speculate in vLLM, of which all have an EAGLE drafter."""
+    if drafters not in (None, "eagle"):
+        raise InvalidArgument(f"--drafter: expected eagle in vllm; got {shown(drafters)}")
+    able = ("vllm", "flash_sample", "screened")
+    for name in (found := _names(sampler) if sampler else list(able[:2])):
+        if name not in able:
+            raise InvalidArgument(
+                f"--sampler: expected {', '.join(able)} with --speculate; got {shown(name)}"
+            )
+    return found
 
 
 def _rates(text: str | None) -> tuple[float, ...]:

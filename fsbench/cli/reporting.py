@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fsbench.analysis.tables import Configuration
+    from fsbench.measure.ledger import Left
     from fsbench.measure.plan import Plan
     from fsbench.problem import Problem
     from fsbench.records.cell import CellRecord
@@ -112,9 +113,11 @@ class Progress:
         if self._bar.live.is_started:
             self._bar.stop()
 
-    def report(self, done: float, total: int, what: str, left_s: float | None = None) -> None:
+    def report(self, done: float, total: int, what: str, rest: Left | None = None) -> None:
         """See `Outcomes.report`; the bar appears when there is something to report."""
-        left = "" if left_s is None else f"{duration(left_s)} left"
+        left = ""
+        if rest:
+            left = f"{'perhaps ' if rest.open else ''}{duration(rest.seconds)} left"
         self._told = f"{round(done)}/{total}", left
         self._bar.start()
         self._bar.update(

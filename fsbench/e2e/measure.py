@@ -22,7 +22,8 @@ class Plan:
     profiles: of each sampler and batch. arrivals: rates of an open loop, requests per second; then
     nothing is decoded in a closed loop, and a batch is the most requests that run at a time.
     arriving: requests of an open loop. speculate: drafts of a step; then samplers are flash_sample,
-    without drafts, and DRAFTER-k for each drafter.
+    without drafts, and DRAFTER-k for each drafter. drafts: of a step in all engines alike, by an
+    EAGLE drafter of random weights.
     """
 
     models: tuple[Decoder, ...]
@@ -39,6 +40,7 @@ class Plan:
     arrivals: tuple[float, ...] = ()
     arriving: int = 256
     speculate: int = 0
+    drafts: int = 0
 
 
 class Session(Protocol):
@@ -224,4 +226,5 @@ def _case(plan: Plan, engine: Engine, decoder: Decoder, tp: int, name: str) -> C
         baseline=name == plan.samplers[0],
         device=engine.device,
         gpu=engine.gpu,
+        drafts=plan.drafts,
     )

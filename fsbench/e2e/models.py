@@ -65,6 +65,12 @@ class Decoder:
             **({"quantization_config": quantised} if self.fp8 else {}),
         }
 
+    def drafter_config(self, dtype: str, positions: int) -> dict[str, Any]:
+        """config.json of an EAGLE drafter for this model: one layer, and a head like its own."""
+        found = {**self.config(dtype, positions), "num_hidden_layers": 1}
+        found.pop("quantization_config", None)
+        return found | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
 
 @cache
 def decoders() -> dict[str, Decoder]:

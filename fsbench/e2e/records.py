@@ -31,7 +31,7 @@ class Case:
 
     label is the sampler's text in legends; fused: the logits never exist in memory; baseline: gains
     are counted from it. gpu is the GPU's name, empty on a CPU. requests: their
-    kind; records that do not say have plain ones.
+    kind; records that do not say have plain ones. drafts: of a step, in all samplers' engines.
     """
 
     engine: str
@@ -48,6 +48,7 @@ class Case:
     device: str
     gpu: str
     requests: str = PLAIN
+    drafts: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ _KEY = ("engine", "model", "tp", "requests", "b", "sampler")
 
 COLUMNS = (
     *("engine", "model", "d", "v", "dtype", "tp", "b", "sampler", "label", "fused", "baseline"),
-    "requests",
+    *("requests", "drafts"),
     *("device", "gpu", "status", "reason", "runs", "prompt_tokens", "output_tokens"),
     *("tpot_ms", "tpot_min_ms", "tpot_max_ms", "step_p95_ms", "step_p99_ms", "tokens_per_s"),
     *("reduction_pct", "reduction_sd_pct", "draw_us", "matmul_us", "rest_us", "gap_us"),
@@ -31,7 +31,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """A row per case, in the order in which the cases first appear; see COLUMNS."""
     cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
-        case = {"requests": PLAIN, **line["case"]}
+        case = {"requests": PLAIN, "drafts": 0, **line["case"]}
         if "counts" in line or "served" in line:
             continue
         found = cases.setdefault(
@@ -71,8 +71,9 @@ def _row(found: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, An
         "step_p99_ms": p99 / 1e3,
         "tokens_per_s": row["b"] * 1e6 / median(tpot_us),
     }
-    if first.get("same_pct") is not None:
+    if first.get("accepted") is not None:
         row["accepted"] = median(run["accepted"] for run in runs.values())
+    if first.get("same_pct") is not None:
         row["same_pct"] = min(run["same_pct"] for run in runs.values())
     if found["drafts"]:
         row["draft_us"] = median(each["us"] for each in found["drafts"])

@@ -40,6 +40,7 @@ def markdown(frame: pd.DataFrame) -> str:
     for (engine, model, tp, requests), rows in frame.groupby(keys, sort=False):
         first = rows.iloc[0]
         kind = "" if requests == PLAIN else f", {requests} requests"
+        kind += f", {first.drafts} drafts per step" if first.drafts else ""
         parts.append(f"## {model} in {engine}, {tp} x {first.gpu or 'CPU'}{kind}")
         lacking = rows[rows.status != "ok"].drop_duplicates(["sampler", "reason"])
         parts += [f"{row.label}: {row.status}, {row.reason}." for row in lacking.itertuples()]
@@ -63,7 +64,7 @@ def markdown(frame: pd.DataFrame) -> str:
             if requests == PLAIN:  # as the paper's were
                 more |= _paper(str(engine), str(model), int(str(tp)))
             parts.append(_by_sampler(measured[~measured.baseline], _saved, more))
-        if measured.same_pct.notna().any():
+        if measured.accepted.notna().any():
             parts.append("### Drafts")
             parts.append(_told(measured, _DRAFTS))
         if measured.draw_us.notna().any():

@@ -29,7 +29,7 @@ from fsbench.e2e.records import Decoded, Profile, Served
 from fsbench.e2e.requests import check_kind
 from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
-from fsbench.integrations.vllm import MARKS, MEASURED, SWITCH, adapter_of
+from fsbench.integrations.vllm import DRAFTS, MARKS, MEASURED, SWITCH, adapter_of
 from fsbench.integrations.vllm_expected import Expected
 from fsbench.machine.packages import package_version
 
@@ -128,7 +128,7 @@ class Engines:
         self._processes: dict[str, Process] = {}
         self._lost: dict[str, EngineFailed] = {}
         self._arriving = plan.arriving
-        positions = plan.prompt_tokens + plan.output_tokens
+        positions = plan.prompt_tokens + plan.output_tokens + plan.drafts
         try:
             for name in samplers:  # all at once: they load and compile at the same time
                 folder = Path(self._folder.name) / name
@@ -136,7 +136,15 @@ class Engines:
                 config = json.dumps(decoder.config(plan.dtype, positions), indent=2)
                 (folder / "config.json").write_text(config, encoding="utf-8")
                 log = logs / f"vllm-{decoder.name}-tp{tp}-{name}.log"
-                process = self._processes[name] = Process(engine_environment(name), log)
+                drafts = None
+                if plan.drafts:
+                    (folder / "drafter").mkdir()
+                    config = json.dumps(decoder.drafter_config(plan.dtype, positions), indent=2)
+                    (folder / "drafter" / "config.json").write_text(config, encoding="utf-8")
+                    of_drafter = {"method": "eagle", "model": str(folder / "drafter")}
+                    drafts = {**of_drafter, "num_speculative_tokens": plan.drafts}
+                environment = engine_environment(name, plan.drafts > 0)
+                process = self._processes[name] = Process(environment, log)
                 process.send(
                     {
                         "do": "start",
@@ -151,6 +159,7 @@ class Engines:
                         "memory": round(memory / len(samplers), 3),
                         "vocabulary": decoder.V,
                         "opened": bool(plan.arrivals),
+                        "drafts": drafts,
                     }
                 )
             for name, process in self._processes.items():
@@ -200,18 +209,20 @@ class Engines:
 
 def cache_bytes(plan: Plan, decoder: Decoder, tp: int) -> int:
     """Of keys and values on one GPU, with room for half as many tokens again as are needed."""
-    tokens = max(plan.batches) * (plan.prompt_tokens + plan.output_tokens)
+    tokens = max(plan.batches) * (plan.prompt_tokens + plan.output_tokens + plan.drafts)
     size = 4 if plan.dtype == "float32" else 2
-    one = 2 * decoder.layers * max(1, decoder.kv_heads // tp) * decoder.head_dim * size
+    layers = decoder.layers + (plan.drafts > 0)
+    one = 2 * layers * max(1, decoder.kv_heads // tp) * decoder.head_dim * size
     return one * tokens * 3 // 2 + (64 << 20)
 
 
-def engine_environment(sampler: str) -> dict[str, str]:
+def engine_environment(sampler: str, drafts: bool = False) -> dict[str, str]:
     """Variables of an engine's process: the same for all samplers, but for which one draws."""
     return {
         **{name: value for name, value in os.environ.items() if name != SWITCH},
         **({} if sampler == OWN else {SWITCH: sampler}),
         MARKS: "1",
+        DRAFTS: str(int(drafts)),
         "VLLM_USE_V2_MODEL_RUNNER": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",

@@ -34,6 +34,7 @@ class Served:
         kv_bytes: of the cache, on each GPU. Given, so that engines can start at the same time: vLLM
             would size it by the memory that it sees free.
         memory: part of each GPU's memory that has to be free at the start.
+        drafts: vLLM's speculative_config, or None.
         opened: have vLLM's asynchronous engine, for requests that come by themselves: `arrive`, and
             no `decode`.
     """
@@ -51,11 +52,14 @@ class Served:
         memory: float,
         vocabulary: int,
         opened: bool = False,
+        drafts: dict[str, Any] | None = None,
     ):
         self._folder = Path(folder)
         self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
         self._seed, self._vocabulary = seed, vocabulary
         self._requests = 0
+        self._drafts = drafts["num_speculative_tokens"] if drafts else 0
+        sizes = sorted({*batches, *(b * (1 + self._drafts) for b in batches)})
         settings: dict[str, Any] = dict(
             model=folder,
             load_format="dummy",
@@ -63,13 +67,13 @@ class Served:
             dtype=dtype,
             tensor_parallel_size=tp,
             max_num_seqs=max(batches),
-            max_model_len=prompt_tokens + output_tokens,
+            max_model_len=prompt_tokens + output_tokens + self._drafts,
             gpu_memory_utilization=memory,
             kv_cache_memory_bytes=kv_bytes,
             enable_prefix_caching=False,
             enable_flashinfer_autotune=False,  # its kernels are not used on a dense bf16 model
             seed=seed,
-            compilation_config={"cudagraph_capture_sizes": sorted(batches)},
+            compilation_config={"cudagraph_capture_sizes": sizes},
             profiler_config={
                 "profiler": "torch",
                 "torch_profiler_dir": str(self._folder / _TRACES),
@@ -78,6 +82,8 @@ class Served:
                 "torch_profiler_dump_cuda_time_total": False,
             },
         )
+        if drafts:
+            settings["speculative_config"] = drafts
         self._opened: Opened | None = None
         if opened:
             of_requests = vocabulary, prompt_tokens, output_tokens, seed
@@ -199,4 +205,5 @@ class Served:
             tpot_us=median((t[-1] - t[0]) * 1e6 / (len(t) - 1) for t in together),
             step_us=[round((b - a) * 1e6, 2) for a, b in pairwise(at)],
             step_tokens=None if set(tokens) <= {b} else tokens,
+            accepted=sum(tokens) / (b * len(tokens)) - 1 if self._drafts else None,
         )

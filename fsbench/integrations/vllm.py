@@ -197,8 +197,8 @@ class Plugged:
 
     def _watch(self, runner: Any) -> None:
         """Hear of new requests and of new weights."""
-        sampler, model = runner.sampler, runner.model
-        add, load = sampler.add_request, getattr(model, "load_weights", None)
+        sampler, drafter = runner.sampler, getattr(runner, "speculator", None)
+        add = sampler.add_request
 
         @functools.wraps(add)
         def add_request(*args: Any, **kwargs: Any) -> Any:
@@ -206,8 +206,11 @@ class Plugged:
             return add(*args, **kwargs)
 
         sampler.add_request = add_request
-        if load is not None:
-            model.load_weights = _before(load, self.weights_change)
+        models: list[Any] = [runner.model, getattr(drafter, "model", None)]
+        for model in models:
+            load = getattr(model, "load_weights", None)
+            if load is not None:
+                model.load_weights = _before(load, self.weights_change)
 
     def weights_change(self) -> None:
         """Look the head up again before the next draw."""

@@ -139,8 +139,9 @@ class Sampling:
             output = own(hidden, subset(batch, group.rows, index), grammars)[0]
             told.append((index, Told(*output.logprobs_tensors[:3]), 1))
         together, bounds = joined(tokens, told) if told else None, None
-        sampled = batch.seq_lens.new_ones(B)
-        if drafted is not None:
+        if drafted is None:
+            sampled = batch.seq_lens.new_ones(B)
+        else:
             tokens, sampled = drafted.verified(tokens)
             batch, bounds = drafted.whole, drafted.whole.cu_num_logits_np.tolist()
         counts = self.adapter.num_sampled(runner, batch, sampled)

@@ -20,11 +20,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from statistics import mean
+from typing import NamedTuple
 
 from fsbench.records.cell import Cell
 
 LATER_CALL_S = 1.0
 """At most this of a sampler's first call comes again on its next problem: a variant compiled."""
+
+
+class Left(NamedTuple):
+    """Seconds to the end. open: that is a guess, as nothing is known of some sampler yet."""
+
+    seconds: float
+    open: bool = False
 
 
 class Ledger:
@@ -38,6 +46,7 @@ class Ledger:
         self._at: tuple[Cell | None, str] = (None, "start")
         self._since = clock() if since is None else since
         self._end: float | None = None
+        self._unseen = False
 
     def enter(self, phase: str, cell: Cell | None = None) -> None:
         """From now on the time is of this phase, of a cell or of none."""
@@ -61,9 +70,11 @@ class Ledger:
         return total
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds to the end, as far as is known; None until a cell is finished."""
-        return None if self._end is None else max(0.0, self._end - self._clock())
+    def left(self) -> Left | None:
+        """What is left, as far as is known; None until a cell is finished."""
+        if self._end is None:
+            return None
+        return Left(max(0.0, self._end - self._clock()), self._unseen)
 
     def finish(self, open_cells: Collection[Cell]) -> None:
         """A cell is finished: only these are open. Estimates anew when they will be.
@@ -85,6 +96,7 @@ class Ledger:
         left = sum(max(0.0, each.get(c.provider, usual) - self.spent(c)) for c in open_cells)
         unseen = {cell.provider for cell in open_cells} - set(of_sampler)
         self._end = self._clock() + left + usual_once * len(unseen)
+        self._unseen = bool(unseen)
 
     def _once(self, cell: Cell) -> float:
         spent = self._spent[cell]

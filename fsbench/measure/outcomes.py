@@ -18,7 +18,7 @@ from fsbench.errors import (
 from fsbench.machine.device_state import require_live_device
 from fsbench.measure.ahead import Ahead
 from fsbench.measure.distributed import Team
-from fsbench.measure.ledger import Ledger
+from fsbench.measure.ledger import Ledger, Left
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
 from fsbench.verify.check import Setting
@@ -31,7 +31,7 @@ GateKey = tuple[str, Setting]  # name of a sampler, and what it is verified for
 class Outcomes:
     """Tells what is going on; turns what a sampler raises into a row of results.
 
-    report: called with (cells done, cells in all, what is going on, seconds left or None); a cell
+    report: called with (cells done, cells in all, what is going on, what is left or None); a cell
         at work counts as a part of one. begin: with a cell before it is worked on. finished: with
         one that nothing is left to do for, and the seconds that it took. troubled: with (status,
         reason) of a failure of this rank.
@@ -43,7 +43,7 @@ class Outcomes:
     """
 
     store: Store
-    report: Callable[[float, int, str, float | None], None] = lambda done, total, what, left: None
+    report: Callable[[float, int, str, Left | None], None] = lambda done, total, what, left: None
     begin: Callable[[Cell], None] = lambda cell: None
     finished: Callable[[Cell, float], None] = lambda cell, seconds: None
     troubled: Callable[[str, str], None] = lambda status, reason: None
@@ -77,7 +77,7 @@ class Outcomes:
             min(self._done, self.total),
             self.total,
             f"{where}: {cell.label}{what}",
-            self.ledger.left_s,
+            self.ledger.left,
         )
 
     def finish(self, cell: Cell) -> None:

@@ -20,6 +20,7 @@ from fsbench.errors import DeviceUnavailable
 from fsbench.machine import hardware
 from fsbench.machine.device_state import synchronize
 from fsbench.measure import energy, host
+from fsbench.measure.ledger import Left
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.preparing import Batch, Contender, Preparation, work_list
@@ -72,7 +73,7 @@ class Runner:
                     outcomes.finish(sampler[1])
             if late.samplers:
                 batches.append(late)
-        outcomes.report(outcomes.total, outcomes.total, "done", 0.0)
+        outcomes.report(outcomes.total, outcomes.total, "done", Left(0.0))
 
     def _measure(self, contenders: list[Contender], offset: Tensor, late: Batch) -> Batch:
         """Measure what is ready; returns the rest. No other process is at work meanwhile."""

@@ -20,7 +20,7 @@ from fsbench.errors import FsbenchError, describe
 from fsbench.machine import compilers, device_state
 from fsbench.measure.ahead import Ahead, Asked
 from fsbench.measure.distributed import Team
-from fsbench.measure.ledger import Ledger
+from fsbench.measure.ledger import Ledger, Left
 from fsbench.measure.outcomes import GateKey, Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
@@ -61,7 +61,7 @@ class Job:
 class Report(Protocol):
     """Shows what a run does."""
 
-    def report(self, done: float, total: int, what: str, left_s: float | None = None) -> None:
+    def report(self, done: float, total: int, what: str, left: Left | None = None) -> None:
         """See `Outcomes.report`."""
 
     def finished(self, record: CellRecord, seconds: float) -> None:

@@ -69,7 +69,7 @@ def first_row(b0, B, WARPGROUP: gl.constexpr, number: gl.constexpr, BOX: gl.cons
     """First row of a box of a warpgroup. It repeats rows where its own would end beyond the batch.
 
     TMA takes longer for rows that are not there than for those that are: a batch of 40 in a box of
-    64 took 10 % longer than one of 48 (docs/results.md).
+    64 took 10 % longer than one of 48 (results/h200/sweep-20261123).
     """
     return gl.minimum(b0 + WARPGROUP * ROWS + number * BOX, gl.maximum(B - BOX, 0))
 

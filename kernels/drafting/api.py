@@ -11,6 +11,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
 from fsbench.kernels.call.operands import greedy
+from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
@@ -31,7 +32,7 @@ from fsbench.kernels.truncated.history import Penalties
 
 def draft_sample(
     hidden: Tensor,
-    head: Tensor | ScreenedHead,
+    head: Tensor | ScreenedHead | QuantisedHead,
     vocabulary: DraftVocabulary,
     *,
     temperature: float | Tensor = 1.0,
@@ -53,7 +54,8 @@ def draft_sample(
     noise of the target.)
 
     Args:
-        hidden: [B, D] of the drafter. head: its weight, [>= V_draft, D], or a ScreenedHead of it.
+        hidden: [B, D] of the drafter. head: its weight, [>= V_draft, D], a ScreenedHead of it, or a
+            QuantisedHead.
         vocabulary: which tokens the head has, from prepare_draft_vocabulary.
         temperature, top_k, top_p, min_p, penalties, bias, mask, seed, offset, soft_cap: those of
             the target's request, over the target's vocabulary, as truncated_sample takes them. The
@@ -73,8 +75,9 @@ def draft_sample(
             range, or a ScreenedHead with filters or penalties; nothing has been launched.
         CaptureError: as flash_sample.
     """
-    screened = isinstance(head, ScreenedHead)
-    hidden, weight = check_matrices(hidden, head.weight if isinstance(head, ScreenedHead) else head)
+    screened, quantised = isinstance(head, ScreenedHead), isinstance(head, QuantisedHead)
+    weight = head.weight if isinstance(head, ScreenedHead | QuantisedHead) else head
+    hidden, weight = check_matrices(hidden, weight, tuple(LARGEST_NUMBERS) if quantised else ())
     ids, V = _checked(vocabulary, weight)
     B, device = len(hidden), hidden.device
     filters = Filters(
@@ -86,7 +89,7 @@ def draft_sample(
         check_penalties(penalties, B, device)
     request = checked_request(
         hidden,
-        weight,
+        head if isinstance(head, QuantisedHead) else weight,
         seed=seed,
         offset=offset,
         temperature=temperature,
@@ -95,6 +98,7 @@ def draft_sample(
         mask=vocabulary.mask(mask, B),
         vocab_size=len(ids),
         noise="token",
+        may_be_quantised=True,
     )
     if penalties is not None or _on(filters):
         if screened:
@@ -109,7 +113,7 @@ def draft_sample(
     if isinstance(head, ScreenedHead):
         drawn = screened_sample(hidden, head, **_greedy(request, bias))
     else:
-        drawn = flash_sample(hidden, weight, noise="token", **_greedy(request, bias))
+        drawn = flash_sample(hidden, head, noise="token", **_greedy(request, bias))
     tokens = torch.where(drawn.valid, ids[drawn.tokens.clamp_min(0)], -1)
     return Sample(tokens, drawn.valid)
 
@@ -180,6 +184,8 @@ def _from_kept(
         drafting.launch.launch_filtered(request, vocabulary, filters, penalties, out)
         return out
     logits = hidden.float() @ weight[: request.vocab_size].float().T
+    if request.scale is not None:
+        logits *= request.scale[: request.vocab_size] if request.scale.ndim else request.scale
     logits = reference.processed_logits(
         logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )

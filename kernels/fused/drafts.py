@@ -23,8 +23,11 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.checks.values import check_integer
+from fsbench.kernels.fused.followed import follow_drafts
 
 _INTEGERS = (torch.int32, torch.int64)
+AT_ONCE = 4096
+"""A step with so many drafts does not fit the kernel's program."""
 
 
 class Verified(NamedTuple):
@@ -71,7 +74,8 @@ def verify_drafts(
     Noise: give every position its own (`step_noise`). Then the draw at a position is the one that
     plain decoding makes there, and speculation changes no token, whatever is in drafts and parents.
 
-    No host synchronisation: may be captured in a CUDA graph and compiled.
+    On a GPU it is one launch. No host synchronisation: may be compiled, and captured in a CUDA
+    graph after a call with as many drafts.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device or layout.
@@ -84,9 +88,22 @@ def verify_drafts(
     check_tensor("drafts", drafts, _INTEGERS, [(B, k)], device)
     shapes = [(B * (k + 1),), (B, k + 1)]
     sampled = check_tensor("sampled", sampled, [torch.int64], shapes, device).view(B, k + 1)
+    V = None if vocab_size is None else check_integer("vocab_size", vocab_size, 1, 2**31)
+    if parents is not None:
+        check_tensor("parents", parents, _INTEGERS, [(k,), (B, k)], device)
+    if device.type == "cuda" and B and k < AT_ONCE and not torch.compiler.is_compiling():
+        return Verified(*follow_drafts(sampled, drafts, parents, V))
+    return verified_by_torch(sampled, drafts, parents, V)
+
+
+def verified_by_torch(
+    sampled: Tensor, drafts: Tensor, parents: Tensor | None, vocab_size: int | None
+) -> Verified:
+    """As verify_drafts, of checked arguments, sampled [B, k + 1]: many small launches."""
+    (B, k), device = drafts.shape, drafts.device
     refused = drafts < 0
     if vocab_size is not None:
-        refused |= drafts >= check_integer("vocab_size", vocab_size, 1, 2**31)
+        refused |= drafts >= vocab_size
     place = torch.arange(k + 1, device=device)
     if parents is None:
         right = (sampled[:, :k] == drafts) & ~refused
@@ -95,7 +112,6 @@ def verify_drafts(
         nodes = place.expand(B, k + 1).masked_fill(behind, -1)
         return Verified(sampled.masked_fill(behind, -1), num_accepted, nodes, refused)
 
-    check_tensor("parents", parents, _INTEGERS, [(k,), (B, k)], device)
     before, known = _before(parents, B, k)
     refused |= ~known
     right = torch.ones(B, k + 1, dtype=torch.bool, device=device)

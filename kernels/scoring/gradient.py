@@ -6,7 +6,7 @@ softmax, and y the logits after soft cap, bias and mask:
     d y[v] = (sum of g over targets v + (h - sum of all g - e (log p[v] + H)) p[v]) / T
 
 Chunks are plain matrix products of torch. What is between them is one kernel on a GPU, and torch's
-where the bias needs a gradient (slopes.py). No tensor is as large as [B, V].
+under torch.compile and where the bias needs a gradient (slopes.py). None is as large as [B, V].
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def gradients(
     d_bias = None
     if wanted[2] and bias is not None:
         d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=device)
-    by_kernel = device.type != "cpu" and d_bias is None
+    by_kernel = not (device.type == "cpu" or d_bias is not None or torch.compiler.is_compiling())
     size = _at_once(D, hidden.element_size(), by_kernel)
     shape = (min(size, B), min(size, V))
     all_logits = torch.empty(shape, dtype=torch.float32, device=device)
@@ -154,8 +154,10 @@ def _at_once(D: int, itemsize: int, by_kernel: bool) -> int:
 
 def _add_product(a: Tensor, b: Tensor, total: Tensor, first: bool) -> None:
     """total += a @ b; = if first. total: fp32, or of the dtype of a and b. On a GPU one launch."""
-    if a.device.type == "cpu":
-        product = a.float() @ b.float()
+    on_cpu = a.device.type == "cpu"
+    if on_cpu or torch.compiler.is_compiling():  # which knows no addmm of two dtypes
+        wide = on_cpu or a.dtype == torch.float32
+        product = a.float() @ b.float() if wide else torch.mm(a, b, out_dtype=torch.float32)
         total.copy_(product if first else product.add_(total))
     elif a.dtype == total.dtype:
         total.addmm_(a, b, beta=int(not first))

@@ -15,7 +15,13 @@ pytestmark = pytest.mark.timeout(3600)
 
 FAMILIES = {
     *("akunu_exact", "akunu_faithful", "draft_noise", "flash_sampling", "flash_sampling_gather"),
-    *("flash_sampling_two_step", "group_gumbel_parallel", "gumbel_argmax", "matmul_form"),
+    *(
+        "follow_drafts",
+        "flash_sampling_two_step",
+        "group_gumbel_parallel",
+        "gumbel_argmax",
+        "matmul_form",
+    ),
     *("merge_keys", "noise_map", "pack_mask", "pivot_search", "resolve", "sampling_cutoff"),
     *("sampling_kept", "sampling_look", "sampling_race", "sampling_sections"),
     *("sampling_support", "score_slopes", "screen", "standing", "target_logits", "weight_stream"),

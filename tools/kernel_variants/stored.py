@@ -26,7 +26,8 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PARAMETERS = {
     "*i64": (
         *("seed_ptr", "offset_ptr", "keys_ptr", "tokens_ptr", "words_ptr", "buffers_ptr"),
-        *("codes_ptr", "ids_ptr", "targets_ptr"),
+        *("codes_ptr", "ids_ptr", "targets_ptr", "sampled_ptr", "drafts_ptr", "parents_ptr"),
+        *("num_accepted_ptr", "nodes_ptr"),
     ),
     "*i32": ("arrivals_ptr", "parts_ptr", "counts_ptr"),
     "*fp32": (
@@ -34,11 +35,12 @@ PARAMETERS = {
         *("noise_ptr", "numbers_ptr", "g_ptr"),
     ),
     "*fp16": ("scores_ptr",),
-    "*i1": ("mask_ptr",),
+    "*i1": ("mask_ptr", "refused_ptr"),
     "fp32": ("temperature", "scale", "top_p", "min_p", "soft_cap"),
     "i32": (
         *("V", "B", "K", "N", "n", "groups", "splits", "first_token", "rank", "area", "top_k"),
-        *("num_elements", "stride", "first", "tokens", "bias_stride", "mask_stride"),
+        *("num_elements", "stride", "first", "tokens", "bias_stride", "mask_stride", "k"),
+        *("vocab_size", "parents_stride"),
     ),
 }
 TYPES = {name: kind for kind, names in PARAMETERS.items() for name in names}
@@ -94,6 +96,7 @@ def _of_parts(capability: int) -> Iterator[Row]:
         ("merge_keys", "", "kernels.shard.merge_keys.merge_keys_kernel", TYPES, MERGED),
         ("flash_sampling_gather", "pack", f"{gather}.pack_kernel", TYPES, GATHERED),
         ("flash_sampling_gather", "choose", f"{gather}.choose_rank_kernel", TYPES, GATHERED),
+        ("follow_drafts", "", "kernels.fused.followed.follow_drafts_kernel", TYPES, 8),
         ("pack_mask", "", "kernels.call.pack_mask.pack_mask_kernel", narrow, PACKED),
         ("noise_map", "", "kernels.noise.map.noise_map_kernel", TYPES, MAPPED),
     ):

@@ -15,6 +15,7 @@ from pages.blocks import (
     block,
     bullets,
     medians,
+    not_yet,
     places,
     results,
     said,
@@ -63,6 +64,8 @@ def score_times() -> str:
 
 @block
 def score_parts() -> str:
+    if not (H200 / PARTS).exists():
+        return not_yet("score-parts")
     found = pd.read_csv(H200 / PARTS).set_index(["v", "b", "what"])
     us, busy = found.time_us.unstack(), found.busy_us.unstack()
     options = [name for name in busy if name.startswith("score, ")]

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pages.blocks import MATMUL, PORTABLE, SMALL, block, places, results, table, with_source
+from pages.blocks import (
+    H200,
+    MATMUL,
+    PORTABLE,
+    SMALL,
+    block,
+    not_yet,
+    places,
+    results,
+    table,
+    with_source,
+)
 
 RUN = "rivals-20261123"
 REQUESTS = {"plain": "plain", "default": "default", "top_p": "top-p"}
@@ -32,6 +43,8 @@ def _shown(value: float, form: str) -> str:
 
 @block
 def released_times(D: str = str(SMALL[0])) -> str:
+    if not (H200 / RUN).exists():
+        return not_yet("rivals")
     us = _cells(int(D), "median_us")
     columns = [(request, B) for request in REQUESTS for B in BATCHES]
     order = us[("default", 64)].sort_values().index
@@ -46,6 +59,8 @@ def released_times(D: str = str(SMALL[0])) -> str:
 
 @block
 def released_costs() -> str:
+    if not (H200 / RUN).exists():
+        return not_yet("rivals")
     D, B = SMALL[0], 64
     kinds = {"host_us": ",.0f", "first_call_s": ".1f", "peak_extra_bytes": ",.0f"}
     found = {kind: _cells(D, kind) for kind in kinds}

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pages.blocks import H200, RESULTS, block, bullets, places, said, span, table, with_source
+from pages.blocks import (
+    H200,
+    RESULTS,
+    block,
+    bullets,
+    not_yet,
+    places,
+    said,
+    span,
+    table,
+    with_source,
+)
 
 RATES = {
     "rejection": "rejection sampling",
@@ -105,7 +116,7 @@ def acceptance_findings() -> str:
 def draft_times() -> str:
     """Of tools/measure_drafts.py; nothing is measured until its record is there."""
     if not (H200 / DRAFTS).exists():
-        return "Not measured yet: the job `drafts` of `make record` does it."
+        return not_yet("drafts")
     found = pd.read_csv(H200 / DRAFTS)
     of = found.set_index(["d", "v", "b", "what"])
     verify = found[found.what == "verify"].set_index(["d", "v", "b"]).index

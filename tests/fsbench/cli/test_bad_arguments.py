@@ -53,16 +53,17 @@ OPTIONS = {
         "--rounds": "size", "--logits": [*NO_TEXT, "flat", "normal:-1", f"peaked:{LONG}"],
         "--seed": "seed", "--out": "folder", "--resume": NO_RESULTS, "--timeout": "above 0",
         "--energy": [*NO_NUMBER, "0", "-1", "0.1"], "--sustained": [*NO_NUMBER, "0", "-1", "0.1"],
-        "--warmers": "count",
+        "--warmers": "count", "--weights": "name",
     },
     "verify": {
         "--provider": "name", "--provider-path": "plug-in", "--tier": "name", "--check": "name",
         "--device": "name", "--dtype": "name", "--temperature": "above 0", "--output": "file",
+        "--weights": "name",
     },
     "audit": {
         "RECORDS": [*NO_PATH, "missing", "empty"], "--provider": "name",
         "--provider-path": "plug-in", "--tier": "name", "--device": "name", "--dtype": "name",
-        "--output": "file",
+        "--output": "file", "--weights": "name",
     },
     "export": {"RESULTS": "results", "--out": "folder"},
     "tune": {

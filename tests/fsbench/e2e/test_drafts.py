@@ -142,7 +142,14 @@ def test_rounding_by_shape_is_told_from_a_wrong_token(tmp_path, monkeypatch):
     [
         (["--speculate", "0"], "--speculate: expected an integer from 1"),
         (["--speculate", "11"], "--speculate: expected at most 10, two less than --output-tokens"),
-        (["--speculate", "2", "--engine", "vllm"], "--speculate: expected --engine hf; got vllm"),
+        (
+            ["--speculate", "2", "--engine", "vllm", "--sampler", "greedy"],
+            "--sampler: expected vllm, flash_sample, screened with --speculate; got 'greedy'",
+        ),
+        (
+            ["--speculate", "2", "--engine", "vllm", "--drafter", "ngram"],
+            "--drafter: expected eagle in vllm; got 'ngram'",
+        ),
         (["--speculate", "2", "--arrivals", "8"], "--arrivals: expected none with --engine hf"),
         (["--speculate", "2", "--drafter", "ngrams"], "--drafter: expected one of"),
         (["--model", "qwen3-8b-fp8"], "--model: expected none in fp8 with --engine hf"),

@@ -64,6 +64,20 @@ def test_a_whole_plan(tmp_path):
     assert "vLLM prints this to standard output" in log.read_text()
 
 
+def test_drafts_in_all_engines(tmp_path):
+    plan = replace(PLAN, batches=(3,), requests=("default",), drafts=2)
+    store = Store(tmp_path / "run", {})
+    assert measure(plan, Vllm("cuda", tmp_path / "run"), store) == 0
+    runs = [line for line in read(tmp_path / "run") if "decoded" in line]
+    assert len(runs) == 4
+    assert {line["case"]["drafts"] for line in runs} == {2}
+    assert {line["decoded"]["accepted"] for line in runs} == {0.0}  # the fake has none
+    frame = write_tables(tmp_path / "run")
+    assert set(frame.drafts) == {2} and set(frame.accepted) == {0.0}
+    told = (tmp_path / "run" / "e2e.md").read_text()
+    assert "default requests, 2 drafts per step" in told and "accepted per step" in told
+
+
 def test_requests_that_arrive_by_themselves(tmp_path):
     """Each sampler gets the same arrivals; another run has others. A warm-up is not recorded."""
     plan = replace(PLAN, batches=(3,), requests=("mixed",), arrivals=(400.0, 900.0), arriving=9)
@@ -95,7 +109,7 @@ def test_only_the_time_counts_in_which_all_decode(monkeypatch):
     from fsbench.e2e.vllm_served import Served
 
     served = object.__new__(Served)
-    served._prompt_tokens, served._output_tokens = 4, 6
+    served._prompt_tokens, served._output_tokens, served._drafts = 4, 6, 0
     arrived = {"1": [1.0, 1.5, 2.0, 2.1, 2.2, 2.3], "2": [2.0, 2.1, 2.2, 2.3, 3.0, 4.0]}
     deliveries = [(1.0, 1), (1.5, 1), *((t, 2) for t in (2.0, 2.1, 2.2, 2.3)), (3.0, 1), (4.0, 1)]
     found = served._decoded(2, 0.5, arrived, deliveries)

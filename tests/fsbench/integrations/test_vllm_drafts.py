@@ -193,7 +193,7 @@ def test_drafts_are_those_of_the_head_and_argmax(speculating, screens, screened)
     _, drafter = runner._fsbench._made
     assert runner.model_memory_usage - memory == drafter.extra_bytes
     small.lm_head.weight.neg_()
-    runner.model.load_weights([])
+    small.load_weights([])
     play = Play(runner)
     play.add("two", params(seed=1), PROMPT)
     play.step()

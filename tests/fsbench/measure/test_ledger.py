@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 from cells import cell
 
-from fsbench.measure.ledger import Ledger
+from fsbench.measure.ledger import Ledger, Left
 
 # Recorded on two cores with nothing compiled before: B = 1, D = 1024, V = 50,000 at six
 # temperatures, so with six gates; 60 steps in 3 rounds. Sampler, number of the problem; seconds of
@@ -86,7 +86,7 @@ def replay(clock, lines):
 
 
 def test_what_is_left_is_foretold_within_30_percent(clock):
-    told = [(now, ledger.left_s) for now, ledger in replay(clock, RECORDED)]
+    told = [(now, ledger.left.seconds) for now, ledger in replay(clock, RECORDED)]
     assert len(told) == 6 and told[-1][1] == 0
     for now, left in told[:-1]:
         assert 0.7 < left / (clock.now - now) < 1.3
@@ -95,21 +95,21 @@ def test_what_is_left_is_foretold_within_30_percent(clock):
 def test_a_long_first_call_and_the_gate_are_not_expected_again(clock):
     lines = "a 1 0 20 80 0 0 3\nb 1 0 0 0.5 0 0 3\na 2 0 0 0 0 0 3\nb 2 0 0 0 0 0 3"
     now, ledger = next(replay(clock, lines))
-    assert now == pytest.approx(206.5) and ledger.left_s == pytest.approx(4 + 3.5)
+    assert now == pytest.approx(206.5) and ledger.left == (pytest.approx(4 + 3.5), False)
     clock.now += 5
-    assert ledger.left_s == pytest.approx(2.5)
+    assert ledger.left.seconds == pytest.approx(2.5)
     clock.now += 50
-    assert ledger.left_s == 0
+    assert ledger.left.seconds == 0
 
 
 def test_samplers_that_are_yet_to_come_are_taken_for_the_usual(clock):
     ledger, first, other = Ledger(clock), cell(provider="a"), cell(provider="b")
-    assert ledger.left_s is None
+    assert ledger.left is None
     for phase, seconds in (("gate", 8), ("timing", 2)):
         ledger.enter(phase, first)
         clock.now += seconds
     ledger.finish({other})
-    assert ledger.left_s == 10
+    assert ledger.left == Left(10, open=True)
 
 
 def test_phases_add_up_to_all_of_the_time(clock):

@@ -14,6 +14,7 @@ from fsbench.kernels import (
     draft_sample,
     prepare_draft_vocabulary,
     prepare_head,
+    quantise_head,
     truncated_sample,
 )
 
@@ -110,6 +111,20 @@ def test_a_screened_head_gives_the_same_tokens(dtype):
         hidden, prepare_head(weight), vocabulary, temperature=T, seed=SEED, offset=OFFSET
     )
     assert torch.equal(drawn.tokens, expected(logits))
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.8}])
+@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_quantised_head_draws_by_its_own_logits(dtype, per_row, filters):
+    hidden, weight, vocabulary, logits = case(dtype)
+    head = quantise_head(weight, per_row=per_row)
+    own = head.scale.expand(len(weight))[:, None] * head.weight.float()
+    logits[:, vocabulary.token_ids] = hidden.float() @ own[:ROWS].T
+    drawn = draft_sample(
+        hidden, head, vocabulary, temperature=T, seed=SEED, offset=OFFSET, **filters
+    )
+    assert torch.equal(drawn.tokens, expected(logits, **filters))
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5}])

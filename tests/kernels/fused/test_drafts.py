@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Verified, flash_sample, step_noise, verify_drafts
+from fsbench.kernels.fused.drafts import verified_by_torch
+from fsbench.kernels.fused.followed import follow_drafts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -162,6 +164,24 @@ def test_what_no_draw_can_confirm_is_flagged():
         assert tree.tokens[0].tolist() == chain.tokens[0].tolist()
 
 
+@pytest.mark.parametrize("k", [0, 1, 3, 7, 8])
+@pytest.mark.parametrize("vocab_size", [None, 3])
+def test_the_kernel_finds_what_torch_finds(k, vocab_size):
+    """Few tokens, so that many drafts are right and siblings equal; some of no use."""
+    B = 64
+    generator = torch.Generator().manual_seed(k)
+    sampled = torch.randint(-1, 4, (B, k + 1), generator=generator)
+    drafts = torch.randint(-1, 4, (B, k), generator=generator).int()
+    of_rows = torch.randint(-1, k + 2, (B, k), generator=generator)
+    early = torch.arange(k) // 2  # a tree of two branches at each node
+    for parents in (None, early, of_rows, early.expand(B, -1).int().contiguous()):
+        found = follow_drafts(sampled, drafts, parents, vocab_size)
+        wanted = verified_by_torch(sampled, drafts, parents, vocab_size)
+        for one, other in zip(found, wanted, strict=True):
+            assert one.dtype == other.dtype and torch.equal(one, other)
+        assert k < 3 or 0 < wanted.num_accepted.float().mean() < k
+
+
 def test_noise_of_a_step():
     seed, position = torch.tensor([11, 12]), torch.tensor([5, 2**40])
     of_rows, offset = step_noise(seed, position, 3)
@@ -230,6 +250,7 @@ def test_in_a_cuda_graph():
 
     sampled = flash_sample(hidden, weight, seed=seed, offset=offset).tokens.view(B, k + 1)
     drafts.copy_(sampled[:, :k])
+    launch()  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -179,6 +179,18 @@ def test_only_what_needs_a_gradient_gets_one():
         assert not score(hidden, weight, counter(1, 2, 3)).logprob.requires_grad
 
 
+def test_the_gradient_under_torch_compile_is_that_of_an_eager_call():
+    leaves = [x.requires_grad_() for x in problem(5, 50, D)]
+
+    def loss(hidden, weight):
+        return score(hidden, weight, torch.arange(5), soft_cap=4.0).logprob.sum()
+
+    eager = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for one, other in zip(torch.autograd.grad(compiled(*leaves), leaves), eager, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 class Held(TorchDispatchMode):
     """The most bytes that tensors made under it held at one time."""
 

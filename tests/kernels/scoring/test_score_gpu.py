@@ -183,3 +183,17 @@ def test_the_gradient_with_all_options_is_that_of_float64(B, V, D, dtype, bias):
             assert one.dtype == (torch.float32 if one.ndim == 1 else dtype)
             error = (one.double() - other).norm() / other.norm()
             assert error < max(1e-4, 2 * torch.finfo(dtype).eps)
+
+
+def test_the_gradient_under_torch_compile():
+    hidden, weight = problem(33, 129, 64)
+    targets = torch.randint(0, 129, (33,), device="cuda")
+    leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+
+    def loss(h, w):
+        return score(h, w, targets, soft_cap=5.0).logprob.sum()
+
+    eager = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for one, other in zip(torch.autograd.grad(compiled(*leaves), leaves), eager, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)

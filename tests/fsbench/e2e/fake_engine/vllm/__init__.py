@@ -54,6 +54,13 @@ class LLM:
         config = json.loads((Path(model) / "config.json").read_text())
         assert config["architectures"] == ["Qwen3ForCausalLM"] and load_format == "dummy"
         assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == os.environ["FSBENCH_VLLM_MARKS"] == "1"
+        drafts = rest.get("speculative_config")
+        assert os.environ["FSBENCH_VLLM_DRAFTS"] == ("1" if drafts else "0")
+        if drafts:
+            drafter = json.loads((Path(drafts["model"]) / "config.json").read_text())
+            assert drafter["num_hidden_layers"] == 1
+            assert drafter["vocab_size"] == config["vocab_size"]
+            assert rest["compilation_config"]["cudagraph_capture_sizes"] == [3, 9]
         self._traces = Path(profiler_config["torch_profiler_dir"])
         self._since = None
         self.llm_engine = Engine(max_num_seqs)
