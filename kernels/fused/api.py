@@ -87,7 +87,7 @@ def flash_sample(
             own (docs/log-probabilities.md). Not with a VocabShard, nor above 2^20 tokens.
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
             noise.md). "auto" is "group", always: tokens must not depend on where they are drawn.
-        shard: whose rows a ScreenedHead is of, prepare_head(shard.weight); else None.
+        shard: whose rows a ScreenedHead is of, prepare_head of its weight; else None.
         out: a Sample to write to and return; its fields must match what is asked for.
         kernel: "hopper", "portable", or "auto": the first where it can run (`describe` says which).
             It can on compute capability 9.0, with group noise, on matrices that TMA can load.

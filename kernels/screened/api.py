@@ -51,7 +51,7 @@ def screened_sample(
             with both exact, at the price of the full kernel.
         noise: as in flash_sample; with groups every candidate is a group, and all of its rows of
             the weight are read.
-        shard: whose rows the head is of, prepare_head(shard.weight). All ranks call together with
+        shard: whose rows the head is of, prepare_head of its weight. All ranks call together with
             the same arguments, each with its own head, and get the tokens of the whole vocabulary,
             those of one GPU (docs/screened-head.md).
         configs: tile shapes of the two launches; by default those in use for B and this GPU.
