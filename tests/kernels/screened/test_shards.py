@@ -114,7 +114,7 @@ def takes_turns(rank: int, folder: str) -> list[list[int]]:
 
 
 def changes(rank: int, folder: str) -> list[object]:
-    """Tokens of a head from a file, then what is refused until it is refreshed, then tokens."""
+    """Tokens of a head from a file, then what is refused, then tokens: eager and compiled."""
     hidden, shard, head = shard_of(rank, 3, None)
     path = f"{folder}/head-{rank}"
     save_head(head, path)
@@ -130,7 +130,12 @@ def changes(rank: int, folder: str) -> list[object]:
     shard.refresh(-shard._rows)
     found.append(drawn())
     head.refresh(shard.weight)
-    return [*found, drawn()]
+    tokens = torch.compile(drawn_by, fullgraph=True, backend="eager")(hidden, head, shard)
+    return [*found, drawn(), tokens.tolist()]
+
+
+def drawn_by(hidden: Tensor, head: ScreenedHead, shard: VocabShard) -> Tensor:
+    return screened_sample(hidden, head, shard=shard, seed=counter(1)).tokens
 
 
 def refused(rank: int) -> list[str]:
@@ -210,8 +215,8 @@ def test_a_head_is_saved_loaded_and_refreshed_by_each_rank():
         for w in (weight, -weight)
     )
     for of_rank in found_by(3):
-        first, between, last = of_rank["changes"]
-        assert (first, last) == (before, after)
+        first, between, last, compiled = of_rank["changes"]
+        assert (first, last, compiled) == (before, after, after)
         assert between.startswith("head: expected ")
         assert "head.refresh(" in between
 
