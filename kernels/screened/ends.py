@@ -40,12 +40,6 @@ def bound_of_key(key):
 
 
 @triton.jit
-def own_numbers(pointer, first_token):
-    """A pointer to the numbers of a rank's tokens, moved so that a token's id finds its own."""
-    return pointer + (0 - first_token)
-
-
-@triton.jit
 def rough_gumbel(bits, NVIDIA: tl.constexpr):
     """32 random bits (uint32) -> Gumbel(0, 1) in fp32, within 2^-10 of noise.contract.gumbel.
 

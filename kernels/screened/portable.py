@@ -24,7 +24,6 @@ from fsbench.kernels.screened.ends import (
     ROUGH_SLACK,
     bound_key,
     bound_of_key,
-    own_numbers,
 )
 from fsbench.kernels.screened.records import leave_records, list_what_is_left
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
@@ -87,10 +86,10 @@ def screen_kernel(
         gdc_launch_dependents()
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     first, own = own_tokens(first_token, num_tokens, V)
-    if first_token is not None:
-        scale_ptr = own_numbers(scale_ptr, first_token)
-        residual_ptr = own_numbers(residual_ptr, first_token)
-        norm_ptr = own_numbers(norm_ptr, first_token)
+    if first_token is not None:  # so that a token's id finds its own numbers
+        scale_ptr -= first_token
+        residual_ptr -= first_token
+        norm_ptr -= first_token
     if USE_TMA and NVIDIA:
         _prefetch(copy_ptr, pid_v * BLOCK_V, own, D, BLOCK_V, AHEAD)
     cols = tl.arange(0, ROUNDED_AT_ONCE)

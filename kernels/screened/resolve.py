@@ -96,7 +96,7 @@ def resolve_kernel(
         gdc_wait()  # for all that the screen has written
     share = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # so that a token's id finds its row
-        weight_ptr = weight_ptr + (0 - first_token).to(tl.int64) * D
+        weight_ptr -= first_token.to(tl.int64) * D
     every = tl.arange(0, POWER_B)
     number = tl.load(listed_ptr + every, mask=every < B, other=0)
     _resolve_lists(

@@ -34,7 +34,6 @@ from fsbench.kernels.screened.ends import (
     bound_key,
     bound_of_key,
     larger,
-    own_numbers,
 )
 from fsbench.kernels.screened.hopper.records import (
     leave_records,
@@ -321,10 +320,10 @@ def hopper_screen_kernel(
     # What is absent is an empty tuple, as None cannot be in one.
     own = () if first_token is None else (first_token,)
     request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature, own)
-    if first_token is not None:
-        scale_ptr = own_numbers(scale_ptr, first_token)
-        residual_ptr = own_numbers(residual_ptr, first_token)
-        norm_ptr = own_numbers(norm_ptr, first_token)
+    if first_token is not None:  # so that a token's id finds its own numbers
+        scale_ptr -= first_token
+        residual_ptr -= first_token
+        norm_ptr -= first_token
     vectors = (scale_ptr, residual_ptr, norm_ptr, ())  # and no bias
     state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
              list_ptr, found_ptr)  # fmt: skip
