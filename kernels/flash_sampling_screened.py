@@ -11,7 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsbench.kernels.providing.launches import FULL_CONTRACT, noise_map
-from fsbench.kernels.providing.screened import ScreenedLaunch, kept_bytes, unsupported_reason
+from fsbench.kernels.providing.screened import (
+    ScreenedLaunch,
+    build_sharded,
+    kept_bytes,
+    unsupported_reason,
+)
 from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ PROVIDER = Provider(
     noise_map=noise_map,
     capabilities=replace(FULL_CONTRACT, noise="token", entropy=False, rank=False, top=False),
     build=ScreenedLaunch,
+    build_sharded=build_sharded,
     sample=sample,
     call="screened_sample",
     kept_bytes=kept_bytes,

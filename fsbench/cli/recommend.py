@@ -283,19 +283,21 @@ def _calls(entry: Found, problem: Problem, needs: list[str]) -> dict[str, str]:
         plain = problem.device == "cuda" and not (filters or needs or sharded)
         vllm = {"vllm": f"FSBENCH_VLLM={entry.name} vllm serve MODEL"} if plain else {}
         return {"python": python, **vllm}
-    imports, first, head = call, "", "weight"
+    imports, first, given = call, "", ["weight"]
     if sharded:
-        imports, head = f"VocabShard, {call}", "shard"
+        imports, given = f"VocabShard, {call}", ["shard"]
         first = "shard = VocabShard(weight_rows_of_this_rank, group)  # once, on all ranks\n"
-    elif call == "screened_sample":
-        imports, head = f"prepare_head, {call}", "head"
-        first = "head = prepare_head(weight)  # once\n"
+    plug_in = "flash_sample"
+    if call == "screened_sample":
+        imports = imports.replace(call, f"prepare_head, {call}")
+        first += f"head = prepare_head({'shard.weight' if sharded else 'weight'})  # once\n"
+        given = ["head", "shard=shard"] if sharded else ["head"]
+        plug_in = plug_in if sharded else "screened"
     options = [*filters, *(_ARGUMENTS[need] for need in needs if need in _ARGUMENTS)]
-    given = ", ".join(dict.fromkeys(["hidden", head, "seed=seed", "offset=step", *options]))
-    if len(given) + len(call) > 65:
-        given = "\n" + fill(given, 70, initial_indent="    ", subsequent_indent="    ") + "\n"
-    python = f"from fsbench.kernels import {imports}\n{first}sample = {call}({given})"
-    plug_in = "screened" if head == "head" else "flash_sample"
+    text = ", ".join(dict.fromkeys(["hidden", *given, "seed=seed", "offset=step", *options]))
+    if len(text) + len(call) > 65:
+        text = "\n" + fill(text, 70, initial_indent="    ", subsequent_indent="    ") + "\n"
+    python = f"from fsbench.kernels import {imports}\n{first}sample = {call}({text})"
     return {"python": python, "vllm": f"FSBENCH_VLLM={plug_in} vllm serve MODEL"}
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample
+from fsbench.kernels.shard.vocab_shard import VocabShard
 
 
 class PreparedHead:
@@ -31,3 +35,29 @@ class PreparedHead:
     def draw(self, request: Request, out: Sample) -> None:
         """Draw one token for each row, and nothing else, into `out`."""
         raise NotImplementedError
+
+
+def drawn_from(weight: Any, shard: VocabShard | None) -> Any:
+    """What `checked_request` takes for a weight, or for a prepared head, maybe of a shard's rows.
+
+    Raises:
+        InvalidType, InvalidArgument: shard is no VocabShard, comes without a prepared head, or has
+            other rows than the head.
+    """
+    head = weight if isinstance(weight, PreparedHead) else None
+    if shard is None:
+        return weight if head is None else head.weight
+    if not isinstance(shard, VocabShard):
+        raise InvalidType(f"shard: expected a VocabShard; got {type(shard).__name__}")
+    if head is None:
+        raise InvalidArgument(
+            "shard: expected it with a ScreenedHead only; got it with a "
+            f"{type(weight).__name__}: a VocabShard itself takes the place of the weight"
+        )
+    if head.weight is not shard.weight:
+        raise InvalidArgument(
+            f"head: expected one of shard.weight, {list(shard.weight.shape)}, which begins at "
+            f"token {shard.first_token}; got one of another weight, {list(head.weight.shape)}: "
+            "make it by prepare_head(shard.weight), or call head.refresh(shard.weight)"
+        )
+    return shard

@@ -33,6 +33,15 @@ def load_tile(matrix, row0, col0, ROWS: tl.constexpr, COLS: tl.constexpr, n_rows
 
 
 @triton.jit
+def own_tokens(first_token, num_tokens, V):
+    """(first, count) of the tokens whose rows are here: a shard's, or all without one (None)."""
+    if first_token is None:
+        return 0, V
+    else:
+        return first_token, num_tokens
+
+
+@triton.jit
 def first_column(v0, D):
     """Where the sum over columns starts for tokens from v0 on; see tile_logits."""
     return (v0 // ROTATION) % tl.cdiv(D, ROTATION) * ROTATION

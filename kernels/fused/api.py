@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.call.head import PreparedHead
+from fsbench.kernels.call.head import PreparedHead, drawn_from
 from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, empty_sample, sample_fields
@@ -45,6 +45,7 @@ def flash_sample(
     return_rank: bool = False,
     return_top: int = 0,
     noise: str = "auto",
+    shard: VocabShard | None = None,
     out: Sample | None = None,
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
@@ -86,6 +87,7 @@ def flash_sample(
             own (docs/log-probabilities.md). Not with a VocabShard, nor above 2^20 tokens.
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
             noise.md). "auto" is "group", always: tokens must not depend on where they are drawn.
+        shard: whose rows a ScreenedHead is of, prepare_head of its weight; else None.
         out: a Sample to write to and return; its fields must match what is asked for.
         kernel: "hopper", "portable", or "auto": the first where it can run (`describe` says which).
             It can on compute capability 9.0, with group noise, on matrices that TMA can load.
@@ -113,7 +115,7 @@ def flash_sample(
         head.validate()
     request = checked_request(
         hidden,
-        weight.weight if isinstance(weight, PreparedHead) else weight,
+        drawn_from(weight, shard),
         seed=seed,
         offset=offset,
         temperature=temperature,
@@ -142,7 +144,8 @@ def flash_sample(
         _check_out(out, request, wanted)
     plain = request.num_samples == 1 and not any(wanted)
     if head is not None and plain and kernel == "auto":
-        chosen, _ = head.choice(request.hidden, request.vocab_size, request.noise)
+        own = request.vocab_size if shard is None else shard.num_tokens
+        chosen, _ = head.choice(request.hidden, own, request.noise)
         if chosen is not None:
             head.draw(request, out)
             return out

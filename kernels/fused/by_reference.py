@@ -38,7 +38,7 @@ def compute(request: Request, out: Sample) -> None:
         value = reference.log_probability(logits, tokens.clamp_min(0), temperature)
         value += reference.log_partition(logits, temperature)
         if merging is not None:
-            tokens, value = _best_of_ranks(merging, tokens, scores, value)
+            tokens, value = merging.best_of_ranks(tokens, scores, value)
         drawn = pack(scores, tokens) if request.merge_later else tokens
         out.tokens.view(-1, n)[:, sample] = drawn
         out.valid.copy_(tokens >= 0)
@@ -110,14 +110,3 @@ def _logits(request: Request) -> Tensor:
     mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
     logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
     return logits
-
-
-def _best_of_ranks(
-    shard: VocabShard, tokens: Tensor, scores: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The token of the best score over all ranks, the lowest of equal ones, and its value."""
-    all_scores = shard.gather(scores)
-    best = all_scores.argmax(0, keepdim=True)  # the first: lower ranks have lower tokens
-    tokens = shard.gather(tokens).gather(0, best)[0]
-    tokens = torch.where(all_scores.amax(0).isfinite(), tokens, -1)
-    return tokens, shard.gather(value).gather(0, best)[0]

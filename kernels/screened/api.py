@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsbench.errors import InvalidArgument
+from fsbench.kernels.call.head import drawn_from
 from fsbench.kernels.call.request import checked_request
 from fsbench.kernels.call.result import Screened
 from fsbench.kernels.checks.values import check_flag, check_screen_configs
@@ -15,6 +17,7 @@ from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.screened.copied import check_copy
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.screened.op import carry_out
+from fsbench.kernels.shard.vocab_shard import SHARD_UNIT, VocabShard
 
 
 def screened_sample(
@@ -32,6 +35,7 @@ def screened_sample(
     return_logprob: bool = False,
     return_logz: bool = False,
     noise: str = "token",
+    shard: VocabShard | None = None,
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig] | None = None,
 ) -> Screened:
     """The tokens of flash_sample(hidden, head.weight, noise=noise), at about half of the bytes.
@@ -47,10 +51,14 @@ def screened_sample(
             with both exact, at the price of the full kernel.
         noise: as in flash_sample; with groups every candidate is a group, and all of its rows of
             the weight are read.
+        shard: whose rows the head is of, prepare_head of its weight. All ranks call together with
+            the same arguments, each with its own head, and get the tokens of the whole vocabulary,
+            those of one GPU (docs/screened-head.md).
         configs: tile shapes of the two launches; by default those in use for B and this GPU.
 
     Returns:
-        Screened: the fields of Sample, and how many tokens of each row were computed exactly.
+        Screened: the fields of Sample, and how many tokens of each row were computed exactly, on
+        this rank.
 
     Two launches, which the host does not wait for, and nothing to clear between calls. As
     flash_sample it has a workspace of each stream, and may be captured in a CUDA graph after one
@@ -60,11 +68,17 @@ def screened_sample(
 
     Raises:
         InvalidType, InvalidArgument: as flash_sample, or `head` is not a ScreenedHead whose parts
-            fit each other and hidden.
+            fit each other and hidden, or it is not of the shard's rows.
         CaptureError: as flash_sample.
     """
     check_copy(head)
+    rows = head.weight if shard is None else drawn_from(head, shard)
     configs = check_screen_configs(configs)
+    if shard is not None and any(SHARD_UNIT % config.block_v for config in configs or ()):
+        raise InvalidArgument(
+            f"configs: expected block_v that divides {SHARD_UNIT} with a VocabShard; got "
+            + " and ".join(str(config.block_v) for config in configs or ())
+        )
     check_flag("return_logprob", return_logprob)
     check_flag("return_logz", return_logz)
     arguments: dict[str, Any] = {
@@ -81,9 +95,9 @@ def screened_sample(
     one = isinstance(num_samples, int) and num_samples == 1
     if not one or return_logprob or return_logz:
         asked: dict[str, Any] = {"return_logprob": return_logprob, "return_logz": return_logz}
-        drawn = flash_sample(hidden, head.weight, **arguments, **asked)
+        drawn = flash_sample(hidden, rows, **arguments, **asked)
         return Screened(drawn.tokens, drawn.valid, drawn.logprob, drawn.logz)
-    request = checked_request(hidden, head.weight, **arguments)
+    request = checked_request(hidden, rows, **arguments, may_be_sharded=True)
     B, device = hidden.shape[0], hidden.device
     out = Screened(
         torch.empty(B, dtype=torch.int64, device=device),

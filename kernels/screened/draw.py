@@ -13,13 +13,15 @@ from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen import default_configs
 from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
 from fsbench.kernels.screened.copied import HeadCopy
+from fsbench.kernels.shard.vocab_shard import reachable
 
 
 @torch.no_grad()
 def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: Screened) -> None:
     """Draw one token of each row into `out`. configs: of both launches; None for those in use."""
     hidden, device = request.hidden, request.hidden.device
-    if runs_kernels(device, hidden.dtype):
+    # A CPU's ranks share no memory that a kernel could reach.
+    if runs_kernels(device, hidden.dtype) and reachable(request.shard):
         configs = configs or default_configs(len(hidden), hidden.shape[1], device)
         screened.launch.launch(request, head, configs, out)
     else:
@@ -28,44 +30,53 @@ def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: S
 
 def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     """By torch: only the logits of candidates are computed, in fp32."""
-    hidden, V = request.hidden, request.vocab_size
+    hidden, V, shard = request.hidden, request.vocab_size, request.shard
+    # Of a shard, its own tokens; those of other ranks count as forbidden.
+    own = slice(0, V)
+    if shard is not None:
+        own = slice(shard.first_token, shard.first_token + shard.num_tokens)
+    count = own.stop - own.start
     B = hidden.shape[0]
     T = torch.as_tensor(request.temperature).float().reshape(-1, 1).expand(B, 1)
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
     rows = torch.arange(B) * (request.seed.numel() == 1)
-    head = HeadCopy(*(part[:V] for part in (head.weight, *head.copy)))
+    head = HeadCopy(*(part[:count] for part in (head.weight, *head.copy)))
     allowed = None
     if request.mask is not None:
-        allowed = reference.logits.unpacked(request.mask, V)
+        allowed = reference.logits.unpacked(request.mask, V)[:, own]
     z, bound = screen_logits(head, screen_hidden(hidden))
     size = reference.GROUP_SIZES[request.noise]
-    drawing = (V, request.seed, step, rows)
+    drawing = (own.stop, request.seed, step, rows)
     lower, upper = score_bounds(
         z,
         bound,
-        reference.token_noise(*drawing)
+        reference.token_noise(*drawing)[:, own]
         if size == 1
-        else reference.group_noise(*drawing, size=size)[0],
+        else reference.group_noise(*drawing, size=size)[0][:, own.start // size :],
         T,
         soft_cap=request.soft_cap,
-        bias=request.bias,
+        bias=None if request.bias is None else request.bias[..., own],
         allowed=allowed,
         size=size,
     )
     chosen = candidates(lower, upper)
     if size > 1:
-        chosen = reference.by_token(chosen[:, :, None].expand(-1, -1, size), V)
+        chosen = reference.by_token(chosen[:, :, None].expand(-1, -1, size), count)
         chosen = chosen if allowed is None else chosen & allowed
     # What no row may draw is left out; a row's other tokens count as forbidden.
+    chosen = torch.nn.functional.pad(chosen, (own.start, V - own.stop))
     some = chosen.any(0).nonzero()[:, 0]
     logits = torch.full((B, V), -torch.inf)
-    logits[:, some] = hidden.float() @ head.weight[some].float().T
+    logits[:, some] = hidden.float() @ head.weight[some - own.start].float().T
     logits = reference.processed_logits(
         logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen
     )
     expected = reference.expect(logits, request.seed, step, request.temperature, request.noise)
-    out.tokens.copy_(expected.tokens)
+    tokens, _, scores = expected
+    if shard is not None:
+        tokens, _ = shard.best_of_ranks(tokens, scores, scores)
+    out.tokens.copy_(tokens)
     out.valid.copy_(out.tokens >= 0)
     assert out.found is not None
     out.found.copy_(chosen.sum(1))

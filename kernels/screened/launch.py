@@ -56,11 +56,12 @@ def launch(
     device = hidden.device
     if isinstance(config, HopperScreenConfig) and not _fits_hopper(request, head):
         config = portable_config(len(hidden))
+    shard = request.shard
+    line = None if shard is None else shard.line
+    tokens = request.vocab_size if shard is None else shard.num_tokens
     B, D = hidden.shape
     blocks_b = triton.cdiv(B, config.block_b)
-    programs_v = vocab_programs(
-        blocks_b, request.vocab_size, config.block_v, device, config.ctas_per_sm
-    )
+    programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
     rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
     work = workspace(2 * rows, device)  # at least COUNTERS + rows
     noise = "none" if greedy(request) else request.noise
@@ -95,6 +96,7 @@ def launch(
         "B": B,
         "V": request.vocab_size,
         "D": D,
+        "first_token": None if shard is None else shard.first_token,
         "NOISE": noise,
         **per_row(request),
         "LIST": config.row_room,
@@ -121,11 +123,12 @@ def launch(
         "row_bias_ptr": processed.row_bias,
         "mask_ptr": processed.mask,
         "mask_words": processed.mask_words,
+        "num_tokens": None if shard is None else tokens,
     }
     grid = (blocks_b * programs_v,)
     with launching_on(device):
         if isinstance(config, HopperScreenConfig):
-            hopper.launch.screen(grid, B, head, config, scratch, of_both | of_screens)
+            hopper.launch.screen(grid, B, head, config, scratch, of_both | of_screens, tokens)
         else:
             by_tma = tma_possible(head.codes)
             launch_kernel(
@@ -160,6 +163,12 @@ def launch(
             keys_ptr=work.keys,
             tokens_ptr=out.tokens,
             valid_ptr=out.valid,
+            buffers_ptr=None if line is None else line.buffers,
+            counts_ptr=None if line is None else line.counts,
+            rank=None if shard is None or line is None else shard.rank,
+            area=None if shard is None or line is None else shard.slots,
+            RANKS=1 if shard is None else shard.ranks,
+            WATCH=device.type == "cuda",
             POWER_B=triton.next_power_of_2(B),
             AT_ONCE=max(resolving.at_once, size),
             BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),

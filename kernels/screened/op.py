@@ -19,6 +19,7 @@ from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels.screened.copied import HeadCopy, by_key, check_copy
 from fsbench.kernels.screened.draw import draw
+from fsbench.kernels.shard import vocab_shard
 
 
 def _carry_out(
@@ -39,10 +40,12 @@ def _carry_out(
     tokens: Tensor,
     valid: Tensor,
     found: Tensor,
+    shard: Optional[str] = None,  # noqa: UP045
 ) -> None:
     """See screened_sample. temperatures, if given, is used in place of temperature.
 
-    head: key of the ScreenedHead that weight is of. screen, resolve: the fields of the configs.
+    head, shard: keys of the ScreenedHead and the VocabShard that weight is of. screen, resolve: the
+    fields of the configs.
     """
     request = Request(
         hidden=hidden,
@@ -56,6 +59,7 @@ def _carry_out(
         vocab_size=vocab_size,
         num_samples=1,
         noise=noise,
+        shard=None if shard is None else vocab_shard.by_key(shard),
     )
     out = Screened(tokens, valid, found=found)
     draw(request, check_copy(by_key(head)), _configs(screen, resolve), out)
@@ -91,6 +95,7 @@ def through_operator(
         out.tokens,
         out.valid,
         out.found,
+        None if request.shard is None else request.shard.key,
     )
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fsbench.kernels.device.epilogue import allowed_words
-from fsbench.kernels.device.mainloop import first_column, load_tile, program_share
+from fsbench.kernels.device.mainloop import first_column, load_tile, own_tokens, program_share
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.noise.group import group_size, tokens_of_block
@@ -29,7 +29,7 @@ from fsbench.kernels.screened.records import leave_records, list_what_is_left
 from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 
 
-@triton.jit(do_not_specialize=["B", "V"])
+@triton.jit(do_not_specialize=["B", "V", "num_tokens"])
 def screen_kernel(
     hidden_ptr,  # [B, D]
     codes_ptr,  # [blocks of rows * 2 * BLOCK_B, D] int8, scratch; see code_row
@@ -60,6 +60,8 @@ def screen_kernel(
     norm_inflation,  # 1 + (D + 4) 2^-24
     root,  # sqrt(D)
     mask_words,
+    first_token,  # of this rank's rows, a multiple of 256; V is of all ranks. None: no shard
+    num_tokens,  # of this rank, or None
     NOISE: tl.constexpr,  # of reference.GROUP_SIZES, or "none" (greedy)
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
@@ -83,8 +85,13 @@ def screen_kernel(
     if EARLY:
         gdc_launch_dependents()
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
+    first, own = own_tokens(first_token, num_tokens, V)
+    if first_token is not None:  # so that a token's id finds its own numbers
+        scale_ptr -= first_token
+        residual_ptr -= first_token
+        norm_ptr -= first_token
     if USE_TMA and NVIDIA:
-        _prefetch(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
+        _prefetch(copy_ptr, pid_v * BLOCK_V, own, D, BLOCK_V, AHEAD)
     cols = tl.arange(0, ROUNDED_AT_ONCE)
     round_claimed_rows(
         hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
@@ -120,8 +127,9 @@ def screen_kernel(
     mine = records_ptr + ((pid_v * B + rows).to(tl.int64)[:, None] * SLOTS + slot) * (2 * ROOM)
     # What is absent is an empty tuple, as None cannot be in one.
     vectors = (scale_ptr, residual_ptr, norm_ptr, () if bias_ptr is None else (bias_ptr,))
-    for tile_v in tl.range(pid_v, tl.cdiv(V, BLOCK_V), programs_v, flatten=FLATTEN):
-        v0 = tile_v * BLOCK_V
+    for tile_v in tl.range(pid_v, tl.cdiv(own, BLOCK_V), programs_v, flatten=FLATTEN):
+        row0 = tile_v * BLOCK_V
+        v0 = first + row0
         words = None
         if mask_ptr is not None:
             words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
@@ -132,7 +140,7 @@ def screen_kernel(
         # Other programs raise it meanwhile; an older one only leaves over more.
         key = tl.load(lower_ptr + rows, mask=~idle, other=0, volatile=True)
         z = _screened_logits(
-            codes, copy, pid_b, v0, V, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
+            codes, copy, pid_b, row0, own, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
         limit = tl.maximum(limit, bound_of_key(key)[:, None])
         z *= step

@@ -4,6 +4,10 @@ Tokens on the lists of screened.portable are computed from the weight, in the or
 the fused kernels, a few at a time; all programs share all lists. A row with more tokens than its
 list holds is sampled from its whole logits, again by all programs. The last program to arrive
 writes the tokens and puts back to rest what the next call needs.
+
+Over several ranks that program exchanges one word per row first, whatever became of the rows: so
+each rank sends and expects B words a call, and a row that one of them computes in full only comes
+later (docs/several-gpus.md).
 """
 
 import triton
@@ -17,7 +21,7 @@ from fsbench.kernels.device.epilogue import (
     processed,
     shared_bias,
 )
-from fsbench.kernels.device.mainloop import ROTATION, first_column, tile_logits
+from fsbench.kernels.device.mainloop import ROTATION, first_column, own_tokens, tile_logits
 from fsbench.kernels.device.rows import noise_of_rows, settings
 from fsbench.kernels.noise.contract import exponential, gumbel, temperatures
 from fsbench.kernels.noise.group import (
@@ -34,12 +38,13 @@ from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token
 from fsbench.kernels.noise.words import bits_of_tokens
 from fsbench.kernels.screened.ends import bound_of_key
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
+from fsbench.kernels.shard.exchange import best_of_ranks
 
 
-@triton.jit(do_not_specialize=["B", "V"])
+@triton.jit(do_not_specialize=["B", "V", "num_tokens", "rank"])
 def resolve_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer: for rows that are computed in full
-    weight,  # [>= V, D] likewise
+    weight,  # [>= V, D], or this rank's rows, likewise
     hidden_ptr,  # the same as pointers: for single tokens
     weight_ptr,
     seed_ptr,
@@ -61,10 +66,18 @@ def resolve_kernel(
     V,
     D,
     mask_words,
+    first_token,  # as portable.screen_kernel
+    num_tokens,
+    buffers_ptr,  # this and what follows: as shard.exchange; None without other ranks
+    counts_ptr,
+    rank,
+    area,
     NOISE: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
+    RANKS: tl.constexpr,
+    WATCH: tl.constexpr,
     POWER_B: tl.constexpr,  # a power of two, at least B
     LIST: tl.constexpr,
     AT_ONCE: tl.constexpr,  # tokens computed together, at most
@@ -81,6 +94,9 @@ def resolve_kernel(
 ):
     if EARLY:
         gdc_wait()  # for all that the screen has written
+    share = own_tokens(first_token, num_tokens, V)
+    if first_token is not None:  # so that a token's id finds its row
+        weight_ptr -= first_token.to(tl.int64) * D
     every = tl.arange(0, POWER_B)
     number = tl.load(listed_ptr + every, mask=every < B, other=0)
     _resolve_lists(
@@ -92,22 +108,34 @@ def resolve_kernel(
     if tl.max(number, 0) > LIST:
         _draw_in_full(
             hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr, row_bias_ptr,
-            mask_ptr, listed_ptr, keys_ptr, found_ptr, B, V, D, mask_words, NOISE, SEED_PER_ROW,
-            OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, BLOCK_B, BLOCK_V, BLOCK_D, USE_TMA, SLICE,
+            mask_ptr, listed_ptr, keys_ptr, found_ptr, B, V, D, mask_words, share, NOISE,
+            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, BLOCK_B, BLOCK_V, BLOCK_D,
+            USE_TMA, SLICE,
         )  # fmt: skip
     tl.debug_barrier()
     if tl.atomic_add(counters_ptr + ARRIVED, 1) == tl.num_programs(0) - 1:
-        _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr, B)
+        line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
+        _finish(
+            counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr, line, B, RANKS,
+            WATCH,
+        )  # fmt: skip
 
 
 @triton.jit
-def _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr, B):
-    """The last program: write the tokens, and put back to rest what the next call needs."""
+def _finish(counters_ptr, lower_ptr, listed_ptr, keys_ptr, tokens_ptr, valid_ptr, line, B,
+            RANKS: tl.constexpr, WATCH: tl.constexpr):  # fmt: skip
+    """The last program: write the tokens, and put back to rest what the next call needs.
+
+    line: to the other ranks, as in shard.exchange; or ().
+    """
     # The lowest bound is that of a key at rest.
     for first in range(0, B, 128):
         rows = first + tl.arange(0, 128)
         there = rows < B
-        token = token_of_key(take_keys(keys_ptr, rows, there))
+        key = take_keys(keys_ptr, rows, there)
+        if RANKS > 1:
+            key, _ = best_of_ranks(key, (), rows, there, line, RANKS, WATCH)
+        token = token_of_key(key)
         tl.store(tokens_ptr + rows, token.to(tl.int64), mask=there)
         tl.store(valid_ptr + rows, token >= 0, mask=there)
         tl.store(lower_ptr + rows, tl.full((128,), LOWEST_KEY, tl.int64), mask=there)
@@ -299,8 +327,9 @@ def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.conste
 @triton.jit
 def _draw_in_full(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
                   row_bias_ptr, mask_ptr, listed_ptr, keys_ptr, found_ptr, B, V, D, mask_words,
-                  NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
-                  TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr, BLOCK_B: tl.constexpr,
+                  share, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
+                  OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr,
+                  LIST: tl.constexpr, BLOCK_B: tl.constexpr,
                   BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, USE_TMA: tl.constexpr,
                   SLICE: tl.constexpr):  # fmt: skip
     """The blocks of rows with one whose list is too short: all programs share their tokens."""
@@ -311,19 +340,23 @@ def _draw_in_full(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, b
             _whole_rows(
                 hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
                 row_bias_ptr, mask_ptr, keys_ptr, found_ptr, block * BLOCK_B, rows, listed > LIST,
-                B, V, D, mask_words, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW,
-                BLOCK_B, BLOCK_V, BLOCK_D, USE_TMA, SLICE,
+                B, V, D, mask_words, share, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+                TEMPERATURE_PER_ROW, BLOCK_B, BLOCK_V, BLOCK_D, USE_TMA, SLICE,
             )  # fmt: skip
 
 
 @triton.jit
 def _whole_rows(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bias_ptr,
                 row_bias_ptr, mask_ptr, keys_ptr, found_ptr, b0, rows, full, B, V, D,
-                mask_words, NOISE: tl.constexpr,
+                mask_words, share, NOISE: tl.constexpr,
                 SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
                 TEMPERATURE_PER_ROW: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
                 BLOCK_D: tl.constexpr, USE_TMA: tl.constexpr, SLICE: tl.constexpr):  # fmt: skip
-    """What flash_sample does for a block of rows; only those of `full` count."""
+    """What flash_sample does for a block of rows; only those of `full` count.
+
+    share: of own_tokens.
+    """
+    first, own = share
     seed, row, offset, T, inverse_temperature = settings(
         seed_ptr,
         offset_ptr,
@@ -337,8 +370,9 @@ def _whole_rows(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bia
     WORDS: tl.constexpr = SLICE // 4 if group_size(NOISE) == 1 else 4
     best = tl.full((BLOCK_B, WORDS), LOWEST_KEY, tl.int64)
     best_logit = tl.zeros((BLOCK_B, WORDS), tl.float32)
-    for tile_v in range(tl.program_id(0), tl.cdiv(V, BLOCK_V), tl.num_programs(0)):
-        v0 = tile_v * BLOCK_V
+    for tile_v in range(tl.program_id(0), tl.cdiv(own, BLOCK_V), tl.num_programs(0)):
+        row0 = tile_v * BLOCK_V
+        v0 = first + row0
         words = None
         if mask_ptr is not None:
             words = allowed_words(mask_ptr, rows, v0, B, V, mask_words, BLOCK_V)
@@ -346,7 +380,7 @@ def _whole_rows(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bia
         if bias_ptr is not None:
             bias = shared_bias(bias_ptr, v0, V, BLOCK_V)
         logits = tile_logits(
-            hidden, weight, b0, v0, v0, B, V, D, BLOCK_B, BLOCK_V, BLOCK_D, True, USE_TMA
+            hidden, weight, b0, row0, v0, B, own, D, BLOCK_B, BLOCK_V, BLOCK_D, True, USE_TMA
         )
         logits = processed(logits, rows, v0, B, V, soft_cap, bias, row_bias_ptr, words)
         best, best_logit = best_of_tile(

@@ -178,6 +178,17 @@ class VocabShard:
         gather(stacked, values.flatten(), self.group)
         return stacked.view(self.ranks, *values.shape)
 
+    def best_of_ranks(self, tokens: Tensor, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens [B] of the best scores over all ranks, the lowest of equal ones; their values.
+
+        -1 where the best score is not finite.
+        """
+        all_scores = self.gather(scores)
+        best = all_scores.argmax(0, keepdim=True)  # the first: lower ranks have lower tokens
+        tokens = self.gather(tokens).gather(0, best)[0]
+        tokens = torch.where(all_scores.amax(0).isfinite(), tokens, -1)
+        return tokens, self.gather(value).gather(0, best)[0]
+
     def _maps_memory(self) -> bool:
         return self.ranks > 1 and self.weight.device.type == "cuda"
 

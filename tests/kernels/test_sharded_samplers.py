@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 
 import pytest
@@ -72,12 +73,14 @@ def samplers(rank: int, folder: str) -> dict[str, list[list[int]]]:
     hidden, weight = problem(B, V, D)
     shard = Shard(own_rows(weight, rank, SIZES), SIZES, rank, dist.group.WORLD)
     found = {}
-    for name in (*SAME_AS_ONE, "flash_sampling_gather", "flash_sampling_two_step line"):
+    lines = ("flash_sampling_two_step line", "flash_sampling_screened line")
+    for name in (*SAME_AS_ONE, "flash_sampling_gather", "flash_sampling_screened", *lines):
         provider = discover()[name.split()[0]].provider
         assert provider is not None and provider.build_sharded is not None
         launch = provider.build_sharded(Problem(B, D, V, "fp32", tp=3), shard)
         if name.endswith("line"):
-            launch._head.line = SharedLine(launch._head, folder, AREAS.value)
+            shard_of = getattr(launch, "_shard", launch._head)
+            shard_of.line = SharedLine(shard_of, f"{folder}/{name.split()[0]}", AREAS.value)
         with torch.inference_mode():
             found[name] = [launch(hidden, counter(8), counter(step)).tolist() for step in range(4)]
     return found
@@ -87,10 +90,16 @@ def test_samplers_over_ranks():
     hidden, weight = problem(B, V, D)
     one = [flash_sample(hidden, weight, seed=counter(8), offset=counter(i)).tokens.tolist()
            for i in range(4)]  # fmt: skip
+    screened = [flash_sample(hidden, weight, seed=counter(8), offset=counter(i), noise="token")
+                .tokens.tolist() for i in range(4)]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        for name in ("flash_sampling_two_step", "flash_sampling_screened"):
+            os.mkdir(f"{folder}/{name}")
         found = on_ranks(3, samplers, folder)
     assert found[1] == found[2] == found[0]
     gathered = found[0].pop("flash_sampling_gather")
+    for name in ("flash_sampling_screened", "flash_sampling_screened line"):
+        assert found[0].pop(name) == screened
     assert found[0] == dict.fromkeys(found[0], one)
     # Of a law of its own making, hence of other tokens; but drawn from all shards.
     assert gathered != one and min(map(min, gathered)) >= 0

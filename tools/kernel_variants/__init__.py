@@ -45,7 +45,7 @@ the largest config that has them: of its accumulators there are the most to keep
 FEWER = ("2 ranks", "everything, n = 1")
 """What is left out there beside: more ranks, and more samples, are compiled."""
 
-MORE = re.compile("everything|pointers|greedy|per row|k=|choice")
+MORE = re.compile("everything|pointers|greedy|per row|k=|choice|2 ranks")
 """What is compiled of the other families beside a first variant of each config."""
 
 

@@ -28,6 +28,12 @@ OPTIONS = {
     "mask_ptr": "*i32",
 }
 """Arguments that may be None, and add work."""
+SHARD = {
+    **dict.fromkeys(("first_token", "num_tokens", "rank", "area"), "i32"),
+    "buffers_ptr": "*i64",
+    "counts_ptr": "*i32",
+}
+"""Arguments that are None without other ranks."""
 POINTERS = {
     "fp32": ("scale_ptr", "residual_ptr", "norm_ptr", "numbers_ptr"),
     "i8": ("codes_ptr", "copy_ptr"),
@@ -50,6 +56,7 @@ class Asked(NamedTuple):
     """What a variant is compiled for. words: of its name, for what the rest does not say.
 
     everything: every option, and numbers of each row. early: resolve begins before screen ends.
+    ranks: that share the vocabulary.
     """
 
     words: str = ""
@@ -58,11 +65,14 @@ class Asked(NamedTuple):
     everything: bool = False
     use_tma: bool = True
     early: bool = False
+    ranks: int = 1
 
     def name(self, config: ScreenConfig | HopperScreenConfig | ResolveConfig, of: str = "") -> str:
         """Of a variant; of: its problem."""
         tile = f"b{config.block_b}v{config.block_v}d{config.block_d}p{config.num_stages}"
-        parts = (tile, self.dtype, self.noise, "early" if self.early else "", of, self.words)
+        ranks = f"{self.ranks} ranks" if self.ranks > 1 else ""
+        early = "early" if self.early else ""
+        parts = (tile, self.dtype, self.noise, early, of, self.words, ranks)
         return " ".join(filter(None, parts))
 
     def launch(self, capability: int) -> tuple[dict[str, str], dict[str, Any]]:
@@ -79,7 +89,11 @@ class Asked(NamedTuple):
             "FENCED": capability >= TUNED,
             "EARLY": self.early,
             "IN_BULK": capability >= 90,
+            "RANKS": self.ranks,
+            "WATCH": True,
         }
+        types |= SHARD
+        constants |= dict.fromkeys(SHARD) if self.ranks == 1 else {}
         if self.everything:
             return types | OPTIONS, constants
         return types, constants | dict.fromkeys(OPTIONS)
@@ -201,6 +215,11 @@ def _tuned() -> Iterator[Variant]:
         yield _resolve(64, noise=noise)
     yield _resolve(64, words="everything", everything=True, noise="group8")
     yield _screen(many, words="everything", everything=True, noise="group8")
+    for noise in ("token", "group"):
+        yield _screen(few, noise=noise, ranks=2)
+        yield _hopper_screen(64, noise=noise, ranks=2)
+        yield _resolve(64, noise=noise, ranks=2)
+    yield _resolve(64, words="everything", everything=True, ranks=4)
     for B in (32, 64):
         yield _hopper_screen(B, words="everything", everything=True)
     yield _hopper_screen(64, dtype="fp16")

@@ -161,7 +161,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             BLOCK_D: gl.constexpr, STAGES: gl.constexpr, WARPGROUP: gl.constexpr):  # fmt: skip
     """A computing warpgroup: the records and then the lists of its rows."""
     b0, pid_v, programs_v = share
-    seed_ptr, offset_ptr, temperature = request
+    seed_ptr, offset_ptr, temperature, first_token = request
     (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
      found_ptr) = state  # fmt: skip
     B, V, D, gamma, norm_inflation, root = sizes
@@ -202,14 +202,21 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     at = (0, 0)
     known = (limit, count)
     rounds, tail = _tiles(share, V, BLOCK_V)
+    has_tail = tail < V
+    # From here on V and tokens are of the whole vocabulary; no tile of another rank is met.
+    first = 0
+    if len(first_token) > 0:
+        first = first_token[0]
+        tail += first
+        V += first
     for r in range(rounds):
-        v0 = (pid_v + r * programs_v) * BLOCK_V
+        v0 = first + (pid_v + r * programs_v) * BLOCK_V
         at, known = _screen_tile(
             ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
             NOISE, ROOM, WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
         )  # fmt: skip
     if BLOCK_V > 128:  # noqa: SIM102 (one is decided at compile time)
-        if tail < V:
+        if has_tail:
             at, known = _screen_tile(
                 ring, at, tail, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
                 NOISE, ROOM, WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
@@ -284,11 +291,12 @@ def hopper_screen_kernel(
     list_ptr,
     found_ptr,
     B,
-    V,
+    V,  # of this rank
     D,
     gamma,
     norm_inflation,
     root,
+    first_token,
     NOISE: gl.constexpr,
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
@@ -310,7 +318,12 @@ def hopper_screen_kernel(
     b0 = gl.program_id(0) % num_tiles_b * (32 * WARPGROUPS)
     share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
     # What is absent is an empty tuple, as None cannot be in one.
-    request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
+    own = () if first_token is None else (first_token,)
+    request = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature, own)
+    if first_token is not None:  # so that a token's id finds its own numbers
+        scale_ptr -= first_token
+        residual_ptr -= first_token
+        norm_ptr -= first_token
     vectors = (scale_ptr, residual_ptr, norm_ptr, ())  # and no bias
     state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
              list_ptr, found_ptr)  # fmt: skip

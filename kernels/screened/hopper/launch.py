@@ -23,8 +23,12 @@ def screen(
     config: HopperScreenConfig,
     scratch: Scratch,
     shared: dict[str, Any],
+    tokens: int,
 ) -> None:
-    """Launch it with the arguments that it shares with the portable screen, and its own."""
+    """Launch it with the arguments that it shares with the portable screen, and its own.
+
+    tokens: of this rank, or all.
+    """
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     box = min(ROWS.value, max(16, 2 * triton.next_power_of_2(B)))
     launch_kernel(
@@ -36,5 +40,5 @@ def screen(
         WARPGROUPS=config.warpgroups,
         STAGES=config.num_stages,
         num_warps=4,
-        **shared,
+        **(shared | {"V": tokens}),
     )

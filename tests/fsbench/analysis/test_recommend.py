@@ -196,6 +196,19 @@ def test_what_to_call(options, python, vllm):
     assert told == {f"FSBENCH_VLLM={vllm} vllm serve MODEL"}
 
 
+def test_a_screened_head_over_several_gpus_is_one_of_the_shard(tmp_path):
+    written(tmp_path / "run", [row("flash_sampling_screened", 1, 100.0, tp=2)])
+    options = ["--results", tmp_path, "--model", "qwen3-8b", "--tp", 2, "--batch", 1, "--json"]
+    (call,) = json.loads(run(*options).stdout)["calls"].values()
+    assert call["python"].splitlines() == [
+        "from fsbench.kernels import VocabShard, prepare_head, screened_sample",
+        "shard = VocabShard(weight_rows_of_this_rank, group)  # once, on all ranks",
+        "head = prepare_head(shard.weight)  # once",
+        "sample = screened_sample(hidden, head, shard=shard, seed=seed, offset=step)",
+    ]
+    assert call["vllm"] == "FSBENCH_VLLM=flash_sample vllm serve MODEL"
+
+
 def test_without_a_record_the_floor_is_marked():
     found = facts("--model", "qwen3-8b", "--gpu", "h100", "--batch", "1,7")
     floor = iomodel.floor_us(Problem(7, 4096, 151936), "h100")

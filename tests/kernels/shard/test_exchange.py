@@ -13,13 +13,13 @@ BARRIER = re.compile(r"bar\.sync\s+0")
 
 
 def counted(ptx: list[str]) -> list[str]:
-    """What stands between the load of a count and its store, of every exchange of a kernel.
+    """What stands before the store of a count, of every exchange of a kernel.
 
     A count is the only number that is loaded and stored at one address.
     """
-    loaded = {found[1]: line for line, text in enumerate(ptx) if (found := LOAD.search(text))}
+    loaded = {found[1] for text in ptx if (found := LOAD.search(text))}
     return [
-        "\n".join(ptx[loaded[found[1]] : line])
+        "\n".join(ptx[:line])
         for line, text in enumerate(ptx)
         if (found := STORE.search(text)) and found[1] in loaded
     ]
@@ -29,7 +29,10 @@ def counted(ptx: list[str]) -> list[str]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("family", "exchanges"),
-    [("flash_sampling", 4), ("flash_sampling_hopper", 4), ("flash_sampling_two_step", 1)],
+    [
+        *(("flash_sampling", 4), ("flash_sampling_hopper", 4), ("flash_sampling_two_step", 1)),
+        ("resolve", 1),
+    ],
 )
 def test_no_warp_counts_on_while_another_may_still_load_the_count(family, exchanges):
     """A warp that loaded the next count would wait for words that nobody sends."""

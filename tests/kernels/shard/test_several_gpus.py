@@ -5,6 +5,8 @@ One process per GPU; a test's ranks make many comparisons, since starting them t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from flash_sample_cases import same_bits
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from fsbench.discover import discover
 from fsbench.graphs import capture
-from fsbench.kernels import VocabShard, flash_sample
+from fsbench.kernels import VocabShard, flash_sample, prepare_head, screened_sample
+from fsbench.kernels.configs.screen import default_configs
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Shard
 from fsbench.verify.pathwise import check_on_problem
@@ -87,16 +90,49 @@ def test_samples_are_those_of_one_gpu(ranks, kernel, name):
     assert on_ranks(ranks, against_one_gpu, ranks, kernel, name, backend="nccl") == [[]] * ranks
 
 
+def screened_against_one_gpu(rank: int, ranks: int, name: str, short: bool) -> list[str]:
+    """As against_one_gpu, by screened heads. short: rank 1 has no room, and draws rows in full."""
+    wrong = []
+    for V, D in ((50_001, 512), (128_256, 1024)):
+        hidden, weight = head(160, V, D)
+        shard = VocabShard(own_rows(weight, rank, uneven(V, ranks)))
+        ours = prepare_head(shard.weight)
+        for B in (1, 16, 64, 160) if name == "plain" else (64,):
+            screen, resolve = default_configs(B, D, hidden.device)
+            if short and rank == 1:
+                screen = replace(screen, room=1, row_room=16)
+            for noise in ("token", "group8", "group"):
+                what = {**call_of(name, B, V, "cuda"), "num_samples": 1, "noise": noise}
+                one = flash_sample(hidden[:B], weight, **what)
+                drawn = screened_sample(
+                    hidden[:B], ours, shard=shard, configs=(screen, resolve), **what
+                )
+                if not torch.equal(one.tokens, drawn.tokens):
+                    different = int((one.tokens != drawn.tokens).sum())
+                    wrong.append(f"V={V} B={B} {noise}: {different} tokens")
+                if not torch.equal(one.valid, drawn.valid):
+                    wrong.append(f"V={V} B={B} {noise}: valid")
+    return wrong
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("name", ["plain", "greedy", "everything"])
+def test_screened_tokens_are_those_of_one_gpu(ranks, name, short):
+    found = on_ranks(ranks, screened_against_one_gpu, ranks, name, short, backend="nccl")
+    assert found == [[]] * ranks
+
+
 CALLS = 10_000
 
 
-def race(rank: int, ranks: int) -> list[str]:
+def race(rank: int, ranks: int, screened: bool) -> list[str]:
     """Many short calls, eager and replayed, of changing B; now and then one rank is late."""
     D, V = 64, 2048
     sizes = [V // ranks] * ranks
     sizes[0] += V % ranks
     hidden, weight = head(32, V, D)
     shard = VocabShard(own_rows(weight, rank, sizes))
+    screen = prepare_head(shard.weight)
     seed, offset = counter(5), counter(0)
     batches = (32, 3, 17, 1)
     drawn = [torch.empty(CALLS, B, dtype=torch.int64, device="cuda") for B in batches]
@@ -104,8 +140,12 @@ def race(rank: int, ranks: int) -> list[str]:
 
     def one(B: int) -> tuple[Tensor, Tensor]:
         offset.add_(1)
-        ours = flash_sample(hidden[:B], shard, seed=seed, offset=offset).tokens
-        return ours, flash_sample(hidden[:B], weight, seed=seed, offset=offset).tokens
+        asked = {"seed": seed, "offset": offset, "noise": "token" if screened else "group"}
+        if screened:
+            ours = screened_sample(hidden[:B], screen, shard=shard, **asked).tokens
+        else:
+            ours = flash_sample(hidden[:B], shard, **asked).tokens
+        return ours, flash_sample(hidden[:B], weight, **asked).tokens
 
     for B in batches:
         one(B)
@@ -140,8 +180,9 @@ def race(rank: int, ranks: int) -> list[str]:
     return wrong
 
 
-def test_no_rank_overtakes_another(ranks):
-    assert on_ranks(ranks, race, ranks, backend="nccl") == [[]] * ranks
+@pytest.mark.parametrize("screened", [False, True])
+def test_no_rank_overtakes_another(ranks, screened):
+    assert on_ranks(ranks, race, ranks, screened, backend="nccl") == [[]] * ranks
 
 
 def sharded_samplers(rank: int, ranks: int) -> dict[str, str]:

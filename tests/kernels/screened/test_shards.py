@@ -1,0 +1,237 @@
+"""A screened head of a vocabulary shard: the tokens are those of one rank with the whole head.
+
+On the CPU in two forms, as tests/kernels/shard/test_vocab_shard.py.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from flash_sample_cases import counter, problem
+from ranks import KINDS, SharedLine, call_of, on_ranks, own_rows
+from tiers import full
+from torch import Tensor
+
+from fsbench.errors import FsbenchError
+from fsbench.kernels import (
+    VocabShard,
+    flash_sample,
+    load_head,
+    prepare_head,
+    save_head,
+    screened_sample,
+)
+from fsbench.kernels.configs.screen import default_configs
+from fsbench.kernels.screened import head as module
+from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.kernels.shard.exchange import AREAS
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+B, D = 5, 32
+SIZES = {2: [300, 701], 3: [257, 400, 344], 4: [256, 255, 257, 233]}
+CPU = torch.device("cpu")
+
+
+def asked(kind: str, V: int) -> dict[str, Any]:
+    return {"noise": "token", **call_of(kind, B, V), "num_samples": 1}
+
+
+def shard_of(rank: int, ranks: int, folder: str | None) -> tuple[Tensor, VocabShard, ScreenedHead]:
+    """(hidden, the rank's shard, its head); folder: of the buffers that the kernels share."""
+    hidden, weight = problem(B, sum(SIZES[ranks]), D)
+    shard = VocabShard(own_rows(weight, rank, SIZES[ranks]))
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+        shard.line = SharedLine(shard, folder, AREAS.value)
+    return hidden, shard, prepare_head(shard.weight)
+
+
+def draws(rank: int, ranks: int, folder: str | None) -> list[list[int]]:
+    """Tokens by every kind of request, and of several samples."""
+    hidden, shard, head = shard_of(rank, ranks, folder)
+    V = sum(SIZES[ranks])
+    found = []
+    for kind in KINDS:
+        sample = screened_sample(hidden, head, shard=shard, **asked(kind, V))
+        assert torch.equal(sample.valid, sample.tokens >= 0)
+        found.append(sample.tokens.tolist())
+    several = screened_sample(hidden, head, shard=shard, **call_of("everything", B, V))
+    return [*found, several.tokens.flatten().tolist()]
+
+
+def one_rank(ranks: int) -> list[list[int]]:
+    V = sum(SIZES[ranks])
+    hidden, weight = problem(B, V, D)
+    head = prepare_head(weight)
+    found = [screened_sample(hidden, head, **asked(kind, V)).tokens for kind in KINDS]
+    same = [flash_sample(hidden, weight, **asked(kind, V)).tokens for kind in KINDS]
+    assert all(map(torch.equal, found, same))
+    several = flash_sample(hidden, weight, **{"noise": "token", **call_of("everything", B, V)})
+    return [tokens.flatten().tolist() for tokens in (*found, several.tokens)]
+
+
+def falls_back(rank: int, folder: str) -> list[list[int]]:
+    """Tokens and found, where the lists of the last rank alone are too short for any row."""
+    hidden, shard, head = shard_of(rank, 3, folder)
+    screen, resolve = default_configs(B, D, CPU)
+    if rank == 2:
+        screen = replace(screen, room=1, row_room=1)
+    found: list[list[int]] = []
+    for step in range(2):
+        sample = screened_sample(
+            hidden * 0.01, head, shard=shard, seed=counter(1), offset=counter(step),
+            temperature=0.001, configs=(screen, resolve),
+        )  # fmt: skip
+        assert sample.found is not None
+        found += [sample.tokens.tolist(), sample.found.tolist()]
+    return found
+
+
+STEPS = 6
+
+
+def takes_turns(rank: int, folder: str) -> list[list[int]]:
+    """Calls of changing batch size: each rank by the screen or not, at its own pace."""
+    hidden, shard, head = shard_of(rank, 3, folder)
+    found = []
+    for step in range(STEPS):
+        if (step + rank) % 3 == 0:
+            time.sleep(0.02 * (step % 4))
+        module.worth_screening = lambda *facts, yes=(step + rank) % 2 == 0: (yes, "")
+        rows, seed = hidden[: 1 + step * 3 % B], counter(9)
+        sample = flash_sample(rows, head, shard=shard, seed=seed, offset=counter(step))
+        found.append(sample.tokens.tolist())
+    return found
+
+
+def changes(rank: int, folder: str) -> list[object]:
+    """Tokens of a head from a file, then what is refused, then tokens: eager and compiled."""
+    hidden, shard, head = shard_of(rank, 3, None)
+    path = f"{folder}/head-{rank}"
+    save_head(head, path)
+    head = load_head(path, shard.weight)
+
+    def drawn() -> object:
+        try:
+            return screened_sample(hidden, head, shard=shard, seed=counter(1)).tokens.tolist()
+        except FsbenchError as error:
+            return str(error)
+
+    found = [drawn()]
+    shard.refresh(-shard._rows)
+    found.append(drawn())
+    head.refresh(shard.weight)
+    tokens = torch.compile(drawn_by, fullgraph=True, backend="eager")(hidden, head, shard)
+    return [*found, drawn(), tokens.tolist()]
+
+
+def drawn_by(hidden: Tensor, head: ScreenedHead, shard: VocabShard) -> Tensor:
+    return screened_sample(hidden, head, shard=shard, seed=counter(1)).tokens
+
+
+def refused(rank: int) -> list[str]:
+    """What a head and a shard that do not fit each other are told; nothing is exchanged."""
+    hidden, shard, head = shard_of(rank, 2, None)
+    other, fewer = (prepare_head(shard.weight[: shard.num_tokens - n].clone()) for n in (0, 1))
+    screen, resolve = default_configs(B, D, CPU)
+    wide = replace(screen, block_v=512)
+    messages = []
+    for call, of, options in (
+        (screened_sample, other, {"shard": shard}),
+        (screened_sample, fewer, {"shard": shard}),
+        (flash_sample, other, {"shard": shard}),
+        (flash_sample, shard.weight, {"shard": shard}),
+        (flash_sample, head, {"shard": 3}),
+        (screened_sample, head, {"shard": shard, "vocab_size": 500}),
+        (flash_sample, head, {"shard": shard, "return_rank": True}),
+        (screened_sample, head, {"shard": shard, "configs": (wide, resolve)}),
+    ):
+        with pytest.raises(FsbenchError) as caught:
+            call(hidden, of, seed=counter(1), **options)
+        messages.append(str(caught.value))
+    return messages
+
+
+def asked_of(rank: int, ranks: int, folder: str) -> dict[str, Any]:
+    """What the tests below ask of ranks of one group: to start a group takes longest."""
+    found: dict[str, Any] = {"kernel": draws(rank, ranks, folder + "/kernel")}
+    found["collectives"] = draws(rank, ranks, None)
+    if ranks == 2:
+        found["refused"] = refused(rank)
+    if ranks == 3:
+        found["falls back"] = falls_back(rank, folder + "/full")
+        found["takes turns"] = takes_turns(rank, folder + "/turns")
+        found["changes"] = changes(rank, folder)
+    return found
+
+
+@cache
+def found_by(ranks: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        return on_ranks(ranks, asked_of, ranks, folder)
+
+
+@pytest.mark.parametrize("ranks", [full(2), 3, full(4)])
+def test_tokens_are_those_of_one_rank_with_the_whole_head(ranks):
+    wanted = one_rank(ranks)
+    for rank, form in product(range(ranks), ("kernel", "collectives")):
+        assert found_by(ranks)[rank][form] == wanted, (rank, form)
+
+
+def test_a_rank_that_computes_rows_in_full_changes_no_token_and_no_exchange():
+    hidden, weight = problem(B, sum(SIZES[3]), D)
+    for step in range(2):
+        one = flash_sample(
+            hidden * 0.01, weight, seed=counter(1), offset=counter(step), temperature=0.001,
+            noise="token",
+        )  # fmt: skip
+        for rank, of_rank in enumerate(found_by(3)):
+            tokens, found = of_rank["falls back"][2 * step : 2 * step + 2]
+            assert tokens == one.tokens.tolist()
+            assert {count == -1 for count in found} == {rank == 2}
+
+
+def test_each_rank_may_choose_the_screen_or_the_fused_kernel():
+    hidden, weight = problem(B, sum(SIZES[3]), D)
+    for step in range(STEPS):
+        rows = hidden[: 1 + step * 3 % B]
+        one = flash_sample(rows, weight, seed=counter(9), offset=counter(step)).tokens.tolist()
+        assert [of_rank["takes turns"][step] for of_rank in found_by(3)] == [one] * 3, step
+
+
+def test_a_head_is_saved_loaded_and_refreshed_by_each_rank():
+    hidden, weight = problem(B, sum(SIZES[3]), D)
+    before, after = (
+        screened_sample(hidden, prepare_head(w), seed=counter(1)).tokens.tolist()
+        for w in (weight, -weight)
+    )
+    for of_rank in found_by(3):
+        first, between, last, compiled = of_rank["changes"]
+        assert (first, last, compiled) == (before, after, after)
+        assert between.startswith("head: expected ")
+        assert "head.refresh(" in between
+
+
+@pytest.mark.full
+def test_a_head_that_is_not_of_the_shard_is_named():
+    of_another, fewer, chosen, no_head, no_shard, size, stored, wide = found_by(2)[1]["refused"]
+    assert of_another == (
+        "head: expected one of shard.weight, [489, 32], which begins at token 512; got one of "
+        "another weight, [489, 32]: make it by prepare_head(shard.weight), or call "
+        "head.refresh(shard.weight)"
+    )
+    assert "[488, 32]" in fewer and chosen == of_another
+    assert no_head.startswith("shard: expected it with a ScreenedHead only; got it with a Tensor")
+    assert no_shard == "shard: expected a VocabShard; got int"
+    assert size.startswith("vocab_size: expected None with a VocabShard")
+    assert stored == "return_rank: expected it off with a VocabShard"
+    assert wide == "configs: expected block_v that divides 256 with a VocabShard; got 512 and 128"
