@@ -161,7 +161,7 @@ def test_one_that_does_not_start_leaves_the_others_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(
         vllm_engine,
         "engine_environment",
-        lambda name: real(name) | ({"FAKE_VLLM": "fail"} if name == "flash_sample" else {}),
+        lambda name, drafts: real(name) | ({"FAKE_VLLM": "fail"} if name == "flash_sample" else {}),
     )
     store = Store(tmp_path / "run", {})
     assert measure(PLAN, Vllm("cuda", tmp_path / "run"), store) == 4  # one per kind and batch size
