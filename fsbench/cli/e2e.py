@@ -52,8 +52,9 @@ def e2e(
         option(
             "--sampler",
             WORDS,
-            "Samplers, comma list, the baseline first: flash_sample, vllm (with that engine), "
-            "or names of `fsbench list`. Default: the engine's own, FlashInfer, flash_sample.",
+            "Samplers, comma list, the baseline first: flash_sample, vLLM's own (vllm, "
+            "vllm-flashinfer), or names of `fsbench list`. Default: the engine's own, FlashInfer, "
+            "flash_sample.",
         ),
     ] = None,
     requests: Annotated[

@@ -33,8 +33,10 @@ from fsbench.integrations.vllm import DRAFTS, MARKS, MEASURED, SWITCH, adapter_o
 from fsbench.integrations.vllm_expected import Expected
 from fsbench.machine.packages import package_version
 
-OWN = "vllm"
-"""The name of vLLM's own sampler."""
+WITH_FLASHINFER = "vllm-flashinfer"
+OWN = {"vllm": "vLLM's own sampler", WITH_FLASHINFER: "vLLM's own, FlashInfer's filters"}
+"""Names of vLLM's own sampler -> labels: as it is by default or as the environment has it, and with
+FlashInfer's filters, whatever the environment says of them."""
 
 _ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
 OPEN_LOOP = Expected(
@@ -100,13 +102,15 @@ class Vllm:
             check_kind(kind)
 
     def label(self, sampler: str) -> tuple[str, bool]:
-        if sampler == OWN:
-            return "vLLM's own sampler", False
+        if sampler in OWN:
+            return OWN[sampler], False
         missing(sampler, self.device)  # raises for names that nobody knows
         return known()[sampler]
 
     def missing(self, sampler: str) -> str | None:
-        return None if sampler == OWN else missing(sampler, self.device)
+        if sampler == WITH_FLASHINFER and package_version("flashinfer-python") is None:
+            return "package flashinfer is not installed"
+        return None if sampler in OWN else missing(sampler, self.device)
 
     def open(self, plan: Plan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Engines:
         return Engines(plan, decoder, tp, samplers, self._logs, self._memory)
@@ -220,7 +224,8 @@ def engine_environment(sampler: str, drafts: bool = False) -> dict[str, str]:
     """Variables of an engine's process: the same for all samplers, but for which one draws."""
     return {
         **{name: value for name, value in os.environ.items() if name != SWITCH},
-        **({} if sampler == OWN else {SWITCH: sampler}),
+        **({} if sampler in OWN else {SWITCH: sampler}),
+        **({"VLLM_USE_FLASHINFER_SAMPLER": "1"} if sampler == WITH_FLASHINFER else {}),
         MARKS: "1",
         DRAFTS: str(int(drafts)),
         "VLLM_USE_V2_MODEL_RUNNER": "1",

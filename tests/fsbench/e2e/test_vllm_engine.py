@@ -64,6 +64,20 @@ def test_a_whole_plan(tmp_path):
     assert "vLLM prints this to standard output" in log.read_text()
 
 
+def test_vllm_with_flashinfers_filters_is_a_sampler_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    found = {sampler: engine_environment(sampler) for sampler in ("vllm", "vllm-flashinfer")}
+    assert (found["vllm"].pop(name), found["vllm-flashinfer"].pop(name)) == ("0", "1")
+    assert found["vllm"] == found["vllm-flashinfer"]
+    engine = Vllm("cuda", tmp_path)
+    assert engine.missing("vllm-flashinfer") is None
+    assert engine.label("vllm-flashinfer") == ("vLLM's own, FlashInfer's filters", False)
+    versions = {"flashinfer-python": None}
+    monkeypatch.setattr(vllm_engine, "package_version", lambda package: versions[package])
+    assert engine.missing("vllm-flashinfer") == "package flashinfer is not installed"
+
+
 def test_drafts_in_all_engines(tmp_path):
     plan = replace(PLAN, batches=(3,), requests=("default",), drafts=2)
     store = Store(tmp_path / "run", {})
