@@ -33,7 +33,6 @@ ABLE: dict[str, Any] = {
     "per_row_temperature": True,
     "greedy_rows": True,
     "per_request_seed": True,
-    "logprob": True,
     "filters": FILTERS,
     "mixed_filters": True,
     "ties": "any",  # of the kth and its equals all are kept by a sort, exactly k by Triton
@@ -43,8 +42,8 @@ ABLE: dict[str, Any] = {
 
 def drawing(
     requests: Sequence[dict[str, Any]], seeds: Any, V: int, device: Any, flashinfer: bool
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A function (logits [B, V], positions int64 [B]) -> (tokens [B], logits after all steps).
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function (logits [B, V], positions int64 [B]) -> tokens [B].
 
     It is vLLM's Sampler with these requests: arguments of SamplingParams, and int64 seeds [B].
     flashinfer: filters go to FlashInfer, as in vLLM unless VLLM_USE_FLASHINFER_SAMPLER is 0.
@@ -59,7 +58,7 @@ def drawing(
 
     B = len(requests)
     states = RequestState(B, 8, B, 0, V, device)
-    sampler = Sampler(B, V, device, states, logprobs_mode="processed_logprobs")
+    sampler = Sampler(B, V, device, states)
     sampler.use_flashinfer = flashinfer
     for row, request in enumerate(requests):
         sampler.add_request(row, 1, SamplingParams(**request))
@@ -70,7 +69,7 @@ def drawing(
     zeros = torch.zeros(B, dtype=torch.int32, device=device)  # input ids, and places in drafts
     return lambda logits, positions: sampler.sample(
         logits, rows, rows_np, positions, zeros, zeros, return_logprobs=False
-    )
+    )[0]
 
 
 def build_with(problem: Problem, weight: Tensor, flashinfer: bool) -> Launch:
@@ -88,7 +87,7 @@ def build_with(problem: Problem, weight: Tensor, flashinfer: bool) -> Launch:
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         position = torch.add(offset, seed, alpha=STRIDE).expand(B)
-        return draw(matmul_logits(hidden, weight, V), position)[0]
+        return draw(matmul_logits(hidden, weight, V), position)
 
     return launch
 
@@ -100,19 +99,18 @@ def sample(
     seed: Tensor,
     offset: Tensor,
     temperature: float | Tensor = 1.0,
-    return_logprob: bool = False,
 ) -> SimpleNamespace:
-    """The full call, with the Gumbel kernel: its noise is that of seed and position alone."""
+    """The full call, with the Gumbel kernel: its noise is that of seed and position alone.
+
+    vLLM tells log-probabilities of softmax(logits) or of what it drew from behind all filters, not
+    those of softmax(logits / T), so none are claimed here.
+    """
     import torch
-    from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
 
     B, V, device = len(hidden), len(weight), weight.device
     T = torch.as_tensor(temperature, dtype=torch.float32).expand(B).tolist()
     requests = [{"temperature": own} for own in T]
     seeds = seed.expand(B) + (0 if len(seed) == B else torch.arange(B, device=device) * STRIDE)
     draw = drawing(requests, seeds.cpu().numpy(), V, device, flashinfer=False)
-    tokens, processed = draw(matmul_logits(hidden, weight, V).contiguous(), offset.expand(B))
-    logprob = None
-    if return_logprob:
-        logprob = compute_token_logprobs(processed, tokens[:, None])[:, 0]
-    return SimpleNamespace(tokens=tokens, logprob=logprob)
+    logits = matmul_logits(hidden, weight, V).contiguous()
+    return SimpleNamespace(tokens=draw(logits, offset.expand(B)))

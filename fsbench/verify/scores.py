@@ -136,7 +136,7 @@ class _Hard(NamedTuple):
         rows[2::4], rows[3::4] = -20.0, 0.0
         rows[2::4, V // 3] = 0.0
         hidden, weight, logits = exact_head(problem, (min(base, 1e3) * rows).to(device))
-        values = [base * part for part in (1.0, 0.5, 2.0, 4.0)] if able.per_row_temperature else []
+        values = [base * part for part in (1.0, 0.5, 2.0)] if able.per_row_temperature else []
         values += [0.0] if able.greedy_rows else []
         values = values or [base]
         T = torch.tensor(values, device=device)[torch.arange(B, device=device) % len(values)]

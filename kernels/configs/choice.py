@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs.gpu import operations_per_byte
-from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.hopper import ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
 
@@ -60,6 +60,17 @@ def portable_rows(device: torch.device) -> int:
     if not balanced:
         return _USUAL_ROWS
     return max(rows for rows in BUCKETS if rows <= max(balanced / 2, BUCKETS[0]))
+
+
+def hopper_rows(B: int, device: torch.device) -> bool:
+    """Whether the Hopper kernel is the faster one for B rows.
+
+    It is above portable_rows, and where these are one warpgroup's rows and not all are there: the
+    portable kernel loads as many as it computes, and rows that are not there take the TMA unit
+    longer; the Hopper kernel's boxes ask for none of them.
+    """
+    most = portable_rows(device)
+    return most < B or most // 2 < B < most <= ROWS
 
 
 # Cached by what a launch knows, so that one look-up is all that it costs.
@@ -122,8 +133,8 @@ def choose(
     """The config to launch with; its type says which kernel.
 
     Args:
-        kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run, for more rows
-            than portable_rows. A config is one of that kernel; with "auto" it decides.
+        kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run, for the
+            hopper_rows. A config is one of that kernel; with "auto" it decides.
 
     Raises:
         InvalidArgument: the Hopper kernel is asked for and cannot run, or no kernel can for fp8.
@@ -164,7 +175,7 @@ def config_for(
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     wanted = kernel == "hopper" or isinstance(config, HopperConfig)
     if not reason and noise != "token":  # of which no times have been taken there
-        wanted |= portable_rows(device) < B
+        wanted |= hopper_rows(B, device)
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
     return config or hopper_config(B, D, device)
@@ -190,11 +201,14 @@ def explanation(
         rule = f"the {name} kernel, as asked for"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
-    elif noise == "token" and portable_rows(device) < B:
+    elif noise == "token" and hopper_rows(B, device):
         rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
     else:
-        least = "at most" if name == "portable" else "above"
-        rule = f"the {name} kernel: B = {B} is {least} {portable_rows(device)} rows"
+        most = portable_rows(device)
+        why = f"is above {most} rows" if most < B else f"is at most {most} rows"
+        if name == "hopper" and most > B:
+            why = f"fills not all of {most} rows, of which it loads those alone that are there"
+        rule = f"the {name} kernel: B = {B} {why}"
     if config is not None:
         return f"{rule}; tile shapes as given"
     if device.type == "cpu":

@@ -25,7 +25,7 @@ from fsbench.kernels.scoring.slopes import of_chunk, slopes, slopes_by_torch
 
 AT_ONCE = 1024
 """Rows, and tokens, of a chunk, and twice as many by the kernel; fewer where D is above 4096. All
-that a chunk needs is 64 MB."""
+that a chunk needs is 64 MB. By the kernel a chunk of fewer rows has the more tokens."""
 _NUMBERS = 1024 * 4096
 _BYTES = 60_000_000
 
@@ -104,7 +104,9 @@ def gradients(
         d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=device)
     by_kernel = not (device.type == "cpu" or d_bias is not None or torch.compiler.is_compiling())
     size = _at_once(D, hidden.element_size(), by_kernel)
-    shape = (min(size, B), min(size, V))
+    rows_at_once = min(size, B)
+    tokens_at_once = size * size // rows_at_once // size * size if by_kernel else size
+    shape = (rows_at_once, min(tokens_at_once, V))
     all_logits = torch.empty(shape, dtype=torch.float32, device=device)
     all_d = torch.empty(shape, dtype=hidden.dtype, device=device)
     if d_hidden is not None:
@@ -117,8 +119,8 @@ def gradients(
         h.copy_(hidden[rows]).masked_fill_(~defined[rows], 0.0)
         if d_hidden is not None:
             of_rows = sums[: len(h)]
-        for first in range(0, V, size):
-            tokens = slice(first, min(V, first + size))
+        for first in range(0, V, tokens_at_once):
+            tokens = slice(first, min(V, first + tokens_at_once))
             w = weight[tokens]
             logits, d = (x[: len(h), : len(w)] for x in (all_logits, all_d))
             _add_product(h, w.T, logits, True)

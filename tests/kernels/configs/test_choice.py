@@ -34,7 +34,14 @@ def chosen(B: int, **wish: object) -> object:
 
 
 def test_the_number_of_rows_decides(both):
-    assert [chosen(B) for B in (1, 64, 65, 1000)] == [PORTABLE, PORTABLE, HOPPER, HOPPER]
+    assert [chosen(B) for B in (1, 32, 64)] == 3 * [PORTABLE]
+    assert [chosen(B) for B in (33, 40, 63, 65, 1000)] == 5 * [HOPPER]
+
+
+def test_where_two_warpgroups_are_needed_rows_may_be_missing(both, monkeypatch):
+    monkeypatch.setattr(_choice, "portable_rows", lambda device: 128)
+    assert [chosen(B) for B in (33, 65, 128)] == 3 * [PORTABLE]
+    assert chosen(129) == HOPPER
 
 
 @pytest.mark.parametrize("B", [1, 1000])
@@ -54,6 +61,7 @@ def test_where_the_hopper_kernel_cannot_run():
 EXPLAINED = [
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
     (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on GPUs '*' (r"),
+    (40, {}, "the hopper kernel: B = 40 fills not all of 64 rows, of which it loads those alone"),
     (65, {"noise": "token"}, "no times of the hopper kernel's token noise have been taken; tile"),
     (
         65,
