@@ -9,8 +9,7 @@ which way was taken, as the config. Of equal logits this one keeps those of lowe
 all.
 
 It has one Philox stream for a batch, whose seed and offset the host hands over: here those of
-torch's generator, so a captured graph would repeat its draws. Not run yet: held to the source of
-0.7.2.post1 by `make check-engines`.
+torch's generator, so a captured graph would repeat its draws.
 
 Undefined rows, by reading: NaN probabilities leave an arbitrary token.
 """

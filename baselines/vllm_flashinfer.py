@@ -4,8 +4,8 @@
 
 vLLM takes this way if a request of the batch has top-k or top-p, and none is greedy or has a seed.
 Its random numbers are then those of torch's generator, read by the host in every launch: a captured
-graph would repeat its draws, and vLLM captures none. How it is called: `providing.vllm`. Not run
-yet: held to the source of vLLM 0.26.0 by `make check-engines`.
+graph would repeat its draws, and vLLM captures none. How it is called: `providing.vllm`. Held to
+the source of vLLM 0.26.0 by `make check-engines`.
 
 Undefined rows, by reading: as `vllm_gumbel`, and as `flashinfer_top_k_top_p` with filters.
 """

@@ -2,7 +2,7 @@
 
     in place: logits / T, min-p; top-k and top-p (a sort below 8 rows, else Triton); Gumbel argmax
 
-How it is called, and its noise: `providing.vllm`. Not run yet: held to the source of vLLM 0.26.0 by
+How it is called, and its noise: `providing.vllm`. Held to the source of vLLM 0.26.0 by
 `make check-engines`.
 
 Undefined rows, by reading: a NaN may win a block or not, so the token is arbitrary; a row of -inf

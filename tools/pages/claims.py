@@ -51,7 +51,7 @@ def _configurations(*names: str) -> dict[str, Configuration]:
 def claims() -> str:
     """What of the paper's claims holds on an H200, in numbers."""
     small = pd.concat([at(leads(PAPER, ours=ours), 1, 64) for ours in OURS])
-    lean = pd.concat([at(leads(*ALL[1:], *HEADS, ODD, ours=ours), 1, 64) for ours in OURS])
+    lean = pd.concat([at(leads(*ALL[1:], *HEADS, ODD[0], ours=ours), 1, 64) for ours in OURS])
     printed = pd.concat([paper.table(4), paper.table(5)]).set_index(["method", "b"]).h200
     largest = {ours: at(leads(PAPER, ours=ours), 256, 256).unstack("provider") for ours in OURS}
     one_pass = pd.concat([leads(*ALL, ours=HOPPER)]).xs(ONE_PASS, level="provider")
@@ -121,7 +121,7 @@ def claims() -> str:
             "that a sampler could save; more with others ([end to end](end-to-end.md))",
         ],
     ]
-    of_cells = places(*ALL, *HEADS, ODD, STORE, "profile-20261121", "tp-20261122")
+    of_cells = places(*ALL, *HEADS, ODD[0], STORE, "profile-20261121", "tp-20261122")
     return with_source(table(["claim", "on an H200"], rows, left=2), *of_cells)
 
 

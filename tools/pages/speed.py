@@ -34,14 +34,36 @@ from pages.engines import MODEL, saved
 from pages.exact import checks_of
 from pages.heads import quantised, scores
 
-PAPER, LEAN, ODD = "paper-20261123", "lean-20261123", "sweep-20261123"
+PAPER, LEAN, TUNED = "paper-20261123", "lean-20261123", "tuned-20261123"
+ODD = ("sweep-20261123", "boxes-20261123")  # the latter after a change of the Hopper kernel
 SUSTAINED = "sustained-20261123"
 SCREENED = "screened-d4096-20261123"
 HEADS = ("models-20261123",)
 ALL = (PAPER, LEAN, "lean-d8192-20261123", "lean-d8192-large-20261123")
 OURS = (PORTABLE, HOPPER)
 RACE, MULTINOMIAL = "exponential_race", "multinomial_compiled"
-BETWEEN = (3, 24, 77, 96, 128, 129, 144, 160, 176, 192, 200, 224, 257, 320, 384, 512, 768, 1024)
+BETWEEN = (
+    3,
+    24,
+    33,
+    40,
+    77,
+    96,
+    128,
+    129,
+    144,
+    160,
+    176,
+    192,
+    200,
+    224,
+    257,
+    320,
+    384,
+    512,
+    768,
+    1024,
+)
 """Batch sizes of the tables of odd ones."""
 NO_RIVALS = {
     *("auto", HOPPER, PORTABLE, MATMUL, STREAM),
@@ -61,7 +83,8 @@ def cells(*runs: str) -> pd.DataFrame:
     if HOPPER in found:
         where = found.index.to_frame()
         most = where.run.map(lambda run: 128 if run.startswith("h100/") else 64)
-        found["auto"] = found[PORTABLE].where(where.b <= most, found[HOPPER])
+        portable = (where.b <= most) & ((where.b <= 32) | (where.b >= 64) | (most > 64))
+        found["auto"] = found[PORTABLE].where(portable, found[HOPPER])
     return found
 
 
@@ -253,8 +276,12 @@ def heads_of_models(run: str = HEADS[0]) -> str:
 
 
 @block
-def odd_batches(run: str = ODD) -> str:
-    us = medians(run).unstack("provider").loc[SMALL[0]]
+def odd_batches(*runs: str) -> str:
+    """Of the runs, the last that has a batch size."""
+    runs = runs or ODD
+    found = results(*runs)
+    found = found[found.run == found.b.map(found.groupby("b").run.last())]
+    us = found.pivot(index="b", columns="provider", values="median_us")
     rows = [
         [
             B,
@@ -274,7 +301,22 @@ def odd_batches(run: str = ODD) -> str:
         f"The one-pass argmax is faster than the Hopper kernel {at_b[HOPPER]}, and than the "
         f"portable one {at_b[PORTABLE]}."
     )
-    return with_source(f"{table(heads, rows, left=0)}\n\n{told}", *places(run))
+    return with_source(f"{table(heads, rows, left=0)}\n\n{told}", *places(*runs))
+
+
+@block
+def tuned() -> str:
+    """What max-autotune finds for the matmul of a rival."""
+    us = medians(TUNED).unstack("provider").droplevel("d")
+    found, given = us["exponential_race_tuned"], us[RACE]
+    told = (
+        "torch's max-autotune, which may replace cuBLAS's matmul and what follows it, takes "
+        f"{listed(f'{x:.0f}' for x in found)} us at B = {listed(us.index)} for the exponential "
+        f"race, {span(found / given)} of what cuBLAS takes. "
+        + said("cuBLAS and the one-pass argmax are faster", (us[ONE_PASS] < found).all())
+        + f": {listed(f'{x:.0f}' for x in us[ONE_PASS])} us."
+    )
+    return with_source(told, *places(TUNED))
 
 
 @block
