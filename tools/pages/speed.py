@@ -43,26 +43,8 @@ ALL = (PAPER, LEAN, "lean-d8192-20261123", "lean-d8192-large-20261123")
 OURS = (PORTABLE, HOPPER)
 RACE, MULTINOMIAL = "exponential_race", "multinomial_compiled"
 BETWEEN = (
-    3,
-    24,
-    33,
-    40,
-    77,
-    96,
-    128,
-    129,
-    144,
-    160,
-    176,
-    192,
-    200,
-    224,
-    257,
-    320,
-    384,
-    512,
-    768,
-    1024,
+    *(3, 24, 33, 40, 77, 96, 128, 129, 144, 160, 176, 192, 200, 224, 257, 320, 384, 512),
+    *(768, 1024),
 )
 """Batch sizes of the tables of odd ones."""
 NO_RIVALS = {
