@@ -20,8 +20,6 @@ from fsbench.kernels.call.request import Request
 
 _MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
 
-_NO_TENSORS = (type(None), float, int)
-
 _by_kind: dict[Hashable, Any] = {}
 
 
@@ -44,12 +42,13 @@ class PreparedLaunch:
         kinds: list[Any] = []
         for value in moving.values():
             kind = type(value)
-            # Most are None; isinstance(None, Tensor) takes longer than the rest.
-            if kind is Tensor or (kind not in _NO_TENSORS and isinstance(value, Tensor)):
+            if value is None:  # as most are
+                kinds.append(None)
+            elif kind is Tensor or (kind is not float and isinstance(value, Tensor)):
                 address = value.data_ptr()
                 values.append(address)
                 kinds.append(value.dtype)
-                kinds.append(address % 16 == 0)
+                kinds.append(address % 16)
             else:
                 values.append(value)
                 kinds.append(value % 16 == 0 if kind is int else kind)
@@ -70,13 +69,14 @@ class PreparedLaunch:
         if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
             return
         names = self.kernel.arg_names
-        arguments |= dict.fromkeys(moving)  # keeps no tensor alive
+        given = [name for name, value in moving.items() if value is not None]
+        arguments |= dict.fromkeys(given)  # keeps no tensor alive
         if len(self._compiled) >= _MOST:
             self._compiled.clear()
         self._compiled[key] = (
             compiled[(*self.grid, 1, 1)[:3]],
             [arguments[name] for name in names],
-            [names.index(name) for name in moving],
+            [names.index(name) for name in given],
         )
 
 
@@ -97,8 +97,10 @@ def launch_kernel(
 
     What is compiled for by its value is an int, a bool or a string; everything else moves.
     """
-    moving = {name: x for name, x in arguments.items() if not isinstance(x, int | str)}
-    fixed = {name: x for name, x in arguments.items() if name not in moving}
+    fixed: dict[str, Any] = {}
+    moving: dict[str, Any] = {}
+    for name, value in arguments.items():
+        (fixed if type(value) in (int, bool, str) else moving)[name] = value
     kind = (kernel, device, grid, *fixed.items())
     prepared(kind, lambda: PreparedLaunch(kernel, grid, fixed))(**moving)
 

@@ -58,6 +58,8 @@ def sample_fields(
         "tokens": (torch.int64, shape),
         "valid": (torch.bool, (B,)),
     }
+    if not any(wanted):
+        return fields
     if wanted.logprob:
         fields["logprob"] = (torch.float32, shape)
     if wanted.logz:

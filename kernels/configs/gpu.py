@@ -12,6 +12,10 @@ try:
 except ModuleNotFoundError:  # it exists for Linux only
     triton = None
 
+CPU = torch.device("cpu")
+"""What devices are compared with: device.type makes a string, which takes longer."""
+
+_CURRENT = nullcontext()
 _INTERPRETED_MULTIPROCESSORS = 4  # enough for programs to share the work, few enough to be quick
 _HOPPER_OPERATIONS = 4096  # of a multiprocessor in a cycle: bf16, dense, an addition is one
 
@@ -21,15 +25,15 @@ def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
 
     Triton's interpreter is wrong in bf16.
     """
-    if device.type == "cuda":
+    if device != CPU:
         return True
     return triton is not None and triton.knobs.runtime.interpret and dtype != torch.bfloat16
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[object]:
     """Makes `device` the current one: Triton launches on that, not on the tensors' device."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()  # a device's context would cost some microseconds
+    if device == CPU or device.index == torch.cuda.current_device():
+        return _CURRENT  # a device's context would cost some microseconds
     return torch.cuda.device(device)
 
 
@@ -41,7 +45,7 @@ def stream_handle(device: torch.device) -> int:
 
 def multiprocessors(device: torch.device) -> int:
     """How many programs run at a time, at one program per multiprocessor."""
-    if device.type != "cuda":
+    if device == CPU:
         return _INTERPRETED_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
 

@@ -189,7 +189,7 @@ def describe(
     hidden, rows = check_matrices(hidden, rows, dtypes)
     kernel = check_kernel(kernel, config)
     noise, why = check_noise(noise), check_flag("why", why)
-    by_tma = tma_possible(hidden) and tma_possible(rows)
+    by_tma = tma_possible(hidden, rows)
     choice = choose(hidden, rows, noise, kernel, config)
     found = str(choice)
     if not isinstance(choice, HopperConfig):

@@ -61,7 +61,7 @@ def launch(
     line = None if request.shard is None or request.merge_later else request.shard.line
     kind = (
         config,
-        isinstance(config, HopperConfig) or (tma_possible(hidden) and tma_possible(weight)),
+        isinstance(config, HopperConfig) or tma_possible(hidden, weight),
         out.logprob is None,
         out.logz is None,
         out.entropy is None,
