@@ -109,9 +109,14 @@ class Processing(NamedTuple):
     mask_words: int
 
 
+_AS_THEY_ARE = Processing(None, None, None, 0)
+
+
 def processing(request: Request) -> Processing:
     """The biases and the mask of a request."""
     bias, mask = request.bias, request.mask
+    if bias is None and mask is None:
+        return _AS_THEY_ARE
     if mask is not None and mask.dtype == torch.bool:
         mask = pack_mask(mask)
     whole = bias is not None and bias.ndim == 2

@@ -80,13 +80,13 @@ class PreparedLaunch:
         )
 
 
-def prepared(kind: Hashable, prepare: Callable[[], Any]) -> Any:
-    """What calls of a kind have in common: what `prepare` returned for it the first time."""
+def prepared(kind: Hashable, prepare: Callable[..., Any], *arguments: Any) -> Any:
+    """What calls of a kind have in common: what prepare(*arguments) returned the first time."""
     found = _by_kind.get(kind)
     if found is None:
         if len(_by_kind) >= _MOST:
             _by_kind.clear()
-        found = _by_kind[kind] = prepare()
+        found = _by_kind[kind] = prepare(*arguments)
     return found
 
 
@@ -102,7 +102,7 @@ def launch_kernel(
     for name, value in arguments.items():
         (fixed if type(value) in (int, bool, str) else moving)[name] = value
     kind = (kernel, device, grid, *fixed.items())
-    prepared(kind, lambda: PreparedLaunch(kernel, grid, fixed))(**moving)
+    prepared(kind, PreparedLaunch, kernel, grid, fixed)(**moving)
 
 
 def kind_of(request: Request) -> tuple[Hashable, ...]:

@@ -133,8 +133,8 @@ def choose(
     by_tma = tma_possible(hidden, weight)
     if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
         _check_fp8(hidden.device)
-    shape = (*hidden.shape, hidden.device, weight.element_size())
-    return config_for(*shape, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+    facts = (*hidden.shape, hidden.device, weight.element_size())
+    return config_for(*facts, by_tma, noise, kernel, config)
 
 
 @cache
@@ -154,7 +154,6 @@ def config_for(
     D: int,
     device: torch.device,
     element_bytes: int,
-    *,
     by_tma: bool,
     noise: str,
     kernel: str,
@@ -185,7 +184,7 @@ def explanation(
 ) -> str:
     """Why `config_for` chooses what it does: the rule, and the row of the tile shapes."""
     facts = (B, D, device, element_bytes)
-    found = config_for(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+    found = config_for(*facts, by_tma, noise, kernel, config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma, element_bytes)
     if kernel != "auto" or config is not None:

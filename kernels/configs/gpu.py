@@ -13,7 +13,7 @@ except ModuleNotFoundError:  # it exists for Linux only
     triton = None
 
 CPU = torch.device("cpu")
-"""What devices are compared with: device.type makes a string, which takes longer."""
+"""What devices are compared with: to ask one for its type makes a string, which takes longer."""
 
 _CURRENT = nullcontext()
 _INTERPRETED_MULTIPROCESSORS = 4  # enough for programs to share the work, few enough to be quick

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
 import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
