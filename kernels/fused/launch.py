@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from fsbench.kernels.call.request import SAMPLES_AT_ONCE, Request
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.call.standing import launch_standing
 from fsbench.kernels.call.workspace import workspace
+from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -107,6 +109,45 @@ def launch(
         if looked_at and stored is not None:
             launch_standing(request, stored, masses, out._replace(logprob=None))
     return masses
+
+
+def plain(request: Request) -> Callable[..., Sample]:
+    """The launch of a request without options, for all that differ by addresses or by a float.
+
+    It takes hidden, weight, seed, offset and temperature, and keeps none of the request's alive.
+    """
+    (B, _), device = request.hidden.shape, request.hidden.device
+    config = choose(request.hidden, request.weight, request.noise)
+    operands, run = _prepare(request, config, 1, processing(request), None)
+    run.fixed = {**dict.fromkeys(run.kernel.arg_names), **run.fixed}  # None for what it has not
+
+    def launch(
+        hidden: Tensor,
+        weight: Tensor,
+        seed: Tensor,
+        offset: Tensor | None,
+        temperature: float | Tensor,
+    ) -> Sample:
+        tokens = torch.empty(B, dtype=torch.int64, device=device)
+        valid = torch.empty(B, dtype=torch.bool, device=device)
+        with launching_on(device):
+            work = workspace(B, device)
+            loaded_hidden, loaded_weight = operands.load(hidden, weight)
+            run(
+                hidden=loaded_hidden,
+                weight=loaded_weight,
+                seed_ptr=seed,
+                offset_ptr=offset,
+                temperature=temperature,
+                keys_ptr=work.keys,
+                arrivals_ptr=work.arrivals,
+                tokens_ptr=tokens,
+                valid_ptr=valid,
+                first_sample=0,
+            )
+        return Sample(tokens, valid)
+
+    return launch
 
 
 def _partial_sums(
