@@ -57,7 +57,9 @@ def launch_of(kind: Hashable | None, hidden: Tensor) -> Callable[..., Sample] | 
     if kind is None:  # as under torch.compile, which so has no table to trace
         return None
     found = _launches.get(kind)
-    return found if found is not None and runs_kernels(hidden.device, hidden.dtype) else None
+    if found is None or hidden.is_cuda or runs_kernels(hidden.device, hidden.dtype):
+        return found
+    return None
 
 
 def remember(kind: Hashable | None, request: Request) -> None:
