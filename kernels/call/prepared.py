@@ -48,7 +48,7 @@ class PreparedLaunch:
                 address = value.data_ptr()
                 values.append(address)
                 kinds.append(value.dtype)
-                kinds.append(address % 16)
+                kinds.append(address % 16 == 0)
             else:
                 values.append(value)
                 kinds.append(value % 16 == 0 if kind is int else kind)

@@ -25,7 +25,7 @@ def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
 
     Triton's interpreter is wrong in bf16.
     """
-    if device != CPU:
+    if device.type == "cuda":
         return True
     return triton is not None and triton.knobs.runtime.interpret and dtype != torch.bfloat16
 
@@ -45,7 +45,7 @@ def stream_handle(device: torch.device) -> int:
 
 def multiprocessors(device: torch.device) -> int:
     """How many programs run at a time, at one program per multiprocessor."""
-    if device == CPU:
+    if device.type != "cuda":
         return _INTERPRETED_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
 

@@ -61,7 +61,7 @@ def launch(
     line = None if request.shard is None or request.merge_later else request.shard.line
     kind = (
         config,
-        (hidden.data_ptr() | weight.data_ptr()) % 16,  # which decides for or against TMA
+        (hidden.data_ptr() | weight.data_ptr()) % 16 == 0,  # else TMA cannot load them
         out.logprob is None,
         out.logz is None,
         out.entropy is None,
@@ -121,7 +121,7 @@ def plain(request: Request) -> Callable[..., Sample]:
     operands, run = _prepare(request, config, 1, processing(request), None)
     run.fixed = {**dict.fromkeys(run.kernel.arg_names), **run.fixed}  # None for what it has not
 
-    def launch(
+    def again(
         hidden: Tensor,
         weight: Tensor,
         seed: Tensor,
@@ -147,7 +147,7 @@ def plain(request: Request) -> Callable[..., Sample]:
             )
         return Sample(tokens, valid)
 
-    return launch
+    return again
 
 
 def _partial_sums(

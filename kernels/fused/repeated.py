@@ -40,7 +40,7 @@ def plain_kind(
     try:
         for x in arguments:
             if type(x) in _TENSORS:
-                kind += x.dtype, x.shape, x.device, x.is_contiguous(), x.data_ptr() % 16
+                kind += x.dtype, x.shape, x.device, x.is_contiguous(), x.data_ptr() % 16 == 0
             elif x is None:
                 kind.append(None)
             elif type(x) is float and (x == 0 or _WARM[0] <= x <= _WARM[1]):
