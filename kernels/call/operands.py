@@ -36,7 +36,7 @@ class Operands(NamedTuple):
 
 def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) -> Operands:
     """How the portable kernel loads hidden [B, D] and the first V rows of weight."""
-    use_tma = tma_possible(hidden) and tma_possible(weight)
+    use_tma = tma_possible(hidden, weight)
     blocks_b = triton.cdiv(hidden.shape[0], config.block_b)
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device, config.ctas_per_sm)
 
@@ -87,13 +87,16 @@ def matrix_operand(
     """A descriptor for boxes [rows, cols], or the tensor where TMA cannot load it."""
     if not use_tma:
         return matrix
-    if matrix.device.type == "cpu":  # the interpreter reads the tensor
+    if matrix.is_cpu:  # the interpreter reads the tensor
         return TensorDescriptor(matrix, [*matrix.shape], [matrix.shape[1], 1], [rows, cols])
-    return _descriptor(Address(matrix.data_ptr(), matrix.dtype), *matrix.shape, rows, cols)
+    return _descriptor(matrix.data_ptr(), matrix.dtype, *matrix.shape, rows, cols)
 
 
 @lru_cache(maxsize=4096)  # to check one takes longer than to find it
-def _descriptor(base: Address, rows: int, cols: int, box_rows: int, box_cols: int) -> Any:
+def _descriptor(
+    address: int, dtype: torch.dtype, rows: int, cols: int, box_rows: int, box_cols: int
+) -> Any:
+    base = Address(address, dtype)
     return TensorDescriptor(base, [rows, cols], [cols, 1], [box_rows, box_cols])
 
 
@@ -106,9 +109,14 @@ class Processing(NamedTuple):
     mask_words: int
 
 
+_AS_THEY_ARE = Processing(None, None, None, 0)
+
+
 def processing(request: Request) -> Processing:
     """The biases and the mask of a request."""
     bias, mask = request.bias, request.mask
+    if bias is None and mask is None:
+        return _AS_THEY_ARE
     if mask is not None and mask.dtype == torch.bool:
         mask = pack_mask(mask)
     whole = bias is not None and bias.ndim == 2

@@ -20,8 +20,6 @@ from fsbench.kernels.call.request import Request
 
 _MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
 
-_NO_TENSORS = (type(None), float, int)
-
 _by_kind: dict[Hashable, Any] = {}
 
 
@@ -44,8 +42,9 @@ class PreparedLaunch:
         kinds: list[Any] = []
         for value in moving.values():
             kind = type(value)
-            # Most are None; isinstance(None, Tensor) takes longer than the rest.
-            if kind is Tensor or (kind not in _NO_TENSORS and isinstance(value, Tensor)):
+            if value is None:  # as most are
+                kinds.append(None)
+            elif kind is Tensor or (kind is not float and isinstance(value, Tensor)):
                 address = value.data_ptr()
                 values.append(address)
                 kinds.append(value.dtype)
@@ -70,23 +69,24 @@ class PreparedLaunch:
         if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
             return
         names = self.kernel.arg_names
-        arguments |= dict.fromkeys(moving)  # keeps no tensor alive
+        given = [name for name, value in moving.items() if value is not None]
+        arguments |= dict.fromkeys(given)  # keeps no tensor alive
         if len(self._compiled) >= _MOST:
             self._compiled.clear()
         self._compiled[key] = (
             compiled[(*self.grid, 1, 1)[:3]],
             [arguments[name] for name in names],
-            [names.index(name) for name in moving],
+            [names.index(name) for name in given],
         )
 
 
-def prepared(kind: Hashable, prepare: Callable[[], Any]) -> Any:
-    """What calls of a kind have in common: what `prepare` returned for it the first time."""
+def prepared(kind: Hashable, prepare: Callable[..., Any], *arguments: Any) -> Any:
+    """What calls of a kind have in common: what prepare(*arguments) returned the first time."""
     found = _by_kind.get(kind)
     if found is None:
         if len(_by_kind) >= _MOST:
             _by_kind.clear()
-        found = _by_kind[kind] = prepare()
+        found = _by_kind[kind] = prepare(*arguments)
     return found
 
 
@@ -97,10 +97,12 @@ def launch_kernel(
 
     What is compiled for by its value is an int, a bool or a string; everything else moves.
     """
-    moving = {name: x for name, x in arguments.items() if not isinstance(x, int | str)}
-    fixed = {name: x for name, x in arguments.items() if name not in moving}
+    fixed: dict[str, Any] = {}
+    moving: dict[str, Any] = {}
+    for name, value in arguments.items():
+        (fixed if type(value) in (int, bool, str) else moving)[name] = value
     kind = (kernel, device, grid, *fixed.items())
-    prepared(kind, lambda: PreparedLaunch(kernel, grid, fixed))(**moving)
+    prepared(kind, PreparedLaunch, kernel, grid, fixed)(**moving)
 
 
 def kind_of(request: Request) -> tuple[Hashable, ...]:

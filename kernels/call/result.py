@@ -58,6 +58,8 @@ def sample_fields(
         "tokens": (torch.int64, shape),
         "valid": (torch.bool, (B,)),
     }
+    if not any(wanted):
+        return fields
     if wanted.logprob:
         fields["logprob"] = (torch.float32, shape)
     if wanted.logz:
@@ -75,10 +77,10 @@ def sample_fields(
 def empty_sample(request: Request, wanted: Extras) -> Sample:
     """A Sample for a launch to write to."""
     device = request.hidden.device
-    fields = sample_fields(request, wanted).items()
-    return Sample(
-        **{name: torch.empty(*shape, dtype=dtype, device=device) for name, (dtype, shape) in fields}
-    )
+    fields = {}
+    for name, (dtype, shape) in sample_fields(request, wanted).items():
+        fields[name] = torch.empty(*shape, dtype=dtype, device=device)
+    return Sample(**fields)
 
 
 class Score(NamedTuple):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from fsbench.errors import CaptureError
-from fsbench.kernels.configs.gpu import launching_on, stream_handle
+from fsbench.kernels.configs.gpu import CPU, stream_handle
 from fsbench.kernels.noise import keys as noise_keys
 
 LOWEST_KEY: int = noise_keys.LOWEST_KEY.value
@@ -31,7 +31,7 @@ class Workspace:
     arrivals: torch.Tensor
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self.keys.shape[0]
 
     def split(self, rows: int) -> tuple[Workspace, Workspace]:
         """The first `rows` rows, and the rest."""
@@ -55,25 +55,26 @@ def _allocate(rows: int, device: torch.device) -> Workspace:
 def workspace(rows: int, device: torch.device) -> Workspace:
     """At least `rows` keys and counters for a launch on the current stream of `device`.
 
+    `device` is the current one (launching_on).
+
     The first call on a device waits for it; so does one that finds the stock half used up.
 
     Raises:
         CaptureError: during CUDA-graph capture, if the stock does not suffice.
     """
     rows = -(-rows // 16) * 16  # keeps the alignment that Triton compiles for
-    if device.type == "cpu":  # the interpreter: launches run one after the other
+    if device == CPU:  # the interpreter: launches run one after the other
         return _of_stream(device, 0, rows)
-    with launching_on(device):
-        capturing = torch.cuda.is_current_stream_capturing()
-        stock = _stock.get(device)
-        if capturing or stock is None or len(stock) < max(_STOCK_ROWS // 2, rows):
-            with _lock:
-                if capturing:
-                    return _cut_from_stock(device, rows)
-                _stock[device] = _allocate(max(_STOCK_ROWS, rows), device)
-                # Any stream may use it next, so it must be cleared by then.
-                torch.cuda.current_stream().synchronize()
-        return _of_stream(device, stream_handle(device), rows)
+    capturing = torch.cuda.is_current_stream_capturing()
+    stock = _stock.get(device)
+    if capturing or stock is None or len(stock) < max(_STOCK_ROWS // 2, rows):
+        with _lock:
+            if capturing:
+                return _cut_from_stock(device, rows)
+            _stock[device] = _allocate(max(_STOCK_ROWS, rows), device)
+            # Any stream may use it next, so it must be cleared by then.
+            torch.cuda.current_stream().synchronize()
+    return _of_stream(device, stream_handle(device), rows)
 
 
 def _cut_from_stock(device: torch.device, rows: int) -> Workspace:

@@ -63,14 +63,13 @@ def check_matrices(
     dtypes: of the weight, in place of that of hidden.
     """
     hidden, weight = check_matrix("hidden", hidden), check_matrix("weight", weight)
-    if hidden.device.type not in ("cuda", "cpu"):
-        raise InvalidArgument(f"hidden: expected it on cuda or cpu; got {hidden.device}")
-    floats = FLOATS[:2] if hidden.device.type == "cuda" else FLOATS
-    check_tensor("hidden", hidden, floats, [tuple(hidden.shape)], hidden.device)
-    D = hidden.shape[1]
-    check_tensor("weight", weight, dtypes or [hidden.dtype], [(weight.shape[0], D)], hidden.device)
-    if weight.shape[0] >= 2**31 - 256:
-        raise InvalidArgument(f"weight: expected fewer than 2^31 - 256 rows; got {weight.shape[0]}")
+    device, shape, rows = hidden.device, hidden.shape, weight.shape[0]
+    if not (hidden.is_cuda or hidden.is_cpu):
+        raise InvalidArgument(f"hidden: expected it on cuda or cpu; got {device}")
+    check_tensor("hidden", hidden, FLOATS[:2] if hidden.is_cuda else FLOATS, [shape], device)
+    check_tensor("weight", weight, dtypes or [hidden.dtype], [(rows, shape[1])], device)
+    if rows >= 2**31 - 256:
+        raise InvalidArgument(f"weight: expected fewer than 2^31 - 256 rows; got {rows}")
     return hidden, weight
 
 

@@ -29,22 +29,24 @@ def has_tma(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def tma_possible(matrix: Tensor) -> bool:
-    """Whether TMA can load it: base address and rows are multiples of 16 bytes.
+def tma_possible(*matrices: Tensor) -> bool:
+    """Whether TMA can load all of them: base addresses and rows are multiples of 16 bytes.
 
     Raises:
-        InvalidType: it has no address.
+        InvalidType: one has no address.
     """
-    if not has_tma(matrix.device):
+    if not has_tma(matrices[0].device):
         return False
     try:
-        address = matrix.data_ptr()
+        for matrix in matrices:
+            if (matrix.data_ptr() | matrix.shape[1] * matrix.element_size()) % 16:
+                return False
     except RuntimeError as error:
         raise InvalidType(
             "hidden, weight: expected tensors with memory of their own; got one without, as inside "
             "torch.vmap: give all rows as one hidden [B, D]"
         ) from error
-    return address % 16 == 0 and matrix.shape[1] * matrix.element_size() % 16 == 0
+    return True
 
 
 @cache
@@ -139,11 +141,11 @@ def choose(
     Raises:
         InvalidArgument: the Hopper kernel is asked for and cannot run, or no kernel can for fp8.
     """
-    by_tma = tma_possible(hidden) and tma_possible(weight)
-    if weight.dtype == torch.float8_e4m3fn and hidden.device.type == "cuda":
+    by_tma = tma_possible(hidden, weight)
+    if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
         _check_fp8(hidden.device)
-    shape = (*hidden.shape, hidden.device, weight.element_size())
-    return config_for(*shape, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+    facts = (*hidden.shape, hidden.device, weight.element_size())
+    return config_for(*facts, by_tma, noise, kernel, config)
 
 
 @cache
@@ -163,7 +165,6 @@ def config_for(
     D: int,
     device: torch.device,
     element_bytes: int,
-    *,
     by_tma: bool,
     noise: str,
     kernel: str,
@@ -194,7 +195,7 @@ def explanation(
 ) -> str:
     """Why `config_for` chooses what it does: the rule, and the row of the tile shapes."""
     facts = (B, D, device, element_bytes)
-    found = config_for(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)
+    found = config_for(*facts, by_tma, noise, kernel, config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma, element_bytes)
     if kernel != "auto" or config is not None:

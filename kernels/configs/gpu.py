@@ -12,6 +12,10 @@ try:
 except ModuleNotFoundError:  # it exists for Linux only
     triton = None
 
+CPU = torch.device("cpu")
+"""What devices are compared with: to ask one for its type makes a string, which takes longer."""
+
+_CURRENT = nullcontext()
 _INTERPRETED_MULTIPROCESSORS = 4  # enough for programs to share the work, few enough to be quick
 _HOPPER_OPERATIONS = 4096  # of a multiprocessor in a cycle: bf16, dense, an addition is one
 
@@ -28,8 +32,8 @@ def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
 
 def launching_on(device: torch.device) -> AbstractContextManager[object]:
     """Makes `device` the current one: Triton launches on that, not on the tensors' device."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()  # a device's context would cost some microseconds
+    if device == CPU or device.index == torch.cuda.current_device():
+        return _CURRENT  # a device's context would cost some microseconds
     return torch.cuda.device(device)
 
 

@@ -24,7 +24,11 @@ from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.fused.op import through_operator
+from fsbench.kernels.fused.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.shard.vocab_shard import VocabShard
+
+_PLAIN = (*[None] * 7, 1, False, False, False, False, 0, "auto", "auto")
+"""The options of a plain call."""
 
 
 def flash_sample(
@@ -110,6 +114,13 @@ def flash_sample(
             or range, or a kernel that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
+    asked = (return_logprob, return_logz, return_entropy, return_rank, return_top)
+    given = (bias, mask, soft_cap, vocab_size, shard, out, config)
+    options = (*given, num_samples, *asked, noise, kernel)
+    kind = plain_kind(options, _PLAIN, hidden, weight, seed, offset, temperature)
+    launch = launch_of(kind, hidden)
+    if launch is not None:
+        return launch(hidden, weight, seed, offset, temperature)
     head = weight if isinstance(weight, PreparedHead) else None
     if head is not None:
         head.validate()
@@ -150,6 +161,7 @@ def flash_sample(
             head.draw(request, out)
             return out
     carry_out(request, kernel, config, out)
+    remember(kind, request)
     return out
 
 
@@ -189,7 +201,7 @@ def describe(
     hidden, rows = check_matrices(hidden, rows, dtypes)
     kernel = check_kernel(kernel, config)
     noise, why = check_noise(noise), check_flag("why", why)
-    by_tma = tma_possible(hidden) and tma_possible(rows)
+    by_tma = tma_possible(hidden, rows)
     choice = choose(hidden, rows, noise, kernel, config)
     found = str(choice)
     if not isinstance(choice, HopperConfig):

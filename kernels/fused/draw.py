@@ -24,7 +24,7 @@ def draw(
     choice = choose(hidden, weight, request.noise, kernel, config)
     # A CPU's ranks share no memory that a kernel could reach.
     alone = request.merge_later or reachable(request.shard)
-    if device.type == "cuda" or (runs_kernels(device, hidden.dtype) and alone):
+    if hidden.is_cuda or (runs_kernels(device, hidden.dtype) and alone):
         fused.launch.launch(request, choice, out)
     else:
         compute(request, out)

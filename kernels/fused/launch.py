@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from fsbench.kernels.call.request import SAMPLES_AT_ONCE, Request
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.call.standing import launch_standing
 from fsbench.kernels.call.workspace import workspace
-from fsbench.kernels.configs.choice import tma_possible
+from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -61,7 +61,7 @@ def launch(
     line = None if request.shard is None or request.merge_later else request.shard.line
     kind = (
         config,
-        isinstance(config, HopperConfig) or (tma_possible(hidden) and tma_possible(weight)),
+        (hidden.data_ptr() | weight.data_ptr()) % 16 == 0,  # else TMA cannot load them
         out.logprob is None,
         out.logz is None,
         out.entropy is None,
@@ -74,8 +74,7 @@ def launch(
         limits = _target_logits(request, logits, out.rank) if given else None
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
-            prepare = partial(_prepare, request, config, n, logits, stored)
-            operands, run = prepared((n, *kind), prepare)
+            operands, run = prepared((n, *kind), _prepare, request, config, n, logits, stored)
             if first_sample == 0:
                 loaded_hidden, loaded_weight = operands.load(hidden, weight)
                 winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
@@ -110,6 +109,45 @@ def launch(
         if looked_at and stored is not None:
             launch_standing(request, stored, masses, out._replace(logprob=None))
     return masses
+
+
+def plain(request: Request) -> Callable[..., Sample]:
+    """The launch of a request without options, for all that differ by addresses or by a float.
+
+    It takes hidden, weight, seed, offset and temperature, and keeps none of the request's alive.
+    """
+    (B, _), device = request.hidden.shape, request.hidden.device
+    config = choose(request.hidden, request.weight, request.noise)
+    operands, run = _prepare(request, config, 1, processing(request), None)
+    run.fixed = {**dict.fromkeys(run.kernel.arg_names), **run.fixed}  # None for what it has not
+
+    def again(
+        hidden: Tensor,
+        weight: Tensor,
+        seed: Tensor,
+        offset: Tensor | None,
+        temperature: float | Tensor,
+    ) -> Sample:
+        tokens = torch.empty(B, dtype=torch.int64, device=device)
+        valid = torch.empty(B, dtype=torch.bool, device=device)
+        with launching_on(device):
+            work = workspace(B, device)
+            loaded_hidden, loaded_weight = operands.load(hidden, weight)
+            run(
+                hidden=loaded_hidden,
+                weight=loaded_weight,
+                seed_ptr=seed,
+                offset_ptr=offset,
+                temperature=temperature,
+                keys_ptr=work.keys,
+                arrivals_ptr=work.arrivals,
+                tokens_ptr=tokens,
+                valid_ptr=valid,
+                first_sample=0,
+            )
+        return Sample(tokens, valid)
+
+    return again
 
 
 def _partial_sums(

@@ -94,11 +94,11 @@ def gumbel_argmax(
     B, V = logits.shape
     if temperature < SMALLEST_TEMPERATURE.value:
         temperature = 0.0
-    work = workspace(B, logits.device)
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
     programs = multiprocessors(logits.device) * PROGRAMS_PER_MULTIPROCESSOR
     splits = max(1, min(triton.cdiv(programs, B), triton.cdiv(V, TOKENS_AT_ONCE)))
     with launching_on(logits.device):
+        work = workspace(B, logits.device)
         _gumbel_argmax_kernel[(B * splits,)](
             logits_ptr=logits,
             seed_ptr=seed,

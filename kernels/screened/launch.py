@@ -63,7 +63,8 @@ def launch(
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
     rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
-    work = workspace(2 * rows, device)  # at least COUNTERS + rows
+    with launching_on(device):
+        work = workspace(2 * rows, device)  # at least COUNTERS + rows
     noise = "none" if greedy(request) else request.noise
     size = group_size(noise)
     block = tokens_of_block(size)
@@ -151,7 +152,7 @@ def launch(
                 **of_screens,
                 **of_logits,
             )
-        by_tma = tma_possible(hidden) and tma_possible(weight)
+        by_tma = tma_possible(hidden, weight)
         block_v = max(128, resolving.block_v) if size > 1 else resolving.block_v
         launch_kernel(
             resolve_kernel,

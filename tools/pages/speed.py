@@ -239,7 +239,7 @@ def host_times() -> str:
         [call, f"{us[call, before]:.0f}", f"{us[call, after]:.0f}"]
         for call in us.index.unique("call")
     ]
-    return with_source(table(["call", "0.1.0, us", "now, us"], rows), *places(run))
+    return with_source(table(["call", f"{before}, us", f"{after}, us"], rows), *places(run))
 
 
 @block

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
 import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
@@ -39,10 +40,13 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
 
 
 def _boxes(matrix: Tensor, box_rows: int) -> TensorDescriptor:
-    return _descriptor(Address(matrix.data_ptr(), matrix.dtype), *matrix.shape, box_rows)
+    return _descriptor(matrix.data_ptr(), matrix.dtype, *matrix.shape, box_rows)
 
 
 @lru_cache(maxsize=4096)  # to check one takes longer than to find it
-def _descriptor(base: Address, rows: int, cols: int, box_rows: int) -> TensorDescriptor:
+def _descriptor(
+    address: int, dtype: torch.dtype, rows: int, cols: int, box_rows: int
+) -> TensorDescriptor:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    base = Address(address, dtype)
     return TensorDescriptor(base, [rows, cols], [cols, 1], [box_rows, CHUNK], layout)

@@ -118,6 +118,14 @@ def test_matrices_are_loaded_by_pointers_where_there_is_no_tma(monkeypatch, capa
     _choice.has_tma.cache_clear()
 
 
+def test_one_matrix_that_tma_cannot_load_is_enough():
+    fits, shifted, narrow = torch.zeros(2, 8), torch.zeros(17)[1:].view(2, 8), torch.zeros(2, 6)
+    assert _choice.tma_possible(fits, fits)
+    for other in (shifted, narrow):
+        assert not _choice.tma_possible(fits, other)
+        assert not _choice.tma_possible(other, fits)
+
+
 def test_describe_explains_when_it_is_asked_to():
     matrices = torch.zeros(2, 64), torch.zeros(500, 64)
     plain, told = describe(*matrices), describe(*matrices, why=True)
