@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fsbench import reference
+from fsbench.kernels.call.prepared import PreparedLaunch, prepared
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.device.epilogue import capped
@@ -97,8 +98,21 @@ def slopes(
         g: fp32 [rows, n], g / T; 0 where a target does not count.
     """
     bias, mask = chunk.bias, chunk.mask
+    rows, tokens = logits.shape
+    grid = (rows, triton.cdiv(tokens, BLOCK))
+    fixed = {
+        "tokens": tokens,
+        "n": g.shape[1],
+        "stride": logits.stride(0),
+        "bias_stride": 0 if bias is None or bias.ndim == 1 else bias.stride(0),
+        "mask_stride": 0 if mask is None else mask.stride(0),
+        "WIDTH": numbers.shape[1],
+        "PACKED": mask is not None and mask.dtype != torch.bool,
+        "BLOCK": BLOCK,
+    }
+    kind = (_score_slopes_kernel, logits.device, grid, *fixed.values())
     with launching_on(logits.device):
-        _score_slopes_kernel[(len(logits), triton.cdiv(logits.shape[1], BLOCK))](
+        prepared(kind, PreparedLaunch, _score_slopes_kernel, grid, fixed)(
             logits_ptr=logits,
             numbers_ptr=numbers,
             targets_ptr=chunk.seed,
@@ -108,14 +122,6 @@ def slopes(
             d_ptr=d,
             soft_cap=chunk.soft_cap,
             first=first,
-            tokens=logits.shape[1],
-            n=g.shape[1],
-            stride=logits.stride(0),
-            bias_stride=0 if bias is None or bias.ndim == 1 else bias.stride(0),
-            mask_stride=0 if mask is None else mask.stride(0),
-            WIDTH=numbers.shape[1],
-            PACKED=mask is not None and mask.dtype != torch.bool,
-            BLOCK=BLOCK,
         )
 
 
