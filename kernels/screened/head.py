@@ -9,10 +9,17 @@ from torch import Tensor
 
 from fsbench import reference
 from fsbench.kernels.call.head import PreparedHead
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Sample, Screened
+from fsbench.kernels.call.request import Filters, Request
+from fsbench.kernels.call.result import Sample, Screened, TruncatedSample
 from fsbench.kernels.configs.choice import portable_rows
-from fsbench.kernels.configs.screen import default_configs, worth_screening
+from fsbench.kernels.configs.gpu import runs_kernels
+from fsbench.kernels.configs.screen import (
+    default_configs,
+    filter_configs,
+    worth_filtering,
+    worth_screening,
+)
+from fsbench.kernels.screened import filtered
 from fsbench.kernels.screened.copied import HeadCopy, check_copy, check_weight
 from fsbench.kernels.screened.op import carry_out
 
@@ -41,6 +48,22 @@ class ScreenedHead(HeadCopy, PreparedHead):
         """See PreparedHead."""
         found = torch.empty(len(out.tokens), dtype=torch.int32, device=out.tokens.device)
         carry_out(request, self, None, Screened(out.tokens, out.valid, found=found))
+
+    def filter_choice(self, hidden: Tensor, top_k: int | Tensor) -> tuple[str | None, str]:
+        """Whether the filters are from the screen; see PreparedHead."""
+        if not runs_kernels(hidden.device, hidden.dtype):
+            return None, "no kernel runs here"
+        cuda = hidden.device.type == "cuda"
+        capability = torch.cuda.get_device_capability(hidden.device) if cuda else None
+        chosen, reason = worth_filtering(len(hidden), top_k, capability)
+        if not chosen:
+            return None, reason
+        return f"screened {filter_configs(len(hidden), hidden.shape[1], hidden.device)[0]}", reason
+
+    @torch.no_grad()
+    def draw_filtered(self, request: Request, filters: Filters, out: TruncatedSample) -> None:
+        """See PreparedHead."""
+        filtered.launch.launch(request, self, filters, out)
 
 
 def prepare_head(weight: Tensor) -> ScreenedHead:
