@@ -31,16 +31,17 @@ class PreparedHead:
         """
         raise NotImplementedError
 
-    def choice(self, hidden: Tensor, vocab_size: int, noise: str) -> tuple[str | None, str]:
-        """(what would draw, as `describe` names it; or None for the fused kernel, and why)."""
+    def choice(
+        self, hidden: Tensor, vocab_size: int, noise: str, top_k: int | Tensor | None = None
+    ) -> tuple[str | None, str]:
+        """(what would draw, as `describe` names it; or None for the fused kernel, and why).
+
+        top_k: of a plain call of truncated_sample; None is one of flash_sample.
+        """
         raise NotImplementedError
 
     def draw(self, request: Request, out: Sample) -> None:
         """Draw one token for each row, and nothing else, into `out`."""
-        raise NotImplementedError
-
-    def filter_choice(self, hidden: Tensor, top_k: int | Tensor) -> tuple[str | None, str]:
-        """As `choice`, of a plain call of truncated_sample with token noise."""
         raise NotImplementedError
 
     def draw_filtered(self, request: Request, filters: Filters, out: TruncatedSample) -> None:

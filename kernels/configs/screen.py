@@ -153,16 +153,24 @@ FILTERED_K = 64
 
 
 def worth_filtering(
-    B: int, top_k: int | Tensor, capability: tuple[int, int] | None
+    B: int,
+    V: int,
+    top_k: int | Tensor,
+    size: int,
+    capability: tuple[int, int] | None,
+    runs: bool = True,
 ) -> tuple[bool, str]:
     """Whether filters are from the screen, and the reason. Nothing has been timed yet.
 
-    top_k: of truncated_sample; 0 is off. capability: of the GPU, None for the interpreter.
+    top_k: of truncated_sample. size, capability: as in worth_screening. runs: whether kernels do
+    on this device; there is no other form of it.
     """
-    if capability not in ((9, 0), None):
-        return False, "the screen was measured on GPUs of compute capability 9.0 alone"
-    if isinstance(top_k, int) and not 0 < top_k <= FILTERED_K:
-        return False, f"top_k = {top_k} is not one of 1 to {FILTERED_K}"
+    if not runs or capability not in ((9, 0), None):
+        return False, "the screen has filters on GPUs of compute capability 9.0 alone"
+    if isinstance(top_k, int) and not 0 < top_k <= min(FILTERED_K, V - 1):
+        return False, f"top_k = {top_k} is off or above {FILTERED_K}"
+    if size > 1:
+        return False, f"the screen has filters with token noise, not groups of {size}"
     chosen = B <= FILTERED_ROWS
     return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}, untimed"
 

@@ -31,7 +31,9 @@ class ScreenedHead(HeadCopy, PreparedHead):
         """See check_copy."""
         check_copy(self)
 
-    def choice(self, hidden: Tensor, vocab_size: int, noise: str) -> tuple[str | None, str]:
+    def choice(
+        self, hidden: Tensor, vocab_size: int, noise: str, top_k: int | Tensor | None = None
+    ) -> tuple[str | None, str]:
         """Whether the screen draws, by what was measured of it; see PreparedHead."""
         B, D = hidden.shape
         gpu: tuple[Any, ...] = (None,)
@@ -39,26 +41,19 @@ class ScreenedHead(HeadCopy, PreparedHead):
             capability = torch.cuda.get_device_capability(hidden.device)
             gpu = (capability, portable_rows(hidden.device))
         size = reference.GROUP_SIZES.get(noise, 1)
-        chosen, reason = worth_screening(B, vocab_size, D, size, *gpu)
-        if not chosen:
-            return None, reason
-        return f"screened {default_configs(B, D, hidden.device)[0]}", reason
+        if top_k is None:
+            chosen, reason = worth_screening(B, vocab_size, D, size, *gpu)
+            config: object = default_configs(B, D, hidden.device)[0]
+        else:
+            runs = runs_kernels(hidden.device, hidden.dtype)
+            chosen, reason = worth_filtering(B, vocab_size, top_k, size, gpu[0], runs)
+            config = filter_configs(B, D, hidden.device)[0]
+        return f"screened {config}" if chosen else None, reason
 
     def draw(self, request: Request, out: Sample) -> None:
         """See PreparedHead."""
         found = torch.empty(len(out.tokens), dtype=torch.int32, device=out.tokens.device)
         carry_out(request, self, None, Screened(out.tokens, out.valid, found=found))
-
-    def filter_choice(self, hidden: Tensor, top_k: int | Tensor) -> tuple[str | None, str]:
-        """Whether the filters are from the screen; see PreparedHead."""
-        if not runs_kernels(hidden.device, hidden.dtype):
-            return None, "no kernel runs here"
-        cuda = hidden.device.type == "cuda"
-        capability = torch.cuda.get_device_capability(hidden.device) if cuda else None
-        chosen, reason = worth_filtering(len(hidden), top_k, capability)
-        if not chosen:
-            return None, reason
-        return f"screened {filter_configs(len(hidden), hidden.shape[1], hidden.device)[0]}", reason
 
     @torch.no_grad()
     def draw_filtered(self, request: Request, filters: Filters, out: TruncatedSample) -> None:

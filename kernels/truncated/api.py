@@ -176,13 +176,10 @@ def truncated_sample(
         empty(B, top, dtype=torch.int64) if top else None,
         empty(B, top, dtype=torch.float32) if top else None,
     )
-    if (
-        head is not None
-        and config is None
-        and request.noise == "token"
-        and all(field is None for field in sample[2:])
-        and head.filter_choice(hidden, filters.top_k)[0] is not None
-    ):
+    chosen, plain = None, penalties is None and config is None
+    if head is not None and plain and all(field is None for field in sample[2:]):
+        chosen, _ = head.choice(hidden, request.vocab_size, request.noise, filters.top_k)
+    if head is not None and chosen is not None:
         sample = sample._replace(found=empty(B, dtype=torch.int32))
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):

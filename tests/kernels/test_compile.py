@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 FAMILIES = {
     *("akunu_exact", "akunu_faithful", "draft_noise", "flash_sampling", "flash_sampling_gather"),
+    *("filter_candidates", "filter_resolve", "filter_screen"),
     *(
         "follow_drafts",
         "flash_sampling_two_step",
@@ -34,6 +35,7 @@ FILTERING = {
 }
 """Kernels without an accumulator, in which a program has a row's candidates in registers."""
 SCREENED = {"screen", "hopper_screen", "resolve"}
+SCREENED |= {"filter_screen", "filter_candidates", "filter_resolve"}
 
 
 def most_stack(compiled: Compiled) -> int | None:

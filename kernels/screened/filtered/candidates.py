@@ -142,9 +142,8 @@ def _list_candidates(logits_ptr, largest_ptr, order, least, groups_ptr, list_ptr
     """
     # Behind the leaders' counter: programs may still read that.
     place = places(groups_ptr + 1, order, least)
-    group = tl.arange(0, order.shape[0])
     tl.debug_barrier()
-    tl.store(groups_ptr + HEADER + place, group, mask=order >= least)
+    tl.store(groups_ptr + HEADER + place, tl.arange(0, order.shape[0]), mask=order >= least)
     tl.debug_barrier()
     groups = tl.load(groups_ptr + 1, cache_modifier=".cg")
     for first in tl.range(0, groups, AT_ONCE):
