@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import pytest
 from kernel_compiler import COMPILED, ELSEWHERE, Compiled, compile_variants, elsewhere
+from kernel_variants.variant import TUNED
 from tree import ROOT
 
 # A slow machine takes its time; what is compiled is kept for the next run.
@@ -105,6 +106,18 @@ def test_every_variant_compiles_and_keeps_its_accumulators_in_registers(capabili
     families = {80: FAMILIES, 90: FAMILIES | FOR_HOPPER, 100: FAMILIES}
     assert {compiled.family for compiled in variants} == families[capability]
     assert_little_is_spilled(variants)
+
+
+@pytest.mark.full
+def test_leaders_and_candidates_are_computed_by_one_instruction():
+    """Filters from the screen hold logits of one kernel against those of another."""
+    found = compile_variants(
+        families=["filter_candidates", "filter_resolve"], capability=TUNED, instructions=True
+    )
+    assert len(found) > 8
+    for compiled in found:
+        kinds = {line.split()[0] for line in compiled.instructions if "MMA" in line}
+        assert kinds and all(kind.startswith("HGMMA.64x") for kind in kinds), compiled.title
 
 
 PRODUCT = re.compile(r"(?:mul|div\.full)\.f32\s+(%\w+),")

@@ -16,9 +16,11 @@ from fsbench.kernels.screened.filtered.launch import CANDIDATES
 from kernel_variants.screened import GPU, Asked
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
+ROOM = "kernels.screened.filtered"
 PARTS = {
-    name: kernel(f"kernels.screened.filtered.{file}", f"filter_{name}_kernel")
-    for name, file in (("screen", "upper"), ("candidates", "candidates"), ("resolve", "resolve"))
+    "filter_screen": kernel(f"{ROOM}.upper", "filter_screen_kernel"),
+    "filter_candidates": kernel(f"{ROOM}.candidates", "filter_candidates_kernel"),
+    "filter_resolve": kernel(f"{ROOM}.resolve", "filter_resolve_kernel"),
 }
 
 
@@ -52,17 +54,16 @@ def _parts(
         "USE_TMA": what.use_tma,
         "IN_BULK": constants["IN_BULK"] and what.use_tma,
     }
-    for name in PARTS:
-        config: ScreenConfig | ResolveConfig = screen if name == "screen" else resolve
-        least = 128 if name == "resolve" else 0
+    for family, part in PARTS.items():
+        config: ScreenConfig | ResolveConfig = screen if family == "filter_screen" else resolve
+        least = 128 if family == "filter_resolve" else 0
         tiles = {"BLOCK_B": config.block_b, "BLOCK_V": max(least, config.block_v)}
         tiles["BLOCK_D"] = config.block_d
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        options = CANDIDATES if name == "candidates" else options
+        options = CANDIDATES if family == "filter_candidates" else options
         title = what.name(config, f"B={B} D={D}").replace(" token", "")
         every = {**constants, **tiles}
-        family = f"filter_{name}"
-        yield variant(family, title, PARTS[name], types, every, capability, **options)
+        yield variant(family, title, part, types, every, capability, **options)
 
 
 def variants() -> Iterator[Variant]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import Penalties, TokenHistory, describe, prepare_head, truncated_sample
 from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.configs.screen import worth_filtering
+from fsbench.kernels.flash_sampling_topk_topp_screened import PROVIDER
 from fsbench.kernels.screened.filtered import launch
 from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.verify.check import Setting
+from fsbench.verify.pathwise import compared
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
 
@@ -136,7 +140,7 @@ def test_options(name, long_lists):
     assert_same(hidden, weight, **{"top_k": 20, "top_p": 0.95, **OPTIONS[name]})
 
 
-@pytest.mark.parametrize("name", ["mask", "everything"])
+@pytest.mark.parametrize("name", ["seeds", "everything"])
 def test_nothing_else_is_touched(name):
     """Rows of every kind, some without bounds; tokens behind the vocabulary would win."""
     hidden, weight = matrices(5, 30, V, rows=V + 60)
@@ -145,7 +149,7 @@ def test_nothing_else_is_touched(name):
     head, options = prepare_head(weight), {"seed": SEED, "vocab_size": V, **OPTIONS[name]}
     with within_tensors() as launches:
         sample = truncated_sample(hidden, head, top_k=20, **options)
-    assert len(launches) == (5 if name in ("mask", "everything") else 4)  # one packs the mask
+    assert len(launches) == 4 + ("mask" in options)  # which one packs
     same = truncated_sample(hidden, weight, top_k=20, noise="token", **options)
     assert sample.tokens.tolist() == same.tokens.tolist() and (sample.tokens < V).all()
     assert (sample.found[3:] == -1).all()
@@ -264,3 +268,17 @@ def test_a_changed_weight_is_refused():
     broken = ScreenedHead(weight, *head.copy[:3], head.norm[:7])
     with pytest.raises(InvalidArgument, match=r"head\.norm: expected shape"):
         truncated_sample(hidden, broken, top_k=20, seed=SEED)
+
+
+K_AND_P = {"top_k": 20, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    "law", [K_AND_P, {"top_p": 0.9}, {**K_AND_P, "min_p": 0.01, "mixed": True}], ids=str
+)
+def test_the_sampler_draws_the_tokens_of_the_oracle(law):
+    """Also where it is the one without a screen: without top-k."""
+    problem = replace(Setting("cpu", "fp16").problem(5, 600), temperature=0.7, **law)
+    assert compared("oracle", PROVIDER, [(1, problem, [(5, 9), (-3, 2**31)])]).passed
+    config = PROVIDER.build(problem, torch.zeros(600, problem.D, dtype=torch.float16)).config
+    assert config.startswith("screened") == ("top_k" in law), config
