@@ -9,10 +9,15 @@ from fsbench.kernels.device.mainloop import ROTATION, first_column
 
 @triton.jit
 def parts_of_lists(number, LIST: tl.constexpr, least: tl.constexpr, most: tl.constexpr):
-    """(entries of each list that count, of a part; parts of each list, of all up to it).
+    """How lists are cut into parts, for part_of_list: (entries, size, parts, ends).
 
-    number: of entries on each list, int32; a row whose list is too short has no part of this.
-    least, most: entries of a part.
+    Args:
+        number: of entries on each list, int32; above LIST, where the list is too short, it has no
+            part. least, most: entries of a part.
+
+    Returns:
+        entries, parts: of each list. size: entries of a part. ends: parts of this list and those
+            before it.
     """
     entries = tl.where(number > LIST, 0, number)
     # Few are spread over all programs; with many, half of the programs have a part.
@@ -23,7 +28,10 @@ def parts_of_lists(number, LIST: tl.constexpr, least: tl.constexpr, most: tl.con
 
 @triton.jit
 def part_of_list(part, every, entries, size, parts, ends):
-    """(row, first, end) of a part; every: 0, 1, ... of as many; the others of parts_of_lists."""
+    """(list, first entry, end) of a part.
+
+    every: int32, 0, 1, ... for the lists. others: of parts_of_lists.
+    """
     b = tl.sum((ends <= part).to(tl.int32), 0)
     first = tl.sum(tl.where(every == b, part - (ends - parts), 0), 0) * size
     return b, first, tl.minimum(first + size, tl.sum(tl.where(every == b, entries, 0), 0))

@@ -107,11 +107,11 @@ def truncated_sample(
     the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
     of the mass, always in the same way.
 
-    Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
-    mask of bools, and up to six for fields beside tokens and valid. [B, V] fp32 logits are
-    allocated, and some 10 % of that beside them. The host waits as little as for flash_sample; CUDA
-    graphs may capture it, after one launch outside, and replays read seed, offset, and all [B]
-    arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the
+    Two launches for a small top_k of all rows, up to eight for other filters, two more from a
+    screened head, one more to pack a mask of bools, and up to six for fields beside tokens and
+    valid. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host waits as
+    little as for flash_sample; CUDA graphs may capture it, after one launch outside, and replays
+    read seed, offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the
     kernels (not in bf16).
 
     Raises:
@@ -176,8 +176,9 @@ def truncated_sample(
         empty(B, top, dtype=torch.int64) if top else None,
         empty(B, top, dtype=torch.float32) if top else None,
     )
-    chosen, plain = None, penalties is None and config is None
-    if head is not None and plain and all(field is None for field in sample[2:]):
+    chosen = None
+    plain = penalties is None and config is None and all(field is None for field in sample[2:])
+    if head is not None and plain:
         chosen, _ = head.choice(hidden, request.vocab_size, request.noise, filters.top_k)
     if head is not None and chosen is not None:
         sample = sample._replace(found=empty(B, dtype=torch.int32))
