@@ -111,8 +111,8 @@ def truncated_sample(
     screened head, one more to pack a mask of bools, and up to six for fields beside tokens and
     valid. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host waits as
     little as for flash_sample; CUDA graphs may capture it, after one launch outside, and replays
-    read seed, offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or under
-    TRITON_INTERPRET=1 the kernels (not in bf16).
+    read seed, offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or
+    under TRITON_INTERPRET=1 the kernels (not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or

@@ -32,7 +32,7 @@ GROUP = tl.constexpr(32)
 """Tokens of which the largest upper bound is known."""
 
 HEADER = tl.constexpr(32)
-"""Numbers before a row's groups: three counters, and the rest of their line of 128 bytes."""
+"""Numbers before a row's groups: two counters, and the rest of their line of 128 bytes."""
 
 AT_ONCE = tl.constexpr(64)
 """Groups whose tokens are looked at together."""
@@ -80,7 +80,7 @@ def filter_candidates_kernel(
     if (k > 0) & (k <= LARGEST_K):
         logits_ptr += row.to(tl.int64) * stride
         groups_ptr += row.to(tl.int64) * (HEADER + stride // GROUP)
-        tl.store(groups_ptr + tl.arange(0, 4), tl.zeros((4,), tl.int32))
+        tl.store(groups_ptr + tl.arange(0, 2), tl.zeros((2,), tl.int32))
         group = tl.arange(0, GROUPS)
         groups = stride // 128 * 4  # in this form a known multiple of 4, so they load by four
         at = largest_ptr + place_of_largest(group, row, B)
@@ -138,24 +138,28 @@ def _list_candidates(logits_ptr, largest_ptr, order, least, groups_ptr, list_ptr
                      LIST: tl.constexpr):  # fmt: skip
     """Put the tokens whose upper bound is `least` or more on the list; how many there are.
 
-    The largest of their groups becomes that of the others.
+    The largest of their groups becomes that of the others. If they are more than LIST, which stays
+    true of what is returned, some are not looked at.
     """
-    # Behind the leaders' counter: programs may still read that.
     place = places(groups_ptr + 1, order, least)
-    tl.debug_barrier()
+    tl.debug_barrier()  # warps may still read the leaders' groups
     tl.store(groups_ptr + HEADER + place, tl.arange(0, order.shape[0]), mask=order >= least)
     tl.debug_barrier()
     groups = tl.load(groups_ptr + 1, cache_modifier=".cg")
-    for first in tl.range(0, groups, AT_ONCE):
+    listed = tl.zeros((), tl.int32)
+    first = tl.zeros((), tl.int32)
+    while (first < groups) & (listed <= LIST):
         at = first + tl.arange(0, AT_ONCE)
         there = at < groups
         group = tl.load(groups_ptr + HEADER + at, mask=there, other=0, cache_modifier=".cg")
         token = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
         upper = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
-        taken = ordered(upper) >= least
-        to = places(groups_ptr + 2, ordered(upper), least)
-        tl.store(list_ptr + to, token, mask=taken & (to < LIST))
-        rest = tl.max(tl.where(taken, float("-inf"), upper), axis=1)
+        taken = (ordered(upper) >= least).to(tl.int32)
+        number = tl.sum(taken, axis=1)
+        to = (listed + tl.cumsum(number, 0) - number)[:, None] + tl.cumsum(taken, 1) - taken
+        tl.store(list_ptr + to, token, mask=(taken != 0) & (to < LIST))
+        rest = tl.max(tl.where(taken != 0, float("-inf"), upper), axis=1)
         tl.store(largest_ptr + place_of_largest(group, row, B), rest, mask=there)
-    tl.debug_barrier()
-    return tl.load(groups_ptr + 2, cache_modifier=".cg")
+        listed += tl.sum(number, 0)
+        first += AT_ONCE
+    return listed
