@@ -40,7 +40,10 @@ PROVIDER = Provider(
     label="FlashSampling, top-k/top-p/min-p, screened head",
     kind=Kind.TRUNCATED,
     requires=("triton",),
-    capabilities=replace(truncated.CAPABILITIES, noise="token"),
+    # What the screen serves; the rest would be flash_sampling_topk_topp by another name.
+    capabilities=replace(
+        truncated.CAPABILITIES, noise="token", logprob=False, rank=False, penalties=False
+    ),
     noise_map=noise_map,
     supports=unsupported_reason,
     build=partial(truncated.TruncatedLaunch, screened=True),
