@@ -8,7 +8,7 @@ int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened
 int8 or fp8 themselves, `QuantisedHead`, go where a weight goes (docs/quantised-heads.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
-screened, truncated and scoring, then drafting and warming, then providing, then the sampler files.
+truncated and scoring, screened, then drafting and warming, then providing, then the sampler files.
 Each name below is loaded when it is first used, so that listing the samplers needs no torch.
 """
 

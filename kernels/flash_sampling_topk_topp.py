@@ -11,42 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels.providing.filters import filters_of, penalties_of
-from fsbench.kernels.providing.launches import WorkspaceLaunch, noise_map
-from fsbench.problem import FILTERS, Problem
-from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.kernels.providing.launches import noise_map
+from fsbench.kernels.providing.truncated import CAPABILITIES, TruncatedLaunch, unsupported_reason
+from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fsbench.kernels.call.result import TruncatedSample
-
-
-def unsupported_reason(problem: Problem) -> str | None:
-    """See Provider."""
-    from fsbench.kernels.checks.values import MAX_V
-
-    return f"takes V up to {MAX_V}, not {problem.V}" if problem.V > MAX_V else None
-
-
-class _TopkTopp(WorkspaceLaunch):
-    def __init__(self, problem: Problem, weight: Tensor):
-        super().__init__(problem, weight)
-        self._filters = filters_of(problem, weight.device)
-        self._penalties = penalties_of(problem, weight.device)
-
-    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        from fsbench.kernels.truncated.api import truncated_sample
-
-        return truncated_sample(
-            hidden,
-            self._weight,
-            temperature=self._temperature,
-            penalties=self._penalties,
-            seed=seed,
-            offset=offset,
-            **self._filters,
-        ).tokens
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
@@ -61,25 +33,10 @@ PROVIDER = Provider(
     label="FlashSampling, top-k/top-p/min-p",
     kind=Kind.TRUNCATED,
     requires=("triton",),
-    capabilities=Capabilities(
-        noise="group",
-        zero_temperature=True,
-        host_sync_free=True,
-        batch_invariant=True,
-        per_row_temperature=True,
-        greedy_rows=True,
-        bias=True,
-        mask=True,
-        per_request_seed=True,
-        logprob=True,
-        rank=True,
-        filters=FILTERS,
-        mixed_filters=True,
-        penalties=True,
-    ),
+    capabilities=CAPABILITIES,
     noise_map=noise_map,
     supports=unsupported_reason,
-    build=_TopkTopp,
+    build=TruncatedLaunch,
     sample=sample,
     call="truncated_sample",
     presets=("truncated",),

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.rows import of_row
 from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered
+from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered
 from fsbench.kernels.providing.filters import STORED_LOGITS, draw_of_stored, draw_rows
 from fsbench.kernels.providing.launches import noise_map
-from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row
+from fsbench.kernels.truncated.cutoff import GATHERED, first_key
 from fsbench.kernels.truncated.gathered import append, draw_of_gathered
 from fsbench.provider import Kind, Provider
 

@@ -1,4 +1,7 @@
-"""`PreparedHead`: a weight with something made from it, that flash_sample takes in its place."""
+"""`PreparedHead`: a weight with something made from it, that flash_sample takes in its place.
+
+truncated_sample takes it, too.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Sample
+from fsbench.kernels.call.request import Filters, Request
+from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 
 class PreparedHead:
     """What a family of kernels keeps beside a weight, and whether it serves a request by it.
 
-    flash_sample knows no more of such a family than this.
+    flash_sample and truncated_sample know no more of such a family than this.
     """
 
     weight: Tensor
@@ -28,12 +31,21 @@ class PreparedHead:
         """
         raise NotImplementedError
 
-    def choice(self, hidden: Tensor, vocab_size: int, noise: str) -> tuple[str | None, str]:
-        """(what would draw, as `describe` names it; or None for the fused kernel, and why)."""
+    def choice(
+        self, hidden: Tensor, vocab_size: int, noise: str, top_k: int | Tensor | None = None
+    ) -> tuple[str | None, str]:
+        """(what would draw, as `describe` names it; or None for the fused kernel, and why).
+
+        top_k: of a plain call of truncated_sample; None is one of flash_sample.
+        """
         raise NotImplementedError
 
     def draw(self, request: Request, out: Sample) -> None:
         """Draw one token for each row, and nothing else, into `out`."""
+        raise NotImplementedError
+
+    def draw_filtered(self, request: Request, filters: Filters, out: TruncatedSample) -> None:
+        """Draw one token for each row from what the filters keep, with token noise."""
         raise NotImplementedError
 
 

@@ -48,6 +48,14 @@ class Request(NamedTuple):
     scale: Tensor | None = None
 
 
+class Filters(NamedTuple):
+    """The checked filters of truncated_sample, as it documents them; top_k is 0 if it is off."""
+
+    top_k: int | Tensor
+    top_p: float | Tensor
+    min_p: float | Tensor
+
+
 def checked_request(
     hidden: Tensor,
     weight: Tensor | VocabShard | QuantisedHead,

@@ -135,6 +135,8 @@ class TruncatedSample(NamedTuple):
     support: int64 [B, n], or None: the kept tokens, larger logits first, of equal ones the lower
         first; -1 from the number of kept tokens on. All -1 in a row that keeps more than n.
     top_tokens, top_logprob: as in Sample, or None: of all tokens, whatever the filters keep.
+    found: int32 [B], or None unless a screened head served the call: tokens of a row that the
+        filters might keep, whose exact logits were computed; -1 if those of all tokens were.
 
     Logits are those with penalties. logprob and top_logprob may be those of another temperature.
     Where T = 0 one token is kept, and log-probabilities are those of T = 1. In a row without a draw
@@ -150,3 +152,4 @@ class TruncatedSample(NamedTuple):
     support: Tensor | None = None
     top_tokens: Tensor | None = None
     top_logprob: Tensor | None = None
+    found: Tensor | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,41 @@ def default_configs(
     stages, ctas = (4, 2) if B <= 8 else (5, 1)
     resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas)
     return _screen_config(B, device), resolve
+
+
+def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
+    """Those of filters from the screen; there is a portable screen for them only."""
+    screen, resolve = default_configs(B, D, device)
+    return screen if isinstance(screen, ScreenConfig) else portable_config(B), resolve
+
+
+FILTERED_ROWS = 16
+"""Rows up to which filters are from the screen: a guess, until they have been timed."""
+FILTERED_K = 64
+"""The largest k of it; see screened.filtered.candidates."""
+
+
+def worth_filtering(
+    B: int,
+    V: int,
+    top_k: int | Tensor,
+    size: int,
+    capability: tuple[int, int] | None,
+    runs: bool = True,
+) -> tuple[bool, str]:
+    """Whether filters are from the screen, and the reason. Nothing has been timed yet.
+
+    top_k: of truncated_sample. size, capability: as in worth_screening. runs: whether kernels do
+    on this device; there is no other form of it.
+    """
+    if not runs or capability not in ((9, 0), None):
+        return False, "the screen has filters on GPUs of compute capability 9.0 alone"
+    if isinstance(top_k, int) and not 0 < top_k <= min(FILTERED_K, V - 1):
+        return False, f"top_k = {top_k} is off or above {FILTERED_K}"
+    if size > 1:
+        return False, f"the screen has filters with token noise, not groups of {size}"
+    chosen = B <= FILTERED_ROWS
+    return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}, untimed"
 
 
 MEASURED = {1: (64, 32), 4: (64, 32), 8: (32, 16), 16: (16, 8), 32: (8, 4)}

@@ -7,6 +7,15 @@ from fsbench.kernels.noise.contract import temperatures
 
 
 @triton.jit
+def of_row(value, row, DTYPE: tl.constexpr, PER_ROW: tl.constexpr):
+    """The number of a row: value is a pointer to [B], or the number of all rows."""
+    if PER_ROW:
+        return tl.load(value + row).to(DTYPE)
+    else:
+        return tl.full((), value, DTYPE)
+
+
+@triton.jit
 def _of_rows(pointer, rows, there, PER_ROW: tl.constexpr):
     """The value of each row, of their shape; or the one for all of them, a scalar."""
     if PER_ROW:

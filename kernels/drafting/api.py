@@ -12,7 +12,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
 from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
-from fsbench.kernels.call.request import Request, checked_request
+from fsbench.kernels.call.request import Filters, Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.configs.gpu import runs_kernels
@@ -22,7 +22,6 @@ from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.truncated.api import MAX_V, compute
 from fsbench.kernels.truncated.filters import (
-    Filters,
     check_fraction,
     check_penalties,
     check_top_k,

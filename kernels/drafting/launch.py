@@ -10,7 +10,7 @@ from torch import Tensor
 from fsbench.kernels import fused, truncated
 from fsbench.kernels.call.operands import per_row
 from fsbench.kernels.call.prepared import launch_kernel
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.request import Filters, Request
 from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import launching_on
@@ -24,7 +24,6 @@ from fsbench.kernels.device.stored_logits import (
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary
 from fsbench.kernels.noise.contract import gumbel, temperatures
 from fsbench.kernels.noise.words import bits_of_tokens
-from fsbench.kernels.truncated.filters import Filters
 from fsbench.kernels.truncated.history import Penalties
 
 TOKENS_AT_ONCE = 1024

@@ -183,10 +183,12 @@ def describe(
     noise: str = "auto",
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
+    top_k: int | Tensor | None = None,
     why: bool = False,
 ) -> str:
     """The kernel and tile shapes that flash_sample would run with, as results record them.
 
+    top_k: of a plain call of truncated_sample, whose kernels these are then.
     why: and by which rule and row of the tables they are chosen, after a colon.
 
     The arguments are those of flash_sample; only shapes, dtypes, device and addresses are read. For
@@ -200,6 +202,9 @@ def describe(
     dtypes = tuple(LARGEST_NUMBERS) if isinstance(weight, QuantisedHead) else ()
     hidden, rows = check_matrices(hidden, rows, dtypes)
     kernel = check_kernel(kernel, config)
+    filtered = top_k is not None
+    if filtered and isinstance(weight, PreparedHead) and noise == "auto":
+        noise = "token"
     noise, why = check_noise(noise), check_flag("why", why)
     by_tma = tma_possible(hidden, rows)
     choice = choose(hidden, rows, noise, kernel, config)
@@ -207,7 +212,7 @@ def describe(
     if not isinstance(choice, HopperConfig):
         found += " tma" if by_tma else " pointers"
     if isinstance(weight, PreparedHead) and kernel == "auto":
-        chosen, reason = weight.choice(hidden, len(rows), noise)
+        chosen, reason = weight.choice(hidden, len(rows), noise, top_k)
         found = f"{chosen or found}; {reason}"
         if chosen:
             return found

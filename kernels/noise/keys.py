@@ -7,6 +7,10 @@ LOWEST_KEY = tl.constexpr(-(2**63))
 """Key of no candidate at all; every slot of a workspace rests at it between calls."""
 
 
+LOWEST = tl.constexpr(-2139095040)
+"""`ordered` of the lowest finite fp32."""
+
+
 @triton.jit
 def flipped(bits):
     """Bits of fp32 numbers -> int32 in the order of these, and back: its own inverse."""

@@ -23,10 +23,12 @@ reads the row for every step of a search. docs/truncated.md has what the approxi
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.reaching import reached_by
+from fsbench.kernels.device.rows import of_row
 from fsbench.kernels.noise.arithmetic import LOG2_E, halves, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered
-from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row, reached_by
+from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered
+from fsbench.kernels.truncated.cutoff import GATHERED, first_key
 from fsbench.kernels.truncated.gathered import append, draw_of_gathered
 
 SPAN = tl.constexpr(30.0)

@@ -1,6 +1,6 @@
 """`screened_sample`: the same tokens from an int8 copy of the head and few of its rows.
 
-May import: the api of fused, call, device, checks, noise, configs.
+May import: the launch of truncated, the api of fused, call, device, checks, noise, configs.
 """
 
 from typing import TYPE_CHECKING

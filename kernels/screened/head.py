@@ -9,10 +9,17 @@ from torch import Tensor
 
 from fsbench import reference
 from fsbench.kernels.call.head import PreparedHead
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Sample, Screened
+from fsbench.kernels.call.request import Filters, Request
+from fsbench.kernels.call.result import Sample, Screened, TruncatedSample
 from fsbench.kernels.configs.choice import portable_rows
-from fsbench.kernels.configs.screen import default_configs, worth_screening
+from fsbench.kernels.configs.gpu import runs_kernels
+from fsbench.kernels.configs.screen import (
+    default_configs,
+    filter_configs,
+    worth_filtering,
+    worth_screening,
+)
+from fsbench.kernels.screened import filtered
 from fsbench.kernels.screened.copied import HeadCopy, check_copy, check_weight
 from fsbench.kernels.screened.op import carry_out
 
@@ -24,7 +31,9 @@ class ScreenedHead(HeadCopy, PreparedHead):
         """See check_copy."""
         check_copy(self)
 
-    def choice(self, hidden: Tensor, vocab_size: int, noise: str) -> tuple[str | None, str]:
+    def choice(
+        self, hidden: Tensor, vocab_size: int, noise: str, top_k: int | Tensor | None = None
+    ) -> tuple[str | None, str]:
         """Whether the screen draws, by what was measured of it; see PreparedHead."""
         B, D = hidden.shape
         gpu: tuple[Any, ...] = (None,)
@@ -32,15 +41,24 @@ class ScreenedHead(HeadCopy, PreparedHead):
             capability = torch.cuda.get_device_capability(hidden.device)
             gpu = (capability, portable_rows(hidden.device))
         size = reference.GROUP_SIZES.get(noise, 1)
-        chosen, reason = worth_screening(B, vocab_size, D, size, *gpu)
-        if not chosen:
-            return None, reason
-        return f"screened {default_configs(B, D, hidden.device)[0]}", reason
+        if top_k is None:
+            chosen, reason = worth_screening(B, vocab_size, D, size, *gpu)
+            config: object = default_configs(B, D, hidden.device)[0]
+        else:
+            runs = runs_kernels(hidden.device, hidden.dtype)
+            chosen, reason = worth_filtering(B, vocab_size, top_k, size, gpu[0], runs)
+            config = filter_configs(B, D, hidden.device)[0]
+        return f"screened {config}" if chosen else None, reason
 
     def draw(self, request: Request, out: Sample) -> None:
         """See PreparedHead."""
         found = torch.empty(len(out.tokens), dtype=torch.int32, device=out.tokens.device)
         carry_out(request, self, None, Screened(out.tokens, out.valid, found=found))
+
+    @torch.no_grad()
+    def draw_filtered(self, request: Request, filters: Filters, out: TruncatedSample) -> None:
+        """See PreparedHead."""
+        filtered.launch.launch(request, self, filters, out)
 
 
 def prepare_head(weight: Tensor) -> ScreenedHead:

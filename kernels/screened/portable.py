@@ -91,7 +91,7 @@ def screen_kernel(
         residual_ptr -= first_token
         norm_ptr -= first_token
     if USE_TMA and NVIDIA:
-        _prefetch(copy_ptr, pid_v * BLOCK_V, own, D, BLOCK_V, AHEAD)
+        prefetch_tile(copy_ptr, pid_v * BLOCK_V, own, D, BLOCK_V, AHEAD)
     cols = tl.arange(0, ROUNDED_AT_ONCE)
     round_claimed_rows(
         hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
@@ -139,7 +139,7 @@ def screen_kernel(
         touch(norm_ptr + line, NVIDIA)
         # Other programs raise it meanwhile; an older one only leaves over more.
         key = tl.load(lower_ptr + rows, mask=~idle, other=0, volatile=True)
-        z = _screened_logits(
+        z = screened_logits(
             codes, copy, pid_b, row0, own, D, BLOCK_B, BLOCK_V, BLOCK_D, V_ON_M, USE_TMA
         )
         limit = tl.maximum(limit, bound_of_key(key)[:, None])
@@ -163,7 +163,7 @@ def screen_kernel(
 
 
 @triton.jit
-def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
+def screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
                      BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, V_ON_M: tl.constexpr,
                      USE_TMA: tl.constexpr):  # fmt: skip
     """256 code . high + code . low, fp32 [BLOCK_B, BLOCK_V]: the integer sums are exact."""
@@ -185,7 +185,7 @@ def _screened_logits(codes, copy, pid_b, v0, V, D, BLOCK_B: tl.constexpr,
 
 
 @triton.jit
-def _prefetch(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, KIB: tl.constexpr):
+def prefetch_tile(copy_ptr, v0, V, D, BLOCK_V: tl.constexpr, KIB: tl.constexpr):
     """Ask for the first columns of a tile of the copy."""
     line = tl.arange(0, 8 * KIB)  # of 128 bytes
     row = tl.minimum(v0 + line % BLOCK_V, V - 1)

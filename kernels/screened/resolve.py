@@ -17,11 +17,10 @@ from triton.language.extra.cuda import gdc_wait
 from fsbench.kernels.device.epilogue import (
     allowed_words,
     best_of_tile,
-    capped,
     processed,
     shared_bias,
 )
-from fsbench.kernels.device.mainloop import ROTATION, first_column, own_tokens, tile_logits
+from fsbench.kernels.device.mainloop import own_tokens, tile_logits
 from fsbench.kernels.device.rows import noise_of_rows, settings
 from fsbench.kernels.noise.contract import exponential, gumbel, temperatures
 from fsbench.kernels.noise.group import (
@@ -37,6 +36,7 @@ from fsbench.kernels.noise.group import (
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
 from fsbench.kernels.noise.words import bits_of_tokens
 from fsbench.kernels.screened.ends import bound_of_key
+from fsbench.kernels.screened.exact import exact_logits, part_of_list, parts_of_lists
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
 from fsbench.kernels.shard.exchange import best_of_ranks
 
@@ -90,7 +90,7 @@ def resolve_kernel(
     SLICE: tl.constexpr,
     EVEN: tl.constexpr,  # D is a multiple of 256
     EARLY: tl.constexpr,  # launched before the screen has ended
-    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see _ask_for_rows
+    IN_BULK: tl.constexpr,  # whole rows are asked for at once; see screened.exact
 ):
     if EARLY:
         gdc_wait()  # for all that the screen has written
@@ -157,19 +157,9 @@ def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, 
     number: of tokens, or groups, on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1.
     """
     SIZE: tl.constexpr = group_size(NOISE)
-    # A row whose list is too short has no part of this.
-    tokens = tl.where(number > LIST, 0, number)
-    # Few tokens are spread over all programs; with many, half of the programs have a part.
-    least: tl.constexpr = max(1, 4 // SIZE)
-    size = tl.minimum(
-        tl.maximum(2 * tl.sum(tokens, 0) // tl.num_programs(0), least), AT_ONCE // SIZE
-    )
-    parts = (tokens + size - 1) // size
-    ends = tl.cumsum(parts, 0)
+    tokens, size, parts, ends = parts_of_lists(number, LIST, max(1, 4 // SIZE), AT_ONCE // SIZE)
     for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
-        b = tl.sum((ends <= part).to(tl.int32), 0)
-        first = tl.sum(tl.where(every == b, part - (ends - parts), 0), 0) * size
-        last = tl.minimum(first + size, tl.sum(tl.where(every == b, tokens, 0), 0))
+        b, first, last = part_of_list(part, every, tokens, size, parts, ends)
         _resolve(
             b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
             bias_ptr, row_bias_ptr, mask_ptr, mask_words, lower_ptr, list_ptr, keys_ptr, found_ptr,
@@ -204,15 +194,10 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
     # No token that does not exist is looked up, whatever is on the list.
     there = known & (token >= 0) & (token < V)
     token = tl.where(there, token, 0)
-    if IN_BULK:
-        _ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
-    y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, EVEN)
-    if soft_cap is not None:
-        y = capped(y, soft_cap)
-    if bias_ptr is not None:
-        y += tl.load(bias_ptr + token).to(tl.float32)
-    if row_bias_ptr is not None:
-        y += tl.load(row_bias_ptr + b.to(tl.int64) * V + token).to(tl.float32)
+    y = exact_logits(
+        hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D, BLOCKS,
+        STEP, EVEN, IN_BULK,
+    )  # fmt: skip
     if NOISE != "none":
         seed, offset, row = noise_of_rows(
             seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
@@ -266,62 +251,6 @@ def _keys_of_groups(y, first, there, row, seed, offset, T, inverse_temperature,
     score = tl.where(score == score, score, float("inf"))
     key = ordered_key(score, token_of_member(first, 0, member))
     return tl.where(there, key, LOWEST_KEY).reshape(GROUPS)
-
-
-@triton.jit
-def _ask_for_rows(row, there, D):
-    """Bring the rows of the weight at pointers `row`, where `there`, into the L2.
-
-    One instruction a row, and nothing waits for it; the loop over columns would ask for a few
-    steps at a time. For compute capability 9.0 and later, and rows that TMA could load.
-    """
-    BYTES: tl.constexpr = row.dtype.element_ty.primitive_bitwidth // 8
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred p;
-        setp.ne.s32 p, $2, 0;
-        @p cp.async.bulk.prefetch.L2.global [$1], $3;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r,r",
-        [row.to(tl.int64), there.to(tl.int32), D * BYTES],
-        tl.int32,
-        False,
-        1,
-    )
-
-
-@triton.jit
-def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.constexpr,
-                   STEP: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """hidden[b] . weight[token] of tokens [R], fp32, in the order of tile_logits.
-
-    Tokens begin their sums at blocks of 256 columns of their own. So the other operand is hidden
-    from every block on, and a token's logit is the element of the product that began where it did.
-    """
-    R: tl.constexpr = token.shape[0]
-    block = tl.arange(0, BLOCKS)
-    width = D if EVEN else tl.cdiv(D, ROTATION) * ROTATION
-    first = first_column(token, D)
-    d = tl.arange(0, STEP)[None, :]
-    h_row = hidden_ptr + b.to(tl.int64) * D
-    w_row = weight_ptr + token.to(tl.int64)[:, None] * D
-    acc = tl.zeros((R, BLOCKS), tl.float32)
-    for step in range(width // STEP):
-        w_col = first + step * STEP
-        w_cols = tl.where(w_col < width, w_col, w_col - width)[:, None] + d
-        h_col = block * ROTATION + step * STEP
-        h_cols = tl.where(h_col < width, h_col, h_col - width)[:, None] + d
-        w_there = there[:, None]
-        h_there = (block * ROTATION < width)[:, None]
-        if not EVEN:
-            w_there &= w_cols < D
-            h_there &= h_cols < D
-        w = tl.load(w_row + w_cols, mask=w_there, other=0.0)
-        h = tl.load(h_row + h_cols, mask=h_there, other=0.0)
-        acc = tl.dot(w, h.T, acc, input_precision="ieee")
-    own = (first // ROTATION)[:, None] == block[None, :]
-    return tl.sum(tl.where(own, acc, 0.0), axis=1)
 
 
 @triton.jit

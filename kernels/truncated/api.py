@@ -10,7 +10,8 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
-from fsbench.kernels.call.request import Request, checked_request
+from fsbench.kernels.call.head import PreparedHead
+from fsbench.kernels.call.request import Filters, Request, checked_request
 from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.tensors import check_number
 from fsbench.kernels.checks.values import (
@@ -26,7 +27,6 @@ from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.truncated.filters import (
-    Filters,
     amounts,
     check_fraction,
     check_penalties,
@@ -37,7 +37,7 @@ from fsbench.kernels.truncated.history import Penalties
 
 def truncated_sample(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | PreparedHead,
     *,
     temperature: float | Tensor = 1.0,
     top_k: int | Tensor = 0,
@@ -68,8 +68,11 @@ def truncated_sample(
     these left; of equal logits the lower token goes first, and top-k keeps exactly k.
 
     Args:
-        hidden, weight, temperature, bias, mask, seed, offset, soft_cap, vocab_size: as in
-            flash_sample. A greedy row takes the largest logit, whatever its filters.
+        hidden, temperature, bias, mask, seed, offset, soft_cap, vocab_size: as in flash_sample. A
+            greedy row takes the largest logit, whatever its filters.
+        weight: as in flash_sample, or a ScreenedHead: then a top_k of 1 to 64, or one of each row,
+            is from half of the bytes at small batches, and other calls are those with the head's
+            own weight (docs/screened-head.md). The tokens do not depend on it.
         top_k: keep the k largest logits; 0 or below is off, and so is the number of tokens or
             above. An integer, or int32 or int64 [B].
         top_p: keep the fewest of the largest whose probability reaches p; 1 or above is off, and 0
@@ -91,7 +94,7 @@ def truncated_sample(
             of softmax(logits), whatever is drawn from. By default the row's own.
         noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
             of the second, so that they are one race of what is kept; drafts match that more often
-            (docs/speculation.md).
+            (docs/speculation.md). With a ScreenedHead "auto" is "token".
         config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:
@@ -104,18 +107,23 @@ def truncated_sample(
     the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
     of the mass, always in the same way.
 
-    Two launches for a small top_k of all rows, up to eight for other filters, one more to pack a
-    mask of bools, and up to six for fields beside tokens and valid. [B, V] fp32 logits are
-    allocated, and some 10 % of that beside them. The host waits as little as for flash_sample; CUDA
-    graphs may capture it, after one launch outside, and replays read seed, offset, and all [B]
-    arguments again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the
-    kernels (not in bf16).
+    Two launches for a small top_k of all rows, up to eight for other filters, two more from a
+    screened head, one more to pack a mask of bools, and up to six for fields beside tokens and
+    valid. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host waits as
+    little as for flash_sample; CUDA graphs may capture it, after one launch outside, and replays
+    read seed, offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or
+    under TRITON_INTERPRET=1 the kernels (not in bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or
             range, or a config that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
+    head = None
+    if isinstance(weight, PreparedHead):
+        head, weight = weight, weight.weight
+        head.validate()
+        noise = "token" if noise == "auto" else noise
     request = checked_request(
         hidden,
         weight,
@@ -168,7 +176,14 @@ def truncated_sample(
         empty(B, top, dtype=torch.int64) if top else None,
         empty(B, top, dtype=torch.float32) if top else None,
     )
-    if runs_kernels(device, hidden.dtype):
+    chosen = None
+    plain = penalties is None and config is None and all(field is None for field in sample[2:])
+    if head is not None and plain:
+        chosen, _ = head.choice(hidden, request.vocab_size, request.noise, filters.top_k)
+    if head is not None and chosen is not None:
+        sample = sample._replace(found=empty(B, dtype=torch.int32))
+        head.draw_filtered(request, filters, sample)
+    elif runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
     else:
         logits = hidden.float() @ weight[: request.vocab_size].float().T

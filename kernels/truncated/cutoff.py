@@ -10,10 +10,8 @@ few keys each is compared with all instead.
 import triton
 import triton.language as tl
 
-from fsbench.kernels.noise.keys import ordered, ordered_key, value_of
-
-LOWEST = tl.constexpr(-2139095040)
-"""`ordered` of the lowest finite fp32."""
+from fsbench.kernels.device.reaching import three_sums
+from fsbench.kernels.noise.keys import LOWEST, ordered, ordered_key, value_of
 
 NOTHING = tl.constexpr((LOWEST.value - 1) << 32)
 """Below the keys of all finite logits: stands for the key of none."""
@@ -36,17 +34,6 @@ FEW_RANKED = tl.constexpr(128)
 
 WAYS = tl.constexpr(4)
 """Parts into which a step of a search divides the keys."""
-
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def of_row(value, row, DTYPE: tl.constexpr, PER_ROW: tl.constexpr):
-    """The number of a row: value is a pointer to [B], or the number of all rows."""
-    if PER_ROW:
-        return tl.load(value + row).to(DTYPE)
-    else:
-        return tl.full((), value, DTYPE)
 
 
 @triton.jit
@@ -96,20 +83,6 @@ def counted(weights):
 def mass_of(weights):
     """The mass in a sum of packed weights, in MASS_UNITS."""
     return weights >> COUNT_BITS
-
-
-@triton.jit
-def _add_three(a1, a2, a3, b1, b2, b3):
-    return a1 + b1, a2 + b2, a3 + b3
-
-
-@triton.jit
-def three_sums(a, b, c):
-    """The sums of three tensors [N], in the time of one: the warps wait for each other once."""
-    if INTERPRETED:  # which would add up triples in Python, one by one
-        return tl.sum(a), tl.sum(b), tl.sum(c)
-    else:
-        return tl.reduce((a, b, c), 0, _add_three)
 
 
 @triton.jit
@@ -247,30 +220,3 @@ def cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, BLOCK: tl.c
             logits_ptr, V, low, high, wanted, top, sharpness, True, BLOCK
         )  # fmt: skip
     return low
-
-
-@triton.jit
-def reached_by(order, k, low, above_all):
-    """A number from `low` on that k of these reach, and few more: int32 as `order`, [N].
-
-    `low` itself if few more than k reach it, or fewer. Of the largest logits of parts of a row it
-    is a lower bound of the row's kth largest logit.
-    """
-    there = order >= low
-    reach = tl.sum(there.to(tl.int32))
-    low = low.to(tl.int64)
-    if reach > k + k // 8:
-        low = tl.min(tl.where(there, order, 0x7FFFFFFF)).to(tl.int64)
-    high = above_all.to(tl.int64)
-    while (reach > k + k // 8) & (high - low > 1):
-        step = tl.maximum((high - low) >> 2, 1)
-        c1, c2, c3 = three_sums(
-            (order >= (low + step).to(tl.int32)).to(tl.int32),
-            (order >= tl.minimum(low + 2 * step, high).to(tl.int32)).to(tl.int32),
-            (order >= tl.minimum(low + 3 * step, high).to(tl.int32)).to(tl.int32),
-        )
-        n = (c1 >= k).to(tl.int64) + (c2 >= k).to(tl.int64) + (c3 >= k).to(tl.int64)
-        reach = tl.where(n == 3, c3, tl.where(n == 2, c2, tl.where(n == 1, c1, reach)))
-        high = tl.where(n < 3, tl.minimum(low + (n + 1) * step, high), high)
-        low += n * step
-    return low.to(tl.int32)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -12,12 +10,6 @@ from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.truncated.history import Penalties, TokenHistory
 
 _LARGEST = torch.finfo(torch.float32).max
-
-
-class Filters(NamedTuple):
-    top_k: int | Tensor
-    top_p: float | Tensor
-    min_p: float | Tensor
 
 
 def check_top_k(name: str, value: object, B: int, V: int, device: torch.device) -> int | Tensor:

@@ -21,6 +21,7 @@ from fsbench.kernels.device.mass import (
     no_mass,
     store_mass,
 )
+from fsbench.kernels.device.rows import of_row
 from fsbench.kernels.device.stored_logits import StoredLogits, place_of_largest
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.keys import ordered, ordered_key
@@ -29,7 +30,6 @@ from fsbench.kernels.truncated.cutoff import (
     first_key,
     is_kept,
     load_keys,
-    of_row,
     unpacked,
 )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fsbench.kernels import fused
 from fsbench.kernels.call.operands import per_row
 from fsbench.kernels.call.prepared import launch_kernel
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.request import Filters, Request
 from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
@@ -19,7 +19,7 @@ from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate
 from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
-from fsbench.kernels.truncated.filters import Filters, amounts
+from fsbench.kernels.truncated.filters import amounts
 from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel

@@ -15,13 +15,14 @@ leaves a plan, and the kernels of truncated.rows do the row with many programs.
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.rows import noise_of_rows
+from fsbench.kernels.device.reaching import places, reached_by
+from fsbench.kernels.device.rows import noise_of_rows, of_row
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.arithmetic import LOG2_E, log, nan_max
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.group import group_of_token, token_of_member
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, value_of
-from fsbench.kernels.truncated.cutoff import GATHERED, LOWEST, first_key, of_row, reached_by
+from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered, ordered_key, value_of
+from fsbench.kernels.truncated.cutoff import GATHERED, first_key
 from fsbench.kernels.truncated.gathered import draw_of_gathered
 from fsbench.kernels.truncated.plan import (
     BY_COUNT,
@@ -209,7 +210,7 @@ def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.conste
     """
     GROUPS: tl.constexpr = order.shape[0]
     AT_ONCE: tl.constexpr = min(CHUNK, 128)
-    place = _places(found_ptr, order, low)
+    place = places(found_ptr, order, low)
     tl.store(
         found_ptr + HEADER + place, tl.arange(0, GROUPS), mask=(order >= low) & (place < CHUNK)
     )
@@ -221,23 +222,12 @@ def _gather_groups(logits_ptr, order, low, found_ptr, keys_ptr, CHUNK: tl.conste
         found = tl.load(found_ptr + HEADER + at, mask=there, other=0, cache_modifier=".cg")
         token = token_of_member(0, found[:, None], tl.arange(0, GROUP)[None, :])
         y = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
-        behind = _places(found_ptr + 1, ordered(y), low)
+        behind = places(found_ptr + 1, ordered(y), low)
         taken = (ordered(y) >= low) & (behind < GATHERED)
         tl.store(keys_ptr + behind, ordered_key(y, token), mask=taken)
     tl.debug_barrier()
     n = tl.load(found_ptr + 1, cache_modifier=".cg")
     return tl.where(groups > CHUNK, GATHERED + 1, n)
-
-
-@triton.jit
-def _places(counter_ptr, order, low):
-    """A place for each of what is at least `low`, from a counter in memory on; in no order.
-
-    For few it is faster than a prefix sum, which is much code to fetch.
-    """
-    # Always 0, which the compiler does not know: it would add up a warp's, and wait each time.
-    zero = (order == 0x7FFFFFFF).to(tl.int32)
-    return tl.atomic_add(counter_ptr + zero, 1, mask=order >= low, sem="relaxed", scope="cta")
 
 
 @triton.jit

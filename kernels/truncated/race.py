@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.noise.contract import gumbel
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key
+from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered, ordered_key
 from fsbench.kernels.noise.words import bits_of_tokens, first_of_word
-from fsbench.kernels.truncated.cutoff import LOWEST, is_kept
+from fsbench.kernels.truncated.cutoff import is_kept
 
 RUN = tl.constexpr(32)
 """Neighbouring tokens that race together: eight Philox words."""

@@ -100,13 +100,14 @@ GROUND = ("errors", "late", "problem", "provider")
 
 KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "call", "fused")
 FLOORS: dict[str, set[str]] = {
-    # A room of kernels/ and those below it; features are beside each other, not above.
+    # A room of kernels/ and those below it; features are beside each other, but screened above
+    # truncated.
     **{
         f"kernels/{name}": {f"kernels/{below}" for below in KERNEL_FLOORS[:floor]}
         for floor, name in enumerate(KERNEL_FLOORS)
     },
-    "kernels/screened": {f"kernels/{below}" for below in KERNEL_FLOORS},
     "kernels/truncated": {f"kernels/{below}" for below in KERNEL_FLOORS},
+    "kernels/screened": {*(f"kernels/{below}" for below in KERNEL_FLOORS), "kernels/truncated"},
     "kernels/scoring": {f"kernels/{below}" for below in KERNEL_FLOORS},
     "kernels/drafting": {
         *(f"kernels/{below}" for below in KERNEL_FLOORS),

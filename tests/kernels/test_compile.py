@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import pytest
 from kernel_compiler import COMPILED, ELSEWHERE, Compiled, compile_variants, elsewhere
+from kernel_variants.variant import TUNED
 from tree import ROOT
 
 # A slow machine takes its time; what is compiled is kept for the next run.
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 FAMILIES = {
     *("akunu_exact", "akunu_faithful", "draft_noise", "flash_sampling", "flash_sampling_gather"),
+    *("filter_candidates", "filter_resolve", "filter_screen"),
     *(
         "follow_drafts",
         "flash_sampling_two_step",
@@ -34,6 +36,7 @@ FILTERING = {
 }
 """Kernels without an accumulator, in which a program has a row's candidates in registers."""
 SCREENED = {"screen", "hopper_screen", "resolve"}
+SCREENED |= {"filter_screen", "filter_candidates", "filter_resolve"}
 
 
 def most_stack(compiled: Compiled) -> int | None:
@@ -103,6 +106,18 @@ def test_every_variant_compiles_and_keeps_its_accumulators_in_registers(capabili
     families = {80: FAMILIES, 90: FAMILIES | FOR_HOPPER, 100: FAMILIES}
     assert {compiled.family for compiled in variants} == families[capability]
     assert_little_is_spilled(variants)
+
+
+@pytest.mark.full
+def test_leaders_and_candidates_are_computed_by_one_instruction():
+    """Filters from the screen hold logits of one kernel against those of another."""
+    found = compile_variants(
+        families=["filter_candidates", "filter_resolve"], capability=TUNED, instructions=True
+    )
+    assert len(found) > 8
+    for compiled in found:
+        kinds = {line.split()[0] for line in compiled.instructions if "MMA" in line}
+        assert kinds and all(kind.startswith("HGMMA.64x") for kind in kinds), compiled.title
 
 
 PRODUCT = re.compile(r"(?:mul|div\.full)\.f32\s+(%\w+),")

@@ -13,14 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from kernel_variants import fused, screened, stored, truncated
+from kernel_variants import fused, screened, screened_filters, stored, truncated
 from kernel_variants.variant import TUNED, Variant
 
 
 def every_variant() -> list[Variant]:
     """All of them; of variants that are identical, the first."""
     found: dict[str, Variant] = {}
-    for part in (fused, screened, truncated, stored):
+    for part in (fused, screened, screened_filters, truncated, stored):
         for variant in part.variants():
             found.setdefault(variant.content, variant)
     listed = list(found.values())

@@ -203,7 +203,7 @@ def test_how_many_programs_share_a_row_does_not_matter(programs):
 def test_nothing_is_said_unless_asked_for():
     call = {**stored(normal_logits(2, 90)), "seed": SEED, "top_p": 0.9}
     whole = truncated_sample(**call, **SAID, return_support=90, return_kept=True)
-    assert truncated_sample(**call)[2:] == (None,) * 7
+    assert truncated_sample(**call)[2:] == (None,) * 8
     for name in ("kept", "logprob", "kept_logprob", "rank"):
         only = truncated_sample(**call, **{f"return_{name}": True})
         there = {field for field, x in only._asdict().items() if x is not None}

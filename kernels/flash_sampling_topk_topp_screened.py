@@ -1,0 +1,53 @@
+"""FlashSampling with top-k, top-p and min-p from a screened head (screened-head.md).
+
+An int8 copy of the head gives an upper bound of every logit. Tokens that may be among the k largest
+are computed from the weight, and what decides on stored logits decides on these. Tokens are those
+of flash_sampling_topk_topp with token noise. Without top-k, or above 16 rows, it is that sampler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fsbench.kernels.providing import screened, truncated
+from fsbench.kernels.providing.launches import noise_map
+from fsbench.problem import Problem
+from fsbench.provider import Kind, Provider
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fsbench.kernels.call.result import TruncatedSample
+
+
+def unsupported_reason(problem: Problem) -> str | None:
+    """See Provider."""
+    return truncated.unsupported_reason(problem) or screened.unsupported_reason(problem)
+
+
+def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
+    """See Provider. It prepares the head at every call."""
+    from fsbench.kernels.screened.head import prepare_head
+    from fsbench.kernels.truncated.api import truncated_sample
+
+    return truncated_sample(hidden, prepare_head(weight), **options)
+
+
+PROVIDER = Provider(
+    name="flash_sampling_topk_topp_screened",
+    label="FlashSampling, top-k/top-p/min-p, screened head",
+    kind=Kind.TRUNCATED,
+    requires=("triton",),
+    # What the screen serves; the rest would be flash_sampling_topk_topp by another name.
+    capabilities=replace(
+        truncated.CAPABILITIES, noise="token", logprob=False, rank=False, penalties=False
+    ),
+    noise_map=noise_map,
+    supports=unsupported_reason,
+    build=partial(truncated.TruncatedLaunch, screened=True),
+    sample=sample,
+    call="truncated_sample",
+    kept_bytes=screened.kept_bytes,
+)

@@ -1,0 +1,14 @@
+"""Filters from the screen: `truncated_sample` of a ScreenedHead, for top-k of up to 64.
+
+May import: what the room may, and the launch of truncated.
+"""
+
+from typing import TYPE_CHECKING
+
+from fsbench.late import late
+
+if TYPE_CHECKING:
+    from fsbench.kernels.screened.filtered import launch as launch
+else:
+    # It needs Triton: a CPU does without.
+    __getattr__ = late(__name__, "launch")

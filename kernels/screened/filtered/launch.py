@@ -1,0 +1,143 @@
+"""Host side of filters from the screen: three launches, and those of truncated_sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from fsbench.kernels import truncated
+from fsbench.kernels.call.operands import matrix_operand, per_row, processing, vocab_programs
+from fsbench.kernels.call.prepared import launch_kernel
+from fsbench.kernels.call.request import Filters, Request
+from fsbench.kernels.call.result import TruncatedSample
+from fsbench.kernels.call.workspace import workspace
+from fsbench.kernels.configs.choice import tma_possible
+from fsbench.kernels.configs.gpu import launching_on, multiprocessors
+from fsbench.kernels.configs.screen import filter_configs
+from fsbench.kernels.device.mainloop import ROTATION
+from fsbench.kernels.device.stored_logits import allocate
+from fsbench.kernels.screened.copied import HeadCopy
+from fsbench.kernels.screened.filtered.candidates import GROUP, HEADER, filter_candidates_kernel
+from fsbench.kernels.screened.filtered.resolve import filter_resolve_kernel
+from fsbench.kernels.screened.filtered.upper import filter_screen_kernel
+from fsbench.kernels.screened.rounding import ROW_NUMBERS
+from fsbench.kernels.screened.scratch import COUNTERS, rounded_columns, rounding_numbers
+
+CANDIDATES = {"num_warps": 8, "num_stages": 4}  # two warpgroups, as there are 128 leaders
+
+
+def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSample) -> None:
+    """Draw one token for each row from what the filters keep, by the screen; and fill out.found."""
+    hidden, weight, V = request.hidden, request.weight, request.vocab_size
+    device, (B, D) = hidden.device, hidden.shape
+    config, resolving = filter_configs(B, D, device)
+    blocks_b = triton.cdiv(B, config.block_b)
+    programs_v = vocab_programs(blocks_b, V, config.block_v, device, config.ctas_per_sm)
+    stored = allocate(B, V, device, largest=True)
+    stride = stored.logits.shape[1]
+    integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
+    codes = torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device)
+    listed = torch.empty(B, **integers)
+    lists = torch.empty(B, config.row_room, **integers)
+    processed = processing(request)
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    of_all: dict[str, Any] = {
+        "hidden_ptr": hidden,
+        "soft_cap": request.soft_cap,
+        "bias_ptr": processed.bias,
+        "row_bias_ptr": processed.row_bias,
+        "logits_ptr": stored.logits,
+        "largest_ptr": stored.largest,
+        "V": V,
+        "D": D,
+        "stride": stride,
+    }
+    masked: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
+    counted: dict[str, Any] = {
+        "counters_ptr": workspace(COUNTERS, device).arrivals,
+        "found_ptr": out.found,
+    }
+    copy_by_tma = tma_possible(head.codes)
+    by_tma = tma_possible(hidden) and tma_possible(weight)
+    block_v = max(128, resolving.block_v)
+    of_lists: dict[str, Any] = {
+        "weight_ptr": weight,
+        "listed_ptr": listed,
+        "list_ptr": lists,
+        "LIST": config.row_room,
+        # With fewer, Triton 3.6 has another instruction in the second launch than in the third.
+        "BLOCKS": max(16, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
+        "STEP": resolving.step,
+        "EVEN": D % ROTATION.value == 0,
+        "IN_BULK": modern and by_tma,
+    }
+    with launching_on(device):
+        launch_kernel(
+            filter_screen_kernel,
+            device,
+            (blocks_b * programs_v,),
+            codes_ptr=codes,
+            codes=matrix_operand(codes, 2 * config.block_b, config.block_d, copy_by_tma),
+            copy_ptr=head.codes,
+            copy=matrix_operand(head.codes, config.block_v, config.block_d, copy_by_tma),
+            scale_ptr=head.scale,
+            residual_ptr=head.residual,
+            norm_ptr=head.norm,
+            numbers_ptr=torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),
+            B=B,
+            **of_all,
+            **masked,
+            **counted,
+            **rounding_numbers(D),
+            ROUNDED_AT_ONCE=rounded_columns(D),
+            AHEAD=config.ahead,
+            BLOCK_B=config.block_b,
+            BLOCK_V=config.block_v,
+            BLOCK_D=config.block_d,
+            V_ON_M=config.v_on_m,
+            USE_TMA=copy_by_tma,
+            FLATTEN=config.flatten,
+            NVIDIA=nvidia,
+            FENCED=modern,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        launch_kernel(
+            filter_candidates_kernel,
+            device,
+            (B,),
+            temperature=request.temperature,
+            top_k=filters.top_k,
+            groups_ptr=torch.empty(B, HEADER.value + stride // GROUP.value, **integers),
+            tokens_ptr=out.tokens,
+            **of_all,
+            **counted,
+            **of_lists,
+            TEMPERATURE_PER_ROW=per_row(request)["TEMPERATURE_PER_ROW"],
+            TOP_K_PER_ROW=isinstance(filters.top_k, torch.Tensor),
+            GROUPS=triton.next_power_of_2(stride // GROUP.value),
+            **CANDIDATES,
+        )
+        launch_kernel(
+            filter_resolve_kernel,
+            device,
+            (multiprocessors(device) * resolving.ctas_per_sm,),
+            hidden=matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
+            weight=matrix_operand(weight, block_v, resolving.block_d, by_tma),
+            B=B,
+            **of_all,
+            **masked,
+            **of_lists,
+            POWER_B=triton.next_power_of_2(B),
+            AT_ONCE=resolving.at_once,
+            BLOCK_B=resolving.block_b,
+            BLOCK_V=block_v,
+            BLOCK_D=resolving.block_d,
+            USE_TMA=by_tma,
+            num_warps=resolving.num_warps,
+            num_stages=resolving.num_stages,
+        )
+    truncated.launch.finish(request, stored, filters, None, out)

@@ -1,0 +1,151 @@
+"""What the proof of filters from the screen claims of every launch, and faults that break it."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import triton.language as tl
+from filter_cases import matrices, roomy
+from torch import Tensor
+
+from fsbench.kernels import prepare_head, truncated_sample
+from fsbench.kernels.device.stored_logits import largest_of_groups
+from fsbench.kernels.screened.ends import known_logits
+from fsbench.kernels.screened.filtered import candidates, launch, resolve, upper
+from fsbench.reference import processed_logits
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
+
+SEED = torch.tensor([11])
+DRAW = torch.Generator().manual_seed(5)
+
+
+@pytest.fixture
+def long_lists(monkeypatch):
+    monkeypatch.setattr(launch, "filter_configs", roomy)
+
+
+class Stored:
+    """What the launches leave: upper bounds after the first, and what is filtered."""
+
+    def __init__(self) -> None:
+        self.upper = self.logits = self.largest = torch.empty(0)
+
+    def __enter__(self) -> Stored:
+        run, finish = launch.launch_kernel, launch.truncated.launch.finish
+
+        def watched(kernel, *arguments, **named):
+            run(kernel, *arguments, **named)
+            if kernel is upper.filter_screen_kernel:
+                self.upper = named["logits_ptr"].clone()
+                assert torch.equal(named["largest_ptr"], largest_of_groups(self.upper))
+
+        def kept(request, stored, *arguments):
+            self.logits, self.largest = stored.logits.clone(), stored.largest.clone()
+            finish(request, stored, *arguments)
+
+        self._patches = [
+            mock.patch.object(launch, "launch_kernel", watched),
+            mock.patch.object(launch.truncated.launch, "finish", kept),
+        ]
+        for patch in self._patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for patch in self._patches:
+            patch.stop()
+
+
+def assert_largest_are_exact(hidden: Tensor, weight: Tensor, k: int, **options: Any) -> None:
+    """The proof's claim: the k largest logits are there to the bit, and others are below them."""
+    with Stored() as stored:
+        truncated_sample(hidden, prepare_head(weight), top_k=k, seed=SEED, **options)
+    exact = processed_logits(hidden.float() @ weight.float().T, **options)
+    V = exact.shape[1]
+    assert (stored.upper[:, :V] >= exact).all() and (stored.upper[:, V:] == -torch.inf).all()
+    kth = exact.topk(min(k, V)).values[:, -1:]
+    found = stored.logits[:, :V]
+    assert torch.equal(found[exact >= kth], exact[exact >= kth])
+    assert (found[exact < kth] < kth.expand_as(exact)[exact < kth]).all()
+    assert torch.equal(stored.largest, largest_of_groups(stored.logits))
+
+
+HARD = {
+    "normal": {},
+    "bias": {"bias": torch.linspace(-2, 2, 1300)},
+    "mask": {"mask": torch.rand(4, 1300, generator=DRAW) < 0.05},
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("k", [1, 5, 20, 64])
+def test_the_k_largest_are_exact_and_others_below(name, k, long_lists):
+    hidden, weight = matrices(4, 104, 1300)
+    weight[::7] *= 8  # rows of bad bounds among others
+    assert_largest_are_exact(hidden, weight, k, **HARD[name])
+
+
+true_least, true_known = candidates._least_of_leaders, known_logits
+true_part, true_place = resolve.part_of_list, resolve.place_of_largest
+
+
+# Of the interpreter, to which functions are Python's.
+
+
+def a_little_higher(*given):
+    return true_least(*given) + 2**10
+
+
+def of_one_less(*given):
+    k = given[4]
+    return true_least(*given[:4], k - 1, *given[5:])
+
+
+def a_hundredth_of_the_bound(*given):
+    y, bound = true_known(*given)
+    return y, 0.01 * bound
+
+
+def without_the_last(part, every, entries, *given):
+    b, first, end = true_part(part, every, entries, *given)
+    last = tl.sum(tl.where(every == b, entries, 0), 0)
+    return b, first, tl.where(end == last, end - 1, end)
+
+
+def of_another_row(group, row, B):
+    return true_place(group, (row + 1) % B, B)
+
+
+FAULTS = {
+    "a threshold a little higher": (candidates, "_least_of_leaders", a_little_higher),
+    "a threshold of k - 1": (candidates, "_least_of_leaders", of_one_less),
+    "bounds that are too small": (upper, "known_logits", a_hundredth_of_the_bound),
+    "the last candidate left out": (resolve, "part_of_list", without_the_last),
+    "maxima of another row": (resolve, "place_of_largest", of_another_row),
+}
+
+
+def tight() -> tuple[Tensor, Tensor]:
+    """A head that its copy has exactly: with bounds so small a fault is not hidden by them."""
+    draw = torch.Generator().manual_seed(3)
+    weight = torch.randint(-127, 128, (1300, 32), generator=draw).float()
+    weight[:, 0] = 127
+    hidden = torch.zeros(4, 32)
+    hidden[:, :8] = torch.randint(-127, 128, (4, 8), generator=draw).float() * 256
+    hidden[:, 8] = 127 * 256
+    return hidden, weight
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_seen(name, long_lists, monkeypatch):
+    cases = [matrices(4, 104, 1300), tight()]
+    for hidden, weight in cases:
+        assert_largest_are_exact(hidden, weight, 5)
+    monkeypatch.setattr(*FAULTS[name])
+    with pytest.raises(AssertionError):
+        for hidden, weight in cases:
+            assert_largest_are_exact(hidden, weight, 5)

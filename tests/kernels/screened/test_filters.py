@@ -1,0 +1,284 @@
+"""Filters from a screened head keep and draw what they keep and draw of all logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from filter_cases import matrices, roomy
+from flash_sample_cases import assert_at_rest, guarded_memory, packed
+from memory_watch import within_tensors
+from tiers import full
+from torch import Tensor
+
+from fsbench.errors import InvalidArgument
+from fsbench.kernels import Penalties, TokenHistory, describe, prepare_head, truncated_sample
+from fsbench.kernels.call.result import TruncatedSample
+from fsbench.kernels.configs.screen import worth_filtering
+from fsbench.kernels.flash_sampling_topk_topp_screened import PROVIDER
+from fsbench.kernels.screened.filtered import launch
+from fsbench.kernels.screened.head import ScreenedHead
+from fsbench.verify.check import Setting
+from fsbench.verify.pathwise import compared
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.interpreter]
+
+SEED = torch.tensor([11])
+
+
+@pytest.fixture
+def long_lists(monkeypatch):
+    monkeypatch.setattr(launch, "filter_configs", roomy)
+
+
+def assert_same(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
+    """What the head draws: the tokens of its weight with token noise."""
+    options = {"seed": SEED, **options}
+    with guarded_memory():
+        sample = truncated_sample(hidden, prepare_head(weight), **options)
+    same = truncated_sample(hidden, weight, noise="token", **options)
+    assert sample.tokens.tolist() == same.tokens.tolist()
+    assert sample.valid.tolist() == same.valid.tolist()
+    assert sample.found is not None and sample.found.dtype == torch.int32
+    assert_at_rest(len(hidden))
+    return sample
+
+
+SHAPES = [(3, 40, 1001), full(1, 64, 128), full(5, 300, 517), full(16, 72, 2500), full(2, 520, 70)]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 20, 64])
+@pytest.mark.parametrize("B, D, V", SHAPES)
+def test_tokens_are_those_of_all_logits(B, D, V, top_k, long_lists):
+    hidden, weight = matrices(B, D, V)
+    for seed, filters in enumerate(
+        ({}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.7, "min_p": 0.02})
+    ):
+        sample = assert_same(
+            hidden, weight, top_k=top_k, seed=torch.tensor([seed]), temperature=1.5, **filters
+        )
+        if top_k < V:
+            assert (sample.found >= top_k).all()
+
+
+def test_few_logits_are_computed():
+    hidden, weight = matrices(8, 128, 4000)
+    sample = assert_same(hidden, weight, top_k=20)
+    assert (sample.found >= 20).all() and sample.found.float().mean() < 32
+
+
+def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
+    hidden, weight = matrices(20 - 4, 64, 1500)
+    weight[:, 0] += 2**12  # so the copy is bad
+    hidden[:, 0] = 0
+    hidden[3] = 0
+    hidden[3, 0] = 1
+    sample = assert_same(hidden, weight, top_k=5, top_p=0.9)
+    assert (sample.found == -1).all()
+    hidden, weight = matrices(3, 64, 1500)
+    weight[500:] = weight[3]  # all of these tie where they are the largest
+    hidden[1] = 4 * weight[3]
+    sample = assert_same(hidden, weight, top_k=5, top_p=0.9)
+    assert sample.found[1] == -1 and (sample.found[[0, 2]] >= 5).all()
+
+
+K_OF_ROWS = torch.tensor([20, 0, 64, 65, -3, 1, 10**12, 7])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("filters", [{}, {"min_p": 0.05}, {"top_p": 0.6}], ids=str)
+def test_rows_of_another_k_are_computed_in_full(dtype, filters, long_lists):
+    hidden, weight = matrices(8, 64, 1000)
+    top_k = K_OF_ROWS.clamp(max=2**31 - 1).to(dtype)
+    T = torch.tensor([1.0, 0.7, 2.0, 1.0, 0.0, 0.3, 1.0, 0.0])
+    sample = assert_same(hidden, weight, top_k=top_k, temperature=T, **filters)
+    off = torch.tensor([1, 3, 6])
+    assert (sample.found[off] == -1).all()
+    others = [b for b in range(8) if b not in off]
+    assert (sample.found[others] >= torch.where(T > 0, top_k, 1)[others]).all()  # 4 is greedy
+
+
+V = 1000
+DRAW = torch.Generator().manual_seed(5)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperatures": {"temperature": torch.tensor([0.0, 2.0**-121, 0.5, 1.0, 3.0])},
+    "bad temperatures": {"temperature": torch.tensor([-1.0, torch.nan, torch.inf, 2.0**110, 1.0])},
+    "filters of rows": {
+        "top_p": torch.tensor([0.1, 0.5, 1.0, 0.0, torch.nan]),
+        "min_p": torch.tensor([0.0, 0.1, 0.9, torch.nan, 0.01]),
+    },
+    "shared bias": {"bias": torch.linspace(-4, 4, V)},
+    "bias of rows": {"bias": torch.randn(5, V, generator=DRAW).bfloat16()},
+    "bias that forbids": {"bias": torch.where(torch.arange(V) % 3 == 0, -torch.inf, 0.5)},
+    "mask": {"mask": torch.rand(5, V, generator=DRAW) < 0.3},
+    "a mask that leaves few": {"mask": torch.rand(5, V, generator=DRAW) < 0.01},
+    "words of a mask": {"mask": packed(torch.rand(5, V, generator=DRAW) < 0.5, padding=True)},
+    "nothing allowed": {"mask": torch.arange(5)[:, None].expand(5, V).contiguous() != 2},
+    "soft cap": {"soft_cap": 2.0},
+    "infinite bias": {"bias": torch.zeros(5, V).index_fill(1, torch.tensor([7]), torch.inf)},
+    "undefined bias": {"bias": torch.zeros(V).index_fill(0, torch.tensor([9]), torch.nan)},
+    "seeds": {"seed": torch.tensor([5, 5, -7, 2**40, 0]), "offset": torch.tensor([0, 1, 2, 3, 4])},
+    "everything": {
+        "temperature": torch.tensor([0.0, 0.5, 1.0, 2.0, 7.0]),
+        "bias": torch.randn(5, V, generator=DRAW),
+        "mask": torch.rand(5, V, generator=DRAW) < 0.6,
+        "soft_cap": 5.0,
+        "seed": torch.tensor([5, 5, -7, 2**40, 0]),
+        "offset": torch.tensor([9]),
+        "top_p": 0.9,
+        "min_p": torch.tensor([0.0, 0.1, 0.3, 0.01, 0.0]),
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name, long_lists):
+    hidden, weight = matrices(5, 72, V)
+    assert_same(hidden, weight, **{"top_k": 20, "top_p": 0.95, **OPTIONS[name]})
+
+
+@pytest.mark.parametrize("name", ["seeds", "everything"])
+def test_nothing_else_is_touched(name):
+    """Rows of every kind, some without bounds; tokens behind the vocabulary would win."""
+    hidden, weight = matrices(5, 30, V, rows=V + 60)
+    weight[V:] = 64 * hidden[1].sign()
+    hidden[3], hidden[4, 2] = torch.nan, 2.0**51
+    head, options = prepare_head(weight), {"seed": SEED, "vocab_size": V, **OPTIONS[name]}
+    with within_tensors() as launches:
+        sample = truncated_sample(hidden, head, top_k=20, **options)
+    assert len(launches) == 4 + ("mask" in options)  # which one packs
+    same = truncated_sample(hidden, weight, top_k=20, noise="token", **options)
+    assert sample.tokens.tolist() == same.tokens.tolist() and (sample.tokens < V).all()
+    assert (sample.found[3:] == -1).all()
+
+
+def test_undefined_rows_disturb_no_neighbour(long_lists):
+    hidden, weight = matrices(5, 64, 300)
+    hidden[1, 3], hidden[3, 0] = torch.nan, torch.inf
+    sample = assert_same(hidden, weight, top_k=20, top_p=0.9)
+    assert sample.valid.tolist() == [True, False, True, False, True]
+
+
+def test_undefined_rows_of_the_weight(long_lists):
+    hidden, weight = matrices(4, 64, 300)
+    weight[7, 0], weight[9, 1] = torch.nan, 2.0**60
+    mask = torch.arange(1200).view(4, 300) % 300 != 7
+    bias = torch.where(torch.arange(300) == 7, -torch.inf, 0.0)
+    for valid, more in ((False, {}), (True, {"mask": mask}), (False, {"bias": bias})):
+        sample = assert_same(hidden, weight, top_k=3, **more)
+        assert bool(sample.valid.all()) == valid
+
+
+@pytest.mark.parametrize("equal", [3, 70, 700, full(5000)])
+@pytest.mark.parametrize("top_k", [1, 20, full(64)])
+def test_of_equal_logits_the_lowest_tokens_are_kept(equal, top_k, long_lists):
+    """Also where the ties are more groups, or tokens, than one program gathers."""
+    hidden, weight = matrices(2, 64, max(1200, equal + 200))
+    some = torch.randperm(len(weight), generator=DRAW)[:equal]
+    weight[some] = weight[some[0]].clone() if equal < 100 else 4 * hidden[1].sign()
+    for seed in range(4):
+        sample = assert_same(
+            hidden, weight, top_k=top_k, seed=torch.tensor([seed]), temperature=9.0
+        )
+        if equal >= 700:
+            assert sample.tokens[1] in some.sort().values[:top_k]
+
+
+@pytest.mark.parametrize(
+    ("more", "noise"),
+    [
+        ({"return_kept": True}, "token"),
+        ({"return_logprob": True}, "token"),
+        ({"return_top": 2}, "token"),
+        ({"top_k": 0}, "token"),
+        ({"top_k": 65}, "token"),
+        ({"penalties": None}, "token"),
+        ({"noise": "group8"}, "group8"),
+    ],
+    ids=str,
+)
+def test_what_the_screen_does_not_serve_the_fused_kernels_do(more, noise):
+    hidden, weight = matrices(3, 40, 500)
+    options: dict[str, Any] = {"seed": SEED, "top_k": 20, "top_p": 0.9, **more}
+    if "penalties" in more:
+        history = TokenHistory.of([[1, 2]] * 3, [[3], [4], [5]], 8, "cpu")
+        options["penalties"] = Penalties(history, 1.3)
+    found = truncated_sample(hidden, prepare_head(weight), **options)
+    wanted = truncated_sample(hidden, weight, **{**options, "noise": noise})
+    assert found.found is None
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+def test_more_rows_are_of_the_fused_kernels():
+    hidden, weight = matrices(17, 40, 500)
+    head = prepare_head(weight)
+    assert truncated_sample(hidden, head, top_k=20, seed=SEED).found is None
+    assert truncated_sample(hidden[:16], head, top_k=20, seed=SEED).found is not None
+
+
+def test_a_cpu_that_has_no_kernels_takes_the_reference():
+    hidden, weight = (x.bfloat16() for x in matrices(3, 40, 500))
+    found = truncated_sample(hidden, prepare_head(weight), top_k=20, seed=SEED)
+    wanted = truncated_sample(hidden, weight, top_k=20, seed=SEED, noise="token")
+    assert found.found is None and torch.equal(found.tokens, wanted.tokens)
+    assert "capability 9.0" in describe(hidden, prepare_head(weight), top_k=20)
+
+
+@pytest.mark.parametrize(
+    ("facts", "chosen", "reason"),
+    [
+        ((16, 151_936, 20, 1, (9, 0)), True, "B = 16 is at most 16"),
+        ((17, 151_936, 20, 1, (9, 0)), False, "B = 17 is above 16"),
+        ((1, 151_936, 0, 1, (9, 0)), False, "top_k = 0 is off"),
+        ((1, 151_936, 65, 1, (9, 0)), False, "top_k = 65 is off or above 64"),
+        ((1, 20, 20, 1, (9, 0)), False, "top_k = 20 is off"),
+        ((1, 151_936, torch.tensor([0]), 1, (9, 0)), True, "B = 1"),
+        ((1, 151_936, 20, 8, (9, 0)), False, "not groups of 8"),
+        ((1, 151_936, 20, 1, (8, 0)), False, "compute capability 9.0 alone"),
+    ],
+)
+def test_the_choice_has_a_reason(facts, chosen, reason):
+    found, why = worth_filtering(*facts)
+    assert found == chosen and reason in why
+
+
+def test_it_is_described():
+    hidden, weight = matrices(3, 40, 500)
+    head = prepare_head(weight)
+    said = describe(hidden, head, top_k=20)
+    assert said == "screened portable-b16v128d64p1; B = 3 is at most 16, untimed"
+    for top_k in (0, 500):
+        assert describe(hidden, head, top_k=top_k).startswith(
+            describe(hidden, weight, noise="token")
+        )
+    assert describe(hidden, head).endswith("9.0 alone")
+
+
+def test_a_changed_weight_is_refused():
+    hidden, weight = matrices(3, 40, 500)
+    head = prepare_head(weight)
+    weight[0] = 1.0
+    for top_k in (20, 0):
+        with pytest.raises(InvalidArgument, match="head: expected a weight that is as it was"):
+            truncated_sample(hidden, head, top_k=top_k, seed=SEED)
+    broken = ScreenedHead(weight, *head.copy[:3], head.norm[:7])
+    with pytest.raises(InvalidArgument, match=r"head\.norm: expected shape"):
+        truncated_sample(hidden, broken, top_k=20, seed=SEED)
+
+
+K_AND_P = {"top_k": 20, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    "law", [K_AND_P, {"top_p": 0.9}, {**K_AND_P, "min_p": 0.01, "mixed": True}], ids=str
+)
+def test_the_sampler_draws_the_tokens_of_the_oracle(law):
+    """Also where it is the one without a screen: without top-k."""
+    problem = replace(Setting("cpu", "fp16").problem(5, 600), temperature=0.7, **law)
+    assert compared("oracle", PROVIDER, [(1, problem, [(5, 9), (-3, 2**31)])]).passed
+    config = PROVIDER.build(problem, torch.zeros(600, problem.D, dtype=torch.float16)).config
+    assert config.startswith("screened") == ("top_k" in law), config
