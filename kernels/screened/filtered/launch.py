@@ -56,12 +56,11 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
         "stride": stride,
     }
     masked: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
-    counted: dict[str, Any] = {
-        "counters_ptr": workspace(COUNTERS, device).arrivals,
-        "found_ptr": out.found,
-    }
+    with launching_on(device):
+        work = workspace(COUNTERS, device)
+    counted: dict[str, Any] = {"counters_ptr": work.arrivals, "found_ptr": out.found}
     copy_by_tma = tma_possible(head.codes)
-    by_tma = tma_possible(hidden) and tma_possible(weight)
+    by_tma = tma_possible(hidden, weight)
     block_v = max(128, resolving.block_v)
     of_lists: dict[str, Any] = {
         "weight_ptr": weight,
