@@ -76,6 +76,7 @@ ADAPTERS = {each.expected.version: each for each in (vllm_0_26.Adapter, vllm_0_3
 _GREEDY = "_greedy_sample_draft"
 _RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 _LOG = logging.getLogger("vllm.fsbench")
+_WARMED = 1, 16, 32, 64, 128, 256  # one of each bucket of batch sizes that kernels are compiled for
 
 
 def register() -> None:
@@ -234,6 +235,10 @@ class Plugged:
             top_k = torch.full((n,), 20, dtype=torch.int32, device=device)
             top_p, min_p = torch.full((n,), 0.95, device=device), torch.zeros(n, device=device)
             rows = rows._replace(filters=(top_k, top_p, min_p))
+            for B in (size for size in _WARMED if size <= n):  # whose graphs are made later
+                filters = top_k[:B], top_p[:B], min_p[:B]
+                plain = hidden[:B].contiguous(), rows.temperature[:B], counters[:B], counters[:B]
+                draw(Rows(*plain, filters=filters))
         draw(rows)
         if hidden.is_cuda:
             self._graphs = n, hidden[:1].clone()
