@@ -235,7 +235,8 @@ class Plugged:
             top_k = torch.full((n,), 20, dtype=torch.int32, device=device)
             top_p, min_p = torch.full((n,), 0.95, device=device), torch.zeros(n, device=device)
             rows = rows._replace(filters=(top_k, top_p, min_p))
-            for B in (size for size in _WARMED if size <= n):  # whose graphs are made later
+            # Graphs with filters are made later; by then nobody should wait for a compiler.
+            for B in (size for size in _WARMED if size <= n):
                 filters = top_k[:B], top_p[:B], min_p[:B]
                 plain = hidden[:B].contiguous(), rows.temperature[:B], counters[:B], counters[:B]
                 draw(Rows(*plain, filters=filters))

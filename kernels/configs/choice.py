@@ -64,7 +64,7 @@ def portable_rows(device: torch.device) -> int:
     return max(rows for rows in BUCKETS if rows <= max(balanced / 2, BUCKETS[0]))
 
 
-def hopper_rows(B: int, device: torch.device) -> bool:
+def hopper_is_faster(B: int, device: torch.device) -> bool:
     """Whether the Hopper kernel is the faster one for B rows.
 
     It is above portable_rows, and where these are one warpgroup's rows and not all are there: the
@@ -135,8 +135,8 @@ def choose(
     """The config to launch with; its type says which kernel.
 
     Args:
-        kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run, for the
-            hopper_rows. A config is one of that kernel; with "auto" it decides.
+        kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
+            faster one (hopper_is_faster). A config is one of that kernel; with "auto" it decides.
 
     Raises:
         InvalidArgument: the Hopper kernel is asked for and cannot run, or no kernel can for fp8.
@@ -176,7 +176,7 @@ def config_for(
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     wanted = kernel == "hopper" or isinstance(config, HopperConfig)
     if not reason and noise != "token":  # of which no times have been taken there
-        wanted |= hopper_rows(B, device)
+        wanted |= hopper_is_faster(B, device)
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
     return config or hopper_config(B, D, device)
@@ -202,7 +202,7 @@ def explanation(
         rule = f"the {name} kernel, as asked for"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
-    elif noise == "token" and hopper_rows(B, device):
+    elif noise == "token" and hopper_is_faster(B, device):
         rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
     else:
         most = portable_rows(device)

@@ -12,6 +12,8 @@ from fsbench.provider import Capabilities
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fsbench.kernels.call.head import PreparedHead
+
 CAPABILITIES = Capabilities(
     noise="group",
     zero_temperature=True,
@@ -45,14 +47,15 @@ class TruncatedLaunch(WorkspaceLaunch):
     """
 
     def __init__(self, problem: Problem, weight: Tensor, screened: bool = False):
-        from fsbench.kernels.fused.api import describe
-        from fsbench.kernels.screened.head import prepare_head
-
         super().__init__(problem, weight)
-        self._head = prepare_head(weight) if screened else weight
+        self._head: Tensor | PreparedHead = weight
         self._filters = filters_of(problem, weight.device)
         self._penalties = penalties_of(problem, weight.device)
         if screened:
+            from fsbench.kernels.fused.api import describe
+            from fsbench.kernels.screened.head import prepare_head
+
+            self._head = prepare_head(weight)
             hidden, top_k = empty_hidden(problem, weight.device), self._filters["top_k"]
             self.config = describe(hidden, self._head, top_k=top_k)
 
