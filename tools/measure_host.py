@@ -90,7 +90,7 @@ def main() -> None:
             writer.writerow(["label", "gpu", "call", "median_us", "p10_us", "p90_us"])
         writer.writerows([*row[:3], *(round(value, 2) for value in row[3:])] for row in rows)
     record = json.dumps(environment("cuda", sys.argv), indent=1)
-    (arguments.out.parent / "env.json").write_text(record, encoding="utf-8")
+    arguments.out.with_suffix(".env.json").write_text(record, encoding="utf-8")
 
 
 if __name__ == "__main__":

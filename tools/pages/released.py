@@ -6,13 +6,15 @@ import pandas as pd
 
 from pages.blocks import (
     H200,
+    LARGE,
     MATMUL,
     PORTABLE,
     SMALL,
     block,
-    not_yet,
+    bullets,
     places,
     results,
+    span,
     table,
     with_source,
 )
@@ -20,21 +22,37 @@ from pages.blocks import (
 RUN = "rivals-20261123"
 REQUESTS = {"plain": "plain", "default": "default", "top_p": "top-p"}
 BATCHES = (1, 16, 64, 256)
+HEADS = SMALL[0], LARGE[0]
 FILTERED = "flash_sampling_topk_topp"
 
 
 def _runs(D: int) -> list[str]:
-    return [f"{RUN}/{request}_d{D}" for request in REQUESTS]
+    runs = [f"{RUN}/{request}_d{D}" for request in REQUESTS]
+    return [each for each in runs if (H200 / each).exists()]
 
 
-def _cells(D: int, column: str) -> pd.DataFrame:
+def _cells(D: int, column: str, function: str = "median") -> pd.DataFrame:
     """A column of the results by provider, for each request and B; ours is one provider."""
     found = results(*_runs(D))
-    found = found.assign(
-        provider=found.provider.replace(FILTERED, PORTABLE),
-        request=found.run.str.extract(r"/(\w+)_d\d+$", expand=False),
-    )
-    return found.pivot_table(index="provider", columns=["request", "b"], values=column)
+    request = found.run.str.extract(r"/(\w+)_d\d+$", expand=False)
+    twice = (found.provider == FILTERED) & (request == "plain")  # flash_sampling is there, too
+    found = found.assign(provider=found.provider.replace(FILTERED, PORTABLE), request=request)
+    columns = ["request", "b"]
+    return found[~twice].pivot_table(column, "provider", columns, aggfunc=function)
+
+
+def of_request(request: str) -> pd.DataFrame:
+    """Columns fused, matmul and rival (the fastest of the others), us; a row for each D and B."""
+    found = {}
+    for D in HEADS:
+        us = _cells(D, "median_us")
+        if request in us:
+            us = us[request].dropna()
+            rival = us.drop([MATMUL, PORTABLE]).min()
+            found[D] = pd.DataFrame(
+                {"fused": us.loc[PORTABLE], "matmul": us.loc[MATMUL], "rival": rival}
+            )
+    return pd.concat(found)
 
 
 def _shown(value: float, form: str) -> str:
@@ -43,10 +61,8 @@ def _shown(value: float, form: str) -> str:
 
 @block
 def released_times(D: str = str(SMALL[0])) -> str:
-    if not (H200 / RUN).exists():
-        return not_yet("rivals")
     us = _cells(int(D), "median_us")
-    columns = [(request, B) for request in REQUESTS for B in BATCHES]
+    columns = [(request, B) for request in REQUESTS for B in BATCHES if (request, B) in us]
     order = us[("default", 64)].sort_values().index
     first = [name for name in (MATMUL, PORTABLE) if name in order]
     rows = [
@@ -59,24 +75,38 @@ def released_times(D: str = str(SMALL[0])) -> str:
 
 @block
 def released_costs() -> str:
-    if not (H200 / RUN).exists():
-        return not_yet("rivals")
     D, B = SMALL[0], 64
-    kinds = {"host_us": ",.0f", "first_call_s": ".1f", "peak_extra_bytes": ",.0f"}
-    found = {kind: _cells(D, kind) for kind in kinds}
-    names = found["host_us"][("default", B)].sort_values().index
-    found["peak_extra_bytes"] = found["peak_extra_bytes"] / 1e6
+    host, extra = _cells(D, "host_us"), _cells(D, "peak_extra_bytes") / 1e6
+    first = _cells(D, "ahead_s", "max").max(axis=1)
+    requests = [request for request in REQUESTS if (request, B) in host]
     rows = [
         [
             f"`{name}`",
-            *(
-                _shown(cells[(request, B)].get(name, float("nan")), kinds[kind])
-                for kind, cells in found.items()
-                for request in REQUESTS
-            ),
+            *(_shown(host[(request, B)].get(name, float("nan")), ",.0f") for request in requests),
+            *(_shown(extra[(request, B)].get(name, float("nan")), ",.0f") for request in requests),
+            f"{first[name]:.1f}",
         ]
-        for name in names
+        for name in host[("default", B)].sort_values().index
     ]
-    said = {"host_us": "host, us", "first_call_s": "first call, s", "peak_extra_bytes": "extra MB"}
-    heads = ["B = 64", *(f"{said[kind]}: {name}" for kind in found for name in REQUESTS.values())]
-    return with_source(table(heads, rows), *places(*_runs(D)))
+    said = [f"{what}: {REQUESTS[each]}" for what in ("host, us", "extra MB") for each in requests]
+    return with_source(
+        table([f"B = {B}", *said, "longest first call, s"], rows), *places(*_runs(D))
+    )
+
+
+@block
+def released_findings() -> str:
+    """What the tables say."""
+    default, top_p, plain = (of_request(each) for each in ("default", "top_p", "plain"))
+    up_to_64 = plain[plain.index.get_level_values("b") <= 64]
+    lines = (
+        f"The default request: ours takes {span(default.fused / default.matmul)} of the matmul "
+        f"alone, the fastest of the others {span(default.rival / default.fused)} times as long as "
+        "ours.",
+        f"Top-p alone: {span(top_p.fused / top_p.matmul)} of the matmul, and the fastest of the "
+        f"others {span(top_p.rival / top_p.fused)} times as long.",
+        f"Plain: {span(up_to_64.fused / up_to_64.matmul)} of the matmul up to B = 64, "
+        f"{span(plain.drop(up_to_64.index).fused / plain.drop(up_to_64.index).matmul)} at 256; the "
+        f"fastest of the others {span(plain.rival / plain.fused)} times as long.",
+    )
+    return with_source(bullets(*lines), *places(*(run for D in HEADS for run in _runs(D))))

@@ -9,7 +9,6 @@ from pages.blocks import (
     RESULTS,
     block,
     bullets,
-    not_yet,
     places,
     said,
     span,
@@ -112,11 +111,15 @@ def acceptance_findings() -> str:
     return bullets(*lines)
 
 
+def ratios(what: str) -> pd.Series[float]:
+    """Of a draft over cuBLAS and torch's argmax, for each shape."""
+    found = pd.read_csv(H200 / DRAFTS)
+    return found[found.what == what].ratio
+
+
 @block
 def draft_times() -> str:
-    """Of tools/measure_drafts.py; nothing is measured until its record is there."""
-    if not (H200 / DRAFTS).exists():
-        return not_yet("drafts")
+    """Of tools/measure_drafts.py."""
     found = pd.read_csv(H200 / DRAFTS)
     of = found.set_index(["d", "v", "b", "what"])
     verify = found[found.what == "verify"].set_index(["d", "v", "b"]).index
@@ -132,17 +135,14 @@ def draft_times() -> str:
         heads = ["what", *(f"V = {V:,}, B = {B}" for _, V, B in shapes)]
         return table(heads, ([what, *(cell(shape, what) for shape in shapes)] for what in names))
 
-    def ratio(what: str) -> str:
-        return span(found[found.what == what].ratio)
-
     def of_step(noise: str) -> str:
         both = [of.xs(f"{what}{noise}", level="what").time_us for what in ("verify", "step")]
         return span(both[0] / both[1])
 
     told = (
-        f"Drafts from a screened head take {ratio('screened, greedy')} of cuBLAS and argmax if "
-        f"greedy, {ratio('screened, sampled')} if sampled; from the bf16 head "
-        f"{ratio('bf16, greedy')} and {ratio('bf16, sampled')}.",
+        f"Drafts from a screened head take {span(ratios('screened, greedy'))} of cuBLAS and argmax "
+        f"if greedy, {span(ratios('screened, sampled'))} if sampled; from the bf16 head "
+        f"{span(ratios('bf16, greedy'))} and {span(ratios('bf16, sampled'))}.",
         "Sampled drafts from a reduced head take "
         f"{span(found[found.what == 'reduced, sampled'].time_us, '.0f')} us.",
         f"A verify step takes {of_step('')} of a plain step with as many rows, with group noise "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fsbench.problem import models as named_models
+from pages import released
 from pages.blocks import (
     FI1,
     FI2,
@@ -33,6 +34,7 @@ from pages.blocks import (
 from pages.engines import MODEL, saved
 from pages.exact import checks_of
 from pages.heads import quantised, scores
+from pages.speculation import ratios as drafted
 
 PAPER, LEAN, TUNED = "paper-20261123", "lean-20261123", "tuned-20261123"
 ODD = ("sweep-20261123", "boxes-20261123")  # the latter after a change of the Hopper kernel
@@ -120,13 +122,7 @@ def headline_figure() -> str:
 def decisions() -> str:
     """Which call for which request, and what it costs or gains."""
     plain, h100 = (at(over_matmul(run), 1, 128) for run in (PAPER, f"h100/{PAPER}"))
-    cuts = pd.read_csv(H200 / "truncated-launches" / "launches.csv")
-    cuts = cuts[cuts.logits == "normal:1"].set_index(["sampler", "top_k", "top_p", "b"])
-    cuts = cuts.span_us.sort_index()
-    slower = cuts["truncated", 50, 0.9] / cuts["plain", 0, 1.0]
-    us = medians("truncated-20261123").unstack("provider")
-    faster = us[["flashinfer_top_k_top_p", "flashinfer_top_k_top_p_lean"]].min(axis=1)
-    faster = faster / us.flash_sampling_topk_topp
+    default_us = released.of_request("default")
     screened = over_matmul(SCREENED, ours="flash_sampling_screened")
     ideal = pd.read_csv(H200 / "tp-20261122" / f"scaling_{STEMS[8192]}.csv")
     ideal = ideal[ideal.provider == HOPPER].tp4_ideal
@@ -142,8 +138,9 @@ def decisions() -> str:
         [
             "top-k, top-p, min-p, penalties",
             "[`truncated_sample`](ROOT/docs/truncated.md)",
-            f"k = 50, p = 0.9: {span(faster, '.1f')} times as fast as FlashInfer, "
-            f"{span(slower)} times as long as no filters",
+            f"{MODEL}'s default: {span(default_us.fused / default_us.matmul)} of the matmul alone; "
+            "the fastest of vLLM 0.26.0, FlashInfer 0.7.2 and Hugging Face takes "
+            f"{span(default_us.rival / default_us.fused)} times as long as ours",
         ],
         [
             "small batches, and memory for half of the head once more",
@@ -168,7 +165,7 @@ def decisions() -> str:
         [
             "drafts of any drafter, no token changed",
             "[`draft_sample`, `verify_drafts`](ROOT/docs/speculation.md)",
-            "not timed yet",
+            f"from a screened head {span(drafted('screened, sampled'))} of cuBLAS and argmax",
         ],
         [
             "vLLM 0.26.0 or 0.33.0",
@@ -231,15 +228,15 @@ def speedups(run: str, D: str) -> str:
 
 @block
 def host_times() -> str:
-    """Of an eager call: before its launches went past Triton's binder, and since."""
-    run = "against-0.1.0"
-    us = pd.read_csv(H200 / run / "host.csv").set_index(["call", "label"]).median_us
-    before, after = us.index.unique("label")
+    """Of an eager call: of 0.1.0, past Triton's binder, and past the checks of a plain call."""
+    us = pd.concat(pd.read_csv(H200 / run / "host.csv") for run in ("against-0.1.0", "host"))
+    us = us.assign(label=us.label.replace("host", "now")).set_index(["call", "label"]).median_us
+    labels = us.index.unique("label")
+    where = places("against-0.1.0", "host/host.csv")
     rows = [
-        [call, f"{us[call, before]:.0f}", f"{us[call, after]:.0f}"]
-        for call in us.index.unique("call")
+        [call, *(f"{us[call, label]:.0f}" for label in labels)] for call in us.index.unique("call")
     ]
-    return with_source(table(["call", f"{before}, us", f"{after}, us"], rows), *places(run))
+    return with_source(table(["call", *(f"{each}, us" for each in labels)], rows), *where)
 
 
 @block
