@@ -62,10 +62,22 @@ def test_requests_with_a_small_top_k_come_from_the_screen(
     load, filter_screens, monkeypatch, kinds, screened
 ):
     play = Play(load("screened", model=Model(dtype=torch.float16)), torch.float16)
+    sampling, sent = play.runner._fsbench.sampling, []
+    draw = sampling.draw
+
+    class Recording:
+        able, screens = draw.able, draw.screens
+
+        def __call__(self, rows: Rows) -> Drawn:
+            sent.append(rows.screened)
+            return draw(rows)
+
+    sampling.draw = Recording()
     tokens = step(play, kinds)
+    assert sent.count(True) == len(screened)  # so that no graph is made twice
     assert [len(found) for found in filter_screens] == screened
     assert all(found > 0 for rows in filter_screens for found in rows)  # none in full
-    assert play.runner._fsbench.sampling.counts.as_dict() == {"served": len(kinds), "left": {}}
+    assert sampling.counts.as_dict() == {"served": len(kinds), "left": {}}
     filter_screens.clear()
     monkeypatch.setattr(screened_head, "worth_filtering", lambda *_: (False, "by the test"))
     other = Play(load("screened", model=Model(dtype=torch.float16)), torch.float16)
