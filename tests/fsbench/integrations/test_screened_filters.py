@@ -160,7 +160,8 @@ def test_rows_that_fill_up_a_graph_are_never_computed_in_full(filter_screens):
         off = torch.full((4,), V, dtype=torch.int32), *broken.filters[1:]
         draw(broken._replace(filters=off))
     assert len(filter_screens) == 3  # the capture, and two replays
-    assert all(len(each) == 4 and min(each) > 0 for each in found), found
+    # Lists have room for all tokens here, so a row may have all of them on its list, too.
+    assert all(len(each) == 4 and min(each) > 0 and max(each) < V // 4 for each in found), found
 
 
 def test_both_ways_are_compiled_at_the_start(load):
