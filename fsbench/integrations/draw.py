@@ -2,9 +2,9 @@
 
 `flash_sample` is what an engine should run: each request has a temperature, seed and filters of its
 own. `screened` is the same with token noise and an int8 copy of the head, by which small batches of
-plain requests are drawn (docs/screened-head.md). Any other name is an exact sampler of `fsbench
-list`, put into the engine to be compared with: it draws as `fsbench run` times it, at T = 1 and
-with one seed for the batch.
+requests that are plain, or have a small top-k, are drawn (docs/screened-head.md). Any other name is
+an exact sampler of `fsbench list`, put into the engine to be compared with: it draws as `fsbench
+run` times it, at T = 1 and with one seed for the batch.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Rows(NamedTuple):
     asked: what log-probabilities to tell, or None.
     apart: int64 [n], rows whose raw log-probabilities take a pass of their own: those with a bias
         or penalties. Or None.
+    screened: whether the filters come from the screen, which Draw.screens has to allow. The tokens
+        are the same; of a row whose top_k is off it would compute all logits, after the copy's.
     """
 
     hidden: Tensor
@@ -86,6 +88,7 @@ class Rows(NamedTuple):
     penalties: Penalties | None = None
     asked: Asked | None = None
     apart: Tensor | None = None
+    screened: bool = False
 
 
 class Told(NamedTuple):
@@ -115,6 +118,12 @@ class Draw(Protocol):
 
     def __call__(self, rows: Rows) -> Drawn:
         """Draw a token for each row."""
+
+    def screens(self, B: int, largest_k: int) -> bool:
+        """Whether B rows with filters may be `screened`. The host decides it, without the GPU.
+
+        largest_k: of their top_k, with V where it is off, and 1 for a greedy row.
+        """
 
 
 class HeadDraw(Draw, Protocol):
@@ -176,9 +185,9 @@ class FlashSampleDraw:
     The second needs the whole LM head on one GPU. Over a sharded one there are no ranks and no
     likeliest tokens.
 
-    screened: keep an int8 copy of the head, and draw rows without filters and log-probabilities by
-    it where that is faster. The noise is of tokens then, for all rows, so that a token does not
-    depend on the batch.
+    screened: keep an int8 copy of the head, and draw rows without log-probabilities by it where
+    that is faster, those with filters if all have a small top-k. The noise is of tokens then, for
+    all rows, so that a token does not depend on the batch.
 
     Raises:
         InvalidArgument: screened, and the head is sharded.
@@ -203,6 +212,14 @@ class FlashSampleDraw:
     def refresh(self) -> None:
         if self._copy is not None:
             self._copy.refresh()
+
+    def screens(self, B: int, largest_k: int) -> bool:
+        if self._copy is None:
+            return False
+        hidden = self._copy.weight[:1].expand(B, -1)  # of which only the shape is read
+        return (
+            self._copy.choice(hidden, self._head.vocab_size, self._noise, largest_k)[0] is not None
+        )
 
     def greedy(self, hidden: Tensor) -> Tensor:
         """int64 [B]: the likeliest token of each row of hidden [B, D]; 0 where there is none.
@@ -244,7 +261,8 @@ class FlashSampleDraw:
         of_kept = asked is not None and not asked.raw
         top_k, top_p, min_p = rows.filters or (0, 1.0, 0.0)
         cut = truncated_sample(
-            *(rows.hidden, weight),
+            rows.hidden,
+            weight if self._copy is None or not rows.screened else self._copy,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
@@ -364,6 +382,9 @@ class ProviderDraw:
     def __call__(self, rows: Rows) -> Drawn:
         launch = self._launch(len(rows.hidden))
         return Drawn(launch(rows.hidden, rows.seed[:1], rows.offset[:1]))
+
+    def screens(self, B: int, largest_k: int) -> bool:
+        return False
 
     def refresh(self) -> None:
         """See HeadDraw. What a rival makes of a weight when it is built stays as it was."""

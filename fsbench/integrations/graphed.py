@@ -17,10 +17,14 @@ _LOG = logging.getLogger("vllm.fsbench")
 
 
 class Kind(NamedTuple):
-    """What one set of graphs draws: with filters or not, and which log-probabilities it tells."""
+    """What one set of graphs draws: with filters or not, and which log-probabilities it tells.
+
+    screened: as in Rows.
+    """
 
     filters: bool = False
     asked: Asked | None = None
+    screened: bool = False
 
 
 class Graph(NamedTuple):
@@ -37,9 +41,10 @@ Capture = Callable[[Callable[[], Drawn]], Graph]
 class GraphedDraw:
     """See Draw. A graph for each kind and each of some batch sizes; others fill up to the next.
 
-    The rows that fill up are what was there before. `capture_all` makes one kind's graphs; of other
-    kinds each is made when it is first used. Drawn without a graph: rows with a bias, a mask or
-    penalties, batches larger than all sizes, and what could not be captured.
+    The rows that fill up are greedy ones of the first row's hidden state: they cost least, and no
+    screen has to compute one in full. `capture_all` makes one kind's graphs; of other kinds each is
+    made when it is first used. Drawn without a graph: rows with a bias, a mask or penalties,
+    batches larger than all sizes, and what could not be captured.
 
     Args:
         draw: what is captured. It must not wait for the GPU.
@@ -90,24 +95,32 @@ class GraphedDraw:
         for B in reversed(self._sizes):
             self._make(kind, B)
 
+    def screens(self, B: int, largest_k: int) -> bool:
+        return self._draw.screens(self._size(B) or B, largest_k)
+
     def __call__(self, rows: Rows) -> Drawn:
         B = len(rows.hidden)
+        size = self._size(B)
         eager = rows.bias is not None or rows.mask is not None or rows.penalties is not None
-        if eager or self._sizes[-1] < B:
+        if eager or size is None:
             return self._draw(rows)
-        kind = Kind(rows.filters is not None, rows.asked)
-        size = self._sizes[bisect_left(self._sizes, B)]
+        kind = Kind(rows.filters is not None, rows.asked, rows.screened)
         if (kind, size) not in self._graphs and self._lazily:
             self._make(kind, size)
         graph = self._graphs.get((kind, size))
         if graph is None:
             return self._draw(rows)
-        self._fill(rows)
+        self._fill(rows, size)
         graph.replay()
         tokens, told = graph.drawn
         return Drawn(tokens[:B], None if told is None else Told(*(each[:B] for each in told)))
 
-    def _fill(self, rows: Rows) -> None:
+    def _size(self, B: int) -> int | None:
+        """Rows of the graphs that B rows take, or None if there are too many for one."""
+        place = bisect_left(self._sizes, B)
+        return self._sizes[place] if place < len(self._sizes) else None
+
+    def _fill(self, rows: Rows, size: int) -> None:
         B = len(rows.hidden)
         self._rows.hidden[:B].copy_(rows.hidden)
         self._rows.offset[:B].copy_(rows.offset)
@@ -118,6 +131,9 @@ class GraphedDraw:
         own = [self._rows.temperature, self._rows.seed, *self._filters]
         for mine, theirs in zip(own, given, strict=False):
             mine[:B].copy_(theirs)
+        if size > B:  # zeros, or a NaN of an earlier batch, would be computed in full
+            self._rows.hidden[B:size].copy_(rows.hidden[:1])
+            self._rows.temperature[B:size].zero_()
         self._given = given  # kept, so that no other tensor can pass for them
 
     def _make(self, kind: Kind, B: int) -> None:
@@ -128,6 +144,7 @@ class GraphedDraw:
             *(hidden[:B], temperature[:B], seed[:B], offset[:B]),
             filters=(top_k[:B], top_p[:B], min_p[:B]) if kind.filters else None,
             asked=kind.asked,
+            screened=kind.screened,
         )
         graph = None
         if self._left > 0:

@@ -53,7 +53,7 @@ from fsbench.integrations.draw import (
     known,
     make_draw,
 )
-from fsbench.integrations.graphed import GraphedDraw, Kind
+from fsbench.integrations.graphed import GraphedDraw, Kind, sizes_up_to
 from fsbench.integrations.routing import Need
 from fsbench.integrations.vllm_batch import Counts, Sampling
 from fsbench.integrations.vllm_expected import (
@@ -232,14 +232,17 @@ class Plugged:
         if draw.able & Need.BIAS:  # what takes most memory, so that vLLM leaves it free
             rows = rows._replace(bias=torch.zeros(n, V, device=device))
         if draw.able & Need.FILTER:
-            top_k = torch.full((n,), 20, dtype=torch.int32, device=device)
+            k = 20
+            top_k = torch.full((n,), k, dtype=torch.int32, device=device)
             top_p, min_p = torch.full((n,), 0.95, device=device), torch.zeros(n, device=device)
             rows = rows._replace(filters=(top_k, top_p, min_p))
             # Graphs with filters are made later; by then nobody should wait for a compiler.
-            for B in (size for size in _WARMED if size <= n):
+            sizes = [(B, False) for B in _WARMED if n >= B]
+            sizes += [(B, True) for B in sizes_up_to(n) if draw.screens(B, k)]
+            for B, screened in sizes:
                 filters = top_k[:B], top_p[:B], min_p[:B]
                 plain = hidden[:B].contiguous(), rows.temperature[:B], counters[:B], counters[:B]
-                draw(Rows(*plain, filters=filters))
+                draw(Rows(*plain, filters=filters, screened=screened))
         draw(rows)
         if hidden.is_cuda:
             self._graphs = n, hidden[:1].clone()

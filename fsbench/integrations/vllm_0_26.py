@@ -189,6 +189,12 @@ class Adapter:
         """Further tokens whose log-probabilities a request asks for, at most; -1 if none asks."""
         return int(self.parts(runner)[STATES].num_logprobs[slots].max())
 
+    def largest_k(self, runner: Any, slots: np.ndarray) -> int:
+        """The largest top_k of requests; V of one without, and 1 of a greedy one."""
+        states = runner.sampler.sampling_states
+        top_k = np.where(states.temperature.np[slots] == 0, 1, states.top_k.np[slots])
+        return int(np.where(top_k < 1, states.vocab_size, top_k).max())
+
     def settings(self, runner: Any, slots: Tensor) -> tuple[Tensor, ...]:
         """Of requests: temperature, seed, top_k, top_p, min_p on the GPU, new tensors [B]."""
         states = runner.sampler.sampling_states

@@ -48,13 +48,14 @@ class Counts:
 
 
 class Settings(NamedTuple):
-    """Of a group: the slots of its requests, and what they ask for, all [n]."""
+    """Of a group: the slots of its requests, and what they ask for, all [n]; screened: see Rows."""
 
     key: tuple[int, bytes, bytes]
     slots: Tensor
     temperature: Tensor
     seed: Tensor
     filters: tuple[Tensor, Tensor, Tensor]
+    screened: bool
 
 
 @dataclass
@@ -224,6 +225,7 @@ class Sampling:
             penalties=penalties,
             asked=asked,
             apart=apart,
+            screened=settings.screened and asked is None,
         )
 
     def _of_group(self, runner: Any, batch: Any, group: Group, index: Tensor | None) -> Settings:
@@ -234,7 +236,12 @@ class Sampling:
             return kept
         slots = batch.idx_mapping.clone() if index is None else batch.idx_mapping[index]
         temperature, seed, top_k, top_p, min_p = self.adapter.settings(runner, slots)
-        made = Settings(key, slots, temperature, seed, (top_k, top_p, min_p))
+        screened = False
+        if group.way is Way.FILTERED:
+            assert self.draw is not None
+            largest_k = self.adapter.largest_k(runner, batch.idx_mapping_np[group.rows])
+            screened = self.draw.screens(len(group.rows), largest_k)
+        made = Settings(key, slots, temperature, seed, (top_k, top_p, min_p), screened)
         self._settings[group.way] = made
         return made
 

@@ -36,6 +36,28 @@ def screens(monkeypatch):
     return drawn
 
 
+@pytest.fixture
+def filter_screens(monkeypatch):
+    """Of each draw of filters by the screen: how many logits of each row it computed; -1 is all.
+
+    The lists are as long as on a GPU. Only rows of fp16 come here: of bf16 no kernel runs on a CPU.
+    """
+    from filter_cases import roomy
+
+    from fsbench.kernels.screened import head
+    from fsbench.kernels.screened.filtered import launch
+
+    drawn, draw = [], head.ScreenedHead.draw_filtered
+
+    def counted(self, request, filters, out):
+        draw(self, request, filters, out)
+        drawn.append(out.found.tolist())
+
+    monkeypatch.setattr(launch, "filter_configs", roomy)
+    monkeypatch.setattr(head.ScreenedHead, "draw_filtered", counted)
+    return drawn
+
+
 @pytest.fixture(params=["0.26.0", "0.33.0"])
 def load(monkeypatch, request, vllm):
     """A runner of the fake, with the plug-in registered and the model loaded."""

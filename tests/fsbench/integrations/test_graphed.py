@@ -13,7 +13,10 @@ V, D, ROWS = 100, 8, 20
 
 
 class Fake:
-    """A draw whose token is what it sees of its row, and a capture that replays it."""
+    """A draw whose token is what it sees of its row, and a capture that replays it.
+
+    seen: the rows of the last replay.
+    """
 
     able = Need.FILTER
 
@@ -24,7 +27,9 @@ class Fake:
 
     def __call__(self, rows: Rows) -> Drawn:
         if self._capturing:
-            self.captured.append((Kind(rows.filters is not None, rows.asked), len(rows.hidden)))
+            kind = Kind(rows.filters is not None, rows.asked, rows.screened)
+            self.captured.append((kind, len(rows.hidden)))
+            self.seen = rows
         else:
             self.eager += 1
         tokens = rows.seed + 1000 * rows.offset + (rows.temperature * 100000).long()
@@ -34,6 +39,9 @@ class Fake:
             return Drawn(tokens)
         ids = tokens[:, None].repeat(1, 1 + rows.asked.top)
         return Drawn(tokens, Told(ids, rows.hidden[:, : ids.shape[1]].float(), tokens % 5))
+
+    def screens(self, B: int, largest_k: int) -> bool:
+        return B <= 10 and largest_k <= 64
 
     def capture(self, draw) -> Graph:
         if self._fails is not None:
@@ -104,6 +112,31 @@ def test_what_is_drawn_is_what_the_draw_draws():
         for mine, other in zip(found.told or (), direct.told or (), strict=True):
             assert torch.equal(mine, other)
     assert fake.eager == 0
+
+
+def test_which_kernels_draw_filters_is_part_of_the_kind():
+    fake = Fake()
+    draw = graphed(fake)
+    for screened in (True, False, True):
+        given = rows(3, **filtered(3), screened=screened)
+        assert torch.equal(draw(given).tokens, Fake()(given).tokens)
+    assert fake.captured == [(Kind(True, None, True), 4), (Kind(True), 4)]
+    # What draws is decided for the rows of the graph: 9 are filled up to 16.
+    asked = [(8, 64), (8, 65), (9, 5), (ROWS + 5, 5)]
+    assert [draw.screens(B, k) for B, k in asked] == [True, False, False, False]
+
+
+def test_rows_that_fill_up_are_greedy_and_of_a_hidden_state_that_is_there():
+    """At first there are zeros; later what an earlier batch left behind."""
+    fake = Fake()
+    draw = graphed(fake)
+    off = rows(7, 2, **filtered(7, V))
+    for given in (rows(3, 1), off, rows(5, 4, **filtered(5), screened=True), rows(1, 3)):
+        draw(given)
+        B, (hidden, temperature, *_) = len(given.hidden), fake.seen
+        assert len(hidden) in (1, 4, 8)
+        assert (temperature[:B] > 0).all() and (temperature[B:] == 0).all()
+        assert torch.equal(hidden, given.hidden[:1].expand_as(hidden))  # all rows of it are equal
 
 
 def test_what_has_no_graph():

@@ -41,12 +41,14 @@ def inputs(B: int, step: int, kind: Kind = Kind()) -> Rows:  # noqa: B008
         *(hidden, temperature, counters + 17 * step, counters * 3 + step),
         filters=filters if kind.filters else None,
         asked=kind.asked,
+        screened=kind.screened,
     )
 
 
 KINDS = [
     Kind(),
     Kind(filters=True),
+    Kind(filters=True, screened=True),
     *(Kind(filters, Asked(top, raw)) for filters in (False, True) for top in (0, 20)
       for raw in (False, True)),
 ]  # fmt: skip

@@ -333,7 +333,7 @@ def test_the_draw_is_compiled_and_captured_before_memory_is_measured(load):
     draw = runner._fsbench.sampling.draw
 
     class Recording:
-        able = draw.able
+        able, screens = draw.able, draw.screens
 
         def __call__(self, rows: Any) -> Any:
             drawn.append((len(rows.hidden), rows.bias is not None, rows.filters is not None))

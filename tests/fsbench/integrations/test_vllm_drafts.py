@@ -286,7 +286,7 @@ def test_rows_of_drafts_are_warmed_up_too(speculating):
     draw = sampling.draw
 
     class Seen:
-        able = draw.able
+        able, screens = draw.able, draw.screens
 
         def __call__(self, rows):
             drawn.append(len(rows.hidden))

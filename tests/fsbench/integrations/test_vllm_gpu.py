@@ -128,7 +128,7 @@ def test_every_token_is_that_of_the_kernels_called_directly(llm, runner, monkeyp
     draw = runner._fsbench.sampling.draw
 
     class Recording:
-        able = draw.able
+        able, screens = draw.able, draw.screens
 
         def __call__(self, rows):
             drawn = draw(rows)
@@ -283,7 +283,7 @@ def test_drafts_change_no_token(drafting, monkeypatch):
     draw = sampling.draw
 
     class Recording:
-        able = draw.able
+        able, screens = draw.able, draw.screens
 
         def __call__(self, rows):
             found = draw(rows)
