@@ -31,7 +31,8 @@ def _parts(
     """The four launches of B rows; with everything, top_k of each row."""
     screen, resolve, what = portable_config(B), default_configs(B, D, GPU)[1], Asked(**asked)
     types, constants = what.launch(capability)
-    types |= {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "stride": "i32", "leaders_ptr": "*fp32"}
+    types |= {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "stride": "i32"}
+    types |= {"leaders_ptr": "*fp32", "leaders": "i32"}
     types |= {"top_k": "*i64" if what.everything else "i32", "codes": "*i8", "copy": "*i8"}
     types |= {"hidden": f"*{what.dtype}", "weight": f"*{what.dtype}"}
     if what.use_tma:

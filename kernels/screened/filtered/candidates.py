@@ -32,6 +32,9 @@ PARTS = tl.constexpr(8)
 
 OF_PART = tl.constexpr(LEADERS.value // PARTS.value)
 
+COMPARED = tl.constexpr(32)
+"""Leaders that all others are held against at once."""
+
 GROUP = tl.constexpr(32)
 """Tokens of which the largest upper bound is known."""
 
@@ -133,7 +136,7 @@ def _repeated(x, TIMES_LENGTH: tl.constexpr):
     return tl.broadcast_to(x[None, :], (TIMES_LENGTH // N, N)).reshape(TIMES_LENGTH)
 
 
-@triton.jit(do_not_specialize=["top_k"])
+@triton.jit(do_not_specialize=["top_k", "leaders"])
 def filter_candidates_kernel(
     logits_ptr,  # [B, stride] fp32: upper bounds
     largest_ptr,  # [stride // 128, B, 4] fp32; out: without the candidates
@@ -142,6 +145,7 @@ def filter_candidates_kernel(
     leaders_ptr,  # [B, LEADERS] fp32
     listed_ptr,  # [B] int32; out: candidates, above LIST if the row is to be computed in full
     list_ptr,  # [B, LIST] int32, out: candidates, in any order
+    leaders,  # LEADERS, which the compiler shall not know: unrolled, the loop is much code to fetch
     stride,
     TEMPERATURE_PER_ROW: tl.constexpr,
     TOP_K_PER_ROW: tl.constexpr,
@@ -152,46 +156,52 @@ def filter_candidates_kernel(
     tile = tl.program_id(1)
     k = _k_of_row(temperature, top_k, row, TEMPERATURE_PER_ROW, TOP_K_PER_ROW)
     if k > 0:
-        token = tile * TILE + tl.arange(0, TILE)
+        # Blocks of 128 tokens, each with four groups.
+        block = tile * (TILE // 128) + tl.arange(0, TILE // 128)
+        token = block[:, None] * 128 + tl.arange(0, 128)[None, :]
         at = logits_ptr + row.to(tl.int64) * stride + token
-        upper = tl.load(at, mask=token < stride, other=float("-inf"))
-        least = _least_of_leaders(leaders_ptr + row * LEADERS, k)
+        upper = tl.load(at, mask=block[:, None] < stride // 128, other=float("-inf"))
+        least = _least_of_leaders(leaders_ptr + row * LEADERS, k, leaders)
         taken = (ordered(upper) >= least).to(tl.int32)
-        number = tl.sum(taken)
-        if number > 0:
+        number = tl.sum(taken, axis=1)
+        if tl.max(number) > 0:
             _list(
-                token, upper, taken, number, tile, listed_ptr + row,
+                token, upper, taken, number, block, listed_ptr + row,
                 list_ptr + row.to(tl.int64) * LIST, largest_ptr, row, stride, LIST,
             )  # fmt: skip
 
 
 @triton.jit
-def _list(token, upper, taken, number, tile, listed_ptr, list_ptr, largest_ptr, row, stride,
+def _list(token, upper, taken, number, block, listed_ptr, list_ptr, largest_ptr, row, stride,
           LIST: tl.constexpr):  # fmt: skip
-    """Put the tokens of a tile that are `taken`, `number` of them, on their row's list.
+    """Put the tokens [N, 128] of blocks [N] that are `taken` on their row's list.
 
     The largest of their groups becomes that of the others. If the list is too short, the row is
     computed in full, so what becomes of it does not matter.
+
+    number: of those that are taken of each block.
     """
-    TILE: tl.constexpr = token.shape[0]
-    place = tl.atomic_add(listed_ptr, number, sem="relaxed") + tl.cumsum(taken, 0) - taken
+    N: tl.constexpr = token.shape[0]
+    place = tl.atomic_add(listed_ptr, tl.sum(number), sem="relaxed") + tl.cumsum(number, 0) - number
+    place = place[:, None] + tl.cumsum(taken, 1) - taken
     tl.store(list_ptr + place, token, mask=(taken != 0) & (place < LIST))
-    rest = tl.where(taken != 0, float("-inf"), upper)
-    rest = tl.max(rest.reshape(TILE // 8, 4, 2), axis=2)
-    rest = tl.max(rest.reshape(TILE // 128, 16, 4), axis=1).reshape(TILE // GROUP)
-    group = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
+    rest = tl.where(taken != 0, float("-inf"), upper).reshape(N, 16, 4, 2)
+    rest = tl.max(tl.max(rest, axis=3), axis=1)
+    group = block[:, None] * 4 + tl.arange(0, 4)[None, :]
     at = largest_ptr + place_of_largest(group, row, tl.num_programs(0))
-    tl.store(at, rest, mask=group // 4 < stride // 128)
+    tl.store(at, rest, mask=block[:, None] < stride // 128)
 
 
 @triton.jit
-def _least_of_leaders(leaders_ptr, k):
-    """The kth largest of a row's leaders, as `ordered`. k: int32, 1 to LARGEST_K.
+def _least_of_leaders(leaders_ptr, k, leaders):
+    """The kth largest of a row's leaders, as `ordered`. k: int32, 1 to LARGEST_K; leaders: LEADERS.
 
     LOWEST, which all finite logits reach, if fewer than k are above -inf.
     """
-    i = tl.arange(0, LEADERS)
-    leader = ordered(tl.load(leaders_ptr + i))[None, :]
-    other = ordered(tl.load(leaders_ptr + i))[:, None]
-    reached = tl.sum((other >= leader).to(tl.int32), axis=0)[None, :]
+    leader = ordered(tl.load(leaders_ptr + tl.arange(0, LEADERS)))[None, :]
+    reached = tl.zeros((COMPARED, LEADERS), tl.int32)
+    for first in range(0, leaders, COMPARED):
+        other = tl.load(leaders_ptr + first + tl.arange(0, COMPARED))
+        reached += (ordered(other)[:, None] >= leader).to(tl.int32)
+    reached = tl.sum(reached, axis=0)[None, :]
     return tl.maximum(tl.max(tl.where(reached >= k, leader, LOWEST)), LOWEST)

@@ -141,6 +141,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             (B, triton.cdiv(stride, TILE)),
             logits_ptr=stored.logits,
             largest_ptr=stored.largest,
+            leaders=LEADERS.value,
             stride=stride,
             **of_k,
             **of_lists,
