@@ -83,6 +83,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
     of_exact: dict[str, Any] = {
         "weight_ptr": weight,
         "AT_ONCE": resolving.at_once,
+        # With fewer, Triton 3.6 had another instruction for leaders than for candidates.
         "BLOCKS": max(16, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
         "STEP": resolving.step,
         "EVEN": D % ROTATION.value == 0,
