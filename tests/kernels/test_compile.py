@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 FAMILIES = {
     *("akunu_exact", "akunu_faithful", "draft_noise", "flash_sampling", "flash_sampling_gather"),
-    *("filter_candidates", "filter_resolve", "filter_screen"),
+    *("filter_candidates", "filter_leaders", "filter_resolve", "filter_screen"),
     *(
         "follow_drafts",
         "flash_sampling_two_step",
@@ -36,7 +36,7 @@ FILTERING = {
 }
 """Kernels without an accumulator, in which a program has a row's candidates in registers."""
 SCREENED = {"screen", "hopper_screen", "resolve"}
-SCREENED |= {"filter_screen", "filter_candidates", "filter_resolve"}
+SCREENED |= {"filter_screen", "filter_leaders", "filter_candidates", "filter_resolve"}
 
 
 def most_stack(compiled: Compiled) -> int | None:
@@ -112,7 +112,7 @@ def test_every_variant_compiles_and_keeps_its_accumulators_in_registers(capabili
 def test_leaders_and_candidates_are_computed_by_one_instruction():
     """Filters from the screen hold logits of one kernel against those of another."""
     found = compile_variants(
-        families=["filter_candidates", "filter_resolve"], capability=TUNED, instructions=True
+        families=["filter_leaders", "filter_resolve"], capability=TUNED, instructions=True
     )
     assert len(found) > 8
     for compiled in found:

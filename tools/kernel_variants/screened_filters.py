@@ -12,13 +12,14 @@ from fsbench.kernels.configs.screen import (
     default_configs,
     portable_config,
 )
-from fsbench.kernels.screened.filtered.launch import CANDIDATES
+from fsbench.kernels.screened.filtered.launch import CANDIDATES, TILE, share_of_groups
 from kernel_variants.screened import GPU, Asked
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 ROOM = "kernels.screened.filtered"
 PARTS = {
     "filter_screen": kernel(f"{ROOM}.upper", "filter_screen_kernel"),
+    "filter_leaders": kernel(f"{ROOM}.candidates", "filter_leaders_kernel"),
     "filter_candidates": kernel(f"{ROOM}.candidates", "filter_candidates_kernel"),
     "filter_resolve": kernel(f"{ROOM}.resolve", "filter_resolve_kernel"),
 }
@@ -27,10 +28,11 @@ PARTS = {
 def _parts(
     B: int, capability: int = TUNED, D: int = 4096, V: int = 151_936, **asked: Any
 ) -> Iterator[Variant]:
-    """The three launches of B rows; with everything, top_k of each row."""
+    """The four launches of B rows; with everything, top_k of each row."""
     screen, resolve, what = portable_config(B), default_configs(B, D, GPU)[1], Asked(**asked)
     types, constants = what.launch(capability)
-    types |= {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "stride": "i32", "groups_ptr": "*i32"}
+    types |= {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "stride": "i32"}
+    types |= {"leaders_ptr": "*fp32", "leaders": "i32"}
     types |= {"top_k": "*i64" if what.everything else "i32", "codes": "*i8", "copy": "*i8"}
     types |= {"hidden": f"*{what.dtype}", "weight": f"*{what.dtype}"}
     if what.use_tma:
@@ -44,7 +46,8 @@ def _parts(
         "AHEAD": screen.ahead,
         "V_ON_M": screen.v_on_m,
         "FLATTEN": screen.flatten,
-        "GROUPS": 1 << (-(-V // 128) * 4 - 1).bit_length(),
+        "SHARE": share_of_groups(-(-V // 128) * 128),
+        "TILE": TILE,
         "POWER_B": 1 << (B - 1).bit_length(),
         "LIST": screen.row_room,
         "AT_ONCE": resolve.at_once,

@@ -1,165 +1,207 @@
-"""Device code of filters from the screen, second launch: which logits must be exact.
+"""Device code of filters from the screen, second and third launch: which logits must be exact.
 
-One program for each row. Of the groups with the largest upper bounds it computes one exact logit
-each, that of the token with the largest bound: the leaders. They are tokens of different groups, so
-the kth largest of them is at most the kth largest of all logits, and a token whose upper bound is
-below that can be none of the k largest. All others are candidates and go on the row's list.
+The second computes a few exact logits of each row, of tokens of different groups with large upper
+bounds: the leaders. The kth largest of them is at most the kth largest of all logits, so a token
+whose upper bound is below that can be none of the k largest. The third puts all others on the row's
+list: the candidates.
+
+Both are short and wide. After a screen their code comes from memory, so what one program does in
+sequence costs more than what many do at once.
 """
 
 import triton
 import triton.language as tl
 
 from fsbench.kernels.configs.screen import FILTERED_K
-from fsbench.kernels.device.reaching import places, reached_by
 from fsbench.kernels.device.rows import of_row
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.group import token_of_member
-from fsbench.kernels.noise.keys import LOWEST, ordered, ordered_key
+from fsbench.kernels.noise.keys import LOWEST, ordered
 from fsbench.kernels.screened.exact import exact_logits
 from fsbench.kernels.screened.rounding import CLAIMED, ROUNDED
-
-LEADERS = tl.constexpr(128)
-"""Room for leaders. At least 64, for the instruction that the fused kernels use on Hopper."""
-
-SOUGHT = tl.constexpr(112)
-"""Leaders that are asked for at most; with an eighth more they fit."""
 
 LARGEST_K = tl.constexpr(FILTERED_K)
 """Up to this k there are more leaders than k; rows with a larger one are computed in full."""
 
+LEADERS = tl.constexpr(128)
+"""Of a row, at most; each is of a part of the groups of its own."""
+
+PARTS = tl.constexpr(8)
+"""Programs of the second launch for each row. They share its leaders."""
+
+OF_PART = tl.constexpr(LEADERS.value // PARTS.value)
+
+COMPARED = tl.constexpr(32)
+"""Leaders that all others are held against at once."""
+
 GROUP = tl.constexpr(32)
 """Tokens of which the largest upper bound is known."""
 
-HEADER = tl.constexpr(32)
-"""Numbers before a row's groups: two counters, and the rest of their line of 128 bytes."""
-
-AT_ONCE = tl.constexpr(64)
-"""Groups whose tokens are looked at together."""
-
 
 @triton.jit(do_not_specialize=["top_k", "V"])
-def filter_candidates_kernel(
+def filter_leaders_kernel(
     hidden_ptr,  # [B, D]
     weight_ptr,  # [>= V, D]
     logits_ptr,  # [B, stride] fp32: upper bounds
-    largest_ptr,  # [stride // 128, B, 4] fp32; out: without the candidates
+    largest_ptr,  # [stride // 128, B, 4] fp32
     temperature,  # fp32, or pointer to [B] fp32
     top_k,  # int32, or pointer to [B] int32 or int64
     soft_cap,
     bias_ptr,
     row_bias_ptr,
     counters_ptr,  # CLAIMED, ROUNDED; out: 0
-    groups_ptr,  # [B, HEADER + stride // 32] int32, scratch
-    listed_ptr,  # [B] int32, out: candidates, above LIST if the row is to be computed in full
-    list_ptr,  # [B, LIST] int32, out: candidates, in any order
-    found_ptr,  # [B] int32, out: candidates; -1 if the row is to be computed in full
+    leaders_ptr,  # [B, LEADERS] fp32, out: exact logits; -inf where there is none
+    listed_ptr,  # [B] int32, out: 0, or LIST + 1 if the row is to be computed in full
     tokens_ptr,  # [B] int64, out: -1, as there is no draw from all tokens
     V,
     D,
     stride,
     TEMPERATURE_PER_ROW: tl.constexpr,
     TOP_K_PER_ROW: tl.constexpr,
-    GROUPS: tl.constexpr,  # a power of two, at least stride // 32
+    SHARE: tl.constexpr,  # a power of two, at least the groups of a part
     LIST: tl.constexpr,
-    BLOCKS: tl.constexpr,  # this and what follows: as in screened.resolve
+    AT_ONCE: tl.constexpr,  # a multiple of OF_PART; this and what follows: as in screened.resolve
+    BLOCKS: tl.constexpr,
     STEP: tl.constexpr,
     EVEN: tl.constexpr,
     IN_BULK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    B = tl.num_programs(0)
-    if row == 0:
-        tl.store(counters_ptr + CLAIMED, 0)
-        tl.store(counters_ptr + ROUNDED, 0)
-    tl.store(tokens_ptr + row, tl.full((), -1, tl.int64))
+    part = tl.program_id(1)
+    k = _k_of_row(temperature, top_k, row, TEMPERATURE_PER_ROW, TOP_K_PER_ROW)
+    if part == 0:
+        if row == 0:
+            tl.store(counters_ptr + CLAIMED, 0)
+            tl.store(counters_ptr + ROUNDED, 0)
+        tl.store(tokens_ptr + row, tl.full((), -1, tl.int64))
+        tl.store(listed_ptr + row, tl.where(k > 0, 0, LIST + 1))
+    if k > 0:
+        token, there = _leaders(
+            logits_ptr + row.to(tl.int64) * stride, largest_ptr, row, part, tl.num_programs(0),
+            stride, SHARE,
+        )  # fmt: skip
+        # The tile is as high as that of the candidates, for the same instruction.
+        i = tl.arange(0, AT_ONCE)
+        token = _repeated(token, AT_ONCE)
+        there = (_repeated(there.to(tl.int32), AT_ONCE) != 0) & (i < OF_PART)
+        y = exact_logits(
+            hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, row, token, there, V, D,
+            BLOCKS, STEP, EVEN, IN_BULK,
+        )  # fmt: skip
+        y = tl.where(there & (y == y), y, float("-inf"))
+        tl.store(leaders_ptr + row * LEADERS + part * OF_PART + i, y, mask=i < OF_PART)
+
+
+@triton.jit
+def _k_of_row(temperature, top_k, row, TEMPERATURE_PER_ROW: tl.constexpr,
+              TOP_K_PER_ROW: tl.constexpr):  # fmt: skip
+    """How many tokens a row keeps, int32; 0 if it is to be computed in full."""
     T, _ = temperatures(of_row(temperature, row, tl.float32, TEMPERATURE_PER_ROW))
     k = of_row(top_k, row, tl.int64 if TOP_K_PER_ROW else tl.int32, TOP_K_PER_ROW)
     k = tl.where(T > 0.0, k, 1)  # a greedy row keeps the largest, whatever its filters
-    listed = tl.full((), LIST + 1, tl.int32)
-    if (k > 0) & (k <= LARGEST_K):
-        logits_ptr += row.to(tl.int64) * stride
-        groups_ptr += row.to(tl.int64) * (HEADER + stride // GROUP)
-        tl.store(groups_ptr + tl.arange(0, 2), tl.zeros((2,), tl.int32))
-        group = tl.arange(0, GROUPS)
-        groups = stride // 128 * 4  # in this form a known multiple of 4, so they load by four
-        at = largest_ptr + place_of_largest(group, row, B)
-        order = ordered(tl.load(at, mask=group < groups, other=float("-inf")))
-        tl.debug_barrier()
-        least = _least_of_leaders(
-            hidden_ptr, weight_ptr, logits_ptr, order, k.to(tl.int32), soft_cap, bias_ptr,
-            row_bias_ptr, groups_ptr, row, V, D, BLOCKS, STEP, EVEN, IN_BULK,
-        )  # fmt: skip
-        listed = _list_candidates(
-            logits_ptr, largest_ptr, order, least, groups_ptr, list_ptr + row.to(tl.int64) * LIST,
-            row, B, LIST,
-        )  # fmt: skip
-    tl.store(listed_ptr + row, listed)
-    tl.store(found_ptr + row, tl.where(listed > LIST, -1, listed))
+    return tl.where((k > 0) & (k <= LARGEST_K), k, 0).to(tl.int32)
 
 
 @triton.jit
-def _least_of_leaders(hidden_ptr, weight_ptr, logits_ptr, order, k, soft_cap, bias_ptr,
-                      row_bias_ptr, groups_ptr, row, V, D, BLOCKS: tl.constexpr,
-                      STEP: tl.constexpr, EVEN: tl.constexpr, IN_BULK: tl.constexpr):  # fmt: skip
-    """A number that at least k logits of different groups reach, and few more: as `order`.
+def _leaders(logits_ptr, largest_ptr, row, part, B, stride, SHARE: tl.constexpr):
+    """A part's leaders, int32 [OF_PART] and bool: tokens of different groups, 0 where none is.
 
-    LOWEST, which all finite logits reach, if there are fewer than k.
-
-    order: `ordered` of the groups' largest upper bounds, int32 [GROUPS]. k: 1 to LARGEST_K.
+    Of every OF_PART-th group of the part it takes the one with the largest upper bound, and of that
+    the token. Low bits of a bound make room for the number of what it is the bound of: with nearly
+    equal ones it does not matter which is taken.
     """
-    sought = tl.minimum(2 * k + 16, SOUGHT)
-    low = tl.full((), LOWEST, tl.int32)
-    low = reached_by(order, sought, low, tl.max(order) + 1)
-    place = places(groups_ptr, order, low)
-    group = tl.arange(0, order.shape[0])
-    tl.store(groups_ptr + HEADER + place, group, mask=(order >= low) & (place < LEADERS))
-    tl.debug_barrier()
-    at = tl.arange(0, LEADERS)
-    there = at < tl.load(groups_ptr, cache_modifier=".cg")
-    group = tl.load(groups_ptr + HEADER + at, mask=there, other=0, cache_modifier=".cg")
-    member = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
-    upper = tl.load(logits_ptr + member, mask=there[:, None], other=float("-inf"))
-    key = tl.max(ordered_key(upper, member), axis=1)
-    token = tl.where(there, 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32), 0)
-    y = exact_logits(
-        hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, row, token, there, V, D, BLOCKS,
-        STEP, EVEN, IN_BULK,
-    )  # fmt: skip
-    leader = ordered(tl.where(there & (y == y), y, float("-inf")))
-    low = reached_by(leader, k, tl.full((), LOWEST, tl.int32), tl.max(leader) + 1)
-    enough = tl.sum((leader >= low).to(tl.int32)) >= k
-    # The smallest that reaches it, as it may lie anywhere above the next.
-    return tl.where(enough, tl.min(tl.where(leader >= low, leader, 0x7FFFFFFF)), LOWEST)
+    fours = tl.cdiv(stride // 128, PARTS)  # of groups, of a part; they load by four
+    first = part * fours * 4
+    number = tl.arange(0, SHARE)
+    group = first + number
+    end = tl.minimum((part + 1) * fours, stride // 128)
+    at = largest_ptr + place_of_largest(group, row, B)
+    order = ordered(tl.load(at, mask=group // 4 < end, other=float("-inf")))
+    key = ((order & -SHARE) | number).reshape(SHARE // OF_PART, OF_PART)
+    key = tl.max(key, axis=0)
+    there = key >= LOWEST  # whose low bits are 0
+    group = first + (key & (SHARE - 1))
+    member = tl.arange(0, GROUP)[None, :]
+    at = logits_ptr + token_of_member(0, group[:, None], member)
+    order = ordered(tl.load(at, mask=there[:, None], other=float("-inf")))
+    member = tl.max((order & -GROUP) | member, axis=1) & (GROUP - 1)
+    return tl.where(there, token_of_member(0, group, member), 0), there
 
 
 @triton.jit
-def _list_candidates(logits_ptr, largest_ptr, order, least, groups_ptr, list_ptr, row, B,
-                     LIST: tl.constexpr):  # fmt: skip
-    """Put the tokens whose upper bound is `least` or more on the list; how many there are.
+def _repeated(x, TIMES_LENGTH: tl.constexpr):
+    """x [N] again and again: [TIMES_LENGTH], a multiple of N."""
+    N: tl.constexpr = x.shape[0]
+    return tl.broadcast_to(x[None, :], (TIMES_LENGTH // N, N)).reshape(TIMES_LENGTH)
 
-    The largest of their groups becomes that of the others. If they are more than LIST, which stays
-    true of what is returned, some are not looked at.
-    """
-    place = places(groups_ptr + 1, order, least)
-    tl.debug_barrier()  # warps may still read the leaders' groups
-    tl.store(groups_ptr + HEADER + place, tl.arange(0, order.shape[0]), mask=order >= least)
-    tl.debug_barrier()
-    groups = tl.load(groups_ptr + 1, cache_modifier=".cg")
-    listed = tl.zeros((), tl.int32)
-    first = tl.zeros((), tl.int32)
-    while (first < groups) & (listed <= LIST):
-        at = first + tl.arange(0, AT_ONCE)
-        there = at < groups
-        group = tl.load(groups_ptr + HEADER + at, mask=there, other=0, cache_modifier=".cg")
-        token = token_of_member(0, group[:, None], tl.arange(0, GROUP)[None, :])
-        upper = tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
+
+@triton.jit(do_not_specialize=["top_k", "leaders"])
+def filter_candidates_kernel(
+    logits_ptr,  # [B, stride] fp32: upper bounds
+    largest_ptr,  # [stride // 128, B, 4] fp32; out: without the candidates
+    temperature,  # this and the next: of the second launch
+    top_k,
+    leaders_ptr,  # [B, LEADERS] fp32
+    listed_ptr,  # [B] int32; out: candidates, above LIST if the row is to be computed in full
+    list_ptr,  # [B, LIST] int32, out: candidates, in any order
+    leaders,  # LEADERS, which the compiler shall not know: unrolled, the loop is much code to fetch
+    stride,
+    TEMPERATURE_PER_ROW: tl.constexpr,
+    TOP_K_PER_ROW: tl.constexpr,
+    LIST: tl.constexpr,
+    TILE: tl.constexpr,  # tokens of a program, a multiple of 128
+):
+    row = tl.program_id(0)
+    tile = tl.program_id(1)
+    k = _k_of_row(temperature, top_k, row, TEMPERATURE_PER_ROW, TOP_K_PER_ROW)
+    if k > 0:
+        # Blocks of 128 tokens, each with four groups.
+        block = tile * (TILE // 128) + tl.arange(0, TILE // 128)
+        token = block[:, None] * 128 + tl.arange(0, 128)[None, :]
+        at = logits_ptr + row.to(tl.int64) * stride + token
+        upper = tl.load(at, mask=block[:, None] < stride // 128, other=float("-inf"))
+        least = _least_of_leaders(leaders_ptr + row * LEADERS, k, leaders)
         taken = (ordered(upper) >= least).to(tl.int32)
         number = tl.sum(taken, axis=1)
-        to = (listed + tl.cumsum(number, 0) - number)[:, None] + tl.cumsum(taken, 1) - taken
-        tl.store(list_ptr + to, token, mask=(taken != 0) & (to < LIST))
-        rest = tl.max(tl.where(taken != 0, float("-inf"), upper), axis=1)
-        tl.store(largest_ptr + place_of_largest(group, row, B), rest, mask=there)
-        listed += tl.sum(number, 0)
-        first += AT_ONCE
-    return listed
+        if tl.max(number) > 0:
+            _list(
+                token, upper, taken, number, block, listed_ptr + row,
+                list_ptr + row.to(tl.int64) * LIST, largest_ptr, row, stride, LIST,
+            )  # fmt: skip
+
+
+@triton.jit
+def _list(token, upper, taken, number, block, listed_ptr, list_ptr, largest_ptr, row, stride,
+          LIST: tl.constexpr):  # fmt: skip
+    """Put the tokens [N, 128] of blocks [N] that are `taken` on their row's list.
+
+    The largest of their groups becomes that of the others. If the list is too short, the row is
+    computed in full, so what becomes of it does not matter.
+
+    number: of those that are taken of each block.
+    """
+    N: tl.constexpr = token.shape[0]
+    place = tl.atomic_add(listed_ptr, tl.sum(number), sem="relaxed") + tl.cumsum(number, 0) - number
+    place = place[:, None] + tl.cumsum(taken, 1) - taken
+    tl.store(list_ptr + place, token, mask=(taken != 0) & (place < LIST))
+    rest = tl.where(taken != 0, float("-inf"), upper).reshape(N, 16, 4, 2)
+    rest = tl.max(tl.max(rest, axis=3), axis=1)
+    group = block[:, None] * 4 + tl.arange(0, 4)[None, :]
+    at = largest_ptr + place_of_largest(group, row, tl.num_programs(0))
+    tl.store(at, rest, mask=block[:, None] < stride // 128)
+
+
+@triton.jit
+def _least_of_leaders(leaders_ptr, k, leaders):
+    """The kth largest of a row's leaders, as `ordered`. k: int32, 1 to LARGEST_K; leaders: LEADERS.
+
+    LOWEST, which all finite logits reach, if fewer than k are above -inf.
+    """
+    leader = ordered(tl.load(leaders_ptr + tl.arange(0, LEADERS)))[None, :]
+    reached = tl.zeros((COMPARED, LEADERS), tl.int32)
+    for first in range(0, leaders, COMPARED):
+        other = tl.load(leaders_ptr + first + tl.arange(0, COMPARED))
+        reached += (ordered(other)[:, None] >= leader).to(tl.int32)
+    reached = tl.sum(reached, axis=0)[None, :]
+    return tl.maximum(tl.max(tl.where(reached >= k, leader, LOWEST)), LOWEST)

@@ -1,4 +1,4 @@
-"""Host side of filters from the screen: three launches, and those of truncated_sample."""
+"""Host side of filters from the screen: four launches, and those of truncated_sample."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ from fsbench.kernels.configs.screen import filter_configs
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.device.stored_logits import allocate
 from fsbench.kernels.screened.copied import HeadCopy
-from fsbench.kernels.screened.filtered.candidates import GROUP, HEADER, filter_candidates_kernel
+from fsbench.kernels.screened.filtered.candidates import (
+    LEADERS,
+    PARTS,
+    filter_candidates_kernel,
+    filter_leaders_kernel,
+)
 from fsbench.kernels.screened.filtered.resolve import filter_resolve_kernel
 from fsbench.kernels.screened.filtered.upper import filter_screen_kernel
 from fsbench.kernels.screened.rounding import ROW_NUMBERS
 from fsbench.kernels.screened.scratch import COUNTERS, rounded_columns, rounding_numbers
 
-CANDIDATES = {"num_warps": 8, "num_stages": 4}  # two warpgroups, as there are 128 leaders
+TILE = 4096
+"""Tokens of a program that puts candidates on the list: 16 for each thread."""
+CANDIDATES = {"num_warps": 8}
 
 
 def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSample) -> None:
@@ -58,16 +65,25 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
     masked: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
     with launching_on(device):
         work = workspace(COUNTERS, device)
-    counted: dict[str, Any] = {"counters_ptr": work.arrivals, "found_ptr": out.found}
+    of_k: dict[str, Any] = {
+        "temperature": request.temperature,
+        "top_k": filters.top_k,
+        "leaders_ptr": torch.empty(B, LEADERS.value, dtype=torch.float32, device=device),
+        "TEMPERATURE_PER_ROW": per_row(request)["TEMPERATURE_PER_ROW"],
+        "TOP_K_PER_ROW": isinstance(filters.top_k, torch.Tensor),
+    }
     copy_by_tma = tma_possible(head.codes)
     by_tma = tma_possible(hidden, weight)
     block_v = max(128, resolving.block_v)
     of_lists: dict[str, Any] = {
-        "weight_ptr": weight,
         "listed_ptr": listed,
         "list_ptr": lists,
         "LIST": config.row_room,
-        # With fewer, Triton 3.6 has another instruction in the second launch than in the third.
+    }
+    of_exact: dict[str, Any] = {
+        "weight_ptr": weight,
+        "AT_ONCE": resolving.at_once,
+        # With fewer, Triton 3.6 had another instruction for leaders than for candidates.
         "BLOCKS": max(16, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
         "STEP": resolving.step,
         "EVEN": D % ROTATION.value == 0,
@@ -89,7 +105,8 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             B=B,
             **of_all,
             **masked,
-            **counted,
+            counters_ptr=work.arrivals,
+            found_ptr=out.found,
             **rounding_numbers(D),
             ROUNDED_AT_ONCE=rounded_columns(D),
             AHEAD=config.ahead,
@@ -105,19 +122,31 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             num_stages=config.num_stages,
         )
         launch_kernel(
+            filter_leaders_kernel,
+            device,
+            (B, PARTS.value),
+            counters_ptr=work.arrivals,
+            tokens_ptr=out.tokens,
+            listed_ptr=listed,
+            LIST=config.row_room,
+            SHARE=share_of_groups(stride),
+            **of_all,
+            **of_k,
+            **of_exact,
+            num_warps=resolving.num_warps,
+            num_stages=resolving.num_stages,
+        )
+        launch_kernel(
             filter_candidates_kernel,
             device,
-            (B,),
-            temperature=request.temperature,
-            top_k=filters.top_k,
-            groups_ptr=torch.empty(B, HEADER.value + stride // GROUP.value, **integers),
-            tokens_ptr=out.tokens,
-            **of_all,
-            **counted,
+            (B, triton.cdiv(stride, TILE)),
+            logits_ptr=stored.logits,
+            largest_ptr=stored.largest,
+            leaders=LEADERS.value,
+            stride=stride,
+            **of_k,
             **of_lists,
-            TEMPERATURE_PER_ROW=per_row(request)["TEMPERATURE_PER_ROW"],
-            TOP_K_PER_ROW=isinstance(filters.top_k, torch.Tensor),
-            GROUPS=triton.next_power_of_2(stride // GROUP.value),
+            TILE=TILE,
             **CANDIDATES,
         )
         launch_kernel(
@@ -130,8 +159,9 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             **of_all,
             **masked,
             **of_lists,
+            **of_exact,
+            found_ptr=out.found,
             POWER_B=triton.next_power_of_2(B),
-            AT_ONCE=resolving.at_once,
             BLOCK_B=resolving.block_b,
             BLOCK_V=block_v,
             BLOCK_D=resolving.block_d,
@@ -140,3 +170,8 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             num_stages=resolving.num_stages,
         )
     truncated.launch.finish(request, stored, filters, None, out)
+
+
+def share_of_groups(stride: int) -> int:
+    """Of each program that looks for leaders: a power of two, and enough for a row together."""
+    return max(LEADERS.value, triton.next_power_of_2(stride // 32)) // PARTS.value

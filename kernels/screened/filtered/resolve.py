@@ -1,4 +1,4 @@
-"""Device code of filters from the screen, third launch: the exact logits of the candidates.
+"""Device code of filters from the screen, fourth launch: the exact logits of the candidates.
 
 They replace the upper bounds in the stored rows; all programs share all lists. Rows to be computed
 in full get all of their logits, again by all programs. After it a row has its k largest logits, and
@@ -25,8 +25,9 @@ def filter_resolve_kernel(
     bias_ptr,
     row_bias_ptr,
     mask_ptr,
-    listed_ptr,  # [B] int32, [B, LIST] int32: of the second launch
+    listed_ptr,  # [B] int32, [B, LIST] int32: of the third launch
     list_ptr,
+    found_ptr,  # [B] int32, out: candidates; -1 for a row that is computed in full
     logits_ptr,  # [B, stride] fp32: upper bounds; out: logits of candidates, or of whole rows
     largest_ptr,  # [stride // 128, B, 4] fp32; out: the largest of each group as it is then
     B,
@@ -48,6 +49,8 @@ def filter_resolve_kernel(
 ):
     every = tl.arange(0, POWER_B)
     number = tl.load(listed_ptr + every, mask=every < B, other=0)
+    if tl.program_id(0) == 0:
+        tl.store(found_ptr + every, tl.where(number > LIST, -1, number), mask=every < B)
     entries, size, parts, ends = parts_of_lists(number, LIST, 4, AT_ONCE)
     for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
         b, first, end = part_of_list(part, every, entries, size, parts, ends)

@@ -26,6 +26,7 @@ DRAW = torch.Generator().manual_seed(5)
 @pytest.fixture
 def long_lists(monkeypatch):
     monkeypatch.setattr(launch, "filter_configs", roomy)
+    monkeypatch.setattr(launch, "TILE", 512)  # so that programs share a row
 
 
 class Stored:
@@ -90,6 +91,7 @@ def test_the_k_largest_are_exact_and_others_below(name, k, long_lists):
 
 
 true_least, true_known = candidates._least_of_leaders, known_logits
+true_leaders = candidates._leaders
 true_part, true_place = resolve.part_of_list, resolve.place_of_largest
 
 
@@ -100,9 +102,13 @@ def a_little_higher(*given):
     return true_least(*given) + 2**10
 
 
-def of_one_less(*given):
-    k = given[4]
-    return true_least(*given[:4], k - 1, *given[5:])
+def of_one_less(leaders_ptr, k, leaders):
+    return true_least(leaders_ptr, k - 1, leaders)
+
+
+def the_same_of_all_groups(*given):
+    token, there = true_leaders(*given)
+    return tl.max(token) + 0 * token, there
 
 
 def a_hundredth_of_the_bound(*given):
@@ -123,6 +129,7 @@ def of_another_row(group, row, B):
 FAULTS = {
     "a threshold a little higher": (candidates, "_least_of_leaders", a_little_higher),
     "a threshold of k - 1": (candidates, "_least_of_leaders", of_one_less),
+    "leaders of one group": (candidates, "_leaders", the_same_of_all_groups),
     "bounds that are too small": (upper, "known_logits", a_hundredth_of_the_bound),
     "the last candidate left out": (resolve, "part_of_list", without_the_last),
     "maxima of another row": (resolve, "place_of_largest", of_another_row),

@@ -149,7 +149,7 @@ def test_nothing_else_is_touched(name):
     head, options = prepare_head(weight), {"seed": SEED, "vocab_size": V, **OPTIONS[name]}
     with within_tensors() as launches:
         sample = truncated_sample(hidden, head, top_k=20, **options)
-    assert len(launches) == 4 + ("mask" in options)  # which one packs
+    assert len(launches) == 5 + ("mask" in options)  # which one packs
     same = truncated_sample(hidden, weight, top_k=20, noise="token", **options)
     assert sample.tokens.tolist() == same.tokens.tolist() and (sample.tokens < V).all()
     assert (sample.found[3:] == -1).all()
