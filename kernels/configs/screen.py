@@ -147,7 +147,7 @@ def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, 
 
 
 FILTERED_ROWS = 16
-"""Rows up to which filters are from the screen: a guess, until they have been timed."""
+"""Rows up to which filters are from the screen: the most that were timed."""
 FILTERED_K = 64
 """The largest k of it; see screened.filtered.candidates."""
 
@@ -160,7 +160,7 @@ def worth_filtering(
     capability: tuple[int, int] | None,
     runs: bool = True,
 ) -> tuple[bool, str]:
-    """Whether filters are from the screen, and the reason. Nothing has been timed yet.
+    """Whether filters are from the screen, and the reason.
 
     top_k: of truncated_sample. size, capability: as in worth_screening. runs: whether kernels do
     on this device; there is no other form of it.
@@ -172,7 +172,7 @@ def worth_filtering(
     if size > 1:
         return False, f"the screen has filters with token noise, not groups of {size}"
     chosen = B <= FILTERED_ROWS
-    return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}, untimed"
+    return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}"
 
 
 MEASURED = {1: (64, 32), 4: (64, 32), 8: (32, 16), 16: (16, 8), 32: (8, 4)}

@@ -16,6 +16,12 @@ RUNS = {
     OLD: "e2e-vllm-32b-20261122",  # vLLM 0.22.1
 }
 NOW = (MODEL, SMALL_MODEL)
+ALL = "e2e-vllm-qwen3-8b-all-20261123"
+SAMPLERS = {
+    "vllm-flashinfer": "vLLM with FlashInfer",
+    "flash_sample": "`flash_sample`",
+    "screened": "`screened`",
+}
 
 
 def tpots(model: str) -> pd.DataFrame:
@@ -58,6 +64,29 @@ def tpot() -> str:
         *("GPU-bound, saved %", "possible, %", "sampling in no time, %"),
     ]
     return with_source(table(heads, rows, left=2), *places(*(RUNS[model] for model in NOW)))
+
+
+@block
+def tpot_samplers() -> str:
+    """What four samplers in one model take, in turn."""
+    found = pd.read_csv(H200 / ALL / "e2e.csv").set_index(["requests", "b", "sampler"])
+    rows = []
+    for requests, B in found.index.droplevel("sampler").unique():
+        of = found.loc[requests, B]
+        cells = [
+            f"{row.reduction_pct:.1f} ± {row.reduction_sd_pct:.1f}"
+            + ("" if pd.isna(row.gpu_reduction_pct) else f" ({row.gpu_reduction_pct:.1f})")
+            for row in (of.loc[name] for name in SAMPLERS)
+        ]
+        rows.append([requests, B, f"{of.loc['vllm'].tpot_ms:.3f}", *cells])
+    heads = ["requests", "B", "vLLM, ms", *(f"{name}, saved %" for name in SAMPLERS.values())]
+    return with_source(table(heads, rows), *places(ALL))
+
+
+def saved_of_all(requests: str, sampler: str, rival: str) -> pd.Series[float]:
+    """What a sampler saves of a rival's time per token in that record, in percent, by B."""
+    found = pd.read_csv(H200 / ALL / "e2e.csv").set_index(["requests", "sampler", "b"]).tpot_ms
+    return 100 * (1 - found[requests, sampler] / found[requests, rival])
 
 
 @block

@@ -30,6 +30,7 @@ RUNS = {4096: "screened-d4096-20261123", 8192: "screened-d8192-20261123"}
 H100 = "h100/screened-d4096-20261123"
 CASES, TOKENS = "screened-cases-20261122", "screened-tokens.csv"
 OURS, GREEDY = "flash_sampling_screened", "greedy_screened"
+FILTERED, FROM_WEIGHT = "flash_sampling_topk_topp_screened", "flash_sampling_topk_topp"
 HEADS = {
     "SmolLM2-135M": "SmolLM2-135M, LM head",
     "MiniLM-L6-v2": "MiniLM-L6-v2, word embeddings",
@@ -200,3 +201,29 @@ def equal_tokens() -> str:
         f"{passed[0]} checks of the tier `ci` of `fsbench verify`, `{GREEDY}` {passed[1]}. "
         f"[Record](ROOT/results/h200/{CASES})."
     )
+
+
+@block
+def screened_filters() -> str:
+    """A default request from the screen: times, and those of its launches."""
+    run = "screened-filters-20261123/d4096"
+    us = medians(run).unstack("provider").loc[SMALL[0]]
+    parts = pd.read_csv(H200 / run / "breakdown.csv")
+    parts = parts[parts.provider == FILTERED].pivot(index="b", columns="kernel", values="mean_us")
+    parts = parts.dropna(subset="filter_screen_kernel")
+    names = [
+        f"{name}_kernel"
+        for name in ("filter_screen", "filter_leaders", "filter_candidates", "filter_resolve")
+    ] + ["sampling_look_kernel"]
+    rows = [
+        [
+            B,
+            *(f"{us[name][B]:.0f}" for name in (MATMUL, FROM_WEIGHT)),
+            f"{us[FILTERED][B]:.0f} ({us[FILTERED][B] / us[MATMUL][B]:.2f})",
+            *(f"{of[name]:.0f}" for name in names),
+        ]
+        for B, of in parts.iterrows()
+    ]
+    heads = ["B", "matmul, us", "from the weight", "from the screen (over the matmul)"]
+    heads += ["screen", "leaders", "candidates", "resolve", "filters"]
+    return with_source(table(heads, rows), *places(run))

@@ -31,7 +31,7 @@ from pages.blocks import (
     table,
     with_source,
 )
-from pages.engines import MODEL, saved
+from pages.engines import MODEL, saved, saved_of_all
 from pages.exact import checks_of
 from pages.heads import quantised, scores
 from pages.speculation import ratios as drafted
@@ -126,6 +126,7 @@ def decisions() -> str:
     screened = over_matmul(SCREENED, ours="flash_sampling_screened")
     ideal = pd.read_csv(H200 / "tp-20261122" / f"scaling_{STEMS[8192]}.csv")
     ideal = ideal[ideal.provider == HOPPER].tp4_ideal
+    screened_default = saved_of_all("default", "screened", "vllm")
     default, plain_requests = (saved(MODEL, kind) for kind in ("default", "plain"))
     scored = scores().flash_score / scores()[MATMUL]
     fp8 = quantised().fp8
@@ -171,7 +172,8 @@ def decisions() -> str:
             "vLLM 0.26.0 or 0.33.0",
             "[the plug-in](ROOT/docs/end-to-end.md#the-plug-in-for-vllm)",
             f"{span(default, '.1f')} % less time per output token with {MODEL}'s default requests, "
-            f"{span(plain_requests, '.1f')} % with plain ones",
+            f"{span(plain_requests, '.1f')} % with plain ones; with a screened head "
+            f"{span(screened_default[[1, 16]], '.1f')} %, B = 1 and 16",
         ],
     ]
     return table(["request", "call", "on an H200 (its page has date and commit)"], rows, left=3)

@@ -250,7 +250,7 @@ def test_it_is_described():
     hidden, weight = matrices(3, 40, 500)
     head = prepare_head(weight)
     said = describe(hidden, head, top_k=20)
-    assert said == "screened portable-b16v128d64p1; B = 3 is at most 16, untimed"
+    assert said == "screened portable-b16v128d64p1; B = 3 is at most 16"
     for top_k in (0, 500):
         assert describe(hidden, head, top_k=top_k).startswith(
             describe(hidden, weight, noise="token")
