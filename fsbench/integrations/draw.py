@@ -217,9 +217,8 @@ class FlashSampleDraw:
         if self._copy is None:
             return False
         hidden = self._copy.weight[:1].expand(B, -1)  # of which only the shape is read
-        return (
-            self._copy.choice(hidden, self._head.vocab_size, self._noise, largest_k)[0] is not None
-        )
+        configs, _ = self._copy.choice(hidden, self._head.vocab_size, self._noise, largest_k)
+        return configs is not None
 
     def greedy(self, hidden: Tensor) -> Tensor:
         """int64 [B]: the likeliest token of each row of hidden [B, D]; 0 where there is none.
@@ -262,7 +261,7 @@ class FlashSampleDraw:
         top_k, top_p, min_p = rows.filters or (0, 1.0, 0.0)
         cut = truncated_sample(
             rows.hidden,
-            weight if self._copy is None or not rows.screened else self._copy,
+            self._copy if rows.screened and self._copy is not None else weight,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,

@@ -127,11 +127,6 @@ def with_source(text: str, *records: str) -> str:
     return f"{text}\n\n{source(*records)}"
 
 
-def not_yet(job: str) -> str:
-    """What stands in a block until its record is there."""
-    return f"Not measured yet: the job `{job}` of `make record` does it."
-
-
 def place(run: str) -> str:
     """The path of a record below results/: of the H200, unless it begins with another folder."""
     return run if (RESULTS / run).exists() else f"h200/{run}"

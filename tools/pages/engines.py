@@ -16,7 +16,7 @@ RUNS = {
     OLD: "e2e-vllm-32b-20261122",  # vLLM 0.22.1
 }
 NOW = (MODEL, SMALL_MODEL)
-ALL = "e2e-vllm-qwen3-8b-all-20261123"
+FOUR = "e2e-vllm-qwen3-8b-all-20261123"
 SAMPLERS = {
     "vllm-flashinfer": "vLLM with FlashInfer",
     "flash_sample": "`flash_sample`",
@@ -24,9 +24,9 @@ SAMPLERS = {
 }
 
 
-def tpots(model: str) -> pd.DataFrame:
-    """The rows of a model's record by kind of requests, sampler and B."""
-    found = pd.read_csv(H200 / RUNS[model] / "e2e.csv")
+def tpots(run: str) -> pd.DataFrame:
+    """The rows of a record by kind of requests, sampler and B."""
+    found = pd.read_csv(H200 / run / "e2e.csv")
     if "requests" not in found:
         found["requests"] = "plain"
     return found.set_index(["requests", "sampler", "b"]).sort_index()
@@ -34,7 +34,7 @@ def tpots(model: str) -> pd.DataFrame:
 
 def saved(model: str, requests: str, of: str = "reduction_pct") -> pd.Series[float]:
     """What flash_sample saves of vLLM's time per token, in percent, by B."""
-    found: pd.Series[float] = tpots(model)[of][requests, "flash_sample"]
+    found: pd.Series[float] = tpots(RUNS[model])[of][requests, "flash_sample"]
     return found
 
 
@@ -47,7 +47,7 @@ def e2e_models() -> str:
 def tpot() -> str:
     rows = []
     for model in NOW:
-        of = tpots(model)
+        of = tpots(RUNS[model])
         for requests in of.index.unique("requests"):
             for B, ours in of.loc[requests, "flash_sample"].iterrows():
                 own = of.loc[requests, "vllm", B]
@@ -69,25 +69,17 @@ def tpot() -> str:
 @block
 def tpot_samplers() -> str:
     """What four samplers in one model take, in turn."""
-    found = pd.read_csv(H200 / ALL / "e2e.csv").set_index(["requests", "b", "sampler"])
+    of = tpots(FOUR)
     rows = []
-    for requests, B in found.index.droplevel("sampler").unique():
-        of = found.loc[requests, B]
+    for requests, B in of.index.droplevel("sampler").unique():
         cells = [
             f"{row.reduction_pct:.1f} ± {row.reduction_sd_pct:.1f}"
             + ("" if pd.isna(row.gpu_reduction_pct) else f" ({row.gpu_reduction_pct:.1f})")
-            for row in (of.loc[name] for name in SAMPLERS)
+            for row in (of.loc[requests, name, B] for name in SAMPLERS)
         ]
-        rows.append([requests, B, f"{of.loc['vllm'].tpot_ms:.3f}", *cells])
+        rows.append([requests, B, f"{of.loc[requests, 'vllm', B].tpot_ms:.3f}", *cells])
     heads = ["requests", "B", "vLLM, ms", *(f"{name}, saved %" for name in SAMPLERS.values())]
-    return with_source(table(heads, rows), *places(ALL))
-
-
-def saved_of_all(requests: str, sampler: str, rival: str) -> pd.Series[float]:
-    """What a sampler saves of a rival's time per token in that record, in percent, by B."""
-    found = pd.read_csv(H200 / ALL / "e2e.csv").set_index(["requests", "sampler", "b"])
-    ms: pd.Series[float] = found.sort_index().tpot_ms
-    return 100 * (1 - ms[requests, sampler] / ms[requests, rival])
+    return with_source(table(heads, rows), *places(FOUR))
 
 
 @block

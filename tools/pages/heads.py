@@ -15,7 +15,6 @@ from pages.blocks import (
     block,
     bullets,
     medians,
-    not_yet,
     places,
     results,
     said,
@@ -64,8 +63,6 @@ def score_times() -> str:
 
 @block
 def score_parts() -> str:
-    if not (H200 / PARTS).exists():
-        return not_yet("score-parts")
     found = pd.read_csv(H200 / PARTS).set_index(["v", "b", "what"])
     us, busy = found.time_us.unstack(), found.busy_us.unstack()
     options = [name for name in busy if name.startswith("score, ")]

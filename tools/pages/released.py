@@ -12,6 +12,7 @@ from pages.blocks import (
     SMALL,
     block,
     bullets,
+    listed,
     places,
     results,
     span,
@@ -78,17 +79,19 @@ def released_costs() -> str:
     D, B = SMALL[0], 64
     host, extra = _cells(D, "host_us"), _cells(D, "peak_extra_bytes") / 1e6
     first = _cells(D, "ahead_s", "max").max(axis=1)
-    requests = [request for request in REQUESTS if (request, B) in host]
     rows = [
         [
             f"`{name}`",
-            *(_shown(host[(request, B)].get(name, float("nan")), ",.0f") for request in requests),
-            *(_shown(extra[(request, B)].get(name, float("nan")), ",.0f") for request in requests),
+            *(
+                _shown(of.loc[name].get((each, B)), ",.0f")
+                for of in (host, extra)
+                for each in REQUESTS
+            ),
             f"{first[name]:.1f}",
         ]
         for name in host[("default", B)].sort_values().index
     ]
-    said = [f"{what}: {REQUESTS[each]}" for what in ("host, us", "extra MB") for each in requests]
+    said = [f"{what}: {REQUESTS[each]}" for what in ("host, us", "extra MB") for each in REQUESTS]
     return with_source(
         table([f"B = {B}", *said, "longest first call, s"], rows), *places(*_runs(D))
     )
@@ -98,15 +101,16 @@ def released_costs() -> str:
 def released_findings() -> str:
     """What the tables say."""
     default, top_p, plain = (of_request(each) for each in ("default", "top_p", "plain"))
-    up_to_64 = plain[plain.index.get_level_values("b") <= 64]
+    over = plain.fused / plain.matmul
+    few = over.index.get_level_values("b") <= 64
+    measured = listed(f"{D:,}" for D in top_p.index.unique(0))
     lines = (
         f"The default request: ours takes {span(default.fused / default.matmul)} of the matmul "
         f"alone, the fastest of the others {span(default.rival / default.fused)} times as long as "
         "ours.",
-        f"Top-p alone: {span(top_p.fused / top_p.matmul)} of the matmul, and the fastest of the "
-        f"others {span(top_p.rival / top_p.fused)} times as long.",
-        f"Plain: {span(up_to_64.fused / up_to_64.matmul)} of the matmul up to B = 64, "
-        f"{span(plain.drop(up_to_64.index).fused / plain.drop(up_to_64.index).matmul)} at 256; the "
+        f"Top-p alone (D = {measured}): {span(top_p.fused / top_p.matmul)} of the matmul, and the "
+        f"fastest of the others {span(top_p.rival / top_p.fused)} times as long.",
+        f"Plain: {span(over[few])} of the matmul up to B = 64, {span(over[~few])} at 256; the "
         f"fastest of the others {span(plain.rival / plain.fused)} times as long.",
     )
     return with_source(bullets(*lines), *places(*(run for D in HEADS for run in _runs(D))))

@@ -31,7 +31,7 @@ from pages.blocks import (
     table,
     with_source,
 )
-from pages.engines import MODEL, saved, saved_of_all
+from pages.engines import FOUR, MODEL, saved, tpots
 from pages.exact import checks_of
 from pages.heads import quantised, scores
 from pages.speculation import ratios as drafted
@@ -126,7 +126,7 @@ def decisions() -> str:
     screened = over_matmul(SCREENED, ours="flash_sampling_screened")
     ideal = pd.read_csv(H200 / "tp-20261122" / f"scaling_{STEMS[8192]}.csv")
     ideal = ideal[ideal.provider == HOPPER].tp4_ideal
-    screened_default = saved_of_all("default", "screened", "vllm")
+    screened_default = tpots(FOUR).reduction_pct["default", "screened"]
     default, plain_requests = (saved(MODEL, kind) for kind in ("default", "plain"))
     scored = scores().flash_score / scores()[MATMUL]
     fp8 = quantised().fp8
@@ -139,8 +139,8 @@ def decisions() -> str:
         [
             "top-k, top-p, min-p, penalties",
             "[`truncated_sample`](ROOT/docs/truncated.md)",
-            f"{MODEL}'s default: {span(default_us.fused / default_us.matmul)} of the matmul alone; "
-            "the fastest of vLLM 0.26.0, FlashInfer 0.7.2 and Hugging Face takes "
+            f"{MODEL}'s default: {span(default_us.fused / default_us.matmul)} of the matmul alone, "
+            "B up to 256; the fastest of vLLM 0.26.0, FlashInfer 0.7.2 and Hugging Face takes "
             f"{span(default_us.rival / default_us.fused)} times as long as ours",
         ],
         [
