@@ -146,8 +146,8 @@ def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, 
     return screen if isinstance(screen, ScreenConfig) else portable_config(B), resolve
 
 
-FILTERED_ROWS = 16
-"""Rows up to which filters are from the screen: the most that were timed."""
+FILTERED_ROWS = 64
+"""Rows up to which filters are from the screen."""
 FILTERED_K = 64
 """The largest k of it; see screened.filtered.candidates."""
 
