@@ -146,8 +146,8 @@ def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, 
     return screen if isinstance(screen, ScreenConfig) else portable_config(B), resolve
 
 
-FILTERED_ROWS = 64
-"""Rows up to which filters are from the screen."""
+FILTERED_ROWS = 32
+"""Rows up to which filters are from the screen: at 64 the weight is faster (docs/screened-head.md)."""
 FILTERED_K = 64
 """The largest k of it; see screened.filtered.candidates."""
 
