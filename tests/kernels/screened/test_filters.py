@@ -16,7 +16,7 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import Penalties, TokenHistory, describe, prepare_head, truncated_sample
 from fsbench.kernels.call.result import TruncatedSample
-from fsbench.kernels.configs.screen import worth_filtering
+from fsbench.kernels.configs.screen import FILTERED_ROWS, worth_filtering
 from fsbench.kernels.flash_sampling_topk_topp_screened import PROVIDER
 from fsbench.kernels.screened.filtered import launch
 from fsbench.kernels.screened.head import ScreenedHead
@@ -214,10 +214,11 @@ def test_what_the_screen_does_not_serve_the_fused_kernels_do(more, noise):
 
 
 def test_more_rows_are_of_the_fused_kernels():
-    hidden, weight = matrices(17, 40, 500)
+    hidden, weight = matrices(FILTERED_ROWS + 1, 40, 500)
     head = prepare_head(weight)
     assert truncated_sample(hidden, head, top_k=20, seed=SEED).found is None
-    assert truncated_sample(hidden[:16], head, top_k=20, seed=SEED).found is not None
+    fewer = hidden[:FILTERED_ROWS]
+    assert truncated_sample(fewer, head, top_k=20, seed=SEED).found is not None
 
 
 def test_a_cpu_that_has_no_kernels_takes_the_reference():
@@ -231,8 +232,8 @@ def test_a_cpu_that_has_no_kernels_takes_the_reference():
 @pytest.mark.parametrize(
     ("facts", "chosen", "reason"),
     [
-        ((16, 151_936, 20, 1, (9, 0)), True, "B = 16 is at most 16"),
-        ((17, 151_936, 20, 1, (9, 0)), False, "B = 17 is above 16"),
+        ((32, 151_936, 20, 1, (9, 0)), True, "B = 32 is at most 32"),
+        ((33, 151_936, 20, 1, (9, 0)), False, "B = 33 is above 32"),
         ((1, 151_936, 0, 1, (9, 0)), False, "top_k = 0 is off"),
         ((1, 151_936, 65, 1, (9, 0)), False, "top_k = 65 is off or above 64"),
         ((1, 20, 20, 1, (9, 0)), False, "top_k = 20 is off"),
@@ -250,7 +251,7 @@ def test_it_is_described():
     hidden, weight = matrices(3, 40, 500)
     head = prepare_head(weight)
     said = describe(hidden, head, top_k=20)
-    assert said == "screened portable-b16v128d64p1; B = 3 is at most 16"
+    assert said == "screened portable-b16v128d64p1; B = 3 is at most 32"
     for top_k in (0, 500):
         assert describe(hidden, head, top_k=top_k).startswith(
             describe(hidden, weight, noise="token")
