@@ -17,6 +17,12 @@ RUNS = {
 }
 NOW = (MODEL, SMALL_MODEL)
 FOUR = "e2e-vllm-qwen3-8b-all-20261123"
+OF_FOUR = {
+    MODEL: FOUR,
+    "with fp8 layers": "e2e-vllm-qwen3-8b-fp8-20261124",
+    "with V = 248,320": "e2e-vllm-qwen3-8b-248k-20261124",
+}
+DRAFTS = "e2e-vllm-drafts-20261124"
 SAMPLERS = {
     "vllm-flashinfer": "vLLM with FlashInfer",
     "flash_sample": "`flash_sample`",
@@ -69,17 +75,36 @@ def tpot() -> str:
 @block
 def tpot_samplers() -> str:
     """What four samplers in one model take, in turn."""
-    of = tpots(FOUR)
+    rows = []
+    for model, run in OF_FOUR.items():
+        of = tpots(run)
+        for requests, B in of.index.droplevel("sampler").unique():
+            own = of.loc[requests, "vllm", B].tpot_ms
+            cells = [_saved(of.loc[requests, name, B]) for name in SAMPLERS]
+            rows.append([model, requests, B, f"{own:.3f}", *cells])
+    heads = [
+        *("model", "requests", "B", "vLLM, ms"),
+        *(f"{name}, saved %" for name in SAMPLERS.values()),
+    ]
+    return with_source(table(heads, rows, left=2), *places(*OF_FOUR.values()))
+
+
+def _saved(row: pd.Series) -> str:
+    bound = "" if pd.isna(row.gpu_reduction_pct) else f" ({row.gpu_reduction_pct:.1f})"
+    return f"{row.reduction_pct:.1f} ± {row.reduction_sd_pct:.1f}{bound}"
+
+
+@block
+def tpot_drafts() -> str:
+    """Steps of three drafts and their verification."""
+    of = tpots(DRAFTS)
     rows = []
     for requests, B in of.index.droplevel("sampler").unique():
-        cells = [
-            f"{row.reduction_pct:.1f} ± {row.reduction_sd_pct:.1f}"
-            + ("" if pd.isna(row.gpu_reduction_pct) else f" ({row.gpu_reduction_pct:.1f})")
-            for row in (of.loc[requests, name, B] for name in SAMPLERS)
-        ]
-        rows.append([requests, B, f"{of.loc[requests, 'vllm', B].tpot_ms:.3f}", *cells])
-    heads = ["requests", "B", "vLLM, ms", *(f"{name}, saved %" for name in SAMPLERS.values())]
-    return with_source(table(heads, rows), *places(FOUR))
+        own = of.loc[requests, "vllm", B].tpot_ms
+        cells = [_saved(of.loc[requests, name, B]) for name in ("flash_sample", "screened")]
+        rows.append([requests, B, f"{own:.3f}", *cells])
+    heads = ["requests", "B", "vLLM, ms", "`flash_sample`, saved %", "`screened`, saved %"]
+    return with_source(table(heads, rows), *places(DRAFTS))
 
 
 @block

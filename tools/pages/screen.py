@@ -206,24 +206,28 @@ def equal_tokens() -> str:
 @block
 def screened_filters() -> str:
     """A default request from the screen: times, and those of its launches."""
-    run = "screened-filters-20261123/d4096"
-    us = medians(run).unstack("provider").loc[SMALL[0]]
-    parts = pd.read_csv(H200 / run / "breakdown.csv")
-    parts = parts[parts.provider == FILTERED].pivot(index="b", columns="kernel", values="mean_us")
-    parts = parts.dropna(subset="filter_screen_kernel")
     names = [
         f"{name}_kernel"
         for name in ("filter_screen", "filter_leaders", "filter_candidates", "filter_resolve")
     ] + ["sampling_look_kernel"]
-    rows = [
-        [
-            B,
-            *(f"{us[name][B]:.0f}" for name in (MATMUL, FROM_WEIGHT)),
-            f"{us[FILTERED][B]:.0f} ({us[FILTERED][B] / us[MATMUL][B]:.2f})",
-            *(f"{of[name]:.0f}" for name in names),
-        ]
-        for B, of in parts.iterrows()
-    ]
-    heads = ["B", "matmul, us", "from the weight", "from the screen (over the matmul)"]
+    rows, runs = [], []
+    for D in SMALL:
+        runs.append(f"screened-filters-20261124/d{D[0]}")
+        us = medians(runs[-1]).unstack("provider").loc[D]
+        parts = pd.read_csv(H200 / runs[-1] / "breakdown.csv")
+        parts = parts[parts.provider == FILTERED]
+        parts = parts.pivot(index="b", columns="kernel", values="mean_us")
+        for B, of in us.iterrows():
+            launches = parts.loc[B] if B in parts.index else None
+            screened = launches is not None and "filter_screen_kernel" in launches.dropna()
+            rows.append(
+                [
+                    *(D[0], B),
+                    *(f"{of[name]:.0f}" for name in (MATMUL, FROM_WEIGHT)),
+                    f"{of[FILTERED]:.0f} ({of[FILTERED] / of[MATMUL]:.2f})",
+                    *(f"{launches[name]:.0f}" if screened else "" for name in names),
+                ]
+            )
+    heads = ["D", "B", "matmul, us", "from the weight", "from the screen (over the matmul)"]
     heads += ["screen", "leaders", "candidates", "resolve", "filters"]
-    return with_source(table(heads, rows), *places(run))
+    return with_source(table(heads, rows), *places(*runs))
