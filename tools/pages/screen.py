@@ -10,6 +10,7 @@ import pandas as pd
 from fsbench.kernels.screened import bounds, copied, sizes
 from pages.blocks import (
     H200,
+    LARGE,
     MATMUL,
     PORTABLE,
     RESULTS,
@@ -211,21 +212,19 @@ def screened_filters() -> str:
         for name in ("filter_screen", "filter_leaders", "filter_candidates", "filter_resolve")
     ] + ["sampling_look_kernel"]
     rows, runs = [], []
-    for D in SMALL:
-        runs.append(f"screened-filters-20261124/d{D[0]}")
+    for D in (SMALL[0], LARGE[0]):
+        runs.append(f"screened-filters-20261124/d{D}")
         us = medians(runs[-1]).unstack("provider").loc[D]
         parts = pd.read_csv(H200 / runs[-1] / "breakdown.csv")
         parts = parts[parts.provider == FILTERED]
         parts = parts.pivot(index="b", columns="kernel", values="mean_us")
         for B, of in us.iterrows():
-            launches = parts.loc[B] if B in parts.index else None
-            screened = launches is not None and "filter_screen_kernel" in launches.dropna()
             rows.append(
                 [
-                    *(D[0], B),
+                    *(D, B),
                     *(f"{of[name]:.0f}" for name in (MATMUL, FROM_WEIGHT)),
                     f"{of[FILTERED]:.0f} ({of[FILTERED] / of[MATMUL]:.2f})",
-                    *(f"{launches[name]:.0f}" if screened else "" for name in names),
+                    *(f"{parts[name][B]:.0f}" for name in names),
                 ]
             )
     heads = ["D", "B", "matmul, us", "from the weight", "from the screen (over the matmul)"]
