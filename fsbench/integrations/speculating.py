@@ -24,6 +24,10 @@ LONGEST = 3
 """Tokens that the n-gram drafter compares, at most."""
 
 
+Pair = tuple[Tensor, Tensor]
+"""Keys and values of one layer."""
+
+
 class RowCache:
     """Keys and values [B, heads, length, size] of each layer, written at positions of each row.
 
@@ -38,14 +42,14 @@ class RowCache:
             self.parts.append(torch.zeros(shape, device=model.device, dtype=model.dtype))
         self.positions = torch.empty(B, 0, dtype=torch.int64)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> Pair:
         at = self.positions[:, None, :, None].expand_as(keys)
         own = self.parts[2 * layer : 2 * layer + 2]
         for part, new in zip(own, (keys, values), strict=True):
             part.scatter_(2, at, new)
         return own[0], own[1]
 
-    def get_seq_length(self, *_: Any) -> int:
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
         return 0  # positions and mask are given, so it decides nothing
 
 
