@@ -27,6 +27,8 @@ PARTS = tl.constexpr(64)
 LOWEST = tl.constexpr(-2139095040)
 """`ordered` of the lowest finite fp32."""
 AT_ONCE = tl.constexpr(32)
+LISTED_AT_ONCE = tl.constexpr(64)
+"""Groups with a larger logit that are read at once."""
 SEARCHED = tl.constexpr(4096)
 """Tokens that are searched at once."""
 
@@ -41,6 +43,7 @@ def standing_kernel(
     valid_ptr,  # [B] bool
     rank_ptr,  # [B, samples] int32, out; or None
     logprob_ptr,  # [B, samples] fp32, out; or None
+    groups_ptr,  # [B, GROUPS] int32, scratch; or None without rank_ptr
     keys_ptr,  # [B, ROOM] int64, scratch
     found_ptr,  # [B] int32, scratch
     top_tokens_ptr,  # [B, top] int64, out; or None
@@ -61,15 +64,12 @@ def standing_kernel(
     maxima = tl.load(at, mask=group < stride // 32, other=float("-inf"))
     maxima = tl.where(valid, maxima, float("-inf"))
     if rank_ptr is not None:
+        groups_ptr += row * GROUPS
         for i in range(samples):
             token = tl.load(tokens_ptr + row.to(tl.int64) * samples + i)
             limit = tl.load(logits_ptr + token, mask=token >= 0, other=float("inf"))
-            count = tl.zeros((GROUPS,), tl.int32)
-            for j in range(32):
-                member = logits_ptr + token_of_member(0, group, j)
-                y = tl.load(member, mask=maxima > limit, other=float("-inf"))
-                count += (y > limit).to(tl.int32)
-            rank = tl.where(token >= 0, tl.sum(count), -1)
+            rank = _larger(logits_ptr, group, maxima, limit, groups_ptr)
+            rank = tl.where(token >= 0, rank, -1)
             tl.store(rank_ptr + row.to(tl.int64) * samples + i, rank)
     if logprob_ptr is not None:
         mass, inverse_temperature = _mass_of_row(
@@ -126,6 +126,29 @@ def standing_kernel(
 
 
 @triton.jit
+def _larger(logits_ptr, group, maxima, limit, groups_ptr):
+    """How many logits of a row are above `limit`. maxima: the largest of each group [GROUPS].
+
+    Few groups have one. They are listed in memory, so that a warp need not wait for those of others.
+    """
+    holds = maxima > limit
+    place = tl.cumsum(holds.to(tl.int32), 0) - 1
+    tl.store(groups_ptr + place, group, mask=holds)
+    tl.debug_barrier()
+    listed = tl.sum(holds.to(tl.int32))
+    count = tl.zeros((LISTED_AT_ONCE, 32), tl.int32)
+    for first in range(0, listed, LISTED_AT_ONCE):
+        number = first + tl.arange(0, LISTED_AT_ONCE)
+        there = number < listed
+        at = tl.load(groups_ptr + number, mask=there, other=0)
+        members = token_of_member(0, at[:, None], tl.arange(0, 32)[None, :])
+        y = tl.load(logits_ptr + members, mask=there[:, None], other=float("-inf"))
+        count += (y > limit).to(tl.int32)
+    tl.debug_barrier()  # before the next sample's groups are listed
+    return tl.sum(tl.sum(count, axis=1))
+
+
+@triton.jit
 def _mass_of_row(masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW: tl.constexpr):
     """(the mass of a row, [1] each, its 1 / T)."""
     rows = row + tl.arange(0, 1)
@@ -172,11 +195,13 @@ def launch_standing(
     """
     (B, stride), device = stored.logits.shape, stored.logits.device
     top = 0 if out.top_tokens is None else out.top_tokens.shape[1]
-    keys = found = None
+    groups_in_all = max(PARTS.value, triton.next_power_of_2(stride // 32))
+    groups = keys = found = None
+    if out.rank is not None:
+        groups = torch.empty(B, groups_in_all, dtype=torch.int32, device=device)
     if top:
         keys = torch.empty(B, ROOM.value, dtype=torch.int64, device=device)
         found = torch.empty(B, dtype=torch.int32, device=device)
-    groups = max(PARTS.value, triton.next_power_of_2(stride // 32))
     launch_kernel(
         standing_kernel,
         device,
@@ -189,6 +214,7 @@ def launch_standing(
         valid_ptr=out.valid,
         rank_ptr=out.rank,
         logprob_ptr=out.logprob,
+        groups_ptr=groups,
         keys_ptr=keys,
         found_ptr=found,
         top_tokens_ptr=out.top_tokens,
@@ -198,6 +224,6 @@ def launch_standing(
         samples=request.num_samples,
         top=top,
         TEMPERATURE_PER_ROW=isinstance(request.temperature, Tensor),
-        GROUPS=groups,
-        num_warps=8 if groups <= 8192 else 16,
+        GROUPS=groups_in_all,
+        num_warps=8 if groups_in_all <= 8192 else 16,
     )

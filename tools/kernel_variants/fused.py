@@ -317,7 +317,7 @@ def _target_logits() -> Iterator[Variant]:
 
 def _standing() -> Iterator[Variant]:
     """Ranks and the largest logits, of small and of large vocabularies."""
-    rank = {"rank_ptr": "*i32"}
+    rank = {"rank_ptr": "*i32", "groups_ptr": "*i32"}
     top = {"masses_ptr": "*i64", "keys_ptr": "*i64", "found_ptr": "*i32"}
     top |= {"top_tokens_ptr": "*i64", "top_logprob_ptr": "*fp32"}
     types = {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "temperature": "fp32"}
