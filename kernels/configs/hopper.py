@@ -40,10 +40,6 @@ class HopperConfig:
             if getattr(self, name) not in options:
                 wanted = " or ".join(map(str, options))
                 raise InvalidArgument(f"{name}: expected {wanted}; got {getattr(self, name)}")
-        if self.warpgroups == 3 and self.block_v > 128:
-            raise InvalidArgument(
-                f"block_v: expected 128 with 3 warpgroups (registers); got {self.block_v}"
-            )
         if self.shared_bytes > _SHARED:
             raise InvalidArgument(
                 f"num_stages: expected stages of {_SHARED} bytes in all; got {self.shared_bytes}"
@@ -79,7 +75,7 @@ def space(B: int) -> list[HopperConfig]:
     """The tuning space for one bucket of B: no warpgroup without rows, and all stages that fit."""
     warpgroups = -(-B // ROWS) if B <= 3 * ROWS else 2
     found = []
-    for block_v, block_d in product((128, 256) if warpgroups < 3 else (128,), (64, 128, 256)):
+    for block_v, block_d in product((128, 256), (64, 128, 256)):
         stage_bytes = (warpgroups * ROWS + block_v) * block_d * 2
         stages = min(16, _SHARED // stage_bytes)
         if stages >= 2:

@@ -210,8 +210,8 @@ def tile_product(
     CHUNKS: gl.constexpr = BLOCK_D // weight_ring.shape[2]
     BITS: gl.constexpr = weight_ring.dtype.primitive_bitwidth
     DTYPE: gl.constexpr = gl.int32 if BITS == 8 else gl.float32
-    # An instruction on bytes has at most 128 columns here.
-    N: gl.constexpr = min(WIDTH, 128) if BITS == 8 else WIDTH
+    # On bytes, and with the registers of three warpgroups, an instruction has at most 128 columns.
+    N: gl.constexpr = min(WIDTH, 128) if BITS == 8 or WARPGROUPS == 3 else WIDTH
     acc = gl.zeros([ROWS, WIDTH], DTYPE, _accumulator_layout(N, BITS))
     use_acc = False
     for _ in range(0, D, BLOCK_D):

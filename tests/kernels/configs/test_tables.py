@@ -71,12 +71,6 @@ def test_an_unknown_hopper_gpu_begins_with_the_tiles_of_a_known_one():
         assert find("portable", B, 4096, OTHER, (8, 0)) == find("portable", B, 4096, OTHER)
 
 
-def test_three_warpgroups_have_no_registers_for_a_wide_tile():
-    assert HopperConfig(3, 128, 64, 5, False).block_b == 192
-    with pytest.raises(InvalidArgument, match="block_v: expected 128 with 3 warpgroups"):
-        HopperConfig(3, 256, 64, 2, False)
-
-
 @pytest.mark.parametrize("B", hopper.BUCKETS)
 def test_the_space_of_the_hopper_kernel(B):
     space = hopper.space(B)
