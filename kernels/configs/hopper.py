@@ -29,6 +29,7 @@ class HopperConfig:
     block_d: int
     num_stages: int
     contiguous: bool
+    rows_on_n: int = 0
 
     def __post_init__(self) -> None:
         for name, options in (
@@ -36,6 +37,7 @@ class HopperConfig:
             ("block_v", (128, 256)),
             ("block_d", (64, 128, 256)),
             ("num_stages", tuple(range(2, 17))),
+            ("rows_on_n", tuple(range(0, 209, 8))),
         ):
             if getattr(self, name) not in options:
                 wanted = " or ".join(map(str, options))
@@ -48,15 +50,18 @@ class HopperConfig:
     @property
     def block_b(self) -> int:
         """Batch rows of a program."""
-        return self.warpgroups * ROWS
+        return self.rows_on_n or self.warpgroups * ROWS
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of the ring of a program; elements have 2 bytes."""
-        return (self.block_b + self.block_v) * self.block_d * 2 * self.num_stages
+        turning = self.warpgroups * 64 * ROWS * 4 if self.rows_on_n else 0
+        return (self.block_b + self.block_v) * self.block_d * 2 * self.num_stages + turning
 
     def boxes(self, B: int) -> tuple[int, int]:
         """(batch rows of a TMA box, boxes of a warpgroup's rows): no more rows than B has."""
+        if self.rows_on_n:  # its largest power of two: pieces of rows are of whole boxes
+            return min(ROWS, self.rows_on_n & -self.rows_on_n), 1
         if B > ROWS:
             return ROWS, 1
         half = max(4, 1 << (B - 1).bit_length() >> 1)
@@ -64,7 +69,8 @@ class HopperConfig:
 
     def __str__(self) -> str:
         order = "c" if self.contiguous else ""
-        return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
+        rows = f"n{self.rows_on_n}" if self.rows_on_n else f"g{self.warpgroups}"
+        return f"hopper-{rows}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
 
 
 BUCKETS = (64, 128, 192, 256)
