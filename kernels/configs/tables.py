@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
@@ -60,7 +60,8 @@ def row_for(kernel: str, B: int, D: int, gpu_name: str, capability: tuple[int, i
     Raises:
         InvalidArgument: the file that FSBENCH_TILES names cannot be read, or is no file of tables.
     """
-    upper = portable.bucket(B, KERNELS[kernel][1])
+    rows = hopper.rows_at_once(B) if kernel == "hopper" else B
+    upper = portable.bucket(rows, KERNELS[kernel][1])
     names = (gpu_name, f"sm_{capability[0]}{capability[1]}")
     return next(
         row
@@ -111,12 +112,14 @@ def _row(entry: Any, kernel: str, where: str) -> Row:
     config, buckets = KERNELS[kernel]
     types = {"int": int, "bool": bool}
     sizes = {field.name: types[str(field.type)] for field in fields(config)}
-    optional = {"max_d": int} if isinstance(entry, dict) and "max_d" in entry else {}
-    _check(entry, {"bucket": int, **optional, **sizes}, where)
+    optional = {"max_d", *(field.name for field in fields(config) if field.default is not MISSING)}
+    left_out = optional - set(entry) if isinstance(entry, dict) else optional
+    wanted = {"bucket": int, "max_d": int, **sizes}
+    _check(entry, {name: kind for name, kind in wanted.items() if name not in left_out}, where)
     if entry["bucket"] not in buckets:
         raise InvalidArgument(f"{where}.bucket: expected one of {buckets}; got {entry['bucket']}")
     try:
-        made = config(**{name: entry[name] for name in sizes})
+        made = config(**{name: entry[name] for name in sizes if name in entry})
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}.{error}") from error
     return Row(kernel, "", entry["bucket"], entry.get("max_d", sys.maxsize), made)

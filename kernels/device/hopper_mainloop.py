@@ -338,7 +338,8 @@ def turned_product(
                 )
             products = more
             use_acc = True
-        products = warpgroup_mma_wait(num_outstanding=0, deps=products)
+        waited = warpgroup_mma_wait(num_outstanding=0, deps=products)
+        products = waited if len(products) > 1 else (waited,)
         mbarrier.arrive(free.index(stage), count=1)
         stage, phase = next_stage(stage, phase, STAGES)
     return products, stage, phase

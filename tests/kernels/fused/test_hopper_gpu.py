@@ -103,6 +103,7 @@ def test_tokens_are_those_of_the_portable_kernel(V, D, dtype):
         96,
         128,
         129,
+        150,
         192,
         200,
         256,
@@ -116,7 +117,7 @@ def test_tokens_are_those_of_the_portable_kernel(V, D, dtype):
 EVERYTHING = "T seeds row_bias mask cap logprob logz n6"
 
 
-@pytest.mark.parametrize("B", [3, 64, 129, 256])
+@pytest.mark.parametrize("B", [3, 64, 129, 190, 200, 256])
 @pytest.mark.parametrize(
     "names",
     [
@@ -178,8 +179,8 @@ def test_bad_rows_are_invalid_and_alone():
 
 
 CONFIGS = [
-    HopperConfig(warpgroups, block_v, block_d, stages, contiguous)
-    for (warpgroups, block_v, block_d, stages), contiguous in product(
+    HopperConfig(*sizes[:4], contiguous, *sizes[4:])
+    for sizes, contiguous in product(
         [
             (1, 128, 128, 4),
             (1, 128, 64, 9),
@@ -188,6 +189,11 @@ CONFIGS = [
             (2, 256, 64, 4),
             (3, 128, 64, 5),
             (3, 128, 128, 2),
+            (3, 256, 64, 4),
+            (1, 128, 64, 4, 48),
+            (2, 256, 64, 3, 144),
+            (2, 256, 128, 2, 8),
+            (2, 256, 64, 3, 208),
         ],
         (False, True),
     )
@@ -200,8 +206,11 @@ def test_every_config_draws_the_same_tokens(config):
         hidden, weight = problem(256, V, D)
         for B in (7, 130, 256):
             part = hidden[:B].contiguous()
-            sample = flash_sample(part, weight, seed=counter(SEED), config=config)
-            assert torch.equal(sample.tokens, draw(part, weight, "portable").tokens)
+            given = {"seed": counter(SEED), "return_logprob": True}
+            sample = flash_sample(part, weight, config=config, **given)
+            same = draw(part, weight, "portable", return_logprob=True)
+            assert torch.equal(sample.tokens, same.tokens)
+            assert same_bits(sample.logprob, same.logprob)
 
 
 @pytest.mark.parametrize("B", [33, 200])
