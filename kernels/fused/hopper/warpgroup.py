@@ -168,25 +168,30 @@ def compute(
     rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
     stage = 0
     phase = 0
-    for r in range(rounds):
+    # With rows on the N side a warpgroup has 128 tokens of any tile, and one loop is less to compile.
+    for r in range(rounds + (1 if ROWS_ON_N and BLOCK_V > 128 else 0)):
         row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        passes = False
+        if ROWS_ON_N and BLOCK_V > 128:
+            row0 = gl.where(r < rounds, row0, (tail + pid_v) * 128)
+            passes = (r == rounds) & (WARPGROUP > 0)
         if row0 < num_tokens:
-            stage, phase, states = _tile(
-                ring, stage, phase, first_token + row0, parts, states, sizes, processing, N, NOISE,
-                TEMPERATURE_PER_ROW, len(masses_ptr) > 0, ROWS_ON_N, WARPGROUP, WARPGROUPS,
-                BLOCK_V, BLOCK_D, STAGES,
-            )  # fmt: skip
-    if BLOCK_V > 128:
-        row0 = (tail + pid_v) * 128
-        if row0 < num_tokens:
-            if ROWS_ON_N and WARPGROUP > 0:
-                skip_tile(ring, stage, phase, D, BLOCK_D, STAGES)
+            if passes:
+                stage, phase = skip_tile(ring, stage, phase, D, BLOCK_D, STAGES)
             else:
                 stage, phase, states = _tile(
                     ring, stage, phase, first_token + row0, parts, states, sizes, processing, N,
                     NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0, ROWS_ON_N, WARPGROUP,
-                    WARPGROUPS, 128, BLOCK_D, STAGES,
+                    WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
                 )  # fmt: skip
+    if ROWS_ON_N == 0 and BLOCK_V > 128:
+        row0 = (tail + pid_v) * 128
+        if row0 < num_tokens:
+            stage, phase, states = _tile(
+                ring, stage, phase, first_token + row0, parts, states, sizes, processing, N, NOISE,
+                TEMPERATURE_PER_ROW, len(masses_ptr) > 0, ROWS_ON_N, WARPGROUP, WARPGROUPS, 128,
+                BLOCK_D, STAGES,
+            )  # fmt: skip
     number = pid_v
     numbers = programs_v
     if ROWS_ON_N:  # its warpgroups meet the same rows
