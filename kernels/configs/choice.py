@@ -216,7 +216,7 @@ def explanation(
         return f"{rule}; tile shapes for the interpreter"
     row = _row("hopper" if name == "hopper" else _table(noise), B, D, device)
     rows = rows_at_once(B) if name == "hopper" else B
-    cut = "" if rows == B else f"it is cut into {-(-B // rows)} blocks of at most {rows} rows; "
+    cut = "" if rows == B else f"as {rows} rows at once; "
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
     fitted = "" if row.config == found else ", with fewer stages to fit the shared memory"
     if element_bytes == 1:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
@@ -112,14 +112,12 @@ def _row(entry: Any, kernel: str, where: str) -> Row:
     config, buckets = KERNELS[kernel]
     types = {"int": int, "bool": bool}
     sizes = {field.name: types[str(field.type)] for field in fields(config)}
-    optional = {"max_d", *(field.name for field in fields(config) if field.default is not MISSING)}
-    left_out = optional - set(entry) if isinstance(entry, dict) else optional
-    wanted = {"bucket": int, "max_d": int, **sizes}
-    _check(entry, {name: kind for name, kind in wanted.items() if name not in left_out}, where)
+    optional = {"max_d": int} if isinstance(entry, dict) and "max_d" in entry else {}
+    _check(entry, {"bucket": int, **optional, **sizes}, where)
     if entry["bucket"] not in buckets:
         raise InvalidArgument(f"{where}.bucket: expected one of {buckets}; got {entry['bucket']}")
     try:
-        made = config(**{name: entry[name] for name in sizes if name in entry})
+        made = config(**{name: entry[name] for name in sizes})
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}.{error}") from error
     return Row(kernel, "", entry["bucket"], entry.get("max_d", sys.maxsize), made)

@@ -13,7 +13,7 @@ from fsbench.kernels.device.epilogue import capped
 from fsbench.kernels.device.given import count_larger, given_draws
 from fsbench.kernels.device.mass import add_masses, group_moments, mass_of_groups
 from fsbench.kernels.device.stored_logits import place_of_largest
-from fsbench.kernels.noise.arithmetic import halves, pieces
+from fsbench.kernels.noise.arithmetic import halves
 from fsbench.kernels.noise.group import (
     best_draw,
     better,
@@ -32,49 +32,15 @@ ROWS = gl.constexpr(hopper.ROWS)
 
 
 @gluon.constexpr_function
-def group_layout(GROUPS, R=64):
-    """[R, GROUPS] with one element per group of GROUPS / 4 blocks: where a thread has them."""
+def group_layout(GROUPS):
+    """[ROWS, GROUPS] with one element per group of GROUPS / 4 blocks: where a thread has them."""
     return gl.DistributedLinearLayout(
-        reg_bases=([[0, 4]] if GROUPS == 8 else []) + ([[8, 0]] if R == 64 else []),
+        reg_bases=([[0, 4]] if GROUPS == 8 else []) + [[8, 0]],
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=_warp_bases(R),
+        warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[R, GROUPS],
+        shape=[64, GROUPS],
     )
-
-
-@gluon.constexpr_function
-def _warp_bases(R):
-    """Where warps have R rows; with fewer than 32, two or all of them have the same."""
-    first = 16 if R == 64 else 8
-    return [[first, 0] if R > first else [0, 0], [2 * first, 0] if R > 2 * first else [0, 0]]
-
-
-@gluon.constexpr_function
-def logits_layout(R):
-    """[R, 128] with all logits of a group where group_layout(4, R) has the group."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 8], [0, 16], [0, 32], [0, 64]] + ([[8, 0]] if R == 64 else []),
-        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        warp_bases=_warp_bases(R),
-        block_bases=[],
-        shape=[R, 128],
-    )
-
-
-@gluon.jit
-def parts_of(products):
-    """Products [128, P] of tokens with rows on the N side -> [128, R] of each part of the rows."""
-    parts = ()
-    for i in gl.static_range(len(products)):
-        parts += pieces(products[i], min(products[i].shape[1], 64))
-    return parts
-
-
-@gluon.jit
-def rows_first(product):
-    """[128, R] of tokens by rows -> [R, 128], where a thread has whole groups."""
-    return gl.convert_layout(product.permute((1, 0)), logits_layout(product.shape[1]))
 
 
 @gluon.jit
@@ -110,7 +76,7 @@ def consume(
         )  # fmt: skip
     else:
         B, V, _, mask_words, first_sample, _ = sizes
-        LAYOUT: gl.constexpr = group_layout(GROUPS, logits.shape[0])
+        LAYOUT: gl.constexpr = group_layout(GROUPS)
         index = gl.arange(0, GROUPS, gl.SliceLayout(0, LAYOUT))[None, :]
         row = _in_layout(rows[0], LAYOUT)
         noise_row = _in_layout(rows[1], LAYOUT)
@@ -246,7 +212,7 @@ def _block(x, part: gl.constexpr):
     if x.shape[1] == 4:
         return x
     else:
-        layout: gl.constexpr = group_layout(4, x.shape[0])
+        layout: gl.constexpr = group_layout(4)
         return gl.convert_layout(halves(x)[part], layout, assert_trivial=True)
 
 

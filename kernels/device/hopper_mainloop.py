@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fsbench.kernels.configs import hopper
-from fsbench.kernels.device.hopper_epilogue import ROWS, group_layout
+from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.device.mainloop import first_column
 
 # Triton 3.6 knows one of its names, 3.9 the other.
@@ -33,39 +33,20 @@ def _accumulator_layout(N, BITS):
     )
 
 
-@gluon.constexpr_function
-def pieces_of(rows):
-    """The powers of two that rows on the N side are made of: an instruction for each."""
-    return tuple(1 << bit for bit in (7, 6, 5, 4, 3) if rows >> bit & 1)
-
-
-@gluon.constexpr_function
-def first_of_piece(rows, piece):
-    """Where a piece begins."""
-    return sum(1 << bit for bit in [bit for bit in (7, 6, 5, 4, 3) if rows >> bit & 1][:piece])
-
-
 @gluon.jit
 def allocated_ring(
     weight, hidden, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr, ROWS_ON_N: gl.constexpr = 0,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """A ring in shared memory, all of it free. weight, hidden: descriptors.
-
-    With rows on the N side its tiles of hidden are a tuple, of pieces_of(ROWS_ON_N).
-    """
+    """A ring in shared memory, all of it free. weight, hidden: descriptors."""
     BOX: gl.constexpr = weight.block_type.shape[1]
     CHUNKS: gl.constexpr = BLOCK_D // BOX
     weight_ring = gl.allocate_shared_memory(
         weight.dtype, [STAGES * CHUNKS, BLOCK_V, BOX], weight.layout
     )
-    if ROWS_ON_N:
-        PIECES: gl.constexpr = pieces_of(ROWS_ON_N)
-        hidden_ring = ()
-        for i in gl.static_range(len(PIECES)):
-            hidden_ring += (_tiles(hidden, STAGES * CHUNKS, PIECES[i]),)
-    else:
-        hidden_ring = _tiles(hidden, STAGES * CHUNKS * WARPGROUPS, ROWS)
+    hidden_ring = gl.allocate_shared_memory(
+        hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, BOX], hidden.layout
+    )
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -73,13 +54,6 @@ def allocated_ring(
         mbarrier.init(free.index(i), count=WARPGROUPS)
     fence_async_shared()
     return weight_ring, hidden_ring, loaded, free
-
-
-@gluon.jit
-def _tiles(hidden, number: gl.constexpr, rows: gl.constexpr):
-    """Room for tiles of hidden."""
-    shape: gl.constexpr = [number, rows, hidden.block_type.shape[1]]
-    return gl.allocate_shared_memory(hidden.dtype, shape, hidden.layout)
 
 
 @gluon.jit
@@ -91,30 +65,40 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def first_of_box(row, B, BOX: gl.constexpr):
-    """First row of a box that is to begin at `row`. It repeats rows where it would end beyond B.
+def clear_missing_rows(
+    hidden_ring, b0, B, WARPGROUPS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr
+):
+    """Put zeros where a block has fewer rows than the ring has room: they take the least power.
+
+    Nothing is copied there later. What is multiplied with it counts nowhere, whatever it is.
+    """
+    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    if b0 + WARPGROUPS * ROWS > B:
+        zeros = gl.zeros([ROWS, CHUNK], hidden_ring.dtype, LAYOUT)
+        for i in range(STAGES * CHUNKS):
+            for group in range((B - b0) // ROWS, WARPGROUPS):
+                hidden_ring.index(i * WARPGROUPS + group).store(zeros)
+        fence_async_shared()
+
+
+@gluon.jit
+def first_row(planned, B, BOX: gl.constexpr):
+    """First row of a box that is planned to begin at a row below B, so that it ends within B too.
 
     TMA takes longer for rows that are not there than for those that are: a batch of 40 in a box of
     64 took 10 % longer than one of 48 (results/h200/sweep-20261123).
     """
-    return gl.minimum(row, gl.maximum(B - BOX, 0))
+    return gl.minimum(planned, gl.maximum(B - BOX, 0))
 
 
 @gluon.jit
-def rows_of_warpgroup(
-    b0, B, WARPGROUP: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
+def rows_of_warpgroup(b0, B, WARPGROUP: gl.constexpr, BOX: gl.constexpr, LAYOUT: gl.constexpr):
     """(row, whether it is there and no repetition) of each row of its instruction, [ROWS]."""
-    index = gl.arange(0, ROWS, LAYOUT)
-    first = b0 + WARPGROUP * ROWS
-    row = first_of_box(first, B, BOX) + index
-    own = row >= first
-    if BOXES == 2:
-        # What is behind the second box has not been loaded, and its row is none.
-        second = first_of_box(first + BOX, B, BOX) + index - BOX
-        own = (index < BOX) | (second >= BOX)
-        row = gl.where(index < BOX, row, gl.where(index < 2 * BOX, second, B))
-    return row, (row < B) & own
+    index = WARPGROUP * ROWS + gl.arange(0, ROWS, LAYOUT)
+    planned = b0 + index // BOX * BOX
+    row = gl.where(planned < B, first_row(planned, B, BOX) + index % BOX, B)
+    return row, (row < B) & (row >= planned)
 
 
 @gluon.jit
@@ -153,25 +137,10 @@ def program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: g
 
 
 @gluon.jit
-def meeting(
-    row, num_tokens, programs_v, SHARES: gl.constexpr, BLOCK_V: gl.constexpr,
-    CONTIGUOUS: gl.constexpr,
-):  # fmt: skip
-    """Who meets the token of a row of weight: a program, or one of SHARES warpgroups of each."""
-    program = program_of(row, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
-    if SHARES == 1:
-        return program
-    else:
-        _, tail = schedule(num_tokens, programs_v, BLOCK_V)
-        block = row // 128
-        return program * SHARES + gl.where(block < tail, block % SHARES, 0)
-
-
-@gluon.jit
 def _load_tile(
     weight, hidden, ring, stage, phase, row0, v0, b0, B, D,
-    ROWS_ON_N: gl.constexpr, WARPGROUPS: gl.constexpr, BOXES: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    WARPGROUPS: gl.constexpr, BOXES: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free.
 
@@ -180,16 +149,16 @@ def _load_tile(
     weight_ring, hidden_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     BOX: gl.constexpr = hidden.block_type.shape[0]
-    OF_HIDDEN: gl.constexpr = ROWS_ON_N // BOX if ROWS_ON_N else WARPGROUPS * BOXES
-    BYTES: gl.constexpr = (
-        WIDTH // 128 * weight.block_type.nbytes + OF_HIDDEN * hidden.block_type.nbytes
-    )
+    BYTES: gl.constexpr = WIDTH // 128 * weight.block_type.nbytes
+    boxes = gl.cdiv(B - b0, BOX)
     d0 = first_column(v0, D)
     for _ in range(0, D, BLOCK_D):
         mbarrier.wait(free.index(stage), phase)
         bar = loaded.index(stage)
         # Boxes over the edge of a matrix are filled up with zeros, and count in full.
-        mbarrier.expect(bar, CHUNKS * BYTES)
+        for number in gl.static_range(1, WARPGROUPS * BOXES + 1):
+            these = boxes >= number if number == WARPGROUPS * BOXES else boxes == number
+            mbarrier.expect(bar, CHUNKS * (BYTES + number * hidden.block_type.nbytes), pred=these)
         for i in gl.static_range(CHUNKS):
             tile = weight_ring.index(stage * CHUNKS + i)
             for block in gl.static_range(WIDTH // 128):
@@ -198,24 +167,14 @@ def _load_tile(
                     tile.slice(block * 128, 128, dim=0),
                 )  # fmt: skip
         for i in gl.static_range(CHUNKS):
-            if ROWS_ON_N:
-                for part in gl.static_range(len(hidden_ring)):
-                    rows = hidden_ring[part].index(stage * CHUNKS + i)
-                    for number in gl.static_range(rows.shape[0] // BOX):
-                        first = first_of_piece(ROWS_ON_N, part) + number * BOX
-                        copy_to_shared(
-                            hidden, [first_of_box(b0 + first, B, BOX), d0 + i * CHUNK], bar,
-                            rows.slice(number * BOX, BOX, dim=0),
-                        )  # fmt: skip
-            else:
-                for group in gl.static_range(WARPGROUPS):
-                    rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
-                    for number in gl.static_range(BOXES):
-                        first = b0 + group * ROWS + number * BOX
-                        copy_to_shared(
-                            hidden, [first_of_box(first, B, BOX), d0 + i * CHUNK], bar,
-                            rows.slice(number * BOX, BOX, dim=0),
-                        )  # fmt: skip
+            for group in gl.static_range(WARPGROUPS):
+                rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
+                for number in gl.static_range(BOXES):
+                    planned = b0 + group * ROWS + number * BOX
+                    copy_to_shared(
+                        hidden, [first_row(planned, B, BOX), d0 + i * CHUNK], bar,
+                        rows.slice(number * BOX, BOX, dim=0), pred=planned < B,
+                    )  # fmt: skip
         d0 += BLOCK_D
         d0 = gl.where(d0 >= D, 0, d0)
         stage, phase = next_stage(stage, phase, STAGES)
@@ -224,9 +183,8 @@ def _load_tile(
 
 @gluon.jit
 def load_tiles(
-    weight, hidden, ring, share, B, D, ROWS_ON_N: gl.constexpr, WARPGROUPS: gl.constexpr,
-    BOXES: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr,
+    weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, BOXES: gl.constexpr,
+    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The loading warp."""
     b0, pid_v, programs_v, first_token, num_tokens = share
@@ -238,14 +196,14 @@ def load_tiles(
         if row0 < num_tokens:
             stage, phase = _load_tile(
                 weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
-                ROWS_ON_N, WARPGROUPS, BOXES, BLOCK_V, BLOCK_D, STAGES,
+                WARPGROUPS, BOXES, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
         if row0 < num_tokens:
             _load_tile(
                 weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
-                ROWS_ON_N, WARPGROUPS, BOXES, 128, BLOCK_D, STAGES,
+                WARPGROUPS, BOXES, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
 
@@ -285,77 +243,3 @@ def tile_product(
         mbarrier.arrive(free.index(stage), count=1)
         stage, phase = next_stage(stage, phase, STAGES)
     return acc, stage, phase
-
-
-@gluon.constexpr_function
-def sizes_of_parts(rows):
-    """Of rows on the N side, the parts that the epilogue takes one after the other."""
-    if rows == 0:
-        return (hopper.ROWS,)
-    rest = rows % hopper.ROWS
-    return (hopper.ROWS,) * (rows // hopper.ROWS) + pieces_of(rest)
-
-
-@gluon.jit
-def rows_of_part(b0, B, part: gl.constexpr, BOX: gl.constexpr, R: gl.constexpr):
-    """Like rows_of_warpgroup, [R], of a part of rows on the N side."""
-    index = part * ROWS + gl.arange(0, R, gl.SliceLayout(1, group_layout(4, R)))
-    first = b0 + index // BOX * BOX
-    row = first_of_box(first, B, BOX) + index % BOX
-    return row, (row < B) & (row >= first)
-
-
-@gluon.jit
-def turned_product(
-    ring, stage, phase, D, WARPGROUP: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr
-):
-    """As tile_product with rows on the N side: [128, P] of this warpgroup's tokens for each piece.
-
-    Returns:
-        (products, stage, phase).
-    """
-    weight_ring, hidden_ring, loaded, free = ring
-    CHUNKS: gl.constexpr = BLOCK_D // weight_ring.shape[2]
-    products = ()
-    for piece in gl.static_range(len(hidden_ring)):
-        products += (_no_product(hidden_ring[piece].shape[1]),)
-    use_acc = False
-    for _ in range(0, D, BLOCK_D):
-        mbarrier.wait(loaded.index(stage), phase)
-        for i in gl.static_range(CHUNKS):
-            at = stage * CHUNKS + i
-            tokens = weight_ring.index(at).slice(WARPGROUP * 128, 128, dim=0)
-            more = ()
-            for piece in gl.static_range(len(hidden_ring)):
-                more += (
-                    warpgroup_mma(
-                        tokens,
-                        hidden_ring[piece].index(at).permute((1, 0)),
-                        products[piece],
-                        use_acc=use_acc,
-                        is_async=True,
-                    ),
-                )
-            products = more
-            use_acc = True
-        waited = warpgroup_mma_wait(num_outstanding=0, deps=products)
-        products = waited if len(products) > 1 else (waited,)
-        mbarrier.arrive(free.index(stage), count=1)
-        stage, phase = next_stage(stage, phase, STAGES)
-    return products, stage, phase
-
-
-@gluon.jit
-def _no_product(rows: gl.constexpr):
-    return gl.zeros([128, rows], gl.float32, _accumulator_layout(rows, 16))
-
-
-@gluon.jit
-def skip_tile(ring, stage, phase, D, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):
-    """Let a tile in the ring pass by, of which this warpgroup has no tokens."""
-    _, _, loaded, free = ring
-    for _ in range(0, D, BLOCK_D):
-        mbarrier.wait(loaded.index(stage), phase)
-        mbarrier.arrive(free.index(stage), count=1)
-        stage, phase = next_stage(stage, phase, STAGES)
-    return stage, phase

@@ -173,7 +173,6 @@ def _hopper(
     types, constants = _launch(given, noise, samples, ranks)
     types |= {name: f"tensordesc<{dtype}[{n}, {CHUNK}],{layout!r}>" for name, n in rows.items()}
     constants |= {
-        "ROWS_ON_N": config.rows_on_n,
         "WARPGROUPS": config.warpgroups,
         "BOXES": boxes,
         "BLOCK_V": config.block_v,

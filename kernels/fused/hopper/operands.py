@@ -25,10 +25,9 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device)
     return Operands(
         lambda hidden, weight: (_boxes(hidden, box_rows), _boxes(weight, 128)),
-        programs_v * (config.warpgroups if config.rows_on_n else 1),
+        programs_v,
         (blocks_b * programs_v,),
         {
-            "ROWS_ON_N": config.rows_on_n,
             "WARPGROUPS": config.warpgroups,
             "BOXES": boxes,
             "BLOCK_V": config.block_v,

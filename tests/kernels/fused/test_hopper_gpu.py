@@ -103,7 +103,6 @@ def test_tokens_are_those_of_the_portable_kernel(V, D, dtype):
         96,
         128,
         129,
-        150,
         192,
         200,
         256,
@@ -117,7 +116,7 @@ def test_tokens_are_those_of_the_portable_kernel(V, D, dtype):
 EVERYTHING = "T seeds row_bias mask cap logprob logz n6"
 
 
-@pytest.mark.parametrize("B", [3, 64, 129, 190, 200, 256])
+@pytest.mark.parametrize("B", [3, 64, 129, 200, 256])
 @pytest.mark.parametrize(
     "names",
     [
@@ -179,8 +178,8 @@ def test_bad_rows_are_invalid_and_alone():
 
 
 CONFIGS = [
-    HopperConfig(*sizes[:4], contiguous, *sizes[4:])
-    for sizes, contiguous in product(
+    HopperConfig(warpgroups, block_v, block_d, stages, contiguous)
+    for (warpgroups, block_v, block_d, stages), contiguous in product(
         [
             (1, 128, 128, 4),
             (1, 128, 64, 9),
@@ -190,10 +189,6 @@ CONFIGS = [
             (3, 128, 64, 5),
             (3, 128, 128, 2),
             (3, 256, 64, 4),
-            (1, 128, 64, 4, 48),
-            (2, 256, 64, 3, 144),
-            (2, 256, 128, 2, 8),
-            (2, 256, 64, 3, 208),
         ],
         (False, True),
     )
@@ -204,7 +199,7 @@ CONFIGS = [
 def test_every_config_draws_the_same_tokens(config):
     for V, D in ((40961, 512), (777, 2048)):
         hidden, weight = problem(256, V, D)
-        for B in (7, 130, 256):
+        for B in (7, 33, 65, 97, 130, 200, 256):
             part = hidden[:B].contiguous()
             given = {"seed": counter(SEED), "return_logprob": True}
             sample = flash_sample(part, weight, config=config, **given)
