@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs.gpu import operations_per_byte
-from fsbench.kernels.configs.hopper import ROWS, HopperConfig, rows_at_once
+from fsbench.kernels.configs.hopper import ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
 
@@ -215,13 +215,11 @@ def explanation(
     if device.type == "cpu":
         return f"{rule}; tile shapes for the interpreter"
     row = _row("hopper" if name == "hopper" else _table(noise), B, D, device)
-    rows = rows_at_once(B) if name == "hopper" else B
-    cut = "" if rows == B else f"as {rows} rows at once; "
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
     fitted = "" if row.config == found else ", with fewer stages to fit the shared memory"
     if element_bytes == 1:
         fitted = ", changed by an untuned rule for weights of one byte"
     return (
-        f"{rule}; {cut}tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
+        f"{rule}; tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
         f"(record: {row.record})"
     )

@@ -58,7 +58,7 @@ class HopperConfig:
     def boxes(self, B: int) -> tuple[int, int]:
         """(batch rows of a TMA box, boxes of a warpgroup's rows): no more rows than B has."""
         if B > ROWS:
-            return ROWS // 2, 2
+            return ROWS, 1
         half = max(4, 1 << (B - 1).bit_length() >> 1)
         return (half, 2) if half >= 8 else (8, 1)
 
@@ -68,12 +68,7 @@ class HopperConfig:
 
 
 BUCKETS = (64, 128, 192, 256)
-"""Upper ends of the buckets of B; see rows_at_once for a larger B."""
-
-
-def rows_at_once(B: int) -> int:
-    """How many rows decide the config: a batch of more than 256 is cut into equal parts."""
-    return -(-B // -(-B // BUCKETS[-1]))
+"""Upper ends of the buckets of B; choice.hopper_config has what a larger B uses."""
 
 
 def space(B: int) -> list[HopperConfig]:

@@ -60,8 +60,7 @@ def row_for(kernel: str, B: int, D: int, gpu_name: str, capability: tuple[int, i
     Raises:
         InvalidArgument: the file that FSBENCH_TILES names cannot be read, or is no file of tables.
     """
-    rows = hopper.rows_at_once(B) if kernel == "hopper" else B
-    upper = portable.bucket(rows, KERNELS[kernel][1])
+    upper = portable.bucket(B, KERNELS[kernel][1])
     names = (gpu_name, f"sm_{capability[0]}{capability[1]}")
     return next(
         row

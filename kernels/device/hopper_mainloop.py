@@ -65,40 +65,29 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def clear_missing_rows(
-    hidden_ring, b0, B, WARPGROUPS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr
-):
-    """Put zeros where a block has fewer rows than the ring has room: they take the least power.
-
-    Nothing is copied there later. What is multiplied with it counts nowhere, whatever it is.
-    """
-    CHUNKS: gl.constexpr = BLOCK_D // CHUNK
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    if b0 + WARPGROUPS * ROWS > B:
-        zeros = gl.zeros([ROWS, CHUNK], hidden_ring.dtype, LAYOUT)
-        for i in range(STAGES * CHUNKS):
-            for group in range((B - b0) // ROWS, WARPGROUPS):
-                hidden_ring.index(i * WARPGROUPS + group).store(zeros)
-        fence_async_shared()
-
-
-@gluon.jit
-def first_row(planned, B, BOX: gl.constexpr):
-    """First row of a box that is planned to begin at a row below B, so that it ends within B too.
+def first_row(b0, B, WARPGROUP: gl.constexpr, number: gl.constexpr, BOX: gl.constexpr):
+    """First row of a box of a warpgroup. It repeats rows where its own would end beyond the batch.
 
     TMA takes longer for rows that are not there than for those that are: a batch of 40 in a box of
     64 took 10 % longer than one of 48 (results/h200/sweep-20261123).
     """
-    return gl.minimum(planned, gl.maximum(B - BOX, 0))
+    return gl.minimum(b0 + WARPGROUP * ROWS + number * BOX, gl.maximum(B - BOX, 0))
 
 
 @gluon.jit
-def rows_of_warpgroup(b0, B, WARPGROUP: gl.constexpr, BOX: gl.constexpr, LAYOUT: gl.constexpr):
+def rows_of_warpgroup(
+    b0, B, WARPGROUP: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
     """(row, whether it is there and no repetition) of each row of its instruction, [ROWS]."""
-    index = WARPGROUP * ROWS + gl.arange(0, ROWS, LAYOUT)
-    planned = b0 + index // BOX * BOX
-    row = gl.where(planned < B, first_row(planned, B, BOX) + index % BOX, B)
-    return row, (row < B) & (row >= planned)
+    index = gl.arange(0, ROWS, LAYOUT)
+    row = first_row(b0, B, WARPGROUP, 0, BOX) + index
+    own = row >= b0 + WARPGROUP * ROWS
+    if BOXES == 2:
+        # What is behind the second box has not been loaded, and its row is none.
+        second = first_row(b0, B, WARPGROUP, 1, BOX) + index - BOX
+        own = (index < BOX) | (second >= BOX)
+        row = gl.where(index < BOX, row, gl.where(index < 2 * BOX, second, B))
+    return row, (row < B) & own
 
 
 @gluon.jit
@@ -149,16 +138,15 @@ def _load_tile(
     weight_ring, hidden_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
     BOX: gl.constexpr = hidden.block_type.shape[0]
-    BYTES: gl.constexpr = WIDTH // 128 * weight.block_type.nbytes
-    boxes = gl.cdiv(B - b0, BOX)
+    BYTES: gl.constexpr = (
+        WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * BOXES * hidden.block_type.nbytes
+    )
     d0 = first_column(v0, D)
     for _ in range(0, D, BLOCK_D):
         mbarrier.wait(free.index(stage), phase)
         bar = loaded.index(stage)
         # Boxes over the edge of a matrix are filled up with zeros, and count in full.
-        for number in gl.static_range(1, WARPGROUPS * BOXES + 1):
-            these = boxes >= number if number == WARPGROUPS * BOXES else boxes == number
-            mbarrier.expect(bar, CHUNKS * (BYTES + number * hidden.block_type.nbytes), pred=these)
+        mbarrier.expect(bar, CHUNKS * BYTES)
         for i in gl.static_range(CHUNKS):
             tile = weight_ring.index(stage * CHUNKS + i)
             for block in gl.static_range(WIDTH // 128):
@@ -170,10 +158,9 @@ def _load_tile(
             for group in gl.static_range(WARPGROUPS):
                 rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
                 for number in gl.static_range(BOXES):
-                    planned = b0 + group * ROWS + number * BOX
                     copy_to_shared(
-                        hidden, [first_row(planned, B, BOX), d0 + i * CHUNK], bar,
-                        rows.slice(number * BOX, BOX, dim=0), pred=planned < B,
+                        hidden, [first_row(b0, B, group, number, BOX), d0 + i * CHUNK], bar,
+                        rows.slice(number * BOX, BOX, dim=0),
                     )  # fmt: skip
         d0 += BLOCK_D
         d0 = gl.where(d0 >= D, 0, d0)

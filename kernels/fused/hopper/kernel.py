@@ -28,7 +28,6 @@ from fsbench.kernels.device.given import scored, store_rank, targets_of_rows
 from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
 from fsbench.kernels.device.hopper_mainloop import (
     allocated_ring,
-    clear_missing_rows,
     first_of_tile,
     load_tiles,
     program_of,
@@ -92,7 +91,7 @@ def _compute(
     N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, WARPGROUPS: gl.constexpr,
     BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    BOX: gl.constexpr, WARPGROUP: gl.constexpr,
+    BOX: gl.constexpr, BOXES: gl.constexpr, WARPGROUP: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: its rows' candidates and masses of all tiles of the program."""
     b0, pid_v, programs_v, first_token, num_tokens = share
@@ -101,7 +100,7 @@ def _compute(
     keys_ptr, winners_ptr, masses_ptr, logits_ptr, largest_ptr, stride = scratch
     entropy_ptr, ranking = scores
     LAYOUT: gl.constexpr = group_layout(4)
-    row, there = rows_of_warpgroup(b0, B, WARPGROUP, BOX, gl.SliceLayout(1, LAYOUT))
+    row, there = rows_of_warpgroup(b0, B, WARPGROUP, BOX, BOXES, gl.SliceLayout(1, LAYOUT))
     stored = ()
     if len(logits_ptr) > 0:
         stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
@@ -295,7 +294,6 @@ def hopper_kernel(
     pid_v = gl.program_id(0) // num_tiles_b
     programs_v = gl.num_programs(0) // num_tiles_b
     b0 = pid_b * BLOCK_B
-    clear_missing_rows(ring[1], b0, B, WARPGROUPS, BLOCK_D, STAGES)
     share = (b0, pid_v, programs_v, first_token, num_tokens)
     sizes = (B, V, D, mask_words, first_sample, samples)
     noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
@@ -322,13 +320,13 @@ def hopper_kernel(
             [
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, 0)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, 1)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, 2)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 2)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
@@ -340,10 +338,10 @@ def hopper_kernel(
             [
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, 0)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, 1)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
@@ -355,7 +353,7 @@ def hopper_kernel(
             [
                 (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
                             SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, 0)),
+                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],

@@ -62,7 +62,6 @@ EXPLAINED = [
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
     (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on GPUs '*' (r"),
     (40, {}, "the hopper kernel: B = 40 fills not all of 64 rows, of which it loads those alone"),
-    (513, {}, "is above 64 rows; as 171 rows at once; tile shapes for B <= 192 on GPUs '*'"),
     (65, {"noise": "token"}, "no times of the hopper kernel's token noise have been taken; tile"),
     (
         65,

@@ -19,5 +19,5 @@ def test_boxes_hold_every_row_and_from_8_rows_on_no_other(B):
 
 
 @pytest.mark.parametrize("B", [65, 128, 1000])
-def test_a_full_warpgroup_has_two_boxes(B):
-    assert CONFIG.boxes(B) == (32, 2)
+def test_a_full_warpgroup_has_one_box(B):
+    assert CONFIG.boxes(B) == (64, 1)
