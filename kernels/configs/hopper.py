@@ -22,6 +22,8 @@ class HopperConfig:
     block_v, block_d: vocabulary rows and hidden columns of a stage.
     num_stages: of the ring between the loading warp and the computing warpgroups.
     contiguous: the tiles of a program are neighbours; else those of a round are.
+    split: two programs may share a block of tokens (fused.hopper.split), so that all have equal
+        work; the order of tiles is that of `contiguous` then. Up to 64 rows.
     """
 
     warpgroups: int
@@ -29,6 +31,7 @@ class HopperConfig:
     block_d: int
     num_stages: int
     contiguous: bool
+    split: bool = False
 
     def __post_init__(self) -> None:
         for name, options in (
@@ -43,6 +46,11 @@ class HopperConfig:
         if self.warpgroups == 3 and self.block_v > 128:
             raise InvalidArgument(
                 f"block_v: expected 128 with 3 warpgroups (registers); got {self.block_v}"
+            )
+        if self.split and (self.warpgroups, self.block_v) != (1, 128):
+            raise InvalidArgument(
+                "split: expected False but with 1 warpgroup and block_v 128; "
+                f"got {self.warpgroups} and {self.block_v}"
             )
         if self.shared_bytes > _SHARED:
             raise InvalidArgument(
@@ -67,7 +75,7 @@ class HopperConfig:
         return (half, 2) if half >= 8 else (8, 1)
 
     def __str__(self) -> str:
-        order = "c" if self.contiguous else ""
+        order = "s" if self.split else "c" if self.contiguous else ""
         return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
 
 
