@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.configs.gpu import operations_per_byte
-from fsbench.kernels.configs.hopper import ROWS, HopperConfig
+from fsbench.kernels.configs.gpu import multiprocessors, operations_per_byte
+from fsbench.kernels.configs.hopper import BLOCK_TOKENS, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
 
+MOST_IDLE = 0.03
+"""Share of the multiprocessors' time above which splitting blocks pays; see idle_share."""
 _USUAL_ROWS = 64  # of portable_rows
 
 
@@ -75,6 +78,13 @@ def hopper_is_faster(B: int, device: torch.device) -> bool:
     return most < B or most // 2 < B < most <= ROWS
 
 
+def idle_share(V: int, device: torch.device) -> float:
+    """Share of the time in which a multiprocessor has no block of 128 tokens, if none is split."""
+    programs, blocks = multiprocessors(device), -(-V // BLOCK_TOKENS)
+    rounds = -(-blocks // programs)
+    return 1 - blocks / (rounds * programs)
+
+
 # Cached by what a launch knows, so that one look-up is all that it costs.
 @cache
 def default_config(
@@ -96,9 +106,16 @@ def default_config(
 
 @cache
 def hopper_config(B: int, D: int, device: torch.device) -> HopperConfig:
-    """The Hopper kernel's tile shapes."""
+    """The Hopper kernel's tile shapes, before it is known whether blocks are split."""
     config: HopperConfig = _row("hopper", B, D, device).config
     return config
+
+
+def blocks_are_split(B: int, D: int, V: int, device: torch.device) -> bool:
+    """Whether programs of the Hopper kernel share blocks (fused.hopper.split), and win by it."""
+    if B > ROWS or BLOCK_TOKENS * multiprocessors(device) >= V:  # a block for each program at most
+        return False
+    return idle_share(V, device) > MOST_IDLE and hopper_config(B, D, device).can_split
 
 
 def _table(noise: str) -> str:
@@ -144,7 +161,7 @@ def choose(
     by_tma = tma_possible(hidden, weight)
     if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
         _check_fp8(hidden.device)
-    facts = (*hidden.shape, hidden.device, weight.element_size())
+    facts = (*hidden.shape, len(weight), hidden.device, weight.element_size())
     return config_for(*facts, by_tma, noise, kernel, config)
 
 
@@ -163,6 +180,7 @@ def _check_fp8(device: torch.device) -> None:
 def config_for(
     B: int,
     D: int,
+    V: int,
     device: torch.device,
     element_bytes: int,
     by_tma: bool,
@@ -176,15 +194,19 @@ def config_for(
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     wanted = kernel == "hopper" or isinstance(config, HopperConfig)
     if not reason and noise != "token":  # of which no times have been taken there
-        wanted |= hopper_is_faster(B, device)
+        wanted |= hopper_is_faster(B, device) or blocks_are_split(B, D, V, device)
+    if isinstance(config, HopperConfig) and config.split and B > ROWS:
+        raise InvalidArgument(f"config: expected at most {ROWS} rows with split; got {B}")
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
-    return config or hopper_config(B, D, device)
+    found = hopper_config(B, D, device)
+    return config or replace(found, split=blocks_are_split(B, D, V, device))
 
 
 def explanation(
     B: int,
     D: int,
+    V: int,
     device: torch.device,
     element_bytes: int = 2,
     *,
@@ -194,7 +216,7 @@ def explanation(
     config: TileConfig | HopperConfig | None,
 ) -> str:
     """Why `config_for` chooses what it does: the rule, and the row of the tile shapes."""
-    facts = (B, D, device, element_bytes)
+    facts = (B, D, V, device, element_bytes)
     found = config_for(*facts, by_tma, noise, kernel, config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma, element_bytes)
@@ -202,8 +224,13 @@ def explanation(
         rule = f"the {name} kernel, as asked for"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
-    elif noise == "token" and hopper_is_faster(B, device):
+    elif noise == "token" and (hopper_is_faster(B, device) or blocks_are_split(B, D, V, device)):
         rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
+    elif name == "hopper" and blocks_are_split(B, D, V, device):
+        rule = (
+            f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens; whole ones would leave "
+            f"multiprocessors idle for {idle_share(V, device):.0%} of the time"
+        )
     else:
         most = portable_rows(device)
         why = f"is above {most} rows" if most < B else f"is at most {most} rows"
@@ -216,7 +243,9 @@ def explanation(
         return f"{rule}; tile shapes for the interpreter"
     row = _row("hopper" if name == "hopper" else _table(noise), B, D, device)
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
-    fitted = "" if row.config == found else ", with fewer stages to fit the shared memory"
+    fitted = ", with fewer stages to fit the shared memory"
+    if name == "hopper" or row.config == found:
+        fitted = ""
     if element_bytes == 1:
         fitted = ", changed by an untuned rule for weights of one byte"
     return (

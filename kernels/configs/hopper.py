@@ -9,6 +9,8 @@ from fsbench.errors import InvalidArgument
 
 CHUNK = 64
 """Hidden columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
+BLOCK_TOKENS = 128
+"""Tokens of a TMA box of the weight, and of a noise group's span."""
 ROWS = 64
 """Batch rows of a warpgroup: the M of its instruction."""
 _SHARED = 225 * 1024  # 227 KiB less the barriers
@@ -47,7 +49,7 @@ class HopperConfig:
             raise InvalidArgument(
                 f"block_v: expected 128 with 3 warpgroups (registers); got {self.block_v}"
             )
-        if self.split and (self.warpgroups, self.block_v) != (1, 128):
+        if self.split and not self.can_split:
             raise InvalidArgument(
                 "split: expected False but with 1 warpgroup and block_v 128; "
                 f"got {self.warpgroups} and {self.block_v}"
@@ -61,6 +63,11 @@ class HopperConfig:
     def block_b(self) -> int:
         """Batch rows of a program."""
         return self.warpgroups * ROWS
+
+    @property
+    def can_split(self) -> bool:
+        """Whether there is a kernel that splits the blocks of these tiles."""
+        return (self.warpgroups, self.block_v) == (1, BLOCK_TOKENS)
 
     @property
     def shared_bytes(self) -> int:

@@ -218,7 +218,7 @@ def describe(
             return found
     if not why:
         return found
-    facts = (*hidden.shape, hidden.device, rows.element_size())
+    facts = (*hidden.shape, len(rows), hidden.device, rows.element_size())
     return (
         f"{found}: {explanation(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)}"
     )

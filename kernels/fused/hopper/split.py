@@ -16,9 +16,15 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fsbench.kernels.device.hopper_epilogue import ROWS
-from fsbench.kernels.device.hopper_mainloop import accumulator_layout, add_columns, load_columns
+from fsbench.kernels.device.hopper_epilogue import ROWS, group_layout
+from fsbench.kernels.device.hopper_mainloop import (
+    accumulator_layout,
+    add_columns,
+    load_columns,
+    rows_of_warpgroup,
+)
 from fsbench.kernels.device.mainloop import first_column
+from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge
 
 
 @triton.jit
@@ -36,8 +42,9 @@ def program_of_step(step, total, programs):
 
 
 @triton.jit
-def program_of_block(block, num_tokens, programs, steps):
-    """The program that has the last step of a block, and the logits."""
+def program_of_block(block, num_tokens, programs, D, BLOCK_D: tl.constexpr):
+    """The program that has the last step of a block, and with it the logits."""
+    steps = tl.cdiv(D, BLOCK_D)
     return program_of_step(block * steps + steps - 1, tl.cdiv(num_tokens, 128) * steps, programs)
 
 
@@ -93,28 +100,52 @@ def load_pieces(
 
 
 @gluon.jit
-def piece_product(
-    ring, stage, phase, first, end, before, handing,
-    HELD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+def compute_pieces(
+    ring, share, sizes, noise, processing, scratch, scores, handing,
+    N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
 ):  # fmt: skip
-    """The next piece in the ring, added to the predecessor's sum if it begins in the middle.
+    """The one computing warpgroup, in place of warpgroup.compute.
 
-    before: the predecessor.
-    HELD: rows of the instruction that hidden is loaded to.
-
-    Returns:
-        (sum, stage, phase), as device.hopper_mainloop.tile_product.
+    handing: (fp32 [programs, HELD, 128], int32 [programs], which are 0 between calls).
     """
-    acc = gl.zeros([ROWS, 128], gl.float32, accumulator_layout(128, 16))
-    if first > 0:
-        acc = _taken_over(before, handing, HELD)
-    return add_columns(
-        ring, stage, phase, (end - first) * BLOCK_D, acc, first > 0, 0, 1, 128, BLOCK_D, STAGES
-    )
+    b0, pid_v, _, first_token, _ = share
+    B, _, D, _, _, _ = sizes
+    _, _, masses_ptr, _, _, _ = scratch
+    HELD: gl.constexpr = BOX * BOXES  # rows of the instruction that hidden is loaded to
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
+    row, there = rows_of_warpgroup(b0, B, 0, BOX, BOXES, LAYOUT)
+    part, state = begin(
+        row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )  # fmt: skip
+    steps = gl.cdiv(D, BLOCK_D)
+    pieces = pieces_of(share, steps)
+    stage = 0
+    phase = 0
+    # What is handed over is piece 0, what is taken over the last one. Their addresses depend on i,
+    # so that the compiler computes the 64 of a thread there, and keeps none in registers.
+    for i in range(pieces[0]):
+        block, first, end = piece(i, pieces, steps)
+        acc = gl.zeros([ROWS, 128], gl.float32, accumulator_layout(128, 16))
+        if first > 0:
+            acc = _taken_over(pid_v - pieces[0] + i, handing, HELD)
+        acc, stage, phase = add_columns(
+            ring, stage, phase, (end - first) * BLOCK_D, acc, first > 0, 0, 1, 128, BLOCK_D, STAGES
+        )
+        if end < steps:
+            _hand_over(acc, pid_v + i, handing, HELD)
+        else:
+            state = enter(
+                acc, first_token + block * 128, part, state, sizes, processing,
+                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+            )  # fmt: skip
+    merge(part, state, share, sizes, scratch, scores, N)
 
 
 @gluon.jit
-def hand_over(acc, program, handing, HELD: gl.constexpr):
+def _hand_over(acc, program, handing, HELD: gl.constexpr):
     """Leave the sum for the program's successor."""
     sums_ptr, flags_ptr = handing
     at, there = _places(program, HELD)

@@ -204,6 +204,53 @@ def test_every_config_draws_the_same_tokens(config):
             assert torch.equal(sample.tokens, draw(part, weight, "portable").tokens)
 
 
+SPLIT = [HopperConfig(1, 128, *sizes, False, split=True) for sizes in ((128, 4), (64, 9), (256, 2))]
+
+
+@pytest.mark.parametrize("config", SPLIT, ids=str)
+@pytest.mark.parametrize("D", [64, 72, 1152, 4096])
+def test_split_blocks_have_the_bits_of_whole_ones(D, config):
+    """From no block for each program to several, and all that a call may ask for."""
+    for V in (100, 132 * 128, 132 * 128 + 1, 19_000, 33_793, 49_155):
+        whole, weight = problem(64, V, D)
+        for B in (1, 9, 17, 33, 48, 64):
+            hidden = whole[:B].contiguous()
+            theirs = draw(hidden, weight, "portable", return_logprob=True, return_logz=True)
+            ours = flash_sample(
+                hidden, weight, seed=counter(SEED), return_logprob=True, return_logz=True,
+                config=config,
+            )  # fmt: skip
+            assert torch.equal(ours.tokens, theirs.tokens)
+            assert same_bits(ours.logprob, theirs.logprob) and same_bits(ours.logz, theirs.logz)
+        given = {"seed": counter(SEED), **options(EVERYTHING, 64, V)}
+        ours, theirs = (flash_sample(whole, weight, config=c, **given) for c in (config, None))
+        assert torch.equal(ours.tokens, theirs.tokens)
+        assert same_bits(ours.logprob, theirs.logprob) and same_bits(ours.logz, theirs.logz)
+
+
+def test_graphs_on_several_streams_hand_over_their_own_sums():
+    """With more programs than multiprocessors, some start when others have ended."""
+    hidden, weight = problem(64, 19_000, 1152)
+    expected = [draw(hidden, weight, "portable", offset=counter(i)).tokens for i in range(50)]
+
+    def launch(hidden, seed, offset):
+        return flash_sample(hidden, weight, seed=seed, offset=offset, config=SPLIT[0]).tokens
+
+    offsets = [counter(0) for _ in range(3)]
+    replays = [capture(launch, hidden, counter(SEED), offset) for offset in offsets]
+    streams = [torch.cuda.Stream() for _ in offsets]
+    drawn: list[list[torch.Tensor]] = [[] for _ in offsets]
+    torch.cuda.synchronize()
+    for i in range(50):
+        for replay, offset, stream, tokens in zip(replays, offsets, streams, drawn, strict=True):
+            with torch.cuda.stream(stream):
+                offset.fill_(i)
+                tokens.append(replay().clone())
+    torch.cuda.synchronize()
+    for tokens in drawn:
+        assert all(torch.equal(a, b) for a, b in zip(tokens, expected, strict=True))
+
+
 @pytest.mark.parametrize("B", [33, 200])
 def test_ten_thousand_replays_in_a_row(B):
     """Each draws afresh, the last is still the oracle's, and two graphs share nothing."""

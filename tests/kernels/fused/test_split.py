@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 import triton
@@ -32,7 +34,7 @@ def shares_kernel(out_ptr, source_ptr, num_tokens, programs, steps, MOST: tl.con
         tl.store(at + i * 3 + 1, first)
         tl.store(at + i * 3 + 2, end)
     for block in range(program, tl.cdiv(num_tokens, 128), programs):
-        tl.store(source_ptr + block, program_of_block(block, num_tokens, programs, steps))
+        tl.store(source_ptr + block, program_of_block(block, num_tokens, programs, steps, 1))
 
 
 def shares(blocks: int, programs: int, steps: int, short: int = 0) -> tuple[list, list[int]]:
@@ -85,8 +87,8 @@ def test_the_head_is_done_before_the_successor_wants_it():
     """If all programs keep the same pace: nobody waits."""
     for blocks, programs, steps in ((149, 132, 32), (385, 132, 24), (1002, 132, 64), (133, 132, 7)):
         found, _ = shares(blocks, programs, steps)
-        for before, after in zip(found, found[1:], strict=False):
-            block, first, end = after[-1]
+        for before, after in pairwise(found):
+            block, first, _ = after[-1]
             if first > 0:
                 assert before[0] == (block, 0, first)
                 begun = sum(end - first for _, first, end in after[:-1])
