@@ -16,8 +16,12 @@ from fsbench.kernels.configs.hopper import BLOCK_TOKENS, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
 
-MOST_IDLE = 0.03
-"""Share of the multiprocessors' time above which splitting blocks pays; see idle_share."""
+WORTH_SPLITTING = 64_000_000
+"""Bytes that the last round must leave room for, so that splitting blocks pays; see idle_bytes.
+
+Measured at 44 and 5 % of idle multiprocessors (results/h200/small-heads.csv): 121 MB save 5 of 46
+us and 113 MB 2 to 6 of 470; 22 MB lose up to 3 of 95. An H200 reads 64 MB in 14 us.
+"""
 _USUAL_ROWS = 64  # of portable_rows
 
 
@@ -78,11 +82,10 @@ def hopper_is_faster(B: int, device: torch.device) -> bool:
     return most < B or most // 2 < B < most <= ROWS
 
 
-def idle_share(V: int, device: torch.device) -> float:
-    """Share of the time in which a multiprocessor has no block of 128 tokens, if none is split."""
+def idle_bytes(D: int, V: int, device: torch.device) -> int:
+    """Bytes of a 16-bit weight that the last round of whole blocks of tokens leaves room for."""
     programs, blocks = multiprocessors(device), -(-V // BLOCK_TOKENS)
-    rounds = -(-blocks // programs)
-    return 1 - blocks / (rounds * programs)
+    return -blocks % programs * BLOCK_TOKENS * D * 2
 
 
 # Cached by what a launch knows, so that one look-up is all that it costs.
@@ -115,7 +118,8 @@ def blocks_are_split(B: int, D: int, V: int, device: torch.device) -> bool:
     """Whether programs of the Hopper kernel share blocks (fused.hopper.split), and win by it."""
     if B > ROWS or BLOCK_TOKENS * multiprocessors(device) >= V:  # a block for each program at most
         return False
-    return idle_share(V, device) > MOST_IDLE and hopper_config(B, D, device).can_split
+    worth = idle_bytes(D, V, device) >= WORTH_SPLITTING
+    return worth and hopper_config(B, D, device).can_split
 
 
 def _table(noise: str) -> str:
@@ -228,8 +232,8 @@ def explanation(
         rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
     elif name == "hopper" and blocks_are_split(B, D, V, device):
         rule = (
-            f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens; whole ones would leave "
-            f"multiprocessors idle for {idle_share(V, device):.0%} of the time"
+            f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens, as whole ones would "
+            f"leave room for {idle_bytes(D, V, device) / 1e6:.0f} MB in their last round"
         )
     else:
         most = portable_rows(device)

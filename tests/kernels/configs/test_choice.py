@@ -45,7 +45,8 @@ def test_where_two_warpgroups_are_needed_rows_may_be_missing(both, monkeypatch):
 
 
 def test_blocks_are_split_where_the_last_round_would_be_short(both, monkeypatch):
-    """On 4 multiprocessors: five blocks, of which three would idle while the last is computed."""
+    """On 4 multiprocessors: five blocks leave room for three of 16 KiB."""
+    monkeypatch.setattr(_choice, "WORTH_SPLITTING", 3 * 2**14)
     whole = HopperConfig(1, 128, 64, 2, False)
     split = HopperConfig(1, 128, 64, 2, False, split=True)
     monkeypatch.setattr(_choice, "hopper_config", lambda *shape: whole)
@@ -54,6 +55,7 @@ def test_blocks_are_split_where_the_last_round_would_be_short(both, monkeypatch)
     assert chosen(1, 4 * 128) == chosen(1, 3 * 128) == chosen(1, 8 * 128) == PORTABLE
     assert chosen(1, 8 * 128, kernel="hopper") == whole
     assert chosen(1, 9 * 128, kernel="hopper") == split
+    assert chosen(1, 10 * 128, kernel="hopper") == whole
     assert chosen(1, 9 * 128, kernel="portable") == PORTABLE
     wide = HopperConfig(1, 256, 64, 2, False)
     monkeypatch.setattr(_choice, "hopper_config", lambda *shape: wide)
@@ -88,8 +90,8 @@ EXPLAINED = [
     (
         1,
         {"V": SMALL},
-        "the hopper kernel: it splits blocks of 128 tokens; whole ones would leave "
-        "multiprocessors idle for 44% of the time; tile shapes for B <= 64 on GPUs '*' (r",
+        "the hopper kernel: it splits blocks of 128 tokens, as whole ones would leave room for "
+        "121 MB in their last round; tile shapes for B <= 64 on GPUs '*' (r",
     ),
     (65, {"V": SMALL}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on"),
     (1, {"V": SMALL, "noise": "token"}, "no times of the hopper kernel's token noise have been"),
