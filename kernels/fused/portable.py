@@ -201,6 +201,8 @@ def _finish(
         AT_ONCE: tl.constexpr = min(128, 2048 // BLOCK_B)
         program = tl.arange(0, AT_ONCE)[None, :]
         mass = mass_of_programs(masses_ptr, programs_v, program, rows, B, entropy_ptr is not None)
+        if RANKS > 1:  # before candidates, as the Hopper kernel: ranks may run either
+            mass = mass_of_ranks(mass, rows, rows < B, line, RANKS, WATCH)
     if winners_ptr is not None:
         token = token_of_key(found)
         source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
@@ -210,8 +212,6 @@ def _finish(
         chosen = (logit,)
     if RANKS > 1:
         found, chosen = best_of_ranks(found, chosen, at, there, line, RANKS, WATCH)
-        if masses_ptr is not None:
-            mass = mass_of_ranks(mass, rows, rows < B, line, RANKS, WATCH)
     token = token_of_key(found)
     out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
     tl.store(tokens_ptr + out, found if RANKS == 0 else token.to(tl.int64), mask=there)
