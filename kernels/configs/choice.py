@@ -19,7 +19,7 @@ from fsbench.kernels.configs.tables import Row, row_for
 WORTH_SPLITTING = 64_000_000
 """Bytes that the last round must leave room for, so that splitting blocks pays; see idle_bytes.
 
-Measured at 44 and 5 % of idle multiprocessors (results/h200/small-heads.csv): 121 MB save 5 of 46
+Measured at 44 and 5 % of idle multiprocessors (results/h200/split/split.csv): 121 MB save 5 of 46
 us and 113 MB 2 to 6 of 470; 22 MB lose up to 3 of 95. An H200 reads 64 MB in 14 us.
 """
 _USUAL_ROWS = 64  # of portable_rows
