@@ -2,10 +2,10 @@
 
 A small head has few blocks of 128 tokens for each program, and a last round of them that keeps a
 few multiprocessors busy, each at what one alone can read. Narrower blocks would change the noise.
-So the steps of all blocks, in order, are cut into a share for each program. A share ends with the
-first steps of a block: the program takes these before all others, and leaves the sum, fp32, for its
-successor, whose share begins with the rest of the block, and who takes it last. The tensor core
-goes on with the same sum in the same order, so logits are the bits of a block that is not split.
+So the steps of all blocks, in order, are cut into equal shares, one for each program. A share ends
+with the first steps of a block: the program takes these before all others, and leaves the sum,
+fp32, for its successor, whose share begins with the rest of the block, and who takes it last. The
+tensor core goes on with the same sum in the same order, so logits are the bits of whole blocks.
 
 The successor finds the sum there, as a rule. It waits only for a program of a lower number, which
 a GPU starts first: so the two need not run at the same time.
