@@ -19,8 +19,8 @@ from fsbench.kernels.configs.tables import Row, row_for
 WORTH_SPLITTING = 64_000_000
 """Bytes that the last round must leave room for, so that splitting blocks pays; see idle_bytes.
 
-Measured at 44 and 5 % of idle multiprocessors (results/h200/split/split.csv): 121 MB save 5 of 46
-us and 113 MB 2 to 6 of 470; 22 MB lose up to 3 of 95. An H200 reads 64 MB in 14 us.
+An H200 reads them in 14 us. Five heads with 69 MB or more gain at every batch size, 1 to 7 us;
+five with 57 MB or less gain up to 2 and lose up to 4 us (results/h200/split).
 """
 _USUAL_ROWS = 64  # of portable_rows
 
