@@ -131,7 +131,7 @@ def _row(table: str, B: int, D: int, device: torch.device) -> Row:
     """Of a table, for a GPU; of the Hopper kernel's large batches the one of _BLOCKS that fits."""
     name = torch.cuda.get_device_properties(device).name
     capability = torch.cuda.get_device_capability(device)
-    if table != "hopper" or B <= max(_BLOCKS):
+    if table != "hopper" or max(_BLOCKS) >= B:
         return row_for(table, B, D, name, capability)
     programs = multiprocessors(device)
     rows = (row_for(table, bucket, D, name, capability) for bucket in _BLOCKS)
