@@ -76,7 +76,7 @@ ADAPTERS = {each.expected.version: each for each in (vllm_0_26.Adapter, vllm_0_3
 _GREEDY = "_greedy_sample_draft"
 _RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 _LOG = logging.getLogger("vllm.fsbench")
-_WARMED = 1, 16, 32, 64, 128, 256  # one of each bucket of batch sizes that kernels are compiled for
+_WARMED = 1, 16, 32, 64, 128, 192, 256  # one of each bucket that kernels are compiled for
 
 
 def register() -> None:

@@ -26,12 +26,14 @@ class Operands(NamedTuple):
     programs_v: that share the vocabulary, for each block of rows.
     grid: blocks of rows times programs_v.
     tiles: what a kernel must be compiled with for it.
+    handed: fp32 numbers of scratch for sums that programs hand over (fused.hopper.split).
     """
 
     load: Callable[[Tensor, Tensor], tuple[Any, Any]]
     programs_v: int
     grid: tuple[int]
     tiles: dict[str, Any]
+    handed: int = 0
 
 
 def load_operands(hidden: Tensor, weight: Tensor, V: int, config: TileConfig) -> Operands:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,12 +11,19 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.configs.gpu import operations_per_byte
-from fsbench.kernels.configs.hopper import ROWS, HopperConfig
+from fsbench.kernels.configs.gpu import multiprocessors, operations_per_byte
+from fsbench.kernels.configs.hopper import BLOCK_TOKENS, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
 
+WORTH_SPLITTING = 64_000_000
+"""Bytes that the last round must leave room for, so that splitting blocks pays; see idle_bytes.
+
+An H200 reads them in 14 us. Five heads with 69 MB or more gain at every batch size, 1 to 7 us;
+five with 57 MB or less gain up to 2 and lose up to 4 us (results/h200/split).
+"""
 _USUAL_ROWS = 64  # of portable_rows
+_BLOCKS = 256, 192  # buckets of the Hopper kernel, whose blocks of rows larger batches are cut into
 
 
 @cache
@@ -75,6 +83,12 @@ def hopper_is_faster(B: int, device: torch.device) -> bool:
     return most < B or most // 2 < B < most <= ROWS
 
 
+def idle_bytes(D: int, V: int, device: torch.device) -> int:
+    """Bytes of a 16-bit weight that the last round of whole blocks of tokens leaves room for."""
+    programs, blocks = multiprocessors(device), -(-V // BLOCK_TOKENS)
+    return -blocks % programs * BLOCK_TOKENS * D * 2
+
+
 # Cached by what a launch knows, so that one look-up is all that it costs.
 @cache
 def default_config(
@@ -96,9 +110,17 @@ def default_config(
 
 @cache
 def hopper_config(B: int, D: int, device: torch.device) -> HopperConfig:
-    """The Hopper kernel's tile shapes."""
+    """The Hopper kernel's tile shapes, before it is known whether blocks are split."""
     config: HopperConfig = _row("hopper", B, D, device).config
     return config
+
+
+def blocks_are_split(B: int, D: int, V: int, device: torch.device) -> bool:
+    """Whether programs of the Hopper kernel share blocks (fused.hopper.split), and win by it."""
+    if B > ROWS or BLOCK_TOKENS * multiprocessors(device) >= V:  # a block for each program at most
+        return False
+    worth = idle_bytes(D, V, device) >= WORTH_SPLITTING
+    return worth and hopper_config(B, D, device).can_split
 
 
 def _table(noise: str) -> str:
@@ -106,9 +128,20 @@ def _table(noise: str) -> str:
 
 
 def _row(table: str, B: int, D: int, device: torch.device) -> Row:
-    """Of a table, for a GPU."""
+    """Of a table, for a GPU; of the Hopper kernel's large batches the one of _BLOCKS that fits."""
     name = torch.cuda.get_device_properties(device).name
-    return row_for(table, B, D, name, torch.cuda.get_device_capability(device))
+    capability = torch.cuda.get_device_capability(device)
+    if table != "hopper" or max(_BLOCKS) >= B:
+        return row_for(table, B, D, name, capability)
+    programs = multiprocessors(device)
+    rows = (row_for(table, bucket, D, name, capability) for bucket in _BLOCKS)
+    return min(rows, key=lambda row: _rows_of_a_program(B, row.config.block_b, programs))
+
+
+def _rows_of_a_program(B: int, block_b: int, programs: int) -> float:
+    """How many rows of the whole vocabulary each of the programs computes, in blocks of rows."""
+    blocks = -(-B // block_b)
+    return blocks * block_b / (max(programs // blocks, 1) * blocks)
 
 
 def why_not_hopper(device: torch.device, by_tma: bool, element_bytes: int = 2) -> str | None:
@@ -144,7 +177,7 @@ def choose(
     by_tma = tma_possible(hidden, weight)
     if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
         _check_fp8(hidden.device)
-    facts = (*hidden.shape, hidden.device, weight.element_size())
+    facts = (*hidden.shape, len(weight), hidden.device, weight.element_size())
     return config_for(*facts, by_tma, noise, kernel, config)
 
 
@@ -163,6 +196,7 @@ def _check_fp8(device: torch.device) -> None:
 def config_for(
     B: int,
     D: int,
+    V: int,
     device: torch.device,
     element_bytes: int,
     by_tma: bool,
@@ -176,15 +210,19 @@ def config_for(
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     wanted = kernel == "hopper" or isinstance(config, HopperConfig)
     if not reason and noise != "token":  # of which no times have been taken there
-        wanted |= hopper_is_faster(B, device)
+        wanted |= hopper_is_faster(B, device) or blocks_are_split(B, D, V, device)
+    if isinstance(config, HopperConfig) and config.split and B > ROWS:
+        raise InvalidArgument(f"config: expected at most {ROWS} rows with split; got {B}")
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
-    return config or hopper_config(B, D, device)
+    found = hopper_config(B, D, device)
+    return config or replace(found, split=blocks_are_split(B, D, V, device))
 
 
 def explanation(
     B: int,
     D: int,
+    V: int,
     device: torch.device,
     element_bytes: int = 2,
     *,
@@ -194,7 +232,7 @@ def explanation(
     config: TileConfig | HopperConfig | None,
 ) -> str:
     """Why `config_for` chooses what it does: the rule, and the row of the tile shapes."""
-    facts = (B, D, device, element_bytes)
+    facts = (B, D, V, device, element_bytes)
     found = config_for(*facts, by_tma, noise, kernel, config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
     reason = why_not_hopper(device, by_tma, element_bytes)
@@ -202,8 +240,13 @@ def explanation(
         rule = f"the {name} kernel, as asked for"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
-    elif noise == "token" and hopper_is_faster(B, device):
+    elif noise == "token" and (hopper_is_faster(B, device) or blocks_are_split(B, D, V, device)):
         rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
+    elif name == "hopper" and blocks_are_split(B, D, V, device):
+        rule = (
+            f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens, as whole ones would "
+            f"leave room for {idle_bytes(D, V, device) / 1e6:.0f} MB in their last round"
+        )
     else:
         most = portable_rows(device)
         why = f"is above {most} rows" if most < B else f"is at most {most} rows"
@@ -216,10 +259,16 @@ def explanation(
         return f"{rule}; tile shapes for the interpreter"
     row = _row("hopper" if name == "hopper" else _table(noise), B, D, device)
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
-    fitted = "" if row.config == found else ", with fewer stages to fit the shared memory"
+    cut = ""
+    if name == "hopper" and max(_BLOCKS) < B:
+        block_b = row.config.block_b
+        cut = f"{-(-B // block_b)} blocks of {block_b} rows leave a program the fewest; "
+    fitted = ", with fewer stages to fit the shared memory"
+    if name == "hopper" or row.config == found:
+        fitted = ""
     if element_bytes == 1:
         fitted = ", changed by an untuned rule for weights of one byte"
     return (
-        f"{rule}; tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
+        f"{rule}; {cut}tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
         f"(record: {row.record})"
     )

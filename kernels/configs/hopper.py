@@ -9,6 +9,8 @@ from fsbench.errors import InvalidArgument
 
 CHUNK = 64
 """Hidden columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
+BLOCK_TOKENS = 128
+"""Tokens of a TMA box of the weight, and of a noise group's span."""
 ROWS = 64
 """Batch rows of a warpgroup: the M of its instruction."""
 _SHARED = 225 * 1024  # 227 KiB less the barriers
@@ -22,6 +24,8 @@ class HopperConfig:
     block_v, block_d: vocabulary rows and hidden columns of a stage.
     num_stages: of the ring between the loading warp and the computing warpgroups.
     contiguous: the tiles of a program are neighbours; else those of a round are.
+    split: two programs may share a block of tokens (fused.hopper.split), so that all have equal
+        work; the order of tiles is that of `contiguous` then. Up to 64 rows.
     """
 
     warpgroups: int
@@ -29,6 +33,7 @@ class HopperConfig:
     block_d: int
     num_stages: int
     contiguous: bool
+    split: bool = False
 
     def __post_init__(self) -> None:
         for name, options in (
@@ -40,9 +45,10 @@ class HopperConfig:
             if getattr(self, name) not in options:
                 wanted = " or ".join(map(str, options))
                 raise InvalidArgument(f"{name}: expected {wanted}; got {getattr(self, name)}")
-        if self.warpgroups == 3 and self.block_v > 128:
+        if self.split and not self.can_split:
             raise InvalidArgument(
-                f"block_v: expected 128 with 3 warpgroups (registers); got {self.block_v}"
+                "split: expected False but with 1 warpgroup and block_v 128; "
+                f"got {self.warpgroups} and {self.block_v}"
             )
         if self.shared_bytes > _SHARED:
             raise InvalidArgument(
@@ -53,6 +59,11 @@ class HopperConfig:
     def block_b(self) -> int:
         """Batch rows of a program."""
         return self.warpgroups * ROWS
+
+    @property
+    def can_split(self) -> bool:
+        """Whether there is a kernel that splits the blocks of these tiles."""
+        return (self.warpgroups, self.block_v) == (1, BLOCK_TOKENS)
 
     @property
     def shared_bytes(self) -> int:
@@ -67,19 +78,19 @@ class HopperConfig:
         return (half, 2) if half >= 8 else (8, 1)
 
     def __str__(self) -> str:
-        order = "c" if self.contiguous else ""
+        order = "s" if self.split else "c" if self.contiguous else ""
         return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
 
 
 BUCKETS = (64, 128, 192, 256)
-"""Upper ends of the buckets of B; a larger B uses the last bucket's config."""
+"""Upper ends of the buckets of B; choice.hopper_config has what a larger B uses."""
 
 
 def space(B: int) -> list[HopperConfig]:
     """The tuning space for one bucket of B: no warpgroup without rows, and all stages that fit."""
     warpgroups = -(-B // ROWS) if B <= 3 * ROWS else 2
     found = []
-    for block_v, block_d in product((128, 256) if warpgroups < 3 else (128,), (64, 128, 256)):
+    for block_v, block_d in product((128, 256), (64, 128, 256)):
         stage_bytes = (warpgroups * ROWS + block_v) * block_d * 2
         stages = min(16, _SHARED // stage_bytes)
         if stages >= 2:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
@@ -107,10 +107,15 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
+def sizes_of(config: Any) -> dict[str, str]:
+    """Names and types of what a table has of a config; what has a default is chosen elsewhere."""
+    return {field.name: str(field.type) for field in fields(config) if field.default is MISSING}
+
+
 def _row(entry: Any, kernel: str, where: str) -> Row:
     config, buckets = KERNELS[kernel]
     types = {"int": int, "bool": bool}
-    sizes = {field.name: types[str(field.type)] for field in fields(config)}
+    sizes = {name: types[kind] for name, kind in sizes_of(config).items()}
     optional = {"max_d": int} if isinstance(entry, dict) and "max_d" in entry else {}
     _check(entry, {"bucket": int, **optional, **sizes}, where)
     if entry["bucket"] not in buckets:

@@ -26,7 +26,7 @@ CHUNK = gl.constexpr(hopper.CHUNK)
 
 
 @gluon.constexpr_function
-def _accumulator_layout(N, BITS):
+def accumulator_layout(N, BITS):
     """Of an instruction for N columns, whose operands have so many bits."""
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 256 // BITS]
@@ -126,14 +126,14 @@ def program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: g
 
 
 @gluon.jit
-def _load_tile(
-    weight, hidden, ring, stage, phase, row0, v0, b0, B, D,
+def load_columns(
+    weight, hidden, ring, stage, phase, row0, d0, columns, b0, B, D,
     WARPGROUPS: gl.constexpr, BOXES: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free.
 
-    Its first row of weight, row0, is token v0.
+    It begins at row row0 of weight. columns: so many from column d0 on, which goes round at D.
     """
     weight_ring, hidden_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // CHUNK
@@ -141,8 +141,7 @@ def _load_tile(
     BYTES: gl.constexpr = (
         WIDTH // 128 * weight.block_type.nbytes + WARPGROUPS * BOXES * hidden.block_type.nbytes
     )
-    d0 = first_column(v0, D)
-    for _ in range(0, D, BLOCK_D):
+    for _ in range(0, columns, BLOCK_D):
         mbarrier.wait(free.index(stage), phase)
         bar = loaded.index(stage)
         # Boxes over the edge of a matrix are filled up with zeros, and count in full.
@@ -181,15 +180,17 @@ def load_tiles(
     for r in range(rounds):
         row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
         if row0 < num_tokens:
-            stage, phase = _load_tile(
-                weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
+            stage, phase = load_columns(
+                weight, hidden, ring, stage, phase, row0, first_column(first_token + row0, D), D,
+                b0, B, D,
                 WARPGROUPS, BOXES, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
         if row0 < num_tokens:
-            _load_tile(
-                weight, hidden, ring, stage, phase, row0, first_token + row0, b0, B, D,
+            load_columns(
+                weight, hidden, ring, stage, phase, row0, first_column(first_token + row0, D), D,
+                b0, B, D,
                 WARPGROUPS, BOXES, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
@@ -206,15 +207,26 @@ def tile_product(
     Returns:
         (product, stage, phase).
     """
+    BITS: gl.constexpr = ring[0].dtype.primitive_bitwidth
+    DTYPE: gl.constexpr = gl.int32 if BITS == 8 else gl.float32
+    # On bytes, and with the registers of three warpgroups, an instruction has at most 128 columns.
+    N: gl.constexpr = min(WIDTH, 128) if BITS == 8 or WARPGROUPS == 3 else WIDTH
+    acc = gl.zeros([ROWS, WIDTH], DTYPE, accumulator_layout(N, BITS))
+    return add_columns(
+        ring, stage, phase, D, acc, False, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
+    )
+
+
+@gluon.jit
+def add_columns(
+    ring, stage, phase, columns, acc, use_acc, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
+    WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As tile_product, of the next `columns` in the ring, added to acc; or not, if not use_acc."""
     weight_ring, hidden_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // weight_ring.shape[2]
-    BITS: gl.constexpr = weight_ring.dtype.primitive_bitwidth
-    DTYPE: gl.constexpr = gl.int32 if BITS == 8 else gl.float32
-    # An instruction on bytes has at most 128 columns here.
-    N: gl.constexpr = min(WIDTH, 128) if BITS == 8 else WIDTH
-    acc = gl.zeros([ROWS, WIDTH], DTYPE, _accumulator_layout(N, BITS))
-    use_acc = False
-    for _ in range(0, D, BLOCK_D):
+    use_acc = gl.to_tensor(use_acc)
+    for _ in range(0, columns, BLOCK_D):
         mbarrier.wait(loaded.index(stage), phase)
         for i in gl.static_range(CHUNKS):
             at = stage * CHUNKS + i
@@ -225,7 +237,7 @@ def tile_product(
                 use_acc=use_acc,
                 is_async=True,
             )
-            use_acc = True
+            use_acc = gl.to_tensor(True)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(free.index(stage), count=1)
         stage, phase = next_stage(stage, phase, STAGES)

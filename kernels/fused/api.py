@@ -96,7 +96,7 @@ def flash_sample(
         kernel: "hopper", "portable", or "auto": the first where it can run (`describe` says which).
             It can on compute capability 9.0, with group noise, on matrices that TMA can load.
         config: tile shapes, HopperConfig or TileConfig; by default the shipped choice for this GPU,
-            B and D. Logits are the same bits with any config of either kernel, and so are tokens.
+            B, D and V. Logits are the same bits with any config of either kernel, so are tokens.
 
     Returns:
         Sample. A row with a NaN or +inf logit, or without a finite one, has no draw: its token is
@@ -218,7 +218,7 @@ def describe(
             return found
     if not why:
         return found
-    facts = (*hidden.shape, hidden.device, rows.element_size())
+    facts = (*hidden.shape, len(rows), hidden.device, rows.element_size())
     return (
         f"{found}: {explanation(*facts, by_tma=by_tma, noise=noise, kernel=kernel, config=config)}"
     )

@@ -24,7 +24,7 @@ from fsbench.kernels.call.result import Sample
 from fsbench.kernels.call.standing import launch_standing
 from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.configs.choice import choose
-from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate
@@ -70,7 +70,7 @@ def launch(
         *kind_of(request),
     )
     with launching_on(device):
-        work = workspace(B * at_once, device)
+        work = workspace(max(B * at_once, _counters(config, device)), device)
         limits = _target_logits(request, logits, out.rank) if given else None
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
@@ -78,6 +78,7 @@ def launch(
             if first_sample == 0:
                 loaded_hidden, loaded_weight = operands.load(hidden, weight)
                 winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
+                handed = _handed_over(operands, device)
             run(
                 hidden=loaded_hidden,
                 weight=loaded_weight,
@@ -105,6 +106,7 @@ def launch(
                 counts_ptr=None if line is None else line.counts,
                 first_sample=first_sample,
                 **scale,
+                **handed,
             )
         if looked_at and stored is not None:
             launch_standing(request, stored, masses, out._replace(logprob=None))
@@ -131,7 +133,7 @@ def plain(request: Request) -> Callable[..., Sample]:
         tokens = torch.empty(B, dtype=torch.int64, device=device)
         valid = torch.empty(B, dtype=torch.bool, device=device)
         with launching_on(device):
-            work = workspace(B, device)
+            work = workspace(max(B, _counters(config, device)), device)
             loaded_hidden, loaded_weight = operands.load(hidden, weight)
             run(
                 hidden=loaded_hidden,
@@ -144,10 +146,25 @@ def plain(request: Request) -> Callable[..., Sample]:
                 tokens_ptr=tokens,
                 valid_ptr=valid,
                 first_sample=0,
+                **_handed_over(operands, device),
             )
         return Sample(tokens, valid)
 
     return again
+
+
+def _counters(config: TileConfig | HopperConfig, device: torch.device) -> int:
+    """Arrivals that a launch needs at least: one, and where blocks are split a flag a program."""
+    if isinstance(config, HopperConfig) and config.split:
+        return 1 + multiprocessors(device)
+    return 1
+
+
+def _handed_over(operands: Operands, device: torch.device) -> dict[str, Tensor]:
+    """Memory for the sums that programs hand over, as an argument, where blocks are split."""
+    if not operands.handed:
+        return {}
+    return {"sums_ptr": torch.empty(operands.handed, dtype=torch.float32, device=device)}
 
 
 def _partial_sums(

@@ -155,7 +155,7 @@ def flash_sampling_kernel(
     there = (rows < B)[:, None] & (sample < N)
     at = rows[:, None] * N + sample
     key = tl.max(best, axis=1, keep_dims=True)
-    tl.atomic_max(keys_ptr + at, key.reshape(BLOCK_B, COLUMNS), mask=there)
+    tl.atomic_max(keys_ptr + at, key.reshape(BLOCK_B, COLUMNS), mask=there, sem="relaxed")
     if winners_ptr is not None:
         # Candidates of a row differ in their token, so one is the best.
         mine = tl.max(tl.where(best == key, best_logit, float("-inf")), axis=1)
@@ -165,12 +165,13 @@ def flash_sampling_kernel(
         store_mass(masses_ptr, mass_of_rows(mass), programs_v, pid_v, rows, B, rows < B)
     for i in tl.static_range(len(counts)):
         of_rows = rank_ptr + rows.to(tl.int64) * samples + first_sample + i
-        tl.atomic_add(of_rows, tl.sum(counts[i], axis=1), mask=rows < B)
+        tl.atomic_add(of_rows, tl.sum(counts[i], axis=1), mask=rows < B, sem="relaxed")
 
-    # All of this program's candidates are merged before its arrival is counted.
+    # All of this program's candidates are merged before its arrival is counted. That releases and
+    # acquires for all of its threads; the other atomics need not.
     tl.debug_barrier()
     if tl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
-        tl.atomic_xchg(arrivals_ptr + pid_b, 0)
+        tl.atomic_xchg(arrivals_ptr + pid_b, 0, sem="relaxed")
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
             seed_ptr, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr, logprob_ptr,
@@ -200,6 +201,8 @@ def _finish(
         AT_ONCE: tl.constexpr = min(128, 2048 // BLOCK_B)
         program = tl.arange(0, AT_ONCE)[None, :]
         mass = mass_of_programs(masses_ptr, programs_v, program, rows, B, entropy_ptr is not None)
+        if RANKS > 1:  # before candidates, as the Hopper kernel: ranks may run either
+            mass = mass_of_ranks(mass, rows, rows < B, line, RANKS, WATCH)
     if winners_ptr is not None:
         token = token_of_key(found)
         source = (token - first_token) // BLOCK_V % programs_v  # the program that met it
@@ -209,8 +212,6 @@ def _finish(
         chosen = (logit,)
     if RANKS > 1:
         found, chosen = best_of_ranks(found, chosen, at, there, line, RANKS, WATCH)
-        if masses_ptr is not None:
-            mass = mass_of_ranks(mass, rows, rows < B, line, RANKS, WATCH)
     token = token_of_key(found)
     out = rows.to(tl.int64)[:, None] * samples + first_sample + sample
     tl.store(tokens_ptr + out, found if RANKS == 0 else token.to(tl.int64), mask=there)

@@ -42,7 +42,7 @@ def ordered_key(score, token):
 def take_keys(keys_ptr, at, there):
     """The keys at `at`, which are put back to rest."""
     lowest = tl.full(at.shape, LOWEST_KEY, tl.int64)
-    return tl.atomic_xchg(keys_ptr + at, lowest, mask=there)
+    return tl.atomic_xchg(keys_ptr + at, lowest, mask=there, sem="relaxed")
 
 
 @triton.jit

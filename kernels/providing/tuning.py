@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from functools import partial
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from fsbench.kernels.configs import hopper, portable
-from fsbench.kernels.configs.tables import KERNELS
+from fsbench.kernels.configs.tables import KERNELS, sizes_of
 from fsbench.kernels.providing.launches import FlashSampling
 from fsbench.problem import Problem
 from fsbench.provider import Launch, Tuning
@@ -62,7 +61,8 @@ def text(
     lines = ["[[tiles]]", *(f"{name} = {json.dumps(value)}" for name, value in head.items())]
     lines.append("configs = [")
     for bucket, max_d, config in rows:
-        entry = {"bucket": bucket, "max_d": max_d, **asdict(config)}
+        sizes = {name: getattr(config, name) for name in sizes_of(config)}
+        entry = {"bucket": bucket, "max_d": max_d, **sizes}
         pairs = [
             f"{name} = {json.dumps(value)}" for name, value in entry.items() if value is not None
         ]

@@ -180,6 +180,10 @@ def _hopper(
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
     }
+    if config.split:
+        types["sums_ptr"] = "*fp32"
+    else:
+        constants["sums_ptr"] = None
     box = f"{boxes} x {box_rows} rows" if box_rows < ROWS // 2 else ""
     name = " ".join(filter(None, [str(config), dtype, noise, box, words]))
     return variant("flash_sampling_hopper", name, HOPPER, types, constants, 90, num_warps=4)
@@ -288,6 +292,11 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
             yield _hopper(config, bucket, option, (option,))
         for rows in (8, 32):  # fewer rows than a warpgroup has: the kernel was asked for
             yield _hopper(config, rows)
+        split = replace(config, split=True)
+        for rows in (8, 32, 64):
+            yield _hopper(split, rows)
+        yield _hopper(split, bucket, "score", SCORED, noise="given")
+        yield _hopper(split, bucket, "everything, n = 1", EVERYTHING)
         yield _hopper(config, bucket, "stores without largest", ("logits stored",))
         yield _hopper(config, bucket, "stores with everything", FILTERED)
         yield _hopper(config, bucket, "n = 4", samples=4)

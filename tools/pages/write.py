@@ -20,6 +20,7 @@ from pages import (
     screen,
     speculation,
     speed,
+    split,
 )
 from pages.blocks import BLOCKS, ROOT
 
@@ -38,6 +39,7 @@ MAKERS = (
         screen,
         speculation,
         speed,
+        split,
     ),
 )
 """Importing them registers their blocks."""

@@ -18,34 +18,25 @@ Functions hand on tuples. What is absent is an empty one, as None cannot be in a
     processing  ((soft_cap,), (bias_ptr,), (row_bias_ptr,), (mask_ptr,))
     scratch     (keys_ptr, (winners_ptr,), (masses_ptr,), (logits_ptr,), (largest_ptr,), stride)
     scores      (entropy_ptr,), (rank_ptr, limits_ptr)
-    rows, stored, best, mass, counts: as device.hopper_epilogue.consume takes them
+    handing     (sums_ptr, flags_ptr), where blocks are split: see split
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fsbench.kernels.device.given import scored, store_rank, targets_of_rows
-from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
-from fsbench.kernels.device.hopper_mainloop import (
-    allocated_ring,
-    first_of_tile,
-    load_tiles,
-    program_of,
-    rows_of_warpgroup,
-    schedule,
-    tile_product,
-)
+from fsbench.kernels.device.given import scored, store_rank
+from fsbench.kernels.device.hopper_epilogue import ROWS
+from fsbench.kernels.device.hopper_mainloop import allocated_ring, load_tiles, program_of
 from fsbench.kernels.device.mass import (
     entropy_of_mass,
     log_of_mass,
     log_probability,
     mass_of_programs,
-    mass_of_rows,
-    no_mass,
-    store_mass,
 )
-from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows, temperatures_of_rows
-from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
+from fsbench.kernels.device.rows import temperatures_of_rows
+from fsbench.kernels.fused.hopper.split import compute_pieces, load_pieces, program_of_block
+from fsbench.kernels.fused.hopper.warpgroup import compute
+from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.shard.exchange import best_of_ranks, mass_of_ranks
 
 LOADER_REGISTERS = gl.constexpr(24)
@@ -64,119 +55,12 @@ def _power_of_2(least):
 
 
 @gluon.jit
-def _tile(
-    ring, stage, phase, v0, rows, sizes, processing, stored, best, mass, counts,
-    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
-    WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """Let the next tile in the ring enter the running candidates, masses, counts; see consume."""
-    _, V, D, _, _, _ = sizes
-    logits, stage, phase = tile_product(
-        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
-    )
-    if v0 + WIDTH > V:
-        offs_v = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, logits.type.layout))
-        logits = gl.where((offs_v < V)[None, :], logits, float("-inf"))
-    best, mass, counts = consume(
-        logits, v0, rows, sizes, processing, stored, best, mass, counts,
-        N, NOISE, GREEDY_ROWS, WITH_MASS,
-    )  # fmt: skip
-    return stage, phase, best, mass, counts
-
-
-@gluon.jit
-def _compute(
-    ring, share, sizes, noise, processing, scratch, scores,
-    N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
-    OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, WARPGROUPS: gl.constexpr,
-    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    BOX: gl.constexpr, BOXES: gl.constexpr, WARPGROUP: gl.constexpr,
-):  # fmt: skip
-    """A computing warpgroup: its rows' candidates and masses of all tiles of the program."""
-    b0, pid_v, programs_v, first_token, num_tokens = share
-    B, V, _, _, first_sample, samples = sizes
-    seed_ptr, offset_ptr, temperature = noise
-    keys_ptr, winners_ptr, masses_ptr, logits_ptr, largest_ptr, stride = scratch
-    entropy_ptr, ranking = scores
-    LAYOUT: gl.constexpr = group_layout(4)
-    row, there = rows_of_warpgroup(b0, B, WARPGROUP, BOX, BOXES, gl.SliceLayout(1, LAYOUT))
-    stored = ()
-    if len(logits_ptr) > 0:
-        stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
-    column = row[:, None]
-    in_batch = column < B
-    offset = offsets_of_rows(
-        offset_ptr[0] if len(offset_ptr) > 0 else None, column, in_batch, OFFSET_PER_ROW
-    )
-    T, inverse_temperature = temperatures_of_rows(
-        temperature, column, in_batch, TEMPERATURE_PER_ROW
-    )
-    seed, noise_row = seeds_of_rows(seed_ptr, column, in_batch, SEED_PER_ROW)
-    if NOISE == "given":
-        seed = ()
-        for i in gl.static_range(N):
-            at = column.to(gl.int64) * samples + first_sample + i
-            seed += (targets_of_rows(seed_ptr, at, in_batch, V),)
-    limits = ()
-    counts = ()
-    if len(ranking) > 0:
-        for i in gl.static_range(N):
-            at = column.to(gl.int64) * samples + first_sample + i
-            limits += (gl.load(ranking[1] + at, mask=in_batch, other=0.0),)
-            counts += (gl.full([ROWS, 4], 0, gl.int32, LAYOUT),)
-    rows = (column, noise_row, seed, offset, T, inverse_temperature, limits)
-    best = ()
-    for _ in gl.static_range(N):
-        best += ((
-            gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT),
-            gl.full([ROWS, 4], 0, gl.int32, LAYOUT),
-            gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT),
-        ),)  # fmt: skip
-    mass = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT), len(entropy_ptr) > 0)
-    rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
-    stage = 0
-    phase = 0
-    for r in range(rounds):
-        row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
-        if row0 < num_tokens:
-            stage, phase, best, mass, counts = _tile(
-                ring, stage, phase, first_token + row0, rows, sizes, processing,
-                stored, best, mass, counts, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
-                WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
-            )  # fmt: skip
-    if BLOCK_V > 128:
-        row0 = (tail + pid_v) * 128
-        if row0 < num_tokens:
-            stage, phase, best, mass, counts = _tile(
-                ring, stage, phase, first_token + row0, rows, sizes, processing,
-                stored, best, mass, counts, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
-                WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
-            )  # fmt: skip
-
-    for i in gl.static_range(N):
-        score, token, logit = best[i]
-        candidate = ordered_key(gl.where(score == score, score, float("inf")), token)
-        key = gl.max(candidate, axis=1)
-        gl.atomic_max(keys_ptr + row * N + i, key, mask=there)
-        if len(winners_ptr) > 0:
-            # Candidates of a row differ in their token, so one is the best.
-            mine = gl.where(candidate == key[:, None], logit, float("-inf"))
-            at = winners_ptr[0] + (pid_v * B + row) * N + i
-            gl.store(at, gl.max(mine, axis=1), mask=there)
-        if len(ranking) > 0:
-            at = ranking[0] + row.to(gl.int64) * samples + first_sample + i
-            gl.atomic_add(at, gl.sum(counts[i], axis=1), mask=there)
-    if len(masses_ptr) > 0:
-        store_mass(masses_ptr[0], mass_of_rows(mass), programs_v, pid_v, row, B, there)
-
-
-@gluon.jit
 def _finish(
     share, targets_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
-    logprob_ptr, logz_ptr, scores, line, B, V, samples, first_sample, N: gl.constexpr,
+    logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N: gl.constexpr,
     NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
+    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace."""
     SPAN: gl.constexpr = _power_of_2(BLOCK_B)
@@ -200,11 +84,15 @@ def _finish(
     for i in gl.static_range(N):
         at = row * N + i
         lowest = row.to(gl.int64) * 0 + LOWEST_KEY
-        key = gl.atomic_xchg(keys_ptr + at, lowest, mask=there)
+        key = gl.atomic_xchg(keys_ptr + at, lowest, mask=there, sem="relaxed")
         chosen = ()
         if winners_ptr is not None:
             token = token_of_key(key)
-            source = program_of(token - first_token, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
+            own = token - first_token
+            if SPLIT:
+                source = program_of_block(own // 128, num_tokens, programs_v, D, BLOCK_D)
+            else:
+                source = program_of(own, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
             winner = winners_ptr + (source * B + row) * N + i
             drawn = there & (token >= 0)
             logit = gl.load(winner, mask=drawn, other=float("nan"), cache_modifier=".cg")
@@ -250,6 +138,7 @@ def hopper_kernel(
     arrivals_ptr,
     winners_ptr,
     masses_ptr,
+    sums_ptr,  # fp32, scratch: sums that programs hand over (split); None: no block is split
     tokens_ptr,
     valid_ptr,
     logprob_ptr,
@@ -288,6 +177,7 @@ def hopper_kernel(
 ):
     BLOCK_B: gl.constexpr = WARPGROUPS * ROWS
     BOX: gl.constexpr = hidden.block_type.shape[0]
+    SPLIT: gl.constexpr = sums_ptr is not None
     ring = allocated_ring(weight, hidden, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
     num_tiles_b = gl.cdiv(B, BLOCK_B)
     pid_b = gl.program_id(0) % num_tiles_b
@@ -318,15 +208,15 @@ def hopper_kernel(
     if WARPGROUPS == 3:
         gl.warp_specialize(
             [
-                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
-                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
-                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 2)),
+                (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
+                (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
+                (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 2)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
@@ -336,24 +226,36 @@ def hopper_kernel(
     elif WARPGROUPS == 2:
         gl.warp_specialize(
             [
-                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
-                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
+                (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
+                (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
             [SECOND_OF_TWO, LOADER_REGISTERS],
         )  # fmt: skip
+    elif SPLIT:
+        handing = (sums_ptr, arrivals_ptr + 1)  # the flags follow the one counter
+        gl.warp_specialize(
+            [
+                (compute_pieces, (ring, share, sizes, noise, processing, scratch, scores, handing,
+                                  N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW,
+                                  BLOCK_D, STAGES, BOX, BOXES)),
+                (load_pieces, (weight, hidden, ring, share, B, D, BOXES, BLOCK_D, STAGES)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (_compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                            SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                            CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
+                (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
+                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
                 (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
                               CONTIGUOUS, BLOCK_D, STAGES)),
             ],
@@ -361,12 +263,13 @@ def hopper_kernel(
             [LOADER_REGISTERS],
         )  # fmt: skip
 
-    # All warpgroups have merged their candidates before the program's arrival is counted.
+    # All warpgroups have merged their candidates before the program's arrival is counted. That
+    # releases and acquires for all of the program's threads; the other atomics need not.
     if gl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
-        gl.atomic_xchg(arrivals_ptr + pid_b, 0)
+        gl.atomic_xchg(arrivals_ptr + pid_b, 0, sem="relaxed")
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
             share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
-            logprob_ptr, logz_ptr, scores, line, B, V, samples, first_sample, N, NOISE,
-            TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS,
+            logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N, NOISE,
+            TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS, BLOCK_D, SPLIT,
         )  # fmt: skip

@@ -35,7 +35,9 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
             "BLOCK_D": config.block_d,
             "STAGES": config.num_stages,
             "num_warps": 4,
+            **({} if config.split else {"sums_ptr": None}),
         },
+        programs_v * box_rows * boxes * 128 if config.split else 0,
     )
 
 

@@ -29,8 +29,8 @@ def both(monkeypatch):
     _choice.config_for.cache_clear()
 
 
-def chosen(B: int, **wish: object) -> object:
-    return _choice.choose(torch.zeros(B, 64), torch.zeros(500, 64), "group", **wish)
+def chosen(B: int, V: int = 500, **wish: object) -> object:
+    return _choice.choose(torch.zeros(B, 64), torch.zeros(V, 64), "group", **wish)
 
 
 def test_the_number_of_rows_decides(both):
@@ -42,6 +42,32 @@ def test_where_two_warpgroups_are_needed_rows_may_be_missing(both, monkeypatch):
     monkeypatch.setattr(_choice, "portable_rows", lambda device: 128)
     assert [chosen(B) for B in (33, 65, 128)] == 3 * [PORTABLE]
     assert chosen(129) == HOPPER
+
+
+def test_blocks_are_split_where_the_last_round_would_be_short(both, monkeypatch):
+    """On 4 multiprocessors: five blocks leave room for three of 16 KiB."""
+    monkeypatch.setattr(_choice, "WORTH_SPLITTING", 3 * 2**14)
+    whole = HopperConfig(1, 128, 64, 2, False)
+    split = HopperConfig(1, 128, 64, 2, False, split=True)
+    monkeypatch.setattr(_choice, "hopper_config", lambda *shape: whole)
+    assert [chosen(B, 4 * 128 + 1) for B in (1, 33, 64)] == 3 * [split]
+    assert chosen(65, 4 * 128 + 1) == whole
+    assert chosen(1, 4 * 128) == chosen(1, 3 * 128) == chosen(1, 8 * 128) == PORTABLE
+    assert chosen(1, 8 * 128, kernel="hopper") == whole
+    assert chosen(1, 9 * 128, kernel="hopper") == split
+    assert chosen(1, 10 * 128, kernel="hopper") == whole
+    assert chosen(1, 9 * 128, kernel="portable") == PORTABLE
+    wide = HopperConfig(1, 256, 64, 2, False)
+    monkeypatch.setattr(_choice, "hopper_config", lambda *shape: wide)
+    _choice.config_for.cache_clear()
+    assert chosen(1, 4 * 128 + 1) == PORTABLE and chosen(33, 4 * 128 + 1) == wide
+
+
+def test_a_split_that_there_is_no_kernel_for_is_refused(both):
+    with pytest.raises(InvalidArgument, match="at most 64 rows with split; got 65"):
+        chosen(65, config=HopperConfig(1, 128, 64, 2, False, split=True))
+    with pytest.raises(InvalidArgument, match="split: expected False but with 1 warpgroup"):
+        HopperConfig(2, 128, 64, 2, False, split=True)
 
 
 @pytest.mark.parametrize("B", [1, 1000])
@@ -58,10 +84,22 @@ def test_where_the_hopper_kernel_cannot_run():
         chosen(1000, kernel="hopper")
 
 
+SMALL = 149 * 128
+"""Tokens of a head that leaves 115 of 132 multiprocessors idle in its second round."""
 EXPLAINED = [
+    (
+        1,
+        {"V": SMALL},
+        "the hopper kernel: it splits blocks of 128 tokens, as whole ones would leave room for "
+        "121 MB in their last round; tile shapes for B <= 64 on GPUs '*' (r",
+    ),
+    (65, {"V": SMALL}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on"),
+    (1, {"V": SMALL, "noise": "token"}, "no times of the hopper kernel's token noise have been"),
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
     (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on GPUs '*' (r"),
     (40, {}, "the hopper kernel: B = 40 fills not all of 64 rows, of which it loads those alone"),
+    (513, {}, "3 blocks of 192 rows leave a program the fewest; tile shapes for B <= 192 on GPUs"),
+    (577, {}, "5 blocks of 128 rows leave a program the fewest; tile shapes for B <= 256 on GPUs"),
     (65, {"noise": "token"}, "no times of the hopper kernel's token noise have been taken; tile"),
     (
         65,
@@ -75,15 +113,31 @@ EXPLAINED = [
 @pytest.mark.parametrize(("B", "wish", "expected"), EXPLAINED)
 def test_the_choice_is_explained_by_its_rule_and_its_row(monkeypatch, B, wish, expected):
     cuda = _choice.torch.cuda
-    facts = SimpleNamespace(name="NVIDIA H200", shared_memory_per_block_optin=232448)
+    facts = SimpleNamespace(
+        name="NVIDIA H200", shared_memory_per_block_optin=232448, multi_processor_count=132
+    )
     monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts)
     monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
     # A device of its own: what is chosen for it is kept.
     asked = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None} | wish
-    text = _choice.explanation(B, 4096, torch.device("cuda", 7), **asked)
+    V = asked.pop("V", 151_936)
+    text = _choice.explanation(B, 4096, V, torch.device("cuda", 7), **asked)
     assert expected in text
     if "config" not in wish:
         assert "(record: " in text
+
+
+@pytest.mark.parametrize(
+    ("B", "block_b"),
+    [(192, 192), (193, 128), (384, 128), (512, 128), (576, 192), (896, 128), (960, 192)],
+)
+def test_rows_are_cut_into_the_blocks_that_leave_the_fewest_to_a_program(monkeypatch, B, block_b):
+    cuda = _choice.torch.cuda
+    facts = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
+    # A device of its own: what is chosen for it is kept.
+    assert _choice.hopper_config(B, 4096, torch.device("cuda", 7)).block_b == block_b
 
 
 CHIPS = {

@@ -57,9 +57,10 @@ def test_shipped_configs_are_those_that_were_measured():
     for kernel in KERNELS:
         for gpu in (H100, "NVIDIA GH200 480GB"):
             assert find(kernel, 256, 8192, gpu) == find(kernel, 256, 8192, H200)
-    assert [find("hopper", B, 4096, H200) for B in (1, 65, 1024)] == [
+    assert [find("hopper", B, 4096, H200) for B in (1, 65, 129, 1024)] == [
         HopperConfig(1, 128, 128, 4, False),
         HopperConfig(2, 256, 64, 4, False),
+        HopperConfig(3, 256, 64, 4, False),
         HopperConfig(2, 256, 64, 4, True),
     ]
     assert str(find("portable", 64, 4096, OTHER)) == "b64v128d64s16Nw8p3x1"
@@ -69,12 +70,6 @@ def test_an_unknown_hopper_gpu_begins_with_the_tiles_of_a_known_one():
     for B in (16, 128, 256):
         assert find("portable", B, 4096, OTHER, (9, 0)) == find("portable", B, 4096, H200)
         assert find("portable", B, 4096, OTHER, (8, 0)) == find("portable", B, 4096, OTHER)
-
-
-def test_three_warpgroups_have_no_registers_for_a_wide_tile():
-    assert HopperConfig(3, 128, 64, 5, False).block_b == 192
-    with pytest.raises(InvalidArgument, match="block_v: expected 128 with 3 warpgroups"):
-        HopperConfig(3, 256, 64, 2, False)
 
 
 @pytest.mark.parametrize("B", hopper.BUCKETS)

@@ -116,7 +116,7 @@ def test_tokens_are_those_of_the_portable_kernel(V, D, dtype):
 EVERYTHING = "T seeds row_bias mask cap logprob logz n6"
 
 
-@pytest.mark.parametrize("B", [3, 64, 129, 256])
+@pytest.mark.parametrize("B", [3, 64, 129, 200, 256])
 @pytest.mark.parametrize(
     "names",
     [
@@ -188,6 +188,7 @@ CONFIGS = [
             (2, 256, 64, 4),
             (3, 128, 64, 5),
             (3, 128, 128, 2),
+            (3, 256, 64, 4),
         ],
         (False, True),
     )
@@ -198,10 +199,91 @@ CONFIGS = [
 def test_every_config_draws_the_same_tokens(config):
     for V, D in ((40961, 512), (777, 2048)):
         hidden, weight = problem(256, V, D)
-        for B in (7, 130, 256):
+        for B in (7, 33, 65, 97, 130, 200, 256):
             part = hidden[:B].contiguous()
-            sample = flash_sample(part, weight, seed=counter(SEED), config=config)
-            assert torch.equal(sample.tokens, draw(part, weight, "portable").tokens)
+            given = {"seed": counter(SEED), "return_logprob": True}
+            sample = flash_sample(part, weight, config=config, **given)
+            same = draw(part, weight, "portable", return_logprob=True)
+            assert torch.equal(sample.tokens, same.tokens)
+            assert same_bits(sample.logprob, same.logprob)
+
+
+SPLIT = HopperConfig(1, 128, 128, 4, False, split=True)
+
+
+def assert_split_is_equal(hidden, weight, config=SPLIT, **given) -> None:
+    """All that a call returns is to the bit what it is without split blocks."""
+    given = {"seed": counter(SEED), **given}
+    ours = flash_sample(hidden, weight, config=config, **given)
+    theirs = flash_sample(hidden, weight, kernel="portable", **given)
+    assert torch.equal(ours.tokens, theirs.tokens) and torch.equal(ours.valid, theirs.valid)
+    for one, other in zip(ours[2:], theirs[2:], strict=True):
+        assert (one is None and other is None) or same_bits(one, other)
+
+
+@pytest.mark.parametrize("D", [64, 72, 1152, 4096])
+def test_split_blocks_have_the_bits_of_whole_ones(D):
+    """With less than a block for each program, a block, a little more, and several."""
+    for V in (100, 132 * 128, 132 * 128 + 1, 19_000, 33_793, 49_155):
+        whole, weight = problem(64, V, D)
+        for B in (1, 9, 17, 33, 48, 64):
+            hidden = whole[:B].contiguous()
+            assert_split_is_equal(hidden, weight, return_logprob=True, return_logz=True)
+
+
+@pytest.mark.parametrize("sizes", [(64, 9), (256, 2)])
+def test_blocks_are_split_at_steps_of_any_size(sizes):
+    hidden, weight = problem(64, 19_000, 1152)
+    config = HopperConfig(1, 128, *sizes, False, split=True)
+    assert_split_is_equal(hidden, weight, config, return_logz=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"temperature": 0.0, "return_logprob": True},
+        {"num_samples": 6},
+        {"return_rank": True, "return_top": 5},
+        {"noise": "token"},
+    ],
+)
+def test_a_split_takes_options(given):
+    hidden, weight = problem(48, 19_000, 1152)
+    assert_split_is_equal(hidden, weight, **given)
+
+
+def test_a_split_takes_options_of_each_row():
+    hidden, weight = problem(48, 19_000, 1152)
+    assert_split_is_equal(hidden, weight, **options(EVERYTHING, 48, 19_000))
+
+
+def test_the_choice_splits_the_blocks_of_small_heads():
+    hidden, weight = problem(64, 19_000, 4096)
+    assert describe(hidden[:1], weight) == describe(hidden, weight) == f"{SPLIT}"
+    assert not describe(hidden[:1], weight[: 132 * 128]).startswith("hopper-")
+
+
+def test_graphs_on_several_streams_hand_over_their_own_sums():
+    """With more programs than multiprocessors, some start when others have ended."""
+    hidden, weight = problem(64, 19_000, 1152)
+    expected = [draw(hidden, weight, "portable", offset=counter(i)).tokens for i in range(50)]
+
+    def launch(hidden, seed, offset):
+        return flash_sample(hidden, weight, seed=seed, offset=offset, config=SPLIT).tokens
+
+    offsets = [counter(0) for _ in range(3)]
+    replays = [capture(launch, hidden, counter(SEED), offset) for offset in offsets]
+    streams = [torch.cuda.Stream() for _ in offsets]
+    drawn: list[list[torch.Tensor]] = [[] for _ in offsets]
+    torch.cuda.synchronize()
+    for i in range(50):
+        for replay, offset, stream, tokens in zip(replays, offsets, streams, drawn, strict=True):
+            with torch.cuda.stream(stream):
+                offset.fill_(i)
+                tokens.append(replay().clone())
+    torch.cuda.synchronize()
+    for tokens in drawn:
+        assert all(torch.equal(a, b) for a, b in zip(tokens, expected, strict=True))
 
 
 @pytest.mark.parametrize("B", [33, 200])

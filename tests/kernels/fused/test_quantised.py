@@ -221,9 +221,9 @@ def test_describe_and_the_choice_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     asked: dict[str, Any] = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None}
     for B in (1, 32, 64, 128, 256):
-        config = _choice.config_for(B, 8192, gpu, 1, **asked)
+        config = _choice.config_for(B, 8192, 128_256, gpu, 1, **asked)
         assert isinstance(config, TileConfig) and config.v_on_m and config.num_stages > 1
-        assert "untuned rule" in _choice.explanation(B, 8192, gpu, 1, **asked)
+        assert "untuned rule" in _choice.explanation(B, 8192, 128_256, gpu, 1, **asked)
 
 
 def test_fp8_is_refused_where_triton_cannot_convert_it(monkeypatch):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from kernel_compiler import compile_variants
+from tree import ROOT
 
 LOAD = re.compile(r"ld\.global\.b32\s+\{ %r\d+ \}, \[ (%rd\d+) \+ 0 \]")
 STORE = re.compile(r"st\.global\.b32\s+\[ (%rd\d+) \+ 0 \]")
@@ -23,6 +24,14 @@ def counted(ptx: list[str]) -> list[str]:
         for line, text in enumerate(ptx)
         if (found := STORE.search(text)) and found[1] in loaded
     ]
+
+
+@pytest.mark.parametrize("file", ["portable", "hopper/kernel"])
+def test_both_kernels_exchange_masses_before_candidates(file):
+    """Ranks may run either. Each waits for what the other sends next, or both wait for ever."""
+    text = (ROOT / f"kernels/fused/{file}.py").read_text()
+    finish = text[text.index("def _finish(") :]
+    assert 0 < finish.index("= mass_of_ranks(") < finish.index("= best_of_ranks(")
 
 
 @pytest.mark.full

@@ -1,0 +1,174 @@
+"""Blocks of tokens whose sum over D two programs share, in Gluon: equal work for all programs.
+
+A small head has few blocks of 128 tokens for each program, and a last round of them that keeps a
+few multiprocessors busy, each at what one alone can read. Narrower blocks would change the noise.
+So the steps of all blocks, in order, are cut into equal shares, one for each program. A share ends
+with the first steps of a block: the program takes these before all others, and leaves the sum,
+fp32, for its successor, whose share begins with the rest of the block, and who takes it last. The
+tensor core goes on with the same sum in the same order, so logits are the bits of whole blocks.
+
+The successor finds the sum there, as a rule. It waits only for a program of a lower number, which
+a GPU starts first: so the two need not run at the same time.
+"""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from fsbench.kernels.device.hopper_epilogue import ROWS, group_layout
+from fsbench.kernels.device.hopper_mainloop import (
+    accumulator_layout,
+    add_columns,
+    load_columns,
+    rows_of_warpgroup,
+)
+from fsbench.kernels.device.mainloop import first_column
+from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge
+
+
+@triton.jit
+def first_step(program, total, programs):
+    """The first of a program's steps among the total; those of its successor follow."""
+    return total // programs * program + tl.minimum(program, total % programs)
+
+
+@triton.jit
+def program_of_step(step, total, programs):
+    """The program that has a step."""
+    most = total // programs + 1
+    longer = total % programs * most  # steps of the first programs, which have one more
+    return tl.where(step < longer, step // most, (step - longer) // (most - 1) + total % programs)
+
+
+@triton.jit
+def program_of_block(block, num_tokens, programs, D, BLOCK_D: tl.constexpr):
+    """The program that has the last step of a block, and with it the logits."""
+    steps = tl.cdiv(D, BLOCK_D)
+    return program_of_step(block * steps + steps - 1, tl.cdiv(num_tokens, 128) * steps, programs)
+
+
+@triton.jit
+def pieces_of(share, steps):
+    """(number of a program's pieces, its first step, the first one that is not its own)."""
+    _, pid_v, programs_v, _, num_tokens = share
+    total = tl.cdiv(num_tokens, 128) * steps
+    begin = first_step(pid_v, total, programs_v)
+    end = first_step(pid_v + 1, total, programs_v)
+    return tl.cdiv(end, steps) - begin // steps, begin, end
+
+
+@triton.jit
+def piece(i, pieces, steps):
+    """(block, its first step, the step where it ends) of a program's piece i, in order of time.
+
+    First the one that ends in the middle of a block, last the one that begins there. A share has
+    the steps of a block at least, so the two are not one.
+    """
+    _, begin, end = pieces
+    whole = tl.cdiv(begin, steps)  # the first block that begins in this share
+    has_head = (end % steps > 0).to(tl.int32)
+    block = whole + i - has_head
+    is_head = block < whole
+    is_tail = block == end // steps
+    return (
+        tl.where(is_head, end // steps, tl.where(is_tail, whole - 1, block)),
+        tl.where(is_tail, begin % steps, 0),
+        tl.where(is_head, end % steps, steps),
+    )
+
+
+@gluon.jit
+def load_pieces(
+    weight, hidden, ring, share, B, D,
+    BOXES: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The loading warp, in place of load_tiles."""
+    b0, _, _, first_token, _ = share
+    steps = gl.cdiv(D, BLOCK_D)
+    pieces = pieces_of(share, steps)
+    stage = 0
+    phase = 1
+    for i in range(pieces[0]):
+        block, first, end = piece(i, pieces, steps)
+        row0 = block * 128
+        d0 = (first_column(first_token + row0, D) // BLOCK_D + first) % steps * BLOCK_D
+        stage, phase = load_columns(
+            weight, hidden, ring, stage, phase, row0, d0, (end - first) * BLOCK_D, b0, B, D,
+            1, BOXES, 128, BLOCK_D, STAGES,
+        )  # fmt: skip
+
+
+@gluon.jit
+def compute_pieces(
+    ring, share, sizes, noise, processing, scratch, scores, handing,
+    N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
+):  # fmt: skip
+    """The one computing warpgroup, in place of warpgroup.compute.
+
+    handing: (fp32 [programs, HELD, 128], int32 [programs], which are 0 between calls).
+    """
+    b0, pid_v, _, first_token, _ = share
+    B, _, D, _, _, _ = sizes
+    _, _, masses_ptr, _, _, _ = scratch
+    HELD: gl.constexpr = BOX * BOXES  # rows of the instruction that hidden is loaded to
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
+    row, there = rows_of_warpgroup(b0, B, 0, BOX, BOXES, LAYOUT)
+    part, state = begin(
+        row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )  # fmt: skip
+    steps = gl.cdiv(D, BLOCK_D)
+    pieces = pieces_of(share, steps)
+    stage = 0
+    phase = 0
+    # What is handed over is piece 0, what is taken over the last one. Their addresses depend on i,
+    # so that the compiler computes the 64 of a thread there, and keeps none in registers.
+    for i in range(pieces[0]):
+        block, first, end = piece(i, pieces, steps)
+        acc = gl.zeros([ROWS, 128], gl.float32, accumulator_layout(128, 16))
+        if first > 0:
+            acc = _taken_over(pid_v - pieces[0] + i, handing, HELD)
+        acc, stage, phase = add_columns(
+            ring, stage, phase, (end - first) * BLOCK_D, acc, first > 0, 0, 1, 128, BLOCK_D, STAGES
+        )
+        if end < steps:
+            _hand_over(acc, pid_v + i, handing, HELD)
+        else:
+            state = enter(
+                acc, first_token + block * 128, part, state, sizes, processing,
+                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+            )  # fmt: skip
+    merge(part, state, share, sizes, scratch, scores, N)
+
+
+@gluon.jit
+def _hand_over(acc, program, handing, HELD: gl.constexpr):
+    """Leave the sum for the program's successor."""
+    sums_ptr, flags_ptr = handing
+    at, there = _places(program, HELD)
+    gl.store(sums_ptr + at, acc, mask=there)
+    # All of the sum is there before the flag says so.
+    tl.debug_barrier()
+    gl.atomic_xchg(flags_ptr + program, 1, sem="release")
+
+
+@gluon.jit
+def _taken_over(program, handing, HELD: gl.constexpr):
+    """The sum that a program has left; its flag is back to 0."""
+    sums_ptr, flags_ptr = handing
+    while gl.atomic_cas(flags_ptr + program, 1, 0, sem="acquire") == 0:
+        pass
+    at, there = _places(program, HELD)
+    return gl.load(sums_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
+
+
+@gluon.jit
+def _places(program, HELD: gl.constexpr):
+    """Where a program's sum is, [ROWS, 128], and which of its rows are kept."""
+    LAYOUT: gl.constexpr = accumulator_layout(128, 16)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))[:, None]
+    column = gl.arange(0, 128, gl.SliceLayout(0, LAYOUT))[None, :]
+    return (program * HELD + row) * 128 + column, row < HELD

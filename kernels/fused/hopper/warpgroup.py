@@ -1,0 +1,170 @@
+"""A computing warpgroup of the Hopper kernel: device code, in Gluon.
+
+It has the tuples of kernel, and two more:
+
+    part        (row, whether it is there and no repetition, rows, stored), of its rows [ROWS];
+                rows and stored as device.hopper_epilogue.consume takes them
+    state       (best, mass, counts), as there
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from fsbench.kernels.device.given import targets_of_rows
+from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
+from fsbench.kernels.device.hopper_mainloop import (
+    first_of_tile,
+    rows_of_warpgroup,
+    schedule,
+    tile_product,
+)
+from fsbench.kernels.device.mass import mass_of_rows, no_mass, store_mass
+from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows, temperatures_of_rows
+from fsbench.kernels.noise.keys import ordered_key
+
+
+@gluon.jit
+def enter(
+    logits, v0, part, state, sizes, processing,
+    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
+):  # fmt: skip
+    """Let matmul results of tokens from v0 on enter the state, those beyond the vocabulary not."""
+    _, V, _, _, _, _ = sizes
+    _, _, rows, stored = part
+    best, mass, counts = state
+    WIDTH: gl.constexpr = logits.shape[1]
+    if v0 + WIDTH > V:
+        offs_v = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, logits.type.layout))
+        logits = gl.where((offs_v < V)[None, :], logits, float("-inf"))
+    return consume(
+        logits, v0, rows, sizes, processing, stored, best, mass, counts,
+        N, NOISE, GREEDY_ROWS, WITH_MASS,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _tile(
+    ring, stage, phase, v0, part, state, sizes, processing,
+    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
+    WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Let the next tile in the ring enter the state."""
+    _, _, D, _, _, _ = sizes
+    logits, stage, phase = tile_product(
+        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
+    )
+    state = enter(logits, v0, part, state, sizes, processing, N, NOISE, GREEDY_ROWS, WITH_MASS)
+    return stage, phase, state
+
+
+@gluon.jit
+def begin(
+    row, there, sizes, noise, scratch, scores, N: gl.constexpr, NOISE: gl.constexpr,
+    SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
+):  # fmt: skip
+    """(part, state before the first tile) of rows, as rows_of_warpgroup tells them."""
+    LAYOUT: gl.constexpr = group_layout(4)
+    B, V, _, _, first_sample, samples = sizes
+    seed_ptr, offset_ptr, temperature = noise
+    _, _, _, logits_ptr, largest_ptr, stride = scratch
+    entropy_ptr, ranking = scores
+    stored = ()
+    if len(logits_ptr) > 0:
+        stored = (there[:, None], logits_ptr[0], largest_ptr, stride)
+    column = row[:, None]
+    in_batch = column < B
+    offset = offsets_of_rows(
+        offset_ptr[0] if len(offset_ptr) > 0 else None, column, in_batch, OFFSET_PER_ROW
+    )
+    T, inverse_temperature = temperatures_of_rows(
+        temperature, column, in_batch, TEMPERATURE_PER_ROW
+    )
+    seed, noise_row = seeds_of_rows(seed_ptr, column, in_batch, SEED_PER_ROW)
+    if NOISE == "given":
+        seed = ()
+        for i in gl.static_range(N):
+            at = column.to(gl.int64) * samples + first_sample + i
+            seed += (targets_of_rows(seed_ptr, at, in_batch, V),)
+    limits = ()
+    counts = ()
+    if len(ranking) > 0:
+        for i in gl.static_range(N):
+            at = column.to(gl.int64) * samples + first_sample + i
+            limits += (gl.load(ranking[1] + at, mask=in_batch, other=0.0),)
+            counts += (gl.full([ROWS, 4], 0, gl.int32, LAYOUT),)
+    rows = (column, noise_row, seed, offset, T, inverse_temperature, limits)
+    best = ()
+    for _ in gl.static_range(N):
+        best += ((
+            gl.full([ROWS, 4], float("-inf"), gl.float32, LAYOUT),
+            gl.full([ROWS, 4], 0, gl.int32, LAYOUT),
+            gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT),
+        ),)  # fmt: skip
+    mass = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT), len(entropy_ptr) > 0)
+    return (row, there, rows, stored), (best, mass, counts)
+
+
+@gluon.jit
+def merge(part, state, share, sizes, scratch, scores, N: gl.constexpr):
+    """Leave what the rows' state is after the last tile."""
+    _, pid_v, programs_v, _, _ = share
+    B, _, _, _, first_sample, samples = sizes
+    row, there, _, _ = part
+    best, mass, counts = state
+    keys_ptr, winners_ptr, masses_ptr, _, _, _ = scratch
+    _, ranking = scores
+    for i in gl.static_range(N):
+        score, token, logit = best[i]
+        candidate = ordered_key(gl.where(score == score, score, float("inf")), token)
+        key = gl.max(candidate, axis=1)
+        gl.atomic_max(keys_ptr + row * N + i, key, mask=there, sem="relaxed")
+        if len(winners_ptr) > 0:
+            # Candidates of a row differ in their token, so one is the best.
+            mine = gl.where(candidate == key[:, None], logit, float("-inf"))
+            at = winners_ptr[0] + (pid_v * B + row) * N + i
+            gl.store(at, gl.max(mine, axis=1), mask=there)
+        if len(ranking) > 0:
+            at = ranking[0] + row.to(gl.int64) * samples + first_sample + i
+            gl.atomic_add(at, gl.sum(counts[i], axis=1), mask=there, sem="relaxed")
+    if len(masses_ptr) > 0:
+        store_mass(masses_ptr[0], mass_of_rows(mass), programs_v, pid_v, row, B, there)
+
+
+@gluon.jit
+def compute(
+    ring, share, sizes, noise, processing, scratch, scores,
+    N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, WARPGROUPS: gl.constexpr,
+    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    BOX: gl.constexpr, BOXES: gl.constexpr, WARPGROUP: gl.constexpr,
+):  # fmt: skip
+    """The rows' candidates and masses of all tiles of the program."""
+    b0, pid_v, programs_v, first_token, num_tokens = share
+    _, _, masses_ptr, _, _, _ = scratch
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
+    row, there = rows_of_warpgroup(b0, sizes[0], WARPGROUP, BOX, BOXES, LAYOUT)
+    part, state = begin(
+        row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )  # fmt: skip
+    rounds, tail = schedule(num_tokens, programs_v, BLOCK_V)
+    stage = 0
+    phase = 0
+    for r in range(rounds):
+        row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
+        if row0 < num_tokens:
+            stage, phase, state = _tile(
+                ring, stage, phase, first_token + row0, part, state, sizes, processing,
+                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0, WARPGROUP, WARPGROUPS, BLOCK_V,
+                BLOCK_D, STAGES,
+            )  # fmt: skip
+    if BLOCK_V > 128:
+        row0 = (tail + pid_v) * 128
+        if row0 < num_tokens:
+            stage, phase, state = _tile(
+                ring, stage, phase, first_token + row0, part, state, sizes, processing,
+                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0, WARPGROUP, WARPGROUPS, 128,
+                BLOCK_D, STAGES,
+            )  # fmt: skip
+    merge(part, state, share, sizes, scratch, scores, N)
