@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
-from torch import Tensor
 
 from fsbench.kernels.screened.bounds import accumulation_error
 
 COUNTERS = 16
 """Three are used; so many keep what follows aligned."""
-
-
-class Scratch(NamedTuple):
-    """Memory of a call, and (counters, lower, listed) of the workspace; see screen_kernel."""
-
-    codes: Tensor
-    numbers: Tensor
-    counters: Tensor
-    lower: Tensor
-    listed: Tensor
-    records: Tensor
-    lists: Tensor
 
 
 def rounding_numbers(D: int) -> dict[str, float]:
