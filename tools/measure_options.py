@@ -1,9 +1,7 @@
 """Times flash_sample with each of its options against plain sampling, and writes it as CSV.
 
     python tools/measure_options.py results/h200/options/options.csv
-    python tools/measure_options.py results/mine/sizes.csv --sizes
 
---sizes takes the sizes of the noise's groups in place of the options, at more batch sizes.
 Graph replay, CUPTI span, cold L2; the options of one shape are interleaved in rounds and compared
 with plain sampling round by round. `floor_us` is the time that the option's own bytes take at the
 rate at which plain sampling reads the weight. Beside the CSV lies the environment as JSON. All
@@ -29,25 +27,14 @@ from fsbench import inputs
 from fsbench.kernels import flash_sample
 from fsbench.kernels.call.pack_mask import pack_mask
 from fsbench.problem import Problem
-from fsbench.reference import GROUP_SIZES
 
 BATCHES = (1, 16, 64, 256)
-BATCHES_OF_SIZES = (1, 16, 64, 128, 256)
 ROUNDS = 5
 ITERATIONS = 15
 
 
-def options(B: int, V: int, sizes: bool = False) -> dict[str, dict[str, Any]]:
-    """The arguments of each option for a batch of B rows and V tokens, on the GPU.
-
-    sizes: of the noise's groups instead, in the kernel that is chosen and in both.
-    """
-    if sizes:
-        found: dict[str, dict[str, Any]] = {"plain": {}}
-        for noise in GROUP_SIZES:
-            kernels = ("auto", "portable", "hopper") if B > 16 else ("auto",)
-            found |= {f"{noise}, {name}": {"noise": noise, "kernel": name} for name in kernels}
-        return found
+def options(B: int, V: int) -> dict[str, dict[str, Any]]:
+    """The arguments of each option for a batch of B rows and V tokens, on the GPU."""
     cuda = torch.device("cuda")
     row = torch.arange(B, device=cuda)
     allowed = torch.rand(B, V, device=cuda) < 0.9
@@ -87,19 +74,19 @@ def options(B: int, V: int, sizes: bool = False) -> dict[str, dict[str, Any]]:
     }
 
 
-def compile_option(B: int, name: str, sizes: bool) -> None:
+def compile_option(B: int, name: str) -> None:
     """Compile one option for a batch size into Triton's cache, by a small launch."""
     problem = Problem(B, 256, 1024)
     zero = torch.zeros(1, dtype=torch.int64, device="cuda")
-    given = {"seed": zero, "offset": zero, **options(B, problem.V, sizes)[name]}
+    given = {"seed": zero, "offset": zero, **options(B, problem.V)[name]}
     flash_sample(inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0), **given)
     torch.cuda.synchronize()
 
 
-def measure(D: int, V: int, B: int, weight: Tensor, sizes: bool) -> Iterator[list[object]]:
+def measure(D: int, V: int, B: int, weight: Tensor) -> Iterator[list[object]]:
     """The rows of one shape and batch size."""
     hidden = inputs.make_hidden(Problem(B, D, V), 0)
-    given = options(B, V, sizes)
+    given = options(B, V)
     steps = {
         name: measuring.replay(flash_sample, hidden, weight, **option)
         for name, option in given.items()
@@ -116,23 +103,21 @@ def measure(D: int, V: int, B: int, weight: Tensor, sizes: bool) -> Iterator[lis
         yield [D, V, B, name, time_us, f"{ratio:.4f}", f"{floor_us:.1f}"]
 
 
-def table(sizes: bool) -> Iterator[list[object]]:
+def table() -> Iterator[list[object]]:
     """Every shape and batch size."""
-    batches = BATCHES_OF_SIZES if sizes else BATCHES
     workers = max(1, (os.cpu_count() or 2) - 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        todo = [(B, name, sizes) for B in batches for name in options(B, 32, sizes)]
+        todo = [(B, name) for B in BATCHES for name in options(B, 32)]
         list(pool.map(compile_option, *zip(*todo, strict=True)))
     for D, V in measuring.PAPER_SHAPES:
         weight = inputs.make_weight(Problem(1, D, V), 0)
-        for B in batches:
-            yield from measure(D, V, B, weight, sizes)
+        for B in BATCHES:
+            yield from measure(D, V, B, weight)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("path", type=Path, help="CSV file to write")
-    parser.add_argument("--sizes", action="store_true", help="sizes of the noise's groups")
     arguments = parser.parse_args()
     header = ["d", "v", "b", "option", "time_us", "ratio_to_plain", "floor_us"]
-    measuring.write(arguments.path, header, table(arguments.sizes))
+    measuring.write(arguments.path, header, table())

@@ -1,13 +1,11 @@
 """The screened sampler where it is easy and where it is hard: candidates, time, and equal tokens.
 
     python tools/measure_screened.py results/mine/cases.csv
-    python tools/measure_screened.py results/mine/sizes.csv --sizes
 
 For laws of the logits from flat to one-hot, greedy decoding and heavy masks: graph replay, CUPTI
 span, cold L2, interleaved in rounds with cuBLAS's matmul and with the fused kernel's token noise.
 Every case also draws STEPS steps by the screened sampler and by flash_sample with token noise, and
-counts the tokens that differ. --sizes takes every form of the noise in place of the laws, and the
-fused kernel has the same. In the end --draws tokens are drawn by both, in many rows of logits
+counts the tokens that differ. In the end --draws tokens are drawn by both, in many rows of logits
 of many spreads; `equality` in the JSON beside the CSV has what was found. The environment is there
 too. Columns:
 
@@ -41,10 +39,8 @@ from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_s
 from fsbench.kernels.call.pack_mask import pack_mask
 from fsbench.machine.environment import environment
 from fsbench.problem import Problem
-from fsbench.reference import GROUP_SIZES
 
 BATCHES = (1, 16, 64)
-BATCHES_OF_SIZES = (1, 16, 32, 64)
 SPREADS = (0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 8.0, 16.0)
 ROUNDS = 3
 ITERATIONS = 9
@@ -77,17 +73,6 @@ def cases(B: int, D: int, V: int) -> dict[str, tuple[Tensor, dict[str, Any]]]:
         "normal:0.1, T = 0": (spread(0.1), {"temperature": 0.0}),
         "normal:3, 10 % allowed": (spread(3), {"mask": allowing(0.1)}),
         "normal:3, 0.1 % allowed": (spread(3), {"mask": allowing(0.001)}),
-    }
-
-
-def sizes(B: int, D: int) -> dict[str, tuple[Tensor, dict[str, Any]]]:
-    """As cases: every form of the noise at three laws."""
-    torch.manual_seed(B + D)
-    unit = torch.randn(B, D, device="cuda") / D**0.5
-    return {
-        f"{noise}, normal:{sigma:g}": ((sigma * unit).bfloat16(), {"noise": noise})
-        for sigma in (1.0, 3.0, 8.0)
-        for noise in GROUP_SIZES
     }
 
 
@@ -137,9 +122,7 @@ def measure(
     ]
 
 
-def equality(
-    weight: Tensor, head: ScreenedHead, draws: int, noise: str = "token"
-) -> dict[str, object]:
+def equality(weight: Tensor, head: ScreenedHead, draws: int) -> dict[str, object]:
     """Draw as many tokens by both samplers, from logits of many spreads at several temperatures."""
     V, D = weight.shape
     cuda = torch.device("cuda")
@@ -153,7 +136,7 @@ def equality(
         if done // AT_ONCE % 64 == 0:  # other logits
             sigma = 0.1 * 160 ** torch.rand(AT_ONCE, 1, device=cuda)
             hidden = (torch.randn(AT_ONCE, D, device=cuda) * sigma / D**0.5).bfloat16()
-        options: dict[str, Any] = {"seed": seed, "offset": offset, "noise": noise}
+        options: dict[str, Any] = {"seed": seed, "offset": offset, "noise": "token"}
         sample = screened_sample(hidden, head, temperature=T, **options)
         same = flash_sample(hidden, weight, temperature=T, **options)
         unequal += (sample.tokens != same.tokens).sum()
@@ -164,7 +147,6 @@ def equality(
     return {
         "D": D,
         "V": V,
-        "noise": noise,
         "draws": done,
         "unequal": int(unequal),
         "in_full": int(in_full),
@@ -178,7 +160,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("path", type=Path, help="CSV file to write")
     parser.add_argument("--draws", type=int, default=10_000_000, help="drawn by both samplers")
-    parser.add_argument("--sizes", action="store_true", help="every form of the noise instead")
     parser.add_argument("--no-cases", action="store_true", help="only the draws of --draws")
     arguments = parser.parse_args()
     path: Path = arguments.path
@@ -195,20 +176,17 @@ def main() -> None:
             head = prepare_head(weight)
             torch.cuda.synchronize()
             record["prepare_s"][f"{D} x {V}"] = round(time.perf_counter() - begin, 3)
-            batches = BATCHES_OF_SIZES if arguments.sizes else BATCHES
-            for B in () if arguments.no_cases else batches:
-                todo = sizes(B, D) if arguments.sizes else cases(B, D, V)
-                if not arguments.sizes:
-                    todo["one-hot"] = (one_hot(B, weight), {})
+            for B in () if arguments.no_cases else BATCHES:
+                todo = cases(B, D, V)
+                todo["one-hot"] = (one_hot(B, weight), {})
                 for name, (hidden, options) in todo.items():
                     row = measure(name, hidden, options, weight, head)
                     writer.writerow(row)
                     file.flush()
                     print(*row, flush=True)
             if arguments.draws and D == 4096:
-                for noise in GROUP_SIZES if arguments.sizes else ("token",):
-                    record["equality"].append(equality(weight, head, arguments.draws, noise))
-                    print(record["equality"][-1], flush=True)
+                record["equality"].append(equality(weight, head, arguments.draws))
+                print(record["equality"][-1], flush=True)
             del weight, head
     record["environment"] = environment("cuda", sys.argv)
     path.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")

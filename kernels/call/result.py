@@ -120,6 +120,15 @@ class Screened(NamedTuple):
     found: Tensor | None = None
 
 
+def empty_screened(B: int, device: torch.device) -> Screened:
+    """A result of screened_sample for a launch to write to."""
+    return Screened(
+        torch.empty(B, dtype=torch.int64, device=device),
+        torch.empty(B, dtype=torch.bool, device=device),
+        found=torch.empty(B, dtype=torch.int32, device=device),
+    )
+
+
 class TruncatedSample(NamedTuple):
     """What truncated_sample returns.
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels.call.head import drawn_from
+from fsbench.kernels.call.plain import plain_kind
 from fsbench.kernels.call.request import checked_request
-from fsbench.kernels.call.result import Screened
+from fsbench.kernels.call.result import Screened, empty_screened
 from fsbench.kernels.checks.values import check_flag, check_screen_configs
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels.fused.api import flash_sample
-from fsbench.kernels.screened.copied import check_copy
+from fsbench.kernels.screened.copied import HeadCopy, check_copy
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.screened.op import carry_out
+from fsbench.kernels.screened.repeated import launch_of, remember
 from fsbench.kernels.shard.vocab_shard import SHARD_UNIT, VocabShard
+
+_PLAIN = (*[None] * 6, 1, False, False, "token")
+"""The options of a plain call."""
 
 
 def screened_sample(
@@ -71,6 +75,16 @@ def screened_sample(
             fit each other and hidden, or it is not of the shard's rows.
         CaptureError: as flash_sample.
     """
+    asked = (num_samples, return_logprob, return_logz, noise)
+    options = (bias, mask, soft_cap, vocab_size, shard, configs, *asked)
+    kind = None
+    if isinstance(head, HeadCopy):
+        parts = (head.weight, *head.copy)
+        kind = plain_kind(options, _PLAIN, hidden, *parts, seed, offset, temperature)
+    launch = launch_of(kind, hidden)
+    if launch is not None:
+        head.source.check("head", head.weight)
+        return launch(hidden, head, seed, offset, temperature)
     check_copy(head)
     rows = head.weight if shard is None else drawn_from(head, shard)
     configs = check_screen_configs(configs)
@@ -94,15 +108,11 @@ def screened_sample(
     }
     one = isinstance(num_samples, int) and num_samples == 1
     if not one or return_logprob or return_logz:
-        asked: dict[str, Any] = {"return_logprob": return_logprob, "return_logz": return_logz}
-        drawn = flash_sample(hidden, rows, **arguments, **asked)
+        arguments |= {"return_logprob": return_logprob, "return_logz": return_logz}
+        drawn = flash_sample(hidden, rows, **arguments)
         return Screened(drawn.tokens, drawn.valid, drawn.logprob, drawn.logz)
     request = checked_request(hidden, rows, **arguments, may_be_sharded=True)
-    B, device = hidden.shape[0], hidden.device
-    out = Screened(
-        torch.empty(B, dtype=torch.int64, device=device),
-        torch.empty(B, dtype=torch.bool, device=device),
-        found=torch.empty(B, dtype=torch.int32, device=device),
-    )
+    out = empty_screened(len(hidden), hidden.device)
     carry_out(request, head, configs, out)
+    remember(kind, request, head)
     return out

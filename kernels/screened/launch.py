@@ -6,10 +6,13 @@ keys are of a workspace that every call leaves as it found it, so nothing is cle
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
 
 from fsbench.kernels.call.operands import (
     greedy,
@@ -18,16 +21,15 @@ from fsbench.kernels.call.operands import (
     processing,
     vocab_programs,
 )
-from fsbench.kernels.call.prepared import launch_kernel
+from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared
 from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Screened
+from fsbench.kernels.call.result import Screened, empty_screened
 from fsbench.kernels.call.workspace import workspace
+from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.screen import (
     HopperScreenConfig,
-    ResolveConfig,
-    ScreenConfig,
     portable_config,
 )
 from fsbench.kernels.device.mainloop import ROTATION
@@ -37,159 +39,266 @@ from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.screened.portable import screen_kernel
 from fsbench.kernels.screened.resolve import resolve_kernel
 from fsbench.kernels.screened.rounding import ROW_NUMBERS
-from fsbench.kernels.screened.scratch import COUNTERS, Scratch, rounded_columns, rounding_numbers
+from fsbench.kernels.screened.scratch import COUNTERS, rounded_columns, rounding_numbers
 
 
-def launch(
-    request: Request,
-    head: HeadCopy,
-    configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig],
-    out: Screened,
-) -> None:
+class _Prepared(NamedTuple):
+    """What calls of one kind have in common.
+
+    screen, resolve: the launches. load_screen, load_resolve: two matrices -> both as they are
+    loaded: (codes, copy), and (hidden, weight).
+    codes, numbers, records, lists: shapes of the scratch memory. rows: of hidden, made even.
+    """
+
+    screen: PreparedLaunch
+    resolve: PreparedLaunch
+    load_screen: Callable[[Tensor, Tensor], tuple[Any, Any]]
+    load_resolve: Callable[[Tensor, Tensor], tuple[Any, Any]]
+    codes: tuple[int, ...]
+    numbers: tuple[int, ...]
+    records: tuple[int, ...]
+    lists: tuple[int, ...]
+    rows: int
+
+
+def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screened) -> None:
     """Draw one token for each row by the screen.
 
     A request that the screen for Hopper cannot serve takes the portable one, which has the same
     tokens.
     """
-    config, resolving = configs
-    hidden, weight = request.hidden, request.weight
-    device = hidden.device
-    if isinstance(config, HopperScreenConfig) and not _fits_hopper(request, head):
-        config = portable_config(len(hidden))
-    shard = request.shard
-    line = None if shard is None else shard.line
-    tokens = request.vocab_size if shard is None else shard.num_tokens
-    B, D = hidden.shape
-    blocks_b = triton.cdiv(B, config.block_b)
-    programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
-    rows = triton.cdiv(B, 16) * 16  # keeps the alignment that Triton compiles for
-    with launching_on(device):
-        work = workspace(2 * rows, device)  # at least COUNTERS + rows
-    noise = "none" if greedy(request) else request.noise
-    size = group_size(noise)
-    block = tokens_of_block(size)
-    # A slot of groups has more tokens, so there may be fewer of them, with more room each.
-    slots = min(config.slots, (128 if size > 1 else config.block_v) // block)
-    room = config.room * config.slots // slots
-    integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    scratch = Scratch(
-        torch.empty(blocks_b * 2 * config.block_b, D, dtype=torch.int8, device=device),
-        torch.empty(ROW_NUMBERS.value, B, dtype=torch.float32, device=device),
-        work.arrivals,
-        work.keys[rows:],
-        work.arrivals[COUNTERS:],
-        torch.empty(programs_v, B, slots, room, 2, **integers),
-        torch.empty(2, B, config.row_room, **integers),
-    )
+    hidden, weight, shard = request.hidden, request.weight, request.shard
+    by_tma = tma_possible(head.codes), tma_possible(hidden, weight)
+    kind = ("screened", configs, by_tma, *kind_of(request))
     processed = processing(request)
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
-    of_both: dict[str, Any] = {
-        "hidden_ptr": hidden,
+    of_request: dict[str, Any] = {
         "seed_ptr": request.seed,
         "offset_ptr": request.offset,
         "temperature": request.temperature,
-        "counters_ptr": scratch.counters,
-        "lower_ptr": scratch.lower,
-        "listed_ptr": scratch.listed,
-        "list_ptr": scratch.lists,
-        "found_ptr": out.found,
-        "B": B,
-        "V": request.vocab_size,
-        "D": D,
-        "first_token": None if shard is None else shard.first_token,
-        "NOISE": noise,
-        **per_row(request),
-        "LIST": config.row_room,
-        "EARLY": resolving.early and modern,
-    }
-    of_screens: dict[str, Any] = {
-        "codes_ptr": scratch.codes,
-        "copy_ptr": head.codes,
-        "scale_ptr": head.scale,
-        "residual_ptr": head.residual,
-        "norm_ptr": head.norm,
-        "numbers_ptr": scratch.numbers,
-        "records_ptr": scratch.records,
-        **rounding_numbers(D),
-        "ROOM": room,
-        "ROUNDED_AT_ONCE": rounded_columns(D),
-        "AHEAD": config.ahead,
-        "BLOCK_V": config.block_v,
-        "BLOCK_D": config.block_d,
     }
     of_logits: dict[str, Any] = {
         "soft_cap": request.soft_cap,
         "bias_ptr": processed.bias,
         "row_bias_ptr": processed.row_bias,
         "mask_ptr": processed.mask,
-        "mask_words": processed.mask_words,
+    }
+    line = None if shard is None else shard.line
+    of_ranks: dict[str, Any] = {}
+    if line is not None:
+        of_ranks |= {"buffers_ptr": line.buffers, "counts_ptr": line.counts}
+    with launching_on(hidden.device):
+        known = prepared(kind, _prepare, request, head, configs, by_tma, processed.mask_words)
+        _run(known, hidden, weight, head, of_request, of_logits, of_ranks, out)
+
+
+def plain(
+    request: Request, head: HeadCopy, configs: ScreenConfigs
+) -> Callable[[Tensor, HeadCopy, Tensor, Tensor | None, float | Tensor], Screened]:
+    """The launches of a request without options, for all that differ by addresses or by a float.
+
+    What it returns takes hidden, the head, seed, offset and temperature. It keeps none of the
+    request's tensors alive.
+    """
+    by_tma = tma_possible(head.codes), tma_possible(request.hidden, request.weight)
+    known = _prepare(request, head, configs, by_tma, 0)
+    B, device = request.hidden.shape[0], request.hidden.device
+
+    def again(
+        hidden: Tensor,
+        head: HeadCopy,
+        seed: Tensor,
+        offset: Tensor | None,
+        temperature: float | Tensor,
+    ) -> Screened:
+        out = empty_screened(B, device)
+        of_request = {"seed_ptr": seed, "offset_ptr": offset, "temperature": temperature}
+        with launching_on(device):
+            _run(known, hidden, head.weight, head, of_request, {}, {}, out)
+        return out
+
+    return again
+
+
+def _run(
+    known: _Prepared,
+    hidden: Tensor,
+    weight: Tensor,
+    head: HeadCopy,
+    of_request: dict[str, Any],
+    of_logits: dict[str, Any],
+    of_ranks: dict[str, Any],
+    out: Screened,
+) -> None:
+    """Both launches, on the current device.
+
+    of_request, of_logits, of_ranks: arguments by name: of both launches; likewise, where logits are
+    changed; and of the exchange with other ranks.
+    """
+    device = hidden.device
+    work = workspace(2 * known.rows, device)  # at least COUNTERS + rows
+    codes = torch.empty(known.codes, dtype=torch.int8, device=device)
+    lists = torch.empty(known.lists, dtype=torch.int32, device=device)
+    boxes, copy = known.load_screen(codes, head.codes)
+    of_both: dict[str, Any] = {
+        "hidden_ptr": hidden,
+        "counters_ptr": work.arrivals,
+        "lower_ptr": work.keys[known.rows :],
+        "listed_ptr": work.arrivals[COUNTERS:],
+        "list_ptr": lists,
+        "found_ptr": out.found,
+        **of_request,
+    }
+    known.screen(
+        codes_ptr=codes,
+        codes=boxes,
+        copy=copy,
+        scale_ptr=head.scale,
+        residual_ptr=head.residual,
+        norm_ptr=head.norm,
+        numbers_ptr=torch.empty(known.numbers, dtype=torch.float32, device=device),
+        records_ptr=torch.empty(known.records, dtype=torch.int32, device=device),
+        **of_both,
+        **({"copy_ptr": head.codes, **of_logits} if known.screen.kernel is screen_kernel else {}),
+    )
+    loaded_hidden, loaded_weight = known.load_resolve(hidden, weight)
+    known.resolve(
+        hidden=loaded_hidden,
+        weight=loaded_weight,
+        weight_ptr=weight,
+        keys_ptr=work.keys,
+        tokens_ptr=out.tokens,
+        valid_ptr=out.valid,
+        **of_both,
+        **of_logits,
+        **of_ranks,
+    )
+
+
+def _prepare(
+    request: Request,
+    head: HeadCopy,
+    configs: ScreenConfigs,
+    by_tma: tuple[bool, bool],
+    mask_words: int,
+) -> _Prepared:
+    """What calls like this one have in common.
+
+    by_tma: whether TMA can load the codes and the copy, and hidden and the weight.
+    """
+    config, resolving = configs
+    hidden, shard = request.hidden, request.shard
+    device, (B, D) = hidden.device, hidden.shape
+    if isinstance(config, HopperScreenConfig) and not (by_tma[0] and _plain_logits(request)):
+        config = portable_config(B)
+    noise = "none" if greedy(request) else request.noise
+    size = group_size(noise)
+    if isinstance(config, HopperScreenConfig) and size > 1:
+        config = replace(config, split=1)  # a thread has whole groups, of up to 128 tokens
+    tokens = request.vocab_size if shard is None else shard.num_tokens
+    blocks_b = triton.cdiv(B, config.block_b)
+    programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
+    block = tokens_of_block(size)
+    # A slot of groups has more tokens, so there may be fewer of them, with more room each.
+    slots = min(config.slots, (128 if size > 1 else config.block_v) // block)
+    room = config.room * config.slots // slots
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    of_both: dict[str, Any] = {
+        "B": B,
+        "D": D,
+        "first_token": None if shard is None else shard.first_token,
+        "NOISE": noise,
+        **per_row(request),
+        "LIST": config.row_room,
+    }
+    of_logits: dict[str, Any] = {
+        "V": request.vocab_size,
         "num_tokens": None if shard is None else tokens,
+        "mask_words": mask_words,
+    }
+    of_screens: dict[str, Any] = {
+        **rounding_numbers(D),
+        "ROOM": room,
+        "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
+        "BLOCK_V": config.block_v,
+        "BLOCK_D": config.block_d,
     }
     grid = (blocks_b * programs_v,)
-    with launching_on(device):
-        if isinstance(config, HopperScreenConfig):
-            hopper.launch.screen(grid, B, head, config, scratch, of_both | of_screens, tokens)
-        else:
-            by_tma = tma_possible(head.codes)
-            launch_kernel(
-                screen_kernel,
-                device,
-                grid,
-                codes=matrix_operand(scratch.codes, 2 * config.block_b, config.block_d, by_tma),
-                copy=matrix_operand(head.codes, config.block_v, config.block_d, by_tma),
-                DEPTH=config.depth,
-                BLOCK_B=config.block_b,
-                SLICE=slots * block,
-                V_ON_M=config.v_on_m,
-                USE_TMA=by_tma,
-                FLATTEN=config.flatten,
-                NVIDIA=nvidia,
-                FENCED=modern,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-                **of_both,
-                **of_screens,
-                **of_logits,
-            )
-        by_tma = tma_possible(hidden, weight)
-        block_v = max(128, resolving.block_v) if size > 1 else resolving.block_v
-        launch_kernel(
-            resolve_kernel,
-            device,
-            (multiprocessors(device) * resolving.ctas_per_sm,),
-            hidden=matrix_operand(hidden, resolving.block_b, resolving.block_d, by_tma),
-            weight=matrix_operand(weight, block_v, resolving.block_d, by_tma),
-            weight_ptr=weight,
-            keys_ptr=work.keys,
-            tokens_ptr=out.tokens,
-            valid_ptr=out.valid,
-            buffers_ptr=None if line is None else line.buffers,
-            counts_ptr=None if line is None else line.counts,
-            rank=None if shard is None or line is None else shard.rank,
-            area=None if shard is None or line is None else shard.slots,
-            RANKS=1 if shard is None else shard.ranks,
-            WATCH=device.type == "cuda",
-            POWER_B=triton.next_power_of_2(B),
-            AT_ONCE=max(resolving.at_once, size),
-            BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
-            STEP=resolving.step,
-            EVEN=D % ROTATION.value == 0,
-            BLOCK_B=resolving.block_b,
-            BLOCK_V=block_v,
-            BLOCK_D=resolving.block_d,
-            USE_TMA=by_tma,
-            SLICE=block_v,
-            IN_BULK=modern and by_tma,
-            num_warps=resolving.num_warps,
-            num_stages=resolving.num_stages,
-            **({"launch_pdl": True} if of_both["EARLY"] else {}),
+    if isinstance(config, HopperScreenConfig):
+        screen, load_screen = hopper.launch.prepare(grid, B, config, of_both | of_screens, tokens)
+    else:
+        load_screen = _boxes(2 * config.block_b, config.block_v, config.block_d, by_tma[0])
+        screen = _launch(
+            screen_kernel,
+            grid,
+            AHEAD=config.ahead,
+            DEPTH=config.depth,
+            BLOCK_B=config.block_b,
+            SLICE=slots * block,
+            V_ON_M=config.v_on_m,
+            USE_TMA=by_tma[0],
+            FLATTEN=config.flatten,
+            NVIDIA=nvidia,
+            FENCED=modern,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
             **of_both,
+            **of_screens,
             **of_logits,
         )
+    block_v = max(128, resolving.block_v) if size > 1 else resolving.block_v
+    ranked = None if shard is None or shard.line is None else shard
+    resolve = _launch(
+        resolve_kernel,
+        (multiprocessors(device) * resolving.ctas_per_sm,),
+        rank=None if ranked is None else ranked.rank,
+        area=None if ranked is None else ranked.slots,
+        RANKS=1 if shard is None else shard.ranks,
+        WATCH=device.type == "cuda",
+        POWER_B=triton.next_power_of_2(B),
+        AT_ONCE=max(resolving.at_once, size),
+        BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
+        STEP=resolving.step,
+        EVEN=D % ROTATION.value == 0,
+        BLOCK_B=resolving.block_b,
+        BLOCK_V=block_v,
+        BLOCK_D=resolving.block_d,
+        USE_TMA=by_tma[1],
+        SLICE=block_v,
+        IN_BULK=modern and by_tma[1],
+        num_warps=resolving.num_warps,
+        num_stages=resolving.num_stages,
+        **of_both,
+        **of_logits,
+    )
+    return _Prepared(
+        screen=screen,
+        resolve=resolve,
+        load_screen=load_screen,
+        load_resolve=_boxes(resolving.block_b, block_v, resolving.block_d, by_tma[1]),
+        codes=(blocks_b * 2 * config.block_b, D),
+        numbers=(ROW_NUMBERS.value, B),
+        records=(programs_v, B, slots, room, 2),
+        lists=(2, B, config.row_room),
+        rows=triton.cdiv(B, 16) * 16,  # keeps the alignment that Triton compiles for
+    )
 
 
-def _fits_hopper(request: Request, head: HeadCopy) -> bool:
-    """Whether the screen for Hopper can serve it: a plain request, on matrices that TMA loads."""
-    plain = request.bias is None and request.mask is None and request.soft_cap is None
-    return plain and tma_possible(head.codes)
+def _launch(kernel: Any, grid: tuple[int, ...], **fixed: Any) -> PreparedLaunch:
+    """A launch of which these arguments stay; what it is not given then is None."""
+    return PreparedLaunch(kernel, grid, {**dict.fromkeys(kernel.arg_names), **fixed})
+
+
+def _boxes(
+    first_rows: int, second_rows: int, cols: int, by_tma: bool
+) -> Callable[[Tensor, Tensor], tuple[Any, Any]]:
+    """Two matrices -> both as a kernel loads them, in boxes of so many rows and columns."""
+    return lambda first, second: (
+        matrix_operand(first, first_rows, cols, by_tma),
+        matrix_operand(second, second_rows, cols, by_tma),
+    )
+
+
+def _plain_logits(request: Request) -> bool:
+    """Whether the screen for Hopper has all that the request asks for."""
+    return request.bias is None and request.mask is None and request.soft_cap is None

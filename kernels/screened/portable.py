@@ -9,7 +9,6 @@ it go to the list of the row, for the second launch (screened.resolve).
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from fsbench.kernels.device.epilogue import allowed_words
 from fsbench.kernels.device.mainloop import first_column, load_tile, own_tokens, program_share
@@ -78,12 +77,9 @@ def screen_kernel(
     V_ON_M: tl.constexpr,
     USE_TMA: tl.constexpr,
     FLATTEN: tl.constexpr,
-    EARLY: tl.constexpr,  # the second launch may begin, and wait
     NVIDIA: tl.constexpr,  # else plain Triton: the interpreter
     FENCED: tl.constexpr,  # see screened.rounding
 ):
-    if EARLY:
-        gdc_launch_dependents()
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     first, own = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # so that a token's id finds its own numbers

@@ -12,7 +12,6 @@ later (docs/several-gpus.md).
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
 from fsbench.kernels.device.epilogue import (
     allowed_words,
@@ -89,11 +88,8 @@ def resolve_kernel(
     USE_TMA: tl.constexpr,
     SLICE: tl.constexpr,
     EVEN: tl.constexpr,  # D is a multiple of 256
-    EARLY: tl.constexpr,  # launched before the screen has ended
     IN_BULK: tl.constexpr,  # whole rows are asked for at once; see screened.exact
 ):
-    if EARLY:
-        gdc_wait()  # for all that the screen has written
     share = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # so that a token's id finds its row
         weight_ptr -= first_token.to(tl.int64) * D

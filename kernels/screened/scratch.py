@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
-from torch import Tensor
 
 from fsbench.kernels.screened.bounds import accumulation_error
 
 COUNTERS = 16
 """Three are used; so many keep what follows aligned."""
-
-
-class Scratch(NamedTuple):
-    """Memory of a call, and (counters, lower, listed) of the workspace; see screen_kernel."""
-
-    codes: Tensor
-    numbers: Tensor
-    counters: Tensor
-    lower: Tensor
-    listed: Tensor
-    records: Tensor
-    lists: Tensor
 
 
 def rounding_numbers(D: int) -> dict[str, float]:
@@ -34,6 +19,6 @@ def rounding_numbers(D: int) -> dict[str, float]:
     }
 
 
-def rounded_columns(D: int) -> int:
-    """Columns of hidden that are rounded at a time."""
-    return min(2048, triton.next_power_of_2(D))
+def rounded_columns(D: int, num_warps: int) -> int:
+    """Columns of hidden that are rounded at a time: 16 in each thread."""
+    return min(512 * num_warps, triton.next_power_of_2(D))
