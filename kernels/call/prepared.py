@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.straight import straight
 
 _MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
 
@@ -33,35 +34,23 @@ class PreparedLaunch:
     kernel: Any
     grid: tuple[int, ...]
     fixed: dict[str, Any]
-    _compiled: dict[Hashable, tuple[Any, list[Any], list[int]]] = field(default_factory=dict)
+    _compiled: dict[Hashable, Callable[[list[Any]], None]] = field(default_factory=dict)
 
     def __call__(self, **moving: Any) -> None:
         """Launch. moving: tensors, descriptors, floats, None, or integers other than 1."""
-        # Triton compiles for dtypes, and for which addresses and integers are multiples of 16.
-        values: list[Any] = []
-        kinds: list[Any] = []
-        for value in moving.values():
-            kind = type(value)
-            if value is None:  # as most are
-                kinds.append(None)
-            elif kind is Tensor or (kind is not float and isinstance(value, Tensor)):
-                address = value.data_ptr()
-                values.append(address)
-                kinds.append(value.dtype)
-                kinds.append(address % 16 == 0)
-            else:
-                values.append(value)
-                kinds.append(value % 16 == 0 if kind is int else kind)
-        key = tuple(kinds)
+        key, values = _looked_at(moving)
         known = self._compiled.get(key)
         if known is None:
             self._first(key, moving)
-            return
-        run, arguments, places = known
-        arguments = arguments.copy()
-        for place, value in zip(places, values, strict=True):
-            arguments[place] = value
-        run(*arguments)
+        else:
+            known(values)
+
+    def ready(self, **moving: Any) -> Callable[[list[Any]], None] | None:
+        """The launch of arguments that are like these in all that Triton compiles for, if known.
+
+        It takes those that are not None in this order, addresses in place of tensors.
+        """
+        return self._compiled.get(_looked_at(moving)[0])
 
     def _first(self, key: Hashable, moving: dict[str, Any]) -> None:
         arguments = {**self.fixed, **moving}
@@ -70,14 +59,38 @@ class PreparedLaunch:
             return
         names = self.kernel.arg_names
         given = [name for name, value in moving.items() if value is not None]
-        arguments |= dict.fromkeys(given)  # keeps no tensor alive
+        # Keeps no tensor alive.
+        arguments |= {name: None for name in given if isinstance(moving[name], Tensor)}
         if len(self._compiled) >= _MOST:
             self._compiled.clear()
-        self._compiled[key] = (
-            compiled[(*self.grid, 1, 1)[:3]],
+        self._compiled[key] = straight(
+            compiled,
+            self.grid,
             [arguments[name] for name in names],
             [names.index(name) for name in given],
         )
+
+
+def _looked_at(moving: dict[str, Any]) -> tuple[Hashable, list[Any]]:
+    """What Triton compiles for of arguments that move, and those that are not None as it takes them.
+
+    It is dtypes, and which addresses and integers are multiples of 16.
+    """
+    values: list[Any] = []
+    kinds: list[Any] = []
+    for value in moving.values():
+        kind = type(value)
+        if value is None:  # as most are
+            kinds.append(None)
+        elif kind is Tensor or (kind is not float and isinstance(value, Tensor)):
+            address = value.data_ptr()
+            values.append(address)
+            kinds.append(value.dtype)
+            kinds.append(address % 16 == 0)
+        else:
+            values.append(value)
+            kinds.append(value % 16 == 0 if kind is int else kind)
+    return tuple(kinds), values
 
 
 def prepared(kind: Hashable, prepare: Callable[..., Any], *arguments: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
@@ -20,6 +21,10 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 
 SAMPLES_AT_ONCE = 4
 """Samples whose candidates a program keeps in registers; more take further launches."""
+
+
+TENSORS = (Tensor, Parameter)
+"""Types of tensors that have memory of their own: not what derives from them, as a fake one."""
 
 
 class Request(NamedTuple):

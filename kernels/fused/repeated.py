@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from fsbench.kernels import fused
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.request import TENSORS, Request
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.configs.gpu import runs_kernels
 
 _MOST = 4096  # a server sees far fewer
-_TENSORS = (Tensor, Parameter)  # not what derives from them: a fake one has no memory
 _WARM = (2.0**-100, 2.0**100)  # temperatures between are neither greedy nor refused
 
 _launches: dict[Hashable, Callable[..., Sample]] = {}
@@ -39,7 +37,7 @@ def plain_kind(
     kind: list[object] = []
     try:
         for x in arguments:
-            if type(x) in _TENSORS:
+            if type(x) in TENSORS:
                 kind += x.dtype, x.shape, x.device, x.is_contiguous(), x.data_ptr() % 16 == 0
             elif x is None:
                 kind.append(None)
