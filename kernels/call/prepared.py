@@ -21,6 +21,7 @@ from fsbench.kernels.call.straight import straight
 
 _MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
 
+_STAY = (int, bool, str)  # types of what a launch of launch_kernel is compiled for by its value
 _by_kind: dict[Hashable, Any] = {}
 
 
@@ -53,35 +54,49 @@ class PreparedLaunch:
         return self._compiled.get(_looked_at(moving)[0])
 
     def _first(self, key: Hashable, moving: dict[str, Any]) -> None:
-        arguments = {**self.fixed, **moving}
-        compiled = self.kernel[self.grid](**arguments)
-        if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
-            return
-        names = self.kernel.arg_names
-        given = [name for name, value in moving.items() if value is not None]
-        # Keeps no tensor alive.
-        arguments |= {name: None for name in given if isinstance(moving[name], Tensor)}
-        if len(self._compiled) >= _MOST:
-            self._compiled.clear()
-        self._compiled[key] = straight(
-            compiled,
-            self.grid,
-            [arguments[name] for name in names],
-            [names.index(name) for name in given],
-        )
+        known = _compiled(self.kernel, self.grid, {**self.fixed, **moving}, set(moving))
+        if known is not None:
+            if len(self._compiled) >= _MOST:
+                self._compiled.clear()
+            self._compiled[key] = known
 
 
-def _looked_at(moving: dict[str, Any]) -> tuple[Hashable, list[Any]]:
-    """What Triton compiles for of arguments that move, and those that are not None as it takes them.
+def _compiled(
+    kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], moving: set[str]
+) -> Callable[[list[Any]], None] | None:
+    """Launch by the binder, and how to launch what it compiled; None in the interpreter.
 
-    It is dtypes, and which addresses and integers are multiples of 16.
+    moving: names of the arguments that are given anew at each launch, in their order here, but for
+        those that are None.
+    """
+    compiled = kernel[grid](**arguments)
+    if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
+        return None
+    given = [name for name, value in arguments.items() if name in moving and value is not None]
+    # Keeps no tensor alive.
+    stay = {name: None if isinstance(x, Tensor) else x for name, x in arguments.items()}
+    names = kernel.arg_names
+    return straight(
+        compiled, grid, [stay[name] for name in names], [names.index(name) for name in given]
+    )
+
+
+def _looked_at(
+    arguments: dict[str, Any], stay: tuple[type, ...] = ()
+) -> tuple[Hashable, list[Any]]:
+    """What Triton compiles for of arguments, and those that move and are not None as it takes them.
+
+    It is dtypes, which addresses and integers are multiples of 16, and the values of the types that
+    stay.
     """
     values: list[Any] = []
     kinds: list[Any] = []
-    for value in moving.values():
+    for value in arguments.values():
         kind = type(value)
         if value is None:  # as most are
             kinds.append(None)
+        elif kind in stay:
+            kinds.append(value)
         elif kind is Tensor or (kind is not float and isinstance(value, Tensor)):
             address = value.data_ptr()
             values.append(address)
@@ -110,12 +125,18 @@ def launch_kernel(
 
     What is compiled for by its value is an int, a bool or a string; everything else moves.
     """
-    fixed: dict[str, Any] = {}
-    moving: dict[str, Any] = {}
-    for name, value in arguments.items():
-        (fixed if type(value) in (int, bool, str) else moving)[name] = value
-    kind = (kernel, device, grid, *fixed.items())
-    prepared(kind, PreparedLaunch, kernel, grid, fixed)(**moving)
+    kinds, values = _looked_at(arguments, _STAY)
+    kind = (kernel, device, grid, kinds)
+    known = _by_kind.get(kind)
+    if known is not None:
+        known(values)
+        return
+    moving = {name for name, value in arguments.items() if type(value) not in _STAY}
+    known = _compiled(kernel, grid, arguments, moving)
+    if known is not None:
+        if len(_by_kind) >= _MOST:
+            _by_kind.clear()
+        _by_kind[kind] = known
 
 
 def kind_of(request: Request) -> tuple[Hashable, ...]:

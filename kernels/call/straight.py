@@ -68,7 +68,7 @@ def straight(
     moved = [starts[place] for place in places]
 
     def at_once(values: Sequence[Any]) -> None:
-        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+        if _called(hooks.launch_enter_hook) or _called(hooks.launch_exit_hook):
             by_triton(values)
             return
         now = laid_out.copy()
@@ -87,6 +87,11 @@ def straight(
         call(*now)
 
     return at_once
+
+
+def _called(hook: Any) -> Any:
+    """Whether somebody has set a hook of Triton's, such as a profiler."""
+    return getattr(hook, "calls", hook)
 
 
 def _driver_of(compiled: Any) -> ModuleType | None:
