@@ -13,12 +13,10 @@ from fsbench.kernels.call.operands import per_row
 from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.call.request import Filters, Request
 from fsbench.kernels.call.result import Sample, TruncatedSample
-from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate
-from fsbench.kernels.truncated import redraw
 from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import amounts
@@ -26,6 +24,7 @@ from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
+from fsbench.kernels.truncated.redraw import is_top_p_alone, launch_redraws
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
@@ -35,10 +34,9 @@ LOOK = {"num_warps": 8}
 
 
 ROW_WARPS = 4
-REST_WARPS = 16
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
 """Two programs on each multiprocessor: they wait for memory and for each other."""
-PROGRAMS = {"sections": 1280, "cutoff": 264, "race": 900, "before": 1320, "redraw": 900}
+PROGRAMS = {"sections": 1280, "cutoff": 264, "race": 900}
 """Programs of a launch over rows: about what fits on a large GPU at once."""
 
 
@@ -93,9 +91,9 @@ def finish(
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     history = None if penalties is None else penalties.history
     asked = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
-    if history is None and request.noise != "none" and not asked and by_redraws(filters):
+    if history is None and request.noise != "none" and not asked and is_top_p_alone(filters):
         with launching_on(device):
-            _launch_redraws(request, filters, stored, sample)
+            launch_redraws(request, filters.top_p, stored.logits, sample)
             launch_kept(request, said_of or request, stored, masses, None, sample)
         return
     if history is None and request.noise == "none":
@@ -138,77 +136,6 @@ def finish(
         if plan is not None and numbers is not None:
             _launch_rows(request, filters, stored, plan, numbers, sample, cuts)
         launch_kept(request, said_of or request, stored, masses, cuts, sample)
-
-
-def _launch_redraws(
-    request: Request, filters: Filters, stored: StoredLogits, sample: TruncatedSample
-) -> None:
-    """Top-p alone: whether draws are kept, and draws in place of those that are not."""
-    logits, top_p = stored.logits, filters.top_p
-    (B, stride), device = logits.shape, logits.device
-    blocks = -(-stride // redraw.BLOCK.value)
-    # With few rows it is rare that one needs more.
-    turns = 2 if isinstance(top_p, float) and B * (1 - top_p) <= 2 else 3
-    undecided = torch.empty(turns, B, dtype=torch.int32, device=device)
-    sums = logits.new_empty(B, blocks, 2)
-    work = workspace(B, device)
-    per = per_row(request)
-    rows = max(32, triton.next_power_of_2(B))
-    of_all: dict[str, Any] = {
-        "logits_ptr": logits,
-        "temperature": request.temperature,
-        "undecided_ptr": undecided,
-        "tokens_ptr": sample.tokens,
-        "B": B,
-        "stride": stride,
-        "TEMPERATURE_PER_ROW": per["TEMPERATURE_PER_ROW"],
-    }
-    shared = {"arrivals_ptr": work.arrivals, "blocks": blocks, "ROWS": rows}
-    masses = {"top_p": top_p, "TOP_P_PER_ROW": isinstance(top_p, Tensor)}
-    draws: dict[str, Any] = {
-        "seed_ptr": request.seed,
-        "offset_ptr": request.offset,
-        "SEED_PER_ROW": per["SEED_PER_ROW"],
-        "OFFSET_PER_ROW": per["OFFSET_PER_ROW"],
-    }
-    programs = min(B * blocks, max(B, PROGRAMS["before"] // B * B))
-    for turn in range(turns):
-        if turn:
-            launch_kernel(
-                redraw.sampling_redraw_kernel,
-                device,
-                (max(B, min(B * blocks, PROGRAMS["redraw"])),),
-                **of_all,
-                **shared,
-                **draws,
-                keys_ptr=work.keys,
-                turn=turn - 1,
-                num_warps=ROW_WARPS,
-            )
-        launch_kernel(
-            redraw.sampling_before_kernel,
-            device,
-            (programs,),
-            **of_all,
-            **shared,
-            **masses,
-            sums_ptr=sums,
-            valid_ptr=sample.valid,
-            turn=turn,
-            turns=turns,
-            FIRST=turn == 0,
-            num_warps=ROW_WARPS,
-        )
-    launch_kernel(
-        redraw.sampling_redraw_rest_kernel,
-        device,
-        (B,),
-        **of_all,
-        **masses,
-        **draws,
-        turn=turns - 1,
-        num_warps=REST_WARPS,
-    )
 
 
 def _launch_rows(
@@ -285,13 +212,6 @@ def _launch_rows(
         blocks=blocks,
         num_warps=ROW_WARPS,
     )
-
-
-def by_redraws(filters: Filters) -> bool:
-    """Whether top-p is the only filter: then draws are tested, and no cutoff is searched for."""
-    top_k, top_p, min_p = filters
-    off = isinstance(top_k, int) and top_k == 0 and isinstance(min_p, float) and min_p <= 0.0
-    return off and not (isinstance(top_p, float) and top_p >= 1.0)
 
 
 def is_small(top_k: int | Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Device code of truncated sampling: top-p alone, by draws until one is kept.
+"""Truncated sampling by top-p alone: draws until one is kept.
 
 A token is kept if the mass of the tokens before it is below p of the whole. That takes one pass
 over the row, and no cutoff. Where the draw from all tokens is not kept, nothing from it on is: so
@@ -17,9 +17,20 @@ Sums of blocks are stored, and the last program of a row to arrive adds them up 
 nothing depends on how many programs there are.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from fsbench.kernels.call.operands import per_row
+from fsbench.kernels.call.prepared import launch_kernel
+from fsbench.kernels.call.request import Filters, Request
+from fsbench.kernels.call.result import TruncatedSample
+from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.device.reaching import INTERPRETED
 from fsbench.kernels.device.rows import noise_of_rows, of_row
 from fsbench.kernels.noise.arithmetic import LOG2_E
@@ -40,6 +51,11 @@ REST = tl.constexpr(8192)
 
 LEAST = tl.constexpr(1e-30)
 """Of the mass of a row, relative to one of its tokens: for a top_p of 0."""
+
+PROGRAMS = {"before": 1320, "redraw": 900}
+"""Programs of a launch: about what fits on a large GPU at once."""
+
+WARPS, REST_WARPS = 4, 16
 
 
 @triton.jit
@@ -240,3 +256,93 @@ def sampling_redraw_rest_kernel(
             total, before_it = _two_sums(whole, part)
             again = before_it >= tl.maximum(p * total, LEAST)
         tl.store(tokens_ptr + row, token.to(tl.int64))
+
+
+def is_top_p_alone(filters: Filters) -> bool:
+    """Whether top-p is the only filter."""
+    top_k, top_p, min_p = filters
+    others_off = type(top_k) is int and top_k == 0 and type(min_p) is float and min_p <= 0.0
+    return others_off and not (type(top_p) is float and top_p >= 1.0)
+
+
+def times(B: int, top_p: float | Tensor) -> int:
+    """How often many programs look whether tokens stand, before one program does what is left.
+
+    A second race is rare where few rows need a first one.
+    """
+    return 2 if type(top_p) is float and B * (1.0 - top_p) <= 2.0 else 3
+
+
+def launch_redraws(
+    request: Request, top_p: float | Tensor, logits: Tensor, sample: TruncatedSample
+) -> None:
+    """Put kept tokens in place of those in sample.tokens that top-p cuts off.
+
+    sample.tokens: the draws from all tokens. logits: of StoredLogits.
+    """
+    (B, stride), device = logits.shape, logits.device
+    blocks = -(-stride // BLOCK.value)
+    turns = times(B, top_p)
+    undecided = torch.empty(turns, B, dtype=torch.int32, device=device)
+    sums = torch.empty(B, blocks, 2, dtype=torch.float32, device=device)
+    work = workspace(B, device)
+    per = per_row(request)
+    of_all: dict[str, Any] = {
+        "logits_ptr": logits,
+        "temperature": request.temperature,
+        "undecided_ptr": undecided,
+        "tokens_ptr": sample.tokens,
+        "B": B,
+        "stride": stride,
+        "TEMPERATURE_PER_ROW": per["TEMPERATURE_PER_ROW"],
+    }
+    shared = {
+        "arrivals_ptr": work.arrivals,
+        "blocks": blocks,
+        "ROWS": max(32, 1 << (B - 1).bit_length()),
+        "num_warps": WARPS,
+    }
+    of_masses = {"top_p": top_p, "TOP_P_PER_ROW": isinstance(top_p, Tensor)}
+    of_draws: dict[str, Any] = {
+        "seed_ptr": request.seed,
+        "offset_ptr": request.offset,
+        "SEED_PER_ROW": per["SEED_PER_ROW"],
+        "OFFSET_PER_ROW": per["OFFSET_PER_ROW"],
+    }
+    # As many for each row; no row has more than blocks.
+    each = max(1, min(blocks, PROGRAMS["before"] // B))
+    for turn in range(turns):
+        if turn > 0:
+            launch_kernel(
+                sampling_redraw_kernel,
+                device,
+                (max(B, min(B * blocks, PROGRAMS["redraw"])),),
+                **of_all,
+                **shared,
+                **of_draws,
+                keys_ptr=work.keys,
+                turn=turn - 1,
+            )
+        launch_kernel(
+            sampling_before_kernel,
+            device,
+            (B * each,),
+            **of_all,
+            **shared,
+            **of_masses,
+            sums_ptr=sums,
+            valid_ptr=sample.valid,
+            turn=turn,
+            turns=turns,
+            FIRST=turn == 0,
+        )
+    launch_kernel(
+        sampling_redraw_rest_kernel,
+        device,
+        (B,),
+        **of_all,
+        **of_masses,
+        **of_draws,
+        turn=turns - 1,
+        num_warps=REST_WARPS,
+    )
