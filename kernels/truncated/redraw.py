@@ -25,12 +25,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fsbench.kernels.call.operands import per_row
 from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.call.request import Filters, Request
 from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.call.workspace import workspace
+from fsbench.kernels.configs.choice import has_tma
 from fsbench.kernels.device.reaching import INTERPRETED
 from fsbench.kernels.device.rows import noise_of_rows, of_row
 from fsbench.kernels.noise.arithmetic import LOG2_E
@@ -82,6 +84,13 @@ def _masses(logits_ptr, token, y, least, sharpness, stride):
 
 
 @triton.jit
+def _let_follow():
+    """Let the next launch begin, which will wait; wait for all that the last one has written."""
+    gdc_launch_dependents()
+    gdc_wait()
+
+
+@triton.jit
 def _undecided(undecided_ptr, turn, B, ROWS: tl.constexpr):
     """Which rows a turn is for, int1 [ROWS]."""
     row = tl.arange(0, ROWS)
@@ -107,7 +116,10 @@ def sampling_before_kernel(
     FIRST: tl.constexpr,  # turn 0: it is for all rows
     TEMPERATURE_PER_ROW: tl.constexpr,
     TOP_P_PER_ROW: tl.constexpr,
+    EARLY: tl.constexpr,  # launched before the launch before it has ended
 ):
+    if EARLY:
+        _let_follow()
     if FIRST:
         row = tl.program_id(0) % B
         share = tl.program_id(0) // B
@@ -174,8 +186,11 @@ def sampling_redraw_kernel(
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     RUNS: tl.constexpr = BLOCK // RUN
+    if EARLY:
+        _let_follow()
     row, share, programs = assigned(_undecided(undecided_ptr, turn, B, ROWS))
     if share < programs:
         logits_ptr += row.to(tl.int64) * stride
@@ -223,8 +238,11 @@ def sampling_redraw_rest_kernel(
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
     TOP_P_PER_ROW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     RUNS: tl.constexpr = REST // RUN
+    if EARLY:
+        _let_follow()
     row = tl.program_id(0)
     if tl.load(undecided_ptr + turn * B + row) != 0:
         logits_ptr += row.to(tl.int64) * stride
@@ -265,6 +283,11 @@ def is_top_p_alone(filters: Filters) -> bool:
     return others_off and not (type(top_p) is float and top_p >= 1.0)
 
 
+def early(device: torch.device) -> bool:
+    """Whether a launch may begin before the one before it has ended, and wait on the device."""
+    return device.type == "cuda" and has_tma(device)  # GPUs that have one have the other
+
+
 def times(B: int, top_p: float | Tensor) -> int:
     """How often many programs look whether tokens stand, before one program does what is left.
 
@@ -295,6 +318,8 @@ def launch_redraws(
         "B": B,
         "stride": stride,
         "TEMPERATURE_PER_ROW": per["TEMPERATURE_PER_ROW"],
+        "EARLY": early(device),
+        **({"launch_pdl": True} if early(device) else {}),
     }
     shared = {
         "arrivals_ptr": work.arrivals,
