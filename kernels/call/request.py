@@ -61,6 +61,11 @@ class Filters(NamedTuple):
     min_p: float | Tensor
 
 
+def changes_logits(request: Request) -> bool:
+    """Whether there is a bias or a mask, and with it more for a kernel to hold."""
+    return request.bias is not None or request.mask is not None
+
+
 def checked_request(
     hidden: Tensor,
     weight: Tensor | VocabShard | QuantisedHead,

@@ -131,10 +131,13 @@ def choose(
     noise: str,
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
+    narrow: bool = False,
 ) -> TileConfig | HopperConfig:
     """The config to launch with; its type says which kernel.
 
     Args:
+        narrow: the call changes the logits by a bias or a mask. A Hopper kernel for that holds so
+            much in registers that wide tiles spill, and take 9 s and more to compile.
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
             faster one (hopper_is_faster). A config is one of that kernel; with "auto" it decides.
 
@@ -145,7 +148,7 @@ def choose(
     if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
         _check_fp8(hidden.device)
     facts = (*hidden.shape, hidden.device, weight.element_size())
-    return config_for(*facts, by_tma, noise, kernel, config)
+    return config_for(*facts, by_tma, noise, kernel, config, narrow)
 
 
 @cache
@@ -169,6 +172,7 @@ def config_for(
     noise: str,
     kernel: str,
     config: TileConfig | HopperConfig | None,
+    narrow: bool = False,
 ) -> TileConfig | HopperConfig:
     """What `choose` chooses, by all that decides it."""
     reason = why_not_hopper(device, by_tma, element_bytes)
@@ -179,7 +183,10 @@ def config_for(
         wanted |= hopper_is_faster(B, device)
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
-    return config or hopper_config(B, D, device)
+    if config is not None:
+        return config
+    found = hopper_config(B, D, device)
+    return found.narrowed() if narrow else found
 
 
 def explanation(

@@ -34,7 +34,7 @@ class StoredLogits(NamedTuple):
 
 def allocate(B: int, V: int, device: torch.device, largest: bool) -> StoredLogits:
     """Room for the logits of B rows."""
-    stride = triton.cdiv(V, STRIDE_UNIT) * STRIDE_UNIT
+    stride = -(-V // STRIDE_UNIT) * STRIDE_UNIT
     dtype = torch.float32
     return StoredLogits(
         torch.empty(B, stride, dtype=dtype, device=device),

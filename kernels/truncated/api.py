@@ -11,7 +11,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.head import PreparedHead
-from fsbench.kernels.call.request import Filters, Request, checked_request
+from fsbench.kernels.call.request import Filters, Request, changes_logits, checked_request
 from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.tensors import check_number
 from fsbench.kernels.checks.values import (
@@ -163,7 +163,7 @@ def truncated_sample(
         check_penalties(penalties, B, device)
         # They change the logits after these are stored: no draw from the first ones can stand.
         request = request._replace(noise="none")
-    choice = choose(hidden, weight, request.noise, kernel, config)
+    choice = choose(hidden, weight, request.noise, kernel, config, changes_logits(request))
     empty = partial(torch.empty, device=device)
     sample = TruncatedSample(
         empty(B, dtype=torch.int64),

@@ -129,7 +129,7 @@ def finish(
             **each,
             **per_row(request),
             **{f"{name.upper()}_PER_ROW": isinstance(x, torch.Tensor) for name, x in each.items()},
-            GROUPS=max(32, triton.next_power_of_2(stride // GROUP.value)),
+            GROUPS=max(32, 1 << (stride // GROUP.value - 1).bit_length()),
             CHUNK=few,
             **LOOK,
         )
