@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from inspect import getclosurevars
+from inspect import getclosurevars, isfunction
 from types import ModuleType
 from typing import Any
 
@@ -50,7 +50,8 @@ def straight(
     device, stream_of = active.get_current_device(), active.get_current_stream
     before = [*grid, 0, compiled.function, launch.launch_cooperative_grid, launch.launch_pdl]
     before += [None, None, compiled.packed_metadata, None, None, None]
-    inner = getclosurevars(launch.launch).nonlocals if _wrapped(launch.launch) else {}
+    # With descriptors it is a function that has the C function in its closure.
+    inner = getclosurevars(launch.launch).nonlocals if isfunction(launch.launch) else {}
     call = inner.get("launcher", launch.launch)
     metadata = list(inner.get("tensordesc_meta", []))
 
@@ -96,7 +97,7 @@ def _called(hook: Any) -> Any:
 
 def _driver_of(compiled: Any) -> ModuleType | None:
     """The module of Triton's launcher, if it is the one that is known here and needs no memory."""
-    launch = getattr(compiled, "run", None)
+    launch: Any = getattr(compiled, "run", None)
     module = getattr(type(launch), "__module__", "")
     if module != "triton.backends.nvidia.driver":
         return None
@@ -106,7 +107,3 @@ def _driver_of(compiled: Any) -> ModuleType | None:
     memory = launch.global_scratch_size or launch.profile_scratch_size
     return None if memory else driver
 
-
-def _wrapped(launch: Any) -> bool:
-    """Whether a kernel's launch is that of a C function, with descriptors laid out before."""
-    return getattr(launch, "__name__", "") == "inner"

@@ -33,9 +33,10 @@ from fsbench.kernels.fused.portable import flash_sampling_kernel
 from fsbench.kernels.fused.targets import AT_ONCE as TARGETS_AT_ONCE
 from fsbench.kernels.fused.targets import target_logits_kernel
 
-
-_MOVING = ("hidden", "weight", "seed_ptr", "offset_ptr", "temperature", "keys_ptr", "arrivals_ptr")
-_MOVING += ("tokens_ptr", "valid_ptr", "first_sample")
+_MOVING = (
+    *("hidden", "weight", "seed_ptr", "offset_ptr", "temperature"),
+    *("keys_ptr", "arrivals_ptr", "tokens_ptr", "valid_ptr", "first_sample"),
+)
 """Arguments that move in plain draws, in this order."""
 
 
@@ -141,7 +142,7 @@ def plain(request: Request) -> Callable[..., Sample]:
         with launching_on(device):
             work = workspace(B, device)
             given = (*operands.load(hidden, weight), seed, offset, temperature)
-            moving = (*given, work.keys, work.arrivals, tokens, valid, 0)
+            moving: tuple[Any, ...] = (*given, work.keys, work.arrivals, tokens, valid, 0)
             if known is None:
                 run(**dict(zip(_MOVING, moving, strict=True)))
                 known = run.ready(**dict(zip(_MOVING, moving, strict=True)))

@@ -85,9 +85,7 @@ def test_a_second_race_is_prepared_for_where_rows_may_need_it():
 
 def test_only_top_p_alone_is_done_so():
     def alone(**filters):
-        return redraw.is_top_p_alone(
-            Filters(**{"top_k": 0, "top_p": 0.9, "min_p": 0.0, **filters})
-        )
+        return redraw.is_top_p_alone(Filters(**{"top_k": 0, "top_p": 0.9, "min_p": 0.0, **filters}))
 
     assert alone() and alone(top_p=torch.ones(1)) and alone(min_p=-1.0)
     others = [{"top_k": 50}, {"top_k": torch.zeros(1)}, {"min_p": 0.1}, {"min_p": torch.zeros(1)}]
