@@ -106,4 +106,3 @@ def _driver_of(compiled: Any) -> ModuleType | None:
         return None
     memory = launch.global_scratch_size or launch.profile_scratch_size
     return None if memory else driver
-

@@ -220,8 +220,9 @@ def _launch_rows(
 def keep_all(filters: Filters) -> bool:
     """Whether no filter cuts anything off, in any row."""
     top_k, top_p, min_p = filters
-    by_numbers = type(top_k) is int and type(top_p) is float and type(min_p) is float
-    return by_numbers and top_k == 0 and top_p >= 1.0 and min_p <= 0.0
+    if isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or isinstance(min_p, Tensor):
+        return False
+    return top_k == 0 and top_p >= 1.0 and min_p <= 0.0
 
 
 def is_small(top_k: int | Tensor) -> bool:

@@ -13,8 +13,9 @@ of them, and if not, nothing from it on is kept either.
         one program does what is left of a row
 
 A row is cut into blocks, and the programs of a launch share the blocks of the rows that it is for.
-Sums of blocks are stored, and the last program of a row to arrive adds them up in their order, so
-nothing depends on how many programs there are.
+Masses of blocks are stored, and the last program of a row to arrive adds them up. They are integers
+as in truncated.cutoff, in parts of the mass of the block's largest logit, so that it does not
+matter in which order, by which kernel or by how many programs they are added up.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from fsbench.kernels.noise.arithmetic import LOG2_E
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, token_of_key
 from fsbench.kernels.noise.words import split_words
+from fsbench.kernels.truncated.cutoff import MASS_UNITS
 from fsbench.kernels.truncated.plan import assigned
 from fsbench.kernels.truncated.race import RUN, load_runs, race
 
@@ -48,11 +50,8 @@ BLOCK = tl.constexpr(2048)
 BLOCKS_AT_ONCE = tl.constexpr(128)
 """Blocks whose sums are added up at once."""
 
-REST = tl.constexpr(8192)
-"""Tokens that a program reads at once which does a row alone."""
-
-LEAST = tl.constexpr(1e-30)
-"""Of the mass of a row, relative to one of its tokens: for a top_p of 0."""
+REST = tl.constexpr(4)
+"""Blocks that a program reads at once which does a row alone."""
 
 PROGRAMS = {"before": 1320, "redraw": 900}
 """Programs of a launch: about what fits on a large GPU at once."""
@@ -66,21 +65,77 @@ def _add_two(a1, a2, b1, b2):
 
 
 @triton.jit
-def _two_sums(a, b):
-    if INTERPRETED:
-        return tl.sum(a), tl.sum(b)
+def _two_sums(a, b, axis: tl.constexpr):
+    if INTERPRETED:  # which would add up pairs in Python, one by one
+        return tl.sum(a, axis), tl.sum(b, axis)
     else:
-        return tl.reduce((a, b), 0, _add_two)
+        return tl.reduce((a, b), axis, _add_two)
 
 
 @triton.jit
-def _masses(logits_ptr, token, y, least, sharpness, stride):
-    """exp((logit - y) / T) of the tokens `least`, and the same of those that go before `token`."""
-    # A draw is so near to the largest logit that no sum of these overflows.
-    other = tl.load(logits_ptr + least, mask=least < stride, other=float("-inf"))
-    mass = tl.exp2(sharpness * (other - y))
-    before = (other > y) | ((other == y) & (least < token))
-    return mass, tl.where(before, mass, 0.0)
+def _units_of_four(mass):
+    """Sums of four neighbours in MASS_UNITS: fp32 [N, BLOCK] -> int64 [N, BLOCK / 4].
+
+    In this order and no other, and a fourth of the integers to make.
+    """
+    even, odd = tl.split(mass.reshape(mass.shape[0], mass.shape[1] // 2, 2))
+    low, high = tl.split((even + odd).reshape(mass.shape[0], mass.shape[1] // 4, 2))
+    return ((low + high) * MASS_UNITS).to(tl.int64)
+
+
+@triton.jit
+def _store_masses(logits_ptr, block, token, y, sharpness, largest_ptr, masses_ptr, blocks, stride):
+    """Of blocks, int32 [N], store the largest logit, the mass, and the mass before a token.
+
+    token, y: it, and its logit. masses_ptr: int64 [blocks, 2].
+    """
+    member = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    other = tl.load(logits_ptr + member, mask=member < stride, other=float("-inf"))
+    largest = tl.max(other, axis=1)
+    finite = tl.where(largest > float("-inf"), largest, 0.0)
+    mass = tl.exp2(sharpness * (other - finite[:, None]))
+    before = (other > y) | ((other == y) & (member < token))
+    whole, part = _two_sums(_units_of_four(mass), _units_of_four(tl.where(before, mass, 0.0)), 1)
+    there = block < blocks
+    tl.store(largest_ptr + block, largest, mask=there)
+    tl.store(masses_ptr + block * 2, whole, mask=there)
+    tl.store(masses_ptr + block * 2 + 1, part, mask=there)
+
+
+@triton.jit
+def _in_units(mass, distance, sharpness):
+    """Masses of blocks, in parts of the mass of a logit that is `distance` above their largest."""
+    return (mass.to(tl.float32) * tl.exp2(-sharpness * distance)).to(tl.int64)
+
+
+@triton.jit
+def _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks):
+    """Whether the mass before the token that _store_masses was told is p of the whole, or more."""
+    some = tl.arange(0, BLOCKS_AT_ONCE)
+    top = tl.full((BLOCKS_AT_ONCE,), float("-inf"), tl.float32)
+    for first in tl.range(0, blocks, BLOCKS_AT_ONCE):
+        there = first + some < blocks
+        largest = tl.load(largest_ptr + first + some, mask=there, other=float("-inf"),
+                          cache_modifier=".cg")  # fmt: skip
+        top = tl.maximum(top, largest)
+    top = tl.max(top)
+    whole = tl.zeros((BLOCKS_AT_ONCE,), tl.int64)
+    part = tl.zeros((BLOCKS_AT_ONCE,), tl.int64)
+    for first in tl.range(0, blocks, BLOCKS_AT_ONCE):
+        block = first + some
+        there = block < blocks
+        largest = tl.load(largest_ptr + block, mask=there, other=float("-inf"),
+                          cache_modifier=".cg")  # fmt: skip
+        at = masses_ptr + block * 2
+        mass = tl.load(at, mask=there, other=0, cache_modifier=".cg")
+        before = tl.load(at + 1, mask=there, other=0, cache_modifier=".cg")
+        # Of a block without a finite logit the mass is 0, and so is what is added here.
+        distance = tl.minimum(top - largest, 3e38)
+        whole += _in_units(mass, distance, sharpness)
+        part += _in_units(before, distance, sharpness)
+    total, before_it = _two_sums(whole, part, 0)
+    # With a p of 0 or below the first token is kept.
+    return before_it.to(tl.float32) >= tl.maximum(p * total.to(tl.float32), 1.0)
 
 
 @triton.jit
@@ -102,7 +157,8 @@ def sampling_before_kernel(
     logits_ptr,  # [B, stride] fp32
     temperature,  # fp32, or pointer to [B] fp32; so is top_p
     top_p,
-    sums_ptr,  # [B, blocks, 2] fp32, scratch: mass, and mass before the token
+    largest_ptr,  # [B, blocks] fp32, scratch
+    masses_ptr,  # [B, blocks, 2] int64, scratch: see _store_masses
     arrivals_ptr,  # [B] int32, 0 between launches
     undecided_ptr,  # [turns, B] int32: rows that a turn is for; this one writes those behind it
     tokens_ptr,  # [B] int64; out: -1 where top_p is NaN
@@ -135,28 +191,19 @@ def sampling_before_kernel(
         looked_at = (token >= 0) & (T > 0.0) & (p < 1.0)
         if looked_at:
             logits_ptr += row.to(tl.int64) * stride
-            sums_ptr += row.to(tl.int64) * blocks * 2
+            largest_ptr += row * blocks
+            masses_ptr += row * blocks * 2
             y = tl.load(logits_ptr + token)
             sharpness = inverse_temperature * LOG2_E
             for block in tl.range(share, blocks, programs):
-                member = block * BLOCK + tl.arange(0, BLOCK)
-                mass, before = _masses(logits_ptr, token, y, member, sharpness, stride)
-                whole, part = _two_sums(mass, before)
-                tl.store(sums_ptr + block * 2, whole)
-                tl.store(sums_ptr + block * 2 + 1, part)
+                _store_masses(
+                    logits_ptr, block + tl.arange(0, 1), token, y, sharpness, largest_ptr,
+                    masses_ptr, blocks, stride,
+                )  # fmt: skip
             tl.debug_barrier()
             if tl.atomic_add(arrivals_ptr + row, 1) == programs - 1:
                 tl.atomic_xchg(arrivals_ptr + row, 0)
-                whole = tl.zeros((BLOCKS_AT_ONCE,), tl.float32)
-                part = tl.zeros((BLOCKS_AT_ONCE,), tl.float32)
-                for first in tl.range(0, blocks, BLOCKS_AT_ONCE):
-                    added = first + tl.arange(0, BLOCKS_AT_ONCE)
-                    there = added < blocks
-                    at = sums_ptr + added * 2
-                    whole += tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
-                    part += tl.load(at + 1, mask=there, other=0.0, cache_modifier=".cg")
-                total, before_it = _two_sums(whole, part)
-                again = (before_it >= tl.maximum(p * total, LEAST)).to(tl.int32)
+                again = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks).to(tl.int32)
                 for later in tl.range(turn, turns):
                     tl.store(undecided_ptr + later * B, again)
         else:
@@ -222,11 +269,13 @@ def _first_before(logits_ptr, token_ptr):
     return ordered_key(tl.load(logits_ptr + token), token) + 1
 
 
-@triton.jit(do_not_specialize=["turn", "B"])
+@triton.jit(do_not_specialize=["turn", "B", "blocks"])
 def sampling_redraw_rest_kernel(
     logits_ptr,  # [B, stride] fp32
     temperature,  # fp32, or pointer to [B] fp32; so is top_p
     top_p,
+    largest_ptr,  # [B, blocks] fp32, scratch
+    masses_ptr,  # [B, blocks, 2] int64, scratch: see _store_masses
     undecided_ptr,  # [turns, B] int32
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
@@ -234,18 +283,21 @@ def sampling_redraw_rest_kernel(
     turn,
     B,
     stride,
+    blocks,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
     TOP_P_PER_ROW: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    RUNS: tl.constexpr = REST // RUN
+    RUNS: tl.constexpr = REST * BLOCK // RUN
     if EARLY:
         _let_follow()
     row = tl.program_id(0)
     if tl.load(undecided_ptr + turn * B + row) != 0:
         logits_ptr += row.to(tl.int64) * stride
+        largest_ptr += row * blocks
+        masses_ptr += row * blocks * 2
         seed, offset, number = noise_of_rows(
             seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
         )
@@ -258,29 +310,29 @@ def sampling_redraw_rest_kernel(
         while again:
             first = ordered_key(tl.load(logits_ptr + token), token) + 1
             best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
-            for chunk in tl.range(0, tl.cdiv(stride, REST)):
+            for chunk in tl.range(0, tl.cdiv(stride, REST * BLOCK)):
                 y, word = load_runs(logits_ptr, chunk, stride, RUNS)
                 more = race(split_words(y), word, first, T, seed, offset, number)
                 best = tl.maximum(best, more)
             token = token_of_key(tl.max(tl.max(best, axis=1), axis=0))
             y = tl.load(logits_ptr + token)
-            whole = tl.zeros((REST,), tl.float32)
-            part = tl.zeros((REST,), tl.float32)
-            for start in tl.range(0, stride, REST):
-                member = start + tl.arange(0, REST)
-                mass, before = _masses(logits_ptr, token, y, member, sharpness, stride)
-                whole += mass
-                part += before
-            total, before_it = _two_sums(whole, part)
-            again = before_it >= tl.maximum(p * total, LEAST)
+            for start in tl.range(0, blocks, REST):
+                _store_masses(
+                    logits_ptr, start + tl.arange(0, REST), token, y, sharpness, largest_ptr,
+                    masses_ptr, blocks, stride,
+                )  # fmt: skip
+            tl.debug_barrier()
+            again = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
+            tl.debug_barrier()
         tl.store(tokens_ptr + row, token.to(tl.int64))
 
 
 def is_top_p_alone(filters: Filters) -> bool:
     """Whether top-p is the only filter."""
     top_k, top_p, min_p = filters
-    others_off = type(top_k) is int and top_k == 0 and type(min_p) is float and min_p <= 0.0
-    return others_off and not (type(top_p) is float and top_p >= 1.0)
+    if isinstance(top_k, Tensor) or isinstance(min_p, Tensor) or top_k != 0 or min_p > 0.0:
+        return False
+    return isinstance(top_p, Tensor) or top_p < 1.0
 
 
 def early(device: torch.device) -> bool:
@@ -293,7 +345,7 @@ def times(B: int, top_p: float | Tensor) -> int:
 
     A second race is rare where few rows need a first one.
     """
-    return 2 if type(top_p) is float and B * (1.0 - top_p) <= 2.0 else 3
+    return 2 if not isinstance(top_p, Tensor) and B * (1.0 - top_p) <= 2.0 else 3
 
 
 def launch_redraws(
@@ -307,7 +359,8 @@ def launch_redraws(
     blocks = -(-stride // BLOCK.value)
     turns = times(B, top_p)
     undecided = torch.empty(turns, B, dtype=torch.int32, device=device)
-    sums = torch.empty(B, blocks, 2, dtype=torch.float32, device=device)
+    largest = torch.empty(B, blocks, dtype=torch.float32, device=device)
+    masses = torch.empty(B, blocks, 2, dtype=torch.int64, device=device)
     work = workspace(B, device)
     per = per_row(request)
     of_all: dict[str, Any] = {
@@ -317,17 +370,22 @@ def launch_redraws(
         "tokens_ptr": sample.tokens,
         "B": B,
         "stride": stride,
+        "blocks": blocks,
         "TEMPERATURE_PER_ROW": per["TEMPERATURE_PER_ROW"],
         "EARLY": early(device),
         **({"launch_pdl": True} if early(device) else {}),
     }
     shared = {
         "arrivals_ptr": work.arrivals,
-        "blocks": blocks,
         "ROWS": max(32, 1 << (B - 1).bit_length()),
         "num_warps": WARPS,
     }
-    of_masses = {"top_p": top_p, "TOP_P_PER_ROW": isinstance(top_p, Tensor)}
+    of_masses = {
+        "top_p": top_p,
+        "largest_ptr": largest,
+        "masses_ptr": masses,
+        "TOP_P_PER_ROW": isinstance(top_p, Tensor),
+    }
     of_draws: dict[str, Any] = {
         "seed_ptr": request.seed,
         "offset_ptr": request.offset,
@@ -355,7 +413,6 @@ def launch_redraws(
             **of_all,
             **shared,
             **of_masses,
-            sums_ptr=sums,
             valid_ptr=sample.valid,
             turn=turn,
             turns=turns,
