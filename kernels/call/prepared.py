@@ -54,7 +54,7 @@ class PreparedLaunch:
         return self._compiled.get(_looked_at(moving)[0])
 
     def _first(self, key: Hashable, moving: dict[str, Any]) -> None:
-        known = _compiled(self.kernel, self.grid, {**self.fixed, **moving}, set(moving))
+        known = _compiled(self.kernel, self.grid, {**self.fixed, **moving}, list(moving))
         if known is not None:
             if len(self._compiled) >= _MOST:
                 self._compiled.clear()
@@ -62,17 +62,17 @@ class PreparedLaunch:
 
 
 def _compiled(
-    kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], moving: set[str]
+    kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], moving: list[str]
 ) -> Callable[[list[Any]], None] | None:
     """Launch by the binder, and how to launch what it compiled; None in the interpreter.
 
-    moving: names of the arguments that are given anew at each launch, in their order here, but for
-        those that are None.
+    moving: names of the arguments that are given anew at each launch, in this order, but for those
+        that are None.
     """
     compiled = kernel[grid](**arguments)
     if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
         return None
-    given = [name for name, value in arguments.items() if name in moving and value is not None]
+    given = [name for name in moving if arguments[name] is not None]
     # Keeps no tensor alive.
     stay = {name: None if isinstance(x, Tensor) else x for name, x in arguments.items()}
     names = kernel.arg_names
@@ -131,7 +131,7 @@ def launch_kernel(
     if known is not None:
         known(values)
         return
-    moving = {name for name, value in arguments.items() if type(value) not in _STAY}
+    moving = [name for name, value in arguments.items() if type(value) not in _STAY]
     known = _compiled(kernel, grid, arguments, moving)
     if known is not None:
         if len(_by_kind) >= _MOST:

@@ -36,6 +36,7 @@ from fsbench.kernels.fused.targets import target_logits_kernel
 _MOVING = (
     *("hidden", "weight", "seed_ptr", "offset_ptr", "temperature"),
     *("keys_ptr", "arrivals_ptr", "tokens_ptr", "valid_ptr", "first_sample"),
+    *("logits_ptr", "largest_ptr"),
 )
 """Arguments that move in plain draws, in this order."""
 
@@ -63,6 +64,7 @@ def launch(
     B, device = hidden.shape[0], hidden.device
     at_once = min(samples, SAMPLES_AT_ONCE)
     logits = processing(request)
+    stride = 0 if stored is None else stored.logits.shape[1]
     scale = {} if request.scale is None else {"scale_ptr": request.scale}
     line = None if request.shard is None or request.merge_later else request.shard.line
     kind = (
@@ -72,7 +74,7 @@ def launch(
         out.logz is None,
         out.entropy is None,
         out.top_tokens is None,
-        None if stored is None else stored.logits.shape,
+        stride,
         *kind_of(request),
     )
     with launching_on(device):
@@ -80,7 +82,7 @@ def launch(
         limits = _target_logits(request, logits, out.rank) if given else None
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
-            operands, run = prepared((n, *kind), _prepare, request, config, n, logits, stored)
+            operands, run = prepared((n, *kind), _prepare, request, config, n, logits, stride)
             if first_sample == 0:
                 loaded_hidden, loaded_weight = operands.load(hidden, weight)
                 winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
@@ -117,14 +119,17 @@ def launch(
     return masses
 
 
-def plain(request: Request) -> Callable[..., Sample]:
+def plain(
+    request: Request, config: TileConfig | HopperConfig | None = None, stride: int = 0
+) -> Callable[..., Sample]:
     """The launch of a request without options, for all that differ by addresses or by a float.
 
     It takes hidden, weight, seed, offset and temperature, and keeps none of the request's alive.
+    stride: of the logits that are stored, too; where to is one more argument.
     """
     (B, _), device = request.hidden.shape, request.hidden.device
-    config = choose(request.hidden, request.weight, request.noise)
-    operands, run = _prepare(request, config, 1, processing(request), None)
+    config = config or choose(request.hidden, request.weight, request.noise)
+    operands, run = _prepare(request, config, 1, processing(request), stride)
     run.fixed = {**dict.fromkeys(run.kernel.arg_names), **run.fixed}  # None for what it has not
 
     known: Callable[[list[Any]], None] | None = None
@@ -135,6 +140,7 @@ def plain(request: Request) -> Callable[..., Sample]:
         seed: Tensor,
         offset: Tensor | None,
         temperature: float | Tensor,
+        stored: StoredLogits | tuple[None, None] = (None, None),
     ) -> Sample:
         nonlocal known
         tokens = torch.empty(B, dtype=torch.int64, device=device)
@@ -142,7 +148,7 @@ def plain(request: Request) -> Callable[..., Sample]:
         with launching_on(device):
             work = workspace(B, device)
             given = (*operands.load(hidden, weight), seed, offset, temperature)
-            moving: tuple[Any, ...] = (*given, work.keys, work.arrivals, tokens, valid, 0)
+            moving: tuple[Any, ...] = (*given, work.keys, work.arrivals, tokens, valid, 0, *stored)
             if known is None:
                 run(**dict(zip(_MOVING, moving, strict=True)))
                 known = run.ready(**dict(zip(_MOVING, moving, strict=True)))
@@ -203,9 +209,12 @@ def _prepare(
     config: TileConfig | HopperConfig,
     n: int,
     logits: Processing,
-    stored: StoredLogits | None,
+    stride: int,
 ) -> tuple[Operands, PreparedLaunch]:
-    """The kernel of a config, with all that is alike in calls of one kind; n samples a launch."""
+    """The kernel of a config, with all that is alike in calls of one kind; n samples a launch.
+
+    stride: of the logits that are stored, too; 0 if they are not.
+    """
     hidden, shard = request.hidden, request.shard
     B, D = hidden.shape
     tokens = request.vocab_size if shard is None else shard.num_tokens
@@ -220,7 +229,7 @@ def _prepare(
         own = {"SLICE": config.slice, "scale_ptr": None, "SCALE_PER_ROW": scale_per_row(request)}
         operands.tiles.update(own)
     fixed = {
-        "stride": 0 if stored is None else stored.logits.shape[1],
+        "stride": stride,
         "B": B,
         "V": request.vocab_size,
         "D": D,

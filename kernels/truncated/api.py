@@ -26,6 +26,7 @@ from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.fused.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.truncated.filters import (
     amounts,
     check_fraction,
@@ -33,6 +34,9 @@ from fsbench.kernels.truncated.filters import (
     check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
+
+_PLAIN = (*[None] * 6, *[False] * 4, 0, 0)
+"""The options of a plain call, but for those whose values are of a kind."""
 
 
 def truncated_sample(
@@ -119,6 +123,15 @@ def truncated_sample(
             range, or a config that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
+    said = (return_kept, return_logprob, return_kept_logprob, return_rank)
+    given = (penalties, bias, mask, soft_cap, logprob_temperature, config)
+    options = (*given, *said, return_support, return_top)
+    values = (vocab_size, noise, top_k, top_p, min_p)
+    now = (hidden, weight, seed, offset, temperature)
+    kind = plain_kind(options, _PLAIN, values, *now)
+    again = launch_of(kind, hidden)
+    if again is not None:
+        return again(*now, top_k, top_p, min_p)
     head = None
     if isinstance(weight, PreparedHead):
         head, weight = weight, weight.weight
@@ -185,6 +198,7 @@ def truncated_sample(
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
+        remember(kind, request, truncated, choice, filters)
     else:
         logits = hidden.float() @ weight[: request.vocab_size].float().T
         logits = reference.processed_logits(

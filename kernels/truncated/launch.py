@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.device.stored_logits import StoredLogits, allocate
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
 from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import amounts
@@ -64,6 +65,46 @@ def launch(
     out = Sample(sample.tokens, sample.valid, logz=logz)
     masses = fused.launch.launch(request, choice, out, stored)
     finish(request, stored, filters, penalties, sample, masses, said_of)
+
+
+def plain(
+    request: Request, choice: TileConfig | HopperConfig, filters: Filters
+) -> Callable[..., TruncatedSample]:
+    """The launches of a request that asks for tokens alone, for all that are like it.
+
+    As fused.launch.plain; it takes the three filters, too, of which numbers are those of this one.
+    """
+    B, V, noise = len(request.hidden), request.vocab_size, request.noise
+    stores = not keep_all(filters)
+    stride = stride_for(V) if stores else 0
+    draw = fused.launch.plain(request, choice, stride)
+    numbers: list[Any] = [None if isinstance(x, Tensor) else x for x in filters]
+
+    def again(
+        hidden: Tensor,
+        weight: Tensor,
+        seed: Tensor,
+        offset: Tensor | None,
+        temperature: float | Tensor,
+        *given: Any,
+    ) -> TruncatedSample:
+        now = (hidden, weight, seed, offset, temperature)
+        if not stores:
+            drawn = draw(*now)
+            return TruncatedSample(drawn.tokens, drawn.valid)
+        stored = allocate(B, V, hidden.device, largest=True)
+        drawn = draw(*now, stored)
+        sample = TruncatedSample(drawn.tokens, drawn.valid)
+        finish(
+            Request(*now, None, None, None, V, 1, noise),
+            stored,
+            Filters(*(x if n is None else n for x, n in zip(given, numbers, strict=True))),
+            None,
+            sample,
+        )
+        return sample
+
+    return again
 
 
 def finish(

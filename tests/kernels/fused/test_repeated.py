@@ -109,11 +109,16 @@ OTHERS = [
     {"temperature": torch.ones(B)},
     {"temperature": torch.ones(B).double()},
     {"temperature": torch.ones(1)},
+    {"vocab_size": 1},
+    {"vocab_size": 2},
+    {"vocab_size": 1.0},
+    {"noise": "token"},
 ]
 
 
 def kind_of(**changes: object) -> object:
-    return repeated.plain_kind((), (), *(MATRICES | changes).values())
+    values = changes.pop("vocab_size", None), changes.pop("noise", "auto")
+    return repeated.plain_kind((), (), values, *(MATRICES | changes).values())
 
 
 def test_a_kind_is_of_all_that_checks_and_launches_look_at():
@@ -121,6 +126,19 @@ def test_a_kind_is_of_all_that_checks_and_launches_look_at():
     assert None not in kinds
     assert len(set(kinds)) == len(kinds)
     assert kind_of(temperature=0.3) == kind_of(temperature=7.0)
+
+
+def test_a_vocabulary_and_a_noise_are_of_a_kind(checks_raise):
+    options = [{"vocab_size": V - 1}, {"vocab_size": V}, {"noise": "token"}, {"noise": "group"}]
+    for option in options:
+        flash_sample(**given(**option))
+    others = [given(seed=9, sigma=1.0, **option) for option in options]
+    expected = [flash_sample(**other, out=empty()).tokens.tolist() for other in others]
+    checks_raise()
+    assert [flash_sample(**other).tokens.tolist() for other in others] == expected
+    for option in ({"vocab_size": V - 2}, {"vocab_size": float(V)}, {"noise": "group4"}):
+        with pytest.raises(Checked):
+            flash_sample(**given(**option))
 
 
 NEVER = [True, 1, 0, -1.0, 1e-40, 1e40, float("nan"), float("inf"), "1"]

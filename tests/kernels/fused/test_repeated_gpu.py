@@ -21,9 +21,9 @@ def drawn_both_ways(hidden, weight, seed, offset, temperature) -> tuple[list[int
     given = {"seed": seed, "offset": offset, "temperature": temperature}
     for _ in range(2):
         drawn = flash_sample(hidden, weight, **given)
-    assert repeated.plain_kind((), (), hidden, weight, seed, offset, temperature) in (
-        repeated._launches
-    )
+    assert repeated.plain_kind(
+        (), (), (None, "auto"), hidden, weight, seed, offset, temperature
+    ) in (repeated._launches)
     out = Sample(torch.full_like(drawn.tokens, -7), torch.zeros_like(drawn.valid))
     flash_sample(hidden, weight, **given, out=out)
     assert drawn.valid.all() and out.valid.all()
