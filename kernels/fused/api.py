@@ -9,6 +9,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import fused
 from fsbench.kernels.call.head import PreparedHead, drawn_from
 from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
@@ -25,7 +26,6 @@ from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.fused.op import through_operator
-from fsbench.kernels.fused.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 _PLAIN = (*[None] * 6, 1, False, False, False, False, 0, "auto")

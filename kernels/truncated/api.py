@@ -11,6 +11,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.head import PreparedHead
+from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.call.request import Filters, Request, changes_logits, checked_request
 from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.tensors import check_number
@@ -26,7 +27,6 @@ from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.fused.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.truncated.filters import (
     amounts,
     check_fraction,

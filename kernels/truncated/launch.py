@@ -25,7 +25,7 @@ from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
-from fsbench.kernels.truncated.redraw import is_top_p_alone, launch_redraws
+from fsbench.kernels.truncated.top_p import is_top_p_alone, launch_redraws
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""

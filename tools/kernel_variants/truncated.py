@@ -8,8 +8,8 @@ from typing import Any
 
 from fsbench.kernels.truncated.kept import WARPS
 from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
-from fsbench.kernels.truncated.redraw import REST_WARPS
-from fsbench.kernels.truncated.redraw import WARPS as REDRAW_WARPS
+from fsbench.kernels.truncated.top_p import REST_WARPS
+from fsbench.kernels.truncated.top_p import WARPS as REDRAW_WARPS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 HISTORY = ("history_ptr", "counts_ptr", "lengths_ptr")

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsbench.errors import InvalidType
 from fsbench.kernels import Sample, flash_sample
-from fsbench.kernels.fused import api, repeated
+from fsbench.kernels.call import repeated
+from fsbench.kernels.fused import api
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 B, V, D = 3, 140, 32

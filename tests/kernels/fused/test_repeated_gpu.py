@@ -8,7 +8,7 @@ from gpu_cases import counter, problem
 
 from fsbench.graphs import capture
 from fsbench.kernels import Sample, flash_sample
-from fsbench.kernels.fused import repeated
+from fsbench.kernels.call import repeated
 
 pytestmark = [
     pytest.mark.gpu,

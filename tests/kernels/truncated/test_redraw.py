@@ -14,7 +14,7 @@ from truncated_cases import check
 from fsbench.kernels import flash_sample, truncated_sample
 from fsbench.kernels.call.request import Filters
 from fsbench.kernels.truncated import launch as launches
-from fsbench.kernels.truncated import redraw
+from fsbench.kernels.truncated import top_p as alone
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -70,26 +70,26 @@ def test_neither_turns_nor_programs_matter(turns, programs):
     call = {**stored(normal_logits(12, V)), "seed": SEED, "top_p": 0.1}
     expected = truncated_sample(**call)
     assert (expected.tokens != flash_sample(**stored(normal_logits(12, V)), seed=SEED).tokens).any()
-    shares = dict.fromkeys(redraw.PROGRAMS, programs)
+    shares = dict.fromkeys(alone.PROGRAMS, programs)
     with (
-        mock.patch.object(redraw, "times", lambda B, top_p: turns),
-        mock.patch.dict(redraw.PROGRAMS, shares),
+        mock.patch.object(alone, "times", lambda B, top_p: turns),
+        mock.patch.dict(alone.PROGRAMS, shares),
     ):
         assert torch.equal(truncated_sample(**call).tokens, expected.tokens)
 
 
 def test_a_second_race_is_prepared_for_where_rows_may_need_it():
-    assert redraw.times(16, 0.9) == 2
-    assert redraw.times(64, 0.9) == redraw.times(8, 0.5) == redraw.times(1, torch.ones(1)) == 3
+    assert alone.times(16, 0.9) == 2
+    assert alone.times(64, 0.9) == alone.times(8, 0.5) == alone.times(1, torch.ones(1)) == 3
 
 
 def test_only_top_p_alone_is_done_so():
-    def alone(**filters):
-        return redraw.is_top_p_alone(Filters(**{"top_k": 0, "top_p": 0.9, "min_p": 0.0, **filters}))
+    def by_it(**filters):
+        return alone.is_top_p_alone(Filters(**{"top_k": 0, "top_p": 0.9, "min_p": 0.0, **filters}))
 
-    assert alone() and alone(top_p=torch.ones(1)) and alone(min_p=-1.0)
+    assert by_it() and by_it(top_p=torch.ones(1)) and by_it(min_p=-1.0)
     others = [{"top_k": 50}, {"top_k": torch.zeros(1)}, {"min_p": 0.1}, {"min_p": torch.zeros(1)}]
-    assert not any(alone(**filters) for filters in [*others, {"top_p": 1.0}])
+    assert not any(by_it(**filters) for filters in [*others, {"top_p": 1.0}])
     search = mock.Mock(side_effect=AssertionError("a cutoff is searched for"))
     with mock.patch.object(launches, "launch_kernel", search):
         truncated_sample(**stored(normal_logits(2, 300)), seed=SEED, top_p=0.5)

@@ -13,7 +13,7 @@ from truncated_cases import history
 
 from fsbench.errors import InvalidType
 from fsbench.kernels import Penalties, truncated_sample
-from fsbench.kernels.fused import repeated
+from fsbench.kernels.call import repeated
 from fsbench.kernels.truncated import api
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
