@@ -68,12 +68,12 @@ def launch_of(kind: Hashable | None, hidden: Tensor) -> Callable[..., Any] | Non
     return None
 
 
-def remember(kind: Hashable | None, request: Request, family: Any, *how: Any) -> None:
+def remember(kind: Hashable, request: Request, family: Any, *how: Any) -> None:
     """Keep how a request of this kind, which has been carried out, is launched.
 
     family: the package of its call; family.launch.plain is given the request, and how.
     """
-    if kind is not None and runs_kernels(request.hidden.device, request.hidden.dtype):
+    if runs_kernels(request.hidden.device, request.hidden.dtype):
         if len(_launches) >= _MOST:
             _launches.clear()
         _launches[kind] = family.launch.plain(request, *how)

@@ -28,8 +28,8 @@ from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.fused.op import through_operator
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
-_PLAIN = (*[None] * 6, 1, False, False, False, False, 0, "auto")
-"""The options of a plain call, but for vocab_size and noise."""
+_PLAIN = (*[None] * 6, 1, False, False, False, False, 0)
+"""The options of a plain call, but for vocab_size, noise and kernel."""
 
 
 def flash_sample(
@@ -116,8 +116,8 @@ def flash_sample(
         CaptureError: the workspaces for captures are used up.
     """
     asked = (return_logprob, return_logz, return_entropy, return_rank, return_top)
-    options = (bias, mask, soft_cap, shard, out, config, num_samples, *asked, kernel)
-    values = (vocab_size, noise)
+    options = (bias, mask, soft_cap, shard, out, config, num_samples, *asked)
+    values = (vocab_size, noise, kernel)
     kind = plain_kind(options, _PLAIN, values, hidden, weight, seed, offset, temperature)
     launch = launch_of(kind, hidden)
     if launch is not None:
@@ -162,7 +162,10 @@ def flash_sample(
             head.draw(request, out)
             return out
     carry_out(request, kernel, config, out)
-    remember(kind, request, fused)
+    if kind is not None:
+        remember(
+            kind, request, fused, choose(request.hidden, request.weight, request.noise, kernel)
+        )
     return out
 
 

@@ -23,7 +23,6 @@ from fsbench.kernels.call.request import SAMPLES_AT_ONCE, TENSORS, Request
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.call.standing import launch_standing
 from fsbench.kernels.call.workspace import workspace
-from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -120,7 +119,7 @@ def launch(
 
 
 def plain(
-    request: Request, config: TileConfig | HopperConfig | None = None, stride: int = 0
+    request: Request, config: TileConfig | HopperConfig, stride: int = 0
 ) -> Callable[..., Sample]:
     """The launch of a request without options, for all that differ by addresses or by a float.
 
@@ -128,7 +127,6 @@ def plain(
     stride: of the logits that are stored, too; where to is one more argument.
     """
     (B, _), device = request.hidden.shape, request.hidden.device
-    config = config or choose(request.hidden, request.weight, request.noise)
     operands, run = _prepare(request, config, 1, processing(request), stride)
     run.fixed = {**dict.fromkeys(run.kernel.arg_names), **run.fixed}  # None for what it has not
 

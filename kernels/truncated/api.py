@@ -198,7 +198,8 @@ def truncated_sample(
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
-        remember(kind, request, truncated, choice, filters)
+        if kind is not None:
+            remember(kind, request, truncated, choice, filters)
     else:
         logits = hidden.float() @ weight[: request.vocab_size].float().T
         logits = reference.processed_logits(

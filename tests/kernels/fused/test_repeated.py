@@ -114,12 +114,13 @@ OTHERS = [
     {"vocab_size": 2},
     {"vocab_size": 1.0},
     {"noise": "token"},
+    {"kernel": "token"},
 ]
 
 
 def kind_of(**changes: object) -> object:
-    values = changes.pop("vocab_size", None), changes.pop("noise", "auto")
-    return repeated.plain_kind((), (), values, *(MATRICES | changes).values())
+    values = [changes.pop(name, None) for name in ("vocab_size", "noise", "kernel")]
+    return repeated.plain_kind((), (), tuple(values), *(MATRICES | changes).values())
 
 
 def test_a_kind_is_of_all_that_checks_and_launches_look_at():
@@ -129,15 +130,21 @@ def test_a_kind_is_of_all_that_checks_and_launches_look_at():
     assert kind_of(temperature=0.3) == kind_of(temperature=7.0)
 
 
-def test_a_vocabulary_and_a_noise_are_of_a_kind(checks_raise):
+def test_a_vocabulary_a_noise_and_a_kernel_are_of_a_kind(checks_raise):
     options = [{"vocab_size": V - 1}, {"vocab_size": V}, {"noise": "token"}, {"noise": "group"}]
+    options += [{"kernel": "portable"}]
     for option in options:
         flash_sample(**given(**option))
     others = [given(seed=9, sigma=1.0, **option) for option in options]
     expected = [flash_sample(**other, out=empty()).tokens.tolist() for other in others]
     checks_raise()
     assert [flash_sample(**other).tokens.tolist() for other in others] == expected
-    for option in ({"vocab_size": V - 2}, {"vocab_size": float(V)}, {"noise": "group4"}):
+    for option in (
+        {"vocab_size": V - 2},
+        {"vocab_size": float(V)},
+        {"noise": "group4"},
+        {"kernel": "hopper"},
+    ):
         with pytest.raises(Checked):
             flash_sample(**given(**option))
 
@@ -225,7 +232,7 @@ def test_no_tensor_is_kept_alive():
 def test_where_no_kernel_runs_nothing_is_kept(monkeypatch):
     flash_sample(**given())
     monkeypatch.setattr(repeated, "runs_kernels", lambda device, dtype: False)
-    kind = kind_of()
+    kind = kind_of(noise="auto", kernel="auto")
     assert kind in repeated._launches
     assert repeated.launch_of(kind, MATRICES["hidden"]) is None
     flash_sample(**given(temperature=torch.ones(B)))

@@ -22,7 +22,7 @@ def drawn_both_ways(hidden, weight, seed, offset, temperature) -> tuple[list[int
     for _ in range(2):
         drawn = flash_sample(hidden, weight, **given)
     assert repeated.plain_kind(
-        (), (), (None, "auto"), hidden, weight, seed, offset, temperature
+        (), (), (None, "auto", "auto"), hidden, weight, seed, offset, temperature
     ) in (repeated._launches)
     out = Sample(torch.full_like(drawn.tokens, -7), torch.zeros_like(drawn.valid))
     flash_sample(hidden, weight, **given, out=out)
