@@ -126,9 +126,10 @@ def truncated_sample(
     said = (return_kept, return_logprob, return_kept_logprob, return_rank)
     given = (penalties, bias, mask, soft_cap, logprob_temperature, config)
     options = (*given, *said, return_support, return_top)
-    values = (vocab_size, noise, top_k, top_p, min_p)
+    # Of top_p and min_p it matters whether they cut anything off; of each, plain_kind tells 0.
+    values = (vocab_size, noise, top_k, int(type(top_p) is float and top_p >= 1.0))
     now = (hidden, weight, seed, offset, temperature)
-    kind = plain_kind(options, _PLAIN, values, *now)
+    kind = plain_kind(options, _PLAIN, values, *now, top_p, min_p)
     again = launch_of(kind, hidden)
     if again is not None:
         return again(*now, top_k, top_p, min_p)

@@ -72,13 +72,13 @@ def plain(
 ) -> Callable[..., TruncatedSample]:
     """The launches of a request that asks for tokens alone, for all that are like it.
 
-    As fused.launch.plain; it takes the three filters, too, of which numbers are those of this one.
+    As fused.launch.plain; it takes the three filters, too. A top_k that is a number is alike.
     """
     B, V, noise = len(request.hidden), request.vocab_size, request.noise
     stores = not keep_all(filters)
     stride = stride_for(V) if stores else 0
     draw = fused.launch.plain(request, choice, stride)
-    numbers: list[Any] = [None if isinstance(x, Tensor) else x for x in filters]
+    number = None if isinstance(filters.top_k, Tensor) else filters.top_k
 
     def again(
         hidden: Tensor,
@@ -86,7 +86,9 @@ def plain(
         seed: Tensor,
         offset: Tensor | None,
         temperature: float | Tensor,
-        *given: Any,
+        top_k: int | Tensor,
+        top_p: float | Tensor,
+        min_p: float | Tensor,
     ) -> TruncatedSample:
         now = (hidden, weight, seed, offset, temperature)
         if not stores:
@@ -98,7 +100,7 @@ def plain(
         finish(
             Request(*now, None, None, None, V, 1, noise),
             stored,
-            Filters(*(x if n is None else n for x, n in zip(given, numbers, strict=True))),
+            Filters(top_k if number is None else number, top_p, min_p),
             None,
             sample,
         )

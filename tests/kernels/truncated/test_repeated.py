@@ -46,8 +46,9 @@ def given(seed: int = 0, sigma: float = 2.0, **changes: object) -> dict:
 
 
 PAIRS = [
-    ({"top_k": 20, "top_p": 0.9},) * 2,
-    ({"top_p": 0.5},) * 2,
+    ({"top_k": 20, "top_p": 0.9}, {"top_k": 20, "top_p": 0.3}),
+    ({"top_k": 1000, "top_p": 0.5, "min_p": 0.1}, {"top_k": 1000, "top_p": 0.9, "min_p": 0.01}),
+    ({"top_p": 0.9}, {"top_p": 0.1}),
     ({"min_p": 0.05, "vocab_size": V - 7, "noise": "token"},) * 2,
     ({},) * 2,
     (
@@ -78,8 +79,8 @@ def test_it_draws_what_a_checked_call_draws(pair, checks_raise, monkeypatch):
 
 OPTIONS = {
     "top_k": (21, 20.0, True, torch.full((B,), 20)),
-    "top_p": (0.8, 1, torch.ones(B).double()),
-    "min_p": (0.1, 0, torch.zeros(B)),
+    "top_p": (1.0, 2.0, 0.0, 1, torch.nan, -0.9, torch.ones(B).double()),
+    "min_p": (0.1, 0, torch.nan, -0.1, torch.zeros(B)),
     "temperature": (1, True, torch.ones(B)),
     "penalties": (Penalties(history(B, V)),),
     "bias": (torch.zeros(V),),
@@ -120,3 +121,9 @@ def test_no_tensor_is_kept_alive():
     arguments.clear()
     gc.collect()
     assert [each() for each in alive] == [None] * 7
+
+
+def test_numbers_that_never_come_again_are_of_one_kind():
+    for i in range(1, 5):
+        truncated_sample(**given(top_p=0.9 / i, min_p=0.01 / i, temperature=1.0 / i))
+    assert len(repeated._launches) == 1
