@@ -28,7 +28,7 @@ from fsbench.kernels.truncated.plan import NUMBERS, PLAN
 from fsbench.kernels.truncated.top_p import is_top_p_alone, launch_redraws
 
 SMALL_K = 448
-"""Up to this k of all rows one launch draws from the logits of few groups, of any vocabulary."""
+"""Up to this k of all rows, one launch draws from the logits of few groups."""
 SEARCHES = 4
 """Times that many programs narrow down where a row's cutoff is, if they need so many."""
 LOOK = {"num_warps": 8}
@@ -127,13 +127,12 @@ def finish(
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stride = stored.logits.shape[1]
-    groups = stride // GROUP.value
-    few = chunk(filters.top_k, groups)
+    few = chunk(filters.top_k)
     found = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
     most = min(few * GROUP.value, GATHERED.value)
     keys = torch.empty(B, most, dtype=torch.int64, device=device)
     plan = numbers = None
-    if not is_small(filters.top_k, groups):
+    if not is_small(filters.top_k):
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     history = None if penalties is None else penalties.history
@@ -176,7 +175,7 @@ def finish(
             **each,
             **per_row(request),
             **{f"{name.upper()}_PER_ROW": isinstance(x, torch.Tensor) for name, x in each.items()},
-            GROUPS=max(32, 1 << (groups - 1).bit_length()),
+            GROUPS=max(32, 1 << (stride // GROUP.value - 1).bit_length()),
             CHUNK=few,
             **LOOK,
         )
@@ -269,20 +268,9 @@ def keep_all(filters: Filters) -> bool:
     return top_k == 0 and top_p >= 1.0 and min_p <= 0.0
 
 
-def is_small(top_k: int | Tensor, groups: int) -> bool:
-    """Whether all rows need few logits, unless many are equal: then one launch does everything.
-
-    Of groups that are at most half of a row's, about 4096 tokens reach what all of them reach, or
-    fewer: there is room for them.
-    """
-    if not isinstance(top_k, int) or top_k <= 0:
-        return False
-    return top_k <= SMALL_K or (top_k <= GATHERED_K.value and _reaching(top_k) <= groups // 2)
-
-
-def _reaching(top_k: int) -> int:
-    """Groups that may reach what the first look takes for the kth largest of their maxima."""
-    return top_k + top_k // 8
+def is_small(top_k: int | Tensor) -> bool:
+    """Whether all rows need few logits, unless many are equal: then one launch does everything."""
+    return isinstance(top_k, int) and 0 < top_k <= SMALL_K
 
 
 def searches(filters: Filters, groups: int) -> int:
@@ -295,8 +283,8 @@ def searches(filters: Filters, groups: int) -> int:
     return 0 if 0 < top_k <= GATHERED_K.value and top_k < groups else SEARCHES
 
 
-def chunk(top_k: int | Tensor, groups: int) -> int:
+def chunk(top_k: int | Tensor) -> int:
     """Groups that one program draws from: for a small k of all rows those it needs."""
-    if not isinstance(top_k, int) or not is_small(top_k, groups):
+    if not isinstance(top_k, int) or not is_small(top_k):
         return 128
-    return max(32, 1 << (_reaching(top_k) - 1).bit_length())
+    return max(32, 1 << (top_k + top_k // 8 - 1).bit_length())

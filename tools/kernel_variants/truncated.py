@@ -68,15 +68,14 @@ def _look(V: int, top_k: int, capability: int, given: Collection[str] = ()) -> V
     types = {**TYPES}
     if "per row" in given:
         types |= {**dict.fromkeys(AMOUNTS, "*fp32"), "top_k": "*i64"}
-    groups = -(-V // 128) * 4
     absent = [*([] if "history" in given else HISTORY), *([] if "cuts" in given else ["cuts_ptr"])]
-    if is_small(top_k, groups):
+    if is_small(top_k):
         absent += ["plan_ptr", "numbers_ptr"]
     constants: dict[str, Any] = {
         **dict.fromkeys(absent),
         **{f"{name.upper()}_PER_ROW": "per row" in given for name in PER_ROW},
-        "GROUPS": 1 << (groups - 1).bit_length(),
-        "CHUNK": chunk(top_k, groups),
+        "GROUPS": 1 << (-(-V // 128) * 4 - 1).bit_length(),
+        "CHUNK": chunk(top_k),
     }
     words = "everything" if len(given) == len(EVERYTHING) else " ".join(given)
     name = f"V={V} k={top_k} {words}".strip()
@@ -150,7 +149,7 @@ def variants() -> Iterator[Variant]:
     for capability in CAPABILITIES:
         yield from _redraws(capability)
     yield from _redraws(TUNED, rows=32, per_row=True)
-    for top_k in (50, 1000, 0):  # one launch; with a search in registers; many programs
+    for top_k in (50, 1000, 0):  # one launch; as many as fit one program; a search
         yield _look(151_936, top_k, TUNED)
     yield _look(151_936, 50, TUNED, EVERYTHING)
     for option in EVERYTHING:
