@@ -25,7 +25,7 @@ from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
-from fsbench.kernels.truncated.top_p import is_top_p_alone, launch_redraws
+from fsbench.kernels.truncated.top_p import launch_redraws, tests_needed
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
@@ -137,9 +137,10 @@ def finish(
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     history = None if penalties is None else penalties.history
     asked = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
-    if history is None and request.noise != "none" and not asked and is_top_p_alone(filters):
+    tests = tests_needed(filters, B)
+    if history is None and request.noise != "none" and not asked and tests > 0:
         with launching_on(device):
-            launch_redraws(request, filters.top_p, stored.logits, sample)
+            launch_redraws(request, filters.top_p, tests, stored.logits, sample)
             launch_kept(request, said_of or request, stored, masses, None, sample)
         return
     if history is None and request.noise == "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,13 +21,39 @@ PROGRAMS = {"before": 1320, "redraw": 900}
 
 WARPS, REST_WARPS = 4, 16
 
+LEAST = 0.25
+"""Below this p a search for the cutoff is faster, and taken for any number of rows: sums are rounded
+in other places there, and tokens must not depend on the batch."""
+FOR_EACH = 3
+"""Tests where each row has a p of its own, which the host does not know."""
+LEFT = 0.1
+"""Rows that may be left to one program each, on average."""
 
-def is_top_p_alone(filters: Filters) -> bool:
-    """Whether top-p is the only filter."""
+
+def tests_needed(filters: Filters, B: int) -> int:
+    """How often many programs look whether tokens stand, before one program does what is left.
+
+    0: top-p is not the only filter, or so small that a search is faster.
+
+    Each race is among the tokens before the last one, so the mass before a row's token falls by a
+    factor that is uniform in [0, 1], and it takes the row as many tests to have less than p as
+    a Poisson process of rate 1 takes to log(1 / p): the row fails n of them with the probability of
+    n events or more. What is left then takes one program a hundred microseconds or so.
+    """
     top_k, top_p, min_p = filters
     if isinstance(top_k, Tensor) or isinstance(min_p, Tensor) or top_k != 0 or min_p > 0.0:
-        return False
-    return isinstance(top_p, Tensor) or top_p < 1.0
+        return 0
+    if isinstance(top_p, Tensor):
+        return FOR_EACH
+    if not LEAST <= top_p < 1.0:
+        return 0
+    events = -math.log(top_p)
+    n, chance, fails = 1, top_p, 1.0 - top_p  # of no event; of n or more
+    while n == 1 or B * fails > LEFT:
+        chance *= events / n
+        fails -= chance
+        n += 1
+    return n
 
 
 def early(device: torch.device) -> bool:
@@ -34,24 +61,16 @@ def early(device: torch.device) -> bool:
     return device.type == "cuda" and has_tma(device)  # GPUs that have one have the other
 
 
-def times(B: int, top_p: float | Tensor) -> int:
-    """How often many programs look whether tokens stand, before one program does what is left.
-
-    A second race is rare where few rows need a first one.
-    """
-    return 2 if not isinstance(top_p, Tensor) and B * (1.0 - top_p) <= 2.0 else 3
-
-
 def launch_redraws(
-    request: Request, top_p: float | Tensor, logits: Tensor, sample: TruncatedSample
+    request: Request, top_p: float | Tensor, turns: int, logits: Tensor, sample: TruncatedSample
 ) -> None:
     """Put kept tokens in place of those in sample.tokens that top-p cuts off.
 
-    sample.tokens: the draws from all tokens. logits: of StoredLogits.
+    turns: of tests_needed; tokens do not depend on it. logits: of StoredLogits.
+    sample.tokens: the draws from all tokens.
     """
     (B, stride), device = logits.shape, logits.device
     blocks = -(-stride // redraw.BLOCK.value)
-    turns = times(B, top_p)
     undecided = torch.empty(turns, B, dtype=torch.int32, device=device)
     largest = torch.empty(B, blocks, dtype=torch.float32, device=device)
     masses = torch.empty(B, blocks, 2, dtype=torch.int64, device=device)

@@ -274,14 +274,15 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
     yield _hopper(config, bucket, "candidates with logz", ("logz",), ranks=0)
     yield _hopper(config, bucket, "score", SCORED, noise="given")
     yield _hopper(config, bucket, "score, all", FULLY_SCORED, noise="given")
-    narrow = config.narrowed()  # with a bias or a mask
     if bucket != 128:  # 256 has the same tiles in another order
-        yield _hopper(narrow, bucket, "everything, n = 1", EVERYTHING)
+        yield _hopper(config, bucket, "everything, n = 1", EVERYTHING)
+    else:
+        yield _hopper(config.narrowed(), bucket, "everything, n = 1", EVERYTHING)
     if bucket in (64, 256):
         for noise in ("token", *OTHER_SIZES):
             yield _hopper(config, bucket, noise=noise)
-        yield _hopper(narrow, bucket, "everything, n = 1", EVERYTHING, noise="group8")
-        yield _hopper(narrow, bucket, "everything, n = 2", EVERYTHING, samples=2)
+        yield _hopper(config, bucket, "everything, n = 1", EVERYTHING, noise="group8")
+        yield _hopper(config, bucket, "everything, n = 2", EVERYTHING, samples=2)
         for ranks in (2, 4, 8) if bucket == 64 else (2,):
             yield _hopper(config, bucket, f"{ranks} ranks", ("logz",), ranks=ranks)
     if bucket == 64:

@@ -67,29 +67,42 @@ def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
 @pytest.mark.parametrize("turns", first_quick([1, 2, 5]))
 @pytest.mark.parametrize("programs", first_quick([1, 10_000]))
 def test_neither_turns_nor_programs_matter(turns, programs):
-    call = {**stored(normal_logits(12, V)), "seed": SEED, "top_p": 0.1}
+    call = {**stored(normal_logits(12, V)), "seed": SEED, "top_p": 0.3}
     expected = truncated_sample(**call)
     assert (expected.tokens != flash_sample(**stored(normal_logits(12, V)), seed=SEED).tokens).any()
     shares = dict.fromkeys(alone.PROGRAMS, programs)
     with (
-        mock.patch.object(alone, "times", lambda B, top_p: turns),
+        mock.patch.object(launches, "tests_needed", lambda filters, B: turns),
         mock.patch.dict(alone.PROGRAMS, shares),
     ):
         assert torch.equal(truncated_sample(**call).tokens, expected.tokens)
 
 
-def test_a_second_race_is_prepared_for_where_rows_may_need_it():
-    assert alone.times(16, 0.9) == 2
-    assert alone.times(64, 0.9) == alone.times(8, 0.5) == alone.times(1, torch.ones(1)) == 3
+def needed(B: int, **filters: object) -> int:
+    return alone.tests_needed(Filters(**{"top_k": 0, "top_p": 0.9, "min_p": 0.0, **filters}), B)
 
 
 def test_only_top_p_alone_is_done_so():
-    def by_it(**filters):
-        return alone.is_top_p_alone(Filters(**{"top_k": 0, "top_p": 0.9, "min_p": 0.0, **filters}))
-
-    assert by_it() and by_it(top_p=torch.ones(1)) and by_it(min_p=-1.0)
+    assert needed(1) == needed(1, min_p=-1.0) == 2 and needed(1, top_p=torch.ones(1)) == 3
     others = [{"top_k": 50}, {"top_k": torch.zeros(1)}, {"min_p": 0.1}, {"min_p": torch.zeros(1)}]
-    assert not any(by_it(**filters) for filters in [*others, {"top_p": 1.0}])
+    assert not any(needed(1, **filters) for filters in [*others, {"top_p": 1.0}, {"top_p": 0.0}])
     search = mock.Mock(side_effect=AssertionError("a cutoff is searched for"))
     with mock.patch.object(launches, "launch_kernel", search):
         truncated_sample(**stored(normal_logits(2, 300)), seed=SEED, top_p=0.5)
+
+
+@pytest.mark.parametrize(("B", "p"), [(1, 0.9), (16, 0.9), (64, 0.9), (256, 0.9), (16, 0.5)])
+def test_tests_are_as_many_as_leave_few_rows(B, p):
+    """Each keeps a uniform part of the mass before a row's token."""
+    generator = torch.Generator().manual_seed(0)
+    mass = torch.rand(400_000, 8, generator=generator, dtype=torch.float64).cumprod(1)
+    left = B * (mass >= p).double().mean(0)
+    n = needed(B, top_p=p)
+    assert left[n - 1] < 0.12 and (n == 2 or left[n - 2] > 0.08)
+
+
+def test_a_small_p_is_searched_for_whatever_the_batch():
+    assert [needed(B, top_p=0.9) for B in (1, 16, 64, 256)] == [2, 2, 3, 3]
+    assert [needed(B, top_p=0.5) for B in (1, 16, 64, 256)] == [3, 4, 5, 6]
+    assert needed(1, top_p=0.25) > 0 and needed(100_000, top_p=0.25) < 20
+    assert needed(1, top_p=0.24) == needed(256, top_p=0.24) == needed(256, top_p=-1.0) == 0
