@@ -22,8 +22,8 @@ PROGRAMS = {"before": 1320, "redraw": 900}
 WARPS, REST_WARPS = 4, 16
 
 LEAST = 0.25
-"""Below this p a search for the cutoff is faster, and taken for any number of rows: sums are rounded
-in other places there, and tokens must not depend on the batch."""
+"""Below this p a search for the cutoff is faster. It is taken for any number of rows, as sums are
+rounded in other places there, and tokens must not depend on the batch."""
 FOR_EACH = 3
 """Tests where each row has a p of its own, which the host does not know."""
 LEFT = 0.1
