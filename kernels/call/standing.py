@@ -27,6 +27,8 @@ PARTS = tl.constexpr(64)
 LOWEST = tl.constexpr(-2139095040)
 """`ordered` of the lowest finite fp32."""
 AT_ONCE = tl.constexpr(32)
+LISTED_AT_ONCE = tl.constexpr(256)
+"""Groups of a list that are read at once."""
 SEARCHED = tl.constexpr(4096)
 """Tokens that are searched at once."""
 
@@ -41,6 +43,7 @@ def standing_kernel(
     valid_ptr,  # [B] bool
     rank_ptr,  # [B, samples] int32, out; or None
     logprob_ptr,  # [B, samples] fp32, out; or None
+    groups_ptr,  # [B, GROUPS] int32, scratch
     keys_ptr,  # [B, ROOM] int64, scratch
     found_ptr,  # [B] int32, scratch
     top_tokens_ptr,  # [B, top] int64, out; or None
@@ -60,16 +63,17 @@ def standing_kernel(
     at = largest_ptr + place_of_largest(group, row, B)
     maxima = tl.load(at, mask=group < stride // 32, other=float("-inf"))
     maxima = tl.where(valid, maxima, float("-inf"))
+    groups_ptr += row * GROUPS
     if rank_ptr is not None:
         for i in range(samples):
             token = tl.load(tokens_ptr + row.to(tl.int64) * samples + i)
             limit = tl.load(logits_ptr + token, mask=token >= 0, other=float("inf"))
-            count = tl.zeros((GROUPS,), tl.int32)
-            for j in range(32):
-                member = logits_ptr + token_of_member(0, group, j)
-                y = tl.load(member, mask=maxima > limit, other=float("-inf"))
-                count += (y > limit).to(tl.int32)
-            rank = tl.where(token >= 0, tl.sum(count), -1)
+            listed = _listed(maxima > limit, group, groups_ptr)
+            rank = tl.zeros((LISTED_AT_ONCE,), tl.int32)
+            for first in range(0, listed, LISTED_AT_ONCE):
+                _, y = _members_of_listed(first, listed, groups_ptr, logits_ptr)
+                rank += tl.sum((y > limit).to(tl.int32), axis=1)
+            rank = tl.where(token >= 0, tl.sum(rank), -1)
             tl.store(rank_ptr + row.to(tl.int64) * samples + i, rank)
     if logprob_ptr is not None:
         mass, inverse_temperature = _mass_of_row(
@@ -86,13 +90,12 @@ def standing_kernel(
         tl.store(found_ptr + row, 0)
         order = tl.where(maxima > float("-inf"), ordered(maxima), LOWEST - 1)
         least = _reached(tl.max(order.reshape(GROUPS // PARTS, PARTS), axis=0), top)
-        tl.debug_barrier()
-        for j in range(32):
-            token = token_of_member(0, group, j)
-            y = tl.load(logits_ptr + token, mask=order >= least, other=float("-inf"))
+        listed = _listed(order >= least, group, groups_ptr)
+        for first in range(0, listed, LISTED_AT_ONCE):
+            token, y = _members_of_listed(first, listed, groups_ptr, logits_ptr)
             taken = (y > float("-inf")) & (ordered(y) >= least)
             # Always 0, which the compiler does not know: few ask, and each for itself.
-            zero = (order == 0x7FFFFFFF).to(tl.int32)
+            zero = (token == 0x7FFFFFFF).to(tl.int32)
             place = tl.atomic_add(found_ptr + row + zero, 1, mask=taken, sem="relaxed")
             tl.store(keys_ptr + place, ordered_key(y, token), mask=taken & (place < ROOM))
         tl.debug_barrier()
@@ -123,6 +126,32 @@ def standing_kernel(
                 last = _largest_below(logits_ptr, last, stride)
                 _store(last + tl.zeros((1,), tl.int64), rows < B, rows * top + i, mass,
                        inverse_temperature, top_tokens_ptr, top_logprob_ptr)  # fmt: skip
+
+
+@triton.jit
+def _listed(wanted, group, groups_ptr):
+    """Write the numbers of the groups that are wanted, and count them.
+
+    They are few, of a row's thousands: then no warp waits for the logits of others.
+    """
+    tl.debug_barrier()  # the list before it has been read
+    place = tl.cumsum(wanted.to(tl.int32), 0) - 1
+    tl.store(groups_ptr + place, group, mask=wanted)
+    tl.debug_barrier()
+    return tl.sum(wanted.to(tl.int32))
+
+
+@triton.jit
+def _members_of_listed(first, listed, groups_ptr, logits_ptr):
+    """(tokens, logits) of the members of groups of the list, [LISTED_AT_ONCE, 32] each.
+
+    Behind the end of the list logits are -inf.
+    """
+    number = first + tl.arange(0, LISTED_AT_ONCE)
+    there = number < listed
+    group = tl.load(groups_ptr + number, mask=there, other=0)
+    token = token_of_member(0, group[:, None], tl.arange(0, 32)[None, :])
+    return token, tl.load(logits_ptr + token, mask=there[:, None], other=float("-inf"))
 
 
 @triton.jit
@@ -172,11 +201,11 @@ def launch_standing(
     """
     (B, stride), device = stored.logits.shape, stored.logits.device
     top = 0 if out.top_tokens is None else out.top_tokens.shape[1]
+    groups = max(PARTS.value, triton.next_power_of_2(stride // 32))
     keys = found = None
     if top:
         keys = torch.empty(B, ROOM.value, dtype=torch.int64, device=device)
         found = torch.empty(B, dtype=torch.int32, device=device)
-    groups = max(PARTS.value, triton.next_power_of_2(stride // 32))
     launch_kernel(
         standing_kernel,
         device,
@@ -189,6 +218,7 @@ def launch_standing(
         valid_ptr=out.valid,
         rank_ptr=out.rank,
         logprob_ptr=out.logprob,
+        groups_ptr=torch.empty(B, groups, dtype=torch.int32, device=device),
         keys_ptr=keys,
         found_ptr=found,
         top_tokens_ptr=out.top_tokens,

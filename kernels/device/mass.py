@@ -29,8 +29,8 @@ LN_2 = tl.constexpr(0.6931471805599453)
 WINDOW = tl.constexpr(32.0)
 FURTHEST = tl.constexpr(2.0**128 - 2.0**104)
 """The largest fp32 number: where binary exponents of exp(logit / T) end."""
-LARGE = tl.constexpr(1e30)
-"""Times an exp2 of its opposite, which is 0, it is 0."""
+FAR_BELOW = tl.constexpr(-1e30)
+"""Lowest exponent that is multiplied: its exp2 is 0, and so is the product."""
 
 
 @triton.jit
@@ -59,10 +59,10 @@ def group_moments(y, m, inverse_temperature):
     finite = tl.where(m == float("-inf"), 0.0, m)
     c = inverse_temperature * LOG2_E
     x = c * (y[0] - finite)
-    total = tl.exp2(x) * tl.maximum(x, -LARGE)
+    total = tl.exp2(x) * tl.maximum(x, FAR_BELOW)
     for i in tl.static_range(1, 32):
         x = c * (y[i] - finite)
-        total = tl.fma(tl.exp2(x), tl.maximum(x, -LARGE), total)
+        total = tl.fma(tl.exp2(x), tl.maximum(x, FAR_BELOW), total)
     return total
 
 

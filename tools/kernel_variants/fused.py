@@ -323,7 +323,7 @@ def _standing() -> Iterator[Variant]:
     top = {"masses_ptr": "*i64", "keys_ptr": "*i64", "found_ptr": "*i32"}
     top |= {"top_tokens_ptr": "*i64", "top_logprob_ptr": "*fp32"}
     types = {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "temperature": "fp32"}
-    types |= {"tokens_ptr": "*i64", "valid_ptr": "*i1"}
+    types |= {"tokens_ptr": "*i64", "valid_ptr": "*i1", "groups_ptr": "*i32"}
     types |= dict.fromkeys(("stride", "programs", "samples", "top"), "i32")
     logprob = {"masses_ptr": "*i64", "logprob_ptr": "*fp32"}
     both = {"rank and top": rank | top, "rank and logprob": rank | logprob}

@@ -7,7 +7,19 @@ import json
 import pandas as pd
 
 from fsbench.e2e.models import decoders
-from pages.blocks import H200, block, bullets, listed, places, said, span, table, with_source
+from pages.blocks import (
+    H200,
+    RESULTS,
+    block,
+    bullets,
+    listed,
+    place,
+    places,
+    said,
+    span,
+    table,
+    with_source,
+)
 
 SMALL_MODEL, MODEL, OLD = "Qwen3-1.7B", "Qwen3-8B", "Qwen3-32B, TP 2"
 RUNS = {
@@ -23,6 +35,8 @@ OF_FOUR = {
     "with V = 248,320": "e2e-vllm-qwen3-8b-248k-20261124",
 }
 DRAFTS = "e2e-vllm-drafts-20261124"
+ON_H100 = "h100/e2e-vllm-qwen3-8b-20261124"
+HF_DRAFTS = "h100/e2e-hf-drafts-20261124"
 SAMPLERS = {
     "vllm-flashinfer": "vLLM with FlashInfer",
     "flash_sample": "`flash_sample`",
@@ -32,7 +46,7 @@ SAMPLERS = {
 
 def tpots(run: str) -> pd.DataFrame:
     """The rows of a record by kind of requests, sampler and B."""
-    found = pd.read_csv(H200 / run / "e2e.csv")
+    found = pd.read_csv(RESULTS / place(run) / "e2e.csv")
     if "requests" not in found:
         found["requests"] = "plain"
     return found.set_index(["requests", "sampler", "b"]).sort_index()
@@ -97,14 +111,48 @@ def _saved(row: pd.Series) -> str:
 @block
 def tpot_drafts() -> str:
     """Steps of three drafts and their verification."""
-    of = tpots(DRAFTS)
+    return _two_samplers(DRAFTS)
+
+
+@block
+def tpot_h100() -> str:
+    return _two_samplers(ON_H100)
+
+
+def _two_samplers(run: str) -> str:
+    """What the plug-in's two samplers save of vLLM's time in a record."""
+    of = tpots(run)
     rows = []
     for requests, B in of.index.droplevel("sampler").unique():
         own = of.loc[requests, "vllm", B].tpot_ms
         cells = [_saved(of.loc[requests, name, B]) for name in ("flash_sample", "screened")]
         rows.append([requests, B, f"{own:.3f}", *cells])
     heads = ["requests", "B", "vLLM, ms", "`flash_sample`, saved %", "`screened`, saved %"]
-    return with_source(table(heads, rows), *places(DRAFTS))
+    return with_source(table(heads, rows), *places(run))
+
+
+@block
+def hf_drafts() -> str:
+    """Whole models in transformers with drafts and without."""
+    of = tpots(HF_DRAFTS).loc["plain"].reset_index().sort_values(["b", "label"])
+    rows = [
+        [
+            *(row.b, row.label, f"{row.tokens_per_s:,.0f}", number(row.reduction_pct, ".1f")),
+            *(number(row.accepted, ".2f"), number(row.draft_us, ".0f")),
+            *(number(row.draft_draw_pct, ".0f"), number(row.same_pct, ".0f")),
+        ]
+        for row in of[of.status == "ok"].itertuples()
+    ]
+    heads = [
+        *("B", "sampler", "tokens/s", "saved, %", "accepted per step", "a draft, us"),
+        *("of it head and draw, %", "tokens before a last bit differs, %"),
+    ]
+    return with_source(table(heads, rows, left=2), *places(HF_DRAFTS))
+
+
+def number(x: float, form: str) -> str:
+    """A number of a record, or a dash where it has none."""
+    return "-" if pd.isna(x) else f"{x:{form}}"
 
 
 @block

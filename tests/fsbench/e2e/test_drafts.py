@@ -61,6 +61,23 @@ def test_no_drafter_changes_a_token(model):
     assert len(steps.at) == 3
 
 
+def test_hidden_states_are_of_an_attention_that_is_the_same_in_every_run(model, monkeypatch):
+    """What torch takes by default gave other hidden states in every run on an H200."""
+    allowed = []
+    forward = type(model.model).forward
+
+    def watched(self, *given, **named):
+        allowed.append(
+            (torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.math_sdp_enabled())
+        )
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(type(model.model), "forward", watched)
+    decoding(model, 0)
+    assert set(allowed) == {(False, True)} and len(allowed) == 13
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_ngram_continues_the_longest_and_latest_match():
     from fsbench.integrations.speculating import Decoding, ngram
 
