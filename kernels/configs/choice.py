@@ -137,8 +137,8 @@ def choose(
 
     Args:
         narrow: the call changes the logits by a bias or a mask. A Hopper kernel for that holds so
-            much in registers that wide tiles spill. Where programs have all rows they are slower,
-            too (by 6 % at 128 rows); where two share a tile of the weight they are not.
+            much in registers that wide tiles spill, and up to two warpgroups' rows they are slower,
+            too (by 6 % at 128 rows); above they are not.
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
             faster one (hopper_is_faster). A config is one of that kernel; with "auto" it decides.
 
@@ -187,7 +187,7 @@ def config_for(
     if config is not None:
         return config
     found = hopper_config(B, D, device)
-    return found.narrowed() if narrow and found.block_b >= B else found
+    return found.narrowed() if narrow and B <= 2 * ROWS else found
 
 
 def explanation(
