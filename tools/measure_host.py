@@ -51,6 +51,9 @@ def calls(device: torch.device) -> dict[str, Callable[[], object]]:
         "truncated_sample, k = 50, p = 0.9": lambda: truncated_sample(
             hidden, weight, seed=seed, offset=offset, top_k=50, top_p=0.9
         ),
+        "truncated_sample, p = 0.9": lambda: truncated_sample(
+            hidden, weight, seed=seed, offset=offset, top_p=0.9
+        ),
         "screened_sample": lambda: screened_sample(hidden, head, seed=seed, offset=offset),
         "torch.matmul": lambda: hidden @ weight.T,
     }

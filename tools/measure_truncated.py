@@ -47,6 +47,8 @@ LAUNCHES = {
     "sections": ("sampling_sections_kernel",),
     "cutoff": ("sampling_cutoff_kernel",),
     "race": ("sampling_race_kernel",),
+    "before": ("sampling_before_kernel",),
+    "redraw": ("sampling_redraw_kernel", "sampling_redraw_rest_kernel"),
 }
 """Columns, and with what the names of their kernels begin."""
 

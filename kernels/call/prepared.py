@@ -17,9 +17,11 @@ from torch import Tensor
 
 from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.straight import straight
 
 _MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
 
+_STAY = (int, bool, str)  # types of what a launch of launch_kernel is compiled for by its value
 _by_kind: dict[Hashable, Any] = {}
 
 
@@ -33,51 +35,77 @@ class PreparedLaunch:
     kernel: Any
     grid: tuple[int, ...]
     fixed: dict[str, Any]
-    _compiled: dict[Hashable, tuple[Any, list[Any], list[int]]] = field(default_factory=dict)
+    _compiled: dict[Hashable, Callable[[list[Any]], None]] = field(default_factory=dict)
 
     def __call__(self, **moving: Any) -> None:
         """Launch. moving: tensors, descriptors, floats, None, or integers other than 1."""
-        # Triton compiles for dtypes, and for which addresses and integers are multiples of 16.
-        values: list[Any] = []
-        kinds: list[Any] = []
-        for value in moving.values():
-            kind = type(value)
-            if value is None:  # as most are
-                kinds.append(None)
-            elif kind is Tensor or (kind is not float and isinstance(value, Tensor)):
-                address = value.data_ptr()
-                values.append(address)
-                kinds.append(value.dtype)
-                kinds.append(address % 16 == 0)
-            else:
-                values.append(value)
-                kinds.append(value % 16 == 0 if kind is int else kind)
-        key = tuple(kinds)
+        key, values = _looked_at(moving)
         known = self._compiled.get(key)
         if known is None:
             self._first(key, moving)
-            return
-        run, arguments, places = known
-        arguments = arguments.copy()
-        for place, value in zip(places, values, strict=True):
-            arguments[place] = value
-        run(*arguments)
+        else:
+            known(values)
+
+    def ready(self, **moving: Any) -> Callable[[list[Any]], None] | None:
+        """The launch of arguments that are like these in all that Triton compiles for, if known.
+
+        It takes those that are not None in this order, addresses in place of tensors.
+        """
+        return self._compiled.get(_looked_at(moving)[0])
 
     def _first(self, key: Hashable, moving: dict[str, Any]) -> None:
-        arguments = {**self.fixed, **moving}
-        compiled = self.kernel[self.grid](**arguments)
-        if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
-            return
-        names = self.kernel.arg_names
-        given = [name for name, value in moving.items() if value is not None]
-        arguments |= dict.fromkeys(given)  # keeps no tensor alive
-        if len(self._compiled) >= _MOST:
-            self._compiled.clear()
-        self._compiled[key] = (
-            compiled[(*self.grid, 1, 1)[:3]],
-            [arguments[name] for name in names],
-            [names.index(name) for name in given],
-        )
+        known = _compiled(self.kernel, self.grid, {**self.fixed, **moving}, list(moving))
+        if known is not None:
+            if len(self._compiled) >= _MOST:
+                self._compiled.clear()
+            self._compiled[key] = known
+
+
+def _compiled(
+    kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], moving: list[str]
+) -> Callable[[list[Any]], None] | None:
+    """Launch by the binder, and how to launch what it compiled; None in the interpreter.
+
+    moving: names of the arguments that are given anew at each launch, in this order, but for those
+        that are None.
+    """
+    compiled = kernel[grid](**arguments)
+    if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
+        return None
+    given = [name for name in moving if arguments[name] is not None]
+    # Keeps no tensor alive.
+    stay = {name: None if isinstance(x, Tensor) else x for name, x in arguments.items()}
+    names = kernel.arg_names
+    return straight(
+        compiled, grid, [stay[name] for name in names], [names.index(name) for name in given]
+    )
+
+
+def _looked_at(
+    arguments: dict[str, Any], stay: tuple[type, ...] = ()
+) -> tuple[Hashable, list[Any]]:
+    """What Triton compiles for of arguments, and those that move and are not None as it takes them.
+
+    It is dtypes, which addresses and integers are multiples of 16, and the values of the types that
+    stay.
+    """
+    values: list[Any] = []
+    kinds: list[Any] = []
+    for value in arguments.values():
+        kind = type(value)
+        if value is None:  # as most are
+            kinds.append(None)
+        elif kind in stay:
+            kinds.append(value)
+        elif kind is Tensor or (kind is not float and isinstance(value, Tensor)):
+            address = value.data_ptr()
+            values.append(address)
+            kinds.append(value.dtype)
+            kinds.append(address % 16 == 0)
+        else:
+            values.append(value)
+            kinds.append(value % 16 == 0 if kind is int else kind)
+    return tuple(kinds), values
 
 
 def prepared(kind: Hashable, prepare: Callable[..., Any], *arguments: Any) -> Any:
@@ -97,12 +125,18 @@ def launch_kernel(
 
     What is compiled for by its value is an int, a bool or a string; everything else moves.
     """
-    fixed: dict[str, Any] = {}
-    moving: dict[str, Any] = {}
-    for name, value in arguments.items():
-        (fixed if type(value) in (int, bool, str) else moving)[name] = value
-    kind = (kernel, device, grid, *fixed.items())
-    prepared(kind, PreparedLaunch, kernel, grid, fixed)(**moving)
+    kinds, values = _looked_at(arguments, _STAY)
+    kind = (kernel, device, grid, kinds)
+    known = _by_kind.get(kind)
+    if known is not None:
+        known(values)
+        return
+    moving = [name for name, value in arguments.items() if type(value) not in _STAY]
+    known = _compiled(kernel, grid, arguments, moving)
+    if known is not None:
+        if len(_by_kind) >= _MOST:
+            _by_kind.clear()
+        _by_kind[kind] = known
 
 
 def kind_of(request: Request) -> tuple[Hashable, ...]:

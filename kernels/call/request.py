@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
@@ -20,6 +21,10 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 
 SAMPLES_AT_ONCE = 4
 """Samples whose candidates a program keeps in registers; more take further launches."""
+
+
+TENSORS = (Tensor, Parameter)
+"""Types of tensors that have memory of their own: not what derives from them, as a fake one."""
 
 
 class Request(NamedTuple):
@@ -54,6 +59,11 @@ class Filters(NamedTuple):
     top_k: int | Tensor
     top_p: float | Tensor
     min_p: float | Tensor
+
+
+def changes_logits(request: Request) -> bool:
+    """Whether there is a bias or a mask, and with it more for a kernel to hold."""
+    return request.bias is not None or request.mask is not None
 
 
 def checked_request(

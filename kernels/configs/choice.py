@@ -164,10 +164,14 @@ def choose(
     noise: str,
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
+    narrow: bool = False,
 ) -> TileConfig | HopperConfig:
     """The config to launch with; its type says which kernel.
 
     Args:
+        narrow: the call changes the logits by a bias or a mask. A Hopper kernel for that holds so
+            much in registers that wide tiles spill, and up to two warpgroups' rows they are slower,
+            too (by 6 % at 128 rows); above they are not.
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
             faster one (hopper_is_faster). A config is one of that kernel; with "auto" it decides.
 
@@ -178,7 +182,7 @@ def choose(
     if weight.dtype == torch.float8_e4m3fn and hidden.is_cuda:
         _check_fp8(hidden.device)
     facts = (*hidden.shape, len(weight), hidden.device, weight.element_size())
-    return config_for(*facts, by_tma, noise, kernel, config)
+    return config_for(*facts, by_tma, noise, kernel, config, narrow)
 
 
 @cache
@@ -203,6 +207,7 @@ def config_for(
     noise: str,
     kernel: str,
     config: TileConfig | HopperConfig | None,
+    narrow: bool = False,
 ) -> TileConfig | HopperConfig:
     """What `choose` chooses, by all that decides it."""
     reason = why_not_hopper(device, by_tma, element_bytes)
@@ -215,8 +220,12 @@ def config_for(
         raise InvalidArgument(f"config: expected at most {ROWS} rows with split; got {B}")
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
+    if config is not None:
+        return config
     found = hopper_config(B, D, device)
-    return config or replace(found, split=blocks_are_split(B, D, V, device))
+    if narrow and B <= 2 * ROWS:
+        found = found.narrowed()
+    return replace(found, split=blocks_are_split(B, D, V, device))
 
 
 def explanation(

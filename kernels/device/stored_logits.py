@@ -32,9 +32,14 @@ class StoredLogits(NamedTuple):
     largest: Tensor | None
 
 
+def stride_for(V: int) -> int:
+    """Numbers from one row to the next."""
+    return -(-V // STRIDE_UNIT) * STRIDE_UNIT
+
+
 def allocate(B: int, V: int, device: torch.device, largest: bool) -> StoredLogits:
     """Room for the logits of B rows."""
-    stride = triton.cdiv(V, STRIDE_UNIT) * STRIDE_UNIT
+    stride = stride_for(V)
     dtype = torch.float32
     return StoredLogits(
         torch.empty(B, stride, dtype=dtype, device=device),

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels import fused
 from fsbench.kernels.call.head import PreparedHead, drawn_from
 from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
@@ -24,11 +26,10 @@ from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.fused.op import through_operator
-from fsbench.kernels.fused.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
-_PLAIN = (*[None] * 7, 1, False, False, False, False, 0, "auto", "auto")
-"""The options of a plain call."""
+_PLAIN = (*[None] * 6, 1, False, False, False, False, 0)
+"""The options of a plain call, but for vocab_size, noise and kernel."""
 
 
 def flash_sample(
@@ -115,9 +116,9 @@ def flash_sample(
         CaptureError: the workspaces for captures are used up.
     """
     asked = (return_logprob, return_logz, return_entropy, return_rank, return_top)
-    given = (bias, mask, soft_cap, vocab_size, shard, out, config)
-    options = (*given, num_samples, *asked, noise, kernel)
-    kind = plain_kind(options, _PLAIN, hidden, weight, seed, offset, temperature)
+    options = (bias, mask, soft_cap, shard, out, config, num_samples, *asked)
+    values = (vocab_size, noise, kernel)
+    kind = plain_kind(options, _PLAIN, values, hidden, weight, seed, offset, temperature)
     launch = launch_of(kind, hidden)
     if launch is not None:
         return launch(hidden, weight, seed, offset, temperature)
@@ -161,7 +162,10 @@ def flash_sample(
             head.draw(request, out)
             return out
     carry_out(request, kernel, config, out)
-    remember(kind, request)
+    if kind is not None:
+        remember(
+            kind, request, fused, choose(request.hidden, request.weight, request.noise, kernel)
+        )
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsbench.kernels import fused
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.request import Request, changes_logits
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
@@ -21,7 +21,7 @@ def draw(
     kernel, config: as `configs.choice.choose` takes them.
     """
     hidden, weight, device = request.hidden, request.weight, request.hidden.device
-    choice = choose(hidden, weight, request.noise, kernel, config)
+    choice = choose(hidden, weight, request.noise, kernel, config, changes_logits(request))
     # A CPU's ranks share no memory that a kernel could reach.
     alone = request.merge_later or reachable(request.shard)
     if hidden.is_cuda or (runs_kernels(device, hidden.dtype) and alone):

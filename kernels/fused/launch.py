@@ -19,11 +19,10 @@ from fsbench.kernels.call.operands import (
     scale_per_row,
 )
 from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, launch_kernel, prepared
-from fsbench.kernels.call.request import SAMPLES_AT_ONCE, Request
+from fsbench.kernels.call.request import SAMPLES_AT_ONCE, TENSORS, Request
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.call.standing import launch_standing
 from fsbench.kernels.call.workspace import workspace
-from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -32,6 +31,13 @@ from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import flash_sampling_kernel
 from fsbench.kernels.fused.targets import AT_ONCE as TARGETS_AT_ONCE
 from fsbench.kernels.fused.targets import target_logits_kernel
+
+_MOVING = (
+    *("hidden", "weight", "seed_ptr", "offset_ptr", "temperature"),
+    *("keys_ptr", "arrivals_ptr", "tokens_ptr", "valid_ptr", "first_sample"),
+    *("logits_ptr", "largest_ptr"),
+)
+"""Arguments that move in plain draws, in this order."""
 
 
 def launch(
@@ -57,6 +63,7 @@ def launch(
     B, device = hidden.shape[0], hidden.device
     at_once = min(samples, SAMPLES_AT_ONCE)
     logits = processing(request)
+    stride = 0 if stored is None else stored.logits.shape[1]
     scale = {} if request.scale is None else {"scale_ptr": request.scale}
     line = None if request.shard is None or request.merge_later else request.shard.line
     kind = (
@@ -66,7 +73,7 @@ def launch(
         out.logz is None,
         out.entropy is None,
         out.top_tokens is None,
-        None if stored is None else stored.logits.shape,
+        stride,
         *kind_of(request),
     )
     with launching_on(device):
@@ -74,7 +81,7 @@ def launch(
         limits = _target_logits(request, logits, out.rank) if given else None
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
-            operands, run = prepared((n, *kind), _prepare, request, config, n, logits, stored)
+            operands, run = prepared((n, *kind), _prepare, request, config, n, logits, stride)
             if first_sample == 0:
                 loaded_hidden, loaded_weight = operands.load(hidden, weight)
                 winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
@@ -113,15 +120,19 @@ def launch(
     return masses
 
 
-def plain(request: Request) -> Callable[..., Sample]:
+def plain(
+    request: Request, config: TileConfig | HopperConfig, stride: int = 0
+) -> Callable[..., Sample]:
     """The launch of a request without options, for all that differ by addresses or by a float.
 
     It takes hidden, weight, seed, offset and temperature, and keeps none of the request's alive.
+    stride: of the logits that are stored, too; where to is one more argument.
     """
     (B, _), device = request.hidden.shape, request.hidden.device
-    config = choose(request.hidden, request.weight, request.noise)
-    operands, run = _prepare(request, config, 1, processing(request), None)
+    operands, run = _prepare(request, config, 1, processing(request), stride)
     run.fixed = {**dict.fromkeys(run.kernel.arg_names), **run.fixed}  # None for what it has not
+
+    known: Callable[[list[Any]], None] | None = None
 
     def again(
         hidden: Tensor,
@@ -129,25 +140,23 @@ def plain(request: Request) -> Callable[..., Sample]:
         seed: Tensor,
         offset: Tensor | None,
         temperature: float | Tensor,
+        stored: StoredLogits | tuple[None, None] = (None, None),
     ) -> Sample:
+        nonlocal known
         tokens = torch.empty(B, dtype=torch.int64, device=device)
         valid = torch.empty(B, dtype=torch.bool, device=device)
         with launching_on(device):
             work = workspace(max(B, _counters(config, device)), device)
-            loaded_hidden, loaded_weight = operands.load(hidden, weight)
-            run(
-                hidden=loaded_hidden,
-                weight=loaded_weight,
-                seed_ptr=seed,
-                offset_ptr=offset,
-                temperature=temperature,
-                keys_ptr=work.keys,
-                arrivals_ptr=work.arrivals,
-                tokens_ptr=tokens,
-                valid_ptr=valid,
-                first_sample=0,
-                **_handed_over(operands, device),
-            )
+            sums = _handed_over(operands, device)
+            given = (*operands.load(hidden, weight), seed, offset, temperature)
+            own = (work.keys, work.arrivals, tokens, valid, 0, *stored, *sums.values())
+            moving: tuple[Any, ...] = (*given, *own)
+            if known is None:
+                arguments = dict(zip((*_MOVING, *sums), moving, strict=True))
+                run(**arguments)
+                known = run.ready(**arguments)
+            else:  # in what Triton compiles for, all calls of a kind are alike
+                known([x.data_ptr() if type(x) in TENSORS else x for x in moving if x is not None])
         return Sample(tokens, valid)
 
     return again
@@ -217,9 +226,12 @@ def _prepare(
     config: TileConfig | HopperConfig,
     n: int,
     logits: Processing,
-    stored: StoredLogits | None,
+    stride: int,
 ) -> tuple[Operands, PreparedLaunch]:
-    """The kernel of a config, with all that is alike in calls of one kind; n samples a launch."""
+    """The kernel of a config, with all that is alike in calls of one kind; n samples a launch.
+
+    stride: of the logits that are stored, too; 0 if they are not.
+    """
     hidden, shard = request.hidden, request.shard
     B, D = hidden.shape
     tokens = request.vocab_size if shard is None else shard.num_tokens
@@ -234,7 +246,7 @@ def _prepare(
         own = {"SLICE": config.slice, "scale_ptr": None, "SCALE_PER_ROW": scale_per_row(request)}
         operands.tiles.update(own)
     fixed = {
-        "stride": 0 if stored is None else stored.logits.shape[1],
+        "stride": stride,
         "B": B,
         "V": request.vocab_size,
         "D": D,

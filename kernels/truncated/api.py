@@ -11,7 +11,8 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.head import PreparedHead
-from fsbench.kernels.call.request import Filters, Request, checked_request
+from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
+from fsbench.kernels.call.request import Filters, Request, changes_logits, checked_request
 from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.tensors import check_number
 from fsbench.kernels.checks.values import (
@@ -33,6 +34,9 @@ from fsbench.kernels.truncated.filters import (
     check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
+
+_PLAIN = (*[None] * 6, *[False] * 4, 0, 0)
+"""The options of a plain call, but for those whose values are of a kind."""
 
 
 def truncated_sample(
@@ -107,10 +111,10 @@ def truncated_sample(
     the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
     of the mass, always in the same way.
 
-    Two launches for a small top_k of all rows, up to eight for other filters, two more from a
-    screened head, one more to pack a mask of bools, and up to six for fields beside tokens and
-    valid. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host waits as
-    little as for flash_sample; CUDA graphs may capture it, after one launch outside, and replays
+    One launch without filters, two for a small top_k of all rows, up to eight for others, two more
+    from a screened head, one more to pack a mask of bools, and up to six for fields beside tokens
+    and valid. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host waits
+    as little as for flash_sample; CUDA graphs may capture it, after one launch outside, and replays
     read seed, offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or
     under TRITON_INTERPRET=1 the kernels (not in bf16).
 
@@ -119,6 +123,16 @@ def truncated_sample(
             range, or a config that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
+    said = (return_kept, return_logprob, return_kept_logprob, return_rank)
+    given = (penalties, bias, mask, soft_cap, logprob_temperature, config)
+    options = (*given, *said, return_support, return_top)
+    # Of top_p and min_p it matters whether they cut anything off; of each, plain_kind tells 0.
+    values = (vocab_size, noise, top_k, int(type(top_p) is float and top_p >= 1.0))
+    now = (hidden, weight, seed, offset, temperature)
+    kind = plain_kind(options, _PLAIN, values, *now, top_p, min_p)
+    again = launch_of(kind, hidden)
+    if again is not None:
+        return again(*now, top_k, top_p, min_p)
     head = None
     if isinstance(weight, PreparedHead):
         head, weight = weight, weight.weight
@@ -163,7 +177,7 @@ def truncated_sample(
         check_penalties(penalties, B, device)
         # They change the logits after these are stored: no draw from the first ones can stand.
         request = request._replace(noise="none")
-    choice = choose(hidden, weight, request.noise, kernel, config)
+    choice = choose(hidden, weight, request.noise, kernel, config, changes_logits(request))
     empty = partial(torch.empty, device=device)
     sample = TruncatedSample(
         empty(B, dtype=torch.int64),
@@ -185,6 +199,8 @@ def truncated_sample(
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
+        if kind is not None:
+            remember(kind, request, truncated, choice, filters)
     else:
         logits = hidden.float() @ weight[: request.vocab_size].float().T
         logits = reference.processed_logits(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.device.stored_logits import StoredLogits, allocate
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
 from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import amounts
@@ -24,6 +25,7 @@ from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
+from fsbench.kernels.truncated.top_p import launch_redraws, tests_needed
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
@@ -52,6 +54,9 @@ def launch(
     said_of: the request at the temperature of sample.logprob and top_logprob, if that is another.
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
+    if penalties is None and keep_all(filters) and all(x is None for x in sample[2:]):
+        fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid))
+        return
     stored = allocate(B, V, device, largest=True)
     logz = None
     said = sample.logprob is not None or sample.top_logprob is not None
@@ -60,6 +65,48 @@ def launch(
     out = Sample(sample.tokens, sample.valid, logz=logz)
     masses = fused.launch.launch(request, choice, out, stored)
     finish(request, stored, filters, penalties, sample, masses, said_of)
+
+
+def plain(
+    request: Request, choice: TileConfig | HopperConfig, filters: Filters
+) -> Callable[..., TruncatedSample]:
+    """The launches of a request that asks for tokens alone, for all that are like it.
+
+    As fused.launch.plain; it takes the three filters, too. A top_k that is a number is alike.
+    """
+    B, V, noise = len(request.hidden), request.vocab_size, request.noise
+    stores = not keep_all(filters)
+    stride = stride_for(V) if stores else 0
+    draw = fused.launch.plain(request, choice, stride)
+    number = None if isinstance(filters.top_k, Tensor) else filters.top_k
+
+    def again(
+        hidden: Tensor,
+        weight: Tensor,
+        seed: Tensor,
+        offset: Tensor | None,
+        temperature: float | Tensor,
+        top_k: int | Tensor,
+        top_p: float | Tensor,
+        min_p: float | Tensor,
+    ) -> TruncatedSample:
+        now = (hidden, weight, seed, offset, temperature)
+        if not stores:
+            drawn = draw(*now)
+            return TruncatedSample(drawn.tokens, drawn.valid)
+        stored = allocate(B, V, hidden.device, largest=True)
+        drawn = draw(*now, stored)
+        sample = TruncatedSample(drawn.tokens, drawn.valid)
+        finish(
+            Request(*now, None, None, None, V, 1, noise),
+            stored,
+            Filters(top_k if number is None else number, top_p, min_p),
+            None,
+            sample,
+        )
+        return sample
+
+    return again
 
 
 def finish(
@@ -89,10 +136,17 @@ def finish(
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
     history = None if penalties is None else penalties.history
+    asked = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
+    tests = tests_needed(filters, B)
+    if history is None and request.noise != "none" and not asked and tests > 0:
+        with launching_on(device):
+            launch_redraws(request, filters.top_p, tests, stored.logits, sample)
+            launch_kept(request, said_of or request, stored, masses, None, sample)
+        return
     if history is None and request.noise == "none":
         history = TokenHistory(B, 1, device)  # an empty one: no draw from all tokens is expected
     cuts = None
-    if any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support)):
+    if asked:
         cuts = torch.empty(B, dtype=torch.int64, device=device)
     # By the names of the kernel's arguments: numbers, or a number of each row.
     each = {**filters._asdict(), **amounts(penalties)}
@@ -122,7 +176,7 @@ def finish(
             **each,
             **per_row(request),
             **{f"{name.upper()}_PER_ROW": isinstance(x, torch.Tensor) for name, x in each.items()},
-            GROUPS=max(32, triton.next_power_of_2(stride // GROUP.value)),
+            GROUPS=max(32, 1 << (stride // GROUP.value - 1).bit_length()),
             CHUNK=few,
             **LOOK,
         )
@@ -205,6 +259,14 @@ def _launch_rows(
         blocks=blocks,
         num_warps=ROW_WARPS,
     )
+
+
+def keep_all(filters: Filters) -> bool:
+    """Whether no filter cuts anything off, in any row."""
+    top_k, top_p, min_p = filters
+    if isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or isinstance(min_p, Tensor):
+        return False
+    return top_k == 0 and top_p >= 1.0 and min_p <= 0.0
 
 
 def is_small(top_k: int | Tensor) -> bool:

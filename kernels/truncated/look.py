@@ -9,7 +9,8 @@ row, finds out with the maxima which groups can hold a token that is kept:
     min-p   the threshold is known from the largest logit alone
 
 If these groups are few, it gathers the tokens and draws from them, and the row is done. If not, it
-leaves a plan, and the kernels of truncated.rows do the row with many programs.
+leaves a plan, and the kernels of truncated.rows do the row with many programs. With top-p alone
+there is no such look (truncated.redraw).
 """
 
 import triton

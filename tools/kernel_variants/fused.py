@@ -280,6 +280,8 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
     yield _hopper(config, bucket, "score, all", FULLY_SCORED, noise="given")
     if bucket != 128:  # 256 has the same tiles in another order
         yield _hopper(config, bucket, "everything, n = 1", EVERYTHING)
+    else:
+        yield _hopper(config.narrowed(), bucket, "everything, n = 1", EVERYTHING)
     if bucket in (64, 256):
         for noise in ("token", *OTHER_SIZES):
             yield _hopper(config, bucket, noise=noise)

@@ -8,6 +8,8 @@ from typing import Any
 
 from fsbench.kernels.truncated.kept import WARPS
 from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
+from fsbench.kernels.truncated.top_p import REST_WARPS
+from fsbench.kernels.truncated.top_p import WARPS as REDRAW_WARPS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 HISTORY = ("history_ptr", "counts_ptr", "lengths_ptr")
@@ -24,6 +26,8 @@ TYPES = {
     "plan_ptr": "*i64",
     "numbers_ptr": "*fp32",
     "sums_ptr": "*fp32",
+    "arrivals_ptr": "*i32",
+    "undecided_ptr": "*i32",
     "before_ptr": "*fp32",
     "gathered_ptr": "*i64",
     "seed_ptr": "*i64",
@@ -40,11 +44,17 @@ TYPES = {
     **dict.fromkeys(
         ("V", "capacity", "launch", "B", "stride", "blocks", "limit", "programs"), "i32"
     ),
+    **dict.fromkeys(("turn", "turns"), "i32"),
 }
 LOOK_KERNEL = kernel("kernels.truncated.look", "sampling_look_kernel")
 ROW_KERNELS = {
     name: kernel("kernels.truncated.rows", f"{name}_kernel")
     for name in ("sampling_sections", "sampling_cutoff", "sampling_race")
+}
+
+REDRAW_KERNELS = {
+    name: kernel("kernels.truncated.redraw", f"{name}_kernel")
+    for name in ("sampling_before", "sampling_redraw", "sampling_redraw_rest")
 }
 
 SAYING_KERNELS = {
@@ -93,6 +103,24 @@ def _row_kernels(
         yield variant(name, " ".join(words), function, TYPES, constants, capability, **options)
 
 
+def _redraws(capability: int, rows: int = 256, per_row: bool = False) -> Iterator[Variant]:
+    """The kernels of top-p alone, the first of them for all rows and for some."""
+    types = {**TYPES, **(dict.fromkeys(AMOUNTS, "*fp32") if per_row else {})}
+    names = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW", "TOP_P_PER_ROW")
+    constants: dict[str, Any] = {**dict.fromkeys(names, per_row), "ROWS": rows}
+    constants["EARLY"] = capability >= TUNED
+    words = f"ROWS={rows}" + " per row" * per_row
+    for name, function in REDRAW_KERNELS.items():
+        warps = REST_WARPS if name == "sampling_redraw_rest" else REDRAW_WARPS
+        for first in (True, False) if name == "sampling_before" else (True,):
+            yield variant(
+                *(name, words if first else f"{words} later", function, types),
+                {**constants, "FIRST": first},
+                capability,
+                num_warps=warps,
+            )
+
+
 def _saying(capability: int) -> Iterator[Variant]:
     """The kernels that say something of what is kept, or of all tokens."""
     types = {**TYPES, "temperature": "*fp32"}
@@ -118,6 +146,9 @@ def variants() -> Iterator[Variant]:
     yield from _row_kernels(TUNED, first=False)
     yield from _row_kernels(TUNED, cuts=True)
     yield from _row_kernels(TUNED, rows=32)
+    for capability in CAPABILITIES:
+        yield from _redraws(capability)
+    yield from _redraws(TUNED, rows=32, per_row=True)
     for top_k in (50, 1000, 0):  # one launch; as many as fit one program; a search
         yield _look(151_936, top_k, TUNED)
     yield _look(151_936, 50, TUNED, EVERYTHING)

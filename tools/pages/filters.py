@@ -22,6 +22,7 @@ from pages.blocks import (
 OURS, JOINT = "flash_sampling_topk_topp", "flashinfer_joint"
 CUT, LAUNCHES = "truncated-20261123", "truncated-launches/launches.csv"
 GRID = "truncated-grid-20261122"
+TOP_P = "h200/truncated-top-p.csv"
 LAWS = ("normal-0.01", "normal-3", "zipf-1.1", "peaked-12")
 FILTERS = {
     "k = 50, p = 0.9": (50, 0.9, 0.0),
@@ -93,6 +94,23 @@ def by_filters() -> str:
     sampled |= {words: found[("truncated", *each)] for words, each in FILTERS.items()}
     rows = [[words, *(f"{time:.0f}" for time in us)] for words, us in sampled.items()]
     return with_source(table(["filters", "B = 1", "16", "64", "256"], rows), *places(LAUNCHES))
+
+
+@block
+def top_p_alone() -> str:
+    found = pd.read_csv(RESULTS / TOP_P)
+    found = found[found.logits == "normal:1"].fillna({"way": ""})
+    found = found.set_index(["call", "top_p", "way", "b"]).span_us.sort_index()
+    cases = {
+        "`flash_sample`": ("flash_sample", 1.0, ""),
+        "the matmul alone": ("hidden @ weight.T", 1.0, ""),
+        "p = 0.9": ("truncated_sample", 0.9, "tests"),
+        "p = 0.9, with a search": ("truncated_sample", 0.9, "search"),
+    }
+    rows = [[words, *(f"{us:.0f}" for us in found[case])] for words, case in cases.items()]
+    text = table(["", "B = 1", "16", "64", "256"], rows)
+    said = "NVIDIA H200, 2026-11-24, commit 2c6fe26"  # it has no env.json
+    return f"{text}\n\n*{said}. Record: [{TOP_P[5:]}](../results/{TOP_P}).*"
 
 
 @block

@@ -78,6 +78,15 @@ def test_a_wish_is_granted(both, B):
     assert chosen(B, config=own) == own
 
 
+def test_a_bias_or_a_mask_asks_for_narrow_tiles(both, monkeypatch):
+    wide = HopperConfig(2, 256, 64, 4, True)
+    monkeypatch.setattr(_choice, "hopper_config", lambda *shape: wide)
+    assert chosen(128) == wide and chosen(128, narrow=True) == wide.narrowed()
+    assert chosen(129, narrow=True) == wide
+    assert chosen(128, narrow=True, config=wide) == wide
+    assert chosen(64, narrow=True) == PORTABLE
+
+
 def test_where_the_hopper_kernel_cannot_run():
     assert isinstance(chosen(1000), TileConfig)
     with pytest.raises(InvalidArgument, match="got hopper, but it needs a GPU"):

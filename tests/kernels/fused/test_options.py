@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from flash_sample_cases import (
@@ -15,7 +17,9 @@ from flash_sample_cases import (
     stored,
 )
 
-from fsbench.kernels import flash_sample
+from fsbench.kernels import flash_sample, truncated_sample
+from fsbench.kernels.fused import draw as drawing
+from fsbench.kernels.truncated import api as truncating
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -23,6 +27,24 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 def random_mask(B: int, V: int, share: float = 0.5) -> torch.Tensor:
     generator = torch.Generator().manual_seed(B + V)
     return torch.rand(B, V, generator=generator) < share
+
+
+def test_a_bias_and_a_mask_are_told_to_the_choice_of_tiles(monkeypatch):
+    told = []
+
+    def choose(*arguments):
+        told.append(arguments[-1])
+        return TILES
+
+    monkeypatch.setattr(drawing, "choose", choose)
+    monkeypatch.setattr(truncating, "choose", choose)
+    hidden, weight = problem(2, 200, 32)
+    arguments = {"hidden": hidden, "weight": weight, "seed": counter(0)}
+    mask = random_mask(2, 200)
+    for sample in (partial(flash_sample, return_logz=True), partial(truncated_sample, top_k=3)):
+        for options in ({}, {"soft_cap": 3.0}, {"mask": mask}, {"bias": torch.zeros(200)}):
+            sample(**arguments, **options)
+    assert told == [False, False, True, True] * 2
 
 
 @pytest.mark.parametrize("noise", NOISE)

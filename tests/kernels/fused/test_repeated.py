@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsbench.errors import InvalidType
 from fsbench.kernels import Sample, flash_sample
-from fsbench.kernels.fused import api, repeated
+from fsbench.kernels.call import repeated
+from fsbench.kernels.fused import api
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 B, V, D = 3, 140, 32
@@ -109,11 +110,17 @@ OTHERS = [
     {"temperature": torch.ones(B)},
     {"temperature": torch.ones(B).double()},
     {"temperature": torch.ones(1)},
+    {"vocab_size": 1},
+    {"vocab_size": 2},
+    {"vocab_size": 1.0},
+    {"noise": "token"},
+    {"kernel": "token"},
 ]
 
 
 def kind_of(**changes: object) -> object:
-    return repeated.plain_kind((), (), *(MATRICES | changes).values())
+    values = [changes.pop(name, None) for name in ("vocab_size", "noise", "kernel")]
+    return repeated.plain_kind((), (), tuple(values), *(MATRICES | changes).values())
 
 
 def test_a_kind_is_of_all_that_checks_and_launches_look_at():
@@ -121,6 +128,25 @@ def test_a_kind_is_of_all_that_checks_and_launches_look_at():
     assert None not in kinds
     assert len(set(kinds)) == len(kinds)
     assert kind_of(temperature=0.3) == kind_of(temperature=7.0)
+
+
+def test_a_vocabulary_a_noise_and_a_kernel_are_of_a_kind(checks_raise):
+    options = [{"vocab_size": V - 1}, {"vocab_size": V}, {"noise": "token"}, {"noise": "group"}]
+    options += [{"kernel": "portable"}]
+    for option in options:
+        flash_sample(**given(**option))
+    others = [given(seed=9, sigma=1.0, **option) for option in options]
+    expected = [flash_sample(**other, out=empty()).tokens.tolist() for other in others]
+    checks_raise()
+    assert [flash_sample(**other).tokens.tolist() for other in others] == expected
+    for option in (
+        {"vocab_size": V - 2},
+        {"vocab_size": float(V)},
+        {"noise": "group4"},
+        {"kernel": "hopper"},
+    ):
+        with pytest.raises(Checked):
+            flash_sample(**given(**option))
 
 
 NEVER = [True, 1, 0, -1.0, 1e-40, 1e40, float("nan"), float("inf"), "1"]
@@ -206,7 +232,7 @@ def test_no_tensor_is_kept_alive():
 def test_where_no_kernel_runs_nothing_is_kept(monkeypatch):
     flash_sample(**given())
     monkeypatch.setattr(repeated, "runs_kernels", lambda device, dtype: False)
-    kind = kind_of()
+    kind = kind_of(noise="auto", kernel="auto")
     assert kind in repeated._launches
     assert repeated.launch_of(kind, MATRICES["hidden"]) is None
     flash_sample(**given(temperature=torch.ones(B)))

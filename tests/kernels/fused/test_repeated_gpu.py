@@ -8,7 +8,7 @@ from gpu_cases import counter, problem
 
 from fsbench.graphs import capture
 from fsbench.kernels import Sample, flash_sample
-from fsbench.kernels.fused import repeated
+from fsbench.kernels.call import repeated
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,9 +21,9 @@ def drawn_both_ways(hidden, weight, seed, offset, temperature) -> tuple[list[int
     given = {"seed": seed, "offset": offset, "temperature": temperature}
     for _ in range(2):
         drawn = flash_sample(hidden, weight, **given)
-    assert repeated.plain_kind((), (), hidden, weight, seed, offset, temperature) in (
-        repeated._launches
-    )
+    assert repeated.plain_kind(
+        (), (), (None, "auto", "auto"), hidden, weight, seed, offset, temperature
+    ) in (repeated._launches)
     out = Sample(torch.full_like(drawn.tokens, -7), torch.zeros_like(drawn.valid))
     flash_sample(hidden, weight, **given, out=out)
     assert drawn.valid.all() and out.valid.all()

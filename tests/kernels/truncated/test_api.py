@@ -109,6 +109,23 @@ def test_without_filters_tokens_are_those_of_flash_sample():
         assert torch.equal(sample.kept, torch.where(greedy, 1, 300).int())
 
 
+class Stored(Exception):
+    """Room for logits was asked for."""
+
+
+def test_without_filters_no_logits_are_stored(monkeypatch):
+    arguments = {**stored(normal_logits(3, 200)), "seed": SEED}
+    expected = flash_sample(**arguments).tokens
+    monkeypatch.setattr(launches, "allocate", mock.Mock(side_effect=Stored))
+    for off in ({}, {"top_p": 2.0}, {"top_k": 200, "min_p": -1.0}):
+        assert truncated_sample(**arguments, **off).tokens.tolist() == expected.tolist()
+    some = [{"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"return_rank": True}, {"return_top": 2}]
+    some += [{"top_p": torch.ones(3)}, {"top_k": torch.zeros(3, dtype=torch.int32)}]
+    for filters in [*some, {"penalties": Penalties(history(3, 200))}]:
+        with pytest.raises(Stored):
+            truncated_sample(**arguments, **filters)
+
+
 def test_tiles_do_not_matter():
     hidden, weight = problem(18, 300, 32, torch.float16)
     rows = {name: value.repeat(3)[:18] for name, value in ROWS.items()}

@@ -13,33 +13,39 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from fsbench.kernels import fused
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Sample
+from fsbench.kernels.call.request import TENSORS, Request
 from fsbench.kernels.configs.gpu import runs_kernels
 
 _MOST = 4096  # a server sees far fewer
-_TENSORS = (Tensor, Parameter)  # not what derives from them: a fake one has no memory
+_TOLD_BY_VALUE = (int, float, str, type(None))
 _WARM = (2.0**-100, 2.0**100)  # temperatures between are neither greedy nor refused
 
-_launches: dict[Hashable, Callable[..., Sample]] = {}
+_launches: dict[Hashable, Callable[..., Any]] = {}
 
 
 def plain_kind(
-    options: tuple[object, ...], plain: tuple[object, ...], *arguments: Any
+    options: tuple[object, ...],
+    plain: tuple[object, ...],
+    values: tuple[object, ...],
+    *arguments: Any,
 ) -> Hashable | None:
     """What decides how a call is checked and launched; None if the call may not be a plain one.
 
-    options, plain: its options, and what they are in a plain call. arguments: the others.
+    options, plain: its options, and what they are in a plain call. values: of options that may have
+        any. arguments: the others, which move from call to call.
     """
     if torch.compiler.is_compiling() or not all(map(is_, options, plain)):
         return None
     kind: list[object] = []
+    for value in values:
+        if type(value) in _TOLD_BY_VALUE:
+            kind += type(value), value  # 1 is not 1.0
+        else:
+            arguments += (value,)
     try:
         for x in arguments:
-            if type(x) in _TENSORS:
+            if type(x) in TENSORS:
                 kind += x.dtype, x.shape, x.device, x.is_contiguous(), x.data_ptr() % 16 == 0
             elif x is None:
                 kind.append(None)
@@ -52,8 +58,8 @@ def plain_kind(
     return tuple(kind)
 
 
-def launch_of(kind: Hashable | None, hidden: Tensor) -> Callable[..., Sample] | None:
-    """How calls of this kind are launched (fused.launch.plain); None if there has been none."""
+def launch_of(kind: Hashable | None, hidden: Tensor) -> Callable[..., Any] | None:
+    """How calls of this kind are launched; None if there has been none."""
     if kind is None:  # as under torch.compile, which so has no table to trace
         return None
     found = _launches.get(kind)
@@ -62,9 +68,12 @@ def launch_of(kind: Hashable | None, hidden: Tensor) -> Callable[..., Sample] | 
     return None
 
 
-def remember(kind: Hashable | None, request: Request) -> None:
-    """Keep how a request of this kind, which has been carried out, is launched."""
-    if kind is not None and runs_kernels(request.hidden.device, request.hidden.dtype):
+def remember(kind: Hashable, request: Request, family: Any, *how: Any) -> None:
+    """Keep how a request of this kind, which has been carried out, is launched.
+
+    family: the package of its call; family.launch.plain is given the request, and how.
+    """
+    if runs_kernels(request.hidden.device, request.hidden.dtype):
         if len(_launches) >= _MOST:
             _launches.clear()
-        _launches[kind] = fused.launch.plain(request)
+        _launches[kind] = family.launch.plain(request, *how)

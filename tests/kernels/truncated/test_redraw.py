@@ -1,0 +1,108 @@
+"""Top-p alone: tokens are tested, and drawn again, until they are kept; without a cutoff."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+from flash_sample_cases import SEED, counter, normal_logits, stored
+from tiers import first_quick, full
+from truncated_cases import check
+
+from fsbench.kernels import flash_sample, truncated_sample
+from fsbench.kernels.call.request import Filters
+from fsbench.kernels.truncated import launch as launches
+from fsbench.kernels.truncated import top_p as alone
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+
+V = 4_900
+"""Three blocks, the last one of less than half."""
+LAWS = {
+    "normal": lambda B: normal_logits(B, V),
+    "narrow": lambda B: normal_logits(B, V, sigma=1e-3) + 3.0,
+    "flat": lambda B: torch.zeros(B, V),
+    "two levels": lambda B: (torch.arange(B * V).view(B, V) % 3 == 0).float() * 2.0,
+}
+
+
+@pytest.mark.parametrize("law", first_quick(LAWS))
+def test_tokens_are_those_that_a_cutoff_keeps(law):
+    """`check` also asks for what is kept, which is found by cutoffs: the tokens must be equal."""
+    p = torch.tensor([0.9, 0.5, 0.1, 1e-3, 0.0, -1.0, 1.0, 0.7])
+    check(**stored(LAWS[law](8)), top_p=p)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": torch.tensor([0.0, 0.5, 2.0, 1.0])},
+        full({"noise": "token"}),
+        full({"seed": counter(3, 4, 5, 6), "offset": counter(9)}),
+        full({"offset": counter(3, 4, 5, 6), "noise": "group4"}),
+    ],
+    ids=str,
+)
+def test_every_number_may_be_a_rows_own(changes):
+    check(**stored(normal_logits(4, V)), top_p=0.3, **changes)
+
+
+def test_rows_without_a_draw_are_minus_one_and_disturb_no_other():
+    logits = normal_logits(6, 300)
+    logits[1, 7] = math.nan
+    logits[2, 7] = math.inf
+    call = {**stored(logits), "seed": SEED}
+    call["mask"] = torch.ones(6, 300, dtype=torch.bool)
+    call["mask"][3] = False
+    p = torch.tensor([0.5, 0.5, 0.5, 0.5, math.nan, 0.5])
+    sample = truncated_sample(**call, top_p=p)
+    assert sample.valid.tolist() == [True, False, False, False, False, True]
+    assert sample.tokens[1:5].tolist() == [-1] * 4
+    whole = truncated_sample(**call, top_p=p, return_kept=True)
+    assert sample.tokens.tolist() == whole.tokens.tolist()
+
+
+@pytest.mark.parametrize("turns", first_quick([1, 2, 5]))
+@pytest.mark.parametrize("programs", first_quick([1, 10_000]))
+def test_neither_turns_nor_programs_matter(turns, programs):
+    call = {**stored(normal_logits(12, V)), "seed": SEED, "top_p": 0.3}
+    expected = truncated_sample(**call)
+    assert (expected.tokens != flash_sample(**stored(normal_logits(12, V)), seed=SEED).tokens).any()
+    shares = dict.fromkeys(alone.PROGRAMS, programs)
+    with (
+        mock.patch.object(launches, "tests_needed", lambda filters, B: turns),
+        mock.patch.dict(alone.PROGRAMS, shares),
+    ):
+        assert torch.equal(truncated_sample(**call).tokens, expected.tokens)
+
+
+def needed(B: int, **filters: object) -> int:
+    return alone.tests_needed(Filters(**{"top_k": 0, "top_p": 0.9, "min_p": 0.0, **filters}), B)
+
+
+def test_only_top_p_alone_is_done_so():
+    assert needed(1) == needed(1, min_p=-1.0) == 2 and needed(1, top_p=torch.ones(1)) == 3
+    others = [{"top_k": 50}, {"top_k": torch.zeros(1)}, {"min_p": 0.1}, {"min_p": torch.zeros(1)}]
+    assert not any(needed(1, **filters) for filters in [*others, {"top_p": 1.0}, {"top_p": 0.0}])
+    search = mock.Mock(side_effect=AssertionError("a cutoff is searched for"))
+    with mock.patch.object(launches, "launch_kernel", search):
+        truncated_sample(**stored(normal_logits(2, 300)), seed=SEED, top_p=0.5)
+
+
+@pytest.mark.parametrize(("B", "p"), [(1, 0.9), (16, 0.9), (64, 0.9), (256, 0.9), (16, 0.5)])
+def test_tests_are_as_many_as_leave_few_rows(B, p):
+    """Each keeps a uniform part of the mass before a row's token."""
+    generator = torch.Generator().manual_seed(0)
+    mass = torch.rand(400_000, 8, generator=generator, dtype=torch.float64).cumprod(1)
+    left = B * (mass >= p).double().mean(0)
+    n = needed(B, top_p=p)
+    assert left[n - 1] < 0.12 and (n == 2 or left[n - 2] > 0.08)
+
+
+def test_a_small_p_is_searched_for_whatever_the_batch():
+    assert [needed(B, top_p=0.9) for B in (1, 16, 64, 256)] == [2, 2, 3, 3]
+    assert [needed(B, top_p=0.5) for B in (1, 16, 64, 256)] == [3, 4, 5, 6]
+    assert needed(1, top_p=0.25) > 0 and needed(100_000, top_p=0.25) < 20
+    assert needed(1, top_p=0.24) == needed(256, top_p=0.24) == needed(256, top_p=-1.0) == 0
