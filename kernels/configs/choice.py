@@ -23,7 +23,6 @@ An H200 reads them in 14 us. Five heads with 69 MB or more gain at every batch s
 five with 57 MB or less gain up to 2 and lose up to 4 us (results/h200/split).
 """
 _USUAL_ROWS = 64  # of portable_rows
-_BLOCKS = 256, 192  # buckets of the Hopper kernel, whose blocks of rows larger batches are cut into
 
 
 @cache
@@ -128,20 +127,9 @@ def _table(noise: str) -> str:
 
 
 def _row(table: str, B: int, D: int, device: torch.device) -> Row:
-    """Of a table, for a GPU; of the Hopper kernel's large batches the one of _BLOCKS that fits."""
+    """Of a table, for a GPU."""
     name = torch.cuda.get_device_properties(device).name
-    capability = torch.cuda.get_device_capability(device)
-    if table != "hopper" or max(_BLOCKS) >= B:
-        return row_for(table, B, D, name, capability)
-    programs = multiprocessors(device)
-    rows = (row_for(table, bucket, D, name, capability) for bucket in _BLOCKS)
-    return min(rows, key=lambda row: _rows_of_a_program(B, row.config.block_b, programs))
-
-
-def _rows_of_a_program(B: int, block_b: int, programs: int) -> float:
-    """How many rows of the whole vocabulary each of the programs computes, in blocks of rows."""
-    blocks = -(-B // block_b)
-    return blocks * block_b / (max(programs // blocks, 1) * blocks)
+    return row_for(table, B, D, name, torch.cuda.get_device_capability(device))
 
 
 def why_not_hopper(device: torch.device, by_tma: bool, element_bytes: int = 2) -> str | None:
@@ -268,16 +256,12 @@ def explanation(
         return f"{rule}; tile shapes for the interpreter"
     row = _row("hopper" if name == "hopper" else _table(noise), B, D, device)
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
-    cut = ""
-    if name == "hopper" and max(_BLOCKS) < B:
-        block_b = row.config.block_b
-        cut = f"{-(-B // block_b)} blocks of {block_b} rows leave a program the fewest; "
     fitted = ", with fewer stages to fit the shared memory"
     if name == "hopper" or row.config == found:
         fitted = ""
     if element_bytes == 1:
         fitted = ", changed by an untuned rule for weights of one byte"
     return (
-        f"{rule}; {cut}tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
+        f"{rule}; tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
         f"(record: {row.record})"
     )

@@ -93,7 +93,7 @@ class HopperConfig:
 
 
 BUCKETS = (64, 128, 192, 256)
-"""Upper ends of the buckets of B; choice.hopper_config has what a larger B uses."""
+"""Upper ends of the buckets of B; a larger B uses the last bucket's config."""
 
 
 def space(B: int) -> list[HopperConfig]:

@@ -16,8 +16,7 @@ from fsbench.kernels.call.operands import Address
 from fsbench.kernels.call.prepared import PreparedLaunch
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.device.hopper_epilogue import ROWS
-from fsbench.kernels.screened.hopper.kernel import hopper_screen_kernel
-from fsbench.kernels.screened.hopper.loading import COLUMNS
+from fsbench.kernels.screened.hopper.kernel import COLUMNS, hopper_screen_kernel
 
 
 def prepare(
@@ -32,10 +31,9 @@ def prepare(
         **dict.fromkeys(hopper_screen_kernel.arg_names),  # None for what a launch does not give
         **shared,
         "V": tokens,
-        "ROWS": config.block_b,
-        "SPLIT": config.split,
+        "WARPGROUPS": config.warpgroups,
         "STAGES": config.num_stages,
-        "num_warps": config.num_warps,
+        "num_warps": 4,
     }
     launch = PreparedLaunch(hopper_screen_kernel, grid, fixed)
     return launch, lambda codes, copy: (_boxes(codes, box), _boxes(copy, 128))

@@ -27,56 +27,45 @@ DEPTH = gl.constexpr(4)
 
 
 @gluon.constexpr_function
-def slots_of(noise, SPLIT):
+def slots_of(noise):
     """Words of a row side by side, four of each thread; or blocks of 128 tokens with groups."""
-    if noise == "token" or noise == "none":
-        return 16 * SPLIT
-    return 128 // tokens_of_block(group_size(noise))
+    return 16 if noise == "token" or noise == "none" else 128 // tokens_of_block(group_size(noise))
 
 
 @gluon.constexpr_function
-def word_layout(slots, ROWS, SPLIT):
-    """[ROWS, slots]: where a thread has the words of its row.
-
-    SPLIT: warpgroups that share the tokens, and so the slots, of a row.
-    """
-    own = slots // SPLIT
+def word_layout(slots):
+    """[32, slots]: where a thread has the words of its row."""
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 4], [0, 8]][: own.bit_length() - 3],
+        reg_bases=[[0, 4], [0, 8]][: slots.bit_length() - 3],
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0], [32, 0]][: (ROWS // 8).bit_length() - 1]
-        + [[0, own]][: SPLIT - 1],
+        warp_bases=[[8, 0], [16, 0]],
         block_bases=[],
-        shape=[ROWS, slots],
+        shape=[32, slots],
     )
 
 
 @gluon.constexpr_function
-def _record_layout(slots, ROWS, SPLIT):
-    """[ROWS, slots, DEPTH]: as word_layout, with DEPTH records of every word in its thread."""
-    own = slots // SPLIT
+def _record_layout(slots):
+    """[32, slots, DEPTH]: as word_layout, with DEPTH records of every word in its thread."""
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]][: own.bit_length() - 1],
+        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]][: slots.bit_length() - 1],
         lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        warp_bases=[[8, 0, 0], [16, 0, 0], [32, 0, 0]][: (ROWS // 8).bit_length() - 1]
-        + [[0, own, 0]][: SPLIT - 1],
+        warp_bases=[[8, 0, 0], [16, 0, 0]],
         block_bases=[],
-        shape=[ROWS, slots, 4],
+        shape=[32, slots, 4],
     )
 
 
 @gluon.jit
 def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
-                  NOISE: gl.constexpr, ROOM: gl.constexpr, ROWS: gl.constexpr,
-                  SPLIT: gl.constexpr):  # fmt: skip
-    """Leave records of z, fp32 [ROWS, WIDTH].
+                  NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
+    """Leave records of z, fp32 [32, WIDTH], 64 columns at a time, or 128 with groups.
 
-    64 columns at a time; 128 with groups, or where two warpgroups share them. See screened.records.
-    mine: int32 [ROWS] pointers to the rows' records.
+    See screened.records. mine: int32 [32] pointers to the rows' records.
     """
-    SLOTS: gl.constexpr = slots_of(NOISE, SPLIT)
+    SLOTS: gl.constexpr = slots_of(NOISE)
     SIZE: gl.constexpr = group_size(NOISE)
-    LAYOUT: gl.constexpr = word_layout(SLOTS, ROWS, SPLIT)
+    LAYOUT: gl.constexpr = word_layout(SLOTS)
     word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
     WIDTH: gl.constexpr = SLOTS * tokens_of_block(SIZE)
     slices = pieces(z, WIDTH)
@@ -107,17 +96,16 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
 
 @gluon.jit
 def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr, B, V,
-                       ROOM: gl.constexpr, LIST: gl.constexpr, ROWS: gl.constexpr,
-                       SPLIT: gl.constexpr):  # fmt: skip
+                       ROOM: gl.constexpr, LIST: gl.constexpr):  # fmt: skip
     """Lists what is left: every thread looks at its own records, DEPTH at a time.
 
     See screened.records.list_what_is_left.
 
     Args:
-        rows, there: [ROWS]. count: [ROWS, SLOTS]. mine: pointers to the rows' records, [ROWS].
+        rows, there: [32]. count: [32, SLOTS]. mine: pointers to the rows' records, [32].
     """
     SLOTS: gl.constexpr = count.shape[1]
-    DEEP: gl.constexpr = _record_layout(SLOTS, ROWS, SPLIT)
+    DEEP: gl.constexpr = _record_layout(SLOTS)
     WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
     key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)

@@ -107,8 +107,6 @@ EXPLAINED = [
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
     (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on GPUs '*' (r"),
     (40, {}, "the hopper kernel: B = 40 fills not all of 64 rows, of which it loads those alone"),
-    (513, {}, "3 blocks of 192 rows leave a program the fewest; tile shapes for B <= 192 on GPUs"),
-    (577, {}, "5 blocks of 128 rows leave a program the fewest; tile shapes for B <= 256 on GPUs"),
     (65, {"noise": "token"}, "no times of the hopper kernel's token noise have been taken; tile"),
     (
         65,
@@ -134,19 +132,6 @@ def test_the_choice_is_explained_by_its_rule_and_its_row(monkeypatch, B, wish, e
     assert expected in text
     if "config" not in wish:
         assert "(record: " in text
-
-
-@pytest.mark.parametrize(
-    ("B", "block_b"),
-    [(192, 192), (193, 128), (384, 128), (512, 128), (576, 192), (896, 128), (960, 192)],
-)
-def test_rows_are_cut_into_the_blocks_that_leave_the_fewest_to_a_program(monkeypatch, B, block_b):
-    cuda = _choice.torch.cuda
-    facts = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132)
-    monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
-    # A device of its own: what is chosen for it is kept.
-    assert _choice.hopper_config(B, 4096, torch.device("cuda", 7)).block_b == block_b
 
 
 CHIPS = {
