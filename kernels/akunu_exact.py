@@ -29,12 +29,12 @@ def akunu_exact(
     import torch
     import triton
 
-    from fsbench.kernels.providing.akunu import PARTS, akunu_exact_kernel
+    from fsbench.kernels.providing.akunu import ROW_PARTS, akunu_exact_kernel
     from fsbench.kernels.truncated.cutoff import GATHERED
 
     wide = 16 // logits.element_size()
-    scratch = [(GATHERED.value, torch.int64), (PARTS.value, torch.int32)]
-    turns = triton.next_power_of_2(triton.cdiv(logits.shape[1], PARTS.value * wide))
+    scratch = [(GATHERED.value, torch.int64), (ROW_PARTS.value, torch.int32)]
+    turns = triton.next_power_of_2(triton.cdiv(logits.shape[1], ROW_PARTS.value * wide))
     return draw_rows(
         akunu_exact_kernel, logits, seed, offset, temperature, scratch, **filters, WIDE=wide,
         TURNS=turns, num_warps=NUM_WARPS,

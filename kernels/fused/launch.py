@@ -29,8 +29,7 @@ from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate
 from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import flash_sampling_kernel
-from fsbench.kernels.fused.targets import AT_ONCE as TARGETS_AT_ONCE
-from fsbench.kernels.fused.targets import target_logits_kernel
+from fsbench.kernels.fused.targets import TARGETS_AT_ONCE, target_logits_kernel
 
 _MOVING = (
     *("hidden", "weight", "seed_ptr", "offset_ptr", "temperature"),

@@ -12,7 +12,7 @@ from fsbench.kernels.device.given import targets_of_rows
 from fsbench.kernels.device.mainloop import ROTATION, first_column
 from fsbench.kernels.device.quantised import converted, scaled, scales_of_tokens
 
-AT_ONCE = tl.constexpr(16)
+TARGETS_AT_ONCE = tl.constexpr(16)
 """Targets of a program, and columns of a step times 4: the least that a matrix product takes."""
 
 
@@ -36,7 +36,7 @@ def target_logits_kernel(
     SCALE_PER_ROW: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    at = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+    at = tl.program_id(0) * TARGETS_AT_ONCE + tl.arange(0, TARGETS_AT_ONCE)
     target = targets_of_rows(targets_ptr, at, at < count, V)
     there = target >= 0
     token = tl.where(there, target, 0)
@@ -44,7 +44,7 @@ def target_logits_kernel(
     width = tl.cdiv(D, ROTATION) * ROTATION
     h_row = hidden_ptr + row.to(tl.int64)[:, None] * D
     w_row = weight_ptr + token.to(tl.int64)[:, None] * D
-    acc = tl.zeros((AT_ONCE, AT_ONCE), tl.float32)
+    acc = tl.zeros((TARGETS_AT_ONCE, TARGETS_AT_ONCE), tl.float32)
     for step in range(width // STEP):
         # Each pair of rows begins at the first column of its token: the diagonal is what counts.
         column = first_column(token, D) + step * STEP
@@ -55,7 +55,7 @@ def target_logits_kernel(
         if w.dtype != h.dtype:
             w = converted(w, h.dtype)
         acc = tl.dot(h, w.T, acc, input_precision="ieee")
-    place = tl.arange(0, AT_ONCE)
+    place = tl.arange(0, TARGETS_AT_ONCE)
     y = tl.sum(tl.where(place[:, None] == place[None, :], acc, 0.0), axis=1)
     if scale_ptr is not None:
         y = scaled(y, scales_of_tokens(scale_ptr, token, V, SCALE_PER_ROW))

@@ -34,9 +34,9 @@ from fsbench.kernels.truncated.gathered import append, draw_of_gathered
 SPAN = tl.constexpr(30.0)
 """Logits this far below the largest are given up at once."""
 
-PARTS = tl.constexpr(4096)
-"""Parts of a row in the exact mode. A turn is the PARTS * WIDE next tokens of the row, and every
-part has WIDE of them side by side: the 16 bytes that a thread reads at once."""
+ROW_PARTS = tl.constexpr(4096)
+"""Parts of a row in the exact mode. A turn is the ROW_PARTS * WIDE next tokens of the row, of which
+every part has WIDE side by side: the 16 bytes that a thread reads at once."""
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def akunu_faithful_kernel(
 @triton.jit
 def _part_tokens(part, turn, WIDE: tl.constexpr):
     """The tokens of parts of a row in a turn, int32 [N] -> [N, WIDE]."""
-    return (part * WIDE + turn * (PARTS * WIDE))[:, None] + tl.arange(0, WIDE)[None, :]
+    return (part * WIDE + turn * (ROW_PARTS * WIDE))[:, None] + tl.arange(0, WIDE)[None, :]
 
 
 @triton.jit
@@ -153,13 +153,13 @@ def _largest_of_lines(y):
 
 @triton.jit
 def _part_maxima(logits_ptr, V, WIDE: tl.constexpr):
-    """The largest logit of each part of a row, fp32 [PARTS]: +inf for NaN, -inf if it is empty.
+    """The largest logit of each part of a row, fp32 [ROW_PARTS]: +inf for NaN, -inf if it is empty.
 
     A row with +inf is as invalid as one with NaN.
     """
-    largest = tl.full((PARTS,), float("-inf"), tl.float32)
-    for turn in tl.range(0, tl.cdiv(V, PARTS * WIDE)):
-        token = _part_tokens(tl.arange(0, PARTS), turn, WIDE)
+    largest = tl.full((ROW_PARTS,), float("-inf"), tl.float32)
+    for turn in tl.range(0, tl.cdiv(V, ROW_PARTS * WIDE)):
+        token = _part_tokens(tl.arange(0, ROW_PARTS), turn, WIDE)
         y = tl.load(logits_ptr + token, mask=token < V, other=float("-inf")).to(tl.float32)
         new = _largest_of_lines(y)
         largest = tl.maximum(largest, tl.where(new == new, new, float("inf")))
@@ -174,9 +174,9 @@ def _gather_parts(logits_ptr, among, low, keys_ptr, parts_ptr, V, WIDE: tl.const
     If they are more than GATHERED, at least GATHERED + 1.
     """
     AT_ONCE: tl.constexpr = GATHERED // (TURNS * WIDE)
-    tl.static_assert(AT_ONCE > 0, "a row of more tokens than PARTS * GATHERED")
+    tl.static_assert(AT_ONCE > 0, "a row of more tokens than ROW_PARTS * GATHERED")
     place = tl.cumsum(among.to(tl.int32), axis=0) - 1
-    tl.store(parts_ptr + place, tl.arange(0, PARTS), mask=among)
+    tl.store(parts_ptr + place, tl.arange(0, ROW_PARTS), mask=among)
     parts = tl.sum(among.to(tl.int32))
     tl.debug_barrier()
     n = tl.zeros((), tl.int32)
@@ -198,7 +198,7 @@ def _gather_parts(logits_ptr, among, low, keys_ptr, parts_ptr, V, WIDE: tl.const
 def akunu_exact_kernel(
     logits_ptr,  # [B, V]
     keys_ptr,  # [B, GATHERED] int64, scratch
-    parts_ptr,  # [B, PARTS] int32, scratch
+    parts_ptr,  # [B, ROW_PARTS] int32, scratch
     seed_ptr,  # [1] int64
     offset_ptr,  # [1] int64
     temperature,  # fp32
@@ -210,12 +210,12 @@ def akunu_exact_kernel(
     V,  # likewise
     PER_ROW: tl.constexpr,
     WIDE: tl.constexpr,  # logits in 16 bytes
-    TURNS: tl.constexpr,  # a power of two, at least V / (PARTS * WIDE)
+    TURNS: tl.constexpr,  # a power of two, at least V / (ROW_PARTS * WIDE)
 ):
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * stride
     keys_ptr += row.to(tl.int64) * GATHERED
-    parts_ptr += row.to(tl.int64) * PARTS
+    parts_ptr += row.to(tl.int64) * ROW_PARTS
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     T, _inverse = temperatures(tl.full((), temperature, tl.float32))
@@ -231,7 +231,7 @@ def akunu_exact_kernel(
     top = tl.where(valid, top, 0.0)
     order = tl.where(valid, ordered(largest), LOWEST - 1)
     low = tl.full((), LOWEST, tl.int32)
-    if valid & (k < PARTS):
+    if valid & (k < ROW_PARTS):
         # Each of these is the largest of some logits, and none of two.
         low = reached_by(order, k, low, ordered(top) + 1)
     floor = tl.full((), LOWEST, tl.int32)

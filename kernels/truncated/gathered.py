@@ -23,7 +23,7 @@ from fsbench.kernels.truncated.cutoff import (
 )
 from fsbench.kernels.truncated.race import RUN, load_runs, race, race_of_tokens
 
-SCANNED = tl.constexpr(2048)
+GATHERED_AT_ONCE = tl.constexpr(2048)
 """Tokens that are read at once of a row with more of them."""
 
 RUNS_AT_ONCE = tl.constexpr(128)
@@ -58,7 +58,7 @@ def draw_of_gathered(logits_ptr, keys_ptr, n, low, drawn, k, p, by_p, least, val
             )
         else:
             high = first_key(ordered(top) + 1)
-            cut = cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, SCANNED)
+            cut = cut_of_row(logits_ptr, V, low, high, k, p, by_p, top, sharpness, GATHERED_AT_ONCE)
             cut = tl.maximum(cut, least)
             winner = token_of_key(drawn)
             if drawn < cut:

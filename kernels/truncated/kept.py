@@ -36,7 +36,7 @@ from fsbench.kernels.truncated.cutoff import (
 BLOCK = tl.constexpr(2048)
 """Tokens that a program reads at once."""
 
-COMPARED = tl.constexpr(4096)
+PAIRS_AT_ONCE = tl.constexpr(4096)
 """Pairs of kept tokens that are compared at once."""
 
 PROGRAMS = 1024
@@ -104,10 +104,10 @@ def sampling_support_kernel(
     kept_ptr,  # [B] int32
     support_ptr,  # [B, limit] int64, out
     limit,
-    ROOM: tl.constexpr,  # a power of two, at least limit and at most COMPARED
+    ROOM: tl.constexpr,  # a power of two, at least limit and at most PAIRS_AT_ONCE
 ):
     row = tl.program_id(0).to(tl.int64)
-    AT_ONCE: tl.constexpr = COMPARED // ROOM
+    AT_ONCE: tl.constexpr = PAIRS_AT_ONCE // ROOM
     keys_ptr += row * limit
     n = tl.load(kept_ptr + row)
     n = tl.where(n <= limit, n, 0)

@@ -82,7 +82,7 @@ SECTIONS = tl.constexpr(8)
 SOUGHT = tl.constexpr(4096)
 """Tokens that are looked through at once for those to gather."""
 
-SCANNED = tl.constexpr(512)
+ROW_AT_ONCE = tl.constexpr(512)
 """Tokens that one program takes at once of a row that it reads alone."""
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
@@ -300,12 +300,12 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high,
         mass = wanted
         if mode != BY_MASS:
             cut, mass = cut_by_scans(
-                logits_ptr, stride, cut, end, k.to(tl.float32), top, sharpness, False, SCANNED
+                logits_ptr, stride, cut, end, k.to(tl.float32), top, sharpness, False, ROW_AT_ONCE
             )
             mass = tl.maximum(p * mass, 1e-30)
         if p < 1.0:
             cut, mass = cut_by_scans(
-                logits_ptr, stride, cut, end, mass, top, sharpness, True, SCANNED
+                logits_ptr, stride, cut, end, mass, top, sharpness, True, ROW_AT_ONCE
             )
     elif mode == BY_MASS:
         units = ((wanted - above) * MASS_UNITS).to(tl.int64)
@@ -316,11 +316,11 @@ def _cutoff(logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode, low, high,
         if p < 1.0:  # beside a large k
             end = first_key(ordered(top) + 1)
             _counts, masses = sums_of_row(
-                logits_ptr, stride, cut + tl.zeros((WAYS,), tl.int64), top, sharpness, SCANNED
+                logits_ptr, stride, cut + tl.zeros((WAYS,), tl.int64), top, sharpness, ROW_AT_ONCE
             )
             mass = tl.maximum(p * tl.max(masses), 1e-30)
             cut, mass = cut_by_scans(
-                logits_ptr, stride, cut, end, mass, top, sharpness, True, SCANNED
+                logits_ptr, stride, cut, end, mass, top, sharpness, True, ROW_AT_ONCE
             )
     return cut
 

@@ -45,7 +45,7 @@ SECOND_OF_TWO = gl.constexpr(232)
 """Of the second warpgroup of two; the first one gets the rest."""
 OTHERS_OF_THREE = gl.constexpr(160)
 """Of the second and the third of three."""
-AT_ONCE = gl.constexpr(16)
+MASSES_AT_ONCE = gl.constexpr(16)
 """Masses that a thread has in registers when it adds up those of all programs."""
 
 
@@ -64,7 +64,7 @@ def _finish(
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace."""
     SPAN: gl.constexpr = _power_of_2(BLOCK_B)
-    PROGRAMS: gl.constexpr = AT_ONCE * 128 // max(128, SPAN)
+    PROGRAMS: gl.constexpr = MASSES_AT_ONCE * 128 // max(128, SPAN)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
     b0, _, programs_v, first_token, num_tokens = share
     entropy_ptr, ranking = scores

@@ -27,12 +27,12 @@ LARGEST_K = tl.constexpr(FILTERED_K)
 LEADERS = tl.constexpr(128)
 """Of a row, at most; each is of a part of the groups of its own."""
 
-PARTS = tl.constexpr(8)
+LISTERS = tl.constexpr(8)
 """Programs of the second launch for each row. They share its leaders."""
 
-OF_PART = tl.constexpr(LEADERS.value // PARTS.value)
+OF_PART = tl.constexpr(LEADERS.value // LISTERS.value)
 
-COMPARED = tl.constexpr(32)
+LEADERS_AT_ONCE = tl.constexpr(32)
 """Leaders that all others are held against at once."""
 
 GROUP = tl.constexpr(32)
@@ -111,7 +111,7 @@ def _leaders(logits_ptr, largest_ptr, row, part, B, stride, SHARE: tl.constexpr)
     the token. Low bits of a bound make room for the number of what it is the bound of: with nearly
     equal ones it does not matter which is taken.
     """
-    fours = tl.cdiv(stride // 128, PARTS)  # of groups, of a part; they load by four
+    fours = tl.cdiv(stride // 128, LISTERS)  # of groups, of a part; they load by four
     first = part * fours * 4
     number = tl.arange(0, SHARE)
     group = first + number
@@ -199,9 +199,9 @@ def _least_of_leaders(leaders_ptr, k, leaders):
     LOWEST, which all finite logits reach, if fewer than k are above -inf.
     """
     leader = ordered(tl.load(leaders_ptr + tl.arange(0, LEADERS)))[None, :]
-    reached = tl.zeros((COMPARED, LEADERS), tl.int32)
-    for first in range(0, leaders, COMPARED):
-        other = tl.load(leaders_ptr + first + tl.arange(0, COMPARED))
+    reached = tl.zeros((LEADERS_AT_ONCE, LEADERS), tl.int32)
+    for first in range(0, leaders, LEADERS_AT_ONCE):
+        other = tl.load(leaders_ptr + first + tl.arange(0, LEADERS_AT_ONCE))
         reached += (ordered(other)[:, None] >= leader).to(tl.int32)
     reached = tl.sum(reached, axis=0)[None, :]
     return tl.maximum(tl.max(tl.where(reached >= k, leader, LOWEST)), LOWEST)

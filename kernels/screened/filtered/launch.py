@@ -21,7 +21,7 @@ from fsbench.kernels.device.stored_logits import allocate
 from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.screened.filtered.candidates import (
     LEADERS,
-    PARTS,
+    LISTERS,
     filter_candidates_kernel,
     filter_leaders_kernel,
 )
@@ -124,7 +124,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
         launch_kernel(
             filter_leaders_kernel,
             device,
-            (B, PARTS.value),
+            (B, LISTERS.value),
             counters_ptr=work.arrivals,
             tokens_ptr=out.tokens,
             listed_ptr=listed,
@@ -174,4 +174,4 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
 
 def share_of_groups(stride: int) -> int:
     """Of each program that looks for leaders: a power of two, and enough for a row together."""
-    return max(LEADERS.value, triton.next_power_of_2(stride // 32)) // PARTS.value
+    return max(LEADERS.value, triton.next_power_of_2(stride // 32)) // LISTERS.value

@@ -44,7 +44,7 @@ from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wa
 
 COLUMNS = gl.constexpr(128)
 """Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
-LOADER_REGISTERS = gl.constexpr(40)
+SCREEN_LOADER_REGISTERS = gl.constexpr(40)
 SECOND_REGISTERS = gl.constexpr(216)
 
 
@@ -337,7 +337,7 @@ def hopper_screen_kernel(
                          WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
             ],
             [4, 1],
-            [SECOND_REGISTERS, LOADER_REGISTERS],
+            [SECOND_REGISTERS, SCREEN_LOADER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -349,5 +349,5 @@ def hopper_screen_kernel(
                          WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
             ],
             [1],
-            [LOADER_REGISTERS],
+            [SCREEN_LOADER_REGISTERS],
         )  # fmt: skip

@@ -14,7 +14,7 @@ from fsbench.kernels.akunu_faithful import akunu_scores
 from fsbench.kernels.group_gumbel_parallel import group_gumbel_parallel
 from fsbench.kernels.gumbel_argmax import gumbel_argmax
 from fsbench.kernels.pivot_search import pivot_search
-from fsbench.kernels.providing.akunu import PARTS
+from fsbench.kernels.providing.akunu import ROW_PARTS
 from fsbench.kernels.providing.filters import AKUNU_ORDER
 from fsbench.kernels.truncated.cutoff import GATHERED, RANKED
 from fsbench.problem import FILTER_ORDER
@@ -87,11 +87,13 @@ def assert_expected(logits: torch.Tensor, temperature: float = 1.0, **filters: f
 @pytest.mark.parametrize("more", [-1, 0, 9])
 def test_akunu_finds_the_largest_at_the_ends_of_what_it_reads_at_once(dtype, turns, more):
     wide = 16 // dtype.itemsize
-    V = max(turns * PARTS.value * wide + more, 3)
+    V = max(turns * ROW_PARTS.value * wide + more, 3)
     logits = normal_logits(2, V)
     ends = [at for at in (0, wide, V // wide * wide, V - 1) if at < V]
     for turn in range(turns):
-        ends += [at for at in (turn * PARTS.value * wide + end for end in (-1, 0)) if 0 <= at < V]
+        ends += [
+            at for at in (turn * ROW_PARTS.value * wide + end for end in (-1, 0)) if 0 <= at < V
+        ]
     logits[0, ends] = 40.0
     logits[1, ends] = torch.linspace(30.0, 32.0, len(ends))
     logits = logits.to(dtype)
@@ -112,7 +114,9 @@ def test_akunu_with_as_many_equal_logits_as_it_has_room_for_and_more(limit, step
     assert_expected(logits, top_k=limit - 5)
 
 
-@pytest.mark.parametrize("k", [RANKED.value - 40, RANKED.value, PARTS.value - 1, PARTS.value])
+@pytest.mark.parametrize(
+    "k", [RANKED.value - 40, RANKED.value, ROW_PARTS.value - 1, ROW_PARTS.value]
+)
 def test_akunu_with_many_kept(k):
     logits = normal_logits(2, 20_011).bfloat16()
     assert_expected(logits, 3.0, top_k=k)
