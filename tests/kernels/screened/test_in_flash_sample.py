@@ -149,7 +149,7 @@ def test_opcheck(everything):
         "bias": torch.linspace(-1, 1, 50),
         "mask": torch.ones(3, 2, dtype=torch.int32),
         "screen": [16, 128, 64, 64, 0, 0, 4, 1, 1, 4, 64, 128],
-        "resolve": [16, 64, 16, 128, 64, 4, 1, 1, 0],
+        "resolve": [16, 64, 16, 128, 64, 4, 1, 1],
     }
     arguments = operands(**(more if everything else {}))
     torch.library.opcheck(screened_sample_op, tuple(arguments.values()))
