@@ -7,17 +7,22 @@ from typing import Any
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
+from fsbench.kernels import screened
 from fsbench.kernels.call.head import drawn_from
-from fsbench.kernels.call.plain import plain_kind
+from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.call.request import checked_request
 from fsbench.kernels.call.result import Screened, empty_screened
 from fsbench.kernels.checks.values import check_flag, check_screen_configs
-from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
+from fsbench.kernels.configs.screen import (
+    HopperScreenConfig,
+    ResolveConfig,
+    ScreenConfig,
+    default_configs,
+)
 from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.screened.copied import HeadCopy, check_copy
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.screened.op import carry_out
-from fsbench.kernels.screened.repeated import launch_of, remember
 from fsbench.kernels.shard.vocab_shard import SHARD_UNIT, VocabShard
 
 _PLAIN = (*[None] * 6, 1, False, False, "token")
@@ -80,7 +85,8 @@ def screened_sample(
     kind = None
     if isinstance(head, HeadCopy):
         parts = (head.weight, *head.copy)
-        kind = plain_kind(options, _PLAIN, hidden, *parts, seed, offset, temperature)
+        moving = (hidden, *parts, seed, offset, temperature)
+        kind = plain_kind(options, _PLAIN, ("screened",), *moving)
     launch = launch_of(kind, hidden)
     if launch is not None:
         head.source.check("head", head.weight)
@@ -114,5 +120,7 @@ def screened_sample(
     request = checked_request(hidden, rows, **arguments, may_be_sharded=True)
     out = empty_screened(len(hidden), hidden.device)
     carry_out(request, head, configs, out)
-    remember(kind, request, head)
+    if kind is not None:
+        B, D = hidden.shape
+        remember(kind, request, screened, head, default_configs(B, D, hidden.device))
     return out

@@ -8,7 +8,8 @@ from flash_sample_cases import counter, problem
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample, prepare_head, screened_sample
-from fsbench.kernels.screened import api, repeated
+from fsbench.kernels.call import repeated
+from fsbench.kernels.screened import api
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 B, V, D = 3, 300, 64
