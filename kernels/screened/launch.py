@@ -7,6 +7,7 @@ keys are of a workspace that every call leaves as it found it, so nothing is cle
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -190,11 +191,13 @@ def _prepare(
     device, (B, D) = hidden.device, hidden.shape
     if isinstance(config, HopperScreenConfig) and not (by_tma[0] and _plain_logits(request)):
         config = portable_config(B)
+    noise = "none" if greedy(request) else request.noise
+    size = group_size(noise)
+    if isinstance(config, HopperScreenConfig) and size > 8:
+        config = replace(config, split=1)  # a thread has groups of 32, of whole tiles of 128
     tokens = request.vocab_size if shard is None else shard.num_tokens
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
-    noise = "none" if greedy(request) else request.noise
-    size = group_size(noise)
     block = tokens_of_block(size)
     # A slot of groups has more tokens, so there may be fewer of them, with more room each.
     slots = min(config.slots, (128 if size > 1 else config.block_v) // block)

@@ -26,7 +26,12 @@ from fsbench.kernels.screened.ends import (
     bound_of_key,
 )
 from fsbench.kernels.screened.records import leave_records, list_what_is_left
-from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
+from fsbench.kernels.screened.rounding import (
+    ask_for_hidden,
+    both_bytes,
+    round_claimed_rows,
+    wait_for_rows,
+)
 
 
 @triton.jit(do_not_specialize=["B", "V", "num_tokens"])
@@ -91,6 +96,7 @@ def screen_kernel(
         residual_ptr -= first_token
         norm_ptr -= first_token
     if USE_TMA and NVIDIA:
+        ask_for_hidden(hidden_ptr, tl.arange(0, 128), B, D)
         prefetch_tile(copy_ptr, pid_v * BLOCK_V, own, D, BLOCK_V, AHEAD)
     cols = tl.arange(0, ROUNDED_AT_ONCE)
     round_claimed_rows(

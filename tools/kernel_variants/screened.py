@@ -4,6 +4,7 @@ launch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -139,6 +140,8 @@ def _screen(
 
 def _hopper_screen(B: int, **asked: Any) -> Variant:
     config, what = hopper_config(B), Asked(**asked)
+    if group_size(what.noise) > 8:
+        config = replace(config, split=1)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     box = min(64, max(16, 2 << (B - 1).bit_length()))
     types, constants = what.launch(TUNED)
@@ -151,13 +154,16 @@ def _hopper_screen(B: int, **asked: Any) -> Variant:
         "LIST": config.row_room,
         "ROUNDED_AT_ONCE": 2048,
         "AHEAD": config.ahead,
-        "WARPGROUPS": config.warpgroups,
+        "ROWS": config.block_b,
+        "SPLIT": config.split,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
     }
     name = what.name(config, f"box of {box}")
-    return variant("hopper_screen", name, HOPPER_SCREEN, types, constants, TUNED, num_warps=4)
+    return variant(
+        "hopper_screen", name, HOPPER_SCREEN, types, constants, TUNED, num_warps=config.num_warps
+    )
 
 
 def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Variant:

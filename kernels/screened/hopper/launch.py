@@ -31,9 +31,10 @@ def prepare(
         **dict.fromkeys(hopper_screen_kernel.arg_names),  # None for what a launch does not give
         **shared,
         "V": tokens,
-        "WARPGROUPS": config.warpgroups,
+        "ROWS": config.block_b,
+        "SPLIT": config.split,
         "STAGES": config.num_stages,
-        "num_warps": 4,
+        "num_warps": config.num_warps,
     }
     launch = PreparedLaunch(hopper_screen_kernel, grid, fixed)
     return launch, lambda codes, copy: (_boxes(codes, box), _boxes(copy, 128))
