@@ -57,8 +57,8 @@ class ScreenConfig:
 class HopperScreenConfig:
     """Tile shapes of the screen for Hopper (screened.hopper).
 
-    block_b: rows of a program, 32 or 64. split: warpgroups that share the tokens of a tile, 1 or 2;
-        2 with 32 rows only. There are block_b / 32 times split warpgroups that compute.
+    block_b: rows of a program, 32 for each warpgroup: 32, 64 or 128. split: as many warpgroups for
+        the same rows, 1 or 2, with half of a tile's tokens each.
     block_v, block_d: tokens, a multiple of 128, and columns, 128 or 256, of a tile.
     num_stages: of the ring. room, row_room: as in ScreenConfig.
     ahead: KiB that a program asks for besides, while hidden is rounded and its ring is full.
@@ -210,11 +210,11 @@ def worth_screening(
 
 def hopper_config(B: int) -> HopperScreenConfig:
     """Of the screen for Hopper, for B rows."""
-    return (
-        HopperScreenConfig(32, 2, 128, 256, 4)
-        if B <= 32
-        else HopperScreenConfig(64, 1, 128, 256, 3)
-    )
+    if B <= 32:
+        return HopperScreenConfig(32, 2, 128, 256, 4)
+    if B <= 64:
+        return HopperScreenConfig(64, 1, 128, 256, 3)
+    return HopperScreenConfig(128, 1, 128, 128, 4)
 
 
 def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:

@@ -212,12 +212,13 @@ def _tuned() -> Iterator[Variant]:
     yield _resolve(64, dtype="fp16")
     yield _resolve(64, noise="none")
     yield _resolve(64, words="pointers", use_tma=False)
-    for B in (16, 32, 64):
+    for B in (16, 32, 64, 128):
         yield _hopper_screen(B)
     for noise in ("group4", "group8", "group16", "group"):
         for B in (1, 32, 64):
             yield _screen(portable_config(B), noise=noise)
-        yield _hopper_screen(64, noise=noise)
+        for B in (32, 64, 128):
+            yield _hopper_screen(B, noise=noise)
         yield _resolve(64, noise=noise)
     yield _resolve(64, words="everything", everything=True, noise="group8")
     yield _screen(many, words="everything", everything=True, noise="group8")

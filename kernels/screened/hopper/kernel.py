@@ -1,10 +1,10 @@
 """The screen for Hopper: TMA, int8 wgmma and warp specialization, in Gluon.
 
-A program has one warp that loads and one or two warpgroups that compute. The loader copies tiles of
+A program has one warp that loads and up to four warpgroups that compute. The loader copies tiles of
 the int8 copy and of the codes of hidden into a ring of stages, and runs ahead while the others look
 at what may win: the stream of the copy never waits for them. A warpgroup has 32 rows of hidden,
-high and low bytes as 64 rows of its instruction. Two of them have 64 rows, or each half of a tile's
-tokens. They run the same code: with a copy of it for each, a program would not fit into the
+high and low bytes as 64 rows of its instruction. Several have more rows, or two of them half of a tile's
+tokens each. They run the same code: with a copy of it for each, a program would not fit into the
 instruction cache, and would fetch it through the stream of the copy.
 
 What it computes and leaves behind is that of screened.portable, for requests without bias, mask

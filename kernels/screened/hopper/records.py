@@ -22,8 +22,11 @@ from fsbench.kernels.screened.records import (
     store_record,
 )
 
-DEPTH = gl.constexpr(4)
-"""Records of a word that are looked at together in the end."""
+
+@gluon.constexpr_function
+def _depth(ROWS):
+    """Records of a word that are looked at together in the end: by registers of a thread."""
+    return 4 if ROWS <= 64 else 1
 
 
 @gluon.constexpr_function
@@ -44,7 +47,8 @@ def word_layout(slots, ROWS, SPLIT):
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 4], [0, 8]][: own.bit_length() - 3],
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0]] + [[32, 0]][: ROWS // 64] + [[0, own]][: SPLIT - 1],
+        warp_bases=[[8, 0], [16, 0], [32, 0], [64, 0]][: (ROWS // 8).bit_length() - 1]
+        + [[0, own]][: SPLIT - 1],
         block_bases=[],
         shape=[ROWS, slots],
     )
@@ -52,16 +56,16 @@ def word_layout(slots, ROWS, SPLIT):
 
 @gluon.constexpr_function
 def _record_layout(slots, ROWS, SPLIT):
-    """[ROWS, slots, DEPTH]: as word_layout, with DEPTH records of every word in its thread."""
-    own = slots // SPLIT
+    """[ROWS, slots, depth]: as word_layout, with so many records of every word in its thread."""
+    own, depth = slots // SPLIT, _depth(ROWS)
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]][: own.bit_length() - 1],
+        reg_bases=[[0, 0, 1], [0, 0, 2]][: depth.bit_length() - 1]
+        + [[0, 4, 0], [0, 8, 0]][: own.bit_length() - 3],
         lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        warp_bases=[[8, 0, 0], [16, 0, 0]]
-        + [[32, 0, 0]][: ROWS // 64]
+        warp_bases=[[8, 0, 0], [16, 0, 0], [32, 0, 0], [64, 0, 0]][: (ROWS // 8).bit_length() - 1]
         + [[0, own, 0]][: SPLIT - 1],
         block_bases=[],
-        shape=[ROWS, slots, 4],
+        shape=[ROWS, slots, depth],
     )
 
 
@@ -109,7 +113,7 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
 def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr, B, V,
                        ROOM: gl.constexpr, LIST: gl.constexpr, ROWS: gl.constexpr,
                        SPLIT: gl.constexpr):  # fmt: skip
-    """Lists what is left: every thread looks at its own records, DEPTH at a time.
+    """Lists what is left: every thread looks at its own records, some at a time.
 
     See screened.records.list_what_is_left.
 
@@ -117,6 +121,7 @@ def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr,
         rows, there: [ROWS]. count: [ROWS, SLOTS]. mine: pointers to the rows' records, [ROWS].
     """
     SLOTS: gl.constexpr = count.shape[1]
+    DEPTH: gl.constexpr = _depth(ROWS)
     DEEP: gl.constexpr = _record_layout(SLOTS, ROWS, SPLIT)
     WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
