@@ -2,7 +2,7 @@
 
     python tools/measure_noise.py results/h200/noise-forms/noise.csv
 
-Normal logits with sigma 3 at D = 4096, V = 151,936: graph replay, CUPTI span, cold L2; cuBLAS's
+Normal logits with sigma 3 at D = 4096, V = 151,936: graph replay, CUDA events, cold L2; cuBLAS's
 matmul and both samplers with every form are interleaved in rounds. Both samplers also draw STEPS
 steps with the same noise, and the tokens that differ are counted. Beside the CSV lies the
 environment as JSON. All kernels are compiled first, in parallel. Columns:
@@ -91,7 +91,7 @@ def measure(B: int, head: ScreenedHead) -> Iterator[list[object]]:
             steps["screened_sample", noise] = measuring.replay(
                 screened_sample, hidden, head, noise=noise
             )
-    found = measuring.in_rounds(steps, ROUNDS, ITERATIONS)
+    found = measuring.in_rounds(steps, ROUNDS, ITERATIONS, timed_by="events")
     times = {name: [statistics.median(one.span_us) for one in found[name]] for name in steps}
     for (sampler, noise), own in times.items():
         ratios = [a / b for a, b in zip(own, times["matmul", ""], strict=True)]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from fsbench.timers import make_timer
 from fsbench.timers.measurement import Measurement
 
 compilers.settle()
+
+Key = TypeVar("Key")
 
 PAPER_SHAPES = ((4096, 151936), (8192, 128256))
 """(D, V)."""
@@ -44,11 +46,17 @@ def replay(
 
 
 def in_rounds(
-    steps: dict[str, tuple[Callable[[], Tensor], Tensor]], rounds: int, iterations: int
-) -> dict[str, list[Measurement]]:
-    """Time graphs of `replay`, cold L2, one after the other in every round; the offset advances."""
-    timer = make_timer("auto", next(iter(steps.values()))[1].device.type)
-    found: dict[str, list[Measurement]] = {name: [] for name in steps}
+    steps: dict[Key, tuple[Callable[[], Tensor], Tensor]],
+    rounds: int,
+    iterations: int,
+    timed_by: str = "auto",
+) -> dict[Key, list[Measurement]]:
+    """Time graphs of `replay`, cold L2, one after the other in every round; the offset advances.
+
+    timed_by: of fsbench.timers.TIMERS; `events` takes far less of the host's time than CUPTI.
+    """
+    timer = make_timer(timed_by, next(iter(steps.values()))[1].device.type)
+    found: dict[Key, list[Measurement]] = {name: [] for name in steps}
     for step, _ in steps.values():
         timer.measure(step, 3, lambda: None)
     for _ in range(rounds):

@@ -221,7 +221,7 @@ def _prepare(
     of_screens: dict[str, Any] = {
         **rounding_numbers(D),
         "ROOM": room,
-        "ROUNDED_AT_ONCE": rounded_columns(D),
+        "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
         "AHEAD": config.ahead,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,

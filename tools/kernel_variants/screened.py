@@ -19,7 +19,7 @@ from fsbench.kernels.configs.screen import (
     portable_config,
 )
 from fsbench.kernels.noise.group import group_size, tokens_of_block
-from fsbench.kernels.screened.hopper.kernel import COLUMNS
+from fsbench.kernels.screened.hopper.loading import COLUMNS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 OPTIONS = {
@@ -113,9 +113,9 @@ def _tiles(config: ScreenConfig | HopperScreenConfig | ResolveConfig) -> dict[st
 
 
 def _screen(
-    config: ScreenConfig, capability: int = TUNED, columns: int = 2048, **asked: Any
+    config: ScreenConfig, capability: int = TUNED, columns: int = 0, **asked: Any
 ) -> Variant:
-    """columns: of hidden that are rounded at a time: a power of two from D on, at most 2048."""
+    """columns: of hidden that are rounded at a time, if these are fewer than usual."""
     what = Asked(**asked)
     types, constants = what.launch(capability)
     types |= {"codes": "*i8", "copy": "*i8"}
@@ -127,7 +127,7 @@ def _screen(
         "ROOM": room,
         "DEPTH": config.depth,
         "LIST": config.row_room,
-        "ROUNDED_AT_ONCE": columns,
+        "ROUNDED_AT_ONCE": columns or 512 * config.num_warps,
         "AHEAD": config.ahead,
         "SLICE": width,
         "V_ON_M": config.v_on_m,
@@ -152,7 +152,7 @@ def _hopper_screen(B: int, **asked: Any) -> Variant:
     constants |= {
         "ROOM": _slots(config, what.noise)[1],
         "LIST": config.row_room,
-        "ROUNDED_AT_ONCE": 2048,
+        "ROUNDED_AT_ONCE": 512 * config.num_warps,
         "AHEAD": config.ahead,
         "ROWS": config.block_b,
         "SPLIT": config.split,

@@ -16,7 +16,8 @@ from fsbench.kernels.call.operands import Address
 from fsbench.kernels.call.prepared import PreparedLaunch
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.device.hopper_epilogue import ROWS
-from fsbench.kernels.screened.hopper.kernel import COLUMNS, hopper_screen_kernel
+from fsbench.kernels.screened.hopper.kernel import hopper_screen_kernel
+from fsbench.kernels.screened.hopper.loading import COLUMNS
 
 
 def prepare(
