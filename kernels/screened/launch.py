@@ -249,12 +249,12 @@ def _prepare(
             **of_logits,
         )
     block_v = max(128, resolving.block_v) if size > 1 else resolving.block_v
-    ranked = shard is not None and shard.line is not None
+    ranked = None if shard is None or shard.line is None else shard
     resolve = _launch(
         resolve_kernel,
         (multiprocessors(device) * resolving.ctas_per_sm,),
-        rank=shard.rank if ranked else None,
-        area=shard.slots if ranked else None,
+        rank=None if ranked is None else ranked.rank,
+        area=None if ranked is None else ranked.slots,
         RANKS=1 if shard is None else shard.ranks,
         WATCH=device.type == "cuda",
         POWER_B=triton.next_power_of_2(B),

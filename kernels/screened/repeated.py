@@ -34,5 +34,6 @@ def remember(kind: Hashable | None, request: Request, head: HeadCopy) -> None:
     if kind is not None and runs_kernels(hidden.device, hidden.dtype):
         if len(_launches) >= _MOST:
             _launches.clear()
-        configs = default_configs(*hidden.shape, hidden.device)
+        B, D = hidden.shape
+        configs = default_configs(B, D, hidden.device)
         _launches[kind] = screened.launch.plain(request, head, configs)

@@ -13,7 +13,11 @@ from fsbench.kernels.device.prefetch import touch
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
 from fsbench.kernels.screened.ends import ABSOLUTE_SLACK, CAP_SLACK, known_logits
 from fsbench.kernels.screened.portable import prefetch_tile, screened_logits
-from fsbench.kernels.screened.rounding import round_claimed_rows, wait_for_rows
+from fsbench.kernels.screened.rounding import (
+    ask_for_hidden,
+    round_claimed_rows,
+    wait_for_rows,
+)
 
 
 @triton.jit(do_not_specialize=["B", "V"])
@@ -56,6 +60,7 @@ def filter_screen_kernel(
 ):
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     if USE_TMA and NVIDIA:
+        ask_for_hidden(hidden_ptr, tl.arange(0, 128), B, D)
         prefetch_tile(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
     cols = tl.arange(0, ROUNDED_AT_ONCE)
     round_claimed_rows(
