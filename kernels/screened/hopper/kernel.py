@@ -1,10 +1,11 @@
 """The screen for Hopper: TMA, int8 wgmma and warp specialization, in Gluon.
 
-A program has one warp that loads (hopper.loading) and up to four warpgroups that compute. The loader
-copies tiles of the int8 copy and of the codes of hidden into a ring of stages, and runs ahead while
-the others look at what may win. A warpgroup has 32 rows of hidden, high and low bytes as 64 rows of
-its instruction; two may have the same rows, and half of a tile's tokens each. All of them run the
-same code: with a copy of it for each, a program would not fit into the instruction cache.
+A program has one warp that loads (hopper.loading) and up to four warpgroups that compute. The
+loader copies tiles of the int8 copy and of the codes of hidden into a ring of stages, and runs
+ahead while the others look at what may win. A warpgroup has 32 rows of hidden, high and low bytes
+as 64 rows of its instruction; two may have the same rows, and half of a tile's tokens each. All of
+them run the same code: with a copy of it for each, a program would not fit into the instruction
+cache.
 
 What it computes and leaves behind is that of screened.portable, for requests without bias, mask
 and soft cap; the others run there.
