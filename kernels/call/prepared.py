@@ -56,9 +56,14 @@ class PreparedLaunch:
     def _first(self, key: Hashable, moving: dict[str, Any]) -> None:
         known = _compiled(self.kernel, self.grid, {**self.fixed, **moving}, list(moving))
         if known is not None:
-            if len(self._compiled) >= _MOST:
-                self._compiled.clear()
-            self._compiled[key] = known
+            _keep(self._compiled, key, known)
+
+
+def _keep(kept: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+    """Note it; a table that is full begins anew."""
+    if len(kept) >= _MOST:
+        kept.clear()
+    kept[key] = value
 
 
 def _compiled(
@@ -112,9 +117,8 @@ def prepared(kind: Hashable, prepare: Callable[..., Any], *arguments: Any) -> An
     """What calls of a kind have in common: what prepare(*arguments) returned the first time."""
     found = _by_kind.get(kind)
     if found is None:
-        if len(_by_kind) >= _MOST:
-            _by_kind.clear()
-        found = _by_kind[kind] = prepare(*arguments)
+        found = prepare(*arguments)
+        _keep(_by_kind, kind, found)
     return found
 
 
@@ -134,9 +138,7 @@ def launch_kernel(
     moving = [name for name, value in arguments.items() if type(value) not in _STAY]
     known = _compiled(kernel, grid, arguments, moving)
     if known is not None:
-        if len(_by_kind) >= _MOST:
-            _by_kind.clear()
-        _by_kind[kind] = known
+        _keep(_by_kind, kind, known)
 
 
 def kind_of(request: Request) -> tuple[Hashable, ...]:

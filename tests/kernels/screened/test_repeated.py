@@ -5,33 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from flash_sample_cases import counter, problem
+from repeating import Checked
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample, prepare_head, screened_sample
-from fsbench.kernels.call import repeated
-from fsbench.kernels.screened import api
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread", "nothing_known")]
+CHECKS = "fsbench.kernels.screened.api.checked_request"
 B, V, D = 3, 300, 64
-
-
-class Checked(Exception):
-    """The call went by the checks."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_known(monkeypatch):
-    monkeypatch.setattr(repeated, "_launches", {})
-
-
-@pytest.fixture
-def checks_raise(monkeypatch):
-    """From the moment that it is called."""
-
-    def checked(*arguments, **options):
-        raise Checked
-
-    return lambda: monkeypatch.setattr(api, "checked_request", checked)
 
 
 def given(seed: int = 0, sigma: float = 2.0, **changes: object) -> dict:

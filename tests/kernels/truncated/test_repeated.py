@@ -9,34 +9,16 @@ import weakref
 import pytest
 import torch
 from flash_sample_cases import TILES, counter, problem
+from repeating import Checked
 from truncated_cases import history
 
 from fsbench.errors import InvalidType
 from fsbench.kernels import Penalties, truncated_sample
 from fsbench.kernels.call import repeated
-from fsbench.kernels.truncated import api
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread", "nothing_known")]
+CHECKS = "fsbench.kernels.truncated.api.checked_request"
 B, V, D = 3, 300, 32
-
-
-class Checked(Exception):
-    """The call went by the checks."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_known(monkeypatch):
-    monkeypatch.setattr(repeated, "_launches", {})
-
-
-@pytest.fixture
-def checks_raise(monkeypatch):
-    """From the moment that it is called."""
-
-    def checked(*arguments, **options):
-        raise Checked
-
-    return lambda: monkeypatch.setattr(api, "checked_request", checked)
 
 
 def given(seed: int = 0, sigma: float = 2.0, **changes: object) -> dict:
