@@ -232,11 +232,13 @@ def speedups(run: str, D: str) -> str:
 def host_times() -> str:
     """Of an eager call: of 0.1.0, past Triton's binder, and past the checks of a plain call."""
     us = pd.concat(pd.read_csv(H200 / run / "host.csv") for run in ("against-0.1.0", "host"))
-    us = us.assign(label=us.label.replace("host", "now")).set_index(["call", "label"]).median_us
-    labels = us.index.unique("label")
+    us = us.assign(label=us.label.replace("host", "now"))
+    labels, calls = us.label.unique(), us.call.unique()
+    times = us.pivot(index="call", columns="label", values="median_us")
     where = places("against-0.1.0", "host/host.csv")
     rows = [
-        [call, *(f"{us[call, label]:.0f}" for label in labels)] for call in us.index.unique("call")
+        [call, *("" if time != time else f"{time:.0f}" for time in times.loc[call, labels])]
+        for call in calls
     ]
     return with_source(table(["call", *(f"{each}, us" for each in labels)], rows), *where)
 
