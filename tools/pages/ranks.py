@@ -25,6 +25,7 @@ from pages.blocks import (
     MATMUL,
     ONE_PASS,
     PORTABLE,
+    RESULTS,
     STEMS,
     block,
     bullets,
@@ -61,6 +62,24 @@ def over_ranks() -> str:
     for B in (16, 64, 256):
         heads += [f"B = {B}: 1 GPU", "2", "4", "ideal"]
     return with_source(table(heads, rows), *places(RUN))
+
+
+@block
+def screened_over_ranks() -> str:
+    """Of the screened head and the fused kernel on one and two GPUs, D = 8192."""
+    record = "h100/screened-tp-20261125"
+    of = pd.read_csv(RESULTS / record / "scaling_h100_d8192_v128256.csv")
+    rows = []
+    for B, found in of.set_index("provider").groupby("b"):
+        cells: list[object] = [B]
+        for name in ("flash_sampling_screened", PORTABLE, MATMUL):
+            one, two = (f"{found[f'tp{n}_median_us'][name]:.0f}" for n in (1, 2))
+            cells += [one, two, f"{100 * found.tp2_ideal[name]:.0f} %"]
+        rows.append(cells)
+    heads = ["B"]
+    for name in ("`flash_sampling_screened`", "`flash_sampling`", "matmul"):
+        heads += [f"{name}, 1 GPU", "2", "ideal"]
+    return with_source(table(heads, rows, left=0), record)
 
 
 @block
