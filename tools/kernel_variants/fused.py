@@ -328,11 +328,11 @@ def _target_logits() -> Iterator[Variant]:
 
 def _standing() -> Iterator[Variant]:
     """Ranks and the largest logits, of small and of large vocabularies."""
-    rank = {"rank_ptr": "*i32"}
-    top = {"masses_ptr": "*i64", "keys_ptr": "*i64", "found_ptr": "*i32"}
+    rank = {"rank_ptr": "*i32", "counts_ptr": "*i64", "arrivals_ptr": "*i32"}
+    top = {"masses_ptr": "*i64", "groups_ptr": "*i32", "keys_ptr": "*i64", "found_ptr": "*i32"}
     top |= {"top_tokens_ptr": "*i64", "top_logprob_ptr": "*fp32"}
     types = {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "temperature": "fp32"}
-    types |= {"tokens_ptr": "*i64", "valid_ptr": "*i1", "groups_ptr": "*i32"}
+    types |= {"tokens_ptr": "*i64", "valid_ptr": "*i1"}
     types |= dict.fromkeys(("stride", "programs", "samples", "top"), "i32")
     logprob = {"masses_ptr": "*i64", "logprob_ptr": "*fp32"}
     both = {"rank and top": rank | top, "rank and logprob": rank | logprob}
