@@ -44,11 +44,10 @@ ITERATIONS = 8
 LAUNCHES = {
     "fused": ("flash_sampling_kernel", "hopper_kernel"),
     "look": ("sampling_look_kernel",),
-    "sections": ("sampling_sections_kernel",),
+    "narrow": ("sampling_narrow_kernel",),
     "cutoff": ("sampling_cutoff_kernel",),
     "race": ("sampling_race_kernel",),
-    "before": ("sampling_before_kernel",),
-    "redraw": ("sampling_redraw_kernel", "sampling_redraw_rest_kernel"),
+    "redraw": ("sampling_redraw_kernel",),
 }
 """Columns, and with what the names of their kernels begin."""
 

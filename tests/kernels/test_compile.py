@@ -25,8 +25,7 @@ FAMILIES = {
         "matmul_form",
     ),
     *("merge_keys", "noise_map", "pack_mask", "pivot_search", "resolve", "sampling_cutoff"),
-    *("sampling_before", "sampling_kept", "sampling_look", "sampling_race", "sampling_redraw"),
-    *("sampling_redraw_rest", "sampling_sections"),
+    *("sampling_kept", "sampling_look", "sampling_narrow", "sampling_race", "sampling_redraw"),
     *("sampling_support", "score_slopes", "screen", "standing", "target_logits", "weight_stream"),
 }
 FOR_HOPPER = {"flash_sampling_hopper", "hopper_screen"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsbench.kernels.truncated.kept import WARPS
 from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
-from fsbench.kernels.truncated.top_p import REST_WARPS
+from fsbench.kernels.truncated.top_p import RACED_AT_ONCE, schedule
 from fsbench.kernels.truncated.top_p import WARPS as REDRAW_WARPS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -16,6 +16,7 @@ HISTORY = ("history_ptr", "counts_ptr", "lengths_ptr")
 AMOUNTS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
 PER_ROW = ("seed", "offset", "top_k", *AMOUNTS)
 EVERYTHING = ("history", "cuts", "per row")
+WITH_TESTS = ("per row", "tests")
 """Options of the first look."""
 
 TYPES = {
@@ -28,7 +29,6 @@ TYPES = {
     "sums_ptr": "*fp32",
     "arrivals_ptr": "*i32",
     "undecided_ptr": "*i32",
-    "before_ptr": "*fp32",
     "gathered_ptr": "*i64",
     "seed_ptr": "*i64",
     "offset_ptr": "*i64",
@@ -49,13 +49,10 @@ TYPES = {
 LOOK_KERNEL = kernel("kernels.truncated.look", "sampling_look_kernel")
 ROW_KERNELS = {
     name: kernel("kernels.truncated.rows", f"{name}_kernel")
-    for name in ("sampling_sections", "sampling_cutoff", "sampling_race")
+    for name in ("sampling_cutoff", "sampling_race")
 }
-
-REDRAW_KERNELS = {
-    name: kernel("kernels.truncated.redraw", f"{name}_kernel")
-    for name in ("sampling_before", "sampling_redraw", "sampling_redraw_rest")
-}
+NARROW_KERNEL = kernel("kernels.truncated.narrow", "sampling_narrow_kernel")
+REDRAW_KERNEL = kernel("kernels.truncated.redraw", "sampling_redraw_kernel")
 
 SAYING_KERNELS = {
     name: kernel("kernels.truncated.kept", f"{name}_kernel")
@@ -76,6 +73,8 @@ def _look(V: int, top_k: int, capability: int, given: Collection[str] = ()) -> V
         **{f"{name.upper()}_PER_ROW": "per row" in given for name in PER_ROW},
         "GROUPS": 1 << (-(-V // 128) * 4 - 1).bit_length(),
         "CHUNK": chunk(top_k),
+        "TESTS": "tests" in given,
+        "EARLY": capability >= TUNED,
     }
     words = "everything" if len(given) == len(EVERYTHING) else " ".join(given)
     name = f"V={V} k={top_k} {words}".strip()
@@ -83,42 +82,61 @@ def _look(V: int, top_k: int, capability: int, given: Collection[str] = ()) -> V
 
 
 def _row_kernels(
-    capability: int, rows: int = 256, cuts: bool = False, first: bool = True, per_row: bool = False
+    capability: int, rows: int = 256, cuts: bool = False, per_row: bool = False
 ) -> Iterator[Variant]:
-    """The kernels with many programs per row.
+    """The kernels with many programs per row. rows: a power of two, at least B.
 
-    rows: a power of two, at least B. cuts: cutoffs are asked for. first: of the searches.
+    cuts: cutoffs are asked for, so none is TESTED.
     """
-    absent = [*([] if cuts else ["cuts_ptr"]), *([] if first else ["before_ptr"])]
-    constants: dict[str, Any] = {**dict.fromkeys(absent), "ROWS": rows, "CUTS": cuts}
+    constants: dict[str, Any] = {**({} if cuts else {"cuts_ptr": None}), "ROWS": rows}
     constants |= dict.fromkeys(("SEED_PER_ROW", "OFFSET_PER_ROW"), per_row)
-    words = [
-        f"ROWS={rows}",
-        *(["cuts"] if cuts else []),
-        *([] if first else ["later"]),
-        *(["per row"] if per_row else []),
-    ]
+    constants["EARLY"] = capability >= TUNED
+    words = f"ROWS={rows}" + " cuts" * cuts + " per row" * per_row
     for name, function in ROW_KERNELS.items():
         options = CUTOFF if name == "sampling_cutoff" else {"num_warps": ROW_WARPS}
-        yield variant(name, " ".join(words), function, TYPES, constants, capability, **options)
+        yield variant(name, words, function, TYPES, constants, capability, **options)
+    if cuts:
+        given = {**constants, **dict.fromkeys(("largest_ptr", "masses_ptr"))}
+        given |= dict.fromkeys(("TEST", "RACE", "LAST"), False)
+        yield _narrow(words, given, capability)
+        return
+    for does, turn, first in _turns(rows):
+        if first or rows > RACED_AT_ONCE or does["LAST"]:  # else like the first
+            yield _narrow(f"{words} {turn}", {**constants, **does}, capability)
+
+
+def _narrow(words: str, constants: dict[str, Any], capability: int) -> Variant:
+    return variant(
+        *("sampling_narrow", words, NARROW_KERNEL, TYPES, constants),
+        capability,
+        num_warps=ROW_WARPS,
+    )
+
+
+def _turns(rows: int) -> list[tuple[dict[str, bool], str, bool]]:
+    """What launches do with rows that are tested, words for it, whether it is the first turn."""
+    turns = schedule(4, rows)
+    return [
+        (does, " ".join(name.lower() for name, flag in does.items() if flag), turn == 0)
+        for turn, does in enumerate(turns)
+        if does not in turns[:turn] or turn == 1
+    ]
 
 
 def _redraws(capability: int, rows: int = 256, per_row: bool = False) -> Iterator[Variant]:
-    """The kernels of top-p alone, the first of them for all rows and for some."""
-    types = {**TYPES, **(dict.fromkeys(AMOUNTS, "*fp32") if per_row else {})}
-    names = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW", "TOP_P_PER_ROW")
+    """The kernel of top-p alone, for all rows and for some."""
+    types = {**TYPES, **(dict.fromkeys(AMOUNTS, "*fp32") if per_row else {}), "top_p": "fp32"}
+    names = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW")
     constants: dict[str, Any] = {**dict.fromkeys(names, per_row), "ROWS": rows}
     constants["EARLY"] = capability >= TUNED
     words = f"ROWS={rows}" + " per row" * per_row
-    for name, function in REDRAW_KERNELS.items():
-        warps = REST_WARPS if name == "sampling_redraw_rest" else REDRAW_WARPS
-        for first in (True, False) if name == "sampling_before" else (True,):
-            yield variant(
-                *(name, words if first else f"{words} later", function, types),
-                {**constants, "FIRST": first},
-                capability,
-                num_warps=warps,
-            )
+    for does, turn, first in _turns(rows):
+        yield variant(
+            *("sampling_redraw", f"{words} {turn}" + " first" * first, REDRAW_KERNEL, types),
+            {**constants, **does, "FIRST": first},
+            capability,
+            num_warps=REDRAW_WARPS,
+        )
 
 
 def _saying(capability: int) -> Iterator[Variant]:
@@ -138,13 +156,11 @@ def variants() -> Iterator[Variant]:
     """Three vocabularies, each way to choose a row's tokens, and every option."""
     for capability in CAPABILITIES:
         yield from _row_kernels(capability)
-        yield from _row_kernels(capability, cuts=True, first=False, per_row=True)
+        yield from _row_kernels(capability, cuts=True, per_row=True)
         yield from _saying(capability)
         yield _look(32_000, 50, capability)
         yield _look(128_256, 50, capability)
         yield _look(151_936, 0, capability, EVERYTHING)
-    yield from _row_kernels(TUNED, first=False)
-    yield from _row_kernels(TUNED, cuts=True)
     yield from _row_kernels(TUNED, rows=32)
     for capability in CAPABILITIES:
         yield from _redraws(capability)
@@ -152,5 +168,5 @@ def variants() -> Iterator[Variant]:
     for top_k in (50, 1000, 0):  # one launch; as many as fit one program; a search
         yield _look(151_936, top_k, TUNED)
     yield _look(151_936, 50, TUNED, EVERYTHING)
-    for option in EVERYTHING:
-        yield _look(151_936, 0, TUNED, (option,))
+    for given in (*((option,) for option in EVERYTHING), WITH_TESTS):
+        yield _look(151_936, 0, TUNED, given)
