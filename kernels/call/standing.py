@@ -2,7 +2,7 @@
 
 The largest logit of each group of 32 tokens is in memory, so of the row itself only the groups are
 read that hold something larger than what is asked about. For the rank of an unlikely token these
-are most of the row, so many programs share them; the first of them does the rest.
+are most of the row, so many programs share them. The rest is done by one program for each row.
 """
 
 from __future__ import annotations
@@ -40,104 +40,31 @@ PROGRAMS = 1024
 """Programs that count for ranks: about what fits on a large GPU at once."""
 
 
-@triton.jit(do_not_specialize=["programs", "samples", "top"])
-def standing_kernel(
+@triton.jit(do_not_specialize=["samples"])
+def rank_kernel(
     logits_ptr,  # [B, stride] fp32
     largest_ptr,  # [stride // 128, B, 4] fp32: of each group
-    masses_ptr,  # [3, programs, B] int64: see mass_of_programs; or None if only ranks are asked for
-    temperature,  # fp32, or pointer to [B] fp32
     tokens_ptr,  # [B, samples] int64
-    valid_ptr,  # [B] bool
-    rank_ptr,  # [B, samples] int32, out; or None
-    logprob_ptr,  # [B, samples] fp32, out; or None
-    counts_ptr,  # [B, samples] int64, LOWEST_KEY between launches; or None without rank_ptr
-    arrivals_ptr,  # [B, samples] int32, 0 between launches; likewise
-    groups_ptr,  # [B, GROUPS] int32, scratch; or None
-    keys_ptr,  # [B, ROOM] int64, scratch
-    found_ptr,  # [B] int32, scratch
-    top_tokens_ptr,  # [B, top] int64, out; or None
-    top_logprob_ptr,  # [B, top] fp32, out; or None
+    rank_ptr,  # [B, samples] int32, out
+    counts_ptr,  # [B, samples] int64, LOWEST_KEY between launches
+    arrivals_ptr,  # [B, samples] int32, 0 between launches
     stride,
-    programs,
     samples,
-    top,  # at most AT_ONCE
-    TEMPERATURE_PER_ROW: tl.constexpr,
-    GROUPS: tl.constexpr,  # a power of two, at least stride // 32
 ):
     row = tl.program_id(0)
-    B = tl.num_programs(0)
     logits_ptr += row.to(tl.int64) * stride
-    valid = tl.load(valid_ptr + row).to(tl.int32) != 0
-    if rank_ptr is not None:
-        for i in range(samples):
-            at = row.to(tl.int64) * samples + i
-            token = tl.load(tokens_ptr + at)
-            limit = tl.load(logits_ptr + token, mask=token >= 0, other=float("inf"))
-            count = _larger(logits_ptr, largest_ptr, limit, row, B, stride // 32)
-            if count > 0:
-                tl.atomic_add(counts_ptr + at, count.to(tl.int64))
-            tl.debug_barrier()
-            if tl.atomic_add(arrivals_ptr + at, 1) == tl.num_programs(1) - 1:
-                tl.atomic_xchg(arrivals_ptr + at, 0)
-                rank = (tl.atomic_xchg(counts_ptr + at, LOWEST_KEY) - LOWEST_KEY).to(tl.int32)
-                tl.store(rank_ptr + at, tl.where(token >= 0, rank, -1))
-    if tl.program_id(1) == 0:
-        if logprob_ptr is not None:
-            mass, inverse_temperature = _mass_of_row(
-                masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
-            )
-            for i in range(samples):
-                of_sample = row.to(tl.int64) * samples + i + tl.arange(0, 1)
-                token = tl.load(tokens_ptr + of_sample)
-                y = tl.load(logits_ptr + token, mask=token >= 0, other=0.0)
-                logprob = log_probability(y, mass, inverse_temperature)
-                tl.store(logprob_ptr + of_sample, tl.where(token >= 0, logprob, float("nan")))
-        if top_tokens_ptr is not None:
-            group = tl.arange(0, GROUPS)
-            at = largest_ptr + place_of_largest(group, row, B)
-            maxima = tl.load(at, mask=group < stride // 32, other=float("-inf"))
-            maxima = tl.where(valid, maxima, float("-inf"))
-            groups_ptr += row * GROUPS
-            keys_ptr += row * ROOM
-            tl.store(found_ptr + row, 0)
-            order = tl.where(maxima > float("-inf"), ordered(maxima), LOWEST - 1)
-            least = _reached(tl.max(order.reshape(GROUPS // PARTS, PARTS), axis=0), top)
-            listed = _listed(order >= least, group, groups_ptr)
-            for first in range(0, listed, LISTED_AT_ONCE):
-                token, y = _members_of_listed(first, listed, groups_ptr, logits_ptr)
-                taken = (y > float("-inf")) & (ordered(y) >= least)
-                # Always 0, which the compiler does not know: few ask, and each for itself.
-                zero = (token == 0x7FFFFFFF).to(tl.int32)
-                place = tl.atomic_add(found_ptr + row + zero, 1, mask=taken, sem="relaxed")
-                tl.store(keys_ptr + place, ordered_key(y, token), mask=taken & (place < ROOM))
-            tl.debug_barrier()
-            found = tl.load(found_ptr + row, cache_modifier=".cg")
-            rows = row + tl.arange(0, 1)
-            mass, inverse_temperature = _mass_of_row(
-                masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
-            )
-            places = tl.arange(0, AT_ONCE)
-            tl.store(top_tokens_ptr + row * top + places, -1, mask=places < top)
-            nothing = tl.where(valid, float("-inf"), float("nan"))
-            tl.store(top_logprob_ptr + row * top + places, nothing, mask=places < top)
-            tl.debug_barrier()
-            if found <= ROOM:
-                place = tl.arange(0, ROOM)
-                keys = tl.load(keys_ptr + place, mask=place < found, other=LOWEST_KEY)
-                above = tl.zeros((ROOM,), tl.int32)
-                for first in range(0, found, AT_ONCE):
-                    there = first + places < found
-                    others = tl.load(keys_ptr + first + places, mask=there, other=LOWEST_KEY)
-                    above += tl.sum((others[None, :] > keys[:, None]).to(tl.int32), axis=1)
-                wanted = (place < found) & (above < top)
-                _store(keys, wanted, row * top + above, mass, inverse_temperature, top_tokens_ptr,
-                       top_logprob_ptr)  # fmt: skip
-            else:
-                last = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
-                for i in range(top):
-                    last = _largest_below(logits_ptr, last, stride)
-                    _store(last + tl.zeros((1,), tl.int64), rows < B, rows * top + i, mass,
-                           inverse_temperature, top_tokens_ptr, top_logprob_ptr)  # fmt: skip
+    for i in range(samples):
+        at = row.to(tl.int64) * samples + i
+        token = tl.load(tokens_ptr + at)
+        limit = tl.load(logits_ptr + token, mask=token >= 0, other=float("inf"))
+        count = _larger(logits_ptr, largest_ptr, limit, row, tl.num_programs(0), stride // 32)
+        if count > 0:
+            tl.atomic_add(counts_ptr + at, count.to(tl.int64))
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals_ptr + at, 1) == tl.num_programs(1) - 1:
+            tl.atomic_xchg(arrivals_ptr + at, 0)
+            rank = (tl.atomic_xchg(counts_ptr + at, LOWEST_KEY) - LOWEST_KEY).to(tl.int32)
+            tl.store(rank_ptr + at, tl.where(token >= 0, rank, -1))
 
 
 @triton.jit
@@ -154,6 +81,89 @@ def _larger(logits_ptr, largest_ptr, limit, row, B, groups):
         y = tl.load(logits_ptr + token, mask=holds, other=float("-inf"))
         count += tl.sum((y > limit).to(tl.int32), axis=1)
     return tl.sum(count)
+
+
+@triton.jit(do_not_specialize=["programs", "samples", "top"])
+def standing_kernel(
+    logits_ptr,  # [B, stride] fp32
+    largest_ptr,  # [stride // 128, B, 4] fp32: of each group
+    masses_ptr,  # [3, programs, B] int64: see mass_of_programs
+    temperature,  # fp32, or pointer to [B] fp32
+    tokens_ptr,  # [B, samples] int64
+    valid_ptr,  # [B] bool
+    logprob_ptr,  # [B, samples] fp32, out; or None
+    groups_ptr,  # [B, GROUPS] int32, scratch
+    keys_ptr,  # [B, ROOM] int64, scratch
+    found_ptr,  # [B] int32, scratch
+    top_tokens_ptr,  # [B, top] int64, out; or None
+    top_logprob_ptr,  # [B, top] fp32, out; or None
+    stride,
+    programs,
+    samples,
+    top,  # at most AT_ONCE
+    TEMPERATURE_PER_ROW: tl.constexpr,
+    GROUPS: tl.constexpr,  # a power of two, at least stride // 32
+):
+    row = tl.program_id(0)
+    B = tl.num_programs(0)
+    logits_ptr += row.to(tl.int64) * stride
+    valid = tl.load(valid_ptr + row).to(tl.int32) != 0
+    if logprob_ptr is not None:
+        mass, inverse_temperature = _mass_of_row(
+            masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
+        )
+        for i in range(samples):
+            of_sample = row.to(tl.int64) * samples + i + tl.arange(0, 1)
+            token = tl.load(tokens_ptr + of_sample)
+            y = tl.load(logits_ptr + token, mask=token >= 0, other=0.0)
+            logprob = log_probability(y, mass, inverse_temperature)
+            tl.store(logprob_ptr + of_sample, tl.where(token >= 0, logprob, float("nan")))
+    if top_tokens_ptr is not None:
+        group = tl.arange(0, GROUPS)
+        at = largest_ptr + place_of_largest(group, row, B)
+        maxima = tl.load(at, mask=group < stride // 32, other=float("-inf"))
+        maxima = tl.where(valid, maxima, float("-inf"))
+        groups_ptr += row * GROUPS
+        keys_ptr += row * ROOM
+        tl.store(found_ptr + row, 0)
+        order = tl.where(maxima > float("-inf"), ordered(maxima), LOWEST - 1)
+        least = _reached(tl.max(order.reshape(GROUPS // PARTS, PARTS), axis=0), top)
+        listed = _listed(order >= least, group, groups_ptr)
+        for first in range(0, listed, LISTED_AT_ONCE):
+            token, y = _members_of_listed(first, listed, groups_ptr, logits_ptr)
+            taken = (y > float("-inf")) & (ordered(y) >= least)
+            # Always 0, which the compiler does not know: few ask, and each for itself.
+            zero = (token == 0x7FFFFFFF).to(tl.int32)
+            place = tl.atomic_add(found_ptr + row + zero, 1, mask=taken, sem="relaxed")
+            tl.store(keys_ptr + place, ordered_key(y, token), mask=taken & (place < ROOM))
+        tl.debug_barrier()
+        found = tl.load(found_ptr + row, cache_modifier=".cg")
+        rows = row + tl.arange(0, 1)
+        mass, inverse_temperature = _mass_of_row(
+            masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
+        )
+        places = tl.arange(0, AT_ONCE)
+        tl.store(top_tokens_ptr + row * top + places, -1, mask=places < top)
+        nothing = tl.where(valid, float("-inf"), float("nan"))
+        tl.store(top_logprob_ptr + row * top + places, nothing, mask=places < top)
+        tl.debug_barrier()
+        if found <= ROOM:
+            place = tl.arange(0, ROOM)
+            keys = tl.load(keys_ptr + place, mask=place < found, other=LOWEST_KEY)
+            above = tl.zeros((ROOM,), tl.int32)
+            for first in range(0, found, AT_ONCE):
+                there = first + places < found
+                others = tl.load(keys_ptr + first + places, mask=there, other=LOWEST_KEY)
+                above += tl.sum((others[None, :] > keys[:, None]).to(tl.int32), axis=1)
+            wanted = (place < found) & (above < top)
+            _store(keys, wanted, row * top + above, mass, inverse_temperature, top_tokens_ptr,
+                   top_logprob_ptr)  # fmt: skip
+        else:
+            last = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
+            for i in range(top):
+                last = _largest_below(logits_ptr, last, stride)
+                _store(last + tl.zeros((1,), tl.int64), rows < B, rows * top + i, mass,
+                       inverse_temperature, top_tokens_ptr, top_logprob_ptr)  # fmt: skip
 
 
 @triton.jit
@@ -228,38 +238,52 @@ def launch_standing(
     masses: of the fused kernel's programs, for log-probabilities.
     """
     (B, stride), device = stored.logits.shape, stored.logits.device
-    top = 0 if out.top_tokens is None else out.top_tokens.shape[1]
-    samples, of_groups = request.num_samples, triton.cdiv(stride // 32, RANKED_AT_ONCE.value)
-    groups = max(PARTS.value, triton.next_power_of_2(stride // 32))
-    shares, work = 1, None
+    samples, top = request.num_samples, 0
     if out.rank is not None:
-        shares, work = max(1, min(of_groups, PROGRAMS // B)), workspace(B * samples, device)
+        parts = triton.cdiv(stride // 32, RANKED_AT_ONCE.value)
+        work = workspace(B * samples, device)
+        launch_kernel(
+            rank_kernel,
+            device,
+            (B, max(1, min(parts, PROGRAMS // B))),
+            logits_ptr=stored.logits,
+            largest_ptr=stored.largest,
+            tokens_ptr=out.tokens,
+            rank_ptr=out.rank,
+            counts_ptr=work.keys,
+            arrivals_ptr=work.arrivals,
+            stride=stride,
+            samples=samples,
+            num_warps=4,
+        )
+    if out.logprob is None and out.top_tokens is None:
+        return
+    groups = max(PARTS.value, triton.next_power_of_2(stride // 32))
     listed = keys = found = None
-    if top:
+    if out.top_tokens is not None:
+        top = out.top_tokens.shape[1]
         listed = torch.empty(B, groups, dtype=torch.int32, device=device)
         keys = torch.empty(B, ROOM.value, dtype=torch.int64, device=device)
         found = torch.empty(B, dtype=torch.int32, device=device)
+    assert masses is not None
     launch_kernel(
         standing_kernel,
         device,
-        (B, shares),
+        (B,),
         logits_ptr=stored.logits,
         largest_ptr=stored.largest,
         masses_ptr=masses,
         temperature=request.temperature,
         tokens_ptr=out.tokens,
         valid_ptr=out.valid,
-        rank_ptr=out.rank,
         logprob_ptr=out.logprob,
-        counts_ptr=None if work is None else work.keys,
-        arrivals_ptr=None if work is None else work.arrivals,
         groups_ptr=listed,
         keys_ptr=keys,
         found_ptr=found,
         top_tokens_ptr=out.top_tokens,
         top_logprob_ptr=out.top_logprob,
         stride=stride,
-        programs=1 if masses is None else masses.shape[1],
+        programs=masses.shape[1],
         samples=samples,
         top=top,
         TEMPERATURE_PER_ROW=isinstance(request.temperature, Tensor),

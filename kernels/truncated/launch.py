@@ -38,7 +38,7 @@ LOOK = {"num_warps": 8}
 ROW_WARPS = 4
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
 """Two programs on each multiprocessor: they wait for memory and for each other."""
-PROGRAMS = {"narrow": 900, "cutoff": 264, "race": 900}
+PROGRAMS = {"search": 1280, "cutoff": 264, "race": 900}
 """Programs of a launch over rows: about what fits on a large GPU at once."""
 
 
@@ -236,10 +236,11 @@ def _launch_rows(
             largest = logits.new_empty(B, blocks)
             masses = plan.new_empty(B, blocks, 2)
         for turn, does in enumerate(schedule(times, B)):
+            does = {name: tested and flag for name, flag in does.items()}
             launch_kernel(
                 narrow.sampling_narrow_kernel,
                 logits.device,
-                grid["narrow"],
+                grid["race" if does["RACE"] else "search"],
                 **of_all,
                 seed_ptr=request.seed,
                 offset_ptr=request.offset,
@@ -249,7 +250,7 @@ def _launch_rows(
                 masses_ptr=masses,
                 launch=turn,
                 blocks=blocks,
-                **{name: tested and flag for name, flag in does.items()},
+                **does,
                 SEED_PER_ROW=per["SEED_PER_ROW"],
                 OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
                 num_warps=ROW_WARPS,

@@ -15,8 +15,8 @@ from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.configs.choice import has_tma
 from fsbench.kernels.truncated import redraw
 
-PROGRAMS = 900
-"""Programs of a launch: about what fits on a large GPU at once."""
+PROGRAMS = {"test": 1320, "race": 900}
+"""Programs of a launch without and with a race: about what fits on a large GPU at once."""
 
 WARPS = 4
 
@@ -88,13 +88,14 @@ def launch_redraws(
     masses = torch.empty(B, blocks, 2, dtype=torch.int64, device=device)
     work = workspace(B, device)
     per = per_row(request)
-    # As many for each row; no row has more than blocks.
-    each = max(1, min(blocks, PROGRAMS // B))
     for turn, does in enumerate(turns):
+        most = PROGRAMS["race" if does["RACE"] else "test"]
+        # The first time as many for each row; no row has more than blocks.
+        each = max(1, min(blocks, most // B))
         launch_kernel(
             redraw.sampling_redraw_kernel,
             device,
-            (B * each if turn == 0 else max(B, min(B * blocks, PROGRAMS)),),
+            (B * each if turn == 0 else max(B, min(B * blocks, most)),),
             logits_ptr=logits,
             temperature=request.temperature,
             top_p=top_p,

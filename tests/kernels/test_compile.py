@@ -24,7 +24,8 @@ FAMILIES = {
         "gumbel_argmax",
         "matmul_form",
     ),
-    *("merge_keys", "noise_map", "pack_mask", "pivot_search", "resolve", "sampling_cutoff"),
+    *("merge_keys", "noise_map", "pack_mask", "pivot_search", "rank", "resolve"),
+    *("sampling_cutoff",),
     *("sampling_kept", "sampling_look", "sampling_narrow", "sampling_race", "sampling_redraw"),
     *("sampling_support", "score_slopes", "screen", "standing", "target_logits", "weight_stream"),
 }

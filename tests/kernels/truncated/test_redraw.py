@@ -1,4 +1,4 @@
-"""Top-p without top-k: tokens are tested, and drawn again, until they are kept; without a cutoff."""
+"""Top-p without top-k: tokens are tested, and drawn again, until they are kept; no cutoff."""
 
 from __future__ import annotations
 
@@ -72,10 +72,11 @@ def test_neither_tests_nor_programs_matter(tests, programs, raced_at_once):
     call = {**stored(normal_logits(12, V)), "seed": SEED, "top_p": 0.3}
     expected = truncated_sample(**call)
     assert (expected.tokens != flash_sample(**stored(normal_logits(12, V)), seed=SEED).tokens).any()
+    shares = dict.fromkeys(alone.PROGRAMS, programs)
     with (
         mock.patch.object(launches, "tests_needed", lambda filters, B: tests),
         mock.patch.object(alone, "RACED_AT_ONCE", raced_at_once),
-        mock.patch.object(alone, "PROGRAMS", programs),
+        mock.patch.dict(alone.PROGRAMS, shares),
     ):
         assert torch.equal(truncated_sample(**call).tokens, expected.tokens)
 
