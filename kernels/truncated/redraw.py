@@ -186,8 +186,8 @@ def test_and_race(
     if last:
         tl.atomic_xchg(arrivals_ptr, 0)
         if TEST:
-            cut = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
-            again = cut | (key < first_key(low))
+            # Of a token below `low` all the mass is before it.
+            again = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
         if RACE:
             token = token_of_key(tl.atomic_xchg(best_ptr, LOWEST_KEY))
             if LAST:
