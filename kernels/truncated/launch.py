@@ -26,12 +26,13 @@ from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
-from fsbench.kernels.truncated.top_p import early, launch_redraws, schedule, tests_needed
+from fsbench.kernels.truncated.top_p import early, launch_redraws, tests_needed
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
 SEARCHES = 4
-"""Times that many programs narrow down where a row's cutoff is, or test its token."""
+"""Times that many programs narrow down where a row's cutoff is, if they need so many; by turns they
+test tokens and let others race, so that it is even."""
 LOOK = {"num_warps": 8}
 
 
@@ -229,18 +230,17 @@ def _launch_rows(
         "valid_ptr": sample.valid,
     }
     times = searches(filters, stride // 32)
+    largest = masses = None
     if times > 0:
         sums = logits.new_empty(B, blocks, narrow.SECTIONS.value)
-        largest = masses = None
         if tested:
-            largest = logits.new_empty(B, blocks)
-            masses = plan.new_empty(B, blocks, 2)
-        for turn, does in enumerate(schedule(times, B)):
-            does = {name: tested and flag for name, flag in does.items()}
+            largest, masses = logits.new_empty(B, blocks), plan.new_empty(B, blocks, 2)
+        for turn in range(times):
+            race = turn % 2 == 1
             launch_kernel(
                 narrow.sampling_narrow_kernel,
                 logits.device,
-                grid["race" if does["RACE"] else "search"],
+                grid["race" if tested and race else "search"],
                 **of_all,
                 seed_ptr=request.seed,
                 offset_ptr=request.offset,
@@ -250,7 +250,7 @@ def _launch_rows(
                 masses_ptr=masses,
                 launch=turn,
                 blocks=blocks,
-                **does,
+                RACE=tested and race,
                 SEED_PER_ROW=per["SEED_PER_ROW"],
                 OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
                 num_warps=ROW_WARPS,
@@ -264,8 +264,11 @@ def _launch_rows(
             **of_all,
             **of_draws,
             gathered_ptr=gathered,
+            largest_ptr=largest,
+            masses_ptr=masses,
             cuts_ptr=cuts,
             launch=times,
+            blocks=blocks,
             **CUTOFF,
         )
     launch_kernel(

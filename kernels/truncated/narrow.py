@@ -3,7 +3,7 @@
 Launched several times, for rows of two kinds. Of a row that is searched, counts or masses from each
 of 8 thresholds on are added up: between two of them is the cutoff, and the next launch has its
 thresholds between these two, until few tokens are left. A row that is TESTED has a test of its
-token, and a race of the tokens before it (truncated.redraw).
+token, and in the next launch a race of the tokens before it (truncated.redraw).
 
 A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing that they find
 depends on how many they are. All programs of a launch are for the rows that need it. Sums over a
@@ -43,7 +43,7 @@ from fsbench.kernels.truncated.plan import (
     modes_of_rows,
     set_mode,
 )
-from fsbench.kernels.truncated.redraw import BLOCK, test_and_race
+from fsbench.kernels.truncated.redraw import BLOCK, test_or_race
 
 SLICE = tl.constexpr(128)
 """Tokens of a block that are in registers at once, with a sum for each threshold."""
@@ -60,7 +60,7 @@ def sampling_narrow_kernel(
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
-    largest_ptr,  # [B, blocks] fp32, scratch of test_and_race; None without TEST and RACE
+    largest_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
     masses_ptr,  # [B, blocks, 2] int64, likewise
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
@@ -70,9 +70,7 @@ def sampling_narrow_kernel(
     stride,
     blocks,
     ROWS: tl.constexpr,  # a power of two, at least B
-    TEST: tl.constexpr,  # see test_and_race, of rows that are TESTED
-    RACE: tl.constexpr,
-    LAST: tl.constexpr,
+    RACE: tl.constexpr,  # see test_or_race
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     EARLY: tl.constexpr,  # launched before the launch before it has ended
@@ -91,19 +89,32 @@ def sampling_narrow_kernel(
                 logits_ptr, plan_ptr, numbers_ptr, sums_ptr + row.to(tl.int64) * blocks * SECTIONS,
                 mode, launch, share, programs, blocks, stride,
             )  # fmt: skip
-        elif TEST or RACE:
-            seed, offset, number = noise_of_rows(
-                seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
-            )
-            last, again = test_and_race(
-                logits_ptr, largest_ptr + row * blocks, masses_ptr + row * blocks * 2,
-                plan_ptr + BEST, plan_ptr + ARRIVALS, tokens_ptr + row,
-                tl.load(plan_ptr + LOW).to(tl.int32), tl.load(numbers_ptr + P),
-                tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed, offset,
-                number, share, programs, blocks, stride, TEST, RACE, LAST,
+        elif largest_ptr is not None:
+            last, again = test_planned(
+                logits_ptr, plan_ptr, numbers_ptr, largest_ptr + row * blocks,
+                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
+                programs, blocks, stride, RACE, False, SEED_PER_ROW, OFFSET_PER_ROW,
             )  # fmt: skip
-            if last & ((again == 0) | LAST):
+            if last & (again == 0):
                 set_mode(plan_ptr, DONE, launch + 1)
+
+
+@triton.jit
+def test_planned(
+    logits_ptr, plan_ptr, numbers_ptr, largest_ptr, masses_ptr, seed_ptr, offset_ptr, tokens_ptr,
+    row, share, programs, blocks, stride, RACE: tl.constexpr, LAST: tl.constexpr,
+    SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
+):  # fmt: skip
+    """test_or_race of a row with a plan. Pointers are the row's up to masses_ptr."""
+    seed, offset, number = noise_of_rows(
+        seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
+    )
+    return test_or_race(
+        logits_ptr, largest_ptr, masses_ptr, plan_ptr + BEST, plan_ptr + ARRIVALS, tokens_ptr + row,
+        tl.load(plan_ptr + LOW).to(tl.int32), tl.load(numbers_ptr + P),
+        tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed, offset, number,
+        share, programs, blocks, stride, RACE, LAST,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -6,8 +6,8 @@ the tokens before it race, with token noise. The best of these is the best of th
 of them, and if not, nothing from it on is kept either. With min-p all that is of the tokens from
 its threshold on, the mass, too; a draw below it is not kept.
 
-    test_and_race
-        a program's part of a test, of a race, or of both in one pass; for kernels of many programs
+    test_or_race
+        a program's part of a test or of a race, for kernels of many programs
     sampling_redraw_kernel
         these, for top-p alone that is one number for all rows. Rows with numbers of their own have
         a plan (truncated.narrow)
@@ -136,13 +136,13 @@ def _race_of_block(logits_ptr, block, first, T, seed, offset, number, stride):
 
 
 @triton.jit
-def test_and_race(
+def test_or_race(
     logits_ptr,  # of the row, like all that follow
     largest_ptr,  # [blocks] fp32, scratch
     masses_ptr,  # [blocks, 2] int64, scratch: see _store_masses
     best_ptr,  # int64, LOWEST_KEY between launches
     arrivals_ptr,  # an integer, 0 between launches
-    token_ptr,  # int64: the token to test; out: if it is not kept, the winner of the race
+    token_ptr,  # int64: the row's token; out: the winner of a race
     low,  # `ordered`: nothing below is kept
     p,
     sharpness,
@@ -154,72 +154,72 @@ def test_and_race(
     programs,
     blocks,
     stride,
-    TEST: tl.constexpr,  # without it the token is known not to be kept
-    RACE: tl.constexpr,
-    LAST: tl.constexpr,  # the last program to arrive goes on until a token is kept
+    RACE: tl.constexpr,  # the tokens before the row's race; else that is tested
+    LAST: tl.constexpr,  # a test, and the last program to arrive goes on until a token is kept
 ):
-    """(whether this program was the last of its row to arrive, whether the token is to be tested).
+    """(whether this program was the last of its row to arrive, whether the row has no token yet).
 
-    The tokens before the one that is tested race, so that they need no pass of their own. share: of
-    the row's programs, this one's number.
+    share: of the row's programs, this one's number.
     """
     token = tl.load(token_ptr).to(tl.int32)
     y = tl.load(logits_ptr + token)
-    key = ordered_key(y, token)
-    first = tl.maximum(key + 1, first_key(low))
-    best = tl.full((BLOCK // RUN, RUN // 4), LOWEST_KEY, tl.int64)
-    for block in tl.range(share, blocks, programs):
-        if TEST:
-            _store_masses(
-                logits_ptr, block, token, y, low, sharpness, largest_ptr, masses_ptr, blocks, stride
-            )
-        if RACE:
+    if RACE:
+        first = tl.maximum(ordered_key(y, token) + 1, first_key(low))
+        best = tl.full((BLOCK // RUN, RUN // 4), LOWEST_KEY, tl.int64)
+        for block in tl.range(share, blocks, programs):
             more = _race_of_block(logits_ptr, block, first, T, seed, offset, number, stride)
             best = tl.maximum(best, more)
-    if RACE:
         found = tl.max(tl.max(best, axis=1), axis=0)
         if found > LOWEST_KEY:
             tl.atomic_max(best_ptr, found)
+    else:
+        for block in tl.range(share, blocks, programs):
+            _store_masses(
+                logits_ptr, block, token, y, low, sharpness, largest_ptr, masses_ptr, blocks, stride
+            )
     tl.debug_barrier()
     last = tl.atomic_add(arrivals_ptr, 1) == programs - 1
     again = last
     if last:
         tl.atomic_xchg(arrivals_ptr, 0)
-        if TEST:
+        if RACE:
+            winner = token_of_key(tl.atomic_xchg(best_ptr, LOWEST_KEY))
+            tl.store(token_ptr, winner.to(tl.int64))
+        else:
             # Of a token below `low` all the mass is before it.
             again = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
-        if RACE:
-            token = token_of_key(tl.atomic_xchg(best_ptr, LOWEST_KEY))
             if LAST:
-                token = _until_kept(
-                    logits_ptr, largest_ptr, masses_ptr, token, again, low, p, sharpness, T, seed,
-                    offset, number, blocks, stride,
-                )  # fmt: skip
-            if again:
-                tl.store(token_ptr, token.to(tl.int64))
+                if again:
+                    token = _first_kept(
+                        logits_ptr, largest_ptr, masses_ptr, token, low, p, sharpness, T, seed,
+                        offset, number, blocks, stride,
+                    )  # fmt: skip
+                    tl.store(token_ptr, token.to(tl.int64))
+                again = programs < 0
     return last, again
 
 
 @triton.jit
-def _until_kept(logits_ptr, largest_ptr, masses_ptr, token, again, low, p, sharpness, T, seed,
-                offset, number, blocks, stride):  # fmt: skip
-    """The first token of a row that is kept, from `token` on, by one program; `token` if not
-    `again`."""
+def _first_kept(logits_ptr, largest_ptr, masses_ptr, token, low, p, sharpness, T, seed, offset,
+                number, blocks, stride):  # fmt: skip
+    """Races and tests of one program, from a token that is not kept to one that is."""
+    again = blocks > 0
     while again:
         y = tl.load(logits_ptr + token)
+        first = tl.maximum(ordered_key(y, token) + 1, first_key(low))
+        best = tl.full((BLOCK // RUN, RUN // 4), LOWEST_KEY, tl.int64)
+        for block in tl.range(0, blocks):
+            more = _race_of_block(logits_ptr, block, first, T, seed, offset, number, stride)
+            best = tl.maximum(best, more)
+        token = token_of_key(tl.max(tl.max(best, axis=1), axis=0))
+        y = tl.load(logits_ptr + token)
+        tl.debug_barrier()
         for block in tl.range(0, blocks):
             _store_masses(
                 logits_ptr, block, token, y, low, sharpness, largest_ptr, masses_ptr, blocks, stride
             )
         tl.debug_barrier()
         again = _is_cut_off(largest_ptr, masses_ptr, p, sharpness, blocks)
-        if again:
-            first = ordered_key(y, token) + 1
-            best = tl.full((BLOCK // RUN, RUN // 4), LOWEST_KEY, tl.int64)
-            for block in tl.range(0, blocks):
-                more = _race_of_block(logits_ptr, block, first, T, seed, offset, number, stride)
-                best = tl.maximum(best, more)
-            token = token_of_key(tl.max(tl.max(best, axis=1), axis=0))
     return token
 
 
@@ -239,7 +239,7 @@ def sampling_redraw_kernel(
     masses_ptr,  # [B, blocks, 2] int64, scratch
     keys_ptr,  # [B] int64, LOWEST_KEY between launches
     arrivals_ptr,  # [B] int32, 0 between launches
-    undecided_ptr,  # [turns, B] int32: rows that the launch after a turn is for; out, of this on
+    undecided_ptr,  # [turns, B] int32: rows that the launch after a turn is for; out by tests
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64; out
@@ -250,8 +250,7 @@ def sampling_redraw_kernel(
     blocks,
     ROWS: tl.constexpr,  # a power of two, at least B
     FIRST: tl.constexpr,  # turn 0: it is for all rows
-    TEST: tl.constexpr,  # see test_and_race
-    RACE: tl.constexpr,
+    RACE: tl.constexpr,  # see test_or_race
     LAST: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
@@ -275,13 +274,14 @@ def sampling_redraw_kernel(
             seed, offset, number = noise_of_rows(
                 seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
             )
-            last, again = test_and_race(
+            last, again = test_or_race(
                 logits_ptr + row.to(tl.int64) * stride, largest_ptr + row * blocks,
                 masses_ptr + row * blocks * 2, keys_ptr + row, arrivals_ptr + row,
                 tokens_ptr + row, tl.full((), LOWEST, tl.int32), top_p,
                 inverse_temperature * LOG2_E, T, seed, offset, number, share, programs, blocks,
-                stride, TEST, RACE, LAST,
+                stride, RACE, LAST,
             )  # fmt: skip
-        if last:
-            for later in tl.range(turn, turns):
-                tl.store(undecided_ptr + later * B + row, again.to(tl.int32))
+        if not RACE:
+            if last:
+                for later in tl.range(turn, turns):
+                    tl.store(undecided_ptr + later * B + row, again.to(tl.int32))

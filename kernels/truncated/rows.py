@@ -5,7 +5,8 @@ last of them to arrive decides:
 
     sampling_cutoff_kernel
         gathers the tokens that the search left, and finds the cutoff among them. Where these are
-        all that can be kept it draws, too, and the row is done
+        all that can be kept it draws, too, and the row is done. Of a row that is TESTED the last
+        test, after which one program goes on until a token is kept
     sampling_race_kernel
         the kept tokens race, unless the draw from all is one of them
 """
@@ -31,6 +32,7 @@ from fsbench.kernels.truncated.cutoff import (
     unpacked,
 )
 from fsbench.kernels.truncated.gathered import draw_of_few
+from fsbench.kernels.truncated.narrow import test_planned
 from fsbench.kernels.truncated.plan import (
     ABOVE,
     BEST,
@@ -49,6 +51,7 @@ from fsbench.kernels.truncated.plan import (
     SHARPNESS,
     TAKEN,
     TEMPERATURE,
+    TESTED,
     TOP,
     WANTED,
     K,
@@ -69,12 +72,14 @@ ROW_AT_ONCE = tl.constexpr(512)
 """Tokens that one program takes at once of a row that it reads alone."""
 
 
-@triton.jit(do_not_specialize=["launch", "B"])
+@triton.jit(do_not_specialize=["launch", "B", "blocks"])
 def sampling_cutoff_kernel(
     logits_ptr,  # [B, stride] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     gathered_ptr,  # [B, GATHERED] int64, scratch: keys
+    largest_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
+    masses_ptr,  # [B, blocks, 2] int64, likewise
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
@@ -83,6 +88,7 @@ def sampling_cutoff_kernel(
     launch,  # its number among those over rows (truncated.plan)
     B,
     stride,
+    blocks,
     ROWS: tl.constexpr,
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
@@ -98,35 +104,57 @@ def sampling_cutoff_kernel(
         logits_ptr += row.to(tl.int64) * stride
         gathered_ptr += row.to(tl.int64) * GATHERED
         mode = tl.load(plan_ptr + MODE + launch)
-        low = tl.load(plan_ptr + LOW).to(tl.int32)
-        high = tl.load(plan_ptr + HIGH).to(tl.int32)
-        _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stride)
-        if last_to_arrive(plan_ptr, programs):
-            n = tl.load(plan_ptr + TAKEN, cache_modifier=".cg").to(tl.int32)
-            drawn = tl.load(plan_ptr + DRAWN)
-            if (mode == GATHER) & (n <= GATHERED):
-                seed, offset, number = noise_of_rows(
-                    seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
-                )
-                p = tl.load(numbers_ptr + P)
-                token, cut = draw_of_few(
-                    gathered_ptr, n, first_key(low), drawn, tl.load(plan_ptr + K).to(tl.int32), p,
-                    p < 1.0, first_key(low), tl.load(numbers_ptr + TOP),
-                    tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed,
-                    offset, number,
-                )  # fmt: skip
-                tl.store(tokens_ptr + row, token.to(tl.int64))
-                tl.store(valid_ptr + row, token >= 0)
+        if mode != TESTED:
+            _gather_and_cut(
+                logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, seed_ptr, offset_ptr, tokens_ptr,
+                valid_ptr, cuts_ptr, row, mode, launch, share, programs, stride, SEED_PER_ROW,
+                OFFSET_PER_ROW,
+            )  # fmt: skip
+        elif largest_ptr is not None:
+            last, _again = test_planned(
+                logits_ptr, plan_ptr, numbers_ptr, largest_ptr + row * blocks,
+                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
+                programs, blocks, stride, False, True, SEED_PER_ROW, OFFSET_PER_ROW,
+            )  # fmt: skip
+            if last:
                 set_mode(plan_ptr, DONE, launch + 1)
-            else:
-                cut = _cutoff(
-                    logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode & ~FEW, low, high,
-                    stride,
-                )  # fmt: skip
-                tl.store(plan_ptr + CUT, cut)
-                set_mode(plan_ptr, tl.where(drawn >= cut, DONE, RACE), launch + 1)
-            if cuts_ptr is not None:
-                tl.store(cuts_ptr + row, cut)
+
+
+@triton.jit
+def _gather_and_cut(
+    logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, seed_ptr, offset_ptr, tokens_ptr, valid_ptr,
+    cuts_ptr, row, mode, launch, share, programs, stride, SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
+):  # fmt: skip
+    """A program's part of what is gathered of a row, and the cutoff or the draw from it."""
+    low = tl.load(plan_ptr + LOW).to(tl.int32)
+    high = tl.load(plan_ptr + HIGH).to(tl.int32)
+    _gather(logits_ptr, plan_ptr, gathered_ptr, low, high, share, programs, stride)
+    if last_to_arrive(plan_ptr, programs):
+        n = tl.load(plan_ptr + TAKEN, cache_modifier=".cg").to(tl.int32)
+        drawn = tl.load(plan_ptr + DRAWN)
+        if (mode == GATHER) & (n <= GATHERED):
+            seed, offset, number = noise_of_rows(
+                seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
+            )
+            p = tl.load(numbers_ptr + P)
+            token, cut = draw_of_few(
+                gathered_ptr, n, first_key(low), drawn, tl.load(plan_ptr + K).to(tl.int32), p,
+                p < 1.0, first_key(low), tl.load(numbers_ptr + TOP),
+                tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed, offset,
+                number,
+            )  # fmt: skip
+            tl.store(tokens_ptr + row, token.to(tl.int64))
+            tl.store(valid_ptr + row, token >= 0)
+            set_mode(plan_ptr, DONE, launch + 1)
+        else:
+            cut = _cutoff(
+                logits_ptr, plan_ptr, numbers_ptr, gathered_ptr, n, mode & ~FEW, low, high, stride
+            )
+            tl.store(plan_ptr + CUT, cut)
+            set_mode(plan_ptr, tl.where(drawn >= cut, DONE, RACE), launch + 1)
+        if cuts_ptr is not None:
+            tl.store(cuts_ptr + row, cut)
 
 
 @triton.jit

@@ -16,13 +16,10 @@ from fsbench.kernels.configs.choice import has_tma
 from fsbench.kernels.truncated import redraw
 
 PROGRAMS = {"test": 1320, "race": 900}
-"""Programs of a launch without and with a race: about what fits on a large GPU at once."""
+"""Programs of a launch: about what fits on a large GPU at once."""
 
 WARPS = 4
 
-RACED_AT_ONCE = 32
-"""Up to so many rows all race in the pass that tests their draws. With more, a race that most of
-them do not need takes longer than a launch for the few that do."""
 LEFT = 0.02
 """Rows that may be left to one program each, on average."""
 
@@ -51,17 +48,6 @@ def tests_needed(filters: Filters, B: int) -> int:
     return n
 
 
-def schedule(launches: int, B: int) -> list[dict[str, bool]]:
-    """What each of some launches does with rows that are tested: see redraw.test_and_race."""
-    first = [(True, True)] if B <= RACED_AT_ONCE else [(True, False), (False, True)]
-    turns = (first + [(True, True)] * launches)[:launches]
-    last = [False] * (launches - 1) + [True]
-    return [
-        {"TEST": test, "RACE": race, "LAST": done}
-        for (test, race), done in zip(turns, last, strict=True)
-    ]
-
-
 def early(device: torch.device) -> dict[str, bool]:
     """Options of a launch that begins before the one before it has ended, and waits on the device.
 
@@ -82,14 +68,15 @@ def launch_redraws(
     """
     (B, stride), device = logits.shape, logits.device
     blocks = -(-stride // redraw.BLOCK.value)
-    turns = schedule(tests + (B > RACED_AT_ONCE), B)
-    undecided = torch.empty(len(turns), B, dtype=torch.int32, device=device)
+    turns = 2 * tests - 1  # with a race between tests
+    undecided = torch.empty(turns, B, dtype=torch.int32, device=device)
     largest = torch.empty(B, blocks, dtype=torch.float32, device=device)
     masses = torch.empty(B, blocks, 2, dtype=torch.int64, device=device)
     work = workspace(B, device)
     per = per_row(request)
-    for turn, does in enumerate(turns):
-        most = PROGRAMS["race" if does["RACE"] else "test"]
+    for turn in range(turns):
+        race = turn % 2 == 1
+        most = PROGRAMS["race" if race else "test"]
         # The first time as many for each row; no row has more than blocks.
         each = max(1, min(blocks, most // B))
         launch_kernel(
@@ -108,13 +95,14 @@ def launch_redraws(
             offset_ptr=request.offset,
             tokens_ptr=sample.tokens,
             turn=turn,
-            turns=len(turns),
+            turns=turns,
             B=B,
             stride=stride,
             blocks=blocks,
             ROWS=max(32, 1 << (B - 1).bit_length()),
             FIRST=turn == 0,
-            **does,
+            RACE=race,
+            LAST=turn == turns - 1,
             SEED_PER_ROW=per["SEED_PER_ROW"],
             OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
             TEMPERATURE_PER_ROW=per["TEMPERATURE_PER_ROW"],

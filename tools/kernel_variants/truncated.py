@@ -8,7 +8,6 @@ from typing import Any
 
 from fsbench.kernels.truncated.kept import WARPS
 from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
-from fsbench.kernels.truncated.top_p import RACED_AT_ONCE, schedule
 from fsbench.kernels.truncated.top_p import WARPS as REDRAW_WARPS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -92,35 +91,22 @@ def _row_kernels(
     constants |= dict.fromkeys(("SEED_PER_ROW", "OFFSET_PER_ROW"), per_row)
     constants["EARLY"] = capability >= TUNED
     words = f"ROWS={rows}" + " cuts" * cuts + " per row" * per_row
+    if cuts:
+        constants |= dict.fromkeys(("largest_ptr", "masses_ptr"))
+    types = {**TYPES, "largest_ptr": "*fp32"}
     for name, function in ROW_KERNELS.items():
         options = CUTOFF if name == "sampling_cutoff" else {"num_warps": ROW_WARPS}
-        yield variant(name, words, function, TYPES, constants, capability, **options)
-    if cuts:
-        given = {**constants, **dict.fromkeys(("largest_ptr", "masses_ptr"))}
-        given |= dict.fromkeys(("TEST", "RACE", "LAST"), False)
-        yield _narrow(words, given, capability)
-        return
-    for does, turn, first in _turns(rows):
-        if first or rows > RACED_AT_ONCE or does["LAST"]:  # else like the first
-            yield _narrow(f"{words} {turn}", {**constants, **does}, capability)
-
-
-def _narrow(words: str, constants: dict[str, Any], capability: int) -> Variant:
-    return variant(
-        *("sampling_narrow", words, NARROW_KERNEL, TYPES, constants),
-        capability,
-        num_warps=ROW_WARPS,
-    )
-
-
-def _turns(rows: int) -> list[tuple[dict[str, bool], str, bool]]:
-    """What launches do with rows that are tested, words for it, whether it is the first turn."""
-    turns = schedule(4, rows)
-    return [
-        (does, " ".join(name.lower() for name, flag in does.items() if flag), turn == 0)
-        for turn, does in enumerate(turns)
-        if does not in turns[:turn] or turn == 1
-    ]
+        given = {**constants}
+        if name == "sampling_race":
+            given.pop("largest_ptr", None)
+        yield variant(name, words, function, types, given, capability, **options)
+    for race in (False,) if cuts else (False, True):
+        yield variant(
+            *("sampling_narrow", words + " race" * race, NARROW_KERNEL, types),
+            {**constants, "RACE": race},
+            capability,
+            num_warps=ROW_WARPS,
+        )
 
 
 def _redraws(capability: int, rows: int = 256, per_row: bool = False) -> Iterator[Variant]:
@@ -129,11 +115,12 @@ def _redraws(capability: int, rows: int = 256, per_row: bool = False) -> Iterato
     names = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW")
     constants: dict[str, Any] = {**dict.fromkeys(names, per_row), "ROWS": rows}
     constants["EARLY"] = capability >= TUNED
-    words = f"ROWS={rows}" + " per row" * per_row
-    for does, turn, first in _turns(rows):
+    turns = {"first": (True, False, False), "race": (False, True, False)}
+    turns |= {"test": (False, False, False), "last": (False, False, True)}
+    for turn, flags in turns.items():
         yield variant(
-            *("sampling_redraw", f"{words} {turn}" + " first" * first, REDRAW_KERNEL, types),
-            {**constants, **does, "FIRST": first},
+            *("sampling_redraw", f"ROWS={rows}{' per row' * per_row} {turn}", REDRAW_KERNEL, types),
+            {**constants, **dict(zip(("FIRST", "RACE", "LAST"), flags, strict=True))},
             capability,
             num_warps=REDRAW_WARPS,
         )
