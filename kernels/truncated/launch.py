@@ -31,8 +31,11 @@ from fsbench.kernels.truncated.top_p import early, launch_redraws, tests_needed
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
 SEARCHES = 4
-"""Times that many programs narrow down where a row's cutoff is, if they need so many; by turns they
-test tokens and let others race, so that it is even."""
+"""Times that many programs narrow down where a row's cutoff is, if they need so many."""
+TESTED_SEARCHES = 3
+"""The same where rows may be tested, an odd number: test, race, test, and in the last two launches
+race and test. Of rows that are searched then, for a large k or a small p, few have more tokens left
+than there is room for."""
 LOOK = {"num_warps": 8}
 
 
@@ -230,11 +233,12 @@ def _launch_rows(
         "valid_ptr": sample.valid,
     }
     times = searches(filters, stride // 32)
-    largest = masses = None
+    times = min(times, TESTED_SEARCHES) if tested else times
+    tops = masses = None
     if times > 0:
         sums = logits.new_empty(B, blocks, narrow.SECTIONS.value)
         if tested:
-            largest, masses = logits.new_empty(B, blocks), plan.new_empty(B, blocks, 2)
+            tops, masses = logits.new_empty(B, blocks), plan.new_empty(B, blocks, 2)
         for turn in range(times):
             race = turn % 2 == 1
             launch_kernel(
@@ -246,7 +250,7 @@ def _launch_rows(
                 offset_ptr=request.offset,
                 tokens_ptr=sample.tokens,
                 sums_ptr=sums,
-                largest_ptr=largest,
+                tops_ptr=tops,
                 masses_ptr=masses,
                 launch=turn,
                 blocks=blocks,
@@ -264,7 +268,7 @@ def _launch_rows(
             **of_all,
             **of_draws,
             gathered_ptr=gathered,
-            largest_ptr=largest,
+            tops_ptr=tops,
             masses_ptr=masses,
             cuts_ptr=cuts,
             launch=times,
@@ -278,6 +282,8 @@ def _launch_rows(
         **of_all,
         **of_draws,
         largest_ptr=stored.largest,
+        tops_ptr=tops,
+        masses_ptr=masses,
         launch=times + 1,
         blocks=blocks,
         num_warps=ROW_WARPS,

@@ -60,7 +60,7 @@ def sampling_narrow_kernel(
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
-    largest_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
+    tops_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
     masses_ptr,  # [B, blocks, 2] int64, likewise
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
@@ -89,9 +89,9 @@ def sampling_narrow_kernel(
                 logits_ptr, plan_ptr, numbers_ptr, sums_ptr + row.to(tl.int64) * blocks * SECTIONS,
                 mode, launch, share, programs, blocks, stride,
             )  # fmt: skip
-        elif largest_ptr is not None:
+        elif tops_ptr is not None:
             last, again = test_planned(
-                logits_ptr, plan_ptr, numbers_ptr, largest_ptr + row * blocks,
+                logits_ptr, plan_ptr, numbers_ptr, tops_ptr + row * blocks,
                 masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
                 programs, blocks, stride, RACE, False, SEED_PER_ROW, OFFSET_PER_ROW,
             )  # fmt: skip
@@ -101,7 +101,7 @@ def sampling_narrow_kernel(
 
 @triton.jit
 def test_planned(
-    logits_ptr, plan_ptr, numbers_ptr, largest_ptr, masses_ptr, seed_ptr, offset_ptr, tokens_ptr,
+    logits_ptr, plan_ptr, numbers_ptr, tops_ptr, masses_ptr, seed_ptr, offset_ptr, tokens_ptr,
     row, share, programs, blocks, stride, RACE: tl.constexpr, LAST: tl.constexpr,
     SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
 ):  # fmt: skip
@@ -110,7 +110,7 @@ def test_planned(
         seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
     )
     return test_or_race(
-        logits_ptr, largest_ptr, masses_ptr, plan_ptr + BEST, plan_ptr + ARRIVALS, tokens_ptr + row,
+        logits_ptr, tops_ptr, masses_ptr, plan_ptr + BEST, plan_ptr + ARRIVALS, tokens_ptr + row,
         tl.load(plan_ptr + LOW).to(tl.int32), tl.load(numbers_ptr + P),
         tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed, offset, number,
         share, programs, blocks, stride, RACE, LAST,

@@ -281,7 +281,6 @@ def sampling_redraw_kernel(
                 inverse_temperature * LOG2_E, T, seed, offset, number, share, programs, blocks,
                 stride, RACE, LAST,
             )  # fmt: skip
-        if not RACE:
-            if last:
-                for later in tl.range(turn, turns):
-                    tl.store(undecided_ptr + later * B + row, again.to(tl.int32))
+        if last:  # of a race, for the next test: what is there already
+            for later in tl.range(turn, turns):
+                tl.store(undecided_ptr + later * B + row, again.to(tl.int32))

@@ -5,10 +5,10 @@ last of them to arrive decides:
 
     sampling_cutoff_kernel
         gathers the tokens that the search left, and finds the cutoff among them. Where these are
-        all that can be kept it draws, too, and the row is done. Of a row that is TESTED the last
-        test, after which one program goes on until a token is kept
+        all that can be kept it draws, too, and the row is done. A row that is TESTED has a race
     sampling_race_kernel
-        the kept tokens race, unless the draw from all is one of them
+        the kept tokens race, unless the draw from all is one of them. A row that is TESTED has its
+        last test, after which one program goes on until a token is kept
 """
 
 import triton
@@ -78,7 +78,7 @@ def sampling_cutoff_kernel(
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     gathered_ptr,  # [B, GATHERED] int64, scratch: keys
-    largest_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
+    tops_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
     masses_ptr,  # [B, blocks, 2] int64, likewise
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
@@ -110,14 +110,12 @@ def sampling_cutoff_kernel(
                 valid_ptr, cuts_ptr, row, mode, launch, share, programs, stride, SEED_PER_ROW,
                 OFFSET_PER_ROW,
             )  # fmt: skip
-        elif largest_ptr is not None:
-            last, _again = test_planned(
-                logits_ptr, plan_ptr, numbers_ptr, largest_ptr + row * blocks,
+        elif tops_ptr is not None:
+            test_planned(
+                logits_ptr, plan_ptr, numbers_ptr, tops_ptr + row * blocks,
                 masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
-                programs, blocks, stride, False, True, SEED_PER_ROW, OFFSET_PER_ROW,
+                programs, blocks, stride, True, False, SEED_PER_ROW, OFFSET_PER_ROW,
             )  # fmt: skip
-            if last:
-                set_mode(plan_ptr, DONE, launch + 1)
 
 
 @triton.jit
@@ -242,6 +240,8 @@ def sampling_race_kernel(
     largest_ptr,  # [stride // 128, B, 4] fp32
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
+    tops_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
+    masses_ptr,  # [B, blocks, 2] int64, likewise
     seed_ptr,  # [1] or [B] int64
     offset_ptr,  # [1] or [B] int64, or None: 0
     tokens_ptr,  # [B] int64, out
@@ -255,32 +255,53 @@ def sampling_race_kernel(
     OFFSET_PER_ROW: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    RUNS: tl.constexpr = BLOCK // RUN
     if EARLY:
         let_follow()
-    row, share, programs = assigned(modes_of_rows(plan_ptr, launch, B, ROWS) == RACE)
+    modes = modes_of_rows(plan_ptr, launch, B, ROWS)
+    row, share, programs = assigned((modes == RACE) | (modes == TESTED))
     if programs > 0:
         plan_ptr += row * PLAN
         logits_ptr += row.to(tl.int64) * stride
-        groups = stride // 128 * 4
-        cut = tl.load(plan_ptr + CUT)
-        seed, offset, number = noise_of_rows(
-            seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
-        )
-        T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
-        best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
-        for block in tl.range(share, blocks, programs):
-            group = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
-            at = largest_ptr + place_of_largest(group, row, B)
-            largest = tl.load(at, mask=group < groups, other=float("-inf"))
-            if tl.max(first_key(ordered(largest))) >= (cut >> 32) << 32:
-                y, word = load_runs(logits_ptr, block, stride, RUNS)
-                more = race(split_words(y), word, cut, T, seed, offset, number)
-                best = tl.maximum(best, more)
-        found = tl.max(tl.max(best, axis=1), axis=0)
-        if found > LOWEST_KEY:
-            tl.atomic_max(plan_ptr + BEST, found)
-        if last_to_arrive(plan_ptr, programs) & (tl.load(plan_ptr + DRAWN) < cut):
-            token = token_of_key(tl.load(plan_ptr + BEST, cache_modifier=".cg"))
-            tl.store(tokens_ptr + row, token.to(tl.int64))
-            tl.store(valid_ptr + row, token >= 0)
+        if tl.load(plan_ptr + MODE + launch) == RACE:
+            _race_of_kept(
+                logits_ptr, largest_ptr, plan_ptr, numbers_ptr, seed_ptr, offset_ptr, tokens_ptr,
+                valid_ptr, row, share, programs, B, stride, blocks, SEED_PER_ROW, OFFSET_PER_ROW,
+            )  # fmt: skip
+        elif tops_ptr is not None:
+            test_planned(
+                logits_ptr, plan_ptr, numbers_ptr + row * NUMBERS, tops_ptr + row * blocks,
+                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
+                programs, blocks, stride, False, True, SEED_PER_ROW, OFFSET_PER_ROW,
+            )  # fmt: skip
+
+
+@triton.jit
+def _race_of_kept(
+    logits_ptr, largest_ptr, plan_ptr, numbers_ptr, seed_ptr, offset_ptr, tokens_ptr, valid_ptr,
+    row, share, programs, B, stride, blocks, SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
+):  # fmt: skip
+    """A program's part of the race from the cutoff on; the last one stores who won."""
+    RUNS: tl.constexpr = BLOCK // RUN
+    groups = stride // 128 * 4
+    cut = tl.load(plan_ptr + CUT)
+    seed, offset, number = noise_of_rows(
+        seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
+    )
+    T = tl.load(numbers_ptr + row * NUMBERS + TEMPERATURE)
+    best = tl.full((RUNS, RUN // 4), LOWEST_KEY, tl.int64)
+    for block in tl.range(share, blocks, programs):
+        group = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
+        at = largest_ptr + place_of_largest(group, row, B)
+        largest = tl.load(at, mask=group < groups, other=float("-inf"))
+        if tl.max(first_key(ordered(largest))) >= (cut >> 32) << 32:
+            y, word = load_runs(logits_ptr, block, stride, RUNS)
+            more = race(split_words(y), word, cut, T, seed, offset, number)
+            best = tl.maximum(best, more)
+    found = tl.max(tl.max(best, axis=1), axis=0)
+    if found > LOWEST_KEY:
+        tl.atomic_max(plan_ptr + BEST, found)
+    if last_to_arrive(plan_ptr, programs) & (tl.load(plan_ptr + DRAWN) < cut):
+        token = token_of_key(tl.load(plan_ptr + BEST, cache_modifier=".cg"))
+        tl.store(tokens_ptr + row, token.to(tl.int64))
+        tl.store(valid_ptr + row, token >= 0)

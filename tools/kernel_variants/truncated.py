@@ -26,6 +26,7 @@ TYPES = {
     "plan_ptr": "*i64",
     "numbers_ptr": "*fp32",
     "sums_ptr": "*fp32",
+    "tops_ptr": "*fp32",
     "arrivals_ptr": "*i32",
     "undecided_ptr": "*i32",
     "gathered_ptr": "*i64",
@@ -92,17 +93,13 @@ def _row_kernels(
     constants["EARLY"] = capability >= TUNED
     words = f"ROWS={rows}" + " cuts" * cuts + " per row" * per_row
     if cuts:
-        constants |= dict.fromkeys(("largest_ptr", "masses_ptr"))
-    types = {**TYPES, "largest_ptr": "*fp32"}
+        constants |= dict.fromkeys(("tops_ptr", "masses_ptr"))
     for name, function in ROW_KERNELS.items():
         options = CUTOFF if name == "sampling_cutoff" else {"num_warps": ROW_WARPS}
-        given = {**constants}
-        if name == "sampling_race":
-            given.pop("largest_ptr", None)
-        yield variant(name, words, function, types, given, capability, **options)
+        yield variant(name, words, function, TYPES, constants, capability, **options)
     for race in (False,) if cuts else (False, True):
         yield variant(
-            *("sampling_narrow", words + " race" * race, NARROW_KERNEL, types),
+            *("sampling_narrow", words + " race" * race, NARROW_KERNEL, TYPES),
             {**constants, "RACE": race},
             capability,
             num_warps=ROW_WARPS,
