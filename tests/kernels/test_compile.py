@@ -33,7 +33,7 @@ FOR_HOPPER = {"flash_sampling_hopper", "hopper_screen"}
 """Kernels for compute capability 9.0 only."""
 FILTERING = {
     *("akunu_exact", "akunu_faithful", "pivot_search", "sampling_cutoff", "sampling_look"),
-    *("sampling_narrow", "sampling_redraw", "standing"),
+    *("sampling_narrow", "sampling_race", "sampling_redraw", "standing"),
 }
 """Kernels without an accumulator, in which a program has a row's candidates in registers."""
 SCREENED = {"screen", "hopper_screen", "resolve"}
