@@ -234,11 +234,12 @@ def _launch_rows(
     }
     times = searches(filters, stride // 32)
     times = min(times, TESTED_SEARCHES) if tested else times
-    tops = masses = None
+    tops = masses = before = None
     if times > 0:
         sums = logits.new_empty(B, blocks, narrow.SECTIONS.value)
         if tested:
-            tops, masses = logits.new_empty(B, blocks), plan.new_empty(B, blocks, 2)
+            tops, before = logits.new_empty(2, B, blocks)
+            masses = plan.new_empty(B, blocks, 2)
         for turn in range(times):
             race = turn % 2 == 1
             launch_kernel(
@@ -250,6 +251,7 @@ def _launch_rows(
                 offset_ptr=request.offset,
                 tokens_ptr=sample.tokens,
                 sums_ptr=sums,
+                before_ptr=None if turn else before,
                 tops_ptr=tops,
                 masses_ptr=masses,
                 launch=turn,

@@ -37,7 +37,7 @@ from fsbench.kernels.truncated.plan import (
     set_mode,
     store_plan,
 )
-from fsbench.kernels.truncated.redraw import LEAST
+from fsbench.kernels.truncated.redraw import LEAST_OF_ROWS
 
 GROUP = tl.constexpr(32)
 """Tokens of which the largest logit is known: a group of the group noise."""
@@ -123,7 +123,7 @@ def sampling_look_kernel(
     sampled = T > 0.0
     k = tl.where(sampled, tl.where(k > 0, tl.minimum(k, V), V), 1).to(tl.int32)
     # Each may be NaN, which is neither above nor below anything.
-    tested = sampled & (k == V) & (p >= LEAST) & (p < 1.0)
+    tested = sampled & (k == V) & (p >= LEAST_OF_ROWS) & (p < 1.0)
     drawn = tl.full((), LOWEST_KEY, tl.int64)
     if TESTS:  # nothing of the maxima is needed
         at_once = tested & (least <= 0.0) & (tl.load(tokens_ptr + row) >= 0)

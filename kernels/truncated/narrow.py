@@ -2,7 +2,9 @@
 
 Launched several times, for rows of two kinds. Of a row that is searched, counts or masses from each
 of 8 thresholds on are added up: between two of them is the cutoff, and the next launch has its
-thresholds between these two, until few tokens are left. A row that is TESTED has a test of its
+thresholds between these two, until few tokens are left. The first time also the mass of the tokens
+before the draw from all: with top-p alone this decides whether it is kept, and then the row is
+done. A row that is TESTED has a test of its
 token, and in the next launch a race of the tokens before it (truncated.redraw).
 
 A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing that they find
@@ -16,7 +18,7 @@ import triton.language as tl
 
 from fsbench.kernels.device.rows import noise_of_rows
 from fsbench.kernels.noise.keys import ordered, value_of
-from fsbench.kernels.truncated.cutoff import GATHERED
+from fsbench.kernels.truncated.cutoff import GATHERED, first_key, is_kept
 from fsbench.kernels.truncated.plan import (
     ABOVE,
     ARRIVALS,
@@ -24,6 +26,7 @@ from fsbench.kernels.truncated.plan import (
     BY_COUNT,
     BY_MASS,
     DONE,
+    DRAWN,
     FEW,
     HIGH,
     LOW,
@@ -60,6 +63,7 @@ def sampling_narrow_kernel(
     plan_ptr,  # [B, PLAN] int64
     numbers_ptr,  # [B, NUMBERS] fp32
     sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
+    before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; or None: it is not asked about
     tops_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
     masses_ptr,  # [B, blocks, 2] int64, likewise
     seed_ptr,  # [1] or [B] int64
@@ -84,10 +88,12 @@ def sampling_narrow_kernel(
         numbers_ptr += row * NUMBERS
         logits_ptr += row.to(tl.int64) * stride
         mode = tl.load(plan_ptr + MODE + launch)
+        if before_ptr is not None:
+            before_ptr += row.to(tl.int64) * blocks
         if mode != TESTED:
             _search(
                 logits_ptr, plan_ptr, numbers_ptr, sums_ptr + row.to(tl.int64) * blocks * SECTIONS,
-                mode, launch, share, programs, blocks, stride,
+                before_ptr, mode, launch, share, programs, blocks, stride,
             )  # fmt: skip
         elif tops_ptr is not None:
             last, again = test_planned(
@@ -118,8 +124,8 @@ def test_planned(
 
 
 @triton.jit
-def _search(logits_ptr, plan_ptr, numbers_ptr, sums_ptr, mode, launch, share, programs, blocks,
-            stride):  # fmt: skip
+def _search(logits_ptr, plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, launch, share, programs,
+            blocks, stride):  # fmt: skip
     """A program's part of the sums from each threshold on, and what follows from all of them."""
     section = tl.arange(0, SECTIONS)
     low = tl.load(plan_ptr + LOW).to(tl.int32)
@@ -130,21 +136,28 @@ def _search(logits_ptr, plan_ptr, numbers_ptr, sums_ptr, mode, launch, share, pr
     start = tl.load(numbers_ptr + START)
     t = ordered(start * (1.0 - part) + tl.minimum(value_of(high), LARGEST) * part)
     t = tl.where(section == 0, low, tl.minimum(tl.maximum(t, low), high - 1))
+    # The first key above the draw's.
+    after = tl.load(plan_ptr + DRAWN) + 1
     for block in tl.range(share, blocks, programs):
         sums = tl.zeros((SECTIONS, SLICE), tl.float32)
+        before = tl.zeros((SLICE,), tl.float32)
         for i in tl.static_range(BLOCK // SLICE):
             token = block * BLOCK + i * SLICE + tl.arange(0, SLICE)
             y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
             weight = tl.where(mode == BY_MASS, tl.exp2(sharpness * (y - top)), 1.0)
             reached = ordered(y)[None, :] >= t[:, None]
             sums = tl.where(reached, sums + weight[None, :], sums)
+            if before_ptr is not None:
+                before = tl.where(is_kept(y, token, after), before + weight, before)
         tl.store(sums_ptr + block * SECTIONS + section, tl.sum(sums, axis=1))
+        if before_ptr is not None:
+            tl.store(before_ptr + block, tl.sum(before))
     if last_to_arrive(plan_ptr, programs):
-        _narrow(plan_ptr, numbers_ptr, sums_ptr, launch, mode, t, high, blocks)
+        _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks)
 
 
 @triton.jit
-def _narrow(plan_ptr, numbers_ptr, sums_ptr, launch, mode, t, high, blocks):
+def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks):
     """The two thresholds with the cutoff between them are the new ends."""
     AT_ONCE: tl.constexpr = 64
     section = tl.arange(0, SECTIONS)
@@ -170,6 +183,15 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, launch, mode, t, high, blocks):
         least = tl.exp2(tl.load(numbers_ptr + SHARPNESS) * distance)
     # Not all of the room, since sums are rounded.
     then = tl.where(from_low - above < 0.9 * GATHERED * least, mode | FEW, mode)
+    if before_ptr is not None:
+        before = tl.zeros((AT_ONCE,), tl.float32)
+        for first in tl.range(0, blocks, AT_ONCE):
+            block = first + tl.arange(0, AT_ONCE)
+            before += tl.load(before_ptr + block, mask=block < blocks, other=0.0,
+                              cache_modifier=".cg")  # fmt: skip
+        stands = (mode == BY_MASS) & (tl.sum(before) < wanted)
+        stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
+        then = tl.where(stands, DONE, then)
     set_mode(plan_ptr, then, launch + 1)
     tl.store(plan_ptr + LOW, low.to(tl.int64))
     tl.store(plan_ptr + HIGH, high.to(tl.int64))

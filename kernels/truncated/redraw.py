@@ -42,6 +42,9 @@ LEAST = tl.constexpr(0.25)
 """Below this p a search for the cutoff is faster. It is taken for any number of rows, as sums are
 rounded in other places there, and tokens must not depend on the batch."""
 
+LEAST_OF_ROWS = tl.constexpr(0.8)
+"""The same where rows have a plan, and so no more than three tests."""
+
 
 @triton.jit
 def _add_two(a1, a2, b1, b2):

@@ -26,6 +26,7 @@ TYPES = {
     "plan_ptr": "*i64",
     "numbers_ptr": "*fp32",
     "sums_ptr": "*fp32",
+    "before_ptr": "*fp32",
     "tops_ptr": "*fp32",
     "arrivals_ptr": "*i32",
     "undecided_ptr": "*i32",
@@ -93,14 +94,19 @@ def _row_kernels(
     constants["EARLY"] = capability >= TUNED
     words = f"ROWS={rows}" + " cuts" * cuts + " per row" * per_row
     if cuts:
-        constants |= dict.fromkeys(("tops_ptr", "masses_ptr"))
+        constants |= dict.fromkeys(("tops_ptr", "masses_ptr", "before_ptr"))
     for name, function in ROW_KERNELS.items():
         options = CUTOFF if name == "sampling_cutoff" else {"num_warps": ROW_WARPS}
         yield variant(name, words, function, TYPES, constants, capability, **options)
-    for race in (False,) if cuts else (False, True):
+    later = {"before_ptr": None}
+    turns = {"": {"RACE": False}, " race": {"RACE": True, **later}}
+    turns |= {} if cuts else {" later": {"RACE": False, **later}}
+    for turn, given in turns.items():
+        if cuts and given["RACE"]:
+            continue
         yield variant(
-            *("sampling_narrow", words + " race" * race, NARROW_KERNEL, TYPES),
-            {**constants, "RACE": race},
+            *("sampling_narrow", words + turn, NARROW_KERNEL, TYPES),
+            {**constants, **given},
             capability,
             num_warps=ROW_WARPS,
         )
