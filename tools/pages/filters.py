@@ -22,7 +22,8 @@ from pages.blocks import (
 OURS, JOINT = "flash_sampling_topk_topp", "flashinfer_joint"
 CUT, LAUNCHES = "truncated-20261123", "truncated-launches/launches.csv"
 GRID = "truncated-grid-20261122"
-TENSORS, SEARCHED = "truncated-tensors/tests.csv", "truncated-tensors/searches.csv"
+TENSORS = "h100/truncated-tensors/tests.csv"
+SEARCHED = "h100/truncated-tensors/searches.csv"
 LAWS = ("normal-0.01", "normal-3", "zipf-1.1", "peaked-12")
 FILTERS = {
     "k = 50, p = 0.9": (50, 0.9, 0.0),
@@ -101,16 +102,18 @@ def of_rows() -> str:
     """Filters as numbers and as tensors; and as tensors before rows of tensors were tested."""
     keys = ["sampler", "given", "top_k", "top_p", "min_p", "b"]
     now, before = (
-        pd.read_csv(H200 / name, keep_default_na=False).set_index(keys).span_us
+        pd.read_csv(RESULTS / name, keep_default_na=False).set_index(keys).span_us
         for name in (TENSORS, SEARCHED)
     )
     rows = []
     for (sampler, given, top_k, top_p, min_p), us in now.groupby(level=keys[:-1], sort=False):
+        if top_p == 0.5:  # in tensors it was tested then, and is searched since
+            continue
         words = [f"k = {top_k.replace('and', 'or')}"] if top_k != "0" else []
         words += [f"p = {top_p}"] if top_p < 1 else []
         words += [f"min_p = {min_p}"] if min_p > 0 else []
         name = {"plain": "`flash_sample`, none", "matmul": "the matmul alone"}.get(sampler)
-        old = before.loc[sampler, given, top_k, top_p, min_p]
+        old = before.sort_index().loc[sampler, given, top_k, top_p, min_p]
         rows.append(
             [name or ", ".join(words), given]
             + [f"{time:.0f}" for time in us]

@@ -14,7 +14,7 @@ from truncated_cases import check
 from fsbench.kernels import flash_sample, truncated_sample
 from fsbench.kernels.call.request import Filters
 from fsbench.kernels.truncated import launch as launches
-from fsbench.kernels.truncated import narrow
+from fsbench.kernels.truncated import narrow, redraw
 from fsbench.kernels.truncated import top_p as alone
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
@@ -81,27 +81,37 @@ def test_neither_tests_nor_programs_matter(tests, programs):
 
 EACH = {
     "top_k": torch.tensor([0, 0, 0, 0, 20, 0, 3, 2_000, V, 0, 0, 1]),
-    "top_p": torch.tensor([0.9, 0.3, 1.0, 0.9, 0.9, 0.1, 1.0, 0.5, 0.5, 0.25, 0.8, 0.9]),
+    "top_p": torch.tensor([0.9, 0.8, 1.0, 0.9, 0.9, 0.1, 1.0, 0.5, 0.85, 0.95, 0.8, 0.9]),
     "min_p": torch.tensor([0.0, 0.0, 0.0, 2e-4, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 1e-3, 0.0]),
 }
 """Filters of rows; of V tokens with normal logits a min_p of 2e-4 keeps most, and 1e-3 fewer."""
 
 
 @pytest.mark.parametrize("law", first_quick(LAWS))
-@pytest.mark.parametrize("searches", first_quick([3, 1]))
-def test_a_row_of_tensors_has_the_token_of_the_same_numbers(law, searches):
-    """Also where the tests that many programs do are too few."""
+def test_a_row_of_tensors_has_the_token_of_the_same_numbers(law):
     B = len(EACH["top_k"])
     logits = LAWS[law](1).expand(B, V).contiguous()
     T = torch.linspace(0.5, 1.5, B)
-    for seed in (counter(3), counter(8)):
-        call = {**stored(logits), "seed": seed.expand(B).contiguous(), "offset": counter(2)}
-        with mock.patch.object(launches, "TESTED_SEARCHES", searches):
-            drawn = truncated_sample(**call, temperature=T, **EACH).tokens
-        for row in range(B):
-            numbers = {name: values[row].item() for name, values in EACH.items()}
-            alike = truncated_sample(**call, temperature=T[row].item(), **numbers).tokens
-            assert alike[row] == drawn[row], numbers
+    call = {**stored(logits), "seed": counter(3).expand(B).contiguous(), "offset": counter(2)}
+    drawn = truncated_sample(**call, temperature=T, **EACH).tokens
+    for row in range(B):
+        numbers = {name: values[row].item() for name, values in EACH.items()}
+        alike = truncated_sample(**call, temperature=T[row].item(), **numbers).tokens
+        assert alike[row] == drawn[row], numbers
+
+
+def test_the_last_program_goes_on_until_a_token_is_kept():
+    """Of rows of tensors, whose tests are three; here two, after which one in fifty is left."""
+    B = 200
+    call = {**stored(normal_logits(B, 300)), "seed": SEED}
+    expected = truncated_sample(**call, top_p=0.8).tokens
+    left = mock.Mock(side_effect=redraw._first_kept)
+    with (
+        mock.patch.object(launches, "TESTED_SEARCHES", 1),
+        mock.patch.object(redraw, "_first_kept", left),
+    ):
+        drawn = truncated_sample(**call, top_p=torch.full((B,), 0.8)).tokens
+    assert torch.equal(drawn, expected) and left.called
 
 
 @pytest.mark.parametrize("B", [8, 40])
