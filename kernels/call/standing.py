@@ -1,7 +1,8 @@
 """Where drawn tokens stand among stored logits: rank, log-probability, the largest of a row.
 
-One program for each row. The largest logit of each group of 32 tokens is in memory, so of the row
-itself only the groups are read that hold something larger than what is asked about.
+The largest logit of each group of 32 tokens is in memory, so of the row itself only the groups are
+read that hold something larger than what is asked about. For the rank of an unlikely token these
+are most of the row, so many programs share them. The rest is done by one program for each row.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from fsbench.kernels.call.prepared import launch_kernel
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample
+from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.device.mass import log_probability, mass_of_programs
 from fsbench.kernels.device.rows import temperatures_of_rows
 from fsbench.kernels.device.stored_logits import StoredLogits, place_of_largest
@@ -29,19 +31,66 @@ LOWEST = tl.constexpr(-2139095040)
 AT_ONCE = tl.constexpr(32)
 LISTED_AT_ONCE = tl.constexpr(256)
 """Groups of a list that are read at once."""
+RANKED_AT_ONCE = tl.constexpr(64)
+"""Groups of which a program counts larger logits at once."""
 SEARCHED = tl.constexpr(4096)
 """Tokens that are searched at once."""
+
+PROGRAMS = 1024
+"""Programs that count for ranks: about what fits on a large GPU at once."""
+
+
+@triton.jit(do_not_specialize=["samples"])
+def rank_kernel(
+    logits_ptr,  # [B, stride] fp32
+    largest_ptr,  # [stride // 128, B, 4] fp32: of each group
+    tokens_ptr,  # [B, samples] int64
+    rank_ptr,  # [B, samples] int32, out
+    counts_ptr,  # [B, samples] int64, LOWEST_KEY between launches
+    arrivals_ptr,  # [B, samples] int32, 0 between launches
+    stride,
+    samples,
+):
+    row = tl.program_id(0)
+    logits_ptr += row.to(tl.int64) * stride
+    for i in range(samples):
+        at = row.to(tl.int64) * samples + i
+        token = tl.load(tokens_ptr + at)
+        limit = tl.load(logits_ptr + token, mask=token >= 0, other=float("inf"))
+        count = _larger(logits_ptr, largest_ptr, limit, row, tl.num_programs(0), stride // 32)
+        if count > 0:
+            tl.atomic_add(counts_ptr + at, count.to(tl.int64))
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals_ptr + at, 1) == tl.num_programs(1) - 1:
+            tl.atomic_xchg(arrivals_ptr + at, 0)
+            rank = (tl.atomic_xchg(counts_ptr + at, LOWEST_KEY) - LOWEST_KEY).to(tl.int32)
+            tl.store(rank_ptr + at, tl.where(token >= 0, rank, -1))
+
+
+@triton.jit
+def _larger(logits_ptr, largest_ptr, limit, row, B, groups):
+    """How many logits are above `limit` in this program's share of a row's groups."""
+    count = tl.zeros((RANKED_AT_ONCE,), tl.int32)
+    step = tl.num_programs(1) * RANKED_AT_ONCE
+    for first in range(tl.program_id(1) * RANKED_AT_ONCE, groups, step):
+        group = first + tl.arange(0, RANKED_AT_ONCE)
+        at = largest_ptr + place_of_largest(group, row, B)
+        largest = tl.load(at, mask=group < groups, other=float("-inf"))
+        token = token_of_member(0, group[:, None], tl.arange(0, 32)[None, :])
+        holds = (largest > limit)[:, None]
+        y = tl.load(logits_ptr + token, mask=holds, other=float("-inf"))
+        count += tl.sum((y > limit).to(tl.int32), axis=1)
+    return tl.sum(count)
 
 
 @triton.jit(do_not_specialize=["programs", "samples", "top"])
 def standing_kernel(
     logits_ptr,  # [B, stride] fp32
     largest_ptr,  # [stride // 128, B, 4] fp32: of each group
-    masses_ptr,  # [3, programs, B] int64: see mass_of_programs; or None if only ranks are asked for
+    masses_ptr,  # [3, programs, B] int64: see mass_of_programs
     temperature,  # fp32, or pointer to [B] fp32
     tokens_ptr,  # [B, samples] int64
     valid_ptr,  # [B] bool
-    rank_ptr,  # [B, samples] int32, out; or None
     logprob_ptr,  # [B, samples] fp32, out; or None
     groups_ptr,  # [B, GROUPS] int32, scratch
     keys_ptr,  # [B, ROOM] int64, scratch
@@ -59,22 +108,6 @@ def standing_kernel(
     B = tl.num_programs(0)
     logits_ptr += row.to(tl.int64) * stride
     valid = tl.load(valid_ptr + row).to(tl.int32) != 0
-    group = tl.arange(0, GROUPS)
-    at = largest_ptr + place_of_largest(group, row, B)
-    maxima = tl.load(at, mask=group < stride // 32, other=float("-inf"))
-    maxima = tl.where(valid, maxima, float("-inf"))
-    groups_ptr += row * GROUPS
-    if rank_ptr is not None:
-        for i in range(samples):
-            token = tl.load(tokens_ptr + row.to(tl.int64) * samples + i)
-            limit = tl.load(logits_ptr + token, mask=token >= 0, other=float("inf"))
-            listed = _listed(maxima > limit, group, groups_ptr)
-            rank = tl.zeros((LISTED_AT_ONCE,), tl.int32)
-            for first in range(0, listed, LISTED_AT_ONCE):
-                _, y = _members_of_listed(first, listed, groups_ptr, logits_ptr)
-                rank += tl.sum((y > limit).to(tl.int32), axis=1)
-            rank = tl.where(token >= 0, tl.sum(rank), -1)
-            tl.store(rank_ptr + row.to(tl.int64) * samples + i, rank)
     if logprob_ptr is not None:
         mass, inverse_temperature = _mass_of_row(
             masses_ptr, programs, temperature, row, B, TEMPERATURE_PER_ROW
@@ -86,6 +119,11 @@ def standing_kernel(
             logprob = log_probability(y, mass, inverse_temperature)
             tl.store(logprob_ptr + of_sample, tl.where(token >= 0, logprob, float("nan")))
     if top_tokens_ptr is not None:
+        group = tl.arange(0, GROUPS)
+        at = largest_ptr + place_of_largest(group, row, B)
+        maxima = tl.load(at, mask=group < stride // 32, other=float("-inf"))
+        maxima = tl.where(valid, maxima, float("-inf"))
+        groups_ptr += row * GROUPS
         keys_ptr += row * ROOM
         tl.store(found_ptr + row, 0)
         order = tl.where(maxima > float("-inf"), ordered(maxima), LOWEST - 1)
@@ -200,12 +238,34 @@ def launch_standing(
     masses: of the fused kernel's programs, for log-probabilities.
     """
     (B, stride), device = stored.logits.shape, stored.logits.device
-    top = 0 if out.top_tokens is None else out.top_tokens.shape[1]
+    samples, top = request.num_samples, 0
+    if out.rank is not None:
+        parts = triton.cdiv(stride // 32, RANKED_AT_ONCE.value)
+        work = workspace(B * samples, device)
+        launch_kernel(
+            rank_kernel,
+            device,
+            (B, max(1, min(parts, PROGRAMS // B))),
+            logits_ptr=stored.logits,
+            largest_ptr=stored.largest,
+            tokens_ptr=out.tokens,
+            rank_ptr=out.rank,
+            counts_ptr=work.keys,
+            arrivals_ptr=work.arrivals,
+            stride=stride,
+            samples=samples,
+            num_warps=4,
+        )
+    if out.logprob is None and out.top_tokens is None:
+        return
     groups = max(PARTS.value, triton.next_power_of_2(stride // 32))
-    keys = found = None
-    if top:
+    listed = keys = found = None
+    if out.top_tokens is not None:
+        top = out.top_tokens.shape[1]
+        listed = torch.empty(B, groups, dtype=torch.int32, device=device)
         keys = torch.empty(B, ROOM.value, dtype=torch.int64, device=device)
         found = torch.empty(B, dtype=torch.int32, device=device)
+    assert masses is not None
     launch_kernel(
         standing_kernel,
         device,
@@ -216,16 +276,15 @@ def launch_standing(
         temperature=request.temperature,
         tokens_ptr=out.tokens,
         valid_ptr=out.valid,
-        rank_ptr=out.rank,
         logprob_ptr=out.logprob,
-        groups_ptr=torch.empty(B, groups, dtype=torch.int32, device=device),
+        groups_ptr=listed,
         keys_ptr=keys,
         found_ptr=found,
         top_tokens_ptr=out.top_tokens,
         top_logprob_ptr=out.top_logprob,
         stride=stride,
-        programs=1 if masses is None else masses.shape[1],
-        samples=request.num_samples,
+        programs=masses.shape[1],
+        samples=samples,
         top=top,
         TEMPERATURE_PER_ROW=isinstance(request.temperature, Tensor),
         GROUPS=groups,

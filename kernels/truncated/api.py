@@ -111,12 +111,13 @@ def truncated_sample(
     the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
     of the mass, always in the same way.
 
-    One launch without filters, two for a small top_k of all rows, up to eight for others, two more
-    from a screened head, one more to pack a mask of bools, and up to six for fields beside tokens
-    and valid. [B, V] fp32 logits are allocated, and some 10 % of that beside them. The host waits
-    as little as for flash_sample; CUDA graphs may capture it, after one launch outside, and replays
-    read seed, offset, and all [B] arguments again. On CPU tensors it runs fsbench.reference, or
-    under TRITON_INTERPRET=1 the kernels (not in bf16).
+    One launch without filters, two for a small top_k of all rows, up to eight for others (of one
+    top_p alone more the smaller it is), two more from a screened head, one more to pack a mask of
+    bools, and up to seven for fields beside tokens and valid. [B, V] fp32 logits are allocated, and
+    some 10 % of that beside them. The host waits as little as for flash_sample; CUDA graphs may
+    capture it, after one launch outside, and replays read seed, offset, and all [B] arguments
+    again. On CPU tensors it runs fsbench.reference, or under TRITON_INTERPRET=1 the kernels (not in
+    bf16).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout or

@@ -18,6 +18,7 @@ from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
+from fsbench.kernels.truncated import narrow
 from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
 from fsbench.kernels.truncated.filters import amounts
@@ -25,19 +26,23 @@ from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
-from fsbench.kernels.truncated.top_p import launch_redraws, tests_needed
+from fsbench.kernels.truncated.top_p import early, launch_redraws, tests_needed
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
 SEARCHES = 4
 """Times that many programs narrow down where a row's cutoff is, if they need so many."""
+TESTED_SEARCHES = 3
+"""The same where rows may be tested, an odd number: test, race, test, and in the last two launches
+race and test. Of rows that are searched then, for a large k or a small p, few have more tokens left
+than there is room for."""
 LOOK = {"num_warps": 8}
 
 
 ROW_WARPS = 4
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
 """Two programs on each multiprocessor: they wait for memory and for each other."""
-PROGRAMS = {"sections": 1280, "cutoff": 264, "race": 900}
+PROGRAMS = {"search": 1280, "cutoff": 264, "race": 900}
 """Programs of a launch over rows: about what fits on a large GPU at once."""
 
 
@@ -138,7 +143,9 @@ def finish(
     history = None if penalties is None else penalties.history
     asked = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
     tests = tests_needed(filters, B)
-    if history is None and request.noise != "none" and not asked and tests > 0:
+    tested = history is None and request.noise != "none" and not asked
+    if tested and tests > 0:
+        assert isinstance(filters.top_p, float)
         with launching_on(device):
             launch_redraws(request, filters.top_p, tests, stored.logits, sample)
             launch_kept(request, said_of or request, stored, masses, None, sample)
@@ -178,10 +185,12 @@ def finish(
             **{f"{name.upper()}_PER_ROW": isinstance(x, torch.Tensor) for name, x in each.items()},
             GROUPS=max(32, 1 << (stride // GROUP.value - 1).bit_length()),
             CHUNK=few,
+            TESTS=tested and plan is not None,
+            **early(device),
             **LOOK,
         )
         if plan is not None and numbers is not None:
-            _launch_rows(request, filters, stored, plan, numbers, sample, cuts)
+            _launch_rows(request, filters, stored, plan, numbers, sample, cuts, tested)
         launch_kept(request, said_of or request, stored, masses, cuts, sample)
 
 
@@ -193,11 +202,15 @@ def _launch_rows(
     numbers: Tensor,
     sample: TruncatedSample,
     cuts: Tensor | None,
+    tested: bool,
 ) -> None:
-    """Many programs for each row that the first look did not finish; the others cost nothing."""
+    """Many programs for each row that the first look did not finish; the others cost nothing.
+
+    tested: whether rows may be.
+    """
     logits = stored.logits
     B, stride = logits.shape
-    blocks = triton.cdiv(stride, kernels.BLOCK.value)
+    blocks = triton.cdiv(stride, narrow.BLOCK.value)
     # At least one program for each row; programs for one row share its blocks.
     grid = {name: (max(B, min(B * blocks, most)),) for name, most in PROGRAMS.items()}
     rows = max(32, triton.next_power_of_2(B))
@@ -208,6 +221,7 @@ def _launch_rows(
         "B": B,
         "stride": stride,
         "ROWS": rows,
+        **early(logits.device),
     }
     per = per_row(request)
     of_draws: dict[str, Any] = {
@@ -219,20 +233,32 @@ def _launch_rows(
         "valid_ptr": sample.valid,
     }
     times = searches(filters, stride // 32)
+    times = min(times, TESTED_SEARCHES) if tested else times
+    tops = masses = before = None
     if times > 0:
-        sums = logits.new_empty(B, blocks, kernels.SECTIONS.value)
-        before = logits.new_empty(B, blocks)
+        sums = logits.new_empty(B, blocks, narrow.SECTIONS.value)
+        if tested:
+            tops, before = logits.new_empty(2, B, blocks)
+            masses = plan.new_empty(B, blocks, 2)
         for turn in range(times):
+            race = turn % 2 == 1
             launch_kernel(
-                kernels.sampling_sections_kernel,
+                narrow.sampling_narrow_kernel,
                 logits.device,
-                grid["sections"],
+                grid["race" if tested and race else "search"],
                 **of_all,
+                seed_ptr=request.seed,
+                offset_ptr=request.offset,
+                tokens_ptr=sample.tokens,
                 sums_ptr=sums,
                 before_ptr=None if turn else before,
+                tops_ptr=tops,
+                masses_ptr=masses,
                 launch=turn,
                 blocks=blocks,
-                CUTS=cuts is not None,
+                RACE=tested and race,
+                SEED_PER_ROW=per["SEED_PER_ROW"],
+                OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
                 num_warps=ROW_WARPS,
             )
     if times >= 0:
@@ -244,8 +270,11 @@ def _launch_rows(
             **of_all,
             **of_draws,
             gathered_ptr=gathered,
+            tops_ptr=tops,
+            masses_ptr=masses,
             cuts_ptr=cuts,
             launch=times,
+            blocks=blocks,
             **CUTOFF,
         )
     launch_kernel(
@@ -255,6 +284,8 @@ def _launch_rows(
         **of_all,
         **of_draws,
         largest_ptr=stored.largest,
+        tops_ptr=tops,
+        masses_ptr=masses,
         launch=times + 1,
         blocks=blocks,
         num_warps=ROW_WARPS,

@@ -9,8 +9,8 @@ row, finds out with the maxima which groups can hold a token that is kept:
     min-p   the threshold is known from the largest logit alone
 
 If these groups are few, it gathers the tokens and draws from them, and the row is done. If not, it
-leaves a plan, and the kernels of truncated.rows do the row with many programs. With top-p alone
-there is no such look (truncated.redraw).
+leaves a plan, and the kernels of truncated.narrow and truncated.rows do the row with many programs.
+A row of top-p alone is not looked at: its plan is to test the draw (truncated.redraw).
 """
 
 import triton
@@ -32,9 +32,12 @@ from fsbench.kernels.truncated.plan import (
     GATHER,
     PLAN,
     RACE,
+    TESTED,
+    let_follow,
     set_mode,
     store_plan,
 )
+from fsbench.kernels.truncated.redraw import LEAST_OF_ROWS
 
 GROUP = tl.constexpr(32)
 """Tokens of which the largest logit is known: a group of the group noise."""
@@ -86,7 +89,11 @@ def sampling_look_kernel(
     FREQUENCY_PER_ROW: tl.constexpr,
     GROUPS: tl.constexpr,  # a power of two, at least stride // 32
     CHUNK: tl.constexpr,  # groups of which tokens are gathered, a power of two
+    TESTS: tl.constexpr,  # rows with top-p, and not too small a one, without top-k are TESTED
+    EARLY: tl.constexpr,  # launched before the launch before it has ended
 ):
+    if EARLY:
+        let_follow()
     row = tl.program_id(0)
     B = tl.num_programs(0)
     groups = stride // 128 * 4  # in this form a known multiple of 4, so maxima load by four
@@ -113,7 +120,19 @@ def sampling_look_kernel(
     k = of_row(top_k, row, tl.int64 if TOP_K_PER_ROW else tl.int32, TOP_K_PER_ROW)
     p = of_row(top_p, row, tl.float32, TOP_P_PER_ROW)
     least = of_row(min_p, row, tl.float32, MIN_P_PER_ROW)
+    sampled = T > 0.0
+    k = tl.where(sampled, tl.where(k > 0, tl.minimum(k, V), V), 1).to(tl.int32)
+    # Each may be NaN, which is neither above nor below anything.
+    tested = sampled & (k == V) & (p >= LEAST_OF_ROWS) & (p < 1.0)
     drawn = tl.full((), LOWEST_KEY, tl.int64)
+    if TESTS:  # nothing of the maxima is needed
+        at_once = tested & (least <= 0.0) & (tl.load(tokens_ptr + row) >= 0)
+        if at_once:
+            low = tl.full((), LOWEST, tl.int32)
+            store_plan(
+                plan_ptr, numbers_ptr, row, TESTED, low, low, k, drawn, 0.0, 0.0, sharpness, p, T
+            )
+            return
     if history_ptr is None:  # penalties change the law after the draw
         token = tl.load(tokens_ptr + row).to(tl.int32)
         y = tl.load(logits_ptr + token, mask=token >= 0, other=float("-inf"))
@@ -127,8 +146,6 @@ def sampling_look_kernel(
     valid = (top < float("inf")) & (top > float("-inf")) & (T == T) & (p == p) & (least == least)
     top = tl.where(valid, top, 0.0)
     order = tl.where(valid, ordered(maxima), LOWEST - 1)  # -inf is LOWEST - 1
-    sampled = T > 0.0
-    k = tl.where(sampled, tl.where(k > 0, tl.minimum(k, V), V), 1).to(tl.int32)
     by_p = sampled & (p < 1.0)
     p = tl.maximum(p, 0.0)
 
@@ -145,8 +162,8 @@ def sampling_look_kernel(
         here = (stands | many) == 0
         if many:
             _leave_plan(
-                logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, drawn, top,
-                sharpness, T, groups, V, stride,
+                logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, tested & TESTS,
+                drawn, top, sharpness, T, groups, V, stride,
             )  # fmt: skip
         else:
             set_mode(plan_ptr + row * PLAN, DONE, 0)
@@ -185,12 +202,12 @@ def _lowest_kept(order, top, T, sampled, least, k, groups, above_all, CHUNK: tl.
 
 
 @triton.jit
-def _leave_plan(logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, drawn, top,
-                sharpness, T, groups, V, stride):  # fmt: skip
+def _leave_plan(logits_ptr, plan_ptr, numbers_ptr, row, low, above_all, k, by_p, p, tested, drawn,
+                top, sharpness, T, groups, V, stride):  # fmt: skip
     """The plan of a row with too many groups for this program: see truncated.plan."""
     mode = tl.where(by_p, BY_MASS, RACE)
     few = (k < groups) & (k <= GATHERED_K)
-    mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), mode)
+    mode = tl.where(k < V, tl.where(few, GATHER, BY_COUNT), tl.where(tested, TESTED, mode))
     start = tl.maximum(value_of(low), _smallest_of_sample(logits_ptr, top, stride))
     if mode == BY_MASS:
         # What is below has less than half of the mass that top-p gives up.

@@ -7,11 +7,13 @@ A row has PLAN int64 and NUMBERS fp32 in memory. The modes:
     BY_COUNT  the cutoff is where `wanted` tokens are reached, in [low, high)
     BY_MASS   where `wanted` mass is reached
     GATHER    top-k, then top-p, among what is gathered from low on
+    TESTED    top-p, of what is kept from low on; by tests of tokens, without a cutoff (redraw)
 
 BY_COUNT and BY_MASS have the flag FEW once the tokens in [low, high) are so few that there is room
 to gather them: then the search is over, and they are.
 
-Until its mode is DONE a row's token is the draw from all tokens, which stands if it is kept.
+Until its mode is DONE a row's token is the draw from all tokens, which stands if it is kept; of a
+row that is TESTED it is the one to be tested next.
 
 The launches are numbered, and a row has a mode for each: `assigned` shares out the programs of a
 launch among the rows that it is for, however few these are, and for that all of them must see the
@@ -20,6 +22,7 @@ same. So a launch decides about the modes of later ones.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fsbench.kernels.noise.keys import LOWEST_KEY
 from fsbench.kernels.truncated.cutoff import first_key
@@ -29,6 +32,7 @@ RACE = tl.constexpr(1)
 BY_COUNT = tl.constexpr(2)
 BY_MASS = tl.constexpr(3)
 GATHER = tl.constexpr(4)
+TESTED = tl.constexpr(5)
 FEW = tl.constexpr(8)
 """A flag on the two modes of a search: no more of it is needed."""
 
@@ -54,6 +58,13 @@ ABOVE = tl.constexpr(3)  # tokens or mass from `high` on
 SHARPNESS = tl.constexpr(4)  # log2(e) / T
 P = tl.constexpr(5)  # above 1: no top-p
 TEMPERATURE = tl.constexpr(6)
+
+
+@triton.jit
+def let_follow():
+    """Let the next launch begin, which will wait; wait for all that the last one has written."""
+    gdc_launch_dependents()
+    gdc_wait()
 
 
 @triton.jit

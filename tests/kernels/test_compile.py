@@ -24,16 +24,16 @@ FAMILIES = {
         "gumbel_argmax",
         "matmul_form",
     ),
-    *("merge_keys", "noise_map", "pack_mask", "pivot_search", "resolve", "sampling_cutoff"),
-    *("sampling_before", "sampling_kept", "sampling_look", "sampling_race", "sampling_redraw"),
-    *("sampling_redraw_rest", "sampling_sections"),
+    *("merge_keys", "noise_map", "pack_mask", "pivot_search", "rank", "resolve"),
+    *("sampling_cutoff",),
+    *("sampling_kept", "sampling_look", "sampling_narrow", "sampling_race", "sampling_redraw"),
     *("sampling_support", "score_slopes", "screen", "standing", "target_logits", "weight_stream"),
 }
 FOR_HOPPER = {"flash_sampling_hopper", "hopper_screen"}
 """Kernels for compute capability 9.0 only."""
 FILTERING = {
     *("akunu_exact", "akunu_faithful", "pivot_search", "sampling_cutoff", "sampling_look"),
-    "standing",
+    *("sampling_narrow", "sampling_race", "sampling_redraw", "standing"),
 }
 """Kernels without an accumulator, in which a program has a row's candidates in registers."""
 SCREENED = {"screen", "hopper_screen", "resolve"}

@@ -73,6 +73,7 @@ FILTERED = (*(option for option in EVERYTHING if not option.startswith("log")), 
 
 PORTABLE = kernel("kernels.fused.portable", "flash_sampling_kernel")
 HOPPER = kernel("kernels.fused.hopper.kernel", "hopper_kernel")
+RANK = kernel("kernels.call.standing", "rank_kernel")
 STANDING = kernel("kernels.call.standing", "standing_kernel")
 TARGET_LOGITS = kernel("kernels.fused.targets", "target_logits_kernel")
 MATMUL = kernel("kernels.providing.matmul_form", "matmul_form_kernel")
@@ -328,16 +329,18 @@ def _target_logits() -> Iterator[Variant]:
 
 def _standing() -> Iterator[Variant]:
     """Ranks and the largest logits, of small and of large vocabularies."""
-    rank = {"rank_ptr": "*i32"}
-    top = {"masses_ptr": "*i64", "keys_ptr": "*i64", "found_ptr": "*i32"}
-    top |= {"top_tokens_ptr": "*i64", "top_logprob_ptr": "*fp32"}
     types = {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "temperature": "fp32"}
-    types |= {"tokens_ptr": "*i64", "valid_ptr": "*i1", "groups_ptr": "*i32"}
+    types |= {"tokens_ptr": "*i64", "valid_ptr": "*i1", "masses_ptr": "*i64"}
     types |= dict.fromkeys(("stride", "programs", "samples", "top"), "i32")
-    logprob = {"masses_ptr": "*i64", "logprob_ptr": "*fp32"}
-    both = {"rank and top": rank | top, "rank and logprob": rank | logprob}
-    for name, given in {"rank": rank, "top": top, **both}.items():
-        constants: dict[str, Any] = dict.fromkeys(rank | top | logprob)
+    rank = {"rank_ptr": "*i32", "counts_ptr": "*i64", "arrivals_ptr": "*i32"}
+    for capability in CAPABILITIES:
+        yield variant("rank", "", RANK, types | rank, {}, capability, num_warps=4)
+    top = {"groups_ptr": "*i32", "keys_ptr": "*i64", "found_ptr": "*i32"}
+    top |= {"top_tokens_ptr": "*i64", "top_logprob_ptr": "*fp32"}
+    logprob = {"logprob_ptr": "*fp32"}
+    both = {"top and logprob": top | logprob}
+    for name, given in {"logprob": logprob, "top": top, **both}.items():
+        constants: dict[str, Any] = dict.fromkeys(top | logprob)
         constants["TEMPERATURE_PER_ROW"] = False
         for argument in given:
             del constants[argument]

@@ -8,7 +8,6 @@ from typing import Any
 
 from fsbench.kernels.truncated.kept import WARPS
 from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
-from fsbench.kernels.truncated.top_p import REST_WARPS
 from fsbench.kernels.truncated.top_p import WARPS as REDRAW_WARPS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -16,6 +15,7 @@ HISTORY = ("history_ptr", "counts_ptr", "lengths_ptr")
 AMOUNTS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
 PER_ROW = ("seed", "offset", "top_k", *AMOUNTS)
 EVERYTHING = ("history", "cuts", "per row")
+WITH_TESTS = ("per row", "tests")
 """Options of the first look."""
 
 TYPES = {
@@ -26,9 +26,10 @@ TYPES = {
     "plan_ptr": "*i64",
     "numbers_ptr": "*fp32",
     "sums_ptr": "*fp32",
+    "before_ptr": "*fp32",
+    "tops_ptr": "*fp32",
     "arrivals_ptr": "*i32",
     "undecided_ptr": "*i32",
-    "before_ptr": "*fp32",
     "gathered_ptr": "*i64",
     "seed_ptr": "*i64",
     "offset_ptr": "*i64",
@@ -49,13 +50,10 @@ TYPES = {
 LOOK_KERNEL = kernel("kernels.truncated.look", "sampling_look_kernel")
 ROW_KERNELS = {
     name: kernel("kernels.truncated.rows", f"{name}_kernel")
-    for name in ("sampling_sections", "sampling_cutoff", "sampling_race")
+    for name in ("sampling_cutoff", "sampling_race")
 }
-
-REDRAW_KERNELS = {
-    name: kernel("kernels.truncated.redraw", f"{name}_kernel")
-    for name in ("sampling_before", "sampling_redraw", "sampling_redraw_rest")
-}
+NARROW_KERNEL = kernel("kernels.truncated.narrow", "sampling_narrow_kernel")
+REDRAW_KERNEL = kernel("kernels.truncated.redraw", "sampling_redraw_kernel")
 
 SAYING_KERNELS = {
     name: kernel("kernels.truncated.kept", f"{name}_kernel")
@@ -76,6 +74,8 @@ def _look(V: int, top_k: int, capability: int, given: Collection[str] = ()) -> V
         **{f"{name.upper()}_PER_ROW": "per row" in given for name in PER_ROW},
         "GROUPS": 1 << (-(-V // 128) * 4 - 1).bit_length(),
         "CHUNK": chunk(top_k),
+        "TESTS": "tests" in given,
+        "EARLY": capability >= TUNED,
     }
     words = "everything" if len(given) == len(EVERYTHING) else " ".join(given)
     name = f"V={V} k={top_k} {words}".strip()
@@ -83,42 +83,50 @@ def _look(V: int, top_k: int, capability: int, given: Collection[str] = ()) -> V
 
 
 def _row_kernels(
-    capability: int, rows: int = 256, cuts: bool = False, first: bool = True, per_row: bool = False
+    capability: int, rows: int = 256, cuts: bool = False, per_row: bool = False
 ) -> Iterator[Variant]:
-    """The kernels with many programs per row.
+    """The kernels with many programs per row. rows: a power of two, at least B.
 
-    rows: a power of two, at least B. cuts: cutoffs are asked for. first: of the searches.
+    cuts: cutoffs are asked for, so none is TESTED.
     """
-    absent = [*([] if cuts else ["cuts_ptr"]), *([] if first else ["before_ptr"])]
-    constants: dict[str, Any] = {**dict.fromkeys(absent), "ROWS": rows, "CUTS": cuts}
+    constants: dict[str, Any] = {**({} if cuts else {"cuts_ptr": None}), "ROWS": rows}
     constants |= dict.fromkeys(("SEED_PER_ROW", "OFFSET_PER_ROW"), per_row)
-    words = [
-        f"ROWS={rows}",
-        *(["cuts"] if cuts else []),
-        *([] if first else ["later"]),
-        *(["per row"] if per_row else []),
-    ]
+    constants["EARLY"] = capability >= TUNED
+    words = f"ROWS={rows}" + " cuts" * cuts + " per row" * per_row
+    if cuts:
+        constants |= dict.fromkeys(("tops_ptr", "masses_ptr", "before_ptr"))
     for name, function in ROW_KERNELS.items():
         options = CUTOFF if name == "sampling_cutoff" else {"num_warps": ROW_WARPS}
-        yield variant(name, " ".join(words), function, TYPES, constants, capability, **options)
+        yield variant(name, words, function, TYPES, constants, capability, **options)
+    later = {"before_ptr": None}
+    turns = {"": {"RACE": False}, " race": {"RACE": True, **later}}
+    turns |= {} if cuts else {" later": {"RACE": False, **later}}
+    for turn, given in turns.items():
+        if cuts and given["RACE"]:
+            continue
+        yield variant(
+            *("sampling_narrow", words + turn, NARROW_KERNEL, TYPES),
+            {**constants, **given},
+            capability,
+            num_warps=ROW_WARPS,
+        )
 
 
 def _redraws(capability: int, rows: int = 256, per_row: bool = False) -> Iterator[Variant]:
-    """The kernels of top-p alone, the first of them for all rows and for some."""
-    types = {**TYPES, **(dict.fromkeys(AMOUNTS, "*fp32") if per_row else {})}
-    names = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW", "TOP_P_PER_ROW")
+    """The kernel of top-p alone, for all rows and for some."""
+    types = {**TYPES, **(dict.fromkeys(AMOUNTS, "*fp32") if per_row else {}), "top_p": "fp32"}
+    names = ("SEED_PER_ROW", "OFFSET_PER_ROW", "TEMPERATURE_PER_ROW")
     constants: dict[str, Any] = {**dict.fromkeys(names, per_row), "ROWS": rows}
     constants["EARLY"] = capability >= TUNED
-    words = f"ROWS={rows}" + " per row" * per_row
-    for name, function in REDRAW_KERNELS.items():
-        warps = REST_WARPS if name == "sampling_redraw_rest" else REDRAW_WARPS
-        for first in (True, False) if name == "sampling_before" else (True,):
-            yield variant(
-                *(name, words if first else f"{words} later", function, types),
-                {**constants, "FIRST": first},
-                capability,
-                num_warps=warps,
-            )
+    turns = {"first": (True, False, False), "race": (False, True, False)}
+    turns |= {"test": (False, False, False), "last": (False, False, True)}
+    for turn, flags in turns.items():
+        yield variant(
+            *("sampling_redraw", f"ROWS={rows}{' per row' * per_row} {turn}", REDRAW_KERNEL, types),
+            {**constants, **dict(zip(("FIRST", "RACE", "LAST"), flags, strict=True))},
+            capability,
+            num_warps=REDRAW_WARPS,
+        )
 
 
 def _saying(capability: int) -> Iterator[Variant]:
@@ -138,13 +146,11 @@ def variants() -> Iterator[Variant]:
     """Three vocabularies, each way to choose a row's tokens, and every option."""
     for capability in CAPABILITIES:
         yield from _row_kernels(capability)
-        yield from _row_kernels(capability, cuts=True, first=False, per_row=True)
+        yield from _row_kernels(capability, cuts=True, per_row=True)
         yield from _saying(capability)
         yield _look(32_000, 50, capability)
         yield _look(128_256, 50, capability)
         yield _look(151_936, 0, capability, EVERYTHING)
-    yield from _row_kernels(TUNED, first=False)
-    yield from _row_kernels(TUNED, cuts=True)
     yield from _row_kernels(TUNED, rows=32)
     for capability in CAPABILITIES:
         yield from _redraws(capability)
@@ -152,5 +158,5 @@ def variants() -> Iterator[Variant]:
     for top_k in (50, 1000, 0):  # one launch; as many as fit one program; a search
         yield _look(151_936, top_k, TUNED)
     yield _look(151_936, 50, TUNED, EVERYTHING)
-    for option in EVERYTHING:
-        yield _look(151_936, 0, TUNED, (option,))
+    for given in (*((option,) for option in EVERYTHING), WITH_TESTS):
+        yield _look(151_936, 0, TUNED, given)

@@ -22,7 +22,8 @@ from pages.blocks import (
 OURS, JOINT = "flash_sampling_topk_topp", "flashinfer_joint"
 CUT, LAUNCHES = "truncated-20261123", "truncated-launches/launches.csv"
 GRID = "truncated-grid-20261122"
-TOP_P = "h200/truncated-top-p.csv"
+TENSORS = "h100/truncated-tensors/tests.csv"
+SEARCHED = "h100/truncated-tensors/searches.csv"
 LAWS = ("normal-0.01", "normal-3", "zipf-1.1", "peaked-12")
 FILTERS = {
     "k = 50, p = 0.9": (50, 0.9, 0.0),
@@ -97,20 +98,30 @@ def by_filters() -> str:
 
 
 @block
-def top_p_alone() -> str:
-    found = pd.read_csv(RESULTS / TOP_P)
-    found = found[found.logits == "normal:1"].fillna({"way": ""})
-    found = found.set_index(["call", "top_p", "way", "b"]).span_us.sort_index()
-    cases = {
-        "`flash_sample`": ("flash_sample", 1.0, ""),
-        "the matmul alone": ("hidden @ weight.T", 1.0, ""),
-        "p = 0.9": ("truncated_sample", 0.9, "tests"),
-        "p = 0.9, with a search": ("truncated_sample", 0.9, "search"),
-    }
-    rows = [[words, *(f"{us:.0f}" for us in found[case])] for words, case in cases.items()]
-    text = table(["", "B = 1", "16", "64", "256"], rows)
-    said = "NVIDIA H200, 2026-11-24, commit 2c6fe26"  # it has no env.json
-    return f"{text}\n\n*{said}. Record: [{TOP_P[5:]}](../results/{TOP_P}).*"
+def of_rows() -> str:
+    """Filters as numbers and as tensors; and as tensors before rows of tensors were tested."""
+    keys = ["sampler", "given", "top_k", "top_p", "min_p", "b"]
+    now, before = (
+        pd.read_csv(RESULTS / name, keep_default_na=False).set_index(keys).span_us
+        for name in (TENSORS, SEARCHED)
+    )
+    rows = []
+    for (sampler, given, top_k, top_p, min_p), us in now.groupby(level=keys[:-1], sort=False):
+        if top_p == 0.5:  # in tensors it was tested then, and is searched since
+            continue
+        words = [f"k = {top_k.replace('and', 'or')}"] if top_k != "0" else []
+        words += [f"p = {top_p}"] if top_p < 1 else []
+        words += [f"min_p = {min_p}"] if min_p > 0 else []
+        name = {"plain": "`flash_sample`, none", "matmul": "the matmul alone"}.get(sampler)
+        old = before.sort_index().loc[sampler, given, top_k, top_p, min_p]
+        rows.append(
+            [name or ", ".join(words), given]
+            + [f"{time:.0f}" for time in us]
+            + [f"{time:.0f}" if given == "tensors" else "" for time in old]
+        )
+    heads = ["filters", "given as", *(f"B = {B}" for B in us.index.get_level_values("b"))]
+    heads += [f"searched, {B}" for B in us.index.get_level_values("b")]
+    return with_source(table(heads, rows, left=2), *places(TENSORS, SEARCHED))
 
 
 @block

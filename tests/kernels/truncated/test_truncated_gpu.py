@@ -156,6 +156,32 @@ def test_real_matmuls_and_filters_of_every_row(B, D, dtype):
     assert_expected(sample, logits, counter(1), counter(0), temperature, error, **filters)
 
 
+KINDS = [(0, 0.9, 0.0), (0, 0.8, 0.0), (0, 0.2, 0.0), (20, 0.95, 0.0), (0, 0.9, 0.05)]
+KINDS += [(1000, 0.9, 0.0), (0, 1.0, 0.05), (0, 0.7, 1e-3), (0, 1.0, 0.0), (1, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize("B", [3, 16, 70, 256])
+def test_a_row_of_tensors_has_the_token_of_the_same_numbers(B):
+    """Whatever the other rows have; also if all have the same."""
+    hidden, weight, _ = exact(B, 151_936)
+    names, kinds = ("top_k", "top_p", "min_p"), torch.arange(B, device="cuda") % len(KINDS)
+    columns = [torch.tensor(column, device="cuda") for column in zip(*KINDS, strict=True)]
+    for step in range(3):
+        call = {"seed": counter(step).expand(B).contiguous(), "offset": counter(7)}
+        call["temperature"] = torch.full((B,), 0.8, device="cuda")
+        mixed = {name: column[kinds] for name, column in zip(names, columns, strict=True)}
+        drawn = truncated_sample(hidden, weight, **call, **mixed).tokens
+        for kind, numbers in enumerate(KINDS):
+            alike = dict(zip(names, numbers, strict=True))
+            tokens = truncated_sample(hidden, weight, **call, **alike).tokens
+            assert torch.equal(drawn[kinds == kind], tokens[kinds == kind]), alike
+            same = {
+                n: column[kind].expand(B).contiguous()
+                for n, column in zip(names, columns, strict=True)
+            }
+            assert torch.equal(truncated_sample(hidden, weight, **call, **same).tokens, tokens)
+
+
 @pytest.mark.parametrize("B", [1, 64, 256])
 def test_without_filters_tokens_are_those_of_flash_sample(B):
     hidden, weight = problem(B, 151_936, 1024)

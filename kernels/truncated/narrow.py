@@ -1,0 +1,201 @@
+"""Device code of truncated sampling: many programs narrow down what a row may draw.
+
+Launched several times, for rows of two kinds. Of a row that is searched, counts or masses from each
+of 8 thresholds on are added up: between two of them is the cutoff, and the next launch has its
+thresholds between these two, until few tokens are left. The first time also the mass of the tokens
+before the draw from all: with top-p alone this decides whether it is kept, and then the row is
+done. A row that is TESTED has a test of its
+token, and in the next launch a race of the tokens before it (truncated.redraw).
+
+A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing that they find
+depends on how many they are. All programs of a launch are for the rows that need it. Sums over a
+block are stored, and the last program of a row to arrive adds them up in the order of the blocks,
+and decides.
+"""
+
+import triton
+import triton.language as tl
+
+from fsbench.kernels.device.rows import noise_of_rows
+from fsbench.kernels.noise.keys import ordered, value_of
+from fsbench.kernels.truncated.cutoff import GATHERED, first_key, is_kept
+from fsbench.kernels.truncated.plan import (
+    ABOVE,
+    ARRIVALS,
+    BEST,
+    BY_COUNT,
+    BY_MASS,
+    DONE,
+    DRAWN,
+    FEW,
+    HIGH,
+    LOW,
+    MODE,
+    NUMBERS,
+    PLAN,
+    SHARPNESS,
+    START,
+    TEMPERATURE,
+    TESTED,
+    TOP,
+    WANTED,
+    P,
+    assigned,
+    last_to_arrive,
+    let_follow,
+    modes_of_rows,
+    set_mode,
+)
+from fsbench.kernels.truncated.redraw import BLOCK, test_or_race
+
+SLICE = tl.constexpr(128)
+"""Tokens of a block that are in registers at once, with a sum for each threshold."""
+
+SECTIONS = tl.constexpr(8)
+"""Thresholds of a launch."""
+
+LARGEST = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit(do_not_specialize=["launch", "B", "blocks"])
+def sampling_narrow_kernel(
+    logits_ptr,  # [B, stride] fp32
+    plan_ptr,  # [B, PLAN] int64
+    numbers_ptr,  # [B, NUMBERS] fp32
+    sums_ptr,  # [B, blocks, SECTIONS] fp32, scratch
+    before_ptr,  # [B, blocks] fp32, scratch: mass before the draw; or None: it is not asked about
+    tops_ptr,  # [B, blocks] fp32, scratch of test_or_race; or None: no row is TESTED
+    masses_ptr,  # [B, blocks, 2] int64, likewise
+    seed_ptr,  # [1] or [B] int64
+    offset_ptr,  # [1] or [B] int64, or None: 0
+    tokens_ptr,  # [B] int64, out
+    launch,  # its number among those over rows (truncated.plan)
+    B,
+    stride,
+    blocks,
+    ROWS: tl.constexpr,  # a power of two, at least B
+    RACE: tl.constexpr,  # see test_or_race
+    SEED_PER_ROW: tl.constexpr,
+    OFFSET_PER_ROW: tl.constexpr,
+    EARLY: tl.constexpr,  # launched before the launch before it has ended
+):
+    if EARLY:
+        let_follow()
+    modes = modes_of_rows(plan_ptr, launch, B, ROWS)
+    row, share, programs = assigned((modes == BY_COUNT) | (modes == BY_MASS) | (modes == TESTED))
+    if share < programs:
+        plan_ptr += row * PLAN
+        numbers_ptr += row * NUMBERS
+        logits_ptr += row.to(tl.int64) * stride
+        mode = tl.load(plan_ptr + MODE + launch)
+        if before_ptr is not None:
+            before_ptr += row.to(tl.int64) * blocks
+        if mode != TESTED:
+            _search(
+                logits_ptr, plan_ptr, numbers_ptr, sums_ptr + row.to(tl.int64) * blocks * SECTIONS,
+                before_ptr, mode, launch, share, programs, blocks, stride,
+            )  # fmt: skip
+        elif tops_ptr is not None:
+            last, again = test_planned(
+                logits_ptr, plan_ptr, numbers_ptr, tops_ptr + row * blocks,
+                masses_ptr + row * blocks * 2, seed_ptr, offset_ptr, tokens_ptr, row, share,
+                programs, blocks, stride, RACE, False, SEED_PER_ROW, OFFSET_PER_ROW,
+            )  # fmt: skip
+            if last & (again == 0):
+                set_mode(plan_ptr, DONE, launch + 1)
+
+
+@triton.jit
+def test_planned(
+    logits_ptr, plan_ptr, numbers_ptr, tops_ptr, masses_ptr, seed_ptr, offset_ptr, tokens_ptr,
+    row, share, programs, blocks, stride, RACE: tl.constexpr, LAST: tl.constexpr,
+    SEED_PER_ROW: tl.constexpr, OFFSET_PER_ROW: tl.constexpr,
+):  # fmt: skip
+    """test_or_race of a row with a plan. Pointers are the row's up to masses_ptr."""
+    seed, offset, number = noise_of_rows(
+        seed_ptr, offset_ptr, row, None, SEED_PER_ROW, OFFSET_PER_ROW
+    )
+    return test_or_race(
+        logits_ptr, tops_ptr, masses_ptr, plan_ptr + BEST, plan_ptr + ARRIVALS, tokens_ptr + row,
+        tl.load(plan_ptr + LOW).to(tl.int32), tl.load(numbers_ptr + P),
+        tl.load(numbers_ptr + SHARPNESS), tl.load(numbers_ptr + TEMPERATURE), seed, offset, number,
+        share, programs, blocks, stride, RACE, LAST,
+    )  # fmt: skip
+
+
+@triton.jit
+def _search(logits_ptr, plan_ptr, numbers_ptr, sums_ptr, before_ptr, mode, launch, share, programs,
+            blocks, stride):  # fmt: skip
+    """A program's part of the sums from each threshold on, and what follows from all of them."""
+    section = tl.arange(0, SECTIONS)
+    low = tl.load(plan_ptr + LOW).to(tl.int32)
+    high = tl.load(plan_ptr + HIGH).to(tl.int32)
+    top = tl.load(numbers_ptr + TOP)
+    sharpness = tl.load(numbers_ptr + SHARPNESS)
+    part = section.to(tl.float32) / SECTIONS
+    start = tl.load(numbers_ptr + START)
+    t = ordered(start * (1.0 - part) + tl.minimum(value_of(high), LARGEST) * part)
+    t = tl.where(section == 0, low, tl.minimum(tl.maximum(t, low), high - 1))
+    # The first key above the draw's.
+    after = tl.load(plan_ptr + DRAWN) + 1
+    for block in tl.range(share, blocks, programs):
+        sums = tl.zeros((SECTIONS, SLICE), tl.float32)
+        before = tl.zeros((SLICE,), tl.float32)
+        for i in tl.static_range(BLOCK // SLICE):
+            token = block * BLOCK + i * SLICE + tl.arange(0, SLICE)
+            y = tl.load(logits_ptr + token, mask=token < stride, other=float("-inf"))
+            weight = tl.where(mode == BY_MASS, tl.exp2(sharpness * (y - top)), 1.0)
+            reached = ordered(y)[None, :] >= t[:, None]
+            sums = tl.where(reached, sums + weight[None, :], sums)
+            if before_ptr is not None:
+                before = tl.where(is_kept(y, token, after), before + weight, before)
+        tl.store(sums_ptr + block * SECTIONS + section, tl.sum(sums, axis=1))
+        if before_ptr is not None:
+            tl.store(before_ptr + block, tl.sum(before))
+    if last_to_arrive(plan_ptr, programs):
+        _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks)
+
+
+@triton.jit
+def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, blocks):
+    """The two thresholds with the cutoff between them are the new ends."""
+    AT_ONCE: tl.constexpr = 64
+    section = tl.arange(0, SECTIONS)
+    sums = tl.zeros((AT_ONCE, SECTIONS), tl.float32)
+    for first in tl.range(0, blocks, AT_ONCE):
+        block = first + tl.arange(0, AT_ONCE)
+        at = sums_ptr + block[:, None] * SECTIONS + section[None, :]
+        sums += tl.load(at, mask=(block < blocks)[:, None], other=0.0, cache_modifier=".cg")
+    total = tl.sum(sums, axis=0)
+    wanted = tl.load(numbers_ptr + WANTED)
+    if (mode == BY_MASS) & (wanted == 0.0):
+        everything = tl.max(tl.where(section == 0, total, 0.0))
+        wanted = tl.maximum(tl.load(numbers_ptr + P) * everything, 1e-30)
+    enough = (total >= wanted) | (section == 0)
+    low = tl.max(tl.where(enough, t, -0x7FFFFFFF))
+    high = tl.min(tl.where(enough, high, t))
+    above = tl.maximum(tl.load(numbers_ptr + ABOVE), tl.max(tl.where(enough, 0.0, total)))
+    # Each of the tokens between weighs at least as much as one at `low` would.
+    from_low = tl.min(tl.where(enough, total, LARGEST))
+    least = tl.full((), 1.0, tl.float32)
+    if mode == BY_MASS:
+        distance = value_of(low) - tl.load(numbers_ptr + TOP)
+        least = tl.exp2(tl.load(numbers_ptr + SHARPNESS) * distance)
+    # Not all of the room, since sums are rounded.
+    then = tl.where(from_low - above < 0.9 * GATHERED * least, mode | FEW, mode)
+    if before_ptr is not None:
+        before = tl.zeros((AT_ONCE,), tl.float32)
+        for first in tl.range(0, blocks, AT_ONCE):
+            block = first + tl.arange(0, AT_ONCE)
+            before += tl.load(before_ptr + block, mask=block < blocks, other=0.0,
+                              cache_modifier=".cg")  # fmt: skip
+        stands = (mode == BY_MASS) & (tl.sum(before) < wanted)
+        stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
+        then = tl.where(stands, DONE, then)
+    set_mode(plan_ptr, then, launch + 1)
+    tl.store(plan_ptr + LOW, low.to(tl.int64))
+    tl.store(plan_ptr + HIGH, high.to(tl.int64))
+    # Not below where it began: if the cutoff is in the first section, that has no end of its own.
+    tl.store(numbers_ptr + START, tl.maximum(value_of(low), tl.load(numbers_ptr + START)))
+    tl.store(numbers_ptr + WANTED, wanted)
+    tl.store(numbers_ptr + ABOVE, above)
