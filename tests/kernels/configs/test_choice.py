@@ -126,10 +126,14 @@ EXPLAINED = [
         "the hopper kernel: it splits blocks of 128 tokens, as whole ones would leave room for "
         "121 MB in their last round; tile shapes for B <= 64 on GPUs '*' (r",
     ),
-    (65, {"V": SMALL}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on"),
+    (65, {"V": SMALL}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D"),
     (1, {"V": SMALL, "noise": "token"}, "no times of the hopper kernel's token noise have been"),
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
-    (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on GPUs '*' (r"),
+    (
+        65,
+        {},
+        "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D <= 6144 on GPUs '*'",
+    ),
     (40, {}, "the hopper kernel: B = 40 fills not all of 64 rows, of which it loads those alone"),
     (65, {"noise": "token"}, "no times of the hopper kernel's token noise have been taken; tile"),
     (

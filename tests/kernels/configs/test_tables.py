@@ -63,6 +63,10 @@ def test_shipped_configs_are_those_that_were_measured():
         HopperConfig(3, 128, 64, 5, False),
         HopperConfig(2, 256, 64, 4, True),
     ]
+    assert [find("hopper", B, 8192, H200) for B in (65, 129)] == [
+        HopperConfig(2, 256, 64, 4, False),
+        HopperConfig(3, 256, 64, 4, False),
+    ]
     assert str(find("portable", 64, 4096, OTHER)) == "b64v128d64s16Nw8p3x1"
 
 
