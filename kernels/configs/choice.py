@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.configs import hopper
 from fsbench.kernels.configs.gpu import multiprocessors, operations_per_byte
 from fsbench.kernels.configs.hopper import BLOCK_TOKENS, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
@@ -108,9 +109,27 @@ def default_config(
 
 
 @cache
-def hopper_config(B: int, D: int, device: torch.device) -> HopperConfig:
-    """The Hopper kernel's tile shapes, before it is known whether blocks are split."""
-    config: HopperConfig = _row("hopper", B, D, device).config
+def hopper_row(B: int, D: int, V: int, device: torch.device, narrow: bool = False) -> Row:
+    """The row of the Hopper kernel's tile shapes, before it is known whether blocks are split.
+
+    Beyond the last bucket, batches are cut into blocks of rows: those that leave least to the
+    busiest program. narrow: as in choose; up to three warpgroups' rows tiles are narrowed for it.
+    """
+    row = _row("hopper", B, D, device)
+    if narrow and B <= 3 * ROWS:
+        return row._replace(config=row.config.narrowed())
+    if narrow or hopper.BUCKETS[-1] >= B:
+        return row
+    programs = multiprocessors(device)
+    cut = min(row.config.cuts(), key=lambda config: config.busiest(B, V, programs))
+    return row._replace(config=cut)
+
+
+def hopper_config(
+    B: int, D: int, V: int, device: torch.device, narrow: bool = False
+) -> HopperConfig:
+    """The config of hopper_row."""
+    config: HopperConfig = hopper_row(B, D, V, device, narrow).config
     return config
 
 
@@ -119,7 +138,7 @@ def blocks_are_split(B: int, D: int, V: int, device: torch.device) -> bool:
     if B > ROWS or BLOCK_TOKENS * multiprocessors(device) >= V:  # a block for each program at most
         return False
     worth = idle_bytes(D, V, device) >= WORTH_SPLITTING
-    return worth and hopper_config(B, D, device).can_split
+    return worth and hopper_config(B, D, V, device).can_split
 
 
 def _table(noise: str) -> str:
@@ -158,8 +177,8 @@ def choose(
 
     Args:
         narrow: the call changes the logits by a bias or a mask. A Hopper kernel for that holds so
-            much in registers that wide tiles spill, and up to two warpgroups' rows they are slower,
-            too (by 6 % at 128 rows); above they are not.
+            much in registers that wide tiles of three warpgroups spill, and those of two up to
+            their own rows are slower, too (by 6 % at 128 rows).
         kernel: "hopper", "portable" or "auto": the Hopper kernel where it can run and is the
             faster one (hopper_is_faster). A config is one of that kernel; with "auto" it decides.
 
@@ -210,9 +229,7 @@ def config_for(
         return config or default_config(B, D, device, element_bytes, noise)
     if config is not None:
         return config
-    found = hopper_config(B, D, device)
-    if narrow and B <= 2 * ROWS:
-        found = found.narrowed()
+    found = hopper_config(B, D, V, device, narrow)
     return replace(found, split=blocks_are_split(B, D, V, device))
 
 
@@ -254,14 +271,18 @@ def explanation(
         return f"{rule}; tile shapes as given"
     if device.type == "cpu":
         return f"{rule}; tile shapes for the interpreter"
-    row = _row("hopper" if name == "hopper" else _table(noise), B, D, device)
+    row = hopper_row(B, D, V, device) if name == "hopper" else _row(_table(noise), B, D, device)
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
+    cut = ""
+    if name == "hopper" and hopper.BUCKETS[-1] < B:
+        blocks, rows = row.config.blocks(B), row.config.block_b
+        cut = f"{blocks} blocks of {rows} rows leave least to a program; "
     fitted = ", with fewer stages to fit the shared memory"
     if name == "hopper" or row.config == found:
         fitted = ""
     if element_bytes == 1:
         fitted = ", changed by an untuned rule for weights of one byte"
     return (
-        f"{rule}; tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
+        f"{rule}; {cut}tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
         f"(record: {row.record})"
     )

@@ -13,6 +13,8 @@ BLOCK_TOKENS = 128
 """Tokens of a TMA box of the weight, and of a noise group's span."""
 ROWS = 64
 """Batch rows of a warpgroup: the M of its instruction."""
+PAIR = 5 * ROWS
+"""Batch rows of two blocks that are paired."""
 _SHARED = 225 * 1024  # 227 KiB less the barriers
 
 
@@ -26,6 +28,8 @@ class HopperConfig:
     contiguous: the tiles of a program are neighbours; else those of a round are.
     split: two programs may share a block of tokens (fused.hopper.split), so that all have equal
         work; the order of tiles is that of `contiguous` then. Up to 64 rows.
+    paired: two blocks of rows have those of their third warpgroups in common, 320 in all, and there
+        each has half of a tile's tokens.
     """
 
     warpgroups: int
@@ -34,6 +38,7 @@ class HopperConfig:
     num_stages: int
     contiguous: bool
     split: bool = False
+    paired: bool = False
 
     def __post_init__(self) -> None:
         for name, options in (
@@ -50,6 +55,11 @@ class HopperConfig:
                 "split: expected False but with 1 warpgroup and block_v 128; "
                 f"got {self.warpgroups} and {self.block_v}"
             )
+        if self.paired and not self.can_pair:
+            raise InvalidArgument(
+                "paired: expected False but with 3 warpgroups and block_v 256; "
+                f"got {self.warpgroups} and {self.block_v}"
+            )
         if self.shared_bytes > _SHARED:
             raise InvalidArgument(
                 f"num_stages: expected stages of {_SHARED} bytes in all; got {self.shared_bytes}"
@@ -62,13 +72,39 @@ class HopperConfig:
         """
         if self.block_v == 128:
             return self
-        stages = _SHARED // ((self.block_b + 128) * self.block_d * 2)
-        return replace(self, block_v=128, num_stages=min(16, stages))
+        stages = _SHARED // ((self.warpgroups * ROWS + 128) * self.block_d * 2)
+        return replace(self, block_v=128, num_stages=min(16, stages), paired=False)
 
     @property
     def block_b(self) -> int:
-        """Batch rows of a program."""
-        return self.warpgroups * ROWS
+        """Batch rows of a program, on average if they are paired."""
+        return PAIR // 2 if self.paired else self.warpgroups * ROWS
+
+    def blocks(self, B: int) -> int:
+        """Blocks of rows that B rows are cut into."""
+        return -(-B // PAIR) * 2 if self.paired else -(-B // self.block_b)
+
+    def cuts(self) -> list[HopperConfig]:
+        """How a batch can be cut into blocks of rows: so, and others with the same tiles."""
+        if self.warpgroups != 2 or self.block_v != 2 * BLOCK_TOKENS:
+            return [self]
+        three = replace(self, warpgroups=3)
+        return [self, three, replace(three, paired=True)]
+
+    def busiest(self, B: int, V: int, programs: int) -> int:
+        """Rows that a program computes of blocks of tokens, times those blocks: the most of any.
+
+        Where the tensor cores are the limit, from some 200 rows on, time follows it.
+        """
+        blocks = self.blocks(B)
+        share = max(1, min(programs // blocks, -(-V // self.block_v)))
+        rounds = -(-blocks * share // programs)
+        return rounds * -(-V // (BLOCK_TOKENS * share)) * self.block_b
+
+    @property
+    def can_pair(self) -> bool:
+        """Whether there is a kernel of these tiles for paired blocks."""
+        return (self.warpgroups, self.block_v) == (3, 2 * BLOCK_TOKENS)
 
     @property
     def can_split(self) -> bool:
@@ -78,7 +114,8 @@ class HopperConfig:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of the ring of a program; elements have 2 bytes."""
-        return (self.block_b + self.block_v) * self.block_d * 2 * self.num_stages
+        rows = self.warpgroups * ROWS + self.block_v
+        return rows * self.block_d * 2 * self.num_stages
 
     def boxes(self, B: int) -> tuple[int, int]:
         """(batch rows of a TMA box, boxes of a warpgroup's rows): no more rows than B has."""
@@ -89,11 +126,12 @@ class HopperConfig:
 
     def __str__(self) -> str:
         order = "s" if self.split else "c" if self.contiguous else ""
+        order += "h" if self.paired else ""
         return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
 
 
 BUCKETS = (64, 128, 192, 256)
-"""Upper ends of the buckets of B; a larger B uses the last bucket's config."""
+"""Upper ends of the buckets of B; a larger B is cut in one of the last bucket's `cuts`."""
 
 
 def space(B: int) -> list[HopperConfig]:

@@ -19,10 +19,14 @@ from fsbench.kernels.configs import hopper
 from fsbench.kernels.device.hopper_epilogue import ROWS
 from fsbench.kernels.device.mainloop import first_column
 
-# Triton 3.6 knows one of its names, 3.9 the other.
+# Triton 3.6 knows one of their names, 3.9 the other.
 copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_memory = gl.shared_memory_descriptor
+reinterpreted = getattr(_memory, "reinterpret", None) or _memory._reinterpret
 
 CHUNK = gl.constexpr(hopper.CHUNK)
+PAIR = gl.constexpr(hopper.PAIR)
+"""Rows of two blocks that share those of their third warpgroup."""
 
 
 @gluon.constexpr_function
@@ -65,26 +69,48 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def first_row(b0, B, WARPGROUP: gl.constexpr, number: gl.constexpr, BOX: gl.constexpr):
+def first_block_row(pid_b, WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr):
+    """First row of a program's block. Of a pair, the second begins behind two warpgroups' rows."""
+    if PAIRED:
+        return pid_b // 2 * PAIR + pid_b % 2 * (2 * ROWS)
+    else:
+        return pid_b * (WARPGROUPS * ROWS)
+
+
+@gluon.jit
+def first_own_row(b0, WARPGROUP: gl.constexpr, PAIRED: gl.constexpr):
+    """First row of a warpgroup. The third one's are the last of the pair, in both of its blocks."""
+    if PAIRED and WARPGROUP == 2:
+        return b0 // PAIR * PAIR + 4 * ROWS
+    else:
+        return b0 + WARPGROUP * ROWS
+
+
+@gluon.jit
+def first_row(
+    b0, B, WARPGROUP: gl.constexpr, PAIRED: gl.constexpr, number: gl.constexpr, BOX: gl.constexpr
+):
     """First row of a box of a warpgroup. It repeats rows where its own would end beyond the batch.
 
     TMA takes longer for rows that are not there than for those that are: a batch of 40 in a box of
     64 took 10 % longer than one of 48 (results/h200/sweep-20261123).
     """
-    return gl.minimum(b0 + WARPGROUP * ROWS + number * BOX, gl.maximum(B - BOX, 0))
+    first = first_own_row(b0, WARPGROUP, PAIRED)
+    return gl.minimum(first + number * BOX, gl.maximum(B - BOX, 0))
 
 
 @gluon.jit
 def rows_of_warpgroup(
-    b0, B, WARPGROUP: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr, LAYOUT: gl.constexpr,
+    b0, B, WARPGROUP: gl.constexpr, PAIRED: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
+    LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """(row, whether it is there and no repetition) of each row of its instruction, [ROWS]."""
     index = gl.arange(0, ROWS, LAYOUT)
-    row = first_row(b0, B, WARPGROUP, 0, BOX) + index
-    own = row >= b0 + WARPGROUP * ROWS
+    row = first_row(b0, B, WARPGROUP, PAIRED, 0, BOX) + index
+    own = row >= first_own_row(b0, WARPGROUP, PAIRED)
     if BOXES == 2:
         # What is behind the second box has not been loaded, and its row is none.
-        second = first_row(b0, B, WARPGROUP, 1, BOX) + index - BOX
+        second = first_row(b0, B, WARPGROUP, PAIRED, 1, BOX) + index - BOX
         own = (index < BOX) | (second >= BOX)
         row = gl.where(index < BOX, row, gl.where(index < 2 * BOX, second, B))
     return row, (row < B) & own
@@ -128,8 +154,8 @@ def program_of(row, num_tokens, programs_v, BLOCK_V: gl.constexpr, CONTIGUOUS: g
 @gluon.jit
 def load_columns(
     weight, hidden, ring, stage, phase, row0, d0, columns, b0, B, D,
-    WARPGROUPS: gl.constexpr, BOXES: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr,
+    WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr, BOXES: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy what a tile of WIDTH tokens needs into the ring, stage by stage as they become free.
 
@@ -158,8 +184,8 @@ def load_columns(
                 rows = hidden_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
                 for number in gl.static_range(BOXES):
                     copy_to_shared(
-                        hidden, [first_row(b0, B, group, number, BOX), d0 + i * CHUNK], bar,
-                        rows.slice(number * BOX, BOX, dim=0),
+                        hidden, [first_row(b0, B, group, PAIRED, number, BOX), d0 + i * CHUNK],
+                        bar, rows.slice(number * BOX, BOX, dim=0),
                     )  # fmt: skip
         d0 += BLOCK_D
         d0 = gl.where(d0 >= D, 0, d0)
@@ -169,8 +195,9 @@ def load_columns(
 
 @gluon.jit
 def load_tiles(
-    weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, BOXES: gl.constexpr,
-    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    weight, hidden, ring, share, B, D, WARPGROUPS: gl.constexpr, PAIRED: gl.constexpr,
+    BOXES: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """The loading warp."""
     b0, pid_v, programs_v, first_token, num_tokens = share
@@ -183,7 +210,7 @@ def load_tiles(
             stage, phase = load_columns(
                 weight, hidden, ring, stage, phase, row0, first_column(first_token + row0, D), D,
                 b0, B, D,
-                WARPGROUPS, BOXES, BLOCK_V, BLOCK_D, STAGES,
+                WARPGROUPS, PAIRED, BOXES, BLOCK_V, BLOCK_D, STAGES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
@@ -191,18 +218,18 @@ def load_tiles(
             load_columns(
                 weight, hidden, ring, stage, phase, row0, first_column(first_token + row0, D), D,
                 b0, B, D,
-                WARPGROUPS, BOXES, 128, BLOCK_D, STAGES,
+                WARPGROUPS, PAIRED, BOXES, 128, BLOCK_D, STAGES,
             )  # fmt: skip
 
 
 @gluon.jit
 def tile_product(
     ring, stage, phase, D, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_D: gl.constexpr, STAGES: gl.constexpr, part=0, PARTS: gl.constexpr = 1,
 ):  # fmt: skip
     """This warpgroup's product of the next tile in the ring, [ROWS, WIDTH], and where that ends.
 
-    Of 16-bit numbers it is fp32, of bytes int32.
+    Of 16-bit numbers it is fp32, of bytes int32. part: of so many parts of the tile, which one's.
 
     Returns:
         (product, stage, phase).
@@ -213,26 +240,33 @@ def tile_product(
     N: gl.constexpr = min(WIDTH, 128) if BITS == 8 or WARPGROUPS == 3 else WIDTH
     acc = gl.zeros([ROWS, WIDTH], DTYPE, accumulator_layout(N, BITS))
     return add_columns(
-        ring, stage, phase, D, acc, False, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
-    )
+        ring, stage, phase, D, acc, False, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES,
+        part, PARTS,
+    )  # fmt: skip
 
 
 @gluon.jit
 def add_columns(
     ring, stage, phase, columns, acc, use_acc, WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr,
-    WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, part=0,
+    PARTS: gl.constexpr = 1,
 ):  # fmt: skip
     """As tile_product, of the next `columns` in the ring, added to acc; or not, if not use_acc."""
     weight_ring, hidden_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // weight_ring.shape[2]
     use_acc = gl.to_tensor(use_acc)
+    TILES: gl.constexpr = weight_ring.shape[0]
+    TOKENS: gl.constexpr = weight_ring.shape[1]
+    if PARTS > 1:
+        shape: gl.constexpr = [TILES * PARTS, TOKENS // PARTS, CHUNK]
+        weight_ring = reinterpreted(weight_ring, weight_ring.dtype, shape, weight_ring.layout)
     for _ in range(0, columns, BLOCK_D):
         mbarrier.wait(loaded.index(stage), phase)
         for i in gl.static_range(CHUNKS):
             at = stage * CHUNKS + i
             acc = warpgroup_mma(
                 hidden_ring.index(at * WARPGROUPS + WARPGROUP),
-                weight_ring.index(at).slice(0, WIDTH, dim=0).permute((1, 0)),
+                weight_ring.index(at * PARTS + part).slice(0, WIDTH, dim=0).permute((1, 0)),
                 acc,
                 use_acc=use_acc,
                 is_async=True,

@@ -35,9 +35,9 @@ def _configs(kernel: str, problem: Problem) -> list[Any]:
     from fsbench.kernels.configs.choice import default_config, hopper_config
 
     device = torch.device("cuda", torch.cuda.current_device())
-    B, D = problem.B, problem.D
+    B, D, V = problem.B, problem.D, problem.V
     if kernel == "hopper":
-        return list(dict.fromkeys([hopper_config(B, D, device), *hopper.space(B)]))
+        return list(dict.fromkeys([hopper_config(B, D, V, device), *hopper.space(B)]))
     in_use = default_config(B, D, device, 2, _noise(kernel))
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
     limit = properties.shared_memory_per_block_optin - 2048

@@ -175,6 +175,7 @@ def _hopper(
     types |= {name: f"tensordesc<{dtype}[{n}, {CHUNK}],{layout!r}>" for name, n in rows.items()}
     constants |= {
         "WARPGROUPS": config.warpgroups,
+        "PAIRED": config.paired,
         "BOXES": boxes,
         "BLOCK_V": config.block_v,
         "CONTIGUOUS": config.contiguous,
@@ -279,10 +280,13 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
     yield _hopper(config, bucket, "candidates with logz", ("logz",), ranks=0)
     yield _hopper(config, bucket, "score", SCORED, noise="given")
     yield _hopper(config, bucket, "score, all", FULLY_SCORED, noise="given")
-    if bucket != 128:  # 256 has the same tiles in another order
-        yield _hopper(config, bucket, "everything, n = 1", EVERYTHING)
-    else:
-        yield _hopper(config.narrowed(), bucket, "everything, n = 1", EVERYTHING)
+    yield _hopper(config, bucket, "everything, n = 1", EVERYTHING)
+    for cut in config.cuts()[1:] if bucket == 256 else ():
+        yield _hopper(cut, bucket)
+        yield _hopper(cut, bucket, "temperatures", ("temperatures", "seeds"))
+        yield _hopper(cut, bucket, "candidates with logz", ("logz",), ranks=0)
+        yield _hopper(cut, bucket, "score, all", FULLY_SCORED, noise="given")
+        yield _hopper(cut, bucket, "everything, n = 1", EVERYTHING)
     if bucket in (64, 256):
         for noise in ("token", *OTHER_SIZES):
             yield _hopper(config, bucket, noise=noise)

@@ -26,7 +26,14 @@ from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.device.given import scored, store_rank
 from fsbench.kernels.device.hopper_epilogue import ROWS
-from fsbench.kernels.device.hopper_mainloop import allocated_ring, load_tiles, program_of
+from fsbench.kernels.device.hopper_mainloop import (
+    PAIR,
+    allocated_ring,
+    first_block_row,
+    load_tiles,
+    program_of,
+    schedule,
+)
 from fsbench.kernels.device.mass import (
     entropy_of_mass,
     log_of_mass,
@@ -60,7 +67,7 @@ def _finish(
     logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N: gl.constexpr,
     NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
-    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr,
+    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace."""
     SPAN: gl.constexpr = _power_of_2(BLOCK_B)
@@ -78,7 +85,8 @@ def _finish(
         )
         program = gl.arange(0, PROGRAMS, gl.SliceLayout(0, LAYOUT))[None, :]
         MOMENT: gl.constexpr = len(entropy_ptr) > 0
-        mass = mass_of_programs(masses_ptr, programs_v, program, row, B, MOMENT)
+        SLOTS: gl.constexpr = 2 if PAIRED else 1
+        mass = mass_of_programs(masses_ptr, SLOTS * programs_v, program, row, B, MOMENT)
         if RANKS > 1:
             mass = mass_of_ranks(mass, row, there, line, RANKS, WATCH)
     for i in gl.static_range(N):
@@ -93,6 +101,10 @@ def _finish(
                 source = program_of_block(own // 128, num_tokens, programs_v, D, BLOCK_D)
             else:
                 source = program_of(own, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
+            if PAIRED:
+                _, tail = schedule(num_tokens, programs_v, BLOCK_V)
+                second = (row - b0 >= 4 * ROWS) & (own // 128 % 2 == 1) & (own < tail * 128)
+                source = gl.where(second, programs_v + source, source)
             winner = winners_ptr + (source * B + row) * N + i
             drawn = there & (token >= 0)
             logit = gl.load(winner, mask=drawn, other=float("nan"), cache_modifier=".cg")
@@ -169,21 +181,23 @@ def hopper_kernel(
     RANKS: gl.constexpr,
     WATCH: gl.constexpr,
     WARPGROUPS: gl.constexpr,  # that compute
+    PAIRED: gl.constexpr,  # two blocks share the rows of their third warpgroup
     BOXES: gl.constexpr,  # of hidden, by which the rows of one are loaded
     BLOCK_V: gl.constexpr,
     CONTIGUOUS: gl.constexpr,  # the tiles of a program are neighbours, not programs apart
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    BLOCK_B: gl.constexpr = WARPGROUPS * ROWS
+    BLOCK_B: gl.constexpr = PAIR if PAIRED else WARPGROUPS * ROWS
+    BLOCKS: gl.constexpr = 2 if PAIRED else 1
     BOX: gl.constexpr = hidden.block_type.shape[0]
     SPLIT: gl.constexpr = sums_ptr is not None
     ring = allocated_ring(weight, hidden, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
-    num_tiles_b = gl.cdiv(B, BLOCK_B)
+    num_tiles_b = gl.cdiv(B, BLOCK_B) * BLOCKS
     pid_b = gl.program_id(0) % num_tiles_b
     pid_v = gl.program_id(0) // num_tiles_b
     programs_v = gl.num_programs(0) // num_tiles_b
-    b0 = pid_b * BLOCK_B
+    b0 = first_block_row(pid_b, WARPGROUPS, PAIRED)
     share = (b0, pid_v, programs_v, first_token, num_tokens)
     sizes = (B, V, D, mask_words, first_sample, samples)
     noise = (seed_ptr, () if offset_ptr is None else (offset_ptr,), temperature)
@@ -209,16 +223,16 @@ def hopper_kernel(
         gl.warp_specialize(
             [
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
+                           BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
+                           BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 2)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
-                              CONTIGUOUS, BLOCK_D, STAGES)),
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
+                           BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 2)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, BOXES,
+                              BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 4, 1],
             [OTHERS_OF_THREE, OTHERS_OF_THREE, LOADER_REGISTERS],
@@ -227,13 +241,13 @@ def hopper_kernel(
         gl.warp_specialize(
             [
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
+                           BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
-                              CONTIGUOUS, BLOCK_D, STAGES)),
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
+                           BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 1)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, BOXES,
+                              BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [4, 1],
             [SECOND_OF_TWO, LOADER_REGISTERS],
@@ -254,10 +268,10 @@ def hopper_kernel(
         gl.warp_specialize(
             [
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
-                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, BLOCK_V,
-                           CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
-                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, BOXES, BLOCK_V,
-                              CONTIGUOUS, BLOCK_D, STAGES)),
+                           SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, WARPGROUPS, PAIRED,
+                           BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES, BOX, BOXES, 0)),
+                (load_tiles, (weight, hidden, ring, share, B, D, WARPGROUPS, PAIRED, BOXES,
+                              BLOCK_V, CONTIGUOUS, BLOCK_D, STAGES)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -265,11 +279,14 @@ def hopper_kernel(
 
     # All warpgroups have merged their candidates before the program's arrival is counted. That
     # releases and acquires for all of the program's threads; the other atomics need not.
-    if gl.atomic_add(arrivals_ptr + pid_b, 1) == programs_v - 1:
-        gl.atomic_xchg(arrivals_ptr + pid_b, 0, sem="relaxed")
+    arrivals = arrivals_ptr + pid_b // BLOCKS
+    if gl.atomic_add(arrivals, 1) == BLOCKS * programs_v - 1:
+        gl.atomic_xchg(arrivals, 0, sem="relaxed")
+        share = (pid_b // BLOCKS * BLOCK_B, pid_v, programs_v, first_token, num_tokens)
         line = () if buffers_ptr is None else (buffers_ptr, counts_ptr, rank, area)
         _finish(
             share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
             logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N, NOISE,
             TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS, BLOCK_D, SPLIT,
+            PAIRED,
         )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -21,14 +20,15 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
     """How the Hopper kernel loads hidden [B, D] and the first V rows of weight."""
     B = hidden.shape[0]
     box_rows, boxes = config.boxes(B)
-    blocks_b = triton.cdiv(B, config.block_b)
+    blocks_b = config.blocks(B)
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device)
     return Operands(
         lambda hidden, weight: (_boxes(hidden, box_rows), _boxes(weight, 128)),
-        programs_v,
+        programs_v * (2 if config.paired else 1),
         (blocks_b * programs_v,),
         {
             "WARPGROUPS": config.warpgroups,
+            "PAIRED": config.paired,
             "BOXES": boxes,
             "BLOCK_V": config.block_v,
             "CONTIGUOUS": config.contiguous,

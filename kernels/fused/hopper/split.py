@@ -95,7 +95,7 @@ def load_pieces(
         d0 = (first_column(first_token + row0, D) // BLOCK_D + first) % steps * BLOCK_D
         stage, phase = load_columns(
             weight, hidden, ring, stage, phase, row0, d0, (end - first) * BLOCK_D, b0, B, D,
-            1, BOXES, 128, BLOCK_D, STAGES,
+            1, False, BOXES, 128, BLOCK_D, STAGES,
         )  # fmt: skip
 
 
@@ -110,12 +110,12 @@ def compute_pieces(
 
     handing: (fp32 [programs, HELD, 128], int32 [programs], which are 0 between calls).
     """
-    b0, pid_v, _, first_token, _ = share
+    b0, pid_v, programs_v, first_token, _ = share
     B, _, D, _, _, _ = sizes
     _, _, masses_ptr, _, _, _ = scratch
     HELD: gl.constexpr = BOX * BOXES  # rows of the instruction that hidden is loaded to
     LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
-    row, there = rows_of_warpgroup(b0, B, 0, BOX, BOXES, LAYOUT)
+    row, there = rows_of_warpgroup(b0, B, 0, False, BOX, BOXES, LAYOUT)
     part, state = begin(
         row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
         TEMPERATURE_PER_ROW,
@@ -141,7 +141,7 @@ def compute_pieces(
                 acc, first_token + block * 128, part, state, sizes, processing,
                 N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
             )  # fmt: skip
-    merge(part, state, share, sizes, scratch, scores, N)
+    merge(part, state, pid_v, programs_v, sizes, scratch, scores, N)
 
 
 @gluon.jit

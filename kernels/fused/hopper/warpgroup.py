@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from fsbench.kernels.device.given import targets_of_rows
 from fsbench.kernels.device.hopper_epilogue import ROWS, consume, group_layout
 from fsbench.kernels.device.hopper_mainloop import (
+    PAIR,
     first_of_tile,
     rows_of_warpgroup,
     schedule,
@@ -47,12 +48,12 @@ def _tile(
     ring, stage, phase, v0, part, state, sizes, processing,
     N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
     WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, half, HALVES: gl.constexpr,
 ):  # fmt: skip
-    """Let the next tile in the ring enter the state."""
+    """Let WIDTH tokens of the next tile in the ring enter the state: all, or one of two halves."""
     _, _, D, _, _, _ = sizes
     logits, stage, phase = tile_product(
-        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
+        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES, half, HALVES
     )
     state = enter(logits, v0, part, state, sizes, processing, N, NOISE, GREEDY_ROWS, WITH_MASS)
     return stage, phase, state
@@ -106,9 +107,8 @@ def begin(
 
 
 @gluon.jit
-def merge(part, state, share, sizes, scratch, scores, N: gl.constexpr):
-    """Leave what the rows' state is after the last tile."""
-    _, pid_v, programs_v, _, _ = share
+def merge(part, state, slot, slots, sizes, scratch, scores, N: gl.constexpr):
+    """Leave what the rows' state is after the last tile; winners and masses in a slot of slots."""
     B, _, _, _, first_sample, samples = sizes
     row, there, _, _ = part
     best, mass, counts = state
@@ -122,13 +122,13 @@ def merge(part, state, share, sizes, scratch, scores, N: gl.constexpr):
         if len(winners_ptr) > 0:
             # Candidates of a row differ in their token, so one is the best.
             mine = gl.where(candidate == key[:, None], logit, float("-inf"))
-            at = winners_ptr[0] + (pid_v * B + row) * N + i
+            at = winners_ptr[0] + (slot * B + row) * N + i
             gl.store(at, gl.max(mine, axis=1), mask=there)
         if len(ranking) > 0:
             at = ranking[0] + row.to(gl.int64) * samples + first_sample + i
             gl.atomic_add(at, gl.sum(counts[i], axis=1), mask=there, sem="relaxed")
     if len(masses_ptr) > 0:
-        store_mass(masses_ptr[0], mass_of_rows(mass), programs_v, pid_v, row, B, there)
+        store_mass(masses_ptr[0], mass_of_rows(mass), slots, slot, row, B, there)
 
 
 @gluon.jit
@@ -136,14 +136,22 @@ def compute(
     ring, share, sizes, noise, processing, scratch, scores,
     N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, WARPGROUPS: gl.constexpr,
-    BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    BOX: gl.constexpr, BOXES: gl.constexpr, WARPGROUP: gl.constexpr,
+    PAIRED: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr, WARPGROUP: gl.constexpr,
 ):  # fmt: skip
-    """The rows' candidates and masses of all tiles of the program."""
+    """The rows' candidates and masses of all tiles of the program.
+
+    Of rows that it shares with the other block of its pair those of half of each tile, and of the
+    tail if it is the first block.
+    """
     b0, pid_v, programs_v, first_token, num_tokens = share
     _, _, masses_ptr, _, _, _ = scratch
     LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
-    row, there = rows_of_warpgroup(b0, sizes[0], WARPGROUP, BOX, BOXES, LAYOUT)
+    row, there = rows_of_warpgroup(b0, sizes[0], WARPGROUP, PAIRED, BOX, BOXES, LAYOUT)
+    SHARED: gl.constexpr = PAIRED and WARPGROUP == 2
+    HALVES: gl.constexpr = 2 if SHARED else 1
+    WIDTH: gl.constexpr = BLOCK_V // HALVES
+    half = b0 % PAIR // (2 * ROWS) if SHARED else 0
     part, state = begin(
         row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
         TEMPERATURE_PER_ROW,
@@ -155,16 +163,28 @@ def compute(
         row0 = first_of_tile(r, rounds, pid_v, programs_v, BLOCK_V, CONTIGUOUS)
         if row0 < num_tokens:
             stage, phase, state = _tile(
-                ring, stage, phase, first_token + row0, part, state, sizes, processing,
-                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0, WARPGROUP, WARPGROUPS, BLOCK_V,
-                BLOCK_D, STAGES,
+                ring, stage, phase, first_token + row0 + half * WIDTH, part, state, sizes,
+                processing, N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0, WARPGROUP,
+                WARPGROUPS, WIDTH, BLOCK_D, STAGES, half, HALVES,
             )  # fmt: skip
     if BLOCK_V > 128:
         row0 = (tail + pid_v) * 128
         if row0 < num_tokens:
+            v0 = first_token + row0
+            if SHARED:
+                v0 = gl.where(half == 0, v0, gl.cdiv(sizes[1], 128) * 128)
             stage, phase, state = _tile(
-                ring, stage, phase, first_token + row0, part, state, sizes, processing,
+                ring, stage, phase, v0, part, state, sizes, processing,
                 N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0, WARPGROUP, WARPGROUPS, 128,
-                BLOCK_D, STAGES,
+                BLOCK_D, STAGES, 0, HALVES,
             )  # fmt: skip
-    merge(part, state, share, sizes, scratch, scores, N)
+    if not PAIRED:
+        merge(part, state, pid_v, programs_v, sizes, scratch, scores, N)
+    else:
+        merge(part, state, pid_v + half * programs_v, 2 * programs_v, sizes, scratch, scores, N)
+        if len(masses_ptr) > 0 and not SHARED:  # no program leaves masses in the row's other slots
+            none = no_mass(gl.full([ROWS, 4], 0.0, gl.float32, group_layout(4)), len(scores[0]) > 0)
+            slot = programs_v + pid_v
+            store_mass(
+                masses_ptr[0], mass_of_rows(none), 2 * programs_v, slot, row, sizes[0], there
+            )

@@ -29,6 +29,18 @@ def both(monkeypatch):
     _choice.config_for.cache_clear()
 
 
+@pytest.fixture
+def h200(monkeypatch):
+    """A device of its own: what is chosen for it is kept."""
+    cuda = _choice.torch.cuda
+    facts = SimpleNamespace(
+        name="NVIDIA H200", shared_memory_per_block_optin=232448, multi_processor_count=132
+    )
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
+    return torch.device("cuda", 7)
+
+
 def chosen(B: int, V: int = 500, **wish: object) -> object:
     return _choice.choose(torch.zeros(B, 64), torch.zeros(V, 64), "group", **wish)
 
@@ -79,12 +91,24 @@ def test_a_wish_is_granted(both, B):
 
 
 def test_a_bias_or_a_mask_asks_for_narrow_tiles(both, monkeypatch):
-    wide = HopperConfig(2, 256, 64, 4, True)
-    monkeypatch.setattr(_choice, "hopper_config", lambda *shape: wide)
-    assert chosen(128) == wide and chosen(128, narrow=True) == wide.narrowed()
-    assert chosen(129, narrow=True) == wide
+    wide, narrow = HopperConfig(2, 256, 64, 4, True), HopperConfig(2, 128, 64, 7, True)
+    monkeypatch.setattr(_choice, "hopper_config", lambda *asked: narrow if asked[4] else wide)
+    assert chosen(128) == wide and chosen(128, narrow=True) == narrow
     assert chosen(128, narrow=True, config=wide) == wide
     assert chosen(64, narrow=True) == PORTABLE
+
+
+@pytest.mark.parametrize(
+    ("B", "expected"),
+    [
+        (192, HopperConfig(3, 128, 64, 5, False)),
+        (193, HopperConfig(2, 256, 64, 4, True)),
+        (300, HopperConfig(2, 256, 64, 4, True)),
+    ],
+)
+def test_three_warpgroups_have_no_registers_for_wide_tiles_and_a_mask(h200, B, expected):
+    assert _choice.hopper_config(B, 8192, 128_256, h200, True) == expected
+    assert (_choice.hopper_config(B, 8192, 128_256, h200) == expected) == (B == 193)
 
 
 def test_where_the_hopper_kernel_cannot_run():
@@ -102,10 +126,14 @@ EXPLAINED = [
         "the hopper kernel: it splits blocks of 128 tokens, as whole ones would leave room for "
         "121 MB in their last round; tile shapes for B <= 64 on GPUs '*' (r",
     ),
-    (65, {"V": SMALL}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on"),
+    (65, {"V": SMALL}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D"),
     (1, {"V": SMALL, "noise": "token"}, "no times of the hopper kernel's token noise have been"),
     (1, {}, "the portable kernel: B = 1 is at most 64 rows; tile shapes for B <= 16 on GPUs '*H2"),
-    (65, {}, "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128 on GPUs '*' (r"),
+    (
+        65,
+        {},
+        "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D <= 6144 on GPUs '*'",
+    ),
     (40, {}, "the hopper kernel: B = 40 fills not all of 64 rows, of which it loads those alone"),
     (65, {"noise": "token"}, "no times of the hopper kernel's token noise have been taken; tile"),
     (
@@ -114,24 +142,34 @@ EXPLAINED = [
         "the portable kernel, as asked for; tile shapes for B <= 128",
     ),
     (65, {"config": HOPPER}, "the hopper kernel, as asked for; tile shapes as given"),
+    (256, {}, "the hopper kernel: B = 256 is above 64 rows; tile shapes for B <= 256 on"),
+    (257, {}, "; 2 blocks of 160 rows leave least to a program; tile shapes for B <= 256 on"),
+    (321, {}, "; 3 blocks of 128 rows leave least to a program; tile shapes for B <= 256 on"),
+    (576, {}, "; 3 blocks of 192 rows leave least to a program; tile shapes for B <= 256 on"),
 ]
 
 
 @pytest.mark.parametrize(("B", "wish", "expected"), EXPLAINED)
-def test_the_choice_is_explained_by_its_rule_and_its_row(monkeypatch, B, wish, expected):
-    cuda = _choice.torch.cuda
-    facts = SimpleNamespace(
-        name="NVIDIA H200", shared_memory_per_block_optin=232448, multi_processor_count=132
-    )
-    monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
-    # A device of its own: what is chosen for it is kept.
+def test_the_choice_is_explained_by_its_rule_and_its_row(h200, B, wish, expected):
     asked = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None} | wish
     V = asked.pop("V", 151_936)
-    text = _choice.explanation(B, 4096, V, torch.device("cuda", 7), **asked)
+    text = _choice.explanation(B, 4096, V, h200, **asked)
     assert expected in text
     if "config" not in wish:
         assert "(record: " in text
+
+
+def test_large_batches_are_cut_into_the_blocks_that_leave_least_to_a_program(h200):
+    two, three = HopperConfig(2, 256, 64, 4, True), HopperConfig(3, 256, 64, 4, True)
+    paired = HopperConfig(3, 256, 64, 4, True, paired=True)
+    expected = {
+        **dict.fromkeys((193, 256), two),
+        **dict.fromkeys((257, 320), paired),
+        **dict.fromkeys((321, 384, 385, 512), two),
+        **dict.fromkeys((513, 576), three),
+    }
+    found = {B: _choice.hopper_config(B, 4096, 151_936, h200) for B in expected}
+    assert found == expected
 
 
 CHIPS = {

@@ -59,9 +59,13 @@ def test_shipped_configs_are_those_that_were_measured():
             assert find(kernel, 256, 8192, gpu) == find(kernel, 256, 8192, H200)
     assert [find("hopper", B, 4096, H200) for B in (1, 65, 129, 1024)] == [
         HopperConfig(1, 128, 128, 4, False),
-        HopperConfig(2, 256, 64, 4, False),
+        HopperConfig(2, 128, 128, 3, False),
         HopperConfig(3, 128, 64, 5, False),
         HopperConfig(2, 256, 64, 4, True),
+    ]
+    assert [find("hopper", B, 8192, H200) for B in (65, 129)] == [
+        HopperConfig(2, 256, 64, 4, False),
+        HopperConfig(3, 256, 64, 4, False),
     ]
     assert str(find("portable", 64, 4096, OTHER)) == "b64v128d64s16Nw8p3x1"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpu_cases import counter, problem
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.graphs import capture
-from fsbench.kernels import Sample, describe, flash_sample
+from fsbench.kernels import Sample, describe, flash_sample, score
 from fsbench.kernels.configs.hopper import HopperConfig
 
 pytestmark = [
@@ -193,6 +194,7 @@ CONFIGS = [
         (False, True),
     )
 ]
+PAIRED = HopperConfig(3, 256, 64, 4, False, paired=True)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -211,14 +213,41 @@ def test_every_config_draws_the_same_tokens(config):
 SPLIT = HopperConfig(1, 128, 128, 4, False, split=True)
 
 
-def assert_split_is_equal(hidden, weight, config=SPLIT, **given) -> None:
-    """All that a call returns is to the bit what it is without split blocks."""
+def assert_config_is_equal(hidden, weight, config, **given) -> None:
+    """All that a call returns is to the bit the portable kernel's."""
     given = {"seed": counter(SEED), **given}
     ours = flash_sample(hidden, weight, config=config, **given)
     theirs = flash_sample(hidden, weight, kernel="portable", **given)
     assert torch.equal(ours.tokens, theirs.tokens) and torch.equal(ours.valid, theirs.valid)
     for one, other in zip(ours[2:], theirs[2:], strict=True):
         assert (one is None and other is None) or same_bits(one, other)
+
+
+@pytest.mark.parametrize("config", [PAIRED, replace(PAIRED, contiguous=True)], ids=str)
+@pytest.mark.parametrize(
+    "names", ["plain", "T seeds logprob", "row_bias mask cap", "greedy logprob", "n6 logz"]
+)
+def test_paired_blocks_have_the_bits_of_the_portable_kernel(config, names):
+    """With shared rows that are not there, few, all, and of a second pair; V of any size."""
+    for V, D in ((100, 64), (129, 72), (33_793, 256), (40_961, 1152)):
+        whole, weight = problem(700, V, D)
+        for B in (65, 200, 256, 257, 300, 320, 321, 600, 700):
+            hidden = whole[:B].contiguous()
+            assert_config_is_equal(hidden, weight, config, **options(names, B, V))
+
+
+def test_paired_blocks_take_what_is_counted_and_stored():
+    hidden, weight = problem(320, 40_961, 256)
+    given = {"return_rank": True, "return_top": 5, "return_entropy": True, "return_logprob": True}
+    assert_config_is_equal(hidden, weight, PAIRED, **given)
+    targets = torch.randint(0, 40_961, (320, 2), device="cuda")
+    ours, theirs = (
+        score(hidden, weight, targets, return_entropy=True, return_rank=True, **own)
+        for own in ({"config": PAIRED}, {"kernel": "portable"})
+    )
+    assert torch.equal(ours.rank, theirs.rank) and torch.equal(ours.valid, theirs.valid)
+    for name in ("logprob", "logz", "entropy"):
+        assert same_bits(getattr(ours, name), getattr(theirs, name))
 
 
 @pytest.mark.parametrize("D", [64, 72, 1152, 4096])
@@ -228,14 +257,14 @@ def test_split_blocks_have_the_bits_of_whole_ones(D):
         whole, weight = problem(64, V, D)
         for B in (1, 9, 17, 33, 48, 64):
             hidden = whole[:B].contiguous()
-            assert_split_is_equal(hidden, weight, return_logprob=True, return_logz=True)
+            assert_config_is_equal(hidden, weight, SPLIT, return_logprob=True, return_logz=True)
 
 
 @pytest.mark.parametrize("sizes", [(64, 9), (256, 2)])
 def test_blocks_are_split_at_steps_of_any_size(sizes):
     hidden, weight = problem(64, 19_000, 1152)
     config = HopperConfig(1, 128, *sizes, False, split=True)
-    assert_split_is_equal(hidden, weight, config, return_logz=True)
+    assert_config_is_equal(hidden, weight, config, return_logz=True)
 
 
 @pytest.mark.parametrize(
@@ -249,12 +278,12 @@ def test_blocks_are_split_at_steps_of_any_size(sizes):
 )
 def test_a_split_takes_options(given):
     hidden, weight = problem(48, 19_000, 1152)
-    assert_split_is_equal(hidden, weight, **given)
+    assert_config_is_equal(hidden, weight, SPLIT, **given)
 
 
 def test_a_split_takes_options_of_each_row():
     hidden, weight = problem(48, 19_000, 1152)
-    assert_split_is_equal(hidden, weight, **options(EVERYTHING, 48, 19_000))
+    assert_config_is_equal(hidden, weight, SPLIT, **options(EVERYTHING, 48, 19_000))
 
 
 def test_the_choice_splits_the_blocks_of_small_heads():

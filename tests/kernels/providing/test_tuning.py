@@ -30,7 +30,7 @@ def gpu(monkeypatch):
 
     def forget():
         _choice.default_config.cache_clear()
-        _choice.hopper_config.cache_clear()
+        _choice.hopper_row.cache_clear()
 
     yield use
     forget()
