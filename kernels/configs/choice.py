@@ -13,7 +13,7 @@ from torch import Tensor
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs import hopper
 from fsbench.kernels.configs.gpu import multiprocessors, operations_per_byte
-from fsbench.kernels.configs.hopper import BLOCK_TOKENS, ROWS, HopperConfig
+from fsbench.kernels.configs.hopper import BLOCK_TOKENS, MANY_ROWS, ONE_BYTE, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import BUCKETS, TileConfig
 from fsbench.kernels.configs.tables import Row, row_for
 
@@ -24,6 +24,7 @@ An H200 reads them in 14 us. Five heads with 69 MB or more gain at every batch s
 five with 57 MB or less gain up to 2 and lose up to 4 us (results/h200/split).
 """
 _USUAL_ROWS = 64  # of portable_rows
+_FEW_ROWS = 32  # of weights of one byte, with which the portable kernel is faster
 
 
 @cache
@@ -72,13 +73,16 @@ def portable_rows(device: torch.device) -> int:
     return max(rows for rows in BUCKETS if rows <= max(balanced / 2, BUCKETS[0]))
 
 
-def hopper_is_faster(B: int, device: torch.device) -> bool:
+def hopper_is_faster(B: int, device: torch.device, element_bytes: int = 2) -> bool:
     """Whether the Hopper kernel is the faster one for B rows.
 
-    It is above portable_rows, and where these are one warpgroup's rows and not all are there: the
-    portable kernel loads as many as it computes, and rows that are not there take the TMA unit
-    longer; the Hopper kernel's boxes ask for none of them.
+    With weights of one byte it is above 32 rows. With others it is above portable_rows, and
+    where these are one warpgroup's rows and not all are there: the portable kernel loads as many as
+    it computes, and rows that are not there take the TMA unit longer; the Hopper kernel's boxes ask
+    for none of them.
     """
+    if element_bytes == 1:
+        return B > _FEW_ROWS
     most = portable_rows(device)
     return most < B or most // 2 < B < most <= ROWS
 
@@ -100,9 +104,7 @@ def default_config(
     """
     if device.type == "cpu":
         return TileConfig(16, 256, 64, 128, False, False, 4, 1, 1)
-    config: TileConfig = _row(_table(noise), B, D, device).config
-    if element_bytes == 1:
-        config = config.for_one_byte()
+    config: TileConfig = _row(_table(noise, element_bytes), B, D, device).config
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
     limit = properties.shared_memory_per_block_optin // config.ctas_per_sm
     return config.fitted(limit - 1024, element_bytes)
@@ -133,15 +135,26 @@ def hopper_config(
     return config
 
 
-def blocks_are_split(B: int, D: int, V: int, device: torch.device) -> bool:
-    """Whether programs of the Hopper kernel share blocks (fused.hopper.split), and win by it."""
+def blocks_are_split(B: int, D: int, V: int, device: torch.device, element_bytes: int = 2) -> bool:
+    """Whether programs of the Hopper kernel share blocks (fused.hopper.split), and win by it.
+
+    With weights of one byte they always share them, and win by it where those of 16 bits would.
+    """
     if B > ROWS or BLOCK_TOKENS * multiprocessors(device) >= V:  # a block for each program at most
         return False
     worth = idle_bytes(D, V, device) >= WORTH_SPLITTING
-    return worth and hopper_config(B, D, V, device).can_split
+    return worth and (element_bytes == 1 or hopper_config(B, D, V, device).can_split)
 
 
-def _table(noise: str) -> str:
+def _hopper_wins(B: int, D: int, V: int, device: torch.device, element_bytes: int) -> bool:
+    """Whether the Hopper kernel is the faster one, be it that it splits blocks."""
+    split = blocks_are_split(B, D, V, device, element_bytes)
+    return split or hopper_is_faster(B, device, element_bytes)
+
+
+def _table(noise: str, element_bytes: int) -> str:
+    if element_bytes == 1:
+        return "portable-byte"
     return "portable-token" if noise == "token" else "portable"
 
 
@@ -151,13 +164,13 @@ def _row(table: str, B: int, D: int, device: torch.device) -> Row:
     return row_for(table, B, D, name, torch.cuda.get_device_capability(device))
 
 
-def why_not_hopper(device: torch.device, by_tma: bool, element_bytes: int = 2) -> str | None:
+def why_not_hopper(
+    B: int, device: torch.device, by_tma: bool, element_bytes: int = 2
+) -> str | None:
     """None, or why the Hopper kernel cannot run on this device.
 
     by_tma: whether TMA can load both matrices. element_bytes: of a number of the weight.
     """
-    if element_bytes == 1:
-        return "it takes weights of 16 bits"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a GPU of compute capability 9.0"
     if not by_tma:
@@ -217,18 +230,28 @@ def config_for(
     narrow: bool = False,
 ) -> TileConfig | HopperConfig:
     """What `choose` chooses, by all that decides it."""
-    reason = why_not_hopper(device, by_tma, element_bytes)
+    reason = why_not_hopper(B, device, by_tma, element_bytes)
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     wanted = kernel == "hopper" or isinstance(config, HopperConfig)
-    if not reason and noise != "token":  # of which no times have been taken there
-        wanted |= hopper_is_faster(B, device) or blocks_are_split(B, D, V, device)
+    if not wanted and not reason and noise != "token":  # of which no times have been taken there
+        wanted = _hopper_wins(B, D, V, device, element_bytes)
     if isinstance(config, HopperConfig) and config.split and B > ROWS:
         raise InvalidArgument(f"config: expected at most {ROWS} rows with split; got {B}")
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
     if config is not None:
+        if isinstance(config, HopperConfig) and config.one_byte != (element_bytes == 1):
+            raise InvalidArgument(
+                f"config: expected one_byte={not config.one_byte} for this weight; got {config}"
+            )
+        if isinstance(config, HopperConfig) and config.one_byte and config.too_small(B):
+            raise InvalidArgument(
+                f"config: expected at most {ROWS} rows with {config.num_stages} stages; got {B}"
+            )
         return config
+    if element_bytes == 1:
+        return ONE_BYTE if B <= ROWS else MANY_ROWS
     found = hopper_config(B, D, V, device, narrow)
     return replace(found, split=blocks_are_split(B, D, V, device))
 
@@ -249,20 +272,21 @@ def explanation(
     facts = (B, D, V, device, element_bytes)
     found = config_for(*facts, by_tma, noise, kernel, config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
-    reason = why_not_hopper(device, by_tma, element_bytes)
+    reason = why_not_hopper(B, device, by_tma, element_bytes)
     if kernel != "auto" or config is not None:
         rule = f"the {name} kernel, as asked for"
     elif reason:
         rule = f"the portable kernel: the hopper kernel cannot run, {reason}"
-    elif noise == "token" and (hopper_is_faster(B, device) or blocks_are_split(B, D, V, device)):
+    elif noise == "token" and _hopper_wins(B, D, V, device, element_bytes):
         rule = "the portable kernel: no times of the hopper kernel's token noise have been taken"
-    elif name == "hopper" and blocks_are_split(B, D, V, device):
+    elif name == "hopper" and blocks_are_split(B, D, V, device, element_bytes):
         rule = (
             f"the hopper kernel: it splits blocks of {BLOCK_TOKENS} tokens, as whole ones would "
-            f"leave room for {idle_bytes(D, V, device) / 1e6:.0f} MB in their last round"
+            f"leave room for {idle_bytes(D, V, device) * element_bytes / 2e6:.0f} MB in their last "
+            "round"
         )
     else:
-        most = portable_rows(device)
+        most = _FEW_ROWS if element_bytes == 1 else portable_rows(device)
         why = f"is above {most} rows" if most < B else f"is at most {most} rows"
         if name == "hopper" and most > B:
             why = f"fills not all of {most} rows, of which it loads those alone that are there"
@@ -271,7 +295,12 @@ def explanation(
         return f"{rule}; tile shapes as given"
     if device.type == "cpu":
         return f"{rule}; tile shapes for the interpreter"
-    row = hopper_row(B, D, V, device) if name == "hopper" else _row(_table(noise), B, D, device)
+    if element_bytes == 1 and name == "hopper":
+        return f"{rule}; the tile shapes for weights of one byte"
+    if name == "hopper":
+        row = hopper_row(B, D, V, device)
+    else:
+        row = _row(_table(noise, element_bytes), B, D, device)
     limit = "" if row.max_d == sys.maxsize else f", D <= {row.max_d}"
     cut = ""
     if name == "hopper" and hopper.BUCKETS[-1] < B:
@@ -280,8 +309,6 @@ def explanation(
     fitted = ", with fewer stages to fit the shared memory"
     if name == "hopper" or row.config == found:
         fitted = ""
-    if element_bytes == 1:
-        fitted = ", changed by an untuned rule for weights of one byte"
     return (
         f"{rule}; {cut}tile shapes for B <= {row.bucket}{limit} on GPUs {row.gpu!r}{fitted} "
         f"(record: {row.record})"

@@ -16,6 +16,8 @@ ROWS = 64
 PAIR = 5 * ROWS
 """Batch rows of two blocks that are paired."""
 _SHARED = 225 * 1024  # 227 KiB less the barriers
+_MOST_STAGES = 3  # of 128 rows and weights of one byte
+_TURNED = 32 * 1024  # of two tiles of 64 rows and 128 tokens, half of one at a time
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class HopperConfig:
         work; the order of tiles is that of `contiguous` then. Up to 64 rows.
     paired: two blocks of rows have those of their third warpgroups in common, 320 in all, and there
         each has half of a tile's tokens.
+    one_byte: for weights of one byte (fused.hopper.quantised): both warpgroups have all rows of a
+        program, each its own tokens; blocks are split, too. With more than 64 rows, 3 stages fit.
     """
 
     warpgroups: int
@@ -39,6 +43,7 @@ class HopperConfig:
     contiguous: bool
     split: bool = False
     paired: bool = False
+    one_byte: bool = False
 
     def __post_init__(self) -> None:
         for name, options in (
@@ -59,6 +64,12 @@ class HopperConfig:
             raise InvalidArgument(
                 "paired: expected False but with 3 warpgroups and block_v 256; "
                 f"got {self.warpgroups} and {self.block_v}"
+            )
+        shapes = (self.warpgroups, self.block_v, self.block_d, self.contiguous, self.split)
+        if self.one_byte and shapes != (2, 256, 128, False, False):
+            raise InvalidArgument(
+                "one_byte: expected False but with 2 warpgroups, block_v 256 and block_d 128; "
+                f"got {self.warpgroups}, {self.block_v} and {self.block_d}"
             )
         if self.shared_bytes > _SHARED:
             raise InvalidArgument(
@@ -113,9 +124,15 @@ class HopperConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of the ring of a program; elements have 2 bytes."""
+        """Shared memory of the ring of a program, and of what turns its tiles."""
+        if self.one_byte:
+            return (2 * ROWS + self.block_v) * self.block_d * self.num_stages + _TURNED
         rows = self.warpgroups * ROWS + self.block_v
         return rows * self.block_d * 2 * self.num_stages
+
+    def too_small(self, B: int) -> bool:
+        """Whether the ring has no room for the rows of B, with weights of one byte."""
+        return self.num_stages > _MOST_STAGES and B > ROWS
 
     def boxes(self, B: int) -> tuple[int, int]:
         """(batch rows of a TMA box, boxes of a warpgroup's rows): no more rows than B has."""
@@ -125,11 +142,15 @@ class HopperConfig:
         return (half, 2) if half >= 8 else (8, 1)
 
     def __str__(self) -> str:
-        order = "s" if self.split else "c" if self.contiguous else ""
+        order = "b" if self.one_byte else "s" if self.split else "c" if self.contiguous else ""
         order += "h" if self.paired else ""
         return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}{order}"
 
 
+ONE_BYTE = HopperConfig(2, 256, 128, 4, False, one_byte=True)
+"""The tiles for weights of one byte and up to 64 rows."""
+MANY_ROWS = replace(ONE_BYTE, num_stages=3)
+"""The same for more rows."""
 BUCKETS = (64, 128, 192, 256)
 """Upper ends of the buckets of B; a larger B is cut in one of the last bucket's `cuts`."""
 

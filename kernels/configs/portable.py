@@ -59,16 +59,9 @@ class TileConfig:
         stage = (self.block_b * of_hidden + self.block_v * element_bytes) * self.block_d
         return stage * self.num_stages + turned
 
-    def for_one_byte(self) -> TileConfig:
-        """The tiles for weights of one byte, by a rule that nobody has tuned.
-
-        The vocabulary is on the M side, where numbers that are converted on chip may stay in
-        registers: 8 warps have room for them. Few rows leave shared memory for twice the columns,
-        which are as many bytes of the weight a step.
-        """
-        wide = min(256, 2 * self.block_d) if self.block_b <= 64 else self.block_d
-        warps = max(8, self.num_warps) if wide == 256 else self.num_warps
-        return replace(self, block_v=128, block_d=wide, v_on_m=True, num_warps=warps)
+    def most_registers(self) -> int:
+        """Registers of a thread, so that as many programs as are wanted run at once."""
+        return 65536 // (32 * self.num_warps * self.ctas_per_sm) // 8 * 8
 
     def fitted(self, shared_limit: int, element_bytes: int) -> TileConfig:
         """This config with as many stages as fit `shared_limit` bytes per program (at least 1)."""

@@ -34,8 +34,10 @@ KERNELS = {
     "hopper": (hopper.HopperConfig, hopper.BUCKETS),
     "portable": (portable.TileConfig, portable.BUCKETS),
     "portable-token": (portable.TileConfig, portable.BUCKETS),
+    "portable-byte": (portable.TileConfig, portable.BUCKETS),
 }
-"""Class and buckets of the configs; "portable-token" is the portable kernel with token noise."""
+"""Class and buckets of the configs; the portable kernel has others with token noise, and again
+others for weights of one byte, whatever the noise."""
 
 
 class Row(NamedTuple):

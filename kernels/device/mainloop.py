@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.quantised import converted
+from fsbench.kernels.device.quantised import converted, finished
 
 ROTATION = tl.constexpr(256)
 """Tokens that share a first column block, and columns of such a block. Tile sizes divide it."""
@@ -65,7 +65,8 @@ def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.conste
     first = first_column(v0, D) // BLOCK_D
     acc = tl.zeros((BLOCK_V, BLOCK_B) if V_ON_M else (BLOCK_B, BLOCK_V), tl.float32)
     for step in range(steps):
-        d0 = (first + step) % steps * BLOCK_D
+        block = first + step
+        d0 = tl.where(block < steps, block, block - steps) * BLOCK_D
         w = load_tile(weight, row0, d0, BLOCK_V, BLOCK_D, num_rows, D, USE_TMA)
         h = load_tile(hidden, b0, d0, BLOCK_B, BLOCK_D, B, D, USE_TMA)
         if w.dtype != h.dtype:
@@ -75,8 +76,5 @@ def tile_logits(hidden, weight, b0, row0, v0, B, num_rows, D, BLOCK_B: tl.conste
         else:
             acc = tl.dot(h, w.T, acc, input_precision="ieee")
         if weight.dtype != hidden.dtype:
-            # Numbers that were converted in registers are read there while the product runs. Triton
-            # overlaps it with the next conversion, which may write the same registers: fp8 at
-            # B = 256 on an H200 drew wrong tokens. It waits for a sum that something else needs.
-            acc *= tl.where(D > 0, 1.0, 0.0)
+            acc = finished(acc)
     return acc.T if V_ON_M else acc

@@ -69,7 +69,7 @@ def flash_sample(
             of screened_sample where that is faster (`describe` says why; tokens do not depend on
             it), else one with the head's own weight. A config, a kernel, several samples and
             log-probabilities take the fused kernels. Or a QuantisedHead, whose own logits are
-            sampled, by the portable kernel (docs/quantised-heads.md).
+            sampled (docs/quantised-heads.md).
         temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
             temperature in a tensor is negative or not finite has no draw.
         bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.

@@ -26,6 +26,7 @@ from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.device.quantised import PTX
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate
 from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import flash_sampling_kernel
@@ -76,7 +77,7 @@ def launch(
         *kind_of(request),
     )
     with launching_on(device):
-        work = workspace(max(B * at_once, _counters(config, device)), device)
+        work = workspace(max(B * at_once, _counters(B, config, device)), device)
         limits = _target_logits(request, logits, out.rank) if given else None
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
@@ -145,7 +146,7 @@ def plain(
         tokens = torch.empty(B, dtype=torch.int64, device=device)
         valid = torch.empty(B, dtype=torch.bool, device=device)
         with launching_on(device):
-            work = workspace(max(B, _counters(config, device)), device)
+            work = workspace(max(B, _counters(B, config, device)), device)
             sums = _handed_over(operands, device)
             given = (*operands.load(hidden, weight), seed, offset, temperature)
             own = (work.keys, work.arrivals, tokens, valid, 0, *stored, *sums.values())
@@ -161,8 +162,10 @@ def plain(
     return again
 
 
-def _counters(config: TileConfig | HopperConfig, device: torch.device) -> int:
+def _counters(B: int, config: TileConfig | HopperConfig, device: torch.device) -> int:
     """Arrivals that a launch needs at least: one, and where blocks are split a flag a program."""
+    if isinstance(config, HopperConfig) and config.one_byte:
+        return triton.cdiv(B, config.block_b) + 2 * multiprocessors(device)
     if isinstance(config, HopperConfig) and config.split:
         return 1 + multiprocessors(device)
     return 1
@@ -242,8 +245,9 @@ def _prepare(
     else:
         kernel = flash_sampling_kernel
         operands = load_operands(hidden, request.weight, tokens, config)
-        own = {"SLICE": config.slice, "scale_ptr": None, "SCALE_PER_ROW": scale_per_row(request)}
-        operands.tiles.update(own)
+        operands.tiles["SLICE"] = config.slice
+        if request.scale is not None and config.ctas_per_sm > 1 and PTX.value:
+            operands.tiles["maxnreg"] = config.most_registers()
     fixed = {
         "stride": stride,
         "B": B,
@@ -252,6 +256,8 @@ def _prepare(
         "mask_words": logits.mask_words,
         "samples": request.num_samples,
         "N": n,
+        "scale_ptr": None,
+        "SCALE_PER_ROW": scale_per_row(request),
         "NOISE": "none" if greedy(request) and request.noise != "given" else request.noise,
         "RANKS": ranks,
         "WATCH": hidden.device.type == "cuda",

@@ -148,7 +148,7 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(family):
 
 def test_a_bias_is_added_to_what_a_scale_has_rounded():
     """Where the compiler fuses the two, it counts fewer fmas of the same kernel with a bias."""
-    named = r"b64v128d256s32Mfw8p3x1 bf16 group i8( bias)?$"
+    named = r"^b64v128\S+M\S+ bf16 group i8( bias)?$"
     found = compile_variants(families=["flash_sampling"], capability=90, named=named, ptx=True)
     plain, biased = (sum("fma.rn.f32" in line for line in each.instructions) for each in found)
     assert plain == biased > 0
@@ -169,15 +169,63 @@ def test_what_three_warpgroups_spill_stays_out_of_the_loop_over_columns():
         assert not [loop for loop in loops if re.search(r"\b(LDL|STL)\b", loop)], compiled.title
 
 
-def test_no_register_is_written_that_a_matrix_product_still_reads():
-    """Weights of one byte may become operands in registers, where the compiler sees no hazard."""
-    named = r"^b\d+v128d\d+\S+ bf16 group (i8|fp8e4nv)$"
-    found = compile_variants(
-        families=["flash_sampling"], capability=90, named=named, instructions=True
-    )
-    assert len(found) > 8
+WRITING = re.compile(r"(?:@!?U?P\w+ )?([A-Z]\w*)(\S*) (?:P\w+, )?R(\d+)\b")
+NO_RESULT = {"ST", "STS", "STG", "STL", "RED", "SYNCS", "HGMMA", "BRA"}
+
+
+def written_while_read(code: list[str]) -> list[str]:
+    """Instructions that write a register which a product before them reads and has not ended.
+
+    Products end in groups, which `gsb0` closes; the wait names how many of the last may go on.
+    """
+    groups: list[set[int]] = []
+    reading: set[int] = set()  # of the group that is not closed
+    found = []
+    for line in code:
+        if product := re.search(r"HGMMA\S+ R\d+, R(\d+), gdesc", line):
+            reading |= set(range(int(product[1]), int(product[1]) + 4))
+            if "gsb0" in line:
+                groups.append(reading)
+                reading = set()
+        elif wait := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", line):
+            groups = groups[max(0, len(groups) - int(wait[1], 16)) :]
+        elif (writing := WRITING.match(line)) and writing[1] not in NO_RESULT:
+            first, kind = int(writing[3]), writing[2]
+            width = 4 if ".128" in kind else 2 if ".64" in kind or ".WIDE" in kind else 1
+            if reading.union(*groups) & set(range(first, first + width)):
+                found.append(line)
+    return found
+
+
+def test_a_register_that_is_written_too_early_is_found():
+    product = "HGMMA.64x64x16.F32.BF16 R24, R88, gdesc[UR4], R24, gsb0"
+    another = "HGMMA.64x64x16.F32.BF16 R24, R92, gdesc[UR4], R24, gsb0"
+    wait, for_one = (f"WARPGROUP.DEPBAR.LE gsb0, 0x{n}" for n in (0, 1))
+    writes = ["LDS.U16 R88, [R1]", "@P1 LDS.128 R88, [R1+0x10]", "IMAD.WIDE R90, R1, R2, R3"]
+    for early in writes:
+        assert written_while_read([product, early, wait]) == [early]
+        assert written_while_read([product, for_one, early]) == [early]
+        assert not written_while_read([product, wait, early])
+    assert not written_while_read([product, another, for_one, "LDS.U16 R88, [R1]"])
+    assert written_while_read([product, another, for_one, "LDS.U16 R95, [R1]"])
+    assert not written_while_read([product, "STS [R88], R89", "LDS.64 R92, [R1]", wait])
+
+
+@pytest.mark.parametrize(
+    ("family", "named", "least"),
+    [
+        ("flash_sampling", r"^b\d+v\d+d\d+\S+ bf16 group (i8|fp8e4nv)$", 12),
+        ("flash_sampling_hopper", r"b bf16 group .*(i8|fp8e4nv)$", 10),
+    ],
+)
+def test_no_register_is_written_that_a_matrix_product_still_reads(family, named, least):
+    """Weights of one byte become operands in registers, where the compiler may see no hazard."""
+    found = compile_variants(families=[family], capability=90, named=named, instructions=True)
+    assert len(found) >= least
     for compiled in found:
         code = "\n".join(compiled.instructions)
         from_registers = re.search(r"HGMMA\S+ R\d+, R\d+, gdesc", code)
-        overlapping = re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x[1-9]", code)
-        assert "HGMMA" in code and not (from_registers and overlapping), compiled.title
+        assert "HGMMA" in code and not written_while_read(compiled.instructions), compiled.title
+        if family == "flash_sampling" and from_registers:
+            # Its loop may begin anew with a product that runs.
+            assert not re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x[1-9]", code), compiled.title

@@ -11,7 +11,7 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.configs import tables
-from fsbench.kernels.configs.hopper import CHUNK, ROWS, HopperConfig
+from fsbench.kernels.configs.hopper import CHUNK, MANY_ROWS, ONE_BYTE, ROWS, HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -50,6 +50,8 @@ OPTIONS = {
     "rank": {"rank_ptr": "*i32", "limits_ptr": "*fp32"},
 }
 """Types of the arguments that are None without an option."""
+BYTES = ("i8", "fp8e4nv")
+"""Types of weights of one byte."""
 QUANTISED = {name: {"scale_ptr": "*fp32"} for name in ("scale", "scales")}
 """One for the whole weight, or one of each row."""
 STORES = {"logits stored": {"logits_ptr": "*fp32"}, "largest stored": {"largest_ptr": "*fp32"}}
@@ -145,6 +147,7 @@ def _portable(
     """A variant of the portable kernel. words: of its name, for what the rest does not say."""
     use_tma = capability not in NO_TMA if use_tma is None else use_tma
     types, constants = _launch(given, noise, samples, ranks)
+    several = weight in BYTES and config.ctas_per_sm > 1
     return variant(
         "flash_sampling",
         " ".join([str(config), dtype, noise, words]).strip(),
@@ -154,7 +157,15 @@ def _portable(
         capability,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **({"maxnreg": config.most_registers()} if several else {}),
     )
+
+
+def _boxes(dtype: str, rows: int) -> str:
+    """The type of a descriptor of boxes as wide as the widest swizzle."""
+    bits = 8 if dtype in BYTES else 16
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
+    return f"tensordesc<{dtype}[{rows}, {CHUNK * 16 // bits}],{layout!r}>"
 
 
 def _hopper(
@@ -166,13 +177,12 @@ def _hopper(
     noise: str = "group",
     samples: int = 1,
     ranks: int = 1,
+    weight: str = "",
 ) -> Variant:
     """A variant of the Hopper kernel for B rows."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     box_rows, boxes = config.boxes(B)
-    rows = {"hidden": box_rows, "weight": 128}
     types, constants = _launch(given, noise, samples, ranks)
-    types |= {name: f"tensordesc<{dtype}[{n}, {CHUNK}],{layout!r}>" for name, n in rows.items()}
+    types |= {"hidden": _boxes(dtype, box_rows), "weight": _boxes(weight or dtype, 128)}
     constants |= {
         "WARPGROUPS": config.warpgroups,
         "PAIRED": config.paired,
@@ -182,7 +192,7 @@ def _hopper(
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
     }
-    if config.split:
+    if config.split or config.one_byte:
         types["sums_ptr"] = "*fp32"
     else:
         constants["sums_ptr"] = None
@@ -257,18 +267,16 @@ def _portable_variants(shipped: str, bucket: int, config: TileConfig, sm: int) -
 
 
 def _quantised_variants(config: TileConfig, sm: int) -> Iterator[Variant]:
-    """Of weights of one byte, with the config that the rule makes of a shipped one."""
-    limit = SHARED_LIMIT[sm] // config.ctas_per_sm - 1024
-    config = config.for_one_byte().fitted(limit, 1)
-    for weight in ("i8", "fp8e4nv") if sm != 80 else ("i8",):
+    """Of weights of one byte."""
+    for weight in BYTES if sm != 80 else BYTES[:1]:
         yield _portable(config, sm, weight, ("scales",), weight=weight)
     # Whatever is added to a scaled logit, and a config that somebody gives.
-    if config.block_b == 64:
+    if config.block_b == 64 and config.block_v == 128:
         given = (*EVERYTHING, "scales")
         yield _portable(config, sm, "i8 everything, n = 1", given, weight="i8")
         yield _portable(config, sm, "i8 bias", ("scales", "bias"), weight="i8")
         yield _portable(config, sm, "i8 pointers", ("scale",), use_tma=False, weight="i8")
-        turned = replace(config, v_on_m=False)
+        turned = replace(config, v_on_m=False, ctas_per_sm=1)
         yield _portable(turned, sm, "i8", ("scales",), weight="i8")
 
 
@@ -311,6 +319,22 @@ def _hopper_variants(bucket: int, config: HopperConfig) -> Iterator[Variant]:
         yield _hopper(config, bucket, "score, n = 4", SCORED, noise="given", samples=4)
         yield _hopper(config, bucket, "score with entropy", (*SCORED, "entropy"), noise="given")
         yield _hopper(config, bucket, "score with rank", (*SCORED, "rank"), noise="given")
+
+
+def _hopper_bytes() -> Iterator[Variant]:
+    """Weights of one byte."""
+    for weight in BYTES:
+        for rows in (8, 16, 32, 64):
+            yield _hopper(ONE_BYTE, rows, weight, ("scales",), weight=weight)
+        given = (*EVERYTHING, "scales")
+        yield _hopper(ONE_BYTE, 64, f"{weight} everything, n = 1", given, weight=weight)
+        yield _hopper(ONE_BYTE, 64, f"{weight} n = 2", ("scale",), samples=2, weight=weight)
+        given = (*SCORED, "scales")
+        yield _hopper(ONE_BYTE, 64, f"{weight} score", given, noise="given", weight=weight)
+        yield _hopper(ONE_BYTE, 64, weight, ("scales",), dtype="fp16", weight=weight)
+        yield _hopper(MANY_ROWS, 128, weight, ("scales",), weight=weight)
+    stored = (*STORES, "scales")
+    yield _hopper(ONE_BYTE, 64, "i8 stores", stored, weight="i8")
 
 
 def _target_logits() -> Iterator[Variant]:
@@ -359,12 +383,14 @@ def variants() -> Iterator[Variant]:
     """Of every config in the tables; those that nobody has tuned fitted to the shared memory."""
     yield from _target_logits()
     yield from _standing()
+    yield from _hopper_bytes()
     for shipped, bucket, config, capability in _shipped():
         if shipped == "hopper":
             yield from _hopper_variants(bucket, config)
         else:
             limit = SHARED_LIMIT[capability] // config.ctas_per_sm - 1024
-            fitted = config.fitted(limit, 2)
-            yield from _portable_variants(shipped, bucket, fitted, capability)
-            if shipped == "portable" and capability in CAPABILITIES:
-                yield from _quantised_variants(config, capability)
+            if shipped == "portable-byte":
+                if capability in CAPABILITIES:
+                    yield from _quantised_variants(config.fitted(limit, 1), capability)
+            else:
+                yield from _portable_variants(shipped, bucket, config.fitted(limit, 2), capability)

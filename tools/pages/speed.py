@@ -129,7 +129,7 @@ def decisions() -> str:
     screened_default = tpots(FOUR).reduction_pct["default", "screened"]
     default, plain_requests = (saved(MODEL, kind) for kind in ("default", "plain"))
     scored = scores().flash_score / scores()[MATMUL]
-    fp8 = quantised().fp8
+    own = quantised()
     rows = [
         [
             "a token from the softmax; temperature, bias, mask, seed, log-probability per row",
@@ -151,7 +151,8 @@ def decisions() -> str:
         [
             "an LM head that is int8 or fp8 itself",
             "[`flash_sample` with a `QuantisedHead`](ROOT/docs/quantised-heads.md)",
-            f"fp8: {span(at(fp8, 1, 64))} of the matmul in bf16, B up to 64; int8: no gain",
+            f"{span(at(own.fp8, 1, 64))} of the matmul in bf16 with fp8, "
+            f"{span(at(own.int8, 1, 64))} with int8, B up to 64",
         ],
         [
             "log-probabilities of given tokens, equal in rollout and trainer, with a gradient",

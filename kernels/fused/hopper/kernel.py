@@ -41,6 +41,14 @@ from fsbench.kernels.device.mass import (
     mass_of_programs,
 )
 from fsbench.kernels.device.rows import temperatures_of_rows
+from fsbench.kernels.fused.hopper.quantised import (
+    COLUMNS,
+    compute_bytes,
+    load_bytes,
+    own_sums,
+    ring_of_bytes,
+    share_of_blocks,
+)
 from fsbench.kernels.fused.hopper.split import compute_pieces, load_pieces, program_of_block
 from fsbench.kernels.fused.hopper.warpgroup import compute
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
@@ -67,13 +75,14 @@ def _finish(
     logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N: gl.constexpr,
     NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
-    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr,
+    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr, QUANTISED: gl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace."""
     SPAN: gl.constexpr = _power_of_2(BLOCK_B)
     PROGRAMS: gl.constexpr = MASSES_AT_ONCE * 128 // max(128, SPAN)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
     b0, _, programs_v, first_token, num_tokens = share
+    parts_v = programs_v * 2 if QUANTISED or PAIRED else programs_v
     entropy_ptr, ranking = scores
     row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
     there = row < B
@@ -85,8 +94,7 @@ def _finish(
         )
         program = gl.arange(0, PROGRAMS, gl.SliceLayout(0, LAYOUT))[None, :]
         MOMENT: gl.constexpr = len(entropy_ptr) > 0
-        SLOTS: gl.constexpr = 2 if PAIRED else 1
-        mass = mass_of_programs(masses_ptr, SLOTS * programs_v, program, row, B, MOMENT)
+        mass = mass_of_programs(masses_ptr, parts_v, program, row, B, MOMENT)
         if RANKS > 1:
             mass = mass_of_ranks(mass, row, there, line, RANKS, WATCH)
     for i in gl.static_range(N):
@@ -97,7 +105,12 @@ def _finish(
         if winners_ptr is not None:
             token = token_of_key(key)
             own = token - first_token
-            if SPLIT:
+            if QUANTISED:
+                source = program_of_block(
+                    own // 256, share_of_blocks(share)[4], programs_v, D, COLUMNS
+                )
+                source = source * 2 + own // 128 % 2
+            elif SPLIT:
                 source = program_of_block(own // 128, num_tokens, programs_v, D, BLOCK_D)
             else:
                 source = program_of(own, num_tokens, programs_v, BLOCK_V, CONTIGUOUS)
@@ -138,7 +151,8 @@ def _finish(
 @gluon.jit(do_not_specialize=["B", "V", "first_sample", "num_tokens", "rank"])
 def hopper_kernel(
     hidden,  # [B, D] descriptor of boxes [8 .. 64, CHUNK]
-    weight,  # [>= num_tokens, D] descriptor of boxes [128, CHUNK]
+    weight,  # [>= num_tokens, D] descriptor of boxes [128, CHUNK]; [128, 2 CHUNK] of one byte
+    scale_ptr,
     seed_ptr,  # this and what follows: as flash_sampling_kernel
     offset_ptr,
     temperature,
@@ -175,6 +189,7 @@ def hopper_kernel(
     area,
     N: gl.constexpr,
     NOISE: gl.constexpr,  # as in portable
+    SCALE_PER_ROW: gl.constexpr,
     SEED_PER_ROW: gl.constexpr,
     OFFSET_PER_ROW: gl.constexpr,
     TEMPERATURE_PER_ROW: gl.constexpr,
@@ -188,11 +203,18 @@ def hopper_kernel(
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    BLOCK_B: gl.constexpr = PAIR if PAIRED else WARPGROUPS * ROWS
+    QUANTISED: gl.constexpr = scale_ptr is not None
     BLOCKS: gl.constexpr = 2 if PAIRED else 1
     BOX: gl.constexpr = hidden.block_type.shape[0]
+    SETS: gl.constexpr = 2 if BOX == ROWS else 1
+    BLOCK_B: gl.constexpr = (
+        SETS * ROWS if QUANTISED else PAIR if PAIRED else WARPGROUPS * ROWS
+    )
     SPLIT: gl.constexpr = sums_ptr is not None
-    ring = allocated_ring(weight, hidden, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
+    if QUANTISED:
+        ring = ring_of_bytes(weight, hidden, SETS * BOX * BOXES, STAGES)
+    else:
+        ring = allocated_ring(weight, hidden, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
     num_tiles_b = gl.cdiv(B, BLOCK_B) * BLOCKS
     pid_b = gl.program_id(0) % num_tiles_b
     pid_v = gl.program_id(0) // num_tiles_b
@@ -219,7 +241,26 @@ def hopper_kernel(
         () if entropy_ptr is None else (entropy_ptr,),
         () if rank_ptr is None else (rank_ptr, limits_ptr),
     )
-    if WARPGROUPS == 3:
+    if QUANTISED:
+        # The flags follow the counters.
+        handing = own_sums(
+            sums_ptr, arrivals_ptr + num_tiles_b, pid_b * programs_v, SETS * BOX * BOXES
+        )
+        scales = (scale_ptr,)
+        gl.warp_specialize(
+            [
+                (compute_bytes, (ring, share, sizes, noise, processing, scratch, scores, handing,
+                                 scales, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+                                 TEMPERATURE_PER_ROW, SCALE_PER_ROW, STAGES, SETS, BOX, BOXES, 0)),
+                (compute_bytes, (ring, share, sizes, noise, processing, scratch, scores, handing,
+                                 scales, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+                                 TEMPERATURE_PER_ROW, SCALE_PER_ROW, STAGES, SETS, BOX, BOXES, 1)),
+                (load_bytes, (weight, hidden, ring, share, B, D, SETS, BOXES, STAGES)),
+            ],
+            [4, 1],
+            [SECOND_OF_TWO, LOADER_REGISTERS],
+        )  # fmt: skip
+    elif WARPGROUPS == 3:
         gl.warp_specialize(
             [
                 (compute, (ring, share, sizes, noise, processing, scratch, scores, N, NOISE,
@@ -288,5 +329,5 @@ def hopper_kernel(
             share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
             logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N, NOISE,
             TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS, BLOCK_D, SPLIT,
-            PAIRED,
+            PAIRED, QUANTISED,
         )  # fmt: skip

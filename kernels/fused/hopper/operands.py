@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fsbench.kernels.call.operands import Address, Operands, vocab_programs
-from fsbench.kernels.configs.hopper import CHUNK, HopperConfig
+from fsbench.kernels.configs.hopper import CHUNK, ROWS, HopperConfig
 from fsbench.kernels.fused.hopper.kernel import hopper_kernel
 
 __all__ = ["hopper_kernel", "operands"]
@@ -22,9 +22,14 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
     box_rows, boxes = config.boxes(B)
     blocks_b = config.blocks(B)
     programs_v = vocab_programs(blocks_b, V, config.block_v, hidden.device)
+    handed = programs_v * box_rows * boxes * 128 if config.split else 0
+    parts = 2 if config.paired else 1
+    if config.one_byte:  # two warpgroups with all rows
+        rows = box_rows * boxes if B <= ROWS else 2 * ROWS
+        parts, handed = 2, blocks_b * programs_v * 2 * 128 * rows
     return Operands(
         lambda hidden, weight: (_boxes(hidden, box_rows), _boxes(weight, 128)),
-        programs_v * (2 if config.paired else 1),
+        programs_v * parts,
         (blocks_b * programs_v,),
         {
             "WARPGROUPS": config.warpgroups,
@@ -35,9 +40,9 @@ def operands(hidden: Tensor, weight: Tensor, V: int, config: HopperConfig) -> Op
             "BLOCK_D": config.block_d,
             "STAGES": config.num_stages,
             "num_warps": 4,
-            **({} if config.split else {"sums_ptr": None}),
+            **({} if handed else {"sums_ptr": None}),
         },
-        programs_v * box_rows * boxes * 128 if config.split else 0,
+        handed,
     )
 
 
@@ -49,6 +54,7 @@ def _boxes(matrix: Tensor, box_rows: int) -> TensorDescriptor:
 def _descriptor(
     address: int, dtype: torch.dtype, rows: int, cols: int, box_rows: int
 ) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    bits = dtype.itemsize * 8
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
     base = Address(address, dtype)
-    return TensorDescriptor(base, [rows, cols], [cols, 1], [box_rows, CHUNK], layout)
+    return TensorDescriptor(base, [rows, cols], [cols, 1], [box_rows, CHUNK * 16 // bits], layout)

@@ -25,10 +25,12 @@ from fsbench.kernels import (
     truncated_sample,
 )
 from fsbench.kernels.configs import choice as _choice
+from fsbench.kernels.configs.hopper import MANY_ROWS, ONE_BYTE, HopperConfig
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
 INT8, E4M3 = torch.int8, torch.float8_e4m3fn
+SIXTEEN_BITS = HopperConfig(1, 128, 128, 4, False)
 V_FIRST = TileConfig(16, 128, 128, 32, True, True, 4, 1, 1)
 
 
@@ -197,7 +199,7 @@ PARTS = [
         (lambda: quantise_head(torch.ones(4, 8), per_row=1), TYPE, "per_row: expected True"),
         (lambda: flash_sample(torch.ones(2, 8), GOOD, seed=SEED), VALUE, "weight: expected shape"),
         (lambda: flash_sample(HIDDEN, GOOD.weight, seed=SEED), TYPE, "weight: expected dtype"),
-        (lambda: flash_sample(HIDDEN, GOOD, seed=SEED, kernel="hopper"), VALUE, "16 bits"),
+        (lambda: flash_sample(HIDDEN, GOOD, seed=SEED, kernel="hopper"), VALUE, "capability 9.0"),
         (lambda: score(HIDDEN.clone().requires_grad_(), GOOD, torch.zeros(2).long()),
          VALUE, "to compute gradients; got a QuantisedHead"),
         (lambda: truncated_sample(HIDDEN, GOOD, top_k=3, seed=SEED), TYPE, "QuantisedHead"),
@@ -216,14 +218,31 @@ def test_describe_and_the_choice_on_a_gpu(monkeypatch):
     assert "pointers" in describe(torch.ones(2, 24), quantise_head(torch.ones(100, 24)))
     assert describe(HIDDEN, GOOD, why=True).startswith("b16v256d64s128N")
     gpu = torch.device("cuda", 5)
-    properties = type("", (), {"name": "NVIDIA H200", "shared_memory_per_block_optin": 232448})
+    known = {"shared_memory_per_block_optin": 232448, "multi_processor_count": 132}
+    properties = type("", (), {"name": "NVIDIA H200", **known})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     asked: dict[str, Any] = {"by_tma": True, "noise": "group", "kernel": "auto", "config": None}
-    for B in (1, 32, 64, 128, 256):
-        config = _choice.config_for(B, 8192, 128_256, gpu, 1, **asked)
+    full, short = (4096, 151_936, gpu, 1), (8192, 128_256, gpu, 1)  # of blocks, in the last round
+    for B in (1, 16, 32):
+        config = _choice.config_for(B, *full, **asked)
         assert isinstance(config, TileConfig) and config.v_on_m and config.num_stages > 1
-        assert "untuned rule" in _choice.explanation(B, 8192, 128_256, gpu, 1, **asked)
+        assert "is at most 32 rows" in _choice.explanation(B, *full, **asked)
+        assert _choice.config_for(B, *short, **asked) == ONE_BYTE
+        assert "room for 57 MB" in _choice.explanation(B, *short, **asked)
+    for B, wanted in ((33, ONE_BYTE), (64, ONE_BYTE), (65, MANY_ROWS), (300, MANY_ROWS)):
+        assert _choice.config_for(B, *full, **asked) == wanted
+        assert "is above 32 rows" in _choice.explanation(B, *full, **asked)
+        assert _choice.config_for(B, *short, **asked) == wanted
+        token = _choice.config_for(B, *full, **{**asked, "noise": "token"})
+        assert isinstance(token, TileConfig)
+        with pytest.raises(InvalidArgument, match="config: expected one_byte=True"):
+            _choice.config_for(B, *full, **{**asked, "config": SIXTEEN_BITS})
+    given = {**asked, "kernel": "hopper", "config": ONE_BYTE}
+    with pytest.raises(InvalidArgument, match="config: expected one_byte=False"):
+        _choice.config_for(64, 4096, 151_936, gpu, 2, **given)
+    with pytest.raises(InvalidArgument, match="at most 64 rows with 4 stages"):
+        _choice.config_for(65, *full, **given)
 
 
 def test_fp8_is_refused_where_triton_cannot_convert_it(monkeypatch):

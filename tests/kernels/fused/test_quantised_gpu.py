@@ -4,15 +4,53 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from flash_sample_cases import same_bits
 from gpu_cases import counter, problem
 
 from fsbench.kernels import QuantisedHead, flash_sample, quantise_head, score
+from fsbench.kernels.device.quantised import converted
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
+
+
+@triton.jit
+def converting_kernel(numbers_ptr, out_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out_ptr + at, converted(tl.load(numbers_ptr + at), out_ptr.dtype.element_ty))
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_every_byte_becomes_the_number_that_it_is(dtype, weight_dtype):
+    every = torch.arange(256, device="cuda", dtype=torch.uint8).view(weight_dtype)
+    found = torch.empty(256, device="cuda", dtype=dtype)
+    converting_kernel[(1,)](numbers_ptr=every, out_ptr=found, N=256)
+    wanted = every.float()
+    nan = wanted.isnan()
+    assert nan.sum() == (0 if weight_dtype == torch.int8 else 2)
+    assert found.isnan().equal(nan) and found[~nan].float().equal(wanted[~nan])
+    assert found[~nan].signbit().equal(wanted[~nan].signbit())
+
+
+def kernels(B: int, D: int) -> list[str]:
+    """Those that can draw from a quantised head here."""
+    hopper = torch.cuda.get_device_capability() == (9, 0) and D % 16 == 0
+    return ["portable", "hopper"] if hopper else ["portable"]
+
+
+def pair(
+    B: int, V: int, D: int, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> tuple[torch.Tensor, QuantisedHead, torch.Tensor]:
+    """hidden, a head whose scales round nothing, and the weight of its numbers."""
+    hidden, weight = problem(B, V, D, dtype)
+    head = quantise_head(weight, weight_dtype)
+    head.scale.copy_(head.scale.log2().round().exp2())
+    return hidden, head, (head.weight.float() * head.scale[:, None]).to(dtype)
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -22,40 +60,72 @@ pytestmark = [
 def test_scales_that_round_nothing_give_the_bits_of_the_weight_with_those_numbers(
     B, D, dtype, weight_dtype
 ):
-    hidden, weight = problem(B, 1000, D, dtype)
-    head = quantise_head(weight, weight_dtype)
-    head.scale.copy_(head.scale.log2().round().exp2())
-    exact = (head.weight.float() * head.scale[:, None]).to(dtype)
+    hidden, head, exact = pair(B, 1000, D, dtype, weight_dtype)
     options = {"seed": counter(D), "return_logprob": True, "return_logz": True}
-    found = flash_sample(hidden, head, **options)
     wanted = flash_sample(hidden, exact, **options)
-    assert found.valid.all() and found.tokens.equal(wanted.tokens)
-    assert same_bits(found.logprob, wanted.logprob) and same_bits(found.logz, wanted.logz)
-    scored = score(hidden, head, found.tokens, return_rank=True)
-    again = score(hidden, exact, found.tokens, return_rank=True)
-    assert same_bits(scored.logprob, found.logprob) and scored.rank.equal(again.rank)
+    again = score(hidden, exact, wanted.tokens, return_rank=True)
+    for kernel in kernels(B, D):
+        found = flash_sample(hidden, head, kernel=kernel, **options)
+        assert found.valid.all() and found.tokens.equal(wanted.tokens)
+        assert same_bits(found.logprob, wanted.logprob) and same_bits(found.logz, wanted.logz)
+        scored = score(hidden, head, found.tokens, kernel=kernel, return_rank=True)
+        assert same_bits(scored.logprob, found.logprob) and scored.rank.equal(again.rank)
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("B", [1, 64, 128, 256])
+@pytest.mark.parametrize("B", [1, 16, 48, 64, 128, 256])
 def test_programs_that_walk_over_many_tiles_keep_the_bits(B, weight_dtype):
-    hidden, weight = problem(B, 100_000, 2048, torch.bfloat16)
-    head = quantise_head(weight, weight_dtype)
-    head.scale.copy_(head.scale.log2().round().exp2())
-    exact = head.weight.bfloat16() * head.scale.bfloat16()[:, None]
+    hidden, head, exact = pair(B, 100_000, 2048, torch.bfloat16, weight_dtype)
     for step in range(8):
-        found = flash_sample(hidden, head, seed=counter(step), return_logz=True)
         wanted = flash_sample(hidden, exact, seed=counter(step), return_logz=True)
-        assert found.tokens.equal(wanted.tokens) and same_bits(found.logz, wanted.logz)
+        for kernel in kernels(B, 2048):
+            options = {"kernel": kernel, "seed": counter(step), "return_logz": True}
+            found = flash_sample(hidden, head, **options)
+            assert found.tokens.equal(wanted.tokens) and same_bits(found.logz, wanted.logz)
 
 
-def test_an_undefined_number_or_scale_leaves_no_row_a_draw():
+@pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("B", [7, 33, 64])
+def test_options_change_both_kernels_alike(B, weight_dtype):
+    V = 5003
+    hidden, head, exact = pair(B, V, 1088, torch.bfloat16, weight_dtype)
+    row = torch.arange(B, device="cuda")
+    everything = {
+        "temperature": (row % 4) / 2.0,
+        "seed": row * 7919,
+        "offset": row + 2**33,
+        "bias": torch.linspace(-1, 1, V, device="cuda"),
+        "mask": (row[:, None] + torch.arange(V, device="cuda")) % 3 > 0,
+        "soft_cap": 30.0,
+        "return_logprob": True,
+        "return_entropy": True,
+    }
+    several = {"seed": counter(1), "num_samples": 2, "return_logprob": True}
+    largest = {"seed": counter(2), "return_top": 3, "return_rank": True, "vocab_size": V - 300}
+    greedy = {"seed": counter(3), "temperature": 0.0}
+    for options in (everything, several, largest, greedy):
+        wanted = flash_sample(hidden, exact, kernel="portable", **options)
+        for kernel in kernels(B, 1088):
+            found = flash_sample(hidden, head, kernel=kernel, **options)
+            for name, field in wanted._asdict().items():
+                other = getattr(found, name)
+                if field is None or not field.is_floating_point():
+                    assert other is field is None or other.equal(field), (kernel, name)
+                else:
+                    assert same_bits(other, field), (kernel, name)
+
+
+@pytest.mark.parametrize("kernel", ["portable", "hopper"])
+def test_an_undefined_number_or_scale_leaves_no_row_a_draw(kernel):
     hidden, weight = problem(3, 500, 64, torch.bfloat16)
+    if kernel not in kernels(3, 64):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    options = {"seed": counter(1), "kernel": kernel}
     for dtype in (torch.int8, torch.float8_e4m3fn):
         head = quantise_head(weight, dtype)
         head.scale[100] = -1.0
-        assert not flash_sample(hidden, head, seed=counter(1)).valid.any()
+        assert not flash_sample(hidden, head, **options).valid.any()
     numbers = quantise_head(weight, torch.float8_e4m3fn).weight
     numbers[7, 3] = torch.nan
     one = torch.ones((), device="cuda")
-    assert not flash_sample(hidden, QuantisedHead(numbers, one), seed=counter(1)).valid.any()
+    assert not flash_sample(hidden, QuantisedHead(numbers, one), **options).valid.any()

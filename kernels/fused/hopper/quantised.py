@@ -1,0 +1,273 @@
+"""Weights of one byte on Hopper: device code, in Gluon, beside warpgroup and split.
+
+The tokens are on the M side of the instruction, whose first operand may be in registers: each of
+two warpgroups converts 128 tokens there, and multiplies them with the rows of hidden, which both
+share: up to 64, or two sets of 64. A block has 256 tokens, and programs share blocks as in split. A
+finished tile is turned, so that the rows are on the M side as elsewhere. What is left for the end
+is of each warpgroup: it counts as a program of its own.
+"""
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fsbench.kernels.device.hopper_epilogue import ROWS, group_layout
+from fsbench.kernels.device.hopper_mainloop import (
+    CHUNK,
+    accumulator_layout,
+    copy_to_shared,
+    first_row,
+    next_stage,
+    rows_of_warpgroup,
+)
+from fsbench.kernels.device.mainloop import first_column
+from fsbench.kernels.device.quantised import converted, scaled, scales_of_tokens
+from fsbench.kernels.fused.hopper.split import piece, pieces_of
+from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge
+
+WARPGROUPS = gl.constexpr(2)
+TOKENS = gl.constexpr(128)
+"""Of a block, that a warpgroup has."""
+COLUMNS = gl.constexpr(128)
+"""Of a stage: the bytes of a TMA box, the widest that its swizzle takes."""
+PART = gl.constexpr(32)
+"""Columns that are converted at once."""
+HALVES = gl.constexpr(2)
+"""Boxes of hidden that a stage has, one beside the other."""
+
+
+@gluon.jit
+def ring_of_bytes(weight, hidden, HELD: gl.constexpr, STAGES: gl.constexpr):
+    """As allocated_ring, for weights of one byte and HELD rows of hidden."""
+    weight_ring = gl.allocate_shared_memory(
+        weight.dtype, [STAGES * WARPGROUPS, TOKENS, COLUMNS], weight.layout
+    )
+    hidden_ring = gl.allocate_shared_memory(
+        hidden.dtype, [STAGES * HALVES, HELD, CHUNK], hidden.layout
+    )
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(free.index(i), count=WARPGROUPS)
+    fence_async_shared()
+    return weight_ring, hidden_ring, loaded, free
+
+
+@gluon.jit
+def share_of_blocks(share):
+    """The share in which a block of two warpgroups counts as one of split's."""
+    b0, pid_v, programs_v, first_token, num_tokens = share
+    return b0, pid_v, programs_v, first_token, (num_tokens + 1) // 2
+
+
+@gluon.jit
+def load_bytes(
+    weight, hidden, ring, share, B, D, SETS: gl.constexpr, BOXES: gl.constexpr, STAGES: gl.constexpr
+):
+    """The loading warp."""
+    weight_ring, hidden_ring, loaded, free = ring
+    BOX: gl.constexpr = hidden.block_type.shape[0]
+    BYTES: gl.constexpr = (
+        WARPGROUPS * weight.block_type.nbytes + HALVES * SETS * BOXES * hidden.block_type.nbytes
+    )
+    b0, _, _, first_token, _ = share
+    steps = gl.cdiv(D, COLUMNS)
+    pieces = pieces_of(share_of_blocks(share), steps)
+    stage = 0
+    phase = 1
+    for i in range(pieces[0]):
+        block, first, end = piece(i, pieces, steps)
+        row0 = block * (WARPGROUPS * TOKENS)
+        d0 = (first_column(first_token + row0, D) // COLUMNS + first) % steps * COLUMNS
+        for step in range(first, end):
+            if step % 2 == 0:
+                # Neighbours are asked for together: 256 bytes of a row.
+                following, its_phase = next_stage(stage, phase, STAGES)
+                mbarrier.wait(free.index(following), its_phase)
+            mbarrier.wait(free.index(stage), phase)
+            bar = loaded.index(stage)
+            # Boxes over the edge of a matrix are filled up with zeros, and count in full.
+            mbarrier.expect(bar, BYTES)
+            for group in gl.static_range(WARPGROUPS):
+                copy_to_shared(
+                    weight, [row0 + group * TOKENS, d0], bar,
+                    weight_ring.index(stage * WARPGROUPS + group),
+                )  # fmt: skip
+            for half in gl.static_range(HALVES):
+                rows = hidden_ring.index(stage * HALVES + half)
+                for number in gl.static_range(SETS * BOXES):
+                    copy_to_shared(
+                        hidden,
+                        [first_row(b0, B, number // BOXES, number % BOXES, BOX), d0 + half * CHUNK],
+                        bar, rows.slice(number * BOX, BOX, dim=0),
+                    )  # fmt: skip
+            d0 += COLUMNS
+            d0 = gl.where(d0 >= D, 0, d0)
+            stage, phase = next_stage(stage, phase, STAGES)
+
+
+@gluon.jit
+def _add_bytes(ring, stage, phase, steps, acc, WARPGROUP: gl.constexpr, STAGES: gl.constexpr):
+    """acc [TOKENS, HELD] with the product of the next stages in the ring added."""
+    weight_ring, hidden_ring, loaded, free = ring
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
+    for _ in range(0, steps):
+        mbarrier.wait(loaded.index(stage), phase)
+        bytes = weight_ring.index(stage * WARPGROUPS + WARPGROUP)
+        for part in gl.static_range(COLUMNS // PART):
+            numbers = bytes.slice(part * PART, PART, dim=1).load(LAYOUT)
+            rows = hidden_ring.index(stage * HALVES + part * PART // CHUNK)
+            rows = rows.slice(part * PART % CHUNK, PART, dim=1)
+            acc = warpgroup_mma(
+                converted(numbers, hidden_ring.dtype), rows.permute((1, 0)), acc, is_async=True
+            )
+            # A product runs on while the next part is converted, but not the one before it: their
+            # numbers may be in the same registers. Across stages the compiler refuses.
+            if part > 0 and part + 1 < COLUMNS // PART:
+                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(free.index(stage), count=1)
+        stage, phase = next_stage(stage, phase, STAGES)
+    return acc, stage, phase
+
+
+@gluon.jit
+def compute_bytes(
+    ring, share, sizes, noise, processing, scratch, scores, handing, scales,
+    N: gl.constexpr, NOISE: gl.constexpr, SEED_PER_ROW: gl.constexpr,
+    OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, SCALE_PER_ROW: gl.constexpr,
+    STAGES: gl.constexpr, SETS: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
+    WARPGROUP: gl.constexpr,
+):  # fmt: skip
+    """A computing warpgroup, with SETS times 64 rows."""
+    b0, pid_v, programs_v, first_token, _ = share
+    _, V, D, _, _, _ = sizes
+    _, _, masses_ptr, _, _, _ = scratch
+    HELD: gl.constexpr = SETS * BOX * BOXES
+    SUMS: gl.constexpr = accumulator_layout(HELD, 16)
+    parts, states = _begin_sets(
+        b0, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW, SETS, BOX, BOXES,
+    )  # fmt: skip
+    steps = gl.cdiv(D, COLUMNS)
+    pieces = pieces_of(share_of_blocks(share), steps)
+    stage = 0
+    phase = 0
+    for i in range(pieces[0]):
+        block, first, end = piece(i, pieces, steps)
+        v0 = first_token + (block * WARPGROUPS + WARPGROUP) * TOKENS
+        tokens = v0 + gl.arange(0, TOKENS, gl.SliceLayout(1, SUMS))
+        scale = scales_of_tokens(scales[0], tokens, V, SCALE_PER_ROW)
+        acc = gl.zeros([TOKENS, HELD], gl.float32, SUMS)
+        if first > 0:
+            acc = _taken_over((pid_v - pieces[0] + i) * WARPGROUPS + WARPGROUP, handing, HELD)
+        acc, stage, phase = _add_bytes(ring, stage, phase, end - first, acc, WARPGROUP, STAGES)
+        if end < steps:
+            _hand_over(acc, (pid_v + i) * WARPGROUPS + WARPGROUP, handing)
+        else:
+            logits = scaled(acc, scale[:, None])
+            states = _enter_sets(
+                _sets(logits.permute((1, 0))), v0, parts, states, sizes, processing,
+                N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
+            )  # fmt: skip
+    own = (b0, pid_v * WARPGROUPS + WARPGROUP, programs_v * WARPGROUPS, first_token, share[4])
+    for number in gl.static_range(SETS):
+        merge(parts[number], states[number], own, sizes, scratch, scores, N)
+
+
+@gluon.jit
+def _begin_sets(
+    b0, sizes, noise, scratch, scores, N: gl.constexpr, NOISE: gl.constexpr,
+    SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr,
+    SETS: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
+):  # fmt: skip
+    """(parts, states before the first tile) of all sets of rows, see warpgroup."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
+    row, there = rows_of_warpgroup(b0, sizes[0], 0, BOX, BOXES, LAYOUT)
+    part, state = begin(
+        row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+        TEMPERATURE_PER_ROW,
+    )  # fmt: skip
+    if SETS == 1:
+        return (part,), (state,)
+    else:
+        row, there = rows_of_warpgroup(b0, sizes[0], 1, BOX, BOXES, LAYOUT)
+        another, its_state = begin(
+            row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
+            TEMPERATURE_PER_ROW,
+        )  # fmt: skip
+        return (part, another), (state, its_state)
+
+
+@gluon.jit
+def _enter_sets(
+    turned, v0, parts, states, sizes, processing,
+    N: gl.constexpr, NOISE: gl.constexpr, GREEDY_ROWS: gl.constexpr, WITH_MASS: gl.constexpr,
+):  # fmt: skip
+    """Let the logits of tokens from v0 on enter the states of all sets of rows."""
+    LAYOUT: gl.constexpr = accumulator_layout(TOKENS, 16)
+    state = enter(
+        gl.convert_layout(turned[0], LAYOUT), v0, parts[0], states[0], sizes, processing,
+        N, NOISE, GREEDY_ROWS, WITH_MASS,
+    )  # fmt: skip
+    if len(turned) == 1:
+        return (state,)
+    else:
+        another = enter(
+            gl.convert_layout(turned[1], LAYOUT), v0, parts[1], states[1], sizes, processing,
+            N, NOISE, GREEDY_ROWS, WITH_MASS,
+        )  # fmt: skip
+        return state, another
+
+
+@gluon.jit
+def _sets(x):
+    """[rows, TOKENS] -> a tuple of [ROWS, TOKENS]; where rows are fewer, they are repeated."""
+    if x.shape[0] < ROWS:
+        return _sets(gl.join(x, x).permute((2, 0, 1)).reshape([2 * x.shape[0], x.shape[1]]))
+    elif x.shape[0] > ROWS:
+        return x.reshape([2, ROWS, x.shape[1]]).permute((1, 2, 0)).split()
+    else:
+        return (x,)
+
+
+@gluon.jit
+def own_sums(sums_ptr, flags_ptr, program, HELD: gl.constexpr):
+    """What programs hand over, from this one on, and its flags."""
+    number = program * WARPGROUPS
+    return sums_ptr + number * TOKENS * HELD, flags_ptr + number
+
+
+@gluon.jit
+def _hand_over(acc, number, handing):
+    """Leave the sum for the same warpgroup of the program's successor."""
+    sums_ptr, flags_ptr = handing
+    gl.store(sums_ptr + _places(number, acc.shape[1]), acc)
+    # All of the sum is there before the flag says so.
+    tl.debug_barrier()
+    gl.atomic_xchg(flags_ptr + number, 1, sem="release")
+
+
+@gluon.jit
+def _taken_over(number, handing, HELD: gl.constexpr):
+    """The sum that a warpgroup has left; its flag is back to 0."""
+    sums_ptr, flags_ptr = handing
+    while gl.atomic_cas(flags_ptr + number, 1, 0, sem="acquire") == 0:
+        pass
+    return gl.load(sums_ptr + _places(number, HELD), cache_modifier=".cg")
+
+
+@gluon.jit
+def _places(number, HELD: gl.constexpr):
+    """Where a warpgroup's sum is, [TOKENS, HELD]."""
+    LAYOUT: gl.constexpr = accumulator_layout(HELD, 16)
+    token = gl.arange(0, TOKENS, gl.SliceLayout(1, LAYOUT))[:, None]
+    row = gl.arange(0, HELD, gl.SliceLayout(0, LAYOUT))[None, :]
+    return (number * TOKENS + token) * HELD + row
