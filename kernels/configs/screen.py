@@ -49,7 +49,7 @@ class ScreenConfig:
         check_options(
             self,
             block_b=(8, 16, 32, 64),
-            block_v=(128, 256),
+            block_v=(128, 256, 512),
             block_d=(32, 64, 128, 256),
             slice=(16, 32, 64, 128),
             num_warps=(1, 2, 4, 8),
