@@ -17,6 +17,7 @@ from fsbench.kernels.providing.screened import (
     kept_bytes,
     unsupported_reason,
 )
+from fsbench.kernels.providing.tuning import tuning
 from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
@@ -46,4 +47,5 @@ PROVIDER = Provider(
     call="screened_sample",
     kept_bytes=kept_bytes,
     supports=unsupported_reason,
+    tuning=tuning("screened"),
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from fsbench.errors import InvalidArgument
+from fsbench.kernels.configs.options import check_options
 
 CHUNK = 64
 """Hidden columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
@@ -46,15 +47,13 @@ class HopperConfig:
     one_byte: bool = False
 
     def __post_init__(self) -> None:
-        for name, options in (
-            ("warpgroups", (1, 2, 3)),
-            ("block_v", (128, 256)),
-            ("block_d", (64, 128, 256)),
-            ("num_stages", tuple(range(2, 17))),
-        ):
-            if getattr(self, name) not in options:
-                wanted = " or ".join(map(str, options))
-                raise InvalidArgument(f"{name}: expected {wanted}; got {getattr(self, name)}")
+        check_options(
+            self,
+            warpgroups=(1, 2, 3),
+            block_v=(128, 256),
+            block_d=(64, 128, 256),
+            num_stages=range(2, 17),
+        )
         if self.split and not self.can_split:
             raise InvalidArgument(
                 "split: expected False but with 1 warpgroup and block_v 128; "

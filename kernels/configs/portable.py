@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
-from fsbench.errors import InvalidArgument
+from fsbench.kernels.configs.options import check_options
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,16 @@ class TileConfig:
     ctas_per_sm: int
 
     def __post_init__(self) -> None:
-        for name, options in (
-            ("block_b", (16, 32, 64, 128, 256)),
-            ("block_v", (128, 256)),
-            ("block_d", (16, 32, 64, 128, 256)),
-            ("slice", (16, 32, 64, 128)),
-            ("num_warps", (1, 2, 4, 8, 16)),
-            ("num_stages", tuple(range(1, 17))),
-            ("ctas_per_sm", tuple(range(1, 33))),
-        ):
-            if getattr(self, name) not in options:
-                wanted = " or ".join(map(str, options))
-                raise InvalidArgument(f"{name}: expected {wanted}; got {getattr(self, name)}")
+        check_options(
+            self,
+            block_b=(16, 32, 64, 128, 256),
+            block_v=(128, 256),
+            block_d=(16, 32, 64, 128, 256),
+            slice=(16, 32, 64, 128),
+            num_warps=(1, 2, 4, 8, 16),
+            num_stages=range(1, 17),
+            ctas_per_sm=range(1, 33),
+        )
 
     def shared_bytes(self, element_bytes: int) -> int:
         """Shared memory of the load pipeline of one program, and of what turns its tiles.

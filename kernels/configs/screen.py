@@ -1,11 +1,17 @@
-"""Tile shapes of the screened sampler's two launches."""
+"""Tile shapes of the screened sampler's two launches, and the tuning space of the first.
+
+The choice is that of configs.tables, by GPU, bucket of B and D; configs.screen_choice makes it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
-import torch
-from torch import Tensor
+from fsbench.kernels.configs.options import check_options
+from fsbench.kernels.configs.portable import bucket
+
+_SHARED = 225 * 1024  # 227 KiB less the barriers
 
 
 @dataclass(frozen=True)
@@ -34,13 +40,30 @@ class ScreenConfig:
     flatten: bool
     num_warps: int
     num_stages: int
-    ctas_per_sm: int = 1
+    ctas_per_sm: int
     room: int = 16
     row_room: int = 4096
     ahead: int = 128
 
+    def __post_init__(self) -> None:
+        check_options(
+            self,
+            block_b=(8, 16, 32, 64),
+            block_v=(128, 256, 512),
+            block_d=(32, 64, 128, 256),
+            slice=(16, 32, 64, 128),
+            num_warps=(1, 2, 4, 8),
+            num_stages=range(1, 17),
+            ctas_per_sm=range(1, 5),
+        )
+
     def __str__(self) -> str:
         return f"portable-b{self.block_b}v{self.block_v}d{self.block_d}p{self.num_stages}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the load pipeline of a program; hidden has two bytes a column."""
+        return (self.block_v + 2 * self.block_b) * self.block_d * self.num_stages
 
     @property
     def slots(self) -> int:
@@ -70,8 +93,22 @@ class HopperScreenConfig:
     row_room: int = 4096
     ahead: int = 128
 
+    def __post_init__(self) -> None:
+        check_options(
+            self,
+            warpgroups=(1, 2),
+            block_v=(128, 256),
+            block_d=(128, 256),
+            num_stages=range(2, 17),
+        )
+
     def __str__(self) -> str:
         return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}"
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage of the ring."""
+        return (self.block_v + 2 * self.block_b) * self.block_d
 
     @property
     def block_b(self) -> int:
@@ -110,103 +147,38 @@ class ResolveConfig:
     ctas_per_sm: int = 2
 
 
-def portable_config(B: int) -> ScreenConfig:
-    """Of the portable screen, for B rows on a GPU."""
-    if B <= 8:
-        return ScreenConfig(8, 128, 256, 128, True, True, 4, 5)
-    if B <= 16:
-        return ScreenConfig(16, 128, 256, 128, True, True, 4, 5)
-    if B <= 32:
-        return ScreenConfig(32, 128, 128, 32, False, False, 4, 4, 2)
-    return ScreenConfig(64, 256, 128, 64, False, False, 8, 4)
+BUCKETS = (8, 16, 32, 64)
+"""Upper ends of the buckets of B; a larger B uses the last bucket's config."""
 
 
-def default_configs(
-    B: int, D: int, device: torch.device
-) -> tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]:
-    """Those in use for B rows of D columns on a device."""
-    if device.type == "cpu":  # the interpreter: small, so that tests meet every limit
-        return (
-            ScreenConfig(16, 128, 64, 64, False, False, 4, 1, room=4, row_room=64),
-            ResolveConfig(16, 64, 16, 128, 64, num_stages=1, ctas_per_sm=1),
-        )
-    rows = min(64, max(16, 1 << (B - 1).bit_length()))
-    # Its stages also have hidden from every block of 256 columns on: more of them, fewer columns.
-    step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
-    stages, ctas = (4, 2) if B <= 8 else (5, 1)
-    resolve = ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas)
-    return _screen_config(B, device), resolve
+def space(B: int, shared_limit: int = _SHARED) -> list[ScreenConfig]:
+    """The tuning space of the portable screen for one bucket of B.
 
-
-def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, ResolveConfig]:
-    """Those of filters from the screen; there is a portable screen for them only."""
-    screen, resolve = default_configs(B, D, device)
-    return screen if isinstance(screen, ScreenConfig) else portable_config(B), resolve
-
-
-FILTERED_ROWS = 32
-"""Rows up to which filters are from the screen: at 64 the weight wins (docs/screened-head.md)."""
-FILTERED_K = 64
-"""The largest k of it; see screened.filtered.candidates."""
-
-
-def worth_filtering(
-    B: int,
-    V: int,
-    top_k: int | Tensor,
-    size: int,
-    capability: tuple[int, int] | None,
-    runs: bool = True,
-) -> tuple[bool, str]:
-    """Whether filters are from the screen, and the reason.
-
-    top_k: of truncated_sample. size, capability: as in worth_screening. runs: whether kernels do
-    on this device; there is no other form of it.
+    shared_limit: bytes of shared memory of a multiprocessor.
     """
-    if not runs or capability not in ((9, 0), None):
-        return False, "the screen has filters on GPUs of compute capability 9.0 alone"
-    if isinstance(top_k, int) and not 0 < top_k <= min(FILTERED_K, V - 1):
-        return False, f"top_k = {top_k} is off or above {FILTERED_K}"
-    if size > 1:
-        return False, f"the screen has filters with token noise, not groups of {size}"
-    chosen = B <= FILTERED_ROWS
-    return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}"
+    upper = bucket(B, BUCKETS)
+    forms: list[tuple[int, tuple[int, ...], int, bool, bool, tuple[int, ...]]]
+    if upper <= 16:  # the vocabulary on the M side of the instruction: few rows fill no N side
+        forms = [(128, (128, 256), 128, True, True, (4, 8))]
+    else:
+        forms = [(128, (128, 256), 32, False, False, (4, 8)), (256, (128,), 64, False, False, (8,))]
+    found = []
+    for block_v, columns, width, v_on_m, flatten, warps in forms:
+        for block_d, num_warps, stages, ctas in product(columns, warps, (3, 4, 5, 6), (1, 2)):
+            config = ScreenConfig(
+                upper, block_v, block_d, width, v_on_m, flatten, num_warps, stages, ctas
+            )
+            if config.shared_bytes * ctas <= shared_limit:
+                found.append(config)
+    return found
 
 
-MEASURED = {1: (64, 32), 4: (64, 32), 8: (32, 16), 16: (16, 8), 32: (8, 4)}
-"""By size of the groups: rows up to which the screen is chosen for D <= 6144, and for more.
-
-On a GPU whose portable_rows are 64, as an H200's; twice as many where these are 128, as an H100's.
-Those of token noise were measured (docs/screened-head.md). Those of groups are estimates, by the
-rows of the weight that are read; tools/measure_screened.py --sizes measures them."""
-FEW_BYTES, FEW_ROWS = 400_000_000, 8
-"""Heads of fewer bytes take the screen up to so many rows: its fixed cost is large there."""
-
-
-def worth_screening(
-    B: int, V: int, D: int, size: int, capability: tuple[int, int] | None, rows: int = 64
-) -> tuple[bool, str]:
-    """Whether the screen is faster than the fused kernel by what was measured, and the reason.
-
-    size: tokens of a group of the noise. capability: of the GPU, None on a CPU. rows: its
-    portable_rows, which grow with its operations per byte.
-    """
-    if capability != (9, 0):
-        return False, "the screen was measured on GPUs of compute capability 9.0 alone"
-    most = MEASURED[size][D > 6144] * rows // 64
-    what = f"D = {D}, groups of {size}"
-    if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
-        most, what = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"
-    chosen = most >= B
-    return chosen, f"B = {B} is {'at most' if chosen else 'above'} {most}, for {what}"
-
-
-def hopper_config(B: int) -> HopperScreenConfig:
-    """Of the screen for Hopper, for B rows."""
-    return HopperScreenConfig(1, 128, 256, 4) if B <= 32 else HopperScreenConfig(2, 128, 256, 3)
-
-
-def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
-    # With so few rows most of a warpgroup's 32 would be idle, and the portable screen is as fast.
-    return hopper_config(B) if hopper and B > 8 else portable_config(B)
+def hopper_space(B: int) -> list[HopperScreenConfig]:
+    """The tuning space of the screen for Hopper: as many stages as fit, and one less."""
+    found = []
+    for warpgroups, block_v, block_d in product((1, 2), (128, 256), (128, 256)):
+        most = _SHARED // HopperScreenConfig(warpgroups, block_v, block_d, 2).stage_bytes
+        for stages in (most, most - 1):
+            if stages >= 2 and 32 * (warpgroups - 1) < bucket(B, BUCKETS):
+                found.append(HopperScreenConfig(warpgroups, block_v, block_d, stages))
+    return found

@@ -28,16 +28,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsbench.errors import InvalidArgument, unknown_name
-from fsbench.kernels.configs import hopper, portable
+from fsbench.kernels.configs import hopper, portable, screen
 
-KERNELS = {
-    "hopper": (hopper.HopperConfig, hopper.BUCKETS),
-    "portable": (portable.TileConfig, portable.BUCKETS),
-    "portable-token": (portable.TileConfig, portable.BUCKETS),
-    "portable-byte": (portable.TileConfig, portable.BUCKETS),
+KERNELS: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
+    "hopper": ((hopper.HopperConfig,), hopper.BUCKETS),
+    "portable": ((portable.TileConfig,), portable.BUCKETS),
+    "portable-token": ((portable.TileConfig,), portable.BUCKETS),
+    "portable-byte": ((portable.TileConfig,), portable.BUCKETS),
+    "screened": ((screen.ScreenConfig, screen.HopperScreenConfig), screen.BUCKETS),
 }
-"""Class and buckets of the configs; the portable kernel has others with token noise, and again
-others for weights of one byte, whatever the noise."""
+"""Classes and buckets of the configs.
+
+The portable kernel has others with token noise, and again others for weights of one byte, whatever
+the noise. The screened sampler's first launch has two forms, and a bucket the config of either."""
 
 
 class Row(NamedTuple):
@@ -115,8 +118,11 @@ def sizes_of(config: Any) -> dict[str, str]:
 
 
 def _row(entry: Any, kernel: str, where: str) -> Row:
-    config, buckets = KERNELS[kernel]
+    classes, buckets = KERNELS[kernel]
     types = {"int": int, "bool": bool}
+    # Its names say which form it is. Of one that is of none, the message has what the first lacks.
+    names = set(entry) if isinstance(entry, dict) else set()
+    config = next((form for form in classes if names >= set(sizes_of(form))), classes[0])
     sizes = {name: types[kind] for name, kind in sizes_of(config).items()}
     optional = {"max_d": int} if isinstance(entry, dict) and "max_d" in entry else {}
     _check(entry, {"bucket": int, **optional, **sizes}, where)

@@ -12,6 +12,8 @@ from fsbench.provider import Shard
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fsbench.kernels.configs.screen import HopperScreenConfig, ScreenConfig
+    from fsbench.kernels.screened.head import ScreenedHead
     from fsbench.kernels.shard.vocab_shard import VocabShard
 
 
@@ -28,23 +30,31 @@ def unsupported_reason(problem: Problem) -> str | None:
 
 
 class ScreenedLaunch(WorkspaceLaunch):
-    """screened_sample at the problem's temperature or another; the copy is made here."""
+    """screened_sample at the problem's temperature or another.
+
+    The copy is made here, of a head that has none. config: of the screen, in place of that in use.
+    """
 
     def __init__(
-        self, problem: Problem, head: Tensor | VocabShard, temperature: float | None = None
+        self,
+        problem: Problem,
+        head: Tensor | VocabShard | ScreenedHead,
+        temperature: float | None = None,
+        config: ScreenConfig | HopperScreenConfig | None = None,
     ):
-        from fsbench.kernels.configs.screen import default_configs
-        from fsbench.kernels.screened.head import prepare_head
+        from fsbench.kernels.configs.screen_choice import default_configs
+        from fsbench.kernels.screened.head import ScreenedHead, prepare_head
         from fsbench.kernels.shard.vocab_shard import VocabShard
 
-        weight = matrix(head)
-        super().__init__(problem, weight)
+        self._head = head if isinstance(head, ScreenedHead) else prepare_head(matrix(head))
+        super().__init__(problem, self._head.weight)
         self._shard = head if isinstance(head, VocabShard) else None
-        self._head = prepare_head(weight)
         if temperature is not None:
             self._temperature = temperature
-        screen, resolve = default_configs(problem.B, problem.D, weight.device)
-        self.config = f"{screen} {resolve}"
+        in_use, resolve = default_configs(problem.B, problem.D, self._head.weight.device)
+        # Without a config a call is plain: it goes past its checks when it is repeated.
+        self._configs = None if config is None else (config, resolve)
+        self.config = f"{config or in_use} {resolve}"
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         from fsbench.kernels.screened.api import screened_sample
@@ -53,6 +63,7 @@ class ScreenedLaunch(WorkspaceLaunch):
             hidden,
             self._head,
             shard=self._shard,
+            configs=self._configs,
             temperature=self._temperature,
             seed=seed,
             offset=offset,

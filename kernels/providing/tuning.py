@@ -1,21 +1,24 @@
-"""What flash_sample's kernels offer to `fsbench tune`: configs to time, and tables to write."""
+"""What the kernels offer to `fsbench tune`: configs to time, and tables to write."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels.configs import hopper, portable
+from fsbench.kernels.configs import hopper, portable, screen
 from fsbench.kernels.configs.tables import KERNELS, sizes_of
 from fsbench.kernels.providing.launches import FlashSampling
+from fsbench.kernels.providing.screened import ScreenedLaunch
 from fsbench.problem import Problem
 from fsbench.provider import Launch, Tuning
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fsbench.kernels.screened.head import ScreenedHead
 
 
 def tuning(kernel: str) -> Tuning:
@@ -33,14 +36,20 @@ def _configs(kernel: str, problem: Problem) -> list[Any]:
     import torch
 
     from fsbench.kernels.configs.choice import default_config, hopper_config
+    from fsbench.kernels.configs.screen_choice import default_configs
 
     device = torch.device("cuda", torch.cuda.current_device())
     B, D, V = problem.B, problem.D, problem.V
     if kernel == "hopper":
         return list(dict.fromkeys([hopper_config(B, D, V, device), *hopper.space(B)]))
-    in_use = default_config(B, D, device, 2, _noise(kernel))
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack a property
     limit = properties.shared_memory_per_block_optin - 2048
+    if kernel == "screened":
+        found: list[Any] = [default_configs(B, D, device)[0], *screen.space(B, limit)]
+        if (properties.major, properties.minor) == (9, 0):
+            found += screen.hopper_space(B)
+        return list(dict.fromkeys(found))
+    in_use = default_config(B, D, device, 2, _noise(kernel))
     return list(dict.fromkeys([in_use, *portable.space(B, limit)]))
 
 
@@ -49,7 +58,16 @@ def _noise(kernel: str) -> str:
 
 
 def _build(kernel: str, problem: Problem, weight: Tensor, config: Any) -> Launch:
+    if kernel == "screened":
+        return ScreenedLaunch(problem, _prepared(weight), config=config)
     return FlashSampling(problem, weight, _noise(kernel), config=config)
+
+
+@lru_cache(maxsize=1)  # one copy of a weight serves all configs
+def _prepared(weight: Tensor) -> ScreenedHead:
+    from fsbench.kernels.screened.head import prepare_head
+
+    return prepare_head(weight)
 
 
 def text(

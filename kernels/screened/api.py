@@ -13,12 +13,8 @@ from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.call.request import checked_request
 from fsbench.kernels.call.result import Screened, empty_screened
 from fsbench.kernels.checks.values import check_flag, check_screen_configs
-from fsbench.kernels.configs.screen import (
-    HopperScreenConfig,
-    ResolveConfig,
-    ScreenConfig,
-    default_configs,
-)
+from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
+from fsbench.kernels.configs.screen_choice import default_configs
 from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.screened.copied import HeadCopy, check_copy
 from fsbench.kernels.screened.head import ScreenedHead

@@ -13,7 +13,7 @@ from fsbench.kernels.call.request import Filters, Request
 from fsbench.kernels.call.result import Sample, Screened, TruncatedSample
 from fsbench.kernels.configs.choice import portable_rows
 from fsbench.kernels.configs.gpu import runs_kernels
-from fsbench.kernels.configs.screen import (
+from fsbench.kernels.configs.screen_choice import (
     default_configs,
     filter_configs,
     worth_filtering,

@@ -27,10 +27,8 @@ from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
-from fsbench.kernels.configs.screen import (
-    HopperScreenConfig,
-    portable_config,
-)
+from fsbench.kernels.configs.screen import HopperScreenConfig
+from fsbench.kernels.configs.screen_choice import portable_config
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened import hopper
@@ -189,7 +187,7 @@ def _prepare(
     hidden, shard = request.hidden, request.shard
     device, (B, D) = hidden.device, hidden.shape
     if isinstance(config, HopperScreenConfig) and not (by_tma[0] and _plain_logits(request)):
-        config = portable_config(B)
+        config = portable_config(B, D, device)
     tokens = request.vocab_size if shard is None else shard.num_tokens
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fsbench.kernels.configs.screen import ResolveConfig, ScreenConfig, filter_configs
+from fsbench.kernels.configs.screen import ResolveConfig, ScreenConfig
+from fsbench.kernels.configs.screen_choice import filter_configs
 
 
 def matrices(B: int, D: int, V: int, rows: int = 0, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -6,17 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from triton.experimental.gluon import language as gl
 
-from fsbench.kernels.configs.screen import (
-    HopperScreenConfig,
-    ResolveConfig,
-    ScreenConfig,
-    default_configs,
-    hopper_config,
-    portable_config,
-)
+from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
+from fsbench.kernels.configs.screen_choice import resolve_config
+from fsbench.kernels.configs.tables import find
 from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened.hopper.kernel import COLUMNS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
@@ -49,7 +43,17 @@ SCREEN = kernel("kernels.screened.portable", "screen_kernel")
 HOPPER_SCREEN = kernel("kernels.screened.hopper.kernel", "hopper_screen_kernel")
 RESOLVE = kernel("kernels.screened.resolve", "resolve_kernel")
 
-GPU = torch.device("cuda")
+
+def portable_config(B: int) -> ScreenConfig:
+    """Of the portable screen, for B rows."""
+    found: ScreenConfig = find("screened", B, 4096, "")
+    return found
+
+
+def hopper_config(B: int) -> HopperScreenConfig:
+    """Of the screen for Hopper, for B rows."""
+    found: HopperScreenConfig = find("screened", B, 4096, "", (9, 0))
+    return found
 
 
 class Asked(NamedTuple):
@@ -159,7 +163,7 @@ def _hopper_screen(B: int, **asked: Any) -> Variant:
 
 def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Variant:
     """The second launch, for B rows of D columns."""
-    config, what = default_configs(B, D, GPU)[1], Asked(**asked)
+    config, what = resolve_config(B, D), Asked(**asked)
     types, constants = what.launch(capability)
     block_v = max(128, config.block_v) if group_size(what.noise) > 1 else config.block_v
     for name, rows in {"hidden": config.block_b, "weight": block_v}.items():

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fsbench.kernels.configs.screen import (
-    FILTERED_ROWS,
-    ResolveConfig,
-    ScreenConfig,
-    default_configs,
-    portable_config,
-)
+from fsbench.kernels.configs.screen import ResolveConfig, ScreenConfig
+from fsbench.kernels.configs.screen_choice import FILTERED_ROWS, resolve_config
 from fsbench.kernels.screened.filtered.launch import CANDIDATES, TILE, share_of_groups
-from kernel_variants.screened import GPU, Asked
+from kernel_variants.screened import Asked, portable_config
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 ROOM = "kernels.screened.filtered"
@@ -29,7 +24,7 @@ def _parts(
     B: int, capability: int = TUNED, D: int = 4096, V: int = 151_936, **asked: Any
 ) -> Iterator[Variant]:
     """The four launches of B rows; with everything, top_k of each row."""
-    screen, resolve, what = portable_config(B), default_configs(B, D, GPU)[1], Asked(**asked)
+    screen, resolve, what = portable_config(B), resolve_config(B, D), Asked(**asked)
     types, constants = what.launch(capability)
     types |= {"logits_ptr": "*fp32", "largest_ptr": "*fp32", "stride": "i32"}
     types |= {"leaders_ptr": "*fp32", "leaders": "i32"}

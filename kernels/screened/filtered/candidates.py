@@ -12,7 +12,7 @@ sequence costs more than what many do at once.
 import triton
 import triton.language as tl
 
-from fsbench.kernels.configs.screen import FILTERED_K
+from fsbench.kernels.configs.screen_choice import FILTERED_K
 from fsbench.kernels.device.rows import of_row
 from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.contract import temperatures

@@ -15,7 +15,7 @@ from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
-from fsbench.kernels.configs.screen import filter_configs
+from fsbench.kernels.configs.screen_choice import filter_configs
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.device.stored_logits import allocate
 from fsbench.kernels.screened.copied import HeadCopy

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fsbench.errors import InvalidArgument
-from fsbench.kernels.configs import hopper, portable, tables
+from fsbench.kernels.configs import hopper, portable, screen, tables
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.configs.screen import HopperScreenConfig, ScreenConfig
 from fsbench.kernels.configs.tables import KERNELS, find, read
 from fsbench.kernels.providing.tuning import text
 
@@ -209,3 +210,34 @@ def test_files_are_read_once(own, monkeypatch):
     find("hopper", 64, 4096, H200)
     monkeypatch.setattr(tables, "read", None)
     assert find("hopper", 64, 8192, OTHER) == FIRST
+
+
+SCREENED = (
+    "{ bucket = 16, warpgroups = 1, block_v = 128, block_d = 256, num_stages = 4 },"
+    "{ bucket = 8, block_b = 8, block_v = 128, block_d = 128, slice = 128, v_on_m = true, "
+    "flatten = true, num_warps = 4, num_stages = 3, ctas_per_sm = 2 }"
+)
+
+
+def test_a_bucket_of_the_screen_has_the_config_of_either_form(own):
+    own(file('["screened"]', entry=SCREENED))
+    assert find("screened", 16, 4096, H200) == HopperScreenConfig(1, 128, 256, 4)
+    assert find("screened", 8, 4096, H200) == ScreenConfig(8, 128, 128, 128, True, True, 4, 3, 2)
+    # What a file lacks, the shipped tables have.
+    assert find("screened", 64, 4096, H200, (9, 0)) == HopperScreenConfig(2, 128, 256, 3)
+    assert isinstance(find("screened", 64, 4096, OTHER, (8, 9)), ScreenConfig)
+
+
+def test_an_entry_of_neither_form_is_refused(own):
+    own(file('["screened"]', entry="{ bucket = 16, warpgroups = 1 }"))
+    with pytest.raises(InvalidArgument, match="warpgroups"):
+        find("screened", 16, 4096, H200)
+
+
+@pytest.mark.parametrize("B", screen.BUCKETS)
+def test_the_space_of_the_screen(B):
+    space = screen.space(B) + screen.hopper_space(B)
+    assert 10 <= len(space) == len(set(space)) <= 40
+    for gpu, capability in ((H200, (9, 0)), (OTHER, (8, 9))):
+        assert find("screened", B, 4096, gpu, capability) in space
+    assert all(config.block_b >= B for config in screen.space(B))

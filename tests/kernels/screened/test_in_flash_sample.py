@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import describe, flash_sample, prepare_head, screened_sample
-from fsbench.kernels.configs.screen import default_configs, worth_screening
+from fsbench.kernels.configs.screen_choice import default_configs, worth_screening
 from fsbench.kernels.screened import head as module
 from fsbench.kernels.screened import op
 from fsbench.kernels.screened.op import screened_sample_op

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
 from fsbench.kernels import flash_sample
-from fsbench.kernels.configs.screen import default_configs
+from fsbench.kernels.configs.screen_choice import default_configs
 from fsbench.kernels.screened import launch
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import ScreenedHead, prepare_head

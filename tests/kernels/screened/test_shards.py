@@ -29,7 +29,7 @@ from fsbench.kernels import (
     save_head,
     screened_sample,
 )
-from fsbench.kernels.configs.screen import default_configs
+from fsbench.kernels.configs.screen_choice import default_configs
 from fsbench.kernels.screened import head as module
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.shard.exchange import AREAS

@@ -16,7 +16,7 @@ from torch import Tensor
 from fsbench.discover import discover
 from fsbench.graphs import capture
 from fsbench.kernels import VocabShard, flash_sample, prepare_head, screened_sample
-from fsbench.kernels.configs.screen import default_configs
+from fsbench.kernels.configs.screen_choice import default_configs
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Shard
 from fsbench.verify.pathwise import check_on_problem
