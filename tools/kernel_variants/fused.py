@@ -82,9 +82,11 @@ MATMUL = kernel("kernels.providing.matmul_form", "matmul_form_kernel")
 
 
 def _shipped() -> Iterator[tuple[str, int, Any, int]]:
-    """(kernel, upper end of the bucket of B, config, compute capability) of every table."""
+    """(kernel, upper end of the bucket of B, config, capability) of the fused kernels' tables."""
     for path in sorted(Path(tables.__file__).with_name("tiles").glob("*.toml")):
         for row in tables.read(path):
+            if row.kernel == "screened":  # kernel_variants.screened
+                continue
             for capability in (90,) if row.kernel == "hopper" else OF_PATTERN[row.gpu]:
                 yield row.kernel, row.bucket, row.config, capability
 

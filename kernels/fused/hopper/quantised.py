@@ -105,7 +105,10 @@ def load_bytes(
                 for number in gl.static_range(SETS * BOXES):
                     copy_to_shared(
                         hidden,
-                        [first_row(b0, B, number // BOXES, number % BOXES, BOX), d0 + half * CHUNK],
+                        [
+                            first_row(b0, B, number // BOXES, False, number % BOXES, BOX),
+                            d0 + half * CHUNK,
+                        ],
                         bar, rows.slice(number * BOX, BOX, dim=0),
                     )  # fmt: skip
             d0 += COLUMNS
@@ -177,9 +180,9 @@ def compute_bytes(
                 _sets(logits.permute((1, 0))), v0, parts, states, sizes, processing,
                 N, NOISE, TEMPERATURE_PER_ROW, len(masses_ptr) > 0,
             )  # fmt: skip
-    own = (b0, pid_v * WARPGROUPS + WARPGROUP, programs_v * WARPGROUPS, first_token, share[4])
+    slot, slots = pid_v * WARPGROUPS + WARPGROUP, programs_v * WARPGROUPS
     for number in gl.static_range(SETS):
-        merge(parts[number], states[number], own, sizes, scratch, scores, N)
+        merge(parts[number], states[number], slot, slots, sizes, scratch, scores, N)
 
 
 @gluon.jit
@@ -190,7 +193,7 @@ def _begin_sets(
 ):  # fmt: skip
     """(parts, states before the first tile) of all sets of rows, see warpgroup."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, group_layout(4))
-    row, there = rows_of_warpgroup(b0, sizes[0], 0, BOX, BOXES, LAYOUT)
+    row, there = rows_of_warpgroup(b0, sizes[0], 0, False, BOX, BOXES, LAYOUT)
     part, state = begin(
         row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
         TEMPERATURE_PER_ROW,
@@ -198,7 +201,7 @@ def _begin_sets(
     if SETS == 1:
         return (part,), (state,)
     else:
-        row, there = rows_of_warpgroup(b0, sizes[0], 1, BOX, BOXES, LAYOUT)
+        row, there = rows_of_warpgroup(b0, sizes[0], 1, False, BOX, BOXES, LAYOUT)
         another, its_state = begin(
             row, there, sizes, noise, scratch, scores, N, NOISE, SEED_PER_ROW, OFFSET_PER_ROW,
             TEMPERATURE_PER_ROW,
