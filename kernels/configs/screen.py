@@ -57,31 +57,34 @@ class ScreenConfig:
 class HopperScreenConfig:
     """Tile shapes of the screen for Hopper (screened.hopper).
 
-    warpgroups: that compute, each on 32 rows. block_v, block_d: tokens, a multiple of 128, and
-        columns, 128 or 256, of a tile. num_stages: of the ring. room, row_room: as in ScreenConfig.
-    ahead: KiB that a program asks for besides, while hidden is rounded and its ring is full.
+    block_b: rows of a program, 32 for each warpgroup: 32 or 64. split: as many warpgroups for
+        the same rows, 1 or 2, with half of a tile's tokens each; 1 with groups.
+    block_v, block_d: tokens, a multiple of 128, and columns, 128 or 256, of a tile.
+    num_stages: of the ring. room, row_room: as in ScreenConfig.
     """
 
-    warpgroups: int
+    block_b: int
+    split: int
     block_v: int
     block_d: int
     num_stages: int
     room: int = 16
     row_room: int = 4096
-    ahead: int = 128
 
     def __str__(self) -> str:
-        return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}"
+        return (
+            f"hopper-b{self.block_b}s{self.split}v{self.block_v}d{self.block_d}p{self.num_stages}"
+        )
 
     @property
-    def block_b(self) -> int:
-        """Rows of a program."""
-        return 32 * self.warpgroups
+    def num_warps(self) -> int:
+        """Warps that compute."""
+        return self.block_b // 8 * self.split
 
     @property
     def slots(self) -> int:
         """As in ScreenConfig."""
-        return 16
+        return 16 * self.split
 
     @property
     def ctas_per_sm(self) -> int:
@@ -203,10 +206,12 @@ def worth_screening(
 
 def hopper_config(B: int) -> HopperScreenConfig:
     """Of the screen for Hopper, for B rows."""
-    return HopperScreenConfig(1, 128, 256, 4) if B <= 32 else HopperScreenConfig(2, 128, 256, 3)
+    if B <= 32:
+        return HopperScreenConfig(32, 2, 128, 256, 4)
+    return HopperScreenConfig(64, 1, 128, 256, 3)
 
 
 def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:
     hopper = torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
-    # With so few rows most of a warpgroup's 32 would be idle, and the portable screen is as fast.
-    return hopper_config(B) if hopper and B > 8 else portable_config(B)
+    # Measured at B = 1, where the portable screen is as fast, and at 8, where that for Hopper wins.
+    return hopper_config(B) if hopper and B > 2 else portable_config(B)

@@ -7,6 +7,7 @@ keys are of a workspace that every call leaves as it found it, so nothing is cle
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -150,7 +151,6 @@ def _run(
     known.screen(
         codes_ptr=codes,
         codes=boxes,
-        copy_ptr=head.codes,
         copy=copy,
         scale_ptr=head.scale,
         residual_ptr=head.residual,
@@ -158,7 +158,7 @@ def _run(
         numbers_ptr=torch.empty(known.numbers, dtype=torch.float32, device=device),
         records_ptr=torch.empty(known.records, dtype=torch.int32, device=device),
         **of_both,
-        **(of_logits if known.screen.kernel is screen_kernel else {}),
+        **({"copy_ptr": head.codes, **of_logits} if known.screen.kernel is screen_kernel else {}),
     )
     loaded_hidden, loaded_weight = known.load_resolve(hidden, weight)
     known.resolve(
@@ -190,11 +190,13 @@ def _prepare(
     device, (B, D) = hidden.device, hidden.shape
     if isinstance(config, HopperScreenConfig) and not (by_tma[0] and _plain_logits(request)):
         config = portable_config(B)
+    noise = "none" if greedy(request) else request.noise
+    size = group_size(noise)
+    if isinstance(config, HopperScreenConfig) and size > 1:
+        config = replace(config, split=1)  # a thread has whole groups, of up to 128 tokens
     tokens = request.vocab_size if shard is None else shard.num_tokens
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
-    noise = "none" if greedy(request) else request.noise
-    size = group_size(noise)
     block = tokens_of_block(size)
     # A slot of groups has more tokens, so there may be fewer of them, with more room each.
     slots = min(config.slots, (128 if size > 1 else config.block_v) // block)
@@ -217,8 +219,7 @@ def _prepare(
     of_screens: dict[str, Any] = {
         **rounding_numbers(D),
         "ROOM": room,
-        "ROUNDED_AT_ONCE": rounded_columns(D),
-        "AHEAD": config.ahead,
+        "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
     }
@@ -230,6 +231,7 @@ def _prepare(
         screen = _launch(
             screen_kernel,
             grid,
+            AHEAD=config.ahead,
             DEPTH=config.depth,
             BLOCK_B=config.block_b,
             SLICE=slots * block,

@@ -4,6 +4,7 @@ launch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from fsbench.kernels.configs.screen import (
     portable_config,
 )
 from fsbench.kernels.noise.group import group_size, tokens_of_block
-from fsbench.kernels.screened.hopper.kernel import COLUMNS
+from fsbench.kernels.screened.hopper.loading import COLUMNS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 OPTIONS = {
@@ -109,9 +110,9 @@ def _tiles(config: ScreenConfig | HopperScreenConfig | ResolveConfig) -> dict[st
 
 
 def _screen(
-    config: ScreenConfig, capability: int = TUNED, columns: int = 2048, **asked: Any
+    config: ScreenConfig, capability: int = TUNED, columns: int = 0, **asked: Any
 ) -> Variant:
-    """columns: of hidden that are rounded at a time: a power of two from D on, at most 2048."""
+    """columns: of hidden that are rounded at a time, if these are fewer than usual."""
     what = Asked(**asked)
     types, constants = what.launch(capability)
     types |= {"codes": "*i8", "copy": "*i8"}
@@ -123,7 +124,7 @@ def _screen(
         "ROOM": room,
         "DEPTH": config.depth,
         "LIST": config.row_room,
-        "ROUNDED_AT_ONCE": columns,
+        "ROUNDED_AT_ONCE": columns or 512 * config.num_warps,
         "AHEAD": config.ahead,
         "SLICE": width,
         "V_ON_M": config.v_on_m,
@@ -136,6 +137,8 @@ def _screen(
 
 def _hopper_screen(B: int, **asked: Any) -> Variant:
     config, what = hopper_config(B), Asked(**asked)
+    if group_size(what.noise) > 1:
+        config = replace(config, split=1)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     box = min(64, max(16, 2 << (B - 1).bit_length()))
     types, constants = what.launch(TUNED)
@@ -146,15 +149,17 @@ def _hopper_screen(B: int, **asked: Any) -> Variant:
     constants |= {
         "ROOM": _slots(config, what.noise)[1],
         "LIST": config.row_room,
-        "ROUNDED_AT_ONCE": 2048,
-        "AHEAD": config.ahead,
-        "WARPGROUPS": config.warpgroups,
+        "ROUNDED_AT_ONCE": 512 * config.num_warps,
+        "ROWS": config.block_b,
+        "SPLIT": config.split,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
     }
     name = what.name(config, f"box of {box}")
-    return variant("hopper_screen", name, HOPPER_SCREEN, types, constants, TUNED, num_warps=4)
+    return variant(
+        "hopper_screen", name, HOPPER_SCREEN, types, constants, TUNED, num_warps=config.num_warps
+    )
 
 
 def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Variant:
@@ -206,7 +211,8 @@ def _tuned() -> Iterator[Variant]:
     for noise in ("group4", "group8", "group16", "group"):
         for B in (1, 32, 64):
             yield _screen(portable_config(B), noise=noise)
-        yield _hopper_screen(64, noise=noise)
+        for B in (32, 64):
+            yield _hopper_screen(B, noise=noise)
         yield _resolve(64, noise=noise)
     yield _resolve(64, words="everything", everything=True, noise="group8")
     yield _screen(many, words="everything", everything=True, noise="group8")

@@ -27,45 +27,56 @@ DEPTH = gl.constexpr(4)
 
 
 @gluon.constexpr_function
-def slots_of(noise):
+def slots_of(noise, SPLIT):
     """Words of a row side by side, four of each thread; or blocks of 128 tokens with groups."""
-    return 16 if noise == "token" or noise == "none" else 128 // tokens_of_block(group_size(noise))
+    if noise == "token" or noise == "none":
+        return 16 * SPLIT
+    return 128 // tokens_of_block(group_size(noise))
 
 
 @gluon.constexpr_function
-def word_layout(slots):
-    """[32, slots]: where a thread has the words of its row."""
+def word_layout(slots, ROWS, SPLIT):
+    """[ROWS, slots]: where a thread has the words of its row.
+
+    SPLIT: warpgroups that share the tokens, and so the slots, of a row.
+    """
+    own = slots // SPLIT
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 4], [0, 8]][: slots.bit_length() - 3],
+        reg_bases=[[0, 4], [0, 8]][: own.bit_length() - 3],
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0]],
+        warp_bases=[[8, 0], [16, 0], [32, 0]][: (ROWS // 8).bit_length() - 1]
+        + [[0, own]][: SPLIT - 1],
         block_bases=[],
-        shape=[32, slots],
+        shape=[ROWS, slots],
     )
 
 
 @gluon.constexpr_function
-def _record_layout(slots):
-    """[32, slots, DEPTH]: as word_layout, with DEPTH records of every word in its thread."""
+def _record_layout(slots, ROWS, SPLIT):
+    """[ROWS, slots, DEPTH]: as word_layout, with DEPTH records of every word in its thread."""
+    own = slots // SPLIT
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]][: slots.bit_length() - 1],
+        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]][: own.bit_length() - 1],
         lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        warp_bases=[[8, 0, 0], [16, 0, 0]],
+        warp_bases=[[8, 0, 0], [16, 0, 0], [32, 0, 0]][: (ROWS // 8).bit_length() - 1]
+        + [[0, own, 0]][: SPLIT - 1],
         block_bases=[],
-        shape=[32, slots, 4],
+        shape=[ROWS, slots, 4],
     )
 
 
 @gluon.jit
 def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
-                  NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
-    """Leave records of z, fp32 [32, WIDTH], 64 columns at a time, or 128 with groups.
+                  NOISE: gl.constexpr, ROOM: gl.constexpr, ROWS: gl.constexpr,
+                  SPLIT: gl.constexpr):  # fmt: skip
+    """Leave records of z, fp32 [ROWS, WIDTH].
 
-    See screened.records. mine: int32 [32] pointers to the rows' records.
+    64 columns at a time; 128 with groups, or where two warpgroups share them. See screened.records.
+    mine: int32 [ROWS] pointers to the rows' records.
     """
-    SLOTS: gl.constexpr = slots_of(NOISE)
+    SLOTS: gl.constexpr = slots_of(NOISE, SPLIT)
     SIZE: gl.constexpr = group_size(NOISE)
-    LAYOUT: gl.constexpr = word_layout(SLOTS)
+    LAYOUT: gl.constexpr = word_layout(SLOTS, ROWS, SPLIT)
     word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
     WIDTH: gl.constexpr = SLOTS * tokens_of_block(SIZE)
     slices = pieces(z, WIDTH)
@@ -96,16 +107,17 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
 
 @gluon.jit
 def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr, B, V,
-                       ROOM: gl.constexpr, LIST: gl.constexpr):  # fmt: skip
+                       ROOM: gl.constexpr, LIST: gl.constexpr, ROWS: gl.constexpr,
+                       SPLIT: gl.constexpr):  # fmt: skip
     """Lists what is left: every thread looks at its own records, DEPTH at a time.
 
     See screened.records.list_what_is_left.
 
     Args:
-        rows, there: [32]. count: [32, SLOTS]. mine: pointers to the rows' records, [32].
+        rows, there: [ROWS]. count: [ROWS, SLOTS]. mine: pointers to the rows' records, [ROWS].
     """
     SLOTS: gl.constexpr = count.shape[1]
-    DEEP: gl.constexpr = _record_layout(SLOTS)
+    DEEP: gl.constexpr = _record_layout(SLOTS, ROWS, SPLIT)
     WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
     key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
