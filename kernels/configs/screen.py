@@ -57,10 +57,12 @@ class ScreenConfig:
 class HopperScreenConfig:
     """Tile shapes of the screen for Hopper (screened.hopper).
 
-    block_b: rows of a program, 32 for each warpgroup: 32 or 64. split: as many warpgroups for
-        the same rows, 1 or 2, with half of a tile's tokens each; 1 with groups.
+    block_b: rows of a program, 32 for each warpgroup: 32, 64 or 128. split: as many warpgroups for
+        the same rows, 1 or 2, with half of a tile's tokens each; 1 with groups above 8.
     block_v, block_d: tokens, a multiple of 128, and columns, 128 or 256, of a tile.
-    num_stages: of the ring. room, row_room: as in ScreenConfig.
+    num_stages: of the ring. code_stages: of them, that have codes of hidden; 0 for all.
+    overlap: a stage is free when the product of the next one has begun.
+    room, row_room: as in ScreenConfig.
     """
 
     block_b: int
@@ -70,6 +72,8 @@ class HopperScreenConfig:
     num_stages: int
     room: int = 16
     row_room: int = 4096
+    code_stages: int = 0
+    overlap: bool = False
 
     def __str__(self) -> str:
         return (
@@ -101,6 +105,8 @@ class ResolveConfig:
     step: columns at a time; a power of two that divides 256.
     block_b, block_v, block_d: of rows that are computed in full; block_v is also their slice.
     num_warps, num_stages, ctas_per_sm: as in ScreenConfig.
+    by_warps: on Hopper, where TMA could load the weight and D is a multiple of 256, every warp has
+        eight of the tokens in place of at_once (screened.chain).
     """
 
     at_once: int
@@ -111,6 +117,7 @@ class ResolveConfig:
     num_warps: int = 4
     num_stages: int = 4
     ctas_per_sm: int = 2
+    by_warps: bool = True
 
 
 def portable_config(B: int) -> ScreenConfig:
@@ -208,7 +215,9 @@ def hopper_config(B: int) -> HopperScreenConfig:
     """Of the screen for Hopper, for B rows."""
     if B <= 32:
         return HopperScreenConfig(32, 2, 128, 256, 4)
-    return HopperScreenConfig(64, 1, 128, 256, 3)
+    if B <= 64:
+        return HopperScreenConfig(64, 1, 128, 256, 3)
+    return HopperScreenConfig(128, 1, 128, 128, 4)
 
 
 def _screen_config(B: int, device: torch.device) -> ScreenConfig | HopperScreenConfig:

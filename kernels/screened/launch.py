@@ -192,8 +192,8 @@ def _prepare(
         config = portable_config(B)
     noise = "none" if greedy(request) else request.noise
     size = group_size(noise)
-    if isinstance(config, HopperScreenConfig) and size > 1:
-        config = replace(config, split=1)  # a thread has whole groups, of up to 128 tokens
+    if isinstance(config, HopperScreenConfig) and size > 8:
+        config = replace(config, split=1)  # a thread has groups of 32, of whole tiles of 128
     tokens = request.vocab_size if shard is None else shard.num_tokens
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
@@ -202,7 +202,8 @@ def _prepare(
     slots = min(config.slots, (128 if size > 1 else config.block_v) // block)
     room = config.room * config.slots // slots
     nvidia = device.type == "cuda" and torch.version.hip is None
-    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
+    modern = capability >= (9, 0)
     of_both: dict[str, Any] = {
         "B": B,
         "D": D,
@@ -246,26 +247,30 @@ def _prepare(
             **of_screens,
             **of_logits,
         )
+    even = D % ROTATION.value == 0
+    by_warps = resolving.by_warps and capability == (9, 0) and by_tma[1] and even
+    at_once = 8 * resolving.num_warps if by_warps else resolving.at_once
     block_v = max(128, resolving.block_v) if size > 1 else resolving.block_v
     ranked = None if shard is None or shard.line is None else shard
     resolve = _launch(
         resolve_kernel,
-        (multiprocessors(device) * resolving.ctas_per_sm,),
+        (multiprocessors(device) * (2 if by_warps else resolving.ctas_per_sm),),
         rank=None if ranked is None else ranked.rank,
         area=None if ranked is None else ranked.slots,
         RANKS=1 if shard is None else shard.ranks,
         WATCH=device.type == "cuda",
         POWER_B=triton.next_power_of_2(B),
-        AT_ONCE=max(resolving.at_once, size),
+        AT_ONCE=max(at_once, size),
         BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
         STEP=resolving.step,
-        EVEN=D % ROTATION.value == 0,
+        EVEN=even,
         BLOCK_B=resolving.block_b,
         BLOCK_V=block_v,
         BLOCK_D=resolving.block_d,
         USE_TMA=by_tma[1],
         SLICE=block_v,
         IN_BULK=modern and by_tma[1],
+        BY_WARPS=by_warps,
         num_warps=resolving.num_warps,
         num_stages=resolving.num_stages,
         **of_both,

@@ -155,6 +155,8 @@ def _hopper_screen(B: int, **asked: Any) -> Variant:
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
+        "CODE_STAGES": config.code_stages or config.num_stages,
+        "OVERLAP": config.overlap,
     }
     name = what.name(config, f"box of {box}")
     return variant(
@@ -166,14 +168,16 @@ def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Va
     """The second launch, for B rows of D columns."""
     config, what = default_configs(B, D, GPU)[1], Asked(**asked)
     types, constants = what.launch(capability)
-    block_v = max(128, config.block_v) if group_size(what.noise) > 1 else config.block_v
+    size = group_size(what.noise)
+    by_warps = config.by_warps and capability == TUNED and what.use_tma and D % 256 == 0
+    block_v = max(128, config.block_v) if size > 1 else config.block_v
     for name, rows in {"hidden": config.block_b, "weight": block_v}.items():
         box = f"tensordesc<{what.dtype}[{rows}, {config.block_d}]>"
         types[name] = box if what.use_tma else f"*{what.dtype}"
     constants |= _tiles(config) | {
         "POWER_B": 1 << (B - 1).bit_length(),
         "LIST": portable_config(B).row_room,
-        "AT_ONCE": config.at_once,
+        "AT_ONCE": max(8 * config.num_warps if by_warps else config.at_once, size),
         "BLOCKS": max(8, 1 << (-(-D // 256) - 1).bit_length()),
         "STEP": config.step,
         "EVEN": D % 256 == 0,
@@ -181,6 +185,7 @@ def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Va
         "BLOCK_V": block_v,
         "SLICE": block_v,
         "IN_BULK": constants["IN_BULK"] and what.use_tma,
+        "BY_WARPS": by_warps,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     name = what.name(config, f"B={B} D={D}")
@@ -206,12 +211,12 @@ def _tuned() -> Iterator[Variant]:
     yield _resolve(64, dtype="fp16")
     yield _resolve(64, noise="none")
     yield _resolve(64, words="pointers", use_tma=False)
-    for B in (16, 32, 64):
+    for B in (16, 32, 64, 128):
         yield _hopper_screen(B)
     for noise in ("group4", "group8", "group16", "group"):
         for B in (1, 32, 64):
             yield _screen(portable_config(B), noise=noise)
-        for B in (32, 64):
+        for B in (32, 64, 128):
             yield _hopper_screen(B, noise=noise)
         yield _resolve(64, noise=noise)
     yield _resolve(64, words="everything", everything=True, noise="group8")
