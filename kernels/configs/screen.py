@@ -60,9 +60,7 @@ class HopperScreenConfig:
     block_b: rows of a program, 32 for each warpgroup: 32, 64 or 128. split: as many warpgroups for
         the same rows, 1 or 2, with half of a tile's tokens each; 1 with groups above 8.
     block_v, block_d: tokens, a multiple of 128, and columns, 128 or 256, of a tile.
-    num_stages: of the ring. code_stages: of them, that have codes of hidden; 0 for all.
-    overlap: a stage is free when the product of the next one has begun.
-    room, row_room: as in ScreenConfig.
+    num_stages: of the ring. room, row_room: as in ScreenConfig.
     """
 
     block_b: int
@@ -72,8 +70,6 @@ class HopperScreenConfig:
     num_stages: int
     room: int = 16
     row_room: int = 4096
-    code_stages: int = 0
-    overlap: bool = False
 
     def __str__(self) -> str:
         return (

@@ -155,8 +155,6 @@ def _hopper_screen(B: int, **asked: Any) -> Variant:
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
-        "CODE_STAGES": config.code_stages or config.num_stages,
-        "OVERLAP": config.overlap,
     }
     name = what.name(config, f"box of {box}")
     return variant(

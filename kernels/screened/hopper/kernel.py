@@ -61,8 +61,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr,
             TEMPERATURE_PER_ROW: gl.constexpr, ROOM: gl.constexpr, LIST: gl.constexpr,
             ROUNDED_AT_ONCE: gl.constexpr, ROWS: gl.constexpr, SPLIT: gl.constexpr,
-            BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-            CODE_STAGES: gl.constexpr, OVERLAP: gl.constexpr):  # fmt: skip
+            BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """The computing warpgroups: the records and then the lists of the program's rows."""
     b0, pid_v, programs_v = share
     seed_ptr, offset_ptr, temperature, first_token = request
@@ -102,7 +101,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     count = gl.full([ROWS, SLOTS], 0, gl.int32, LAYOUT)
     limit = gl.full([ROWS, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
     mine = records_ptr + (pid_v * B + rows).to(gl.int64) * (SLOTS * 2 * ROOM)
-    at = (0, 0, 0)
+    at = (0, 0)
     known = (limit, count)
     rounds, tail = tiles(share, V, BLOCK_V)
     has_tail = tail < V
@@ -116,13 +115,13 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
         v0 = first + (pid_v + r * programs_v) * BLOCK_V
         at, known = _screen_tile(
             ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
-            NOISE, ROOM, ROWS, SPLIT, BLOCK_V, BLOCK_D, STAGES, CODE_STAGES, OVERLAP,
+            NOISE, ROOM, ROWS, SPLIT, BLOCK_V, BLOCK_D, STAGES,
         )  # fmt: skip
     if BLOCK_V > 128:  # noqa: SIM102 (one is decided at compile time)
         if has_tail:
             at, known = _screen_tile(
                 ring, at, tail, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
-                NOISE, ROOM, ROWS, SPLIT, 128, BLOCK_D, STAGES, CODE_STAGES, OVERLAP,
+                NOISE, ROOM, ROWS, SPLIT, 128, BLOCK_D, STAGES,
             )  # fmt: skip
     # After a few tiles the bound that the last one began with is good enough.
     list_what_is_left(
@@ -138,14 +137,13 @@ def _stage_before(stage, STAGES: gl.constexpr):
 
 @gluon.jit
 def _product(ring, at, D, ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: gl.constexpr,
-             BLOCK_D: gl.constexpr, STAGES: gl.constexpr, CODE_STAGES: gl.constexpr,
-             OVERLAP: gl.constexpr):  # fmt: skip
+             BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Sums of high and low bytes of the next tile in the ring, int32 [2 ROWS, WIDTH].
 
     Returns:
         (sums, at): where in the ring that ends.
     """
-    stage, phase, code_stage = at
+    stage, phase = at
     weight_ring, codes_ring, loaded, free = ring
     CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
     # An instruction on bytes has at most 128 tokens here.
@@ -156,40 +154,32 @@ def _product(ring, at, D, ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: gl.con
         mbarrier.wait(loaded.index(stage), phase)
         for i in gl.static_range(CHUNKS):
             sums = warpgroup_mma(
-                codes_ring.index(code_stage * CHUNKS + i),
+                codes_ring.index(stage * CHUNKS + i),
                 weight_ring.index(stage * CHUNKS + i).slice(0, WIDTH, dim=0).permute((1, 0)),
                 sums,
                 use_acc=use_acc,
                 is_async=True,
             )
             use_acc = True
-        if OVERLAP:
-            # The stage before is free while this one is multiplied.
-            sums = warpgroup_mma_wait(num_outstanding=CHUNKS, deps=(sums,))
-            if d > 0:
-                mbarrier.arrive(free.index(_stage_before(stage, STAGES)), count=1)
-        else:
-            sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
-            mbarrier.arrive(free.index(stage), count=1)
+        # The stage before is free while this one is multiplied.
+        sums = warpgroup_mma_wait(num_outstanding=CHUNKS, deps=(sums,))
+        if d > 0:
+            mbarrier.arrive(free.index(_stage_before(stage, STAGES)), count=1)
         stage, phase = next_stage(stage, phase, STAGES)
-        code_stage = gl.where(code_stage + 1 == CODE_STAGES, 0, code_stage + 1)
-    if OVERLAP:
-        sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
-        mbarrier.arrive(free.index(_stage_before(stage, STAGES)), count=1)
-    return sums, (stage, phase, code_stage)
+    sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
+    mbarrier.arrive(free.index(_stage_before(stage, STAGES)), count=1)
+    return sums, (stage, phase)
 
 
 @gluon.jit
 def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
                  NOISE: gl.constexpr, ROOM: gl.constexpr, ROWS: gl.constexpr,
                  SPLIT: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
-                 STAGES: gl.constexpr, CODE_STAGES: gl.constexpr,
-                 OVERLAP: gl.constexpr):  # fmt: skip
+                 STAGES: gl.constexpr):  # fmt: skip
     """Leave records of a tile of WIDTH tokens.
 
     Args:
-        at: (stage, phase, stage of the codes) of the ring.
-        known: (limit, count), as in leave_records.
+        at: (stage, phase) of the ring. known: (limit, count), as in leave_records.
 
     Returns:
         (at, known).
@@ -203,9 +193,7 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
     touch(vectors[2] + ahead, True)
     # Other programs raise it meanwhile; an older one only leaves over more.
     key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
-    sums, at = _product(
-        ring, at, D, ROWS, SPLIT, WIDTH, BLOCK_D, STAGES, CODE_STAGES, OVERLAP
-    )  # fmt: skip
+    sums, at = _product(ring, at, D, ROWS, SPLIT, WIDTH, BLOCK_D, STAGES)
     limit = larger(limit, bound_of_key(key)[:, None])
     z = both_bytes(sums)
     SUMS: gl.constexpr = z.type.layout
@@ -262,10 +250,8 @@ def hopper_screen_kernel(
     BLOCK_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
-    CODE_STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,  # a stage is free when the next one is multiplied
 ):
-    ring = allocated_ring(copy, codes, ROWS, BLOCK_V, BLOCK_D, STAGES, CODE_STAGES)
+    ring = allocated_ring(copy, codes, ROWS, BLOCK_V, BLOCK_D, STAGES)
     num_tiles_b = gl.cdiv(B, ROWS)
     b0 = gl.program_id(0) % num_tiles_b * ROWS
     share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
@@ -284,9 +270,9 @@ def hopper_screen_kernel(
         [
             (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
                        OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE, ROWS,
-                       SPLIT, BLOCK_V, BLOCK_D, STAGES, CODE_STAGES, OVERLAP)),
+                       SPLIT, BLOCK_V, BLOCK_D, STAGES)),
             (load, (copy, codes, hidden_ptr, ring, share, counters_ptr, B, V, D, ROWS, BLOCK_V,
-                    BLOCK_D, STAGES, CODE_STAGES)),
+                    BLOCK_D, STAGES)),
         ],
         [1],
         [SCREEN_LOADER_REGISTERS],

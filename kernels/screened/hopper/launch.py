@@ -35,8 +35,6 @@ def prepare(
         "ROWS": config.block_b,
         "SPLIT": config.split,
         "STAGES": config.num_stages,
-        "CODE_STAGES": config.code_stages or config.num_stages,
-        "OVERLAP": config.overlap,
         "num_warps": config.num_warps,
     }
     launch = PreparedLaunch(hopper_screen_kernel, grid, fixed)

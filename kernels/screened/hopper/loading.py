@@ -15,18 +15,14 @@ COLUMNS = gl.constexpr(128)
 
 @gluon.jit
 def allocated_ring(copy, codes, ROWS: gl.constexpr, BLOCK_V: gl.constexpr,
-                    BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-                    CODE_STAGES: gl.constexpr):  # fmt: skip
-    """As device.hopper_mainloop has it; one partition gives a stage free.
-
-    The codes have stages of their own, fewer: they come from the L2, and need less time ahead.
-    """
+                    BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """As device.hopper_mainloop has it; one partition gives a stage free."""
     CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
     weight_ring = gl.allocate_shared_memory(
         copy.dtype, [STAGES * CHUNKS, BLOCK_V, COLUMNS], copy.layout
     )
     codes_ring = gl.allocate_shared_memory(
-        codes.dtype, [CODE_STAGES * CHUNKS, 2 * ROWS, COLUMNS], codes.layout
+        codes.dtype, [STAGES * CHUNKS, 2 * ROWS, COLUMNS], codes.layout
     )
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -90,7 +86,7 @@ def _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, ROWS: gl.const
 
 
 @gluon.jit
-def _copy_codes(codes, ring, code_stage, stage, g, steps, share, V, D, ROWS: gl.constexpr,
+def _copy_codes(codes, ring, stage, g, steps, share, V, D, ROWS: gl.constexpr,
                 BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
     """As _copy_weight, of the codes of hidden."""
     _, codes_ring, loaded, _ = ring
@@ -98,7 +94,7 @@ def _copy_codes(codes, ring, code_stage, stage, g, steps, share, V, D, ROWS: gl.
     BOX: gl.constexpr = codes.block_type.shape[0]
     _, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
     for i in gl.static_range(CHUNKS):
-        tile = codes_ring.index(code_stage * CHUNKS + i)
+        tile = codes_ring.index(stage * CHUNKS + i)
         for row in gl.static_range(0, 2 * ROWS, BOX_ROWS):
             copy_to_shared(
                 codes, [2 * share[0] + row, d0 + i * COLUMNS], loaded.index(stage),
@@ -108,8 +104,7 @@ def _copy_codes(codes, ring, code_stage, stage, g, steps, share, V, D, ROWS: gl.
 
 @gluon.jit
 def load(copy, codes, hidden_ptr, ring, share, counters_ptr, B, V, D, ROWS: gl.constexpr,
-         BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-         CODE_STAGES: gl.constexpr):  # fmt: skip
+         BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """The loading warp. Nobody writes the copy; the codes must have been written."""
     _, _, _, free = ring
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
@@ -121,18 +116,12 @@ def load(copy, codes, hidden_ptr, ring, share, counters_ptr, B, V, D, ROWS: gl.c
     for g in range(head):
         _copy_weight(copy, codes, ring, g, g, steps, share, V, D, ROWS, BLOCK_V, BLOCK_D)
     wait_for_rows(counters_ptr, B, True)
-    for g in range(gl.minimum(total, CODE_STAGES)):
-        _copy_codes(codes, ring, g, g, g, steps, share, V, D, ROWS, BLOCK_V, BLOCK_D)
-    # The copy, from memory, is asked for LEAD steps before the codes, which are in the L2.
-    LEAD: gl.constexpr = STAGES - CODE_STAGES
+    for g in range(head):
+        _copy_codes(codes, ring, g, g, steps, share, V, D, ROWS, BLOCK_V, BLOCK_D)
     stage = 0
     phase = 0
-    for g in range(STAGES, total + LEAD):
+    for g in range(head, total):
         mbarrier.wait(free.index(stage), phase)
-        if g < total:
-            _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, ROWS, BLOCK_V, BLOCK_D)
-        c = g - LEAD
-        _copy_codes(
-            codes, ring, c % CODE_STAGES, c % STAGES, c, steps, share, V, D, ROWS, BLOCK_V, BLOCK_D
-        )
+        _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, ROWS, BLOCK_V, BLOCK_D)
+        _copy_codes(codes, ring, stage, g, steps, share, V, D, ROWS, BLOCK_V, BLOCK_D)
         stage, phase = next_stage(stage, phase, STAGES)
