@@ -80,45 +80,45 @@ class ScreenConfig:
 class HopperScreenConfig:
     """Tile shapes of the screen for Hopper (screened.hopper).
 
-    warpgroups: that compute, each on 32 rows. block_v, block_d: tokens, a multiple of 128, and
-        columns, 128 or 256, of a tile. num_stages: of the ring. room, row_room: as in ScreenConfig.
-    ahead: KiB that a program asks for besides, while hidden is rounded and its ring is full.
+    block_b: rows of a program, 32 for each warpgroup: 32, 64 or 128. split: as many warpgroups for
+        the same rows, 1 or 2, with half of a tile's tokens each; 1 with groups above 8.
+    block_v, block_d: tokens, a multiple of 128, and columns, 128 or 256, of a tile.
+    num_stages: of the ring. room, row_room: as in ScreenConfig.
     """
 
-    warpgroups: int
+    block_b: int
+    split: int
     block_v: int
     block_d: int
     num_stages: int
     room: int = 16
     row_room: int = 4096
-    ahead: int = 128
 
     def __post_init__(self) -> None:
         check_options(
             self,
-            warpgroups=(1, 2),
+            block_b=(32, 64, 128),
+            split=(1, 2),
             block_v=(128, 256),
             block_d=(128, 256),
             num_stages=range(2, 17),
         )
 
     def __str__(self) -> str:
-        return f"hopper-g{self.warpgroups}v{self.block_v}d{self.block_d}p{self.num_stages}"
+        return (
+            f"hopper-b{self.block_b}s{self.split}v{self.block_v}d{self.block_d}p{self.num_stages}"
+        )
 
     @property
-    def stage_bytes(self) -> int:
-        """Shared memory of a stage of the ring."""
-        return (self.block_v + 2 * self.block_b) * self.block_d
-
     @property
-    def block_b(self) -> int:
-        """Rows of a program."""
-        return 32 * self.warpgroups
+    def num_warps(self) -> int:
+        """Warps that compute."""
+        return self.block_b // 8 * self.split
 
     @property
     def slots(self) -> int:
         """As in ScreenConfig."""
-        return 16
+        return 16 * self.split
 
     @property
     def ctas_per_sm(self) -> int:
@@ -135,6 +135,8 @@ class ResolveConfig:
     step: columns at a time; a power of two that divides 256.
     block_b, block_v, block_d: of rows that are computed in full; block_v is also their slice.
     num_warps, num_stages, ctas_per_sm: as in ScreenConfig.
+    by_warps: on Hopper, where TMA could load the weight and D is a multiple of 256, every warp has
+        eight of the tokens in place of at_once (screened.chain).
     """
 
     at_once: int
@@ -145,9 +147,10 @@ class ResolveConfig:
     num_warps: int = 4
     num_stages: int = 4
     ctas_per_sm: int = 2
+    by_warps: bool = True
 
 
-BUCKETS = (8, 16, 32, 64)
+BUCKETS = (2, 8, 16, 32, 64, 128)
 """Upper ends of the buckets of B; a larger B uses the last bucket's config."""
 
 
@@ -156,7 +159,7 @@ def space(B: int, shared_limit: int = _SHARED) -> list[ScreenConfig]:
 
     shared_limit: bytes of shared memory of a multiprocessor.
     """
-    upper = bucket(B, BUCKETS)
+    upper = min(64, max(8, bucket(B, BUCKETS)))
     forms: list[tuple[int, tuple[int, ...], int, bool, bool, tuple[int, ...]]]
     if upper <= 16:  # the vocabulary on the M side of the instruction: few rows fill no N side
         forms = [(128, (128, 256), 128, True, True, (4, 8))]
@@ -175,10 +178,12 @@ def space(B: int, shared_limit: int = _SHARED) -> list[ScreenConfig]:
 
 def hopper_space(B: int) -> list[HopperScreenConfig]:
     """The tuning space of the screen for Hopper: as many stages as fit, and one less."""
+    upper = bucket(B, BUCKETS)
+    rows = [(32, 1), (32, 2)] if upper <= 32 else [(64, 1), (upper, 1)]
     found = []
-    for warpgroups, block_v, block_d in product((1, 2), (128, 256), (128, 256)):
-        most = _SHARED // HopperScreenConfig(warpgroups, block_v, block_d, 2).stage_bytes
+    for (block_b, split), block_v, block_d in product(dict.fromkeys(rows), (128, 256), (128, 256)):
+        most = _SHARED // ((block_v + 2 * block_b) * block_d)
         for stages in (most, most - 1):
-            if stages >= 2 and 32 * (warpgroups - 1) < bucket(B, BUCKETS):
-                found.append(HopperScreenConfig(warpgroups, block_v, block_d, stages))
+            if stages >= 2:
+                found.append(HopperScreenConfig(block_b, split, block_v, block_d, stages))
     return found

@@ -85,9 +85,11 @@ def worth_filtering(
 MEASURED = {1: (64, 32), 4: (64, 32), 8: (32, 16), 16: (16, 8), 32: (8, 4)}
 """By size of the groups: rows up to which the screen is chosen for D <= 6144, and for more.
 
-On a GPU whose portable_rows are 64, as an H200's; twice as many where these are 128, as an H100's.
-Those of token noise were measured (docs/screened-head.md). Those of groups are estimates, by the
-rows of the weight that are read; tools/measure_screened.py --sizes measures them."""
+Those of token noise were measured on an H200 (docs/screened-head.md); they are twice as many where
+a GPU's portable_rows are, as an H100's, where 128 rows pay at D = 4096. With groups most of the
+time beyond the copy's goes to the rows of the weight that are read, on any GPU. By the times at
+D = 4096 (docs/noise.md) these numbers pay, or break even, with twice as many candidates, as
+logits of sigma 4 leave them in place of 3; for larger D they are estimates."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads of fewer bytes take the screen up to so many rows: its fixed cost is large there."""
 
@@ -102,7 +104,7 @@ def worth_screening(
     """
     if capability != (9, 0):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
-    most = MEASURED[size][D > 6144] * rows // 64
+    most = MEASURED[size][D > 6144] * (rows // 64 if size == 1 else 1)
     what = f"D = {D}, groups of {size}"
     if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
         most, what = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from fsbench.kernels.device.epilogue import capped
 from fsbench.kernels.device.mainloop import ROTATION, first_column
+from fsbench.kernels.screened.chain import products
 
 
 @triton.jit
@@ -40,15 +41,17 @@ def part_of_list(part, every, entries, size, parts, ends):
 @triton.jit
 def exact_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D,
                  BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-                 IN_BULK: tl.constexpr):  # fmt: skip
+                 BY_WARPS: tl.constexpr):  # fmt: skip
     """The logits of tokens [R] of row b, fp32, as a fused kernel has them before the mask.
 
     there: which of them exist; tokens are 0 where not.
-    IN_BULK: their rows of the weight are asked for at once.
+    BY_WARPS: every warp has eight of the tokens; see screened.chain.
     """
-    if IN_BULK:
-        _ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
-    y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, EVEN)
+    if BY_WARPS:
+        rows = weight_ptr + token.to(tl.int64) * D
+        y = products(hidden_ptr + b.to(tl.int64) * D, rows, first_column(token, D), D)
+    else:
+        y = _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS, STEP, EVEN)
     if soft_cap is not None:
         y = capped(y, soft_cap)
     if bias_ptr is not None:
@@ -59,7 +62,7 @@ def exact_logits(hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, to
 
 
 @triton.jit
-def _ask_for_rows(row, there, D):
+def ask_for_rows(row, there, D):
     """Bring the rows of the weight at pointers `row`, where `there`, into the L2.
 
     One instruction a row, and nothing waits for it; the loop over columns would ask for a few

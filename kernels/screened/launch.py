@@ -7,6 +7,7 @@ keys are of a workspace that every call leaves as it found it, so nothing is cle
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -148,7 +149,6 @@ def _run(
     known.screen(
         codes_ptr=codes,
         codes=boxes,
-        copy_ptr=head.codes,
         copy=copy,
         scale_ptr=head.scale,
         residual_ptr=head.residual,
@@ -156,7 +156,7 @@ def _run(
         numbers_ptr=torch.empty(known.numbers, dtype=torch.float32, device=device),
         records_ptr=torch.empty(known.records, dtype=torch.int32, device=device),
         **of_both,
-        **(of_logits if known.screen.kernel is screen_kernel else {}),
+        **({"copy_ptr": head.codes, **of_logits} if known.screen.kernel is screen_kernel else {}),
     )
     loaded_hidden, loaded_weight = known.load_resolve(hidden, weight)
     known.resolve(
@@ -188,17 +188,20 @@ def _prepare(
     device, (B, D) = hidden.device, hidden.shape
     if isinstance(config, HopperScreenConfig) and not (by_tma[0] and _plain_logits(request)):
         config = portable_config(B, D, device)
+    noise = "none" if greedy(request) else request.noise
+    size = group_size(noise)
+    if isinstance(config, HopperScreenConfig) and size > 8:
+        config = replace(config, split=1)  # a thread has groups of 32, of whole tiles of 128
     tokens = request.vocab_size if shard is None else shard.num_tokens
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
-    noise = "none" if greedy(request) else request.noise
-    size = group_size(noise)
     block = tokens_of_block(size)
     # A slot of groups has more tokens, so there may be fewer of them, with more room each.
     slots = min(config.slots, (128 if size > 1 else config.block_v) // block)
     room = config.room * config.slots // slots
     nvidia = device.type == "cuda" and torch.version.hip is None
-    modern = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
+    modern = capability >= (9, 0)
     of_both: dict[str, Any] = {
         "B": B,
         "D": D,
@@ -215,8 +218,7 @@ def _prepare(
     of_screens: dict[str, Any] = {
         **rounding_numbers(D),
         "ROOM": room,
-        "ROUNDED_AT_ONCE": rounded_columns(D),
-        "AHEAD": config.ahead,
+        "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
     }
@@ -228,6 +230,7 @@ def _prepare(
         screen = _launch(
             screen_kernel,
             grid,
+            AHEAD=config.ahead,
             DEPTH=config.depth,
             BLOCK_B=config.block_b,
             SLICE=slots * block,
@@ -242,26 +245,30 @@ def _prepare(
             **of_screens,
             **of_logits,
         )
+    even = D % ROTATION.value == 0
+    by_warps = resolving.by_warps and capability == (9, 0) and by_tma[1] and even
+    at_once = 8 * resolving.num_warps if by_warps else resolving.at_once
     block_v = max(128, resolving.block_v) if size > 1 else resolving.block_v
     ranked = None if shard is None or shard.line is None else shard
     resolve = _launch(
         resolve_kernel,
-        (multiprocessors(device) * resolving.ctas_per_sm,),
+        (multiprocessors(device) * (2 if by_warps else resolving.ctas_per_sm),),
         rank=None if ranked is None else ranked.rank,
         area=None if ranked is None else ranked.slots,
         RANKS=1 if shard is None else shard.ranks,
         WATCH=device.type == "cuda",
         POWER_B=triton.next_power_of_2(B),
-        AT_ONCE=max(resolving.at_once, size),
+        AT_ONCE=max(at_once, size),
         BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
         STEP=resolving.step,
-        EVEN=D % ROTATION.value == 0,
+        EVEN=even,
         BLOCK_B=resolving.block_b,
         BLOCK_V=block_v,
         BLOCK_D=resolving.block_d,
         USE_TMA=by_tma[1],
         SLICE=block_v,
         IN_BULK=modern and by_tma[1],
+        BY_WARPS=by_warps,
         num_warps=resolving.num_warps,
         num_stages=resolving.num_stages,
         **of_both,

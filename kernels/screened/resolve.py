@@ -35,7 +35,7 @@ from fsbench.kernels.noise.group import (
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
 from fsbench.kernels.noise.words import bits_of_tokens
 from fsbench.kernels.screened.ends import bound_of_key
-from fsbench.kernels.screened.exact import exact_logits, part_of_list, parts_of_lists
+from fsbench.kernels.screened.exact import ask_for_rows, exact_logits, part_of_list, parts_of_lists
 from fsbench.kernels.screened.rounding import ARRIVED, CLAIMED, ROUNDED
 from fsbench.kernels.shard.exchange import best_of_ranks
 
@@ -89,6 +89,7 @@ def resolve_kernel(
     SLICE: tl.constexpr,
     EVEN: tl.constexpr,  # D is a multiple of 256
     IN_BULK: tl.constexpr,  # whole rows are asked for at once; see screened.exact
+    BY_WARPS: tl.constexpr,  # AT_ONCE is eight for each warp; see screened.chain
 ):
     share = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # so that a token's id finds its row
@@ -99,7 +100,7 @@ def resolve_kernel(
         number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
         bias_ptr, row_bias_ptr, mask_ptr, mask_words, lower_ptr, list_ptr, keys_ptr, found_ptr, B,
         V, D, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE, BLOCKS, STEP,
-        EVEN, IN_BULK,
+        EVEN, IN_BULK, BY_WARPS,
     )  # fmt: skip
     if tl.max(number, 0) > LIST:
         _draw_in_full(
@@ -147,7 +148,8 @@ def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, 
                    keys_ptr, found_ptr, B, V, D, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
                    OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr,
                    LIST: tl.constexpr, AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr,
-                   STEP: tl.constexpr, EVEN: tl.constexpr, IN_BULK: tl.constexpr):  # fmt: skip
+                   STEP: tl.constexpr, EVEN: tl.constexpr, IN_BULK: tl.constexpr,
+                   BY_WARPS: tl.constexpr):  # fmt: skip
     """This program's parts of the lists: exact scores of single tokens.
 
     number: of tokens, or groups, on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1.
@@ -160,7 +162,7 @@ def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, 
             b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, temperature, soft_cap,
             bias_ptr, row_bias_ptr, mask_ptr, mask_words, lower_ptr, list_ptr, keys_ptr, found_ptr,
             B, V, D, NOISE, SEED_PER_ROW, OFFSET_PER_ROW, TEMPERATURE_PER_ROW, LIST, AT_ONCE,
-            BLOCKS, STEP, EVEN, IN_BULK,
+            BLOCKS, STEP, EVEN, IN_BULK, BY_WARPS,
         )  # fmt: skip
 
 
@@ -170,7 +172,7 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
              found_ptr, B, V, D, NOISE: tl.constexpr, SEED_PER_ROW: tl.constexpr,
              OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr,
              AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-             IN_BULK: tl.constexpr):  # fmt: skip
+             IN_BULK: tl.constexpr, BY_WARPS: tl.constexpr):  # fmt: skip
     """Tokens first .. last - 1 of the list of row b, at most AT_ONCE; or groups, 1 / SIZE of it.
 
     A group is on the list by its first token.
@@ -190,10 +192,9 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
     # No token that does not exist is looked up, whatever is on the list.
     there = known & (token >= 0) & (token < V)
     token = tl.where(there, token, 0)
-    y = exact_logits(
-        hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D, BLOCKS,
-        STEP, EVEN, IN_BULK,
-    )  # fmt: skip
+    if IN_BULK:
+        ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
+    # The noise is made while the rows are on their way.
     if NOISE != "none":
         seed, offset, row = noise_of_rows(
             seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
@@ -204,7 +205,13 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
             T = tl.full((), temperature, tl.float32)
         T, inverse_temperature = temperatures(T)
     if NOISE == "token":
-        y += T * gumbel(bits_of_tokens(token, row, seed, offset))
+        g = T * gumbel(bits_of_tokens(token, row, seed, offset))
+    y = exact_logits(
+        hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D, BLOCKS,
+        STEP, EVEN, BY_WARPS,
+    )  # fmt: skip
+    if NOISE == "token":
+        y += g
     if SIZE > 1:
         if mask_ptr is not None:
             words = tl.load(mask_ptr + b.to(tl.int64) * mask_words + token // 32, mask=there)

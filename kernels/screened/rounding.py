@@ -8,6 +8,7 @@ it.
 import triton
 import triton.language as tl
 
+from fsbench.kernels.device.prefetch import prefetch
 from fsbench.kernels.noise.arithmetic import nan_max
 from fsbench.kernels.screened import bounds as in_torch
 from fsbench.kernels.screened.copied import LARGEST_ENTRY as _LARGEST_ENTRY
@@ -87,6 +88,19 @@ def _round_row(hidden_ptr, codes_ptr, numbers_ptr, cols, b, B, D, gamma, norm_in
     tl.store(numbers_ptr + b, step)
     tl.store(numbers_ptr + B + b, tl.where(screened, reach, float("inf")))
     tl.store(numbers_ptr + 2 * B + b, tl.where(screened, spread, 0.0))
+
+
+@triton.jit
+def ask_for_hidden(hidden_ptr, line, B, D):
+    """Bring hidden [B, D] into the L2, some by each program, before the copy fills the queues.
+
+    line: int32, 0, 1, ... NVIDIA only.
+    """
+    N: tl.constexpr = line.shape[0]
+    PER_LINE: tl.constexpr = 128 * 8 // hidden_ptr.dtype.element_ty.primitive_bitwidth
+    size = B.to(tl.int64) * D
+    for first in range(tl.program_id(0) * N, tl.cdiv(size, PER_LINE), tl.num_programs(0) * N):
+        prefetch(hidden_ptr + tl.minimum((first + line).to(tl.int64) * PER_LINE, size - 1))
 
 
 @triton.jit

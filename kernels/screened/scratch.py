@@ -19,6 +19,6 @@ def rounding_numbers(D: int) -> dict[str, float]:
     }
 
 
-def rounded_columns(D: int) -> int:
-    """Columns of hidden that are rounded at a time."""
-    return min(2048, triton.next_power_of_2(D))
+def rounded_columns(D: int, num_warps: int) -> int:
+    """Columns of hidden that are rounded at a time: 16 in each thread."""
+    return min(512 * num_warps, triton.next_power_of_2(D))

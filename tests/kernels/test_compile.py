@@ -49,7 +49,8 @@ def most_stack(compiled: Compiled) -> int | None:
         # The configs were chosen under triton 3.6. 3.9 keeps parts of the exact computation, which
         # is short, on the stack: up to 464 bytes. More with more columns than any model has.
         known = tuned and "pointers" not in name and "D=131072" not in name
-        return (0 if version("triton").startswith("3.6.") else 512) if known else None
+        of_tile = 16 if name.startswith("b128v") and " group4 " in name else 0  # once for each
+        return (of_tile if version("triton").startswith("3.6.") else 512) if known else None
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
     # addresses of the pointer path, of stored logits and of targets above all, are no tragedy; a
     # thread's accumulator of 256 bytes would be. Triton 3.9 takes at most 16 bytes on sm_80.

@@ -4,6 +4,7 @@ launch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl
@@ -12,7 +13,7 @@ from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, Sc
 from fsbench.kernels.configs.screen_choice import resolve_config
 from fsbench.kernels.configs.tables import find
 from fsbench.kernels.noise.group import group_size, tokens_of_block
-from fsbench.kernels.screened.hopper.kernel import COLUMNS
+from fsbench.kernels.screened.hopper.loading import COLUMNS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
 OPTIONS = {
@@ -113,9 +114,9 @@ def _tiles(config: ScreenConfig | HopperScreenConfig | ResolveConfig) -> dict[st
 
 
 def _screen(
-    config: ScreenConfig, capability: int = TUNED, columns: int = 2048, **asked: Any
+    config: ScreenConfig, capability: int = TUNED, columns: int = 0, **asked: Any
 ) -> Variant:
-    """columns: of hidden that are rounded at a time: a power of two from D on, at most 2048."""
+    """columns: of hidden that are rounded at a time, if these are fewer than usual."""
     what = Asked(**asked)
     types, constants = what.launch(capability)
     types |= {"codes": "*i8", "copy": "*i8"}
@@ -127,7 +128,7 @@ def _screen(
         "ROOM": room,
         "DEPTH": config.depth,
         "LIST": config.row_room,
-        "ROUNDED_AT_ONCE": columns,
+        "ROUNDED_AT_ONCE": columns or 512 * config.num_warps,
         "AHEAD": config.ahead,
         "SLICE": width,
         "V_ON_M": config.v_on_m,
@@ -140,6 +141,8 @@ def _screen(
 
 def _hopper_screen(B: int, **asked: Any) -> Variant:
     config, what = hopper_config(B), Asked(**asked)
+    if group_size(what.noise) > 1:
+        config = replace(config, split=1)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     box = min(64, max(16, 2 << (B - 1).bit_length()))
     types, constants = what.launch(TUNED)
@@ -150,29 +153,33 @@ def _hopper_screen(B: int, **asked: Any) -> Variant:
     constants |= {
         "ROOM": _slots(config, what.noise)[1],
         "LIST": config.row_room,
-        "ROUNDED_AT_ONCE": 2048,
-        "AHEAD": config.ahead,
-        "WARPGROUPS": config.warpgroups,
+        "ROUNDED_AT_ONCE": 512 * config.num_warps,
+        "ROWS": config.block_b,
+        "SPLIT": config.split,
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
         "STAGES": config.num_stages,
     }
     name = what.name(config, f"box of {box}")
-    return variant("hopper_screen", name, HOPPER_SCREEN, types, constants, TUNED, num_warps=4)
+    return variant(
+        "hopper_screen", name, HOPPER_SCREEN, types, constants, TUNED, num_warps=config.num_warps
+    )
 
 
 def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Variant:
     """The second launch, for B rows of D columns."""
     config, what = resolve_config(B, D), Asked(**asked)
     types, constants = what.launch(capability)
-    block_v = max(128, config.block_v) if group_size(what.noise) > 1 else config.block_v
+    size = group_size(what.noise)
+    by_warps = config.by_warps and capability == TUNED and what.use_tma and D % 256 == 0
+    block_v = max(128, config.block_v) if size > 1 else config.block_v
     for name, rows in {"hidden": config.block_b, "weight": block_v}.items():
         box = f"tensordesc<{what.dtype}[{rows}, {config.block_d}]>"
         types[name] = box if what.use_tma else f"*{what.dtype}"
     constants |= _tiles(config) | {
         "POWER_B": 1 << (B - 1).bit_length(),
         "LIST": portable_config(B).row_room,
-        "AT_ONCE": config.at_once,
+        "AT_ONCE": max(8 * config.num_warps if by_warps else config.at_once, size),
         "BLOCKS": max(8, 1 << (-(-D // 256) - 1).bit_length()),
         "STEP": config.step,
         "EVEN": D % 256 == 0,
@@ -180,6 +187,7 @@ def _resolve(B: int, capability: int = TUNED, D: int = 4096, **asked: Any) -> Va
         "BLOCK_V": block_v,
         "SLICE": block_v,
         "IN_BULK": constants["IN_BULK"] and what.use_tma,
+        "BY_WARPS": by_warps,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     name = what.name(config, f"B={B} D={D}")
@@ -205,12 +213,13 @@ def _tuned() -> Iterator[Variant]:
     yield _resolve(64, dtype="fp16")
     yield _resolve(64, noise="none")
     yield _resolve(64, words="pointers", use_tma=False)
-    for B in (16, 32, 64):
+    for B in (16, 32, 64, 128):
         yield _hopper_screen(B)
     for noise in ("group4", "group8", "group16", "group"):
         for B in (1, 32, 64):
             yield _screen(portable_config(B), noise=noise)
-        yield _hopper_screen(64, noise=noise)
+        for B in (32, 64, 128):
+            yield _hopper_screen(B, noise=noise)
         yield _resolve(64, noise=noise)
     yield _resolve(64, words="everything", everything=True, noise="group8")
     yield _screen(many, words="everything", everything=True, noise="group8")

@@ -37,7 +37,7 @@ def _parts(
             types[name] = f"tensordesc<{what.dtype}[{rows}, {resolve.block_d}]>"
     constants |= {
         "TOP_K_PER_ROW": what.everything,
-        "ROUNDED_AT_ONCE": 2048,
+        "ROUNDED_AT_ONCE": 512 * screen.num_warps,
         "AHEAD": screen.ahead,
         "V_ON_M": screen.v_on_m,
         "FLATTEN": screen.flatten,

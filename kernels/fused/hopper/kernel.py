@@ -207,9 +207,7 @@ def hopper_kernel(
     BLOCKS: gl.constexpr = 2 if PAIRED else 1
     BOX: gl.constexpr = hidden.block_type.shape[0]
     SETS: gl.constexpr = 2 if BOX == ROWS else 1
-    BLOCK_B: gl.constexpr = (
-        SETS * ROWS if QUANTISED else PAIR if PAIRED else WARPGROUPS * ROWS
-    )
+    BLOCK_B: gl.constexpr = SETS * ROWS if QUANTISED else PAIR if PAIRED else WARPGROUPS * ROWS
     SPLIT: gl.constexpr = sums_ptr is not None
     if QUANTISED:
         ring = ring_of_bytes(weight, hidden, SETS * BOX * BOXES, STAGES)

@@ -18,7 +18,7 @@ from fsbench.kernels.device.stored_logits import place_of_largest
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.group import token_of_member
 from fsbench.kernels.noise.keys import LOWEST, ordered
-from fsbench.kernels.screened.exact import exact_logits
+from fsbench.kernels.screened.exact import ask_for_rows, exact_logits
 from fsbench.kernels.screened.rounding import CLAIMED, ROUNDED
 
 LARGEST_K = tl.constexpr(FILTERED_K)
@@ -85,9 +85,11 @@ def filter_leaders_kernel(
         i = tl.arange(0, AT_ONCE)
         token = _repeated(token, AT_ONCE)
         there = (_repeated(there.to(tl.int32), AT_ONCE) != 0) & (i < OF_PART)
+        if IN_BULK:
+            ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
         y = exact_logits(
             hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, row, token, there, V, D,
-            BLOCKS, STEP, EVEN, IN_BULK,
+            BLOCKS, STEP, EVEN, False,
         )  # fmt: skip
         y = tl.where(there & (y == y), y, float("-inf"))
         tl.store(leaders_ptr + row * LEADERS + part * OF_PART + i, y, mask=i < OF_PART)

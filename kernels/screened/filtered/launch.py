@@ -108,7 +108,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             counters_ptr=work.arrivals,
             found_ptr=out.found,
             **rounding_numbers(D),
-            ROUNDED_AT_ONCE=rounded_columns(D),
+            ROUNDED_AT_ONCE=rounded_columns(D, config.num_warps),
             AHEAD=config.ahead,
             BLOCK_B=config.block_b,
             BLOCK_V=config.block_v,

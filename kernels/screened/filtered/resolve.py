@@ -12,7 +12,7 @@ from fsbench.kernels.device.epilogue import allowed_words, processed, shared_bia
 from fsbench.kernels.device.mainloop import tile_logits
 from fsbench.kernels.device.stored_logits import place_of_largest, store_largest, store_logits
 from fsbench.kernels.noise.group import group_of_token
-from fsbench.kernels.screened.exact import exact_logits, part_of_list, parts_of_lists
+from fsbench.kernels.screened.exact import ask_for_rows, exact_logits, part_of_list, parts_of_lists
 
 
 @triton.jit(do_not_specialize=["B", "V"])
@@ -57,9 +57,11 @@ def filter_resolve_kernel(
         i = first + tl.arange(0, AT_ONCE)
         there = i < end
         token = tl.load(list_ptr + b.to(tl.int64) * LIST + i, mask=there, other=0)
+        if IN_BULK:
+            ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
         y = exact_logits(
             hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D, BLOCKS,
-            STEP, EVEN, IN_BULK,
+            STEP, EVEN, False,
         )  # fmt: skip
         tl.store(logits_ptr + b.to(tl.int64) * stride + token, y, mask=there)
         # Without a sign, so that the maximum of the bits is a NaN where there is one.

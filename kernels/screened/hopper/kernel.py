@@ -1,9 +1,11 @@
 """The screen for Hopper: TMA, int8 wgmma and warp specialization, in Gluon.
 
-A program has one warp that loads and one or two warpgroups that compute. The loader copies tiles of
-the int8 copy and of the codes of hidden into a ring of stages, and runs ahead while a warpgroup
-looks at what may win: the stream of the copy never waits for it. A warpgroup has 32 rows of hidden,
-high and low bytes as 64 rows of its instruction.
+A program has one warp that loads (hopper.loading) and up to four warpgroups that compute. The
+loader copies tiles of the int8 copy and of the codes of hidden into a ring of stages, and runs
+ahead while the others look at what may win. A warpgroup has 32 rows of hidden, high and low bytes
+as 64 rows of its instruction; two may have the same rows, and half of a tile's tokens each. All of
+them run the same code: with a copy of it for each, a program would not fit into the instruction
+cache.
 
 What it computes and leaves behind is that of screened.portable, for requests without bias, mask
 and soft cap; the others run there.
@@ -11,18 +13,14 @@ and soft cap; the others run there.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-
-from fsbench.kernels.device.hopper_epilogue import ROWS
-from fsbench.kernels.device.hopper_mainloop import (
-    allocated_ring,
-    copy_to_shared,
-    next_stage,
-    schedule,
-    tile_product,
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
 )
-from fsbench.kernels.device.mainloop import first_column
-from fsbench.kernels.device.prefetch import prefetch, touch
+
+from fsbench.kernels.device.hopper_mainloop import next_stage
+from fsbench.kernels.device.prefetch import touch
 from fsbench.kernels.device.rows import offsets_of_rows, seeds_of_rows
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.screened.ends import (
@@ -34,147 +32,52 @@ from fsbench.kernels.screened.ends import (
     bound_of_key,
     larger,
 )
+from fsbench.kernels.screened.hopper.loading import COLUMNS, allocated_ring, load, tiles
 from fsbench.kernels.screened.hopper.records import (
     leave_records,
     list_what_is_left,
     slots_of,
     word_layout,
 )
-from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
+from fsbench.kernels.screened.rounding import (
+    both_bytes,
+    round_claimed_rows,
+    wait_for_rows,
+)
 
-COLUMNS = gl.constexpr(128)
-"""Columns of a TMA box: 128 bytes, the widest that its swizzle takes."""
 SCREEN_LOADER_REGISTERS = gl.constexpr(40)
-SECOND_REGISTERS = gl.constexpr(216)
 
 
-@gluon.jit
-def _tiles(share, V, BLOCK_V: gl.constexpr):
-    """(tiles of BLOCK_V tokens that a program has, where its tile of 128 in the tail begins).
-
-    It has none in the tail if that is at V or beyond.
-    """
-    _, pid_v, programs_v = share
-    rounds, tail = schedule(V, programs_v, BLOCK_V)
-    mine = gl.cdiv(gl.maximum(gl.cdiv(V, BLOCK_V) - pid_v, 0), programs_v)
-    return gl.minimum(rounds, mine), (tail + pid_v) * 128
-
-
-@gluon.jit
-def _tile_of_step(g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):
-    """(first token, first column, whether the tile has BLOCK_V tokens) of a program's step g.
-
-    The tile of the tail has 128. As in the fused kernels, programs begin at different columns.
-    """
-    _, pid_v, programs_v = share
-    rounds, tail = _tiles(share, V, BLOCK_V)
-    r = g // steps
-    whole = r < rounds
-    v0 = gl.where(whole, (pid_v + r * programs_v) * BLOCK_V, tail)
-    d0 = (first_column(v0, D) // BLOCK_D + g % steps) % steps * BLOCK_D
-    return v0, d0, whole
-
-
-@gluon.jit
-def _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl.constexpr,
-                 BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
-    """Ask for the part of the copy of step g of the program, and expect that of the codes too."""
-    weight_ring, _, loaded, _ = ring
-    CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
-    BLOCKS: gl.constexpr = BLOCK_V // 128
-    v0, d0, whole = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
-    bar = loaded.index(stage)
-    # Boxes over the edge of a matrix are filled up with zeros, and count in full.
-    BOXES: gl.constexpr = CHUNKS * copy.block_type.nbytes
-    CODES: gl.constexpr = CHUNKS * WARPGROUPS * codes.block_type.nbytes
-    if whole:
-        mbarrier.expect(bar, BLOCKS * BOXES + CODES)
-    else:
-        mbarrier.expect(bar, BOXES + CODES)
-    for i in gl.static_range(CHUNKS):
-        tile = weight_ring.index(stage * CHUNKS + i)
-        copy_to_shared(copy, [v0, d0 + i * COLUMNS], bar, tile.slice(0, 128, dim=0))
-        if whole:
-            for block in gl.static_range(1, BLOCKS):
-                rows = tile.slice(block * 128, 128, dim=0)
-                copy_to_shared(copy, [v0 + block * 128, d0 + i * COLUMNS], bar, rows)
-
-
-@gluon.jit
-def _copy_codes(codes, ring, stage, g, steps, share, V, D, WARPGROUPS: gl.constexpr,
-                BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):  # fmt: skip
-    """As _copy_weight, of the codes of hidden."""
-    _, codes_ring, loaded, _ = ring
-    CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
-    BOX: gl.constexpr = codes.block_type.shape[0]
-    _, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
-    for i in gl.static_range(CHUNKS):
-        for group in gl.static_range(WARPGROUPS):
-            rows = codes_ring.index((stage * CHUNKS + i) * WARPGROUPS + group)
-            copy_to_shared(
-                codes, [2 * share[0] + group * ROWS, d0 + i * COLUMNS], loaded.index(stage),
-                rows.slice(0, BOX, dim=0),
-            )  # fmt: skip
-
-
-@gluon.jit
-def _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr):
-    """Bring the part of the copy of step g into the L2; nothing waits for it."""
-    v0, d0, _ = _tile_of_step(g, steps, share, V, D, BLOCK_V, BLOCK_D)
-    line = gl.arange(0, BLOCK_V * BLOCK_D // 128, gl.BlockedLayout([1], [32], [1], [0]))
-    row = gl.minimum(v0 + line % BLOCK_V, V - 1)
-    prefetch(copy_ptr + row.to(gl.int64) * D + gl.minimum(d0 + line // BLOCK_V * 128, D - 1))
-
-
-@gluon.jit
-def _load(copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD: gl.constexpr,
-          WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr,
-          STAGES: gl.constexpr):  # fmt: skip
-    """The loading warp. Nobody writes the copy; the codes must have been written."""
-    _, _, _, free = ring
-    steps = gl.cdiv(D, BLOCK_D)
-    rounds, tail = _tiles(share, V, BLOCK_V)
-    total = (rounds + (tail < V).to(gl.int32)) * steps
-    head = gl.minimum(total, STAGES)
-    for g in range(head):
-        _copy_weight(copy, codes, ring, g, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
-    for g in range(head, gl.minimum(total, STAGES + AHEAD * 1024 // (BLOCK_V * BLOCK_D))):
-        _prefetch(copy_ptr, g, steps, share, V, D, BLOCK_V, BLOCK_D)
-    wait_for_rows(counters_ptr, B, True)
-    for g in range(head):
-        _copy_codes(codes, ring, g, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
-    stage = 0
-    phase = 0
-    for g in range(head, total):
-        mbarrier.wait(free.index(stage), phase)
-        _copy_weight(copy, codes, ring, stage, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
-        _copy_codes(codes, ring, stage, g, steps, share, V, D, WARPGROUPS, BLOCK_V, BLOCK_D)
-        stage, phase = next_stage(stage, phase, STAGES)
+@gluon.constexpr_function
+def _sums_layout(ROWS, SPLIT, N):
+    """Of the sums of ROWS rows of hidden, in instructions for N tokens."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[ROWS // 8, SPLIT], instr_shape=[16, N, 32]
+    )
 
 
 @gluon.jit
 def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
             SEED_PER_ROW: gl.constexpr, OFFSET_PER_ROW: gl.constexpr,
             TEMPERATURE_PER_ROW: gl.constexpr, ROOM: gl.constexpr, LIST: gl.constexpr,
-            ROUNDED_AT_ONCE: gl.constexpr, WARPGROUPS: gl.constexpr, BLOCK_V: gl.constexpr,
-            BLOCK_D: gl.constexpr, STAGES: gl.constexpr, WARPGROUP: gl.constexpr):  # fmt: skip
-    """A computing warpgroup: the records and then the lists of its rows."""
+            ROUNDED_AT_ONCE: gl.constexpr, ROWS: gl.constexpr, SPLIT: gl.constexpr,
+            BLOCK_V: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """The computing warpgroups: the records and then the lists of the program's rows."""
     b0, pid_v, programs_v = share
     seed_ptr, offset_ptr, temperature, first_token = request
     (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr, list_ptr,
      found_ptr) = state  # fmt: skip
     B, V, D, gamma, norm_inflation, root = sizes
-    if WARPGROUP == 0:
-        FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
-        cols = gl.arange(0, ROUNDED_AT_ONCE, FLAT)
-        round_claimed_rows(
-            hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
-            norm_inflation, root, True,
-        )  # fmt: skip
+    FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
+    cols = gl.arange(0, ROUNDED_AT_ONCE, FLAT)
+    round_claimed_rows(
+        hidden_ptr, codes_ptr, numbers_ptr, found_ptr, counters_ptr, cols, B, D, gamma,
+        norm_inflation, root, True,
+    )  # fmt: skip
     wait_for_rows(counters_ptr, B, True)
-    SLOTS: gl.constexpr = slots_of(NOISE)
-    LAYOUT: gl.constexpr = word_layout(SLOTS)
-    rows = b0 + WARPGROUP * 32 + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
+    SLOTS: gl.constexpr = slots_of(NOISE, SPLIT)
+    LAYOUT: gl.constexpr = word_layout(SLOTS, ROWS, SPLIT)
+    rows = b0 + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     there = rows < B
     column = rows[:, None]
     offset = offsets_of_rows(
@@ -195,12 +98,12 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
     noise = (row, seed, offset)
     bounds = (T, inverse_temperature, extra, reach, spread)
 
-    count = gl.full([32, SLOTS], 0, gl.int32, LAYOUT)
-    limit = gl.full([32, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
+    count = gl.full([ROWS, SLOTS], 0, gl.int32, LAYOUT)
+    limit = gl.full([ROWS, SLOTS], LOWEST_BOUND, gl.float32, LAYOUT)
     mine = records_ptr + (pid_v * B + rows).to(gl.int64) * (SLOTS * 2 * ROOM)
     at = (0, 0)
     known = (limit, count)
-    rounds, tail = _tiles(share, V, BLOCK_V)
+    rounds, tail = tiles(share, V, BLOCK_V)
     has_tail = tail < V
     # From here on V and tokens are of the whole vocabulary; no tile of another rank is met.
     first = 0
@@ -212,23 +115,66 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
         v0 = first + (pid_v + r * programs_v) * BLOCK_V
         at, known = _screen_tile(
             ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
-            NOISE, ROOM, WARPGROUP, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES,
+            NOISE, ROOM, ROWS, SPLIT, BLOCK_V, BLOCK_D, STAGES,
         )  # fmt: skip
     if BLOCK_V > 128:  # noqa: SIM102 (one is decided at compile time)
         if has_tail:
             at, known = _screen_tile(
                 ring, at, tail, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
-                NOISE, ROOM, WARPGROUP, WARPGROUPS, 128, BLOCK_D, STAGES,
+                NOISE, ROOM, ROWS, SPLIT, 128, BLOCK_D, STAGES,
             )  # fmt: skip
+    # After a few tiles the bound that the last one began with is good enough.
     list_what_is_left(
-        rows, there, known[1], mine, lower_ptr, listed_ptr, list_ptr, B, V, ROOM, LIST
-    )
+        rows, there, known, rounds < 3, mine, lower_ptr, listed_ptr, list_ptr, B, V, ROOM, LIST,
+        ROWS, SPLIT,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _stage_before(stage, STAGES: gl.constexpr):
+    return gl.where(stage == 0, STAGES - 1, stage - 1)
+
+
+@gluon.jit
+def _product(ring, at, D, ROWS: gl.constexpr, SPLIT: gl.constexpr, WIDTH: gl.constexpr,
+             BLOCK_D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Sums of high and low bytes of the next tile in the ring, int32 [2 ROWS, WIDTH].
+
+    Returns:
+        (sums, at): where in the ring that ends.
+    """
+    stage, phase = at
+    weight_ring, codes_ring, loaded, free = ring
+    CHUNKS: gl.constexpr = BLOCK_D // COLUMNS
+    # An instruction on bytes has at most 128 tokens here.
+    LAYOUT: gl.constexpr = _sums_layout(ROWS, SPLIT, min(WIDTH // SPLIT, 128))
+    sums = gl.zeros([2 * ROWS, WIDTH], gl.int32, LAYOUT)
+    use_acc = False
+    for d in range(0, D, BLOCK_D):
+        mbarrier.wait(loaded.index(stage), phase)
+        for i in gl.static_range(CHUNKS):
+            sums = warpgroup_mma(
+                codes_ring.index(stage * CHUNKS + i),
+                weight_ring.index(stage * CHUNKS + i).slice(0, WIDTH, dim=0).permute((1, 0)),
+                sums,
+                use_acc=use_acc,
+                is_async=True,
+            )
+            use_acc = True
+        # The stage before is free while this one is multiplied.
+        sums = warpgroup_mma_wait(num_outstanding=CHUNKS, deps=(sums,))
+        if d > 0:
+            mbarrier.arrive(free.index(_stage_before(stage, STAGES)), count=1)
+        stage, phase = next_stage(stage, phase, STAGES)
+    sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
+    mbarrier.arrive(free.index(_stage_before(stage, STAGES)), count=1)
+    return sums, (stage, phase)
 
 
 @gluon.jit
 def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, known, mine, B, V, D,
-                 NOISE: gl.constexpr, ROOM: gl.constexpr, WARPGROUP: gl.constexpr,
-                 WARPGROUPS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
+                 NOISE: gl.constexpr, ROOM: gl.constexpr, ROWS: gl.constexpr,
+                 SPLIT: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr,
                  STAGES: gl.constexpr):  # fmt: skip
     """Leave records of a tile of WIDTH tokens.
 
@@ -239,18 +185,15 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
         (at, known).
     """
     there = rows < B
-    stage, phase = at
     limit, count = known
-    line = gl.arange(0, WIDTH // 8, gl.BlockedLayout([1], [32], [4], [0])) * 8
+    line = gl.arange(0, WIDTH // 8, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])) * 8
     ahead = gl.minimum(v0 + line, V - 1)
     touch(vectors[0] + ahead, True)
     touch(vectors[1] + ahead, True)
     touch(vectors[2] + ahead, True)
     # Other programs raise it meanwhile; an older one only leaves over more.
     key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
-    sums, stage, phase = tile_product(
-        ring, stage, phase, D, WARPGROUP, WARPGROUPS, WIDTH, BLOCK_D, STAGES
-    )
+    sums, at = _product(ring, at, D, ROWS, SPLIT, WIDTH, BLOCK_D, STAGES)
     limit = larger(limit, bound_of_key(key)[:, None])
     z = both_bytes(sums)
     SUMS: gl.constexpr = z.type.layout
@@ -260,13 +203,13 @@ def _screen_tile(ring, at, v0, lower_ptr, rows, step, vectors, noise, bounds, kn
         token = v0 + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
         z = gl.where((token < V)[None, :], z, float("-inf"))
     limit, count = leave_records(
-        z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM
+        z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V, NOISE, ROOM, ROWS, SPLIT
     )
     best = gl.max(limit, axis=1)
     gl.atomic_max(
         lower_ptr + rows, bound_key(best), mask=there & (best > LOWEST_BOUND), sem="relaxed"
     )
-    return (stage, phase), (limit, count)
+    return at, (limit, count)
 
 
 @gluon.jit(do_not_specialize=["B", "V"])
@@ -275,7 +218,6 @@ def hopper_screen_kernel(
     codes_ptr,
     codes,  # descriptor of boxes [16 .. 64, COLUMNS]
     copy,  # descriptor of boxes [128, COLUMNS]
-    copy_ptr,  # the same
     scale_ptr,
     residual_ptr,
     norm_ptr,
@@ -303,15 +245,15 @@ def hopper_screen_kernel(
     ROOM: gl.constexpr,
     LIST: gl.constexpr,
     ROUNDED_AT_ONCE: gl.constexpr,
-    AHEAD: gl.constexpr,  # KiB of the copy that a program asks for besides its ring
-    WARPGROUPS: gl.constexpr,  # that compute
+    ROWS: gl.constexpr,  # of a program: 32 for each warpgroup that computes, or for
+    SPLIT: gl.constexpr,  # as many that share the tokens of a tile
     BLOCK_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    ring = allocated_ring(copy, codes, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
-    num_tiles_b = gl.cdiv(B, 32 * WARPGROUPS)
-    b0 = gl.program_id(0) % num_tiles_b * (32 * WARPGROUPS)
+    ring = allocated_ring(copy, codes, ROWS, BLOCK_V, BLOCK_D, STAGES)
+    num_tiles_b = gl.cdiv(B, ROWS)
+    b0 = gl.program_id(0) % num_tiles_b * ROWS
     share = (b0, gl.program_id(0) // num_tiles_b, gl.num_programs(0) // num_tiles_b)
     # What is absent is an empty tuple, as None cannot be in one.
     own = () if first_token is None else (first_token,)
@@ -324,30 +266,14 @@ def hopper_screen_kernel(
     state = (hidden_ptr, codes_ptr, numbers_ptr, counters_ptr, lower_ptr, listed_ptr, records_ptr,
              list_ptr, found_ptr)  # fmt: skip
     sizes = (B, V, D, gamma, norm_inflation, root)
-    if WARPGROUPS == 2:
-        gl.warp_specialize(
-            [
-                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
-                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE,
-                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
-                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
-                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE,
-                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 1)),
-                (_load, (copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD,
-                         WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
-            ],
-            [4, 1],
-            [SECOND_REGISTERS, SCREEN_LOADER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
-                           OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE,
-                           WARPGROUPS, BLOCK_V, BLOCK_D, STAGES, 0)),
-                (_load, (copy, copy_ptr, codes, ring, share, counters_ptr, B, V, D, AHEAD,
-                         WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)),
-            ],
-            [1],
-            [SCREEN_LOADER_REGISTERS],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_screen, (ring, share, request, vectors, state, sizes, NOISE, SEED_PER_ROW,
+                       OFFSET_PER_ROW, TEMPERATURE_PER_ROW, ROOM, LIST, ROUNDED_AT_ONCE, ROWS,
+                       SPLIT, BLOCK_V, BLOCK_D, STAGES)),
+            (load, (copy, codes, hidden_ptr, ring, share, counters_ptr, B, V, D, ROWS, BLOCK_V,
+                    BLOCK_D, STAGES)),
+        ],
+        [1],
+        [SCREEN_LOADER_REGISTERS],
+    )  # fmt: skip

@@ -16,7 +16,8 @@ from fsbench.kernels.call.operands import Address
 from fsbench.kernels.call.prepared import PreparedLaunch
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.device.hopper_epilogue import ROWS
-from fsbench.kernels.screened.hopper.kernel import COLUMNS, hopper_screen_kernel
+from fsbench.kernels.screened.hopper.kernel import hopper_screen_kernel
+from fsbench.kernels.screened.hopper.loading import COLUMNS
 
 
 def prepare(
@@ -31,9 +32,10 @@ def prepare(
         **dict.fromkeys(hopper_screen_kernel.arg_names),  # None for what a launch does not give
         **shared,
         "V": tokens,
-        "WARPGROUPS": config.warpgroups,
+        "ROWS": config.block_b,
+        "SPLIT": config.split,
         "STAGES": config.num_stages,
-        "num_warps": 4,
+        "num_warps": config.num_warps,
     }
     launch = PreparedLaunch(hopper_screen_kernel, grid, fixed)
     return launch, lambda codes, copy: (_boxes(codes, box), _boxes(copy, 128))

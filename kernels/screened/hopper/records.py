@@ -9,8 +9,9 @@ from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.noise.arithmetic import pieces
 from fsbench.kernels.noise.group import group_size, members, tokens_of_block
+from fsbench.kernels.noise.keys import LOWEST_KEY
 from fsbench.kernels.noise.words import split_words
-from fsbench.kernels.screened.ends import bound_of_key
+from fsbench.kernels.screened.ends import bound_of_key, larger
 from fsbench.kernels.screened.records import (
     bounds_of_words,
     lanes_below,
@@ -22,50 +23,65 @@ from fsbench.kernels.screened.records import (
     store_record,
 )
 
-DEPTH = gl.constexpr(4)
-"""Records of a word that are looked at together in the end."""
+
+@gluon.constexpr_function
+def _depth(ROWS):
+    """Records of a word that are looked at together in the end: by registers of a thread."""
+    return 4 if ROWS <= 64 else 1
 
 
 @gluon.constexpr_function
-def slots_of(noise):
+def slots_of(noise, SPLIT):
     """Words of a row side by side, four of each thread; or blocks of 128 tokens with groups."""
-    return 16 if noise == "token" or noise == "none" else 128 // tokens_of_block(group_size(noise))
+    if noise == "token" or noise == "none":
+        return 16 * SPLIT
+    return 128 // tokens_of_block(group_size(noise))
 
 
 @gluon.constexpr_function
-def word_layout(slots):
-    """[32, slots]: where a thread has the words of its row."""
+def word_layout(slots, ROWS, SPLIT):
+    """[ROWS, slots]: where a thread has the words of its row.
+
+    SPLIT: warpgroups that share the tokens, and so the slots, of a row.
+    """
+    own = slots // SPLIT
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 4], [0, 8]][: slots.bit_length() - 3],
+        reg_bases=[[0, 4], [0, 8]][: own.bit_length() - 3],
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0]],
+        warp_bases=[[8, 0], [16, 0], [32, 0], [64, 0]][: (ROWS // 8).bit_length() - 1]
+        + [[0, own]][: SPLIT - 1],
         block_bases=[],
-        shape=[32, slots],
+        shape=[ROWS, slots],
     )
 
 
 @gluon.constexpr_function
-def _record_layout(slots):
-    """[32, slots, DEPTH]: as word_layout, with DEPTH records of every word in its thread."""
+def _record_layout(slots, ROWS, SPLIT):
+    """[ROWS, slots, depth]: as word_layout, with so many records of every word in its thread."""
+    own, depth = slots // SPLIT, _depth(ROWS)
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 4, 0], [0, 8, 0]][: slots.bit_length() - 1],
+        reg_bases=[[0, 0, 1], [0, 0, 2]][: depth.bit_length() - 1]
+        + [[0, 4, 0], [0, 8, 0]][: own.bit_length() - 3],
         lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        warp_bases=[[8, 0, 0], [16, 0, 0]],
+        warp_bases=[[8, 0, 0], [16, 0, 0], [32, 0, 0], [64, 0, 0]][: (ROWS // 8).bit_length() - 1]
+        + [[0, own, 0]][: SPLIT - 1],
         block_bases=[],
-        shape=[32, slots, 4],
+        shape=[ROWS, slots, depth],
     )
 
 
 @gluon.jit
 def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
-                  NOISE: gl.constexpr, ROOM: gl.constexpr):  # fmt: skip
-    """Leave records of z, fp32 [32, WIDTH], 64 columns at a time, or 128 with groups.
+                  NOISE: gl.constexpr, ROOM: gl.constexpr, ROWS: gl.constexpr,
+                  SPLIT: gl.constexpr):  # fmt: skip
+    """Leave records of z, fp32 [ROWS, WIDTH].
 
-    See screened.records. mine: int32 [32] pointers to the rows' records.
+    64 columns at a time; 128 with groups, or where two warpgroups share them. See screened.records.
+    mine: int32 [ROWS] pointers to the rows' records.
     """
-    SLOTS: gl.constexpr = slots_of(NOISE)
+    SLOTS: gl.constexpr = slots_of(NOISE, SPLIT)
     SIZE: gl.constexpr = group_size(NOISE)
-    LAYOUT: gl.constexpr = word_layout(SLOTS)
+    LAYOUT: gl.constexpr = word_layout(SLOTS, ROWS, SPLIT)
     word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
     WIDTH: gl.constexpr = SLOTS * tokens_of_block(SIZE)
     slices = pieces(z, WIDTH)
@@ -95,21 +111,26 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
 
 
 @gluon.jit
-def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr, B, V,
-                       ROOM: gl.constexpr, LIST: gl.constexpr):  # fmt: skip
-    """Lists what is left: every thread looks at its own records, DEPTH at a time.
+def list_what_is_left(rows, there, known, fresh, mine, lower_ptr, listed_ptr, list_ptr, B, V,
+                       ROOM: gl.constexpr, LIST: gl.constexpr, ROWS: gl.constexpr,
+                       SPLIT: gl.constexpr):  # fmt: skip
+    """Lists what is left: every thread looks at its own records, some at a time.
 
     See screened.records.list_what_is_left.
 
     Args:
-        rows, there: [32]. count: [32, SLOTS]. mine: pointers to the rows' records, [32].
+        rows, there: [ROWS]. known: (limit, count), [ROWS, SLOTS]. mine: pointers to the records of
+            the rows, [ROWS]. fresh: whether the bound of the row is read again.
     """
-    SLOTS: gl.constexpr = count.shape[1]
-    DEEP: gl.constexpr = _record_layout(SLOTS)
+    SLOTS: gl.constexpr = known[1].shape[1]
+    DEPTH: gl.constexpr = _depth(ROWS)
+    DEEP: gl.constexpr = _record_layout(SLOTS, ROWS, SPLIT)
     WORDS: gl.constexpr = gl.SliceLayout(2, DEEP)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
-    key = gl.load(lower_ptr + rows, mask=there, other=0, volatile=True)
-    limit = gl.convert_layout(bound_of_key(key), OF_ROWS)[:, None, None]
+    limit, count = known
+    key = gl.load(lower_ptr + rows, mask=there & fresh, other=LOWEST_KEY, volatile=True)
+    limit = larger(limit, bound_of_key(key)[:, None])
+    limit = gl.convert_layout(limit, WORDS, assert_trivial=True)[:, :, None]
     most = gl.max(gl.max(count, axis=1), axis=0)
     rows = gl.convert_layout(rows, OF_ROWS)
     count = gl.convert_layout(count, WORDS, assert_trivial=True)
@@ -126,9 +147,9 @@ def list_what_is_left(rows, there, count, mine, lower_ptr, listed_ptr, list_ptr,
     inside = lanes_below(V)
     for first in range(0, gl.minimum(most, ROOM), DEPTH):
         i = first + depth
-        known = i < filled
-        upper = gl.load(mine + 2 * i, mask=known, other=0)
-        record = gl.load(mine + 2 * i + 1, mask=known, other=0)
-        lanes, tokens = lanes_left(upper, record, known, limit, inside, V)
+        exists = i < filled
+        upper = gl.load(mine + 2 * i, mask=exists, other=0)
+        record = gl.load(mine + 2 * i + 1, mask=exists, other=0)
+        lanes, tokens = lanes_left(upper, record, exists, limit, inside, V)
         to = gl.atomic_add(to_list, tokens, mask=tokens > 0, sem="relaxed")
         list_tokens(out, to, upper, record, lanes, B, LIST)

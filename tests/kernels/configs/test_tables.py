@@ -213,7 +213,7 @@ def test_files_are_read_once(own, monkeypatch):
 
 
 SCREENED = (
-    "{ bucket = 16, warpgroups = 1, block_v = 128, block_d = 256, num_stages = 4 },"
+    "{ bucket = 16, block_b = 32, split = 1, block_v = 128, block_d = 256, num_stages = 4 },"
     "{ bucket = 8, block_b = 8, block_v = 128, block_d = 128, slice = 128, v_on_m = true, "
     "flatten = true, num_warps = 4, num_stages = 3, ctas_per_sm = 2 }"
 )
@@ -221,16 +221,16 @@ SCREENED = (
 
 def test_a_bucket_of_the_screen_has_the_config_of_either_form(own):
     own(file('["screened"]', entry=SCREENED))
-    assert find("screened", 16, 4096, H200) == HopperScreenConfig(1, 128, 256, 4)
+    assert find("screened", 16, 4096, H200) == HopperScreenConfig(32, 1, 128, 256, 4)
     assert find("screened", 8, 4096, H200) == ScreenConfig(8, 128, 128, 128, True, True, 4, 3, 2)
     # What a file lacks, the shipped tables have.
-    assert find("screened", 64, 4096, H200, (9, 0)) == HopperScreenConfig(2, 128, 256, 3)
+    assert find("screened", 64, 4096, H200, (9, 0)) == HopperScreenConfig(64, 1, 128, 256, 3)
     assert isinstance(find("screened", 64, 4096, OTHER, (8, 9)), ScreenConfig)
 
 
 def test_an_entry_of_neither_form_is_refused(own):
-    own(file('["screened"]', entry="{ bucket = 16, warpgroups = 1 }"))
-    with pytest.raises(InvalidArgument, match="warpgroups"):
+    own(file('["screened"]', entry="{ bucket = 16, split = 1 }"))
+    with pytest.raises(InvalidArgument, match="split"):
         find("screened", 16, 4096, H200)
 
 
@@ -240,4 +240,4 @@ def test_the_space_of_the_screen(B):
     assert 10 <= len(space) == len(set(space)) <= 40
     for gpu, capability in ((H200, (9, 0)), (OTHER, (8, 9))):
         assert find("screened", B, 4096, gpu, capability) in space
-    assert all(config.block_b >= B for config in screen.space(B))
+    assert all(config.block_b >= min(B, 64) for config in screen.space(B))

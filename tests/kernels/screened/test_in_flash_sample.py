@@ -45,6 +45,7 @@ def screened_draws(monkeypatch) -> list[int]:
         ((128, 151_936, 4096, 1, (9, 0), 128), True, "B = 128 is at most 128, for D = 4096"),
         ((33, 128_256, 8192, 4, (9, 0)), False, "B = 33 is above 32, for D = 8192, groups of 4"),
         ((9, 151_936, 4096, 32, (9, 0)), False, "B = 9 is above 8, for D = 4096, groups of 32"),
+        ((9, 151_936, 4096, 32, (9, 0), 128), False, "B = 9 is above 8, for D = 4096, groups of"),
         ((8, 49_155, 3072, 1, (9, 0)), True, "B = 8 is at most 8, for heads below 400 MB"),
         ((9, 49_155, 3072, 1, (9, 0)), False, "B = 9 is above 8, for heads below 400 MB"),
         ((1, 151_936, 4096, 1, (8, 0)), False, "measured on GPUs of compute capability 9.0 alone"),
