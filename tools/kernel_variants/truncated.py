@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from fsbench.kernels.truncated.kept import WARPS
-from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
+from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, SEARCH, chunk, is_small
 from fsbench.kernels.truncated.top_p import WARPS as REDRAW_WARPS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -98,17 +98,16 @@ def _row_kernels(
     for name, function in ROW_KERNELS.items():
         options = CUTOFF if name == "sampling_cutoff" else {"num_warps": ROW_WARPS}
         yield variant(name, words, function, TYPES, constants, capability, **options)
-    later = {"before_ptr": None}
-    turns = {"": {"RACE": False}, " race": {"RACE": True, **later}}
-    turns |= {} if cuts else {" later": {"RACE": False, **later}}
+    later = {"before_ptr": None, "RACE": False}
+    turns: dict[str, dict[str, Any]] = {"": {"RACE": False}}
+    if not cuts:
+        turns |= {" race": {**later, "RACE": True}, " later": later}
     for turn, given in turns.items():
-        if cuts and given["RACE"]:
-            continue
         yield variant(
             *("sampling_narrow", words + turn, NARROW_KERNEL, TYPES),
             {**constants, **given},
             capability,
-            num_warps=ROW_WARPS,
+            **({"num_warps": ROW_WARPS} if given["RACE"] else SEARCH),
         )
 
 
