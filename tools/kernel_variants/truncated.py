@@ -103,11 +103,10 @@ def _row_kernels(
     if not cuts:
         turns |= {" race": {**later, "RACE": True}, " later": later}
     for turn, given in turns.items():
+        options = {"num_warps": ROW_WARPS} if given["RACE"] else SEARCH
+        own = {**constants, **given}
         yield variant(
-            *("sampling_narrow", words + turn, NARROW_KERNEL, TYPES),
-            {**constants, **given},
-            capability,
-            **({"num_warps": ROW_WARPS} if given["RACE"] else SEARCH),
+            "sampling_narrow", words + turn, NARROW_KERNEL, TYPES, own, capability, **options
         )
 
 
