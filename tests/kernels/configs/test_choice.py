@@ -132,7 +132,7 @@ EXPLAINED = [
     (
         65,
         {},
-        "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D <= 6144 on GPUs",
+        "the hopper kernel: B = 65 is above 64 rows; tile shapes for B <= 128, D <= 6144 on GP",
     ),
     (40, {}, "the hopper kernel: B = 40 fills not all of 64 rows, of which it loads those alone"),
     (65, {"noise": "token"}, "no times of the hopper kernel's token noise have been taken; tile"),
