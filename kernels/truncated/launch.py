@@ -40,11 +40,9 @@ LOOK = {"num_warps": 8}
 
 
 ROW_WARPS = 4
-SEARCH = {"num_warps": 4, "maxnreg": 64}
-"""Eight programs on each multiprocessor, for searches and tests."""
 CUTOFF = {"num_warps": 8, "maxnreg": 128}
 """Two programs on each multiprocessor: they wait for memory and for each other."""
-PROGRAMS = {"search": 1056, "cutoff": 264, "race": 900}
+PROGRAMS = {"search": 1280, "cutoff": 264, "race": 900}
 """Programs of a launch over rows: about what fits on a large GPU at once."""
 
 
@@ -243,11 +241,11 @@ def _launch_rows(
             tops, before = logits.new_empty(2, B, blocks)
             masses = plan.new_empty(B, blocks, 2)
         for turn in range(times):
-            race = tested and turn % 2 == 1
+            race = turn % 2 == 1
             launch_kernel(
                 narrow.sampling_narrow_kernel,
                 logits.device,
-                grid["race" if race else "search"],
+                grid["race" if tested and race else "search"],
                 **of_all,
                 seed_ptr=request.seed,
                 offset_ptr=request.offset,
@@ -258,10 +256,10 @@ def _launch_rows(
                 masses_ptr=masses,
                 launch=turn,
                 blocks=blocks,
-                RACE=race,
+                RACE=tested and race,
                 SEED_PER_ROW=per["SEED_PER_ROW"],
                 OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
-                **({"num_warps": ROW_WARPS} if race else SEARCH),
+                num_warps=ROW_WARPS,
             )
     if times >= 0:
         gathered = plan.new_empty(B, kernels.GATHERED.value)

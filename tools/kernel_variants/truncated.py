@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from fsbench.kernels.truncated.kept import WARPS
-from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, SEARCH, chunk, is_small
+from fsbench.kernels.truncated.launch import CUTOFF, LOOK, ROW_WARPS, chunk, is_small
 from fsbench.kernels.truncated.top_p import WARPS as REDRAW_WARPS
 from kernel_variants.variant import CAPABILITIES, TUNED, Variant, kernel, variant
 
@@ -103,10 +103,15 @@ def _row_kernels(
     if not cuts:
         turns |= {" race": {**later, "RACE": True}, " later": later}
     for turn, given in turns.items():
-        options = {"num_warps": ROW_WARPS} if given["RACE"] else SEARCH
         own = {**constants, **given}
         yield variant(
-            "sampling_narrow", words + turn, NARROW_KERNEL, TYPES, own, capability, **options
+            "sampling_narrow",
+            words + turn,
+            NARROW_KERNEL,
+            TYPES,
+            own,
+            capability,
+            num_warps=ROW_WARPS,
         )
 
 
