@@ -110,7 +110,6 @@ class HopperScreenConfig:
         )
 
     @property
-    @property
     def num_warps(self) -> int:
         """Warps that compute."""
         return self.block_b // 8 * self.split
