@@ -68,7 +68,7 @@ plots: setup
 	rm -f plots/*.png plots/*/*.png
 	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,roofline,bandwidth,breakdown,speedup --out plots
 	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192) --figure headline --out plots
-	$(FSBENCH) plot $(call RUNS,sweep boxes) $(wildcard results/h100/sweep-2*) --figure headline --out plots/sweep
+	$(FSBENCH) plot $(addprefix results/h200/,sweep-20261123 boxes-20261123 sweep-20261125) $(wildcard results/h100/sweep-2*) --figure headline --out plots/sweep
 	$(FSBENCH) plot $(addsuffix /default_d4096,$(call RUNS,rivals)) --figure runtime --out plots/released
 	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192 lean-d8192-large) --figure winner --out plots
 	$(FSBENCH) plot $(call RUNS,store) --figure logits_store --out plots

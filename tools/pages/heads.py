@@ -12,6 +12,8 @@ from pages.blocks import (
     HOPPER,
     MATMUL,
     PORTABLE,
+    RESULTS,
+    SMALL,
     block,
     bullets,
     medians,
@@ -105,6 +107,7 @@ def quantised_cells() -> pd.DataFrame:
     """
     runs = sorted(path.parent.name for path in H200.glob("quantised-*/results.csv"))
     found = results(*runs)
+    found = found[found.d == SMALL[0]]
     keys = ["run", "d", "b"]
     matmul = found[found.provider == MATMUL].set_index(keys).median_us
     found = found.assign(
@@ -133,11 +136,36 @@ def quantised() -> pd.DataFrame:
     return found.pivot_table(index=["d", "b"], columns="sampler", values="ratio_to_matmul")
 
 
+def _ratio(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.2f}"
+
+
+@block
+def quantised_forms() -> str:
+    """Of both kernels over the matmul in bf16, on an H100; of several tile shapes the fastest."""
+    record = "h100/quantised-forms.csv"
+    found = pd.read_csv(RESULTS / record)
+    kernel = found.config.str.startswith("hopper").map({True: "hopper", False: "portable"})
+    of_head = found[found.config.notna()].assign(kernel=kernel)
+    us = of_head.pivot_table(
+        index=["d", "b"], columns=["kernel", "weights"], values="time_us", aggfunc="min"
+    )
+    matmul = found[found.weights == "matmul"].set_index(["d", "b"]).time_us
+    ratio = us.div(matmul, axis=0).loc[lambda table: table.index.get_level_values("b") <= 256]
+    forms = [(name, weights) for name in ("hopper", "portable") for weights in ("fp8", "int8")]
+    rows = [
+        [D, B, f"{matmul[D, B]:.0f}", *(_ratio(row[form]) for form in forms)]
+        for (D, B), row in ratio.iterrows()
+    ]
+    heads = ["D", "B", "matmul in bf16, us", "Hopper kernel, fp8", "int8", "portable, fp8", "int8"]
+    return with_source(table(heads, rows, left=0), record)
+
+
 @block
 def quantised_times() -> str:
     ratio = quantised()
     names = {
-        "fp8": "`flash_sample`, fp8",
+        "fp8": "portable kernel, fp8",
         "int8": "int8",
         "bf16": "bf16",
         "scaled_fp8": "scaled matmul and one pass, fp8",
@@ -146,13 +174,13 @@ def quantised_times() -> str:
     found = quantised_cells()
     us = found.dropna(subset="d").set_index(["d", "b", "sampler"]).time_us
     rows = [
-        [D, B, f"{us[D, B, 'matmul']:.0f}", *(f"{row[name]:.2f}" for name in names)]
+        [D, B, f"{us[D, B, 'matmul']:.0f}", *(_ratio(row[name]) for name in names)]
         for (D, B), row in ratio.iterrows()
     ]
     heads = ["D", "B", "matmul in bf16, us", *names.values()]
     few = ratio[ratio.index.get_level_values("b") <= 64]
     told = (
-        f"Up to B = 64 `flash_sample` takes {span(few.fp8)} of the matmul in bf16 with e4m3, "
+        f"Up to B = 64 the portable kernel takes {span(few.fp8)} of the matmul in bf16 with e4m3, "
         f"{span(few.int8)} with int8.",
         _equal_draws(found.dropna(subset="draws")),
     )

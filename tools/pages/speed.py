@@ -37,9 +37,9 @@ from pages.heads import quantised, scores
 from pages.speculation import ratios as drafted
 
 PAPER, LEAN, TUNED = "paper-20261123", "lean-20261123", "tuned-20261123"
-ODD = ("sweep-20261123", "boxes-20261123")  # the latter after a change of the Hopper kernel
+ODD = ("sweep-20261123", "boxes-20261123", "sweep-20261125")  # after changes of the Hopper kernel
 SUSTAINED = "sustained-20261123"
-SCREENED = "screened-d4096-20261123"
+SCREENED = "screened-d4096-20261125"
 HEADS = ("models-20261123",)
 ALL = (PAPER, LEAN, "lean-d8192-20261123", "lean-d8192-large-20261123")
 OURS = (PORTABLE, HOPPER)

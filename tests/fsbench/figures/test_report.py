@@ -131,7 +131,7 @@ def test_of_the_committed_results(tmp_path):
     assert text.count("<img") == 13  # the winners, and six of each shape
     assert "No figure of logits_store: not measured" in text
     assert "No figure of breakdown" not in text
-    report(RESULTS / "screened-d4096-20261123", "--out", tmp_path / "b")
+    report(RESULTS / "screened-d4096-20261125", "--out", tmp_path / "b")
     assert "Reasons to doubt (" in (tmp_path / "b/h200.html").read_text()
 
 
