@@ -51,13 +51,20 @@ def allocated_ring(
     hidden_ring = gl.allocate_shared_memory(
         hidden.dtype, [STAGES * CHUNKS * WARPGROUPS, ROWS, BOX], hidden.layout
     )
+    loaded, free = barriers(WARPGROUPS, STAGES)
+    return weight_ring, hidden_ring, loaded, free
+
+
+@gluon.jit
+def barriers(WARPGROUPS: gl.constexpr, STAGES: gl.constexpr):
+    """(of what is loaded, of what is free again) of a ring that so many warpgroups read."""
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(loaded.index(i), count=1)
         mbarrier.init(free.index(i), count=WARPGROUPS)
     fence_async_shared()
-    return weight_ring, hidden_ring, loaded, free
+    return loaded, free
 
 
 @gluon.jit

@@ -7,11 +7,9 @@ finished tile is turned, so that the rows are on the M side as elsewhere. What i
 is of each warpgroup: it counts as a program of its own.
 """
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -21,6 +19,7 @@ from fsbench.kernels.device.hopper_epilogue import ROWS, group_layout
 from fsbench.kernels.device.hopper_mainloop import (
     CHUNK,
     accumulator_layout,
+    barriers,
     copy_to_shared,
     first_row,
     next_stage,
@@ -28,7 +27,7 @@ from fsbench.kernels.device.hopper_mainloop import (
 )
 from fsbench.kernels.device.mainloop import first_column
 from fsbench.kernels.device.quantised import converted, scaled, scales_of_tokens
-from fsbench.kernels.fused.hopper.split import piece, pieces_of
+from fsbench.kernels.fused.hopper.split import piece, pieces_of, raise_flag, wait_for_flag
 from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge
 
 WARPGROUPS = gl.constexpr(2)
@@ -51,12 +50,7 @@ def ring_of_bytes(weight, hidden, HELD: gl.constexpr, STAGES: gl.constexpr):
     hidden_ring = gl.allocate_shared_memory(
         hidden.dtype, [STAGES * HALVES, HELD, CHUNK], hidden.layout
     )
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(free.index(i), count=WARPGROUPS)
-    fence_async_shared()
+    loaded, free = barriers(WARPGROUPS, STAGES)
     return weight_ring, hidden_ring, loaded, free
 
 
@@ -253,17 +247,14 @@ def _hand_over(acc, number, handing):
     """Leave the sum for the same warpgroup of the program's successor."""
     sums_ptr, flags_ptr = handing
     gl.store(sums_ptr + _places(number, acc.shape[1]), acc)
-    # All of the sum is there before the flag says so.
-    tl.debug_barrier()
-    gl.atomic_xchg(flags_ptr + number, 1, sem="release")
+    raise_flag(flags_ptr + number)
 
 
 @gluon.jit
 def _taken_over(number, handing, HELD: gl.constexpr):
     """The sum that a warpgroup has left; its flag is back to 0."""
     sums_ptr, flags_ptr = handing
-    while gl.atomic_cas(flags_ptr + number, 1, 0, sem="acquire") == 0:
-        pass
+    wait_for_flag(flags_ptr + number)
     return gl.load(sums_ptr + _places(number, HELD), cache_modifier=".cg")
 
 

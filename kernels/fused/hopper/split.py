@@ -145,22 +145,33 @@ def compute_pieces(
 
 
 @gluon.jit
+def raise_flag(flag_ptr):
+    """Say that all that the program's threads have stored is there."""
+    tl.debug_barrier()
+    gl.atomic_xchg(flag_ptr, 1, sem="release")
+
+
+@gluon.jit
+def wait_for_flag(flag_ptr):
+    """Wait for raise_flag; the flag is back to 0 then."""
+    while gl.atomic_cas(flag_ptr, 1, 0, sem="acquire") == 0:
+        pass
+
+
+@gluon.jit
 def _hand_over(acc, program, handing, HELD: gl.constexpr):
     """Leave the sum for the program's successor."""
     sums_ptr, flags_ptr = handing
     at, there = _places(program, HELD)
     gl.store(sums_ptr + at, acc, mask=there)
-    # All of the sum is there before the flag says so.
-    tl.debug_barrier()
-    gl.atomic_xchg(flags_ptr + program, 1, sem="release")
+    raise_flag(flags_ptr + program)
 
 
 @gluon.jit
 def _taken_over(program, handing, HELD: gl.constexpr):
     """The sum that a program has left; its flag is back to 0."""
     sums_ptr, flags_ptr = handing
-    while gl.atomic_cas(flags_ptr + program, 1, 0, sem="acquire") == 0:
-        pass
+    wait_for_flag(flags_ptr + program)
     at, there = _places(program, HELD)
     return gl.load(sums_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
 
