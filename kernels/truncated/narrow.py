@@ -4,8 +4,8 @@ Launched several times, for rows of two kinds. Of a row that is searched, counts
 of 8 thresholds on are added up: between two of them is the cutoff, and the next launch has its
 thresholds between these two, until few tokens are left. The first time also the mass of the tokens
 before the draw from all: with top-p alone this decides whether it is kept, and then the row is
-done. A row that is TESTED has a test of its
-token, and in the next launch a race of the tokens before it (truncated.redraw).
+done. A row that is TESTED has a test of its token, and in the next launch a race of the tokens
+before it (truncated.redraw).
 
 A row is cut into blocks of 2048 tokens, and programs share its blocks; nothing that they find
 depends on how many they are. All programs of a launch are for the rows that need it. Sums over a
