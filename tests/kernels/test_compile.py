@@ -64,6 +64,8 @@ def most_stack(compiled: Compiled) -> int | None:
             return 296  # with tiles of 128 columns; nobody has tuned for it
         if name.endswith(" token"):
             return 16  # of two warpgroups; the portable kernel is chosen for token noise
+    if re.search(r"^b64\S+ bf16 group (i8|fp8e4nv) bias$", name):
+        return 16  # three programs to a multiprocessor have 168 registers a thread
     addresses = "pointers" in name or "stores" in name or "score" in name
     return 0 if tuned and not addresses and compiled.family not in FILTERING else 255
 
