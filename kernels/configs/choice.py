@@ -147,7 +147,7 @@ def blocks_are_split(B: int, D: int, V: int, device: torch.device, element_bytes
 
 
 def _hopper_wins(B: int, D: int, V: int, device: torch.device, element_bytes: int) -> bool:
-    """Whether the Hopper kernel is the faster one, be it that it splits blocks."""
+    """Whether the Hopper kernel is the faster one, by splitting blocks or otherwise."""
     split = blocks_are_split(B, D, V, device, element_bytes)
     return split or hopper_is_faster(B, device, element_bytes)
 
@@ -164,12 +164,10 @@ def _row(table: str, B: int, D: int, device: torch.device) -> Row:
     return row_for(table, B, D, name, torch.cuda.get_device_capability(device))
 
 
-def why_not_hopper(
-    B: int, device: torch.device, by_tma: bool, element_bytes: int = 2
-) -> str | None:
+def why_not_hopper(device: torch.device, by_tma: bool) -> str | None:
     """None, or why the Hopper kernel cannot run on this device.
 
-    by_tma: whether TMA can load both matrices. element_bytes: of a number of the weight.
+    by_tma: whether TMA can load both matrices.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a GPU of compute capability 9.0"
@@ -230,30 +228,36 @@ def config_for(
     narrow: bool = False,
 ) -> TileConfig | HopperConfig:
     """What `choose` chooses, by all that decides it."""
-    reason = why_not_hopper(B, device, by_tma, element_bytes)
+    reason = why_not_hopper(device, by_tma)
     if kernel == "hopper" and reason:
         raise InvalidArgument(f"kernel: expected auto or portable here; got hopper, but {reason}")
     wanted = kernel == "hopper" or isinstance(config, HopperConfig)
     if not wanted and not reason and noise != "token":  # of which no times have been taken there
         wanted = _hopper_wins(B, D, V, device, element_bytes)
-    if isinstance(config, HopperConfig) and config.split and B > ROWS:
-        raise InvalidArgument(f"config: expected at most {ROWS} rows with split; got {B}")
+    if isinstance(config, HopperConfig):
+        _check_fits(config, B, element_bytes)
     if kernel == "portable" or reason or not wanted:
         return config or default_config(B, D, device, element_bytes, noise)
     if config is not None:
-        if isinstance(config, HopperConfig) and config.one_byte != (element_bytes == 1):
-            raise InvalidArgument(
-                f"config: expected one_byte={not config.one_byte} for this weight; got {config}"
-            )
-        if isinstance(config, HopperConfig) and config.one_byte and config.too_small(B):
-            raise InvalidArgument(
-                f"config: expected at most {ROWS} rows with {config.num_stages} stages; got {B}"
-            )
         return config
     if element_bytes == 1:
         return ONE_BYTE if B <= ROWS else MANY_ROWS
     found = hopper_config(B, D, V, device, narrow)
     return replace(found, split=blocks_are_split(B, D, V, device))
+
+
+def _check_fits(config: HopperConfig, B: int, element_bytes: int) -> None:
+    """Raise unless there is a kernel of this config for so many rows and such a weight."""
+    if config.split and B > ROWS:
+        raise InvalidArgument(f"config: expected at most {ROWS} rows with split; got {B}")
+    if config.one_byte != (element_bytes == 1):
+        raise InvalidArgument(
+            f"config: expected one_byte={not config.one_byte} for this weight; got {config}"
+        )
+    if config.too_small(B):
+        raise InvalidArgument(
+            f"config: expected at most {ROWS} rows with {config.num_stages} stages; got {B}"
+        )
 
 
 def explanation(
@@ -272,7 +276,7 @@ def explanation(
     facts = (B, D, V, device, element_bytes)
     found = config_for(*facts, by_tma, noise, kernel, config)
     name = "hopper" if isinstance(found, HopperConfig) else "portable"
-    reason = why_not_hopper(B, device, by_tma, element_bytes)
+    reason = why_not_hopper(device, by_tma)
     if kernel != "auto" or config is not None:
         rule = f"the {name} kernel, as asked for"
     elif reason:

@@ -130,8 +130,8 @@ class HopperConfig:
         return rows * self.block_d * 2 * self.num_stages
 
     def too_small(self, B: int) -> bool:
-        """Whether the ring has no room for the rows of B, with weights of one byte."""
-        return self.num_stages > _MOST_STAGES and B > ROWS
+        """Whether a ring for weights of one byte has no room for so many rows of hidden."""
+        return self.one_byte and self.num_stages > _MOST_STAGES and B > ROWS
 
     def boxes(self, B: int) -> tuple[int, int]:
         """(batch rows of a TMA box, boxes of a warpgroup's rows): no more rows than B has."""

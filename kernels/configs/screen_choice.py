@@ -45,7 +45,7 @@ def resolve_config(B: int, D: int) -> ResolveConfig:
     step = 128 if D <= 8192 else 64 if D <= 16_384 else 32 if D <= 65_536 else 16
     stages, ctas = (4, 2) if B <= 8 else (5, 1)
     # By warps it takes 12 to 14 us up to 16 rows, in place of 14 to 16; but 17 and 25 at 32 and 64,
-    # in place of 15 and 18 (D = 4096, results/h200/screened-d4096-20261125).
+    # in place of 15 and 18 (D = 4096, results/h200/screened-d4096-20261125 and -20261123).
     few = B <= 16
     return ResolveConfig(64, step, rows, 64, 64 if rows < 64 else 32, 4, stages, ctas, few)
 

@@ -241,11 +241,11 @@ def _launch_rows(
             tops, before = logits.new_empty(2, B, blocks)
             masses = plan.new_empty(B, blocks, 2)
         for turn in range(times):
-            race = turn % 2 == 1
+            race = tested and turn % 2 == 1
             launch_kernel(
                 narrow.sampling_narrow_kernel,
                 logits.device,
-                grid["race" if tested and race else "search"],
+                grid["race" if race else "search"],
                 **of_all,
                 seed_ptr=request.seed,
                 offset_ptr=request.offset,
@@ -256,7 +256,7 @@ def _launch_rows(
                 masses_ptr=masses,
                 launch=turn,
                 blocks=blocks,
-                RACE=tested and race,
+                RACE=race,
                 SEED_PER_ROW=per["SEED_PER_ROW"],
                 OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
                 num_warps=ROW_WARPS,
