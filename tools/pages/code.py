@@ -33,7 +33,7 @@ from pages.blocks import ROOT, block, table
 
 LINE = (
     *("schema", "cell", "round", "measured", "form", "energy", "sustained", "host"),
-    *("status", "lacks", "reason", "crc32"),
+    *("status", "lacks", "reason", "running_crc32"),
 )
 """Keys of a line of points.jsonl."""
 
