@@ -132,7 +132,7 @@ def test_a_vocabulary_a_noise_and_a_kernel_are_of_a_kind(checks_raise):
 
 
 def test_options_and_their_plain_values_have_equal_lengths():
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         repeated.plain_kind((None, "an option of later"), (None,), (), *MATRICES.values())
 
 
