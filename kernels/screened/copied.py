@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.keys import Keyed
 from fsbench.kernels.checks.source import Source
 from fsbench.kernels.checks.tensors import check_tensor
@@ -66,6 +67,7 @@ class HeadCopy(Keyed):
         """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
         return extra_bytes(*self.weight.shape)
 
+    @without_autocast
     def refresh(self, weight: Tensor | None = None) -> None:
         """Make the copy anew, in place, of the weight as it is now or of another in its place.
 
@@ -152,6 +154,7 @@ def check_copy(head: object, as_it_was: bool = True) -> HeadCopy:
     return head
 
 
+@without_autocast
 def unbounded_row(head: HeadCopy) -> int | None:
     """The first row of the weight that its copy does not bound as above; None if there is none.
 
