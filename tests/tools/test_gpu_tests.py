@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import gpu_tests
+import pytest
 
 TESTS = """
 import pytest
