@@ -38,7 +38,7 @@ ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto --dist worksteal
 
 # T=tests/kernels/noise: the tests of one folder or file, the slow ones included.
 test: setup
-	$(ON_CPU) $(if $(T),$(T) -m "not gpu",-m "not gpu and not full")
+	$(ON_CPU) -m "not gpu$(if $(T),, and not full)" $(T)
 
 test-all: setup
 	$(ON_CPU) -m "not gpu"
