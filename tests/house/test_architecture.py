@@ -98,6 +98,8 @@ GROUND = ("errors", "late", "problem", "provider")
 """The contract: files of fsbench/ that import nothing but each other."""
 
 KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "call", "fused")
+SHARED = {f"kernels/{name}" for name in KERNEL_FLOORS}
+FILTERED = SHARED | {"kernels/screened", "kernels/truncated"}
 FLOORS: dict[str, set[str]] = {
     # A room of kernels/ and those below it; features are beside each other, but screened above
     # truncated.
@@ -105,22 +107,13 @@ FLOORS: dict[str, set[str]] = {
         f"kernels/{name}": {f"kernels/{below}" for below in KERNEL_FLOORS[:floor]}
         for floor, name in enumerate(KERNEL_FLOORS)
     },
-    "kernels/truncated": {f"kernels/{below}" for below in KERNEL_FLOORS},
-    "kernels/screened": {*(f"kernels/{below}" for below in KERNEL_FLOORS), "kernels/truncated"},
-    "kernels/scoring": {f"kernels/{below}" for below in KERNEL_FLOORS},
-    "kernels/drafting": {
-        *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated"),
-    },
-    "kernels/warming": {*(f"kernels/{below}" for below in KERNEL_FLOORS), "kernels/truncated"},
-    "kernels/providing": {
-        *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated"),
-    },
-    "kernels": {
-        *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated", "kernels/scoring", "kernels/drafting"),
-    },
+    "kernels/truncated": SHARED,
+    "kernels/screened": SHARED | {"kernels/truncated"},
+    "kernels/scoring": SHARED,
+    "kernels/drafting": FILTERED,
+    "kernels/warming": SHARED | {"kernels/truncated"},
+    "kernels/providing": FILTERED,
+    "kernels": FILTERED | {"kernels/scoring", "kernels/drafting"},
     "baselines": set(),
     "baselines/providing": {"simple"},
     # fsbench/
