@@ -292,7 +292,7 @@ READERS = ("fsbench.records", "fsbench.analysis", "fsbench.figures", "fsbench.pa
 READING_FILES = (
     *(f"fsbench.e2e.{stem}" for stem in ("records", "summary", "tables")),
     *(f"fsbench.cli.{stem}" for stem in ("plot", "iomodel", "compare", "report", "attribution")),
-    *("fsbench.simple.pipeline", "fsbench.cli.hotvocab.pipeline"),
+    "fsbench.simple.pipeline",
 )
 
 
