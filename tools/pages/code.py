@@ -63,7 +63,14 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "results": lambda: _beyond_cells(summary.COLUMNS),
     "breakdown": lambda: _beyond_cells(breakdown.kernel_rows([]).columns),
     "status": lambda: list(STATUSES),
-    "environment": lambda: ["schema", *environment("cpu", []), "options", "resumed", "lines", "times"],
+    "environment": lambda: [
+        "schema",
+        *environment("cpu", []),
+        "options",
+        "resumed",
+        "lines",
+        "times",
+    ],
     "check": lambda: [*VERDICT, *_fields(Check)],
     "e2e": lambda: list(e2e.COLUMNS),
 }
