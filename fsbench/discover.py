@@ -13,16 +13,19 @@ import importlib.util
 import json
 import os
 import pkgutil
+import signal
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
-from fsbench import probing
 from fsbench.errors import InvalidArgument, ProviderUnavailable, describe, one_line, unknown_name
 from fsbench.machine import hardware
 from fsbench.problem import Problem
@@ -32,6 +35,18 @@ ENTRY_POINTS = "fsbench.providers"
 EXAMPLE = Problem(B=1, D=4096, V=151_936, dtype="bf16")
 """The decode step by which samplers are asked what they can do and keep (Qwen3-8B's LM head)."""
 
+PATIENCE_S = 60.0
+"""How long a plug-in may take to be imported and to answer."""
+
+_SETTLE_S = 1.0  # for processes that a plug-in starts at import and that end by themselves
+_NOT_CHOSEN = "it was not chosen for this run"
+_PROBE = """
+import json, sys
+report, paths, *plug_in = sys.argv[1:]
+sys.path[:] = json.loads(paths)
+from fsbench.discover import probe
+probe(int(report), *plug_in)
+"""
 _PACKAGES = ("fsbench.kernels", "fsbench.baselines")
 
 
@@ -87,19 +102,24 @@ class Found:
         return ("unsupported", one_line(reason)) if reason else None
 
 
-def discover(extra_paths: Iterable[Path] = ()) -> dict[str, Found]:
+def discover(
+    extra_paths: Iterable[Path] = (), known: Mapping[str, str] | None = None
+) -> dict[str, Found]:
     """All samplers by name, sorted. A plug-in that cannot be used is listed as broken.
+
+    known: what another process found out (`reasons`): plug-ins are not tried again, and those that
+        are not in it are not imported.
 
     Raises:
         InvalidArgument: an extra path is not a Python file, or its sampler has another's name.
     """
     found = {entry.name: entry for entry in _shipped()}
-    for entry in _from_entry_points():
+    for entry in _from_entry_points(known):
         if entry.name in found:  # installed somehow: the other commands must stay usable
             twice = f"defined twice, in {found[entry.name].source} and {entry.source}"
             entry = Found(f"{entry.name} ({entry.source})", entry.source, broken=twice)
         found[entry.name] = entry
-    for entry in chain.from_iterable(map(_from_file, extra_paths)):
+    for entry in chain.from_iterable(_from_file(path, known) for path in extra_paths):
         if entry.name in found:
             raise InvalidArgument(
                 f"provider {entry.name!r}: defined twice, in {found[entry.name].source} "
@@ -127,6 +147,14 @@ def available(found: Found, device: str) -> Provider:
     return found.provider
 
 
+def reasons(entries: Iterable[Found]) -> dict[str, str]:
+    """Source -> why it cannot be used, "" if it can, for `discover` in another process."""
+    known: dict[str, str] = {}
+    for entry in entries:
+        known[entry.source] = known.get(entry.source) or entry.broken
+    return known
+
+
 def _shipped() -> Iterable[Found]:
     for package_name in _PACKAGES:
         package = importlib.import_module(package_name)
@@ -145,32 +173,70 @@ def _shipped() -> Iterable[Found]:
             yield _checked(info.name, module_name, getattr(module, "PROVIDER", None))
 
 
-def _from_entry_points() -> Iterable[Found]:
+def _from_entry_points(known: Mapping[str, str] | None) -> Iterable[Found]:
     for entry in entry_points(group=ENTRY_POINTS):
-        yield from _plug_in(entry.name, f"entry point {entry.value}", ["entry", entry.value])
+        source = f"entry point {entry.value}"
+        yield from _plug_in(entry.name, source, ["entry", entry.value], known)
 
 
-def _from_file(path: Path) -> list[Found]:
+def _from_file(path: Path, known: Mapping[str, str] | None) -> list[Found]:
     if path.suffix != ".py" or not path.is_file():
         raise InvalidArgument(f"--provider-path: expected an existing .py file; got {path}")
-    return _plug_in(path.stem, str(path), ["file", str(path)])
+    return _plug_in(path.stem, str(path), ["file", str(path)], known)
 
 
-def _plug_in(name: str, source: str, target: list[str]) -> list[Found]:
+def _plug_in(
+    name: str, source: str, target: list[str], known: Mapping[str, str] | None
+) -> list[Found]:
     """Somebody else's samplers: tried in a process of its own, then loaded here."""
     name = one_line(name)
-    broken = probing.reason_against(name, source, *target)
+    if known is None:
+        broken = _reason_against((name, source, *target), json.dumps(sys.path))
+    else:
+        broken = known.get(source, _NOT_CHOSEN)
     return [Found(name, source, broken=broken)] if broken else load(name, source, *target)
+
+
+@cache
+def _reason_against(plug_in: tuple[str, ...], paths: str) -> str:
+    """Why a plug-in cannot be used, "" if it can. plug_in: arguments of `load`."""
+    ours, theirs = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROBE, str(theirs), paths, *plug_in],
+        pass_fds=[theirs],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)  # what it started may keep the other end open
+    said = b""
+    try:
+        code = process.wait(PATIENCE_S)
+        with suppress(BlockingIOError):
+            said = os.read(ours, 10_000)
+    except subprocess.TimeoutExpired:
+        return f"it hangs: not imported within {PATIENCE_S:g} s"
+    finally:
+        os.close(ours)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if code == 0 and said:
+        return str(json.loads(said))
+    return f"it ends the process, by {f'signal {-code}' if code < 0 else f'exit code {code}'}"
 
 
 def load(name: str, source: str, kind: str, target: str) -> list[Found]:
     """Import a plug-in; one entry with `broken` set if it raises or has no sampler of that name.
 
     kind: "entry" (target: MODULE:NAME) or "file" (target: its path). A file with PROVIDERS yields
-        one entry for each.
+        one entry for each. A process that it forks at import ends here.
     """
+    process = os.getpid()
     try:
-        with kept_stdout():
+        with _alone(process), kept_stdout():
             if kind == "entry":
                 found = [_checked(name, source, EntryPoint(name, target, ENTRY_POINTS).load())]
             else:
@@ -195,9 +261,32 @@ def probe(report: int, *plug_in: str) -> None:
                 with suppress(Exception, SystemExit):  # told where it is asked, as a cell's status
                     found.provider.supports(EXAMPLE)
             broken = broken or found.broken
+        broken = broken or _left_running()
     except BaseException as error:
         broken = describe(error)
     os.write(report, json.dumps(broken).encode())
+
+
+def _left_running() -> str:
+    """Why a plug-in that was imported here cannot be used, if a process of it goes on."""
+    end = time.monotonic() + _SETTLE_S
+    try:
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.01)
+    except ChildProcessError:
+        return ""
+    return "it leaves a process running at import"
+
+
+@contextmanager
+def _alone(process: int) -> Iterator[None]:
+    """End every process but this one that comes out of what is done inside."""
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
 
 
 def _imported(path: Path) -> ModuleType:

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from typer.testing import CliRunner
 
-from fsbench import discover, probing
+from fsbench import discover
 from fsbench.cli import app
 
 AT_IMPORT = {
@@ -29,6 +29,7 @@ AT_IMPORT = {
     "import time; time.sleep(10**6)": "it hangs",
     "import threading, time; threading.Thread(target=time.sleep, args=[9e5]).start()": "it hangs",
     "import os; os.fork() or [None for _ in iter(int, 1)]": "defines no PROVIDER",
+    "import os; os.fork()": "defines no PROVIDER",
     "class E(Exception):\n def __str__(self): raise ValueError\nraise E": "E: (no text: str()",
     "class E(Exception):\n def __str__(self): return 7\nraise E": "E: (no text: str()",
     "raise ValueError('\\x1b[31m \\udc80 \\0')": "ValueError: ?[31m \\udc80 ?",
@@ -123,12 +124,12 @@ def listed(*arguments):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """A busy machine takes its time to import what does not hang."""
-    monkeypatch.setattr(probing, "PATIENCE_S", 3000.0)
+    monkeypatch.setattr(discover, "PATIENCE_S", 3000.0)
 
 
 def broken(tmp_path, text, reason):
     if reason == "it hangs" or "': hang}" in text:
-        probing.PATIENCE_S = 3.0  # `patient` undoes it; it hangs for ever, however long one waits
+        discover.PATIENCE_S = 3.0  # `patient` undoes it; it hangs for ever, however long one waits
     path = tmp_path / "mine.py"
     path.write_text(text, errors="surrogatepass")
     before = os.getcwd()
@@ -158,6 +159,7 @@ def test_all_are_listed_as_broken(tmp_path, text, reason):
 @pytest.mark.parametrize(
     "line",
     [
+        "import os; os.fork()",
         "print('words')",
         "import os; os.write(1, b'words')",
         "import sys; sys.stdout = None",
@@ -175,6 +177,25 @@ def test_what_is_odd_but_usable_is_usable_and_json_stays_json(tmp_path, capfd, l
     assert row["kind"] == "exact"
     assert (os.getcwd(), sys.stdout) == before
     assert "words" not in capfd.readouterr().out
+
+
+def test_a_plug_in_whose_process_goes_on_after_its_import_is_broken(tmp_path):
+    forks = "import os\nif not os.fork():\n    while True: pass\nPROVIDER ="
+    broken(tmp_path, RIGHT.replace("PROVIDER =", forks), "it leaves a process running at import")
+
+
+def test_another_process_is_told_what_was_found_and_tries_nothing_again(tmp_path, monkeypatch):
+    paths = [tmp_path / f"{name}.py" for name in ("hangs", "mine", "other")]
+    for path, text in zip(paths, ("while True: pass", RIGHT, "1 / 0"), strict=True):
+        path.write_text(text)
+    monkeypatch.setattr(discover, "PATIENCE_S", 3.0)
+    found = discover.discover(paths)
+    chosen = [found["hangs"], found["mine"]]
+    monkeypatch.setattr(discover.subprocess, "Popen", None)  # no process is started
+    again = discover.discover(paths, discover.reasons(chosen))
+    assert again["hangs"] == found["hangs"] and again["hangs"].broken.startswith("it hangs")
+    assert again["mine"].provider is not None
+    assert again["other"].broken == "it was not chosen for this run"
 
 
 @pytest.mark.parametrize("text", ["import os; os._exit(0)", "print('words')", RIGHT])
