@@ -29,7 +29,7 @@ ABLE = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), fu
 EAGER = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), graph_safe=False)
 
 
-def scored(problem: Problem, weight: Tensor, targets: int = 1, **options: bool) -> Launch:
+def scored(problem: Problem, weight: Tensor, targets: int = 1, **options: Any) -> Launch:
     """`score` of the problem's targets, or of so many for each row, of which the first is."""
     first = torch.tensor(problem.row_targets(), device=weight.device)
     every = first if targets == 1 else first[:, None].repeat(1, targets)
