@@ -111,12 +111,12 @@ def e2e(
     Prints what each saves of the baseline's time, beside what a profile says could be saved, and
     writes CSV, Markdown and a figure. Nothing is downloaded.
     """
-    from fsbench.cli.measuring import new_folder
     from fsbench.e2e.measure import Plan, measure
     from fsbench.e2e.models import decoder, default_samplers
     from fsbench.e2e.records import Store
     from fsbench.machine.environment import environment
     from fsbench.machine.packages import package_version
+    from fsbench.records.store import new_folder
 
     device = device_to_use(device)
     on_gpu = device == "cuda"

@@ -69,9 +69,8 @@ def fit(
     import pandas as pd
     import torch
 
-    from fsbench.cli.measuring import new_folder
     from fsbench.machine.environment import environment
-    from fsbench.records.store import write_environment
+    from fsbench.records.store import new_folder, write_environment
     from fsbench.simple import hot, sizing
     from fsbench.simple.native import isa
     from fsbench.simple.zipf import ZipfText

@@ -275,8 +275,8 @@ class Effort:
         option(
             "--warmers",
             whole(0, 64),
-            "Processes that compile ahead and stand still while a step is timed; none beside a "
-            "sampler that tunes. Default: on a GPU two less than cores, up to 12; on a CPU 0.",
+            "Processes that compile before anything is timed; none with a sampler that tunes. "
+            "Default: on a GPU two less than cores, up to 12; on a CPU 0.",
         ),
     ] = None
 
@@ -297,7 +297,6 @@ class Effort:
             forms=self.breakdown,
             energy_s=self.energy,
             sustained_s=self.sustained,
-            hurry=preset.hurry,
         )
 
 
@@ -344,6 +343,7 @@ def run(
     if not (results.dry_run or several):  # torchrun may have started the processes
         server.start()
     from fsbench.cli.measuring import measure
+    from fsbench.discover import reasons
     from fsbench.measure.presets import preset as named_preset
     from fsbench.measure.worker import Job
     from fsbench.timers import timer_name
@@ -377,7 +377,8 @@ def run(
         require_energy(device, indices)
     options = _to_repeat({**context.params, "device": device, "preset": name})
     job = Job(
-        plan, [entry.name for entry in plan.providers], options["provider_path"], device,
+        plan, [entry.name for entry in plan.providers], options["provider_path"],
+        reasons(plan.providers), device,
         indices, timer, machine.l2, effort.timeout, several, plan.helpers(effort.warmers),
     )  # fmt: skip
     exit_code = 0

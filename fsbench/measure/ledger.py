@@ -4,7 +4,6 @@ Phases, in the order in which a cell meets them:
 
     start        of the process: imports, CUDA, the timer
     inputs       weight and hidden
-    waiting      for processes that compile ahead
     gate         a sampler verified, once
     first call   built and called once, compilation included
     check        its tokens on the problem

@@ -16,8 +16,8 @@ from fsbench.errors import (
     one_line,
 )
 from fsbench.machine.device_state import require_live_device
-from fsbench.measure.ahead import Ahead
 from fsbench.measure.distributed import Team
+from fsbench.measure.intact import SpoiledProcess
 from fsbench.measure.ledger import Ledger, Left
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
@@ -37,7 +37,7 @@ class Outcomes:
         reason) of a failure of this rank.
     gate: what a sampler failed in verification, "" if in nothing. verified: called with each of
         these that is new.
-    ahead: the processes that compile ahead. ledger: where the time goes.
+    ledger: where the time goes.
     team: of the ranks that measure together. All take the same decisions: they agree on every
         failure. Rank 0's store is written to, the others' are replicas.
     """
@@ -50,7 +50,6 @@ class Outcomes:
     verified: Callable[[GateKey, str], None] = lambda key, failed: None
     gate: dict[GateKey, str] = field(default_factory=dict)
     team: Team | None = None
-    ahead: Ahead = field(default_factory=Ahead)
     ledger: Ledger = field(default_factory=Ledger)
     total: int = 0
     parts: int = 1
@@ -126,6 +125,8 @@ class Outcomes:
             raise
         except BaseException as error:
             self.store.append_lack(cell, what, describe(error))
+            if isinstance(error, SpoiledProcess):
+                raise
             require_live_device(cell.problem.device, error)
             return None
 
@@ -142,6 +143,8 @@ class Outcomes:
                 where = f"rank {rank}: " if self.team else ""
                 self.store.append_status(cell, status, where + reason)
                 break
+        if isinstance(error, SpoiledProcess):
+            raise error
         if error:
             require_live_device(cell.problem.device, error)
         return any(failures)

@@ -26,8 +26,6 @@ class Plan:
     seed: of inputs and noise, an int64. forms: time results.FORMS of fused samplers, too.
     energy_s, sustained_s: seconds of a loop that measures each cell's energy, or its back-to-back
         steps, once it is timed; None: no loop.
-    hurry: a sampler that is compiled for long is timed after all other problems; else all samplers
-        of its problem wait for it, so that they take turns.
     given_up: cells to leave out. last: a cell to measure by itself, after all others.
     """
 
@@ -42,7 +40,6 @@ class Plan:
     forms: bool = False
     energy_s: float | None = None
     sustained_s: float | None = None
-    hurry: bool = False
     given_up: frozenset[Cell] = frozenset()
     last: Cell | None = None
 

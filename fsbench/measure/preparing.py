@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from fsbench.graphs import capture
 from fsbench.inputs import fingerprint
 from fsbench.machine import caches
 from fsbench.machine.device_state import free_memory, synchronize
-from fsbench.measure.ahead import STRAGGLER_S
 from fsbench.measure.gate import gate, setting_of
+from fsbench.measure.intact import ProcessState, SpoiledProcess
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.problem import Problem
@@ -26,12 +26,13 @@ from fsbench.provider import Kind, Launch, Provider, QuantisedWeight
 from fsbench.records.cell import Cell, CellRecord
 from fsbench.verify.pathwise import check_on_problem
 
-_LOOK_S = 0.05  # between two looks whether another process has compiled something
-
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every launch of one problem reads. head: None if it is not quantised itself."""
+    """What every launch of one problem reads. head: None if it is not quantised itself.
+
+    layout: shape, strides, dtype and address of every tensor, by name, as it was made.
+    """
 
     problem: Problem
     weight: Tensor
@@ -39,6 +40,22 @@ class Inputs:
     hidden: Tensor
     seed: Tensor
     offset: Tensor
+    layout: dict[str, tuple[object, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layout.update(self._layout())
+
+    def _layout(self) -> dict[str, tuple[object, ...]]:
+        named = {**self.tensors(), "offset": self.offset}
+        return {
+            name: (tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr())
+            for name, tensor in named.items()
+        }
+
+    def moved(self) -> list[str]:
+        """Names of the tensors that are no longer where they were, or of another shape."""
+        found = self._layout()
+        return [name for name, known in self.layout.items() if found[name] != known]
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor but `offset`, which advances, by name."""
@@ -75,22 +92,17 @@ class Contender:
 
 
 class Batch(NamedTuple):
-    """The samplers that are to be measured together on one problem, each with its cell.
-
-    late: they were still being compiled when the others of their problem were timed.
-    """
+    """The samplers that are to be measured together on one problem, each with its cell."""
 
     problem: Problem
     samplers: list[tuple[Provider, Cell]]
-    late: bool = False
 
 
 class Ready(NamedTuple):
-    """The samplers of a batch that can be timed, the offset that all their steps read, the rest."""
+    """The samplers of a batch that can be timed, and the offset that all their steps read."""
 
     contenders: list[Contender]
     offset: Tensor
-    late: Batch
 
 
 def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> list[Batch]:
@@ -150,49 +162,38 @@ def form_builds(
 
 @dataclass
 class Preparation:
-    """Makes inputs and contenders as a plan asks for them; keeps what several of them share."""
+    """Makes inputs and contenders as a plan asks for them; keeps what several of them share.
+
+    ahead: seconds of first calls in other processes, by sampler and problem.
+    """
 
     plan: Plan
     outcomes: Outcomes
+    ahead: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
     _weight: tuple[tuple[object, ...], Tensor, QuantisedWeight | None] | None = None
     _called: set[str] = field(default_factory=set)
     _marks: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._warm = caches.filled()
+        self._process = ProcessState()
+        self._shipped = {
+            entry.name for entry in self.plan.providers if entry.source.startswith("fsbench.")
+        }
 
-    def ready(self, batch: Batch, others: bool) -> Ready:
-        """Prepare a batch. others: there are further batches.
-
-        A plan in a hurry leaves a sampler that is being compiled in another process for longer than
-        STRAGGLER_S for later, if there is something else to time: the rest of its problem, or, the
-        first time, other problems.
-        """
-        outcomes, late = self.outcomes, Batch(batch.problem, [], late=True)
+    def ready(self, batch: Batch) -> Ready:
+        """Prepare a batch."""
+        outcomes = self.outcomes
         # If making the inputs ends this process, the first cell is given up, then the second.
         outcomes.at(batch.samplers[0][1], ", inputs", "inputs")
         try:
             inputs = self.inputs_of(batch.problem)
         except Exception as error:
             outcomes.without_inputs([cell for _, cell in batch.samplers], error)
-            return Ready([], torch.empty(0), late)
+            return Ready([], torch.empty(0))
         ready: list[Contender] = []
-        left = {cell: provider for provider, cell in batch.samplers}
-        while left:
-            found = outcomes.ahead.next(list(left))
-            if (cell := found.cell) is None:
-                may_wait = self.plan.hurry and (ready or (others and not batch.late))
-                if may_wait and min(found.working_s) > STRAGGLER_S:
-                    late.samplers.extend((provider, cell) for cell, provider in left.items())
-                    break
-                outcomes.ledger.enter("waiting")
-                outcomes.tell(next(iter(left)), ", being compiled")
-                time.sleep(_LOOK_S)
-                continue
-            provider = left.pop(cell)
-            if found.passed:
-                outcomes.gate[provider.name, setting_of(cell.problem)] = ""
-            work = partial(self.intact_contender, provider, cell, inputs, found.ahead_s)
+        for provider, cell in batch.samplers:
+            work = partial(self.intact_contender, provider, cell, inputs)
             contender = outcomes.part(cell, "", "first call", work)
             if contender is None:
                 free_memory(batch.problem.device)
@@ -200,7 +201,7 @@ class Preparation:
             for form, why in contender.lacks.items():
                 outcomes.store.append_lack(cell, form, why)
             ready.append(contender)
-        return Ready(ready, inputs.offset, late)
+        return Ready(ready, inputs.offset)
 
     def inputs_of(self, problem: Problem) -> Inputs:
         """The weight, kept for the next problem that shares it, and this problem's own inputs."""
@@ -222,23 +223,28 @@ class Preparation:
         self._marks = made.fingerprints()
         return made
 
-    def intact_contender(
-        self, provider: Provider, cell: Cell, inputs: Inputs, ahead_s: float | None = None
-    ) -> Contender:
+    def intact_contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """`contender`, and `require_intact` whatever comes of it."""
         try:
-            return self.contender(provider, cell, inputs, ahead_s)
+            return self.contender(provider, cell, inputs)
         finally:
-            self.require_intact(inputs, 0)
+            self.require_intact(inputs, provider.name, 0)
 
-    def require_intact(self, inputs: Inputs, offset: int) -> None:
-        """Undo what a sampler wrote into the inputs that all samplers of the problem read.
+    def require_intact(self, inputs: Inputs, name: str, offset: int) -> None:
+        """Undo what a sampler changed of its process and of the inputs that all of them read.
 
+        name: the sampler's; one that is not shipped must leave nothing at work either.
         offset: the steps that the harness itself has counted so far.
 
         Raises:
-            VerificationFailed: it names the tensors that were written.
+            VerificationFailed: it names what was changed.
+            SpoiledProcess: that cannot be undone.
         """
+        changed = self._process.restore()
+        if moved := inputs.moved():
+            raise SpoiledProcess(f"it resizes {', '.join(moved)}")
+        if name not in self._shipped:
+            self._process.require_idle()
         found = inputs.fingerprints()
         written = [name for name, mark in self._marks.items() if found[name] != mark]
         if written:
@@ -252,16 +258,16 @@ class Preparation:
             written.append("offset")
         if written:
             raise VerificationFailed(f"it writes into {', '.join(written)}")
+        if changed:
+            raise VerificationFailed(f"it changes {', '.join(changed)}")
 
-    def contender(
-        self, provider: Provider, cell: Cell, inputs: Inputs, ahead_s: float | None
-    ) -> Contender:
-        """Verify, build, check on the problem, capture and warm up. ahead_s: see Round."""
+    def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
+        """Verify, build, check on the problem, capture and warm up."""
         ledger = self.outcomes.ledger
         ledger.enter("gate", cell)
         self._gate_check(provider, cell)
         ledger.enter("first call", cell)
-        launch, facts = self._build(provider, inputs, ahead_s)
+        launch, facts = self._build(provider, inputs)
         ledger.enter("check", cell)
         if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
@@ -282,7 +288,7 @@ class Preparation:
                 lacks[form] = describe(error)
         step = self._ready(cell, launch, inputs)
         eager = partial(launch, inputs.hidden, inputs.seed, inputs.offset)
-        intact = partial(self.require_intact, inputs)
+        intact = partial(self.require_intact, inputs, provider.name)
         return Contender(cell, step, eager, facts, forms, lacks, intact)
 
     def _ready(self, cell: Cell, launch: Launch, inputs: Inputs) -> Callable[[], object]:
@@ -311,9 +317,7 @@ class Preparation:
         if verdicts[key]:
             raise VerificationFailed(verdicts[key])
 
-    def _build(
-        self, provider: Provider, inputs: Inputs, ahead_s: float | None
-    ) -> tuple[Launch, dict[str, Any]]:
+    def _build(self, provider: Provider, inputs: Inputs) -> tuple[Launch, dict[str, Any]]:
         """The launch, and the facts of Round that only building shows.
 
         first_call_s, warm: of `build` and one step. peak_extra_bytes: on a GPU the peak of memory
@@ -321,6 +325,7 @@ class Preparation:
         this build; a launch that has such memory says so in its attribute `shared_bytes`.
         """
         problem = inputs.problem
+        ahead_s = self.ahead.get((provider.name, problem))
         on_gpu = problem.device == "cuda"
         if on_gpu:
             free_memory(problem.device)

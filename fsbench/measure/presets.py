@@ -15,7 +15,7 @@ _LARGE = (8192, 128256)
 class Preset:
     """shapes are (D, V); warmup and iters count per cell, iters in all rounds together.
 
-    filters: of Problem, each a set of them; the empty one means none. hurry: of Plan.
+    filters: of Problem, each a set of them; the empty one means none.
     """
 
     summary: str
@@ -26,7 +26,6 @@ class Preset:
     iters: int = 100
     rounds: int = 5
     filters: tuple[dict[str, float], ...] = ({},)
-    hurry: bool = False
 
 
 PRESETS = {
@@ -51,7 +50,6 @@ PRESETS = {
         (_SMALL,),
         (1, 16, 64, 256),
         iters=50,
-        hurry=True,
     ),
     "truncated": Preset(
         "the smaller configuration with top-k, top-p and min-p on, in a grid, and a mixed batch",

@@ -8,8 +8,8 @@ cell is on disk before the next starts; a resumed run measures only the rounds t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,8 @@ from fsbench.measure import energy, host
 from fsbench.measure.ledger import Left
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
-from fsbench.measure.preparing import Batch, Contender, Preparation, work_list
+from fsbench.measure.preparing import Contender, Preparation, work_list
+from fsbench.problem import Problem
 from fsbench.records.cell import Energy, Round
 from fsbench.timers import Timer, gpu
 
@@ -32,9 +33,9 @@ from fsbench.timers import Timer, gpu
 class Runner:
     """Carries out a plan on the current CUDA device, or on the CPU.
 
-    gpu_name and nvml_index are of that device ("" and None on a CPU); read_clock: SmClock.read.
-    Of ranks that measure
-    together each has a Runner of its own; the problems then have `tp` ranks.
+    gpu_name and nvml_index are of that device ("" and None on a CPU); read_clock: SmClock.read;
+    ahead: see Preparation. Of ranks that measure together each has a Runner of its own; the
+    problems then have `tp` ranks.
 
     Raises:
         DeviceUnavailable: energy is asked for, and this device has no counter of it.
@@ -46,6 +47,7 @@ class Runner:
     gpu_name: str = ""
     nvml_index: int | None = None
     read_clock: Callable[[], Tensor] | None = None
+    ahead: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
     _idle_w: float | None = None
 
     def __post_init__(self) -> None:
@@ -63,29 +65,18 @@ class Runner:
             [cell for batch in batches for _, cell in batch.samplers],
             plan.rounds + 1 + (plan.energy_s is not None) + (plan.sustained_s is not None),
         )
-        outcomes.ahead.want([cell for batch in batches for _, cell in batch.samplers])
-        preparation = Preparation(plan, outcomes)
-        while batches:
-            batch = batches.pop(0)
-            late = self._measure(*preparation.ready(batch, bool(batches)))  # kept by nothing here
-            for sampler in batch.samplers:
-                if sampler not in late.samplers:
-                    outcomes.finish(sampler[1])
-            if late.samplers:
-                batches.append(late)
+        preparation = Preparation(plan, outcomes, self.ahead)
+        for batch in batches:
+            self._measure(*preparation.ready(batch))  # kept by nothing here
+            for _, cell in batch.samplers:
+                outcomes.finish(cell)
         outcomes.report(outcomes.total, outcomes.total, "done", Left(0.0))
 
-    def _measure(self, contenders: list[Contender], offset: Tensor, late: Batch) -> Batch:
-        """Measure what is ready; returns the rest. No other process is at work meanwhile."""
-        self.outcomes.ahead.pause()
-        try:
-            self._time(contenders, offset)
-            self._hosts(contenders)
-            self._energies(contenders, offset)
-            self._sustain(contenders, offset)
-        finally:
-            self.outcomes.ahead.resume()
-        return late
+    def _measure(self, contenders: list[Contender], offset: Tensor) -> None:
+        self._time(contenders, offset)
+        self._hosts(contenders)
+        self._energies(contenders, offset)
+        self._sustain(contenders, offset)
 
     def _time(self, contenders: list[Contender], offset: Tensor) -> None:
         """The interleaved rounds. A contender that fails leaves the list.

@@ -1,31 +1,73 @@
-"""The server from which the processes of a run are started.
+"""The server from which the processes of a run are started, and how these end with the run.
 
-It has what takes seconds to import, so that all of them start at once. It imports that while the
-command line itself does.
+The server has what takes seconds to import, so that all of them start at once. It imports that
+while the command line itself does.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
+import signal
 import sys
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from multiprocessing.util import get_temp_dir
 
+from fsbench.errors import UnusableFile
 from fsbench.machine import compilers
+
+FOLDER = "FSBENCH_SERVER_FOLDER"
+"""Variable by which the server is told the folder of its socket (fsbench.measure.served)."""
 
 _SILENT = "ignore:resource_tracker:UserWarning"
 """Processes that are ended leave semaphores; Python's tracker removes them, and says so."""
+
+_PR_SET_PDEATHSIG = 1
+_LONGEST_SOCKET = 80  # of the folder of a socket whose path has at most 107 bytes
 
 
 def start() -> ForkServerContext:
     """Start it, if it does not run yet, and return at once: what starts processes from it.
 
-    Their compilers are settled.
+    Their compilers are settled. Ctrl-C does not reach the server.
+
+    Raises:
+        UnusableFile: there is no folder for temporary files, or its name is too long for a socket.
     """
     compilers.settle()
     if _SILENT not in sys.warnoptions:  # which are those of children, too
         sys.warnoptions.append(_SILENT)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fsbench.measure.worker"])
-    forkserver.ensure_running()
+    context.set_forkserver_preload(["fsbench.measure.served", "fsbench.measure.worker"])
+    try:
+        folder = get_temp_dir()
+    except OSError as error:
+        raise UnusableFile(f"TMPDIR: {error.strerror or error}") from error
+    if len(os.fsencode(folder)) > _LONGEST_SOCKET:
+        most = _LONGEST_SOCKET - len(os.path.basename(folder)) - 1
+        raise UnusableFile(
+            f"TMPDIR: expected a folder whose name has at most {most} bytes; got "
+            f"{os.path.dirname(folder)!r}"
+        )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ[FOLDER] = folder
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ[FOLDER]
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+def end_with_server() -> None:
+    """Tie a process that the server forked to it: they end together, whatever either is doing.
+
+    The kernel ends this process with the server. The server ends with the process that started it,
+    if no child holds the server's descriptor. The process becomes the leader of a group, so that
+    what a compiler starts can be ended with it, and Ctrl-C reaches the parent alone.
+    """
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]

@@ -8,22 +8,20 @@ torchrun, which does the same for processes of its own, `fsbench.measure.worker`
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 
 from fsbench.errors import FsbenchError
 from fsbench.machine.compilers import process_age_s
 from fsbench.measure import ahead, server, worker
-from fsbench.measure.ahead import Warmers
 from fsbench.measure.worker import Job, Report
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
@@ -37,12 +35,12 @@ is a connection that closed, often before the rank itself is gone."""
 
 
 def measure(
-    job: Job, open_store: Callable[[], Store], report: Report, early: Sequence[Cell] = ()
+    job: Job, open_store: Callable[[], Store], report: Report, cells: Sequence[Cell] = ()
 ) -> None:
     """Carry out the job in processes of its own; none is left when this returns or raises.
 
     open_store: called each time that all processes are ready to measure; gives the same store.
-    early: cells that are compiled ahead from now on, before it is known what is to be measured.
+    cells: what is compiled ahead.
 
     Raises:
         FsbenchError: the processes failed before they came to a cell.
@@ -50,26 +48,24 @@ def measure(
     given_up: frozenset[Cell] = frozenset()
     context = server.start()
     began = time.monotonic() - process_age_s()
-    hire = partial(ahead.Process, context, job.provider_paths, job.device, job.indices[0])
-    warmers = Warmers(hire, 0 if job.together else job.warmers, job.plan.check, job.seconds)
-    job = replace(job, warmers=warmers.count, gate={})
-    try:
-        warmers.want(early)
-        while True:
-            part = replace(job, plan=replace(job.plan, given_up=given_up), began=began)
-            attempt = _Attempt(context, part, open_store, report, warmers)
-            failure = attempt.run()
-            warmers.resume()
-            if failure is None:
-                return
-            if attempt.cell is None:
-                raise failure.error or FsbenchError(failure.reason)
-            if attempt.cell not in attempt.told:
-                open_store().append_status(attempt.cell, failure.status, failure.reason)
-            given_up |= {attempt.cell}
-            began = time.monotonic()
-    finally:
-        warmers.end()
+    compiled = ahead.Compiled()
+    if job.warmers and not job.together and cells:
+        begin = time.monotonic()
+        compiled = ahead.compile_ahead(context, job, cells, report)
+        began += time.monotonic() - begin  # counted by itself
+    job = replace(job, ahead=compiled.seconds, gate=compiled.passed)
+    while True:
+        part = replace(job, plan=replace(job.plan, given_up=given_up), began=began)
+        attempt = _Attempt(context, part, open_store, report, compiled.spent)
+        failure = attempt.run()
+        if failure is None:
+            return
+        if attempt.cell is None:
+            raise failure.error or FsbenchError(failure.reason)
+        if attempt.cell not in attempt.told:
+            open_store().append_status(attempt.cell, failure.status, failure.reason)
+        given_up |= {attempt.cell}
+        began = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -85,14 +81,15 @@ class _Failure:
 class _Attempt:
     """One set of processes, from their start to the end of all of them.
 
-    cell: what they were at when they ended, if they came so far. told: cells that have a reason.
+    ahead: seconds of what was compiled ahead. cell: what they were at when they ended, if they came
+    so far. told: cells that have a reason.
     """
 
     context: ForkServerContext
     job: Job
     open_store: Callable[[], Store]
     report: Report
-    warmers: Warmers
+    ahead: dict[str, float]
     cell: Cell | None = None
     told: set[Cell] = field(default_factory=set)
     _trouble: _Failure | None = None  # a rank's, not yet agreed on
@@ -102,29 +99,28 @@ class _Attempt:
     def run(self) -> _Failure | None:
         """None if all processes did their work."""
         lines: list[Connection] = []
-        with tempfile.TemporaryDirectory() as meeting:
-            try:
-                for rank in range(self.job.ranks):
-                    ours, theirs = self.context.Pipe()
-                    process = self.context.Process(
-                        target=worker.main,
-                        args=(self.job, rank, f"file://{meeting}/ranks", theirs),
-                        daemon=True,
-                    )
-                    process.start()
-                    theirs.close()
-                    self._processes.append(process)
-                    lines.append(ours)
-                return self._watch(dict(enumerate(lines)))
-            finally:
-                for each in self._processes:
-                    assert each.pid
-                    with suppress(OSError):  # there is no such group, or no more
-                        os.killpg(each.pid, signal.SIGKILL)
-                    each.kill()
-                for each, line in zip(self._processes, lines, strict=False):
-                    each.join()
-                    line.close()
+        # Below the server's folder, which is removed even if this process is killed.
+        meeting = tempfile.mkdtemp(dir=get_temp_dir()) if self.job.together else ""
+        try:
+            for rank in range(self.job.ranks):
+                ours, theirs = self.context.Pipe()
+                process = self.context.Process(
+                    target=worker.main,
+                    args=(self.job, rank, f"file://{meeting}/ranks", theirs),
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                lines.append(ours)
+            return self._watch(dict(enumerate(lines)))
+        finally:
+            for each in self._processes:
+                ahead.end(each)
+            for line in lines:
+                line.close()
+            if meeting:
+                shutil.rmtree(meeting, ignore_errors=True)
 
     def _watch(self, lines: dict[int, Connection]) -> _Failure | None:
         heard = time.monotonic()
@@ -132,10 +128,7 @@ class _Attempt:
             patience = GRACE if self._trouble else self.job.seconds
             left = heard + patience - time.monotonic()
             ends = [self._processes[rank].sentinel for rank in lines]
-            hands = {hand.line: hand for hand in self.warmers.hands}
-            ready = wait([*lines.values(), *ends, *hands], timeout=max(left, 0))
-            for line in hands.keys() & set(ready):
-                self.warmers.heard(hands[line])
+            ready = wait([*lines.values(), *ends], timeout=max(left, 0))
             if not ready:
                 silent = f"timeout: nothing was heard for {self.job.seconds:g} s"
                 return self._trouble or _Failure("timeout", silent)
@@ -181,15 +174,12 @@ class _Attempt:
         if kind == "cell":
             (self.cell,) = value
             self.open_store().begin(self.cell)
-        elif kind == "line":
+        else:
             cell, written = value
             self.open_store().append(cell, written)
             if "status" in written:
                 self.told.add(cell)
                 self._trouble = None  # agreed on: not before, as rank 0 may be behind
-        else:  # what Asked asks
-            line.send(getattr(self.warmers, kind)(*value))
-            return
         line.send(None)
 
     def _show(self, kind: str, value: tuple) -> None:
@@ -199,7 +189,7 @@ class _Attempt:
             cell, seconds = value
             self.report.finished(self.open_store().record(cell), seconds)
         else:
-            self.open_store().note_time({**value[0], "ahead": self.warmers.spent()})
+            self.open_store().note_time({**value[0], "ahead": self.ahead})
 
     def _of(self, rank: int) -> str:
         return f"rank {rank}: " if self.job.together else ""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
-import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -18,12 +15,13 @@ import torch
 from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
 from fsbench.machine import compilers, device_state
-from fsbench.measure.ahead import Ahead, Asked
 from fsbench.measure.distributed import Team
 from fsbench.measure.ledger import Ledger, Left
 from fsbench.measure.outcomes import GateKey, Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
+from fsbench.measure.server import end_with_server
+from fsbench.problem import Problem
 from fsbench.records.cell import CellRecord
 from fsbench.records.store import Store
 from fsbench.timers import gpu, make_timer
@@ -33,15 +31,17 @@ from fsbench.timers import gpu, make_timer
 class Job:
     """What every process of a run is told; plain data, since it crosses processes.
 
-    plan: without its providers, which are found again by `names` (and `provider_paths`).
-    indices: of the GPUs, one per rank. timer: its own name. seconds: that all may be silent.
-    together: the processes are ranks that share the vocabulary, if only one. warmers: processes
-    that compile ahead. gate: see Outcomes. began: when its time starts to count, on time.monotonic.
+    plan: without its providers, which are found again by `names`, `provider_paths` and `reasons`
+        (fsbench.discover). indices: of the GPUs, one per rank. timer: its own name. seconds: that
+        all may be silent. together: the processes are ranks that share the vocabulary, if only one.
+    warmers: processes that compile ahead. ahead: see Preparation. gate: see Outcomes. began: when
+        its time starts to count, on time.monotonic.
     """
 
     plan: Plan
     names: list[str]
     provider_paths: list[str]
+    reasons: dict[str, str]
     device: str
     indices: list[int]
     timer: str
@@ -49,6 +49,7 @@ class Job:
     seconds: float
     together: bool = False
     warmers: int = 0
+    ahead: dict[tuple[str, Problem], float] = field(default_factory=dict)
     gate: dict[GateKey, str] = field(default_factory=dict)
     began: float | None = None
 
@@ -82,12 +83,13 @@ def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
         outcomes.team = Team.join(job.device, rank, job.ranks, meet, 2 * job.seconds)
     align = outcomes.team.align if outcomes.team else None
     timer = make_timer(job.timer, job.device, job.l2, align)
-    plan = replace(job.plan, providers=select(discover(map(Path, job.provider_paths)), job.names))
+    found = discover(map(Path, job.provider_paths), job.reasons)
+    plan = replace(job.plan, providers=select(found, job.names))
     read_clock = None
     if job.device == "cuda":
         with suppress(Exception):  # no compiler here: the clock stays unknown, as without NVML
             read_clock = gpu.sm_clock.SmClock().read
-    return Runner(plan, outcomes, timer, gpu_name, nvml_index, read_clock)
+    return Runner(plan, outcomes, timer, gpu_name, nvml_index, read_clock, job.ahead)
 
 
 def carry_out(runner: Runner) -> None:
@@ -102,11 +104,9 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
     """The whole of a process. It tells what it does by `line`, and ends with who started it.
 
     Messages are (kind, value). Of "ready", "cell" and "line" the answer is waited for: records;
-    nothing, once it is on disk. So are the answers to Asked.
+    nothing, once it is on disk.
     """
-    # A group of its own: what a compiler starts ends with it, and Ctrl-C reaches the parent alone.
-    os.setsid()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    end_with_server()
 
     def tell(kind: str, *value: object) -> None:
         line.send((kind, value))
@@ -125,7 +125,6 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
             finished=lambda *cell: tell("finished", *cell) if first else None,
             verified=lambda *verdict: tell("verified", *verdict) if first else None,
             gate=dict(job.gate),
-            ahead=Asked(ask) if job.warmers else Ahead(),
             ledger=Ledger(since=job.began),
         )
         gc.freeze()  # what is imported stays, and need not be searched for garbage at every cell
@@ -143,9 +142,3 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
         os._exit(1)
     line.close()
     os._exit(0)  # not through destructors: a process group's may wait for ranks that are gone
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.1)
-    os.killpg(0, signal.SIGKILL)

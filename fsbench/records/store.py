@@ -20,6 +20,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from fsbench.records.cell import (
     Sustained,
 )
 from fsbench.records.disk import read_file, refusals, write_into
+from fsbench.records.iomodel import gpu_slug
 from fsbench.records.lines import Lines, LockedFile, read_lines
 from fsbench.records.typed import fits
 
@@ -211,6 +214,14 @@ class Store:
         """Every cell so far, in the order first met."""
         return list(self._records.values())
 
+    def where(self) -> Path | None:
+        """Where the folder is now, also if it was renamed; None if it can not be resumed."""
+        points = self._points.where() if self._points else None
+        if points is None or not (points.parent / ENVIRONMENT).exists():
+            return None
+        same = points == self.folder / POINTS
+        return self.folder if same else points.parent
+
     def close(self) -> None:
         """Close the file and let go of the lock; the folder stays readable and resumable."""
         if self._points is not None:
@@ -328,3 +339,25 @@ def folders_below(path: Path) -> list[Path]:
     """The results folders at or below a path, if there are any."""
     names = (POINTS, "results.csv")
     return sorted({file.parent for name in names for file in Path(path).rglob(name)})
+
+
+def new_folder(facts: dict[str, Any], suffix: str) -> Path:
+    """results/<gpu>/<utc>-<commit>, with the suffix if there is one: a name that is still free.
+
+    Runs that begin within one second have folders that end in -2, -3 and so on.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    commit = (facts["git_sha"] or "nogit")[:7]
+    first = "-".join(filter(None, (stamp, commit, suffix)))
+    names = (f"{first}-{number}" if number > 1 else first for number in count(1))
+    folders = (Path("results") / (gpu_slug(facts["gpu"]) or "cpu") / name for name in names)
+    return next(folder for folder in folders if not folder.exists())
+
+
+def own_folder(facts: dict[str, Any], suffix: str) -> Path:
+    """A new folder that no other process has: two may see the same free name."""
+    while True:
+        folder = new_folder(facts, suffix)
+        with refusals("write results in", folder), suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder

@@ -56,6 +56,32 @@ def test_a_cell_that_ends_its_process_has_a_reason_and_the_rest_goes_on(
     assert {one: after[one] for one in before} == before
 
 
+THREAD = (
+    "__import__('threading').Thread(target=lambda: [0 for _ in iter(int, 1) if 0], daemon=True)"
+)
+HARM = {
+    f"{THREAD}.start()": "it leaves threads running after its calls",
+    "weight.resize_(weight.shape[0] + 9, weight.shape[1])": "it resizes weight",
+    "weight.t_()": "it resizes weight",
+    "time.perf_counter = lambda: 0.0": "it changes time.perf_counter",
+    "signal.setitimer(signal.ITIMER_REAL, 3600)": "it changes the interval timer of SIGALRM",
+    "__import__('torch').set_default_dtype(__import__('torch').float64)":
+        "it changes torch's default_dtype",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line", [x if n < 2 else pytest.param(x, marks=pytest.mark.full) for n, x in enumerate(HARM)]
+)
+def test_what_a_sampler_does_to_its_process_harms_no_other(measured, line):
+    code, table, _ = measured(line)
+    assert code == 1
+    failed = table.loc[("mine", 3)]
+    assert (failed.status, failed.reason) == ("check_failed", HARM[line])
+    others = table.drop(("mine", 3))
+    assert set(others.status) == {"ok"} and set(others.n_samples.astype(int)) == {4}
+
+
 @pytest.mark.full
 def test_a_cell_that_hangs_is_ended(measured):
     code, table, _ = measured("time.sleep(10000)", more=("--timeout", "30"))

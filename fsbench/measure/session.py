@@ -1,0 +1,151 @@
+"""A run of `fsbench run`: the results folder, its store, the processes that measure, the export."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fsbench.errors import InvalidArgument
+from fsbench.machine import compilers
+from fsbench.measure import supervisor
+from fsbench.measure.outcomes import Outcomes
+from fsbench.measure.worker import Job, Report, carry_out, ready_runner
+from fsbench.records import breakdown, summary
+from fsbench.records.cell import Cell, CellRecord
+from fsbench.records.store import Store, own_folder, require_empty
+
+
+@dataclass
+class Session:
+    """What is measured, and where results go.
+
+    facts: the record for env.json, with the options of the run. out, resume: an empty folder, or
+    one to continue; without both a folder is made when the first cell is ready. suffix: part of the
+    folder's name that tells several GPUs apart.
+
+    Raises:
+        ResultsError: the folder cannot be used.
+        InvalidArgument: torchrun started this process, and the job or its variables do not fit.
+    """
+
+    job: Job
+    facts: dict[str, Any]
+    out: Path | None = None
+    resume: Path | None = None
+    suffix: str = ""
+    _store: Store | None = None
+    _rank: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.job.together:
+            self._rank = _rank_of_torchrun(self._degrees(), self.out or self.resume)
+        if self._rank not in (None, 0):
+            self._store = Store.replica()
+        elif self.resume:
+            self._store = Store.resume(self.resume, self.facts)
+        elif self.out:
+            self.out /= self.suffix
+            require_empty(self.out)
+            if self._rank == 0:
+                self._store = Store.create(self.out, self.facts)
+
+    @property
+    def exports(self) -> bool:
+        """Whether this process writes the results; of torchrun's ranks the first one does."""
+        return self._rank in (None, 0)
+
+    @property
+    def store(self) -> Store:
+        """The store, made when it is first needed."""
+        if self._store is None:
+            folder = self.out or own_folder(self.facts, self.suffix)
+            self._store = Store.create(folder, self.facts)
+        return self._store
+
+    def measure(self, report: Report) -> None:
+        """Measure what the store lacks: with each number of ranks in turn, in processes of its own.
+
+        Of torchrun's processes each measures as one of the ranks.
+        """
+        if self._rank is not None:
+            self._measure_as_rank(self._rank, report)
+            return
+        for degree in self._degrees():
+            problems = [problem for problem in self.job.plan.problems if problem.tp == degree]
+            last = self._store.interrupted if self._store else None
+            cells = self._unmeasured(degree)
+            plan = replace(self.job.plan, problems=problems, providers=[], last=last)
+            indices = self.job.indices[:degree] if self.job.together else self.job.indices
+            job = replace(self.job, plan=plan, indices=indices)
+            supervisor.measure(job, lambda: self.store, report, cells)
+
+    def _degrees(self) -> list[int]:
+        return list(dict.fromkeys(problem.tp for problem in self.job.plan.problems))
+
+    def _unmeasured(self, degree: int) -> list[Cell]:
+        """The cells that have not all their rounds, for compiling ahead."""
+        job = self.job
+        cells = job.plan.cells(self.facts["gpu"], job.timer, job.l2)
+        records = self._store.records if self._store else []
+        complete = {r.cell for r in records if r.rounds.keys() >= set(range(job.plan.rounds))}
+        return [cell for cell in cells if cell.problem.tp == degree and cell not in complete]
+
+    def _measure_as_rank(self, rank: int, report: Report) -> None:
+        compilers.settle()
+        store = self.store
+        outcomes = Outcomes(store, begin=store.begin)
+        if rank == 0:
+            outcomes.report = report.report
+            outcomes.finished = lambda cell, s: report.finished(store.record(cell), s)
+        job = replace(self.job, plan=replace(self.job.plan, providers=[], last=store.interrupted))
+        runner = ready_runner(job, rank, "env://", outcomes)
+        assert outcomes.team is not None
+        records, last = outcomes.team.gather((store.records, store.interrupted))[0]
+        store.know(records)
+        runner.plan = replace(runner.plan, last=last)
+        carry_out(runner)
+
+    def export(self) -> tuple[pd.DataFrame, list[CellRecord], list[Path]]:
+        """Write what follows from the samples alone: the rows, the records, further files."""
+        folder, records = self.store.folder, self.store.records
+        table = summary.export_csv(folder, records)
+        kernels = breakdown.export_csv(folder, records)
+        return table, records, [kernels] if kernels else []
+
+    def advice(self) -> str:
+        """How to go on after the run was stopped; "" if nothing was begun."""
+        if self._store is None or not self.exports:
+            return ""
+        folder = self._store.where()
+        if folder is None:
+            return f"{self._store.folder} was removed or emptied: start again, with another --out"
+        return f"to continue: fsbench run --resume {shlex.quote(str(folder))}"
+
+    def close(self) -> None:
+        """Close the store; the folder stays readable and can be resumed."""
+        if self._store is not None:
+            self._store.close()
+
+
+def _rank_of_torchrun(degrees: list[int], folder: Path | None) -> int | None:
+    """This process's rank, if torchrun started it (its variables say so), else None."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    given = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK")}
+    for name, value in given.items():
+        if not value.isdecimal():
+            raise InvalidArgument(
+                f"{name}: expected the number that torchrun sets, since TORCHELASTIC_RUN_ID is "
+                f"set; got {value!r}"
+            )
+    ranks = int(given["WORLD_SIZE"])
+    if degrees != [ranks]:
+        raise InvalidArgument(f"--tp: expected {ranks}, the ranks of torchrun; got {degrees}")
+    if folder is None:
+        raise InvalidArgument("--out: expected a folder, which all ranks of torchrun share")
+    return int(given["RANK"])
