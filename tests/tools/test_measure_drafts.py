@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import measure_drafts
-import measuring
 import pytest
 import torch
 from measure_drafts import COLUMNS, DRAFTS, all_steps, table
-from pages import blocks, speculation
 
 from fsbench import inputs
 from fsbench.kernels import flash_sample
@@ -34,9 +32,7 @@ def fp32(make):
     return lambda *of: make(*of).float()
 
 
-def test_every_step_is_a_row_beside_the_matmul_of_as_many_rows_and_on_the_page(
-    tmp_path, monkeypatch
-):
+def test_every_step_is_a_row_beside_the_matmul_of_as_many_rows():
     lines = [dict(zip(COLUMNS, line, strict=True)) for line in table()]
     rows = B * (DRAFTS + 1)
     assert [line["b"] for line in lines] == 14 * [1] + 14 * [B] + 5 * [rows]
@@ -44,17 +40,6 @@ def test_every_step_is_a_row_beside_the_matmul_of_as_many_rows_and_on_the_page(
     assert all(float(line["time_us"]) > 0 and float(line["ratio"]) > 0 for line in lines)
     alone = [line["ratio"] for line in lines if line["what"] == measure_drafts.BASE]
     assert alone == 3 * ["1.0000"]
-
-    monkeypatch.setattr(blocks, "RESULTS", tmp_path)
-    monkeypatch.setattr(speculation, "H200", tmp_path / "h200")
-    rows = (line.values() for line in lines)
-    measuring.write(tmp_path / "h200" / speculation.DRAFTS, COLUMNS, rows, "cpu")
-    page = speculation.draft_times()
-    for line in lines:
-        cell = f"{float(line['time_us']):.0f} ({float(line['ratio']):.2f})"
-        assert line["what"] == measure_drafts.BASE or (f"| {line['what']} | " in page)
-        assert line["what"] == measure_drafts.BASE or cell in page
-    assert page.count("| what |") == 2 and "h200/drafts/drafts.csv" in page
 
 
 def test_steps_draw_what_their_names_say():
