@@ -17,14 +17,14 @@ from fsbench.analysis.attribution import attribute, extend
 from fsbench.analysis.comparisons import paper as beside_paper
 from fsbench.analysis.comparisons import runs
 from fsbench.analysis.tables import Configuration, configurations
-from fsbench.cli.hotvocab.pipeline import of_plane, of_run
+from fsbench.cli.hotvocab import of_run
 from fsbench.kernels.configs.choice import WORTH_SPLITTING
 from fsbench.kernels.configs.hopper import BLOCK_TOKENS
 from fsbench.kernels.shard.vocab_shard import even_blocks
 from fsbench.problem import models as named_models
 from fsbench.records.summary import read_csv
 from fsbench.simple.hot import Coverage
-from fsbench.simple.pipeline import Pipeline, steady_state
+from fsbench.simple.pipeline import Pipeline, Sampling, steady_state
 from fsbench.simple.sizing import Cost, best
 from pages.blocks import HOPPER, MATMUL, ONE_PASS, PORTABLE, RESULTS, SMALL
 
@@ -456,8 +456,13 @@ def cpu_exposed(host: str, run: str) -> pd.DataFrame:
 
 def cpu_pipelines(run: str, plane: str) -> pd.DataFrame:
     """Return throughput of four stages of 2 ms, B = 64, with samplers on a GPU and on CPUs."""
-    of_gpu = of_run(RESULTS / run, 64, *SMALL)
-    samplings = [*of_gpu, *of_plane(RESULTS / plane, 64, SMALL[1], bus_gb_s=50)]
+    samplings = of_run(RESULTS / run, 64, *SMALL)
+    hot = json.loads((RESULTS / plane / "fit.json").read_text(encoding="utf-8"))["hot"]
+    for design, of in pd.read_csv(RESULTS / plane / "scaling.csv").groupby("design"):
+        fastest = of.loc[of.rows_per_s.idxmax()]
+        bus_us = 64 * hot[design] * 2 / 50e3  # bf16 logits at 50 GB/s
+        name = f"{design}, {fastest.samplers:.0f} CPU samplers"
+        samplings.append(Sampling(name, 0.0, (bus_us, 64e6 / fastest.rows_per_s)))
     rows = []
     for each in sorted(samplings, key=lambda one: one.on_stage_us + sum(one.beside_us)):
         adds = " + ".join(f"{us:.0f}" for us in each.beside_us or (each.on_stage_us,))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from fsbench import paper
-from fsbench.analysis.audit import audited, markdown, read_records
+from fsbench.analysis.audit import audited, markdown
 from fsbench.analysis.doubts import doubts
 from fsbench.discover import discover
 from fsbench.e2e.models import decoders
 from fsbench.records.summary import read_csv
+from fsbench.records.verdicts import read_verdicts
 from pages.blocks import RESULTS, block, bullets, listed, place, source, table
 from pages.computed import checks
 
@@ -69,10 +70,12 @@ def verdicts() -> str:
 @block
 def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
     """Return the audit of the samplers that run on one kind of machine."""
-    found, skipped = audited(read_records([RESULTS / record]))
+    found, skipped = audited(read_verdicts([RESULTS / record]))
     text = markdown(found, {})
     if skipped:
-        others = ", ".join(f"`{name}`" for name, why in skipped.items() if "lower bound" not in why)
+        known = discover()
+        missing = [name for name, why in skipped.items() if "lower bound" not in why]
+        others = ", ".join(f"`{name}`" for name in missing if name in known)
         text += f"\n\nNot in this record: {others}."
     return f"{text}\n\n{source(record)}"
 
@@ -80,7 +83,7 @@ def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
 @block
 def known_bugs() -> str:
     """Return bugs of released samplers, planted, and what finds them."""
-    found, _ = audited(read_records([RESULTS / AUDIT / "planted.jsonl"]))
+    found, _ = audited(read_verdicts([RESULTS / AUDIT / "planted.jsonl"]))
     rows = []
     for each in found:
         (finding,) = each.findings
