@@ -12,7 +12,7 @@ from fsbench.e2e.models import decoders
 from fsbench.records.summary import read_csv
 from fsbench.records.verdicts import read_verdicts
 from pages.blocks import RESULTS, block, bullets, listed, place, source, table
-from pages.computed import checks
+from pages.derived import checks
 
 AUDIT = "cpu/audit-20261123"
 

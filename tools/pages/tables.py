@@ -30,10 +30,11 @@ from typing import Any
 
 import pandas as pd
 
-from pages import computed
+from pages import computed, derived
 from pages.blocks import RESULTS, listed, source, span, table
 
 Spec = dict[str, Any]
+MAKERS = {**vars(computed), **vars(derived)}
 DECLARED = Path(__file__).with_name("tables.toml")
 
 
@@ -96,7 +97,7 @@ def view(name: str) -> pd.DataFrame:
     """Return the rows of a view; the caller must not change them."""
     spec = declared()["view"][name]
     if "python" in spec:
-        frame = getattr(computed, spec["python"])(*files_of(spec))
+        frame = MAKERS[spec["python"]](*files_of(spec))
     else:
         frame = pd.concat(map(_read, files_of(spec)), ignore_index=True)
     frame = _narrowed(frame, spec, f"view.{name}")
