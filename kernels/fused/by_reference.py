@@ -19,7 +19,7 @@ def compute(request: Request, out: Sample) -> None:
     """The same by fsbench.reference, on logits accumulated in fp32."""
     n, temperature, shard = request.num_samples, request.temperature, request.shard
     logits = reference.processed_logits(
-        _logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+        raw_logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
     if shard is not None:
         # Of the other ranks' tokens nothing is known here.
@@ -99,8 +99,12 @@ def _entropy(
     return part if shard is None else shard.gather(part).sum(0)
 
 
-def _logits(request: Request) -> Tensor:
-    """hidden @ weight.T in fp32, times the scales, [B, V]; of a shard, in its place among zeros."""
+def raw_logits(request: Request) -> Tensor:
+    """Return hidden @ weight.T in fp32, times the scales, [B, V].
+
+    A token whose scale is negative or not finite has NaN. Of a shard's logits those of other ranks
+    are 0.
+    """
     shard = request.shard
     if shard is None:
         logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
