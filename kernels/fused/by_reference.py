@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.request import Request, raw_logits
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.noise.packed import pack
@@ -97,22 +97,3 @@ def _entropy(
     x = logits.double() * reference.inverse_temperature(temperature, logits.device) - logz[:, None]
     part = -(x.exp() * x).masked_fill(x == -torch.inf, 0.0).sum(1)
     return part if shard is None else shard.gather(part).sum(0)
-
-
-def raw_logits(request: Request) -> Tensor:
-    """Return hidden @ weight.T in fp32, times the scales, [B, V].
-
-    A token whose scale is negative or not finite has NaN. Of a shard's logits those of other ranks
-    are 0.
-    """
-    shard = request.shard
-    if shard is None:
-        logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
-        if request.scale is None:
-            return logits
-        scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
-        return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
-    logits = torch.zeros(request.hidden.shape[0], request.vocab_size, dtype=torch.float32)
-    mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
-    logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
-    return logits

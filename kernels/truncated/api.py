@@ -12,7 +12,13 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.head import PreparedHead
 from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
-from fsbench.kernels.call.request import Filters, Request, changes_logits, checked_request
+from fsbench.kernels.call.request import (
+    Filters,
+    Request,
+    changes_logits,
+    checked_request,
+    raw_logits,
+)
 from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import check_number
@@ -28,7 +34,6 @@ from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.fused.by_reference import raw_logits
 from fsbench.kernels.truncated.filters import (
     amounts,
     check_fraction,
