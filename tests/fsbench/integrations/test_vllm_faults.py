@@ -1,9 +1,11 @@
-"""Many requests of all kinds among each other, in an engine that dies and in one with faults."""
+"""Many requests of all kinds together, in engines that die, with faults, with another dtype."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from fake_vllm_states import D
 from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
 
 ALONE: dict[tuple[str, int], list[int]] = {}
@@ -104,3 +106,47 @@ def test_planted_faults_of_routing_are_found(load, fault):
 
 def test_without_a_fault_nothing_is_found(load):
     assert mixed_requests(load, 60)["ended"] > 40
+
+
+@pytest.fixture
+def default_dtype():
+    """Sets torch's default dtype, which engines change while they load a model."""
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("flash_sample", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)),
+        ("screened", torch.bfloat16),
+    ],
+)
+def test_torchs_default_dtype_changes_nothing(load, default_dtype, name, dtype):
+    """Loaded, warmed up and asked for every kind of request under it."""
+
+    def told():
+        runner = load(name)
+        runner._dummy_sampler_run(torch.zeros(4, D, dtype=torch.bfloat16))
+        play = Play(runner)
+        for first in range(0, len(KINDS), 8):
+            kinds = list(KINDS)[first : first + 8]
+            for number, kind in enumerate(kinds):
+                play.add(kind, request(kind, number), PROMPT)
+            constrained = [kind for kind in kinds if kind.startswith("grammar")]
+            for _ in range(2):
+                play.step(None, dict.fromkeys(constrained, GRAMMAR))
+            for kind in kinds:
+                tokens[kind] = play.remove(kind)[1]
+        return dict(tokens), play.logprobs
+
+    tokens: dict[str, list[int]] = {}
+    expected, logprobs = told()
+    default_dtype(dtype)
+    found, mine = told()
+    assert found == expected
+    for kind, steps in logprobs.items():
+        if kind not in ("many logprobs", "given logprobs"):  # which vLLM tells
+            for one, other in zip(steps, mine[kind], strict=True):
+                for a, b in zip(one, other, strict=True):
+                    assert a.dtype == b.dtype and torch.equal(a, b), kind

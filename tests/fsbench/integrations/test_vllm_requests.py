@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_vllm import Model
-from fake_vllm_states import NO_LOGPROBS, D, V, params
+from fake_vllm_states import NO_LOGPROBS, V, params
 from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
 
 from fsbench.e2e.requests import parameters
@@ -364,47 +364,3 @@ def test_settings_are_gathered_when_the_batch_changes_and_not_before(load, monke
     play.add("three", request("greedy"), PROMPT)
     play.step()
     assert len(asked) == 3
-
-
-@pytest.fixture
-def default_dtype():
-    """Sets torch's default dtype, which engines change while they load a model."""
-    yield torch.set_default_dtype
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        *(("flash_sample", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)),
-        ("screened", torch.bfloat16),
-    ],
-)
-def test_torchs_default_dtype_changes_nothing(load, default_dtype, name, dtype):
-    """Loaded, warmed up and asked for every kind of request under it."""
-
-    def told():
-        runner = load(name)
-        runner._dummy_sampler_run(torch.zeros(4, D, dtype=torch.bfloat16))
-        play = Play(runner)
-        for first in range(0, len(KINDS), 8):
-            kinds = list(KINDS)[first : first + 8]
-            for number, kind in enumerate(kinds):
-                play.add(kind, request(kind, number), PROMPT)
-            constrained = [kind for kind in kinds if kind.startswith("grammar")]
-            for _ in range(2):
-                play.step(None, dict.fromkeys(constrained, GRAMMAR))
-            for kind in kinds:
-                tokens[kind] = play.remove(kind)[1]
-        return dict(tokens), play.logprobs
-
-    tokens: dict[str, list[int]] = {}
-    expected, logprobs = told()
-    default_dtype(dtype)
-    found, mine = told()
-    assert found == expected
-    for kind, steps in logprobs.items():
-        if kind not in BY_VLLM:
-            for one, other in zip(steps, mine[kind], strict=True):
-                for a, b in zip(one, other, strict=True):
-                    assert a.dtype == b.dtype and torch.equal(a, b), kind
