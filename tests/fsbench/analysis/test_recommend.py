@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from cells import results_row
-from tree import H200
+from matplotlib.colors import to_hex
+from tree import H200, ROOT
+from tree import RESULTS as ALL
 from typer.testing import CliRunner
 
 from fsbench.analysis import logits_store
 from fsbench.analysis.recommend import recommend
-from fsbench.analysis.tables import configurations
+from fsbench.analysis.tables import configurations, families
 from fsbench.cli import app
+from fsbench.cli.reading import by_time, read_results
 from fsbench.errors import FsbenchError, InvalidArgument, InvalidOption, ResultsError
+from fsbench.figures import winners
+from fsbench.figures.style import styles
 from fsbench.problem import Problem
+from fsbench.provider import Kind
 from fsbench.records import iomodel
 from fsbench.records.store import read_environment
 
-RESULTS = H200
+RESULTS, H100 = H200, ALL / "h100"
 
 
 def row(provider, b, median, spread=0.01, **changes):
@@ -90,19 +97,109 @@ def test_what_the_measurement_cannot_tell_apart_is_a_tie():
     assert found.ties == ("close",)
 
 
-def test_all_times_of_a_line_are_of_the_last_run_that_has_both_ways():
+def test_the_run_is_that_with_the_strongest_alternative():
+    """A later run that lacks the strongest sampler of one way would overstate the gain."""
     rows = [
+        *(row("floor", 1, 95.0, kind="lower_bound", folder=f"run{n}") for n in (1, 2, 3, 4)),
         row("ours", 1, 100.0, fused=True),
-        row("theirs", 1, 150.0),
-        row("ours", 1, 200.0, fused=True, folder="run2"),
-        row("lean", 1, 220.0, folder="run2"),
+        row("lean", 1, 120.0),
+        row("ours", 1, 101.0, fused=True, folder="run2"),
+        row("lean", 1, 118.0, folder="run2"),
         row("ours", 1, 90.0, fused=True, folder="run3"),
+        row("theirs", 1, 150.0, folder="run3"),
+        row("weaker", 1, 117.0, fused=True, folder="run4"),
+        row("lean", 1, 118.0, folder="run4"),
         row("ours", 8, 90.0, fused=True, folder="run3"),
     ]
     found, alone = advice(rows)
-    assert (found.folder, found.best, found.us) == ("run2", "ours", 200)
-    assert (found.instead_of, found.instead_us) == ("lean", 220)
+    assert (found.folder, found.best, found.us) == ("run2", "ours", 101)
+    assert (found.instead_of, found.instead_us) == ("lean", 118)
     assert (alone.folder, alone.instead_of) == ("run3", None)
+
+
+def test_the_sampler_that_users_call_stands_for_those_that_force_its_kernels():
+    forced = [
+        row("flash_sampling", 1, 110.0, fused=True),
+        row("flash_sampling_hopper", 1, 99.0, fused=True),
+        row("theirs", 1, 150.0),
+    ]
+    called = row("flash_sample", 1, 101.0, fused=True)
+    (found,) = advice(forced)
+    assert found.best == "flash_sampling_hopper"
+    (found,) = advice([*forced, called])
+    assert (found.best, found.us, found.instead_of) == ("flash_sample", 101, "theirs")
+    elsewhere = {**called, "folder": "run2"}
+    (found,) = advice([*forced, elsewhere, row("dear", 1, 190.0, folder="run2")])
+    assert (found.best, found.instead_of) == ("flash_sampling_hopper", "theirs")
+
+
+def test_where_all_candidates_go_one_way_others_are_the_alternative():
+    rows = [row("ours", 1, 100.0, fused=True), row("theirs", 1, 150.0), row("slow", 1, 160.0)]
+    (found,) = advice(rows, {"ours"}, others={"ours", "theirs", "slow"})
+    assert (found.best, found.instead_of, found.ties) == ("ours", "theirs", ())
+    (found,) = advice(rows, {"ours", "slow"}, others={"ours", "theirs", "slow"})
+    assert found.instead_of == "slow"
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return read_results(by_time([RESULTS, H100]))
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_the_advice_is_what_the_figure_of_winners_shows(recorded, gpu):
+    """On all recorded cells: the figure's own runs agree with all runs, to a point of a percent."""
+    (line,) = re.findall(r"call RUNS,(.*)\) --figure winner", (ROOT / "Makefile").read_text())
+    names = "|".join(line.split())
+    own = recorded[recorded.folder.str.contains(rf"/{gpu}/(?:{names})-2\d+$")]
+    every = {_key(each): each for each in configurations(recorded)}
+    looks, cells = styles(own), 0
+    for alike in families(configurations(own)).values():
+        alike = [each for each in alike if each.drawn is Kind.EXACT]
+        if (figure := winners.draw(alike, looks)) is None:
+            continue
+        axes = figure.axes[0]
+        batches = [int(label.get_text()) for label in axes.get_xticklabels()]
+        heads = sorted(alike, key=lambda each: tuple(each.rows[["d", "v"]].iloc[0]))
+        whole = [every[_key(head)] for head in heads]
+        found = [
+            {advised.b: advised for advised in recommend(each, each.providers(Kind.EXACT))}
+            for each in whole
+        ]
+        for text, patch in zip(axes.texts, axes.patches, strict=True):
+            x, y = text.get_position()
+            advised = found[y][batches[x]]
+            assert abs(float(text.get_text().rstrip("%*")) / 100 - advised.saves) < 0.0151
+            same = {advised.best, *advised.ties}
+            assert to_hex(patch.get_facecolor()) in {to_hex(looks[n].line["color"]) for n in same}
+            cells += 1
+    assert cells > 40
+
+
+def _key(configuration):
+    first = configuration.rows.iloc[0]
+    return first.gpu, first.d, first.v, configuration.conditions
+
+
+def test_no_recorded_run_has_a_much_stronger_alternative(recorded):
+    """In no run with the advised sampler does it save less by more than runs differ: 2 points.
+
+    Runs in which it does not win are of older kernels.
+    """
+    for each in configurations(recorded):
+        ok = each.rows[(each.rows.status == "ok") & (each.rows.kind == each.drawn)]
+        if ok.fused.nunique() == 1:
+            continue
+        for advised in recommend(each, each.providers(each.drawn)):
+            if advised.saves is None:
+                continue
+            same = ok[(ok.b == advised.b) & (ok.provider != "flash_sampling_store")]
+            best = same[same.provider == advised.best]
+            for folder, us in zip(best.folder, best.median_us, strict=True):
+                run = same[same.folder == folder]
+                rival = run[run.fused != best.fused.iloc[0]].median_us.min()
+                saves = 1 - us / rival
+                assert not 0 < saves < advised.saves - 0.02, (each.title, advised, folder)
 
 
 def test_samplers_of_truncated_problems_are_compared_with_the_next():
@@ -115,8 +212,13 @@ def run(*arguments):
     return CliRunner().invoke(app, ["recommend", *map(str, arguments)], catch_exceptions=False)
 
 
+SOME = [*("models-20261123", "paper-20261123", "lean-20261123", "sweep-20261123")]
+SOME += [*("truncated-grid-20261122", "tp-20261122", "screened-d4096-20261123")]
+READ = [word for name in SOME for word in ("--results", RESULTS / name)]
+
+
 def facts(*arguments):
-    return json.loads(run("--results", RESULTS, *arguments, "--json").stdout)
+    return json.loads(run(*READ, *arguments, "--json").stdout)
 
 
 def written(folder, rows, **environment):
@@ -150,10 +252,10 @@ def test_every_number_from_the_committed_results_stands_in_a_record():
 
 
 def test_a_need_that_was_timed_with_filters_alone_is_pointed_to():
-    found = facts("--model", "qwen3-8b", "--batch", "16", "--needs", "penalties")
+    found = facts("--model", "qwen3-8b", "--batch", "64", "--needs", "penalties")
     assert list(found["elsewhere"]) == ["flash_sampling_topk_topp"]
     filters = ("--top-k", "50", "--top-p", "0.9")
-    found = facts("--model", "qwen3-8b", "--batch", "16", "--needs", "penalties", *filters)
+    found = facts("--model", "qwen3-8b", "--batch", "64", "--needs", "penalties", *filters)
     assert found["elsewhere"] == {}
     assert found["advice"][0]["best"] == "flash_sampling_topk_topp"
     assert facts("--model", "qwen3-8b", *filters)["elsewhere"] == {}
@@ -162,7 +264,7 @@ def test_a_need_that_was_timed_with_filters_alone_is_pointed_to():
 def test_the_latest_run_counts_whatever_its_name(tmp_path):
     both = [row("flash_sampling", 1, 100.0, fused=True), row("gumbel_argmax", 1, 150.0)]
     written(tmp_path / "a", both, utc="2026-02-01T00:00:00+00:00", git_sha="1234567890")
-    written(tmp_path / "b", [{**each, "median_us": 200.0} for each in both])
+    written(tmp_path / "b", [{**each, "median_us": 2 * each["median_us"]} for each in both])
     done = run("--results", tmp_path, "--model", "qwen3-8b")
     assert "run a: a, 2026-02-01 00:00 UTC, commit 1234567\n" in done.stdout
     assert " 100.0 " in done.stdout and " 200.0" not in done.stdout
@@ -172,28 +274,53 @@ def test_needs_rule_samplers_out_and_say_so():
     found = facts("--model", "qwen3-8b", "--needs", "logprob, seed")
     assert found["cannot"]["flashinfer_gumbel"] == ["logprob", "per_request_seed"]
     assert "flash_sampling" not in found["cannot"]
+    assert {each["instead_of"] for each in found["advice"]} == {"gumbel_argmax"}
+    assert all(each["instead_us"] for each in found["advice"])
     assert found["unmeasured"] == f"{256 - len(found['advice'])} of these 256 batch sizes"
-    (call,) = {each["python"] for each in found["calls"].values()}
-    assert "flash_sample(" in call and "return_logprob=True" in call
-    printed = run("--results", RESULTS, "--model", "qwen3-8b", "--needs", "logprob").stdout
-    assert "not considered: " in printed and "without logprob" in printed
+    for call in found["calls"].values():
+        assert "flash_sample(" in call["python"] and "return_logprob=True" in call["python"]
+    printed = run(*READ, "--model", "qwen3-8b", "--needs", "logprob").stdout
+    printed = " ".join(printed.split())
+    assert "gumbel_argmax* " in printed and "without logprob" in printed
+    assert "not considered (*: only to compare with): " in printed
     assert "No time is with --needs" in printed
-    assert "--needs" not in run("--results", RESULTS, "--model", "qwen3-8b").stdout
+    assert "--needs" not in run(*READ, "--model", "qwen3-8b").stdout
 
 
 @pytest.mark.parametrize(
     ("options", "python", "vllm"),
     [
-        (["--top-k", 50, "--top-p", 0.9], "truncated_sample(", "flash_sample"),
-        (["--tp", 4], "flash_sample(hidden, shard", "flash_sample"),
-        (["--logits", "normal:3"], "screened_sample(hidden, head", "screened"),
-        (["--batch", "129"], "fsbench.kernels.gumbel_argmax import PROVIDER", "gumbel_argmax"),
+        (["--top-k", 50, "--top-p", 0.9], "truncated_sample(", "flash_sample vllm serve MODEL"),
+        (
+            ["--tp", 4],
+            "hidden, shard, seed=seed, offset=step, kernel='hopper'",
+            "flash_sample vllm serve MODEL --tensor-parallel-size 4",
+        ),
+        (["--logits", "normal:3"], "screened_sample(hidden, head", "screened vllm serve MODEL"),
+        (["--batch", "1"], "offset=step, kernel='hopper'", "flash_sample vllm serve MODEL"),
+        (
+            ["--batch", "129"],
+            "fsbench.kernels.gumbel_argmax import PROVIDER",
+            "gumbel_argmax vllm serve MODEL",
+        ),
     ],
 )
 def test_what_to_call(options, python, vllm):
     calls = facts("--model", "qwen3-8b", *options)["calls"].values()
     told = {call["vllm"] for call in calls if python in call["python"]}
-    assert told == {f"FSBENCH_VLLM={vllm} vllm serve MODEL"}
+    assert told == {f"FSBENCH_VLLM={vllm}"}
+
+
+def test_a_benchmark_object_without_a_public_call_is_not_advised():
+    found = facts("--model", "qwen3-8b", "--top-k", 20, "--batch", 256)
+    assert [each["best"] for each in found["advice"]] == ["flash_sampling_topk_topp"]
+    assert found["no_public_call"] == {"akunu_exact": [256]}
+
+
+def test_a_temperature_is_of_the_records_and_of_the_call():
+    found = facts("--model", "qwen3-8b", "--temperature", 0.7, "--batch", 4)
+    assert found["measure"].endswith("--temperature 0.7")
+    assert "offset=step, temperature=0.7" in found["calls"]["flash_sample"]["python"]
 
 
 def test_a_screened_head_over_several_gpus_is_one_of_the_shard(tmp_path):
@@ -206,7 +333,7 @@ def test_a_screened_head_over_several_gpus_is_one_of_the_shard(tmp_path):
         "head = prepare_head(shard.weight)  # once",
         "sample = screened_sample(hidden, head, shard=shard, seed=seed, offset=step)",
     ]
-    assert call["vllm"] == "FSBENCH_VLLM=flash_sample vllm serve MODEL"
+    assert call["vllm"] == "FSBENCH_VLLM=flash_sample vllm serve MODEL --tensor-parallel-size 2"
 
 
 def test_without_a_record_the_floor_is_marked():
@@ -214,7 +341,7 @@ def test_without_a_record_the_floor_is_marked():
     floor = iomodel.floor_us(Problem(7, 4096, 151936), "h100")
     assert list(found["floors_us"]) == ["1", "7"] and found["floors_us"]["7"] == floor
     assert found["advice"] == [] and found["sizes"] == []
-    printed = run("--results", RESULTS, "--d", 64, "--v", 1000, "--batch", "3:9").stdout
+    printed = run(*READ, "--d", 64, "--v", 1000, "--batch", "3:9").stdout
     assert "nobody measured it" in printed and "flash_sample(" in printed
     assert "fsbench run --device cuda --d 64 --v 1000 --dtype bf16" in " ".join(printed.split())
     assert facts("--model", "phi-4", "--logits", "zipf:2")["measure"].endswith("--logits zipf:2")
@@ -244,7 +371,9 @@ def test_it_works_anywhere_and_fits_80_columns(tmp_path, monkeypatch):
     assert "vLLM 0" not in done.stdout  # docs/end-to-end.md says which versions
     assert max(map(len, done.stdout.splitlines())) <= 80
     changes = dict(kind="truncated", top_k=50, top_p=0.9)
-    mine = [row(name, 1, 1.5, **changes) for name in ("akunu_exact", "pivot_search")]
+    names = ("flash_sampling_topk_topp", "flashinfer_top_k_top_p_lean")
+    mine = [row(name, 1, 1.5, **changes) for name in names]
+    mine += [row("matmul_only", 1, 1.4, **{**changes, "kind": "lower_bound"})]
     written(tmp_path / "results/own", mine, utc="2099-01-01")
     assert "own, 2099-01-01" in run(*options).stdout
 
@@ -256,6 +385,7 @@ def test_it_works_anywhere_and_fits_80_columns(tmp_path, monkeypatch):
         (["--model", "qwen3-8b", "--batch", "8:1"], InvalidOption, "--batch: expected a range"),
         (["--model", "qwen3-8b", "--batch", "5"], ResultsError, "results have B = 1, 2, 4, 8"),
         (["--model", "qwen3-8b", "--gpu", "b20"], InvalidArgument, "gpu: expected one of"),
+        (["--model", "qwen3-8b", "--gpu", "a100"], InvalidArgument, "mean 'a100-80gb'"),
         (["--model", "no-such-model"], FsbenchError, "no-such-model"),
         (["--model", "phi-4", "--tp", "2", "--top-k", "9"], ResultsError, "runs on one GPU"),
         ([], InvalidArgument, "--model: expected a model, or --d and --v; got neither"),
