@@ -9,9 +9,10 @@ PYTHON ?= python3
 FSBENCH = $(VENV)/bin/fsbench
 PYTEST = $(VENV)/bin/python -m pytest
 
-# On a machine with an NVIDIA driver also what the GPU samplers and timers need.
+# On a machine with an NVIDIA driver also what the GPU samplers and timers need, in the versions that
+# records are made with.
 comma := ,
-EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
+EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu$(comma)record,dev)
 # Installed first, so that no dependency picks another: without a GPU, the version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
@@ -84,7 +85,7 @@ plots: setup
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
 
-# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once), SGLang's hooks and
+# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once),
 # rivals against the sources of their packages, and what the adapters do against vLLM's own kernels
 # in the interpreter.
 check-engines: setup

@@ -13,7 +13,6 @@ import pytest
 from tree import modules
 
 from fsbench.discover import discover
-from fsbench.moved import MOVED
 from fsbench.provider import Kind
 
 MODULES = modules()
@@ -379,9 +378,3 @@ def test_literals_are_those_of_code():
 def test_the_harness_never_spells_a_providers_name(name):
     pattern = re.compile(rf"\b({'|'.join(map(re.escape, sorted(PROVIDERS)))})\b")
     assert not [text for text in literals(MODULES[name]) if pattern.search(text)]
-
-
-def test_old_names_lead_to_modules_and_hide_none():
-    for old, new in MOVED.items():
-        assert f"fsbench.{new}" in MODULES
-        assert f"fsbench.{old}" not in MODULES

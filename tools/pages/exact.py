@@ -14,6 +14,7 @@ import torch
 
 from fsbench import reference
 from fsbench.analysis.audit import audited, markdown, read_records
+from fsbench.discover import discover
 from pages.blocks import H200, RESULTS, block, listed, measured_on, table, with_source
 
 Record = dict[str, Any]
@@ -121,7 +122,12 @@ def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
     found, skipped = audited(read_records([RESULTS / record]))
     text = markdown(found, {})
     if skipped:
-        others = ", ".join(f"`{name}`" for name, why in skipped.items() if "lower bound" not in why)
+        known = discover()
+        others = ", ".join(
+            f"`{name}`"
+            for name, why in skipped.items()
+            if name in known and "lower bound" not in why
+        )
         text += f"\n\nNot in this record: {others}."
     return with_source(text, record)
 
