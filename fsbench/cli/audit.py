@@ -41,7 +41,7 @@ def audit(
 
     Exit code 0 if nothing was found but what samplers declare, 1 for a bias, 5 for a defect.
     """
-    from fsbench.analysis.audit import EXIT_CODES, audited, markdown, read_records, worst
+    from fsbench.report.audit import EXIT_CODES, audited, markdown, read_records, worst
 
     lines: list[dict[str, Any]] = []
     if records:

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsbench import paper as published
-from fsbench.analysis.comparisons import paper, runs
-from fsbench.analysis.tables import conditions_in_words
 from fsbench.cli.tables import console, plain_table
 from fsbench.records.stats import LEVEL
+from fsbench.report import against_paper as paper
+from fsbench.report import compare as runs
+from fsbench.report.tables import conditions_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from fsbench.analysis.tables import Configuration
+    from fsbench.report.tables import Configuration
 
 
 def print_environments(

@@ -30,9 +30,9 @@ from fsbench.provider import Capabilities, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fsbench.analysis.recommend import Advice
-    from fsbench.analysis.tables import Configuration
     from fsbench.provider import Provider
+    from fsbench.report.recommend import Advice
+    from fsbench.report.tables import Configuration
 
 _SHORT = {
     "logprob": "logprob",
@@ -103,9 +103,9 @@ def recommend(
     one run: the one in which the alternative is the strongest. Without a record: the least time
     that the I/O model allows, marked so.
     """
-    from fsbench.analysis.calls import calls, has_public_call
-    from fsbench.analysis.recommend import recommend as advise
     from fsbench.discover import discover
+    from fsbench.report.calls import calls, has_public_call
+    from fsbench.report.recommend import recommend as advise
 
     shape = _shape(model, d, v)
     slug, device = ("", "cpu") if gpu == "cpu" else (gpu, "cuda")
@@ -223,10 +223,10 @@ def _measured(
     paths: list[Path] | None, gpu: str, problem: Problem, logits: str | None
 ) -> tuple[list[Configuration], list[str]]:
     """Its results, best first: timed as engines run, from a graph; and sizes that there are."""
-    from fsbench.analysis.tables import configurations
     from fsbench.cli.reading import by_time, read_results, shipped
     from fsbench.records.iomodel import gpu_slug
     from fsbench.records.store import folders_below
+    from fsbench.report.tables import configurations
 
     slug = gpu_slug(gpu)
     if paths is None:

@@ -129,15 +129,14 @@ FLOORS: dict[str, set[str]] = {
     "records": set(),
     "timers": set(),
     "paper": set(),
-    "analysis": {"records", "paper"},
     "simple": {"reference", "records"},
-    "figures": {"analysis", "records", "simple"},
+    "report": {"records", "paper", "simple"},
     "verify": {"reference"},
     "measure": {"verify", "reference", "timers", "machine", "records"},
     "integrations": {"kernels", "machine"},
     "e2e": {"integrations", "records", "machine", "paper"},
     "cli": {
-        *("e2e", "measure", "verify", "figures", "analysis", "simple"),
+        *("e2e", "measure", "verify", "report", "simple"),
         *("records", "paper", "timers", "machine"),
         "kernels/warming",  # one command: see KERNELS_OF_COMMANDS
     },
@@ -276,7 +275,7 @@ def test_only_discovery_knows_the_packages_of_samplers(name):
         assert not [text for text in literals(MODULES[name]) if text.startswith(SAMPLER_ROOMS)]
 
 
-READERS = ("fsbench.records", "fsbench.analysis", "fsbench.figures", "fsbench.paper")
+READERS = ("fsbench.records", "fsbench.report", "fsbench.paper")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fsbench import reference
-from fsbench.analysis.audit import audited, markdown, read_records
 from fsbench.discover import discover
+from fsbench.report.audit import audited, markdown, read_records
 from pages.blocks import H200, RESULTS, block, listed, measured_on, table, with_source
 
 Record = dict[str, Any]

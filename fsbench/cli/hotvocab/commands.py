@@ -160,8 +160,8 @@ def plot(
     formats: Formats = "png",
 ) -> None:
     """Draw what `fit` and `bench` measured. Needs no GPU."""
-    from fsbench.figures.parts import check_formats
     from fsbench.records.store import read_environment
+    from fsbench.report.figures.parts import check_formats
 
     suffixes = check_formats(name.strip() for name in formats.split(","))
     _draw(folder, out, suffixes, read_environment(folder))
@@ -278,8 +278,8 @@ def _measure_gpu(
 def _draw(folder: Path, out: Path, suffixes: Iterable[str], facts: dict[str, Any]) -> None:
     import pandas as pd
 
-    from fsbench.figures import hotvocab as figures
-    from fsbench.figures.parts import save
+    from fsbench.report.figures import hotvocab as figures
+    from fsbench.report.figures.parts import save
 
     cover, cost, scans = read_fit(folder)
     where = f"{facts['cpu']}, {facts.get('isa', '')}, V = {cover.V:,}"

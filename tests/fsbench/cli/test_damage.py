@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from tiny_run import TINY
 
-from fsbench.figures.style import SETTINGS
 from fsbench.records.cell import Round
 from fsbench.records.store import Store, read_records
+from fsbench.report.figures.style import SETTINGS
 
 COMMANDS = ("run", "compare", "report", "plot")
 
