@@ -1,5 +1,5 @@
-# make bench   set up and run the main job on whatever this machine has; without a GPU also the
-#              CPU decision plane
+# make bench   set up and run the main job on whatever this machine has: without a GPU, the samplers
+#              that run on CPUs
 # make record  measure anew what results/ holds of a GPU; RECORD="--minutes 9 --only paper,lean"
 #              is for tools/record.py
 # make test    set up and pass the tests that one runs all day: minutes, no GPU
@@ -28,7 +28,6 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard fsbench/simple/csrc/*)
 
 bench: setup
 	$(FSBENCH) run
-	$(if $(shell command -v nvidia-smi),,$(FSBENCH) hotvocab bench)
 
 record: setup
 	PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/python tools/record.py $(RECORD)
@@ -77,9 +76,6 @@ plots: setup
 	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
 	$(FSBENCH) plot $(call RUNS,truncated-grid) --figure filters --out plots
 	$(FSBENCH) plot $(call RUNS,e2e-vllm-qwen3-8b) --out plots
-	# Exposed time from a machine with a GPU; the other figures are drawn again, from a CPU's.
-	$(FSBENCH) hotvocab plot $(call RUNS,simple) --out plots
-	$(FSBENCH) hotvocab plot results/cpu/simple-20261121 --out plots
 
 # Tables and numbers of README.md and docs/, from results/ and the code (tools/pages).
 docs: setup

@@ -287,7 +287,7 @@ READERS = ("fsbench.records", "fsbench.report", "fsbench.paper")
             f"fsbench.cli.{stem}"
             for stem in ("plot", "iomodel", "compare", "report", "attribution")
         ),
-        *("fsbench.simple.pipeline", "fsbench.cli.hotvocab.pipeline"),
+        "fsbench.simple.pipeline",
     ],
 )
 def test_what_reads_results_needs_no_sampler_and_no_gpu(name):
