@@ -125,11 +125,12 @@ def recommend(
         name for name, each in known.items() if has_public_call(each, found[name].source, problem)
     }
     able = {name for name in public if not lacking[name]}
+    forced = {n: each.call for n, each in known.items() if each.call in known and n != each.call}
     fitting, sizes = _measured(results, slug, problem, logits)
     measured = fitting[0] if fitting else None
     most = float("inf") if memory is None else memory * 1e9
     advice = (
-        [each for each in advise(measured, able, most, public) if each.b in batches]
+        [each for each in advise(measured, able, most, public, forced) if each.b in batches]
         if measured
         else []
     )
@@ -174,8 +175,8 @@ def recommend(
         facts |= {"sizes": sizes, **_floors(slug, problem, batches)}
         if reason := known[name].unsupported_reason(problem):
             raise ResultsError(f"recommend: expected what a sampler can do; {name} {reason}")
-        sampler = replace(known[name], name=known[name].call)  # which chooses its kernel
-        facts["calls"] = {sampler.name: calls(sampler, found[name].source, problem, wanted)}
+        call = calls(known[name], found[name].source, problem, wanted, as_measured=False)
+        facts["calls"] = {known[name].call: call}
     print(json.dumps(facts, indent=2)) if as_json else _print(facts)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from textwrap import fill
+from typing import Any
 
 from fsbench.problem import Problem
 from fsbench.provider import Provider
-from fsbench.report.recommend import FORCED
 
 _ARGUMENTS = {
     "per_row_temperature": "temperature=temperature",
@@ -27,12 +27,15 @@ def has_public_call(sampler: Provider, source: str, problem: Problem) -> bool:
     return plain or bool(sampler.call) or ".kernels." not in source
 
 
-def calls(sampler: Provider, source: str, problem: Problem, needs: list[str]) -> dict[str, str]:
+def calls(
+    sampler: Provider, source: str, problem: Problem, needs: list[str], as_measured: bool = True
+) -> dict[str, str]:
     """Return what to write for a sampler: `python` and, where the plug-in has it, `vllm`.
 
     Args:
         source: module or file that defines the sampler.
         needs: capabilities that are asked for; those with an argument of the call are passed.
+        as_measured: pass the arguments that the sampler itself fixes, such as the kernel.
     """
     sharded = problem.tp > 1
     filters = [f"{name}={getattr(problem, name)}" for name in problem.filters]
@@ -67,7 +70,8 @@ def calls(sampler: Provider, source: str, problem: Problem, needs: list[str]) ->
     options = [*filters, *(_ARGUMENTS[need] for need in needs if need in _ARGUMENTS)]
     fixed = problem.temperature != 1 and "temperature=temperature" not in options
     options += [f"temperature={problem.temperature:g}"] if fixed else []
-    options += [f"kernel={kernel!r}"] if (kernel := FORCED.get(sampler.name)) else []
+    forced: dict[str, Any] = getattr(sampler.sample, "keywords", {})  # of a partial
+    options += [f"{name}={value!r}" for name, value in forced.items() if as_measured]
     text = ", ".join(dict.fromkeys(["hidden", *given, "seed=seed", "offset=step", *options]))
     if len(text) + len(call) > 65:
         text = "\n" + fill(text, 70, initial_indent="    ", subsequent_indent="    ") + "\n"

@@ -6,7 +6,7 @@ torch and no sampler.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -14,11 +14,6 @@ import pandas as pd
 from fsbench.provider import Kind
 from fsbench.report import logits_store
 from fsbench.report.tables import Configuration
-
-DEFAULT = "flash_sample"
-"""The sampler that users call, which chooses its kernel."""
-FORCED = {"flash_sampling": "portable", "flash_sampling_hopper": "hopper"}
-"""The samplers that force one of its kernels."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +48,7 @@ def recommend(
     candidates: Collection[str],
     most_bytes: float = float("inf"),
     others: Collection[str] = (),
+    forced: Mapping[str, str] | None = None,
 ) -> list[Advice]:
     """Advice for every B at which a candidate was measured: samplers of the problem's law only.
 
@@ -64,6 +60,8 @@ def recommend(
             the cost of the store.
         most_bytes: samplers that took more memory at a B (extra_bytes) are no candidates for it.
         others: names of providers that may be the alternative where no candidate is.
+        forced: a provider that forces one kernel of a public call -> the provider that makes the
+            call as users do. Where both were measured, the latter counts.
     """
     _, stored = logits_store.pair()
     rows = configuration.rows[configuration.rows.status == "ok"]
@@ -73,7 +71,7 @@ def recommend(
     rows["able"] = rows.provider.isin(set(candidates)) & (rows.extra.fillna(0) <= most_bytes)
     rows = rows[rows.able | rows.provider.isin(set(others))]
     return [
-        _advice(int(B), _strongest_run(_compared(same)))
+        _advice(int(B), _strongest_run(_compared(same), forced or {}))
         for B, same in rows.groupby("b")
         if same.able.any()
     ]
@@ -97,29 +95,29 @@ def _compared(rows: pd.DataFrame) -> pd.DataFrame:
     return rows if len(ways) == 1 else rows[rows.able]
 
 
-def _strongest_run(rows: pd.DataFrame) -> pd.DataFrame:
+def _strongest_run(rows: pd.DataFrame, forced: Mapping[str, str]) -> pd.DataFrame:
     """The rows of one run, the fastest first: the run with the strongest alternative.
 
     The run has the strongest sampler of each way, if any run has both. Which is the strongest is
     decided over all runs, by the time over that of the matmul alone in the same run, or by the time
-    where no run has the matmul. Of several such runs those with `flash_sample` itself count, and of
-    these the ones in which the same way wins as in the latest, since kernels change. The run is the
-    one in which the best saves the least, or the latest of equals. A run with `flash_sample` needs
-    none of the samplers that force its kernels, and they are left out of its rows.
+    where no run has the matmul. Of several such runs those with the call of users (a value of
+    `forced`) count, and of these the ones in which the same way wins as in the latest, since
+    kernels change. The run is the one in which the best saves the least, or the latest of equals. A
+    run with the call of users needs none of the samplers that force its kernels: they are left out.
     """
     strength = rows.over if rows.over.notna().any() else rows.median_us
     rows = rows.assign(strength=strength.fillna(float("inf"))).sort_values("strength")
-    named = rows if set(rows.provider).isdisjoint(FORCED) else rows[rows.provider != DEFAULT]
+    here = {name: call for name, call in forced.items() if name in set(rows.provider)}
+    named = rows[~rows.provider.isin(set(here.values()))]
     strongest = set(named.drop_duplicates("way").provider.head(2))
     runs: dict[tuple[int, bool], list[pd.DataFrame]] = {}
     for _, run in rows.sort_index().groupby("folder", sort=False):
         names = set(run.provider)
-        if DEFAULT in names:
-            run = run[~run.provider.isin(FORCED)]
-            names |= set(FORCED)
+        spared = {name for name, call in here.items() if call in names}
+        run = run[~run.provider.isin(spared)]
         run = run.drop_duplicates("provider", keep="last").sort_values("median_us", kind="stable")
         if run.able.any():
-            runs.setdefault((len(strongest - names), DEFAULT not in names), []).append(run)
+            runs.setdefault((len(strongest - names - spared), not spared), []).append(run)
     later_first = runs[min(runs)][::-1]
     pairs = [(*_best_and_rival(run), run) for run in later_first]
     same_way = [pair for pair in pairs if pair[0].way == pairs[0][0].way]

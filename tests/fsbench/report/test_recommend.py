@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from cells import results_row
-from matplotlib.colors import to_hex
-from tree import H200, ROOT
-from tree import RESULTS as ALL
+from tree import H200
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.cli.reading import by_time, read_results
 from fsbench.errors import FsbenchError, InvalidArgument, InvalidOption, ResultsError
 from fsbench.problem import Problem
-from fsbench.provider import Kind
 from fsbench.records import iomodel
 from fsbench.records.store import read_environment
 from fsbench.report import logits_store
-from fsbench.report.figures import winners
-from fsbench.report.figures.style import styles
 from fsbench.report.recommend import recommend
-from fsbench.report.tables import configurations, families
+from fsbench.report.tables import configurations
 
-RESULTS, H100 = H200, ALL / "h100"
+RESULTS = H200
 
 
 def row(provider, b, median, spread=0.01, **changes):
@@ -118,19 +111,21 @@ def test_the_run_is_that_with_the_strongest_alternative():
 
 
 def test_the_sampler_that_users_call_stands_for_those_that_force_its_kernels():
-    forced = [
-        row("flash_sampling", 1, 110.0, fused=True),
-        row("flash_sampling_hopper", 1, 99.0, fused=True),
+    rows = [
+        row("portable", 1, 110.0, fused=True),
+        row("hopper", 1, 99.0, fused=True),
         row("theirs", 1, 150.0),
     ]
-    called = row("flash_sample", 1, 101.0, fused=True)
-    (found,) = advice(forced)
-    assert found.best == "flash_sampling_hopper"
-    (found,) = advice([*forced, called])
-    assert (found.best, found.us, found.instead_of) == ("flash_sample", 101, "theirs")
+    called = row("call", 1, 101.0, fused=True)
+    forced = {"portable": "call", "hopper": "call"}
+    (found,) = advice(rows, forced=forced)
+    assert found.best == "hopper"
+    (found,) = advice([*rows, called], forced=forced)
+    assert (found.best, found.us, found.instead_of) == ("call", 101, "theirs")
     elsewhere = {**called, "folder": "run2"}
-    (found,) = advice([*forced, elsewhere, row("dear", 1, 190.0, folder="run2")])
-    assert (found.best, found.instead_of) == ("flash_sampling_hopper", "theirs")
+    rows += [elsewhere, row("slow", 1, 190.0, folder="run2")]
+    (found,) = advice(rows, forced=forced)
+    assert (found.best, found.instead_of) == ("hopper", "theirs")
 
 
 def test_where_all_candidates_go_one_way_others_are_the_alternative():
@@ -139,67 +134,6 @@ def test_where_all_candidates_go_one_way_others_are_the_alternative():
     assert (found.best, found.instead_of, found.ties) == ("ours", "theirs", ())
     (found,) = advice(rows, {"ours", "slow"}, others={"ours", "theirs", "slow"})
     assert found.instead_of == "slow"
-
-
-@pytest.fixture(scope="module")
-def recorded():
-    return read_results(by_time([RESULTS, H100]))
-
-
-@pytest.mark.parametrize("gpu", ["h100", "h200"])
-def test_the_advice_is_what_the_figure_of_winners_shows(recorded, gpu):
-    """On all recorded cells: the figure's own runs agree with all runs, to a point of a percent."""
-    (line,) = re.findall(r"call RUNS,(.*)\) --figure winner", (ROOT / "Makefile").read_text())
-    names = "|".join(line.split())
-    own = recorded[recorded.folder.str.contains(rf"/{gpu}/(?:{names})-2\d+$")]
-    every = {_key(each): each for each in configurations(recorded)}
-    looks, cells = styles(own), 0
-    for alike in families(configurations(own)).values():
-        alike = [each for each in alike if each.drawn is Kind.EXACT]
-        if (figure := winners.draw(alike, looks)) is None:
-            continue
-        axes = figure.axes[0]
-        batches = [int(label.get_text()) for label in axes.get_xticklabels()]
-        heads = sorted(alike, key=lambda each: tuple(each.rows[["d", "v"]].iloc[0]))
-        whole = [every[_key(head)] for head in heads]
-        found = [
-            {advised.b: advised for advised in recommend(each, each.providers(Kind.EXACT))}
-            for each in whole
-        ]
-        for text, patch in zip(axes.texts, axes.patches, strict=True):
-            x, y = text.get_position()
-            advised = found[y][batches[x]]
-            assert abs(float(text.get_text().rstrip("%*")) / 100 - advised.saves) < 0.0151
-            same = {advised.best, *advised.ties}
-            assert to_hex(patch.get_facecolor()) in {to_hex(looks[n].line["color"]) for n in same}
-            cells += 1
-    assert cells > 40
-
-
-def _key(configuration):
-    first = configuration.rows.iloc[0]
-    return first.gpu, first.d, first.v, configuration.conditions
-
-
-def test_no_recorded_run_has_a_much_stronger_alternative(recorded):
-    """In no run with the advised sampler does it save less by more than runs differ: 2 points.
-
-    Runs in which it does not win are of older kernels.
-    """
-    for each in configurations(recorded):
-        ok = each.rows[(each.rows.status == "ok") & (each.rows.kind == each.drawn)]
-        if ok.fused.nunique() == 1:
-            continue
-        for advised in recommend(each, each.providers(each.drawn)):
-            if advised.saves is None:
-                continue
-            same = ok[(ok.b == advised.b) & (ok.provider != "flash_sampling_store")]
-            best = same[same.provider == advised.best]
-            for folder, us in zip(best.folder, best.median_us, strict=True):
-                run = same[same.folder == folder]
-                rival = run[run.fused != best.fused.iloc[0]].median_us.min()
-                saves = 1 - us / rival
-                assert not 0 < saves < advised.saves - 0.02, (each.title, advised, folder)
 
 
 def test_samplers_of_truncated_problems_are_compared_with_the_next():
