@@ -35,8 +35,9 @@ record: setup
 # One thread per process: there is a worker for every core already.
 ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto --dist worksteal
 
+# T=tests/kernels/noise: the tests of one folder or file, the slow ones included.
 test: setup
-	$(ON_CPU) -m "not gpu and not full"
+	$(ON_CPU) -m "not gpu$(if $(T),, and not full)" $(T)
 
 test-all: setup
 	$(ON_CPU) -m "not gpu"
@@ -45,8 +46,9 @@ test-all: setup
 test-rest: setup
 	$(ON_CPU) -m "full and not gpu"
 
+# PART=kernels, samplers or alone: one part of the GPU tests.
 test-gpu: setup
-	$(PYTEST) -m gpu
+	$(VENV)/bin/python tools/gpu_tests.py $(PART)
 
 verify: setup
 	$(FSBENCH) verify

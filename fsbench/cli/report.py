@@ -20,10 +20,11 @@ def report(
     from fsbench.errors import ResultsError
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.store import read_environment
-    from fsbench.report.audit import audited, read_records
+    from fsbench.records.verdicts import read_verdicts
+    from fsbench.report.audit import audited
     from fsbench.report.html import audit_page, pages
 
-    judged, _ = audited(read_records(path for path in results if path.is_dir()))
+    judged, _ = audited(read_verdicts(path for path in results if path.is_dir()))
     made = [("audit", audit_page(judged))] if judged else []
     try:
         folders = by_time(run_folders(results))

@@ -79,7 +79,7 @@ def test_ci_runs_every_test_once():
     """test and test-rest have no test in common, and together they are test-all."""
     marks = dict(re.findall(r'^([a-z-]+): setup\n\t\$\(ON_CPU\) -m "(.+)"', text("Makefile"), re.M))
     assert marks == {
-        "test": "not gpu and not full",
+        "test": "not gpu$(if $(T),, and not full)",  # T: one folder or file, whole
         "test-all": "not gpu",
         "test-rest": "full and not gpu",
     }

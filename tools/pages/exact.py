@@ -14,7 +14,8 @@ import torch
 
 from fsbench import reference
 from fsbench.discover import discover
-from fsbench.report.audit import audited, markdown, read_records
+from fsbench.records.verdicts import read_verdicts
+from fsbench.report.audit import audited, markdown
 from pages.blocks import H200, RESULTS, block, listed, measured_on, table, with_source
 
 Record = dict[str, Any]
@@ -119,7 +120,7 @@ AUDIT = "cpu/audit-20261123"
 @block
 def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
     """The audit of the samplers that run on one kind of machine."""
-    found, skipped = audited(read_records([RESULTS / record]))
+    found, skipped = audited(read_verdicts([RESULTS / record]))
     text = markdown(found, {})
     if skipped:
         known = discover()
@@ -135,7 +136,7 @@ def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
 @block
 def known_bugs() -> str:
     """Bugs of released samplers, planted, and what finds them."""
-    found, _ = audited(read_records([RESULTS / AUDIT / "planted.jsonl"]))
+    found, _ = audited(read_verdicts([RESULTS / AUDIT / "planted.jsonl"]))
     rows = []
     for each in found:
         (finding,) = each.findings
