@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 
 from fsbench import paper
-from fsbench.analysis import logits_store
-from fsbench.analysis.attribution import attribute, extend
-from fsbench.analysis.tables import Configuration, configurations
 from fsbench.kernels.configs.choice import WORTH_SPLITTING
 from fsbench.kernels.configs.hopper import BLOCK_TOKENS
 from fsbench.kernels.shard.vocab_shard import even_blocks
 from fsbench.problem import models as named_models
 from fsbench.records.summary import read_csv
+from fsbench.report import logits_store
+from fsbench.report.attribution import attribute, extend
+from fsbench.report.tables import Configuration, configurations
 from pages.blocks import HOPPER, MATMUL, ONE_PASS, PORTABLE, RESULTS
 
 FI2, FI2_LEAN, STREAM = "flashinfer_gumbel", "flashinfer_gumbel_lean", "weight_stream"

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from fsbench import paper
-from fsbench.analysis.comparisons import paper as beside_paper
-from fsbench.analysis.comparisons import runs
 from fsbench.cli.hotvocab import of_run
 from fsbench.records.summary import read_csv
+from fsbench.report import against_paper as beside_paper
+from fsbench.report import compare as runs
 from fsbench.simple.hot import Coverage
 from fsbench.simple.pipeline import Pipeline, Sampling, steady_state
 from fsbench.simple.sizing import Cost, best

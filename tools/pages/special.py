@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from fsbench import paper
-from fsbench.analysis.audit import audited, markdown
-from fsbench.analysis.doubts import doubts
 from fsbench.discover import discover
 from fsbench.e2e.models import decoders
 from fsbench.records.summary import read_csv
 from fsbench.records.verdicts import read_verdicts
+from fsbench.report.audit import audited, markdown
+from fsbench.report.doubts import doubts
 from pages.blocks import RESULTS, block, bullets, listed, place, source, table
 from pages.derived import checks
 
