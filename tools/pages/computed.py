@@ -90,7 +90,7 @@ def cpu_pipelines(run: str, plane: str) -> pd.DataFrame:
         adds = " + ".join(f"{us:.0f}" for us in each.beside_us or (each.on_stage_us,))
         for m in (4, 5, 6):
             found = steady_state(Pipeline((2000.0,) * 4, m, 64), each)
-            row = {"sampler": each.name, "adds": adds, "in_flight": m}
+            row: dict[str, Any] = {"sampler": each.name, "adds": adds, "in_flight": m}
             row |= {"tokens_per_s": found.tokens_per_s, "bubble_pct": 100 * found.bubble}
             rows.append(row)
     return pd.DataFrame(rows)

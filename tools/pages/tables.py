@@ -18,7 +18,8 @@ A table has a view (`in`), `where`, `let`, and `columns`: heads and Python forma
 With `across`, a column whose values become heads, `cells` are the columns of each. `names` is, by
 column, which values have rows, in their order, and what they are called. A column whose head starts
 with "?" is left out where the view lacks what it shows. A number has a view, `where`, `value` and
-`show`: span, least, most, list, only, count or sum, and a format. A claim has a view, `where` and
+`show`: span, least, most, list, only, count or sum, and a format; and, where a record may still be
+missing, the words that then stand there (`missing`). A claim has a view, `where` and
 `all`, a condition that every row has to satisfy; the words on the page are written by hand.
 """
 
@@ -275,7 +276,12 @@ def made_number(name: str) -> str:
     kind, _, form = spec["show"].partition(" ")
     rows, parts = _rows(spec, where), _several(spec["value"])
     rows = rows.sort_values("b") if kind == "list" else rows
-    values = pd.concat(evaluated(rows, part, where) for part in parts).dropna()
+    try:
+        values = pd.concat(evaluated(rows, part, where) for part in parts).dropna()
+    except ValueError:
+        if "missing" in spec:
+            return str(spec["missing"])
+        raise
     if kind == "only" and values.nunique() != 1:
         raise ValueError(f"tables.toml, [{where}]: expected one value; got {list(values)}")
     if kind == "span":
