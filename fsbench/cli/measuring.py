@@ -53,7 +53,6 @@ def _progress(session: Session) -> Iterator[Report]:
 
 def _finish(session: Session, options: dict[str, Any]) -> int:
     """Export and print what a run left; return the exit code."""
-    from fsbench.analysis import logits_store, scaling, tables
     from fsbench.cli.reporting import (
         print_breakdown,
         print_energy,
@@ -61,6 +60,7 @@ def _finish(session: Session, options: dict[str, Any]) -> int:
         print_sustained,
         print_times,
     )
+    from fsbench.report import logits_store, scaling, tables
 
     folder = session.store.folder
     table, records, written = session.export()
