@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fsbench import inputs
 from fsbench.kernels import flash_sample
-from fsbench.kernels.call.pack_mask import pack_mask
+from fsbench.kernels.launch.operands import pack_mask
 from fsbench.problem import Problem
 
 BATCHES = (1, 16, 64, 256)

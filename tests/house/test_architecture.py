@@ -98,7 +98,7 @@ def test_the_parser_sees_imports_of_every_form():
 GROUND = ("errors", "late", "problem", "provider")
 """The contract: files of fsbench/ that import nothing but each other."""
 
-KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "call", "fused")
+KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "launch", "fused")
 FLOORS: dict[str, set[str]] = {
     # A room of kernels/ and those below it; features are beside each other, but screened above
     # truncated.
