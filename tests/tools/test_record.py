@@ -192,9 +192,8 @@ def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
             program = whole.partition("python ")[2].removeprefix("-m pytest -q -m gpu ").split()[0]
             assert (ROOT / program).exists(), job
             continue
-        name, *arguments = whole.partition("fsbench ")[2].replace("hotvocab bench", "bench").split()
-        found = commands["hotvocab"].commands[name] if name == "bench" else commands[name]
-        options = found.make_context(name, arguments).params
+        name, *arguments = whole.partition("fsbench ")[2].split()
+        options = commands[name].make_context(name, arguments).params
         assert set(options.get("provider") or []) <= set(known), job
         assert (options.get("preset") or "paper") in PRESETS, job
 

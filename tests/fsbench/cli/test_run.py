@@ -32,7 +32,7 @@ def test_samplers_without_filters_say_so(fsbench, tmp_path):
 def test_scores_are_measured_checked_and_compared(fsbench, tmp_path):
     source = plug_in(kind="SCORE", zero=False, draw="float().log_softmax(1)[:, 0]")
     (tmp_path / "mine.py").write_text(source)
-    names = ("score_log_softmax", "score_chunked", "score_liger", "matmul_only", "mine")
+    names = ("score_log_softmax", "score_chunked", "matmul_only", "mine")
     providers = [word for name in names for word in ("--provider", name)]
     options = ["--provider-path", "mine.py", "--batch", "3", "--out", "here", "--check"]
     code, _, err = fsbench("run", *TINY, *providers, *options)
@@ -41,7 +41,6 @@ def test_scores_are_measured_checked_and_compared(fsbench, tmp_path):
     assert table.status.to_dict() == {
         "score_log_softmax": "ok",
         "score_chunked": "ok",
-        "score_liger": "unavailable",
         "matmul_only": "ok",
         "mine": "check_failed",
     }
