@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fsbench.kernels.drafting.vocabulary import DraftVocabulary, prepare_draft_vocabulary
     from fsbench.kernels.fused.api import describe, flash_sample
     from fsbench.kernels.fused.drafts import Verified, step_noise, verify_drafts
-    from fsbench.kernels.launch.heads import QuantisedHead, quantise_head
+    from fsbench.kernels.launch.quantised import QuantisedHead, quantise_head
     from fsbench.kernels.launch.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.scoring.api import score
     from fsbench.kernels.screened.api import screened_sample
@@ -72,7 +72,7 @@ __all__ = [
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
     __getattr__ = late(
         __name__,
-        launch__heads=("QuantisedHead", "quantise_head"),
+        launch__quantised=("QuantisedHead", "quantise_head"),
         launch__result=("Sample", "Score", "Screened", "TruncatedSample"),
         configs__hopper=("HopperConfig",),
         configs__portable=("TileConfig",),

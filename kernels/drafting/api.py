@@ -15,8 +15,8 @@ from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
 from fsbench.kernels.fused.api import flash_sample
-from fsbench.kernels.launch.heads import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.launch.operands import greedy
+from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.launch.request import Filters, Request, checked_request
 from fsbench.kernels.launch.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.screened.api import screened_sample

@@ -22,8 +22,9 @@ from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.by_reference import compute
-from fsbench.kernels.launch.heads import LARGEST_NUMBERS, PreparedHead, QuantisedHead, drawn_from
+from fsbench.kernels.launch.heads import PreparedHead, drawn_from
 from fsbench.kernels.launch.operator import as_operator, is_traced
+from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.launch.request import Request, checked_request
 from fsbench.kernels.launch.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.shard.vocab_shard import VocabShard, reachable

@@ -62,10 +62,15 @@ def as_operator(name: str, run: Run) -> Run:
         """Shapes need no inference: the results are the caller's tensors."""
 
     def call(values: dict[str, Any], results: dict[str, Tensor]) -> None:
-        layout, *packed = pack(values)
-        operator(";".join(results) + "|" + layout, *packed, list(results.values()))
+        operator(*arguments_of(values, results))
 
     return call
+
+
+def arguments_of(values: dict[str, Any], results: dict[str, Tensor]) -> tuple[Any, ...]:
+    """Return what the operator takes for these values and results."""
+    layout, *packed = pack(values)
+    return f"{';'.join(results)}|{layout}", *packed, list(results.values())
 
 
 def pack(values: dict[str, Any]) -> tuple[str, list[Tensor], list[float], list[int]]:

@@ -16,7 +16,7 @@ from fsbench.kernels.checks.tensors import (
     check_temperature,
 )
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_integer, check_noise, check_number
-from fsbench.kernels.launch.heads import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 SAMPLES_AT_ONCE = 4

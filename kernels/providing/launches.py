@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
-    from fsbench.kernels.launch.heads import QuantisedHead
+    from fsbench.kernels.launch.quantised import QuantisedHead
     from fsbench.kernels.launch.result import Sample
     from fsbench.kernels.shard.vocab_shard import VocabShard
 
@@ -50,7 +50,7 @@ CANDIDATES_ONLY = Capabilities(
 
 def public_head(weight: Any) -> Any:
     """A head as the public calls take it: of a QuantisedWeight a QuantisedHead, others as given."""
-    from fsbench.kernels.launch.heads import QuantisedHead
+    from fsbench.kernels.launch.quantised import QuantisedHead
 
     if isinstance(weight, QuantisedWeight):
         return QuantisedHead(weight.weight, weight.scale)

@@ -13,7 +13,7 @@ from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.api import carry_out
-from fsbench.kernels.launch.heads import QuantisedHead
+from fsbench.kernels.launch.quantised import QuantisedHead
 from fsbench.kernels.launch.request import Request, checked_request
 from fsbench.kernels.launch.result import Sample, Score
 from fsbench.kernels.scoring.gradient import DifferentiableScore

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsbench.errors import InvalidType
 from fsbench.kernels import Sample, flash_sample, score
-from fsbench.kernels.launch.operator import pack, unpack
+from fsbench.kernels.launch.operator import arguments_of, pack, unpack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
@@ -56,10 +56,8 @@ EVERYTHING: dict[str, Any] = {
     ids=["least", "everything", "log-z-only", "quantised"],
 )
 def test_opcheck(given, written):
-    layout, *packed = pack(given)
-    names = ";".join(written)
     operator = torch.ops.fsbench.flash_sample.default
-    torch.library.opcheck(operator, (f"{names}|{layout}", *packed, list(written.values())))
+    torch.library.opcheck(operator, arguments_of(given, written))
 
 
 def test_values_come_back_by_their_names():
