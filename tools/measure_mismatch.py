@@ -31,9 +31,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import measuring
 import torch
-from measure_acceptance import GENERATED, PLAIN, Model
+from measure_acceptance import GENERATED, PLAIN, Model, write
 from torch import Tensor
 
 from fsbench import inputs
@@ -167,4 +166,4 @@ def table(wheels: list[str]) -> Iterator[list[object]]:
 
 if __name__ == "__main__":
     path, *wheels = sys.argv[1:]
-    measuring.write(Path(path), COLUMNS, table(wheels), DEVICE)
+    write(Path(path), COLUMNS, table(wheels), DEVICE)
