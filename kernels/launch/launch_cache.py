@@ -8,7 +8,7 @@ the same key fills in tensors, descriptors and floats.
 
 Triton 3.6 also asks for device and stream at each launch, makes metadata for hooks that nobody has
 set, goes through all arguments for descriptors, and encodes these again: a third of an eager call's
-time on the host. `_direct_launch` lays out what stays as the C function takes it, and keeps encoded
+time on the host. `direct_launch` lays out what stays as the C function takes it, and keeps encoded
 descriptors. Where Triton's launcher is another one, `compiled[grid]` launches.
 """
 
