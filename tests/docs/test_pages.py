@@ -15,12 +15,12 @@ from pages.write import MARKED, pages, regenerated
 from tree import H200, ROOT
 from typer.testing import CliRunner
 
-from fsbench.analysis.tables import configurations, markdown
 from fsbench.cli import app
 from fsbench.discover import discover
 from fsbench.measure.presets import PRESETS
 from fsbench.records.store import read_environment, read_records
 from fsbench.records.summary import frame
+from fsbench.report.tables import configurations, markdown
 from fsbench.verify.battery import CHECKS
 
 LINKING = [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *H200.glob("*.md")]

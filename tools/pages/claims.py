@@ -5,12 +5,12 @@ from __future__ import annotations
 import pandas as pd
 
 from fsbench import paper
-from fsbench.analysis import logits_store
-from fsbench.analysis.attribution import attribute, extend
-from fsbench.analysis.comparisons import paper as beside_paper
-from fsbench.analysis.comparisons import runs
-from fsbench.analysis.tables import Configuration, configurations
 from fsbench.records.summary import read_csv
+from fsbench.report import against_paper as beside_paper
+from fsbench.report import compare as runs
+from fsbench.report import logits_store
+from fsbench.report.attribution import attribute, extend
+from fsbench.report.tables import Configuration, configurations
 from pages import engines
 from pages.blocks import (
     FI1,

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from fsbench import reference
-from fsbench.analysis.audit import audited, markdown
 from fsbench.discover import discover
 from fsbench.records.verdicts import read_verdicts
+from fsbench.report.audit import audited, markdown
 from pages.blocks import H200, RESULTS, block, listed, measured_on, table, with_source
 
 Record = dict[str, Any]
