@@ -12,7 +12,12 @@ from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, empty_sample, sample_fields
-from fsbench.kernels.checks.tensors import check_matrices, check_matrix, check_tensor
+from fsbench.kernels.checks.tensors import (
+    check_matrices,
+    check_matrix,
+    check_tensor,
+    check_top_k,
+)
 from fsbench.kernels.checks.values import (
     MAX_TOP,
     MAX_V,
@@ -210,6 +215,8 @@ def describe(
     hidden, rows = check_matrices(check_matrix("hidden", hidden), rows, dtypes)
     kernel = check_kernel(kernel, config)
     filtered = top_k is not None
+    if filtered:
+        check_top_k("top_k", top_k, len(hidden), len(rows), hidden.device)
     if filtered and isinstance(weight, PreparedHead) and noise == "auto":
         noise = "token"
     noise, why = check_noise(noise), check_flag("why", why)
