@@ -43,7 +43,7 @@ def log(*p: float) -> Tensor:
 
 
 def llama_cpp() -> list[Kept]:
-    """test-sampling.cpp: test_top_k, test_top_p, test_min_p."""
+    """its sampling test: test_top_k, test_top_p, test_min_p."""
     logits = log(0.1, 0.2, 0.3, 0.4)
     of = {
         "top_k": [(1, 1), (3, 3)],
@@ -64,7 +64,7 @@ QUEUES = [
     *(f"{order} 100 .8 .1" for order in ("kp", "km", "pk", "pm", "mk", "mp")),
     *(f"{order} 100 .8 .1" for order in ("kpm", "kmp", "pkm", "pmk", "mkp", "mpk")),
 ]
-"""Stages, and k, p and min-p: a sampler queue of test-sampling.cpp, of 10,000 tokens."""
+"""Stages, and k, p and min-p: a sampler queue of its sampling test, of 10,000 tokens."""
 
 
 def llama_cpp_queues() -> list[Kept]:
@@ -96,7 +96,7 @@ def llama_cpp_queues() -> list[Kept]:
 
 
 def transformers() -> list[Kept]:
-    """test_logits_process.py: the top-k, top-p and min-p warpers."""
+    """its test of logits processors: the top-k, top-p and min-p warpers."""
     ramp = torch.arange(10.0)
     turned = ramp.clone()
     turned[:5] += 10
@@ -137,7 +137,7 @@ def tensorrt_llm() -> list[Kept]:
 
 
 def flashinfer() -> list[Kept]:
-    """test_sampling.py: the masks that samples are held to, of random probabilities."""
+    """its sampling test: the masks that samples are held to, of random probabilities."""
     generator = torch.Generator().manual_seed(42)
     p = torch.rand(111, generator=generator)
     p /= p.sum()
@@ -165,7 +165,7 @@ def flashinfer() -> list[Kept]:
 
 
 def flashsampling() -> list[Kept]:
-    """test_core.py: test_top_k_top_p, of logits that ascend or descend; greedy decoding."""
+    """its core test: test_top_k_top_p, of logits that ascend or descend; greedy decoding."""
     found = []
     for V in (100, 200, 256):
         for down in (False, True):
@@ -185,7 +185,7 @@ def flashsampling() -> list[Kept]:
 def penalties() -> list[Penalised]:
     found = []
     fifth = log(*[0.2] * 5)
-    of_llama = [  # test-sampling.cpp: test_penalties; (seen, repetition, both others, result)
+    of_llama = [  # its sampling test: test_penalties; (seen, repetition, both others, result)
         ([0], 50.0, 0.0, [0, 0.25, 0.25, 0.25, 0.25]),
         ([0, 1, 2], 50.0, 0.0, [0, 0, 0, 0.5, 0.5]),
         ([0, 1, 2, 0, 0], 50.0, 0.0, [0, 0, 0, 0.5, 0.5]),
@@ -216,7 +216,7 @@ def penalties() -> list[Penalised]:
 class Preferred(NamedTuple):
     """Equal logits and penalties: which kind of token has the largest logit, and which the least.
 
-    vLLM's test_sampler.py. Kinds: "new", "prompt", "once" and "thrice" drawn.
+    vLLM's test of its sampler. Kinds: "new", "prompt", "once" and "thrice" drawn.
     """
 
     name: str
