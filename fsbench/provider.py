@@ -258,7 +258,7 @@ _FIELDS: _Checks = {
     "True or False": (("tunes",), lambda value: isinstance(value, bool)),
     "a function": (("build", "supports", "kept_bytes", "not_built"), callable),
     "a function or None": (
-        ("sample", "score", "noise_map", "build_sharded", "matmul_form"),
+        ("sample", "score", "accept", "noise_map", "build_sharded", "matmul_form"),
         lambda value: value is None or callable(value),
     ),
     "a Tuning or None": (("tuning",), lambda value: value is None or isinstance(value, Tuning)),
@@ -315,6 +315,8 @@ class Provider:
         claimed. None if the sampler is only what `build` returns.
     score: of a SCORE, the full call, score(hidden, weight, targets, *, ...), with the arguments and
         the result of fsbench.kernels.score, as far as they are claimed; or None.
+    accept: accept(sampled int64 [B, k + 1], drafts int64 [B, k]) -> fsbench.kernels.Verified: the
+        acceptance that goes with `sample` in a speculative step; None if there is none to check.
     call: the public function of fsbench.kernels that does this by default; "" if there is none.
     tuning: if `fsbench tune` can choose its tile shapes.
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
@@ -342,6 +344,7 @@ class Provider:
     kept_bytes: Callable[[Problem], int] = lambda problem: 0
     sample: Callable[..., Drawn] | None = None
     score: Callable[..., Any] | None = None
+    accept: Callable[[Tensor, Tensor], Any] | None = None
     call: str = ""
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None

@@ -16,6 +16,7 @@ from functools import partial
 from fsbench.kernels.providing.launches import (
     FULL_CONTRACT,
     FlashSampling,
+    accept,
     build_sharded,
     flash_sample,
     matmul_form,
@@ -35,6 +36,7 @@ PROVIDER = Provider(
     build=partial(FlashSampling, kernel="portable"),
     build_sharded=partial(build_sharded, kernel="portable"),
     sample=partial(flash_sample, kernel="portable"),
+    accept=accept,
     call="flash_sample",
     presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("portable"),

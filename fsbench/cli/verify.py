@@ -36,7 +36,7 @@ def verify(
             "--temperature",
             number(0, above=True),
             "Temperature > 0 of the sampled checks; given twice, each has about half of them. "
-            "Default: 1 and 0.5.",
+            "Default: 1.3 and 0.7.",
         ),
     ] = None,
     as_json: Json = False,
@@ -58,10 +58,10 @@ def verify(
     from rich.console import Console
 
     from fsbench.discover import discover, select
-    from fsbench.verify.check import conclusion
+    from fsbench.verify.check import TEMPERATURES, conclusion
 
     found = discover(provider_path or [])
-    temperatures = temperature or [1.0, 0.5]
+    temperatures = temperature or [*TEMPERATURES]
     console = Console(highlight=False, stderr=as_json)
 
     def say(reason: str) -> None:

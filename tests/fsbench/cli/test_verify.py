@@ -45,7 +45,7 @@ def test_the_record(fsbench, tmp_path):
     assert path.read_text() == "before\n" + out
     first, *rows = map(json.loads, out.splitlines())
     assert first["schema"] == 2 and first["environment"]["argv"][:2] == ["fsbench", "verify"]
-    setting = {"tier": "gate", "dtype": "bf16", "weights": "", "temperatures": [1.0, 0.5]}
+    setting = {"tier": "gate", "dtype": "bf16", "weights": "", "temperatures": [1.3, 0.7]}
     assert first["setting"] == setting
     first, greedy, first_end, second, fit, second_end = rows
     for row, name in ((first, "greedy"), (second, "multinomial")):
@@ -82,7 +82,7 @@ def _killed_at(name):
 def test_the_table(fsbench):
     code, out, _ = fsbench("--provider", "greedy", "--dtype", "fp16")
     assert code == 0
-    assert "greedy: cpu, fp16, T = 1 and 0.5" in out
+    assert "greedy: cpu, fp16, T = 1.3 and 0.7" in out
     assert out.splitlines()[-1].startswith("greedy passed: 3 checks of ")
     words = out.split()
     assert words.count("ok") == 3 and {"greedy", "edges", "invariance"} <= set(words)
@@ -105,7 +105,7 @@ def test_a_failed_check_exits_1(fsbench, mine, draw, kind):
     assert out.splitlines()[-1].startswith("mine rejected: ")
 
 
-@pytest.mark.parametrize(("given", "seen"), [("", {1.0, 0.5}), ("--temperature 0.25", {0.25})])
+@pytest.mark.parametrize(("given", "seen"), [("", {1.3, 0.7}), ("--temperature 0.25", {0.25})])
 def test_two_temperatures_are_tested_unless_one_is_given(fsbench, mine, tmp_path, given, seen):
     log = tmp_path / "asked"
     noted = f'open(r"{log}", "a").write(f"{{problem.temperature}} ")'
@@ -130,6 +130,12 @@ def test_what_cannot_be_checked_is_said_and_is_no_failure(fsbench, monkeypatch, 
     [
         ("--output no/such/folder", 2, "cannot write no/such/folder: No such file"),
         (3 * "--temperature 1 ", 2, "--temperature: expected one or two; got 3"),
+        ("--check filters", 2, "--check: filters: masks and biases are checked by `masks`"),
+        (
+            "--provider greedy --check masks",
+            2,
+            "greedy: --check masks does not apply to it in the tier ci; these do: greedy, edges",
+        ),
         ("--device cuda", 4, "--device cuda: torch sees no CUDA device"),
         ("--provider matmul_only", 2, "matmul_only: is a lower bound, not a sampler"),
         ("--provider weight_stream", 4, "weight_stream: runs on cuda only"),
