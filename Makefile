@@ -1,5 +1,5 @@
-# make bench   set up and run the main job on whatever this machine has; without a GPU also the
-#              CPU decision plane
+# make bench   set up and run the main job on whatever this machine has: without a GPU, the samplers
+#              that run on CPUs
 # make record  measure anew what results/ holds of a GPU; RECORD="--minutes 9 --only paper,lean"
 #              is for tools/record.py
 # make test    set up and pass the tests that one runs all day: minutes, no GPU
@@ -9,9 +9,10 @@ PYTHON ?= python3
 FSBENCH = $(VENV)/bin/fsbench
 PYTEST = $(VENV)/bin/python -m pytest
 
-# On a machine with an NVIDIA driver also what the GPU samplers and timers need.
+# On a machine with an NVIDIA driver also what the GPU samplers and timers need, in the versions that
+# records are made with.
 comma := ,
-EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu,dev)
+EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu$(comma)record,dev)
 # Installed first, so that no dependency picks another: without a GPU, the version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
@@ -27,7 +28,6 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard fsbench/simple/csrc/*)
 
 bench: setup
 	$(FSBENCH) run
-	$(if $(shell command -v nvidia-smi),,$(FSBENCH) hotvocab bench)
 
 record: setup
 	PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/python tools/record.py $(RECORD)
@@ -35,8 +35,9 @@ record: setup
 # One thread per process: there is a worker for every core already.
 ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto --dist worksteal
 
+# T=tests/kernels/noise: the tests of one folder or file, the slow ones included.
 test: setup
-	$(ON_CPU) -m "not gpu and not full"
+	$(ON_CPU) -m "not gpu$(if $(T),, and not full)" $(T)
 
 test-all: setup
 	$(ON_CPU) -m "not gpu"
@@ -45,8 +46,9 @@ test-all: setup
 test-rest: setup
 	$(ON_CPU) -m "full and not gpu"
 
+# PART=kernels, samplers or alone: one part of the GPU tests.
 test-gpu: setup
-	$(PYTEST) -m gpu
+	$(VENV)/bin/python tools/gpu_tests.py $(PART)
 
 verify: setup
 	$(FSBENCH) verify
@@ -76,15 +78,12 @@ plots: setup
 	$(FSBENCH) plot $(call RUNS,profile) --figure costs --out plots
 	$(FSBENCH) plot $(call RUNS,truncated-grid) --figure filters --out plots
 	$(FSBENCH) plot $(call RUNS,e2e-vllm-qwen3-8b) --out plots
-	# Exposed time from a machine with a GPU; the other figures are drawn again, from a CPU's.
-	$(FSBENCH) hotvocab plot $(call RUNS,simple) --out plots
-	$(FSBENCH) hotvocab plot results/cpu/simple-20261121 --out plots
 
 # Tables and numbers of README.md and docs/, from results/ and the code (tools/pages).
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
 
-# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once), SGLang's hooks and
+# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once),
 # rivals against the sources of their packages, and what the adapters do against vLLM's own kernels
 # in the interpreter.
 check-engines: setup

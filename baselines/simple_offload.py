@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    from fsbench.simple.controls import Controls
     from fsbench.simple.ring import RingShape
-    from fsbench.simple.steps import Offload
+    from fsbench.simple.steps import Controls, Offload
 
     B, V, dtype = problem.B, problem.V, ring_dtype(problem)
     step = Offload(

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    from fsbench.simple.controls import Controls
     from fsbench.simple.steps import Parallel
 
-    step = Parallel(problem.B, problem.V, Controls(temperature=problem.temperature))
+    step = Parallel(problem.B, problem.V, problem.temperature)
     return launch_with(problem, weight, lambda: step.logits, step.tokens)
 
 

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    from fsbench.simple.controls import Controls
     from fsbench.simple.ring import RingShape
-    from fsbench.simple.steps import Shvs
+    from fsbench.simple.steps import Controls, Shvs
 
     B, V, dtype = problem.B, problem.V, ring_dtype(problem)
     step = Shvs(

@@ -73,6 +73,7 @@ def weight_stream(weight: Tensor, partial: Tensor) -> Tensor:
         BLOCK=block,
         NUM_STAGES=NUM_STAGES,
         num_warps=NUM_WARPS,
+        enable_fp_fusion=True,
     )
     return partial
 

@@ -2,7 +2,8 @@
 
 A file at the top of either defines `PROVIDER`, named like its file; packages never are samplers.
 Third parties add samplers through the entry-point group `fsbench.providers` (each entry point
-names a Provider) or `--provider-path FILE.py`. Importing a sampler's module imports no torch.
+names a Provider) or `--provider-path FILE.py`, whose file defines `PROVIDER` or, for several
+samplers, `PROVIDERS`. Importing a sampler's module imports no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from itertools import chain
 from pathlib import Path
+from types import ModuleType
 
 from fsbench import probing
 from fsbench.errors import InvalidArgument, ProviderUnavailable, describe, one_line, unknown_name
@@ -96,7 +99,7 @@ def discover(extra_paths: Iterable[Path] = ()) -> dict[str, Found]:
             twice = f"defined twice, in {found[entry.name].source} and {entry.source}"
             entry = Found(f"{entry.name} ({entry.source})", entry.source, broken=twice)
         found[entry.name] = entry
-    for entry in map(_from_file, extra_paths):
+    for entry in chain.from_iterable(map(_from_file, extra_paths)):
         if entry.name in found:
             raise InvalidArgument(
                 f"provider {entry.name!r}: defined twice, in {found[entry.name].source} "
@@ -144,57 +147,61 @@ def _shipped() -> Iterable[Found]:
 
 def _from_entry_points() -> Iterable[Found]:
     for entry in entry_points(group=ENTRY_POINTS):
-        yield _plug_in(entry.name, f"entry point {entry.value}", ["entry", entry.value])
+        yield from _plug_in(entry.name, f"entry point {entry.value}", ["entry", entry.value])
 
 
-def _from_file(path: Path) -> Found:
+def _from_file(path: Path) -> list[Found]:
     if path.suffix != ".py" or not path.is_file():
         raise InvalidArgument(f"--provider-path: expected an existing .py file; got {path}")
     return _plug_in(path.stem, str(path), ["file", str(path)])
 
 
-def _plug_in(name: str, source: str, target: list[str]) -> Found:
-    """Somebody else's sampler: tried in a process of its own, then loaded here."""
+def _plug_in(name: str, source: str, target: list[str]) -> list[Found]:
+    """Somebody else's samplers: tried in a process of its own, then loaded here."""
     name = one_line(name)
     broken = probing.reason_against(name, source, *target)
-    return Found(name, source, broken=broken) if broken else load(name, source, *target)
+    return [Found(name, source, broken=broken)] if broken else load(name, source, *target)
 
 
-def load(name: str, source: str, kind: str, target: str) -> Found:
-    """A plug-in, imported here; `broken` where it raises or has no sampler of that name.
+def load(name: str, source: str, kind: str, target: str) -> list[Found]:
+    """Import a plug-in; one entry with `broken` set if it raises or has no sampler of that name.
 
-    kind: "entry" (target: MODULE:NAME) or "file" (target: its path).
+    kind: "entry" (target: MODULE:NAME) or "file" (target: its path). A file with PROVIDERS yields
+        one entry for each.
     """
     try:
         with kept_stdout():
-            entry = EntryPoint(name, target, ENTRY_POINTS)
-            found = _checked(
-                name, source, entry.load() if kind == "entry" else _imported(Path(target))
-            )
-            kept = found.provider.kept_bytes(EXAMPLE) if found.provider else 0
-        if isinstance(kept, int) and kept >= 0:
-            return found
-        return Found(name, source, broken=one_line(f"kept_bytes: expected bytes; got {kept!r}"))
+            if kind == "entry":
+                found = [_checked(name, source, EntryPoint(name, target, ENTRY_POINTS).load())]
+            else:
+                found = _several(name, source, _imported(Path(target)))
+            kept = [entry.provider.kept_bytes(EXAMPLE) for entry in found if entry.provider]
     except (Exception, SystemExit) as error:
-        return Found(name, source, broken=describe(error))
+        return [Found(name, source, broken=describe(error))]
+    for bytes_ in kept:
+        if not (isinstance(bytes_, int) and bytes_ >= 0):
+            broken = one_line(f"kept_bytes: expected bytes; got {bytes_!r}")
+            return [Found(name, source, broken=broken)]
+    return found
 
 
 def probe(report: int, *plug_in: str) -> None:
     """Load a plug-in and ask what commands ask; write what is wrong as JSON to a descriptor."""
     try:
-        found = load(*plug_in)
-        if found.provider is not None:
-            found.unavailable_reason("cpu")
-            with suppress(Exception, SystemExit):  # told where it is asked, as a cell's status
-                found.provider.supports(EXAMPLE)
-        broken = found.broken
+        broken = ""
+        for found in load(*plug_in):
+            if found.provider is not None:
+                found.unavailable_reason("cpu")
+                with suppress(Exception, SystemExit):  # told where it is asked, as a cell's status
+                    found.provider.supports(EXAMPLE)
+            broken = broken or found.broken
     except BaseException as error:
         broken = describe(error)
     os.write(report, json.dumps(broken).encode())
 
 
-def _imported(path: Path) -> object:
-    """PROVIDER of a file, None if it has none. A file that fails leaves no module behind."""
+def _imported(path: Path) -> ModuleType:
+    """Import a file. A file that fails leaves no module behind."""
     module_name = f"fsbench_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
@@ -202,10 +209,10 @@ def _imported(path: Path) -> object:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-        return getattr(module, "PROVIDER", None)
     except BaseException:
         del sys.modules[module_name]
         raise
+    return module
 
 
 @contextmanager
@@ -222,6 +229,23 @@ def kept_stdout() -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.chdir(here)
+
+
+def _several(name: str, source: str, module: ModuleType) -> list[Found]:
+    """Return the samplers of a file: PROVIDER, named like the file, or the PROVIDERS."""
+    providers = getattr(module, "PROVIDERS", None)
+    if providers is None:
+        return [_checked(name, source, getattr(module, "PROVIDER", None))]
+    if not (
+        isinstance(providers, tuple)
+        and providers
+        and all(isinstance(p, Provider) for p in providers)
+    ):
+        broken = "PROVIDERS: expected a tuple of fsbench.provider.Provider, at least one"
+        return [Found(name, source, broken=f"{broken}; got {one_line(providers)}")]
+    if hasattr(module, "PROVIDER"):
+        return [Found(name, source, broken="defines both PROVIDER and PROVIDERS")]
+    return [Found(provider.name, source, provider) for provider in providers]
 
 
 def _checked(name: str, source: str, provider: object) -> Found:

@@ -225,6 +225,9 @@ class Tuning:
     text: Callable[[str, str, list[tuple[int, int | None, Any]]], str]
 
 
+PRESET_NAMES = ("paper", "lean", "tp", "quick", "truncated", "score", "smoke", "cpu")
+"""The presets of `fsbench run` (fsbench.measure.presets), of which a sampler names its own."""
+
 _Checks = dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]]
 """What is expected -> (fields, whether a value is that)."""
 
@@ -253,7 +256,8 @@ _FIELDS: _Checks = {
     "a line of text": (("name", "label", "call"), _line),
     "a Kind": (("kind",), lambda value: isinstance(value, Kind)),
     "Capabilities": (("capabilities",), lambda value: isinstance(value, Capabilities)),
-    "a tuple of texts": (("requires", "presets"), _some()),
+    "a tuple of texts": (("requires",), _some()),
+    f"some of {', '.join(PRESET_NAMES)}": (("presets",), _some(*PRESET_NAMES)),
     "(major, minor) or None": (("compute_capability",), _capability),
     "True or False": (("tunes",), lambda value: isinstance(value, bool)),
     "a function": (("build", "supports", "kept_bytes", "not_built"), callable),

@@ -86,12 +86,14 @@ def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
 
     A rank without mass in a row has log-mass -inf there; one with +inf leaves the row undrawn (-1).
     """
-    from fsbench.kernels.configs.gpu import launching_on
+    from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
     K, B = words.shape
     tokens = words.new_empty(B)
     with launching_on(words.device):
-        _choose_rank_kernel[(triton.cdiv(B, ROWS_AT_ONCE),)](
+        bind_and_launch(
+            _choose_rank_kernel,
+            (triton.cdiv(B, ROWS_AT_ONCE),),
             words_ptr=words,
             seed_ptr=seed,
             offset_ptr=offset,
@@ -105,13 +107,19 @@ def choose_rank(words: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
 
 def pack_words(keys: Tensor, logz: Tensor) -> Tensor:
     """int64 [B] candidates and fp32 [B] -> int64 [B], a rank's words as choose_rank takes them."""
-    from fsbench.kernels.configs.gpu import launching_on
+    from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
     words = keys.new_empty(len(keys))
     with launching_on(keys.device):
         grid = (triton.cdiv(len(keys), ROWS_AT_ONCE),)
-        _pack_kernel[grid](
-            keys_ptr=keys, logz_ptr=logz, words_ptr=words, B=len(keys), BLOCK=ROWS_AT_ONCE
+        bind_and_launch(
+            _pack_kernel,
+            grid,
+            keys_ptr=keys,
+            logz_ptr=logz,
+            words_ptr=words,
+            B=len(keys),
+            BLOCK=ROWS_AT_ONCE,
         )
     return words
 

@@ -1,7 +1,7 @@
 """FlashSampling for Hopper: TMA, wgmma and warp specialization, in Gluon (docs/kernel.md).
 
-What flash_sample runs on a GPU of compute capability 9.0. Logits and tokens are those of
-flash_sampling, bit for bit.
+flash_sample runs it on a GPU of compute capability 9.0 where it is the faster of its two kernels.
+Logits and tokens are those of flash_sampling, bit for bit.
 """
 
 from __future__ import annotations

@@ -58,14 +58,16 @@ def _exchange_kernel(
 
 def exchange(keys: Tensor, shard: VocabShard) -> Tensor:
     """int64 [B], this rank's packed candidates -> int64 [B], the tokens of all ranks' best."""
-    from fsbench.kernels.configs.gpu import launching_on
+    from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
     from fsbench.kernels.shard.merge_keys import merge_keys
 
     if shard.line is None:
         return merge_keys(shard.gather(keys))
     tokens = keys.new_empty(len(keys))
     with launching_on(keys.device):
-        _exchange_kernel[(triton.cdiv(len(keys), ROWS_AT_ONCE),)](
+        bind_and_launch(
+            _exchange_kernel,
+            (triton.cdiv(len(keys), ROWS_AT_ONCE),),
             keys_ptr=keys,
             tokens_ptr=tokens,
             buffers_ptr=shard.line.buffers,

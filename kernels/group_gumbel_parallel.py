@@ -124,7 +124,7 @@ def group_gumbel_parallel(
     """
     import torch
 
-    from fsbench.kernels.configs.gpu import launching_on
+    from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
     B, V = logits.shape
     groups = triton.cdiv(V, TOKENS_OF_GROUP)
@@ -145,10 +145,17 @@ def group_gumbel_parallel(
     }
     BLOCK = triton.next_power_of_2(groups)
     with launching_on(logits.device):
-        _local_sample_kernel[(B * groups,)](
-            logits_ptr=logits, stride=logits.stride(0), V=V, GROUP=TOKENS_OF_GROUP, **shared
+        bind_and_launch(
+            _local_sample_kernel,
+            (B * groups,),
+            logits_ptr=logits,
+            stride=logits.stride(0),
+            V=V,
+            GROUP=TOKENS_OF_GROUP,
+            **shared,
         )
-        _sample_group_kernel[(B,)](tokens_ptr=tokens, log_z_ptr=log_z, BLOCK=BLOCK, **shared)
+        results = {"tokens_ptr": tokens, "log_z_ptr": log_z}
+        bind_and_launch(_sample_group_kernel, (B,), BLOCK=BLOCK, **results, **shared)
     return tokens, log_z
 
 

@@ -77,6 +77,24 @@ def eager(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
 
+class _FailuresAtOnce:
+    """Print the name of a test as soon as it fails: a long run may be stopped before its end."""
+
+    def __init__(self, config: pytest.Config):
+        self._reporter = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self._reporter:
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"FAILED {report.nodeid} ({report.when})")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

@@ -1,11 +1,11 @@
-"""Hold what is built on engines to their real source (`make check-engines`): vLLM, and SGLang.
+"""Hold what is built on vLLM to its real source (`make check-engines`).
 
     python tools/check_engines.py [--source vllm-0.26.0=FOLDER ...]
 
-Downloads each wheel (vLLM's have some 300 MB, SGLang's 40) from the package index, keeps its Python
-files in build/engines, and compares signatures, fields and attributes with what the adapters of
-fsbench.integrations and `fsbench e2e --arrivals` expect, without importing the engine. Of SGLang it
-is what docs/sglang.md builds on. Prints a line for each difference; exit code 1 if there is one.
+Downloads each wheel (about 300 MB) from the package index, keeps its Python files in
+build/engines, and compares signatures, fields and attributes with what the adapters of
+fsbench.integrations and `fsbench e2e --arrivals` expect, without importing the engine. Prints a
+line for each difference; exit code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -25,47 +25,9 @@ from fsbench.integrations.vllm_expected import Expected, differences
 
 KEPT = {
     "vllm": ("vllm/v1/", "vllm/distributed/", "vllm/model_executor/layers/", "vllm/engine/"),
-    "sglang": tuple(
-        f"sglang/{each}/"
-        for each in (
-            *("srt/plugins", "srt/layers", "srt/model_executor", "srt/sampling", "srt/managers"),
-            "kernels/ops/sampling",
-        )
-    ),
     "flashinfer-python": ("flashinfer/sampling", "flashinfer/cake_sampling"),
 }
 FOLDER = Path("build/engines")
-
-_HOOKS = "sglang.srt.plugins.hook_registry:HookRegistry"
-_RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
-_HEAD = "sglang.srt.layers.logits_processor:LogitsProcessor"
-SGLANG = Expected(
-    "0.5.23",
-    signatures={
-        "sglang.srt.plugins:load_plugins": (),
-        f"{_HOOKS}.register": ("cls", "target", "hook", "hook_type", "source"),
-        f"{_HOOKS}.apply_hooks": ("cls",),
-        f"{_HEAD}._get_logits": (
-            *("self", "hidden_states", "lm_head", "logits_metadata", "embedding_bias"),
-            "use_logits_buffer",
-        ),
-        f"{_RUNNER}.sample": ("self", "logits_output", "forward_batch"),
-        "sglang.srt.layers.sampler:Sampler.forward": (
-            *("self", "logits_output", "sampling_info", "return_logprob", "top_logprobs_nums"),
-            *("token_ids_logprobs", "positions", "logprob_logits"),
-        ),
-    },
-    fields={
-        "sglang.srt.layers.logits_processor:LogitsProcessorOutput": ("next_token_logits",),
-        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo": (
-            *("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "grammars"),
-            *("penalizer_orchestrator", "acc_additive_penalties", "acc_scaling_penalties"),
-            *("has_custom_logit_processor", "logit_bias", "has_watermark_candidates"),
-        ),
-    },
-    attributes={_RUNNER: ("model", "sampler", "sample")},
-)
-"""What docs/sglang.md builds on."""
 
 
 class Source:
@@ -213,15 +175,12 @@ def main(arguments: list[str] | None = None) -> int:
     given = dict(each.split("=", 1) for each in parser.parse_args(arguments).source)
     adapters = [adapter.expected for adapter in ADAPTERS.values()]
     failed = 0
-    for package, expected in [
-        *(("vllm", each) for each in (*adapters, OPEN_LOOP)),
-        ("sglang", SGLANG),
-    ]:
-        name = f"{package}-{expected.version}"
-        root = Path(given[name]) if name in given else download(package, expected.version)
+    for expected in (*adapters, OPEN_LOOP):
+        name = f"vllm-{expected.version}"
+        root = Path(given[name]) if name in given else download("vllm", expected.version)
         lines = check(expected, root)
         failed += len(lines)
-        print(f"{package} {expected.version}: {len(lines) or 'no'} differences in {root}")
+        print(f"vllm {expected.version}: {len(lines) or 'no'} differences in {root}")
         for line in lines:
             print(f"  {line}")
     return 1 if failed else 0

@@ -1,6 +1,6 @@
 """Hold the rivals of baselines/ that need a GPU to the source of their packages.
 
-    python tools/check_rivals.py [--source sglang=FOLDER ...]
+    python tools/check_rivals.py [--source vllm-0.26.0=FOLDER ...]
 
 A part of `make check-engines`: downloads each wheel (60 MB at most, but for vLLM's), keeps its
 Python files in build/engines, and compares the parameters of what a baseline calls with those that
@@ -10,7 +10,6 @@ it gives, without importing the package. Prints a line for each difference; exit
 from __future__ import annotations
 
 import argparse
-import ast
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,13 +35,12 @@ class Rival:
     """A release that baselines call.
 
     calls: function -> the parameters that are given to it; those without a default must be among
-        them. names: module -> names in it that are used. attributes: as of Expected.
+        them. attributes: as of Expected.
     """
 
     package: str
     version: str
     calls: dict[str, tuple[str, ...]]
-    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -69,22 +67,6 @@ RIVALS = (
         attributes={
             f"{_SAMPLE}.sampler:Sampler": ("use_flashinfer", "sampling_states"),
             f"{_SAMPLE}.states:SamplingStates": ("seeds",),
-        },
-    ),
-    Rival(
-        "sglang",
-        "0.5.23",
-        {
-            "sglang.kernels.ops.sampling:softmax": ("logits",),
-            "sglang.srt.layers.sampler:sampling_from_probs_torch": (
-                *("probs", "sampling_seed", "positions"),
-            ),
-        },
-        names={
-            "sglang.srt.layers.sampler": (
-                *("sampler_softmax", "top_k_renorm_prob", "top_p_renorm_prob"),
-                *("min_p_sampling_from_probs", "top_k_top_p_sampling_from_probs"),
-            )
         },
     ),
     Rival("flashinfer-python", "0.6.9", _FLASHINFER),
@@ -116,17 +98,6 @@ def check(rival: Rival, root: Path) -> list[str]:
             lines.append(f"{where}: expected parameters {', '.join(unknown)}; got {known}")
         if absent := [name for name in needed if name not in (*given, "self")]:
             lines.append(f"{where}: needs {', '.join(absent)}, which are not given")
-    for module, names in rival.names.items():
-        found = set()
-        for node in ast.walk(source.tree(module) or ast.Module([], [])):
-            if isinstance(node, ast.alias):
-                found.add(node.asname or node.name)
-            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Name):
-                found.add(node.id)
-        if absent := [name for name in names if name not in found]:
-            lines.append(f"{module}: expected {', '.join(absent)}")
     for where, attributes in rival.attributes.items():
         there = source.attributes(where) or set()
         if absent := [name for name in attributes if name not in there]:

@@ -53,7 +53,7 @@ def _compile(number: int, disassemble: bool) -> tuple[int, list[str]]:
     else:
         try:
             compiled = triton.compile(
-                source, target=_target(variant.capability), options=dict(variant.options)
+                source, target=_target(variant.capability), options=_options(variant)
             )
         except Exception as error:
             title = f"{variant.family} {variant.name} sm_{variant.capability}"
@@ -89,11 +89,16 @@ def _of_amd(compiled: Any) -> tuple[int, list[str]]:
     return int(stack), [f"REG {said['vgpr_count']}, STACK {stack}, dynamic SHARED {shared}"]
 
 
+def _options(variant: Any) -> dict[str, Any]:
+    """What a kernel is compiled with: as configs.gpu.bind_and_launch passes it."""
+    return {**variant.options, "enable_fp_fusion": True}
+
+
 def _translate(number: int) -> tuple[int, list[str]]:
     """(0, lines of PTX) of a variant, which are not kept."""
     variant = _variants[number]
     target = _target(variant.capability)
-    compiled = triton.compile(_source(variant), target=target, options=dict(variant.options))
+    compiled = triton.compile(_source(variant), target=target, options=_options(variant))
     return 0, compiled.asm["ptx"].splitlines()
 
 

@@ -7,7 +7,7 @@ measure_acceptance.py, for the head of SmolLM2-135M. hidden and weight are bf16.
 
     bf16            bf16 logits, log_softmax in bf16
     log_softmax     bf16 logits, log_softmax in fp32
-    chunked, Liger  the same as trainers save memory: score_chunked, score_liger if installed
+    chunked         the same as trainers save memory: score_chunked
     fp32 logits     fp32 logits, log_softmax in fp32
     score           on a CPU its reference
     flash_sample    what a draw says of its own token
@@ -31,9 +31,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import measuring
 import torch
-from measure_acceptance import GENERATED, PLAIN, Model
+from measure_acceptance import GENERATED, PLAIN, Model, write
 from torch import Tensor
 
 from fsbench import inputs
@@ -52,10 +51,10 @@ LAWS = ("normal:3", "peaked:12")
 BATCHES = (1, 8, 64)
 SHAPES = {"cpu": (256, 1024, 16_000), "cuda": (2048, 4096, 151_936)}
 """Rows, D and V."""
-BASELINES = {name: f"score_{name.lower()}" for name in ("log_softmax", "chunked", "Liger")}
+BASELINES = {name: f"score_{name.lower()}" for name in ("log_softmax", "chunked")}
 PAIRS = {
     "bf16": ("bf16", "fp32 logits"),
-    "log_softmax": ("log_softmax", "chunked", "Liger", "fp32 logits", "score"),
+    "log_softmax": ("log_softmax", "chunked", "fp32 logits", "score"),
     "fp32 logits": ("fp32 logits",),
     "score": ("score",),
     "flash_sample": ("fp32 logits", "score"),
@@ -167,4 +166,4 @@ def table(wheels: list[str]) -> Iterator[list[object]]:
 
 if __name__ == "__main__":
     path, *wheels = sys.argv[1:]
-    measuring.write(Path(path), COLUMNS, table(wheels), DEVICE)
+    write(Path(path), COLUMNS, table(wheels), DEVICE)

@@ -31,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fsbench.discover import load
 from fsbench.machine import hardware
 from fsbench.machine.environment import git_state
 from fsbench.problem import models
@@ -94,16 +95,26 @@ def read_jobs(path: Path, gpu: str) -> list[Job]:
     slower = tables.pop("slower", {}).get(gpu, 1)
     jobs = []
     for name, table in tables.items():
+        words["cases"] = cases(table.pop("cases", ""))
         values = table.pop("each", {"": ""})
         values = samplers() if values == "samplers" else values
         for key in values:
             job = Job(f"{name}-{key}".replace(":", "-") if key else name, **table)
             each = values[key] if isinstance(values, dict) else key
-            own = {**words, "each": each, "name": job.name, "key": key}
+            own = {"each": each, **words, "name": job.name, "key": key}
             command, out = fill(job.command, **own), fill(job.out, **own)
             seconds = round(job.seconds * slower)
             jobs.append(replace(job, command=command, out=out, seconds=seconds))
     return jobs
+
+
+def cases(name: str) -> str:
+    """The options of `fsbench run` for all samplers of a file in tools/cases; "" for none."""
+    if not name:
+        return ""
+    path = f"tools/cases/{name}.py"
+    found = load(name, path, "file", str(ROOT / path))
+    return " ".join([f"--provider-path {path}", *(f"--provider {each.name}" for each in found)])
 
 
 def chosen(jobs: list[Job], patterns: list[str]) -> list[Job]:

@@ -10,11 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from fsbench.errors import ResultsError, one_line, shown
-from fsbench.records.disk import checked_line, refusals
 
 EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
 """Of severities, from the mildest to the worst."""
@@ -68,42 +64,6 @@ class Audited:
 
 
 _RANKS = list(EXIT_CODES)
-
-
-def read_records(paths: Iterable[Path]) -> Iterator[_Line]:
-    """The lines of records of verify: files, or all that lie below folders.
-
-    Raises ResultsError for a file that is none; other .jsonl files below a folder are left out.
-    """
-    for path in paths:
-        try:
-            path.stat()
-        except OSError as error:
-            got = f"{shown(str(path))}: {error.strerror}"
-            raise ResultsError(f"RECORDS: expected records of fsbench verify; got {got}") from error
-        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            with refusals("read", file), open(file, "rb") as lines:
-                if _begins_record(next(lines, b"")):
-                    lines.seek(0)
-                    yield from (_line(file, number, text) for number, text in enumerate(lines, 1))
-                elif not path.is_dir():
-                    raise ResultsError(f"{file}: expected a record of fsbench verify; got another")
-
-
-def _line(file: Path, number: int, text: bytes) -> _Line:
-    try:
-        return checked_line(text)
-    except (ValueError, RecursionError) as error:
-        raise ResultsError(f"{file}: line {number}: {one_line(error)}") from None
-
-
-def _begins_record(text: bytes) -> bool:
-    try:
-        first = checked_line(text)
-    except (ValueError, RecursionError):
-        return False
-    setting = first.get("setting")
-    return isinstance(setting, dict) and "tier" in setting
 
 
 def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:

@@ -20,7 +20,7 @@ from fsbench.provider import Provider
 
 ENVIRONMENT = (
     *("utc", "fsbench", "git_sha", "cpu", "driver", "cuda", "torch", "triton", "flashinfer"),
-    *("transformers", "vllm", "sglang", "xllamacpp"),
+    *("transformers", "vllm", "xllamacpp"),
 )
 """Fields of env.json that each row of the table has."""
 

@@ -41,11 +41,12 @@ def audit(
 
     Exit code 0 if nothing was found but what samplers declare, 1 for a bias, 5 for a defect.
     """
-    from fsbench.analysis.audit import EXIT_CODES, audited, markdown, read_records, worst
+    from fsbench.analysis.audit import EXIT_CODES, audited, markdown, worst
+    from fsbench.records.verdicts import read_verdicts
 
     lines: list[dict[str, Any]] = []
     if records:
-        lines += read_records(records)
+        lines += read_verdicts(records)
         if not lines:
             raise ResultsError("RECORDS: expected records of fsbench verify; got none")
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -124,22 +125,12 @@ def check_gpu_memory() -> Check:
 
 def check_triton() -> Check:
     """Triton >= 3.6, which the fused kernels are written in."""
-    version = package_version("triton")
-    if version is None:
-        return _absent("triton", "pip install 'triton>=3.6'")
-    if tuple(int(part) for part in version.split(".")[:2]) < (3, 6):
-        return Check(
-            "triton", "missing", f"{version} is older than 3.6", "pip install 'triton>=3.6'"
-        )
-    return Check("triton", "ok", version)
+    return _at_least("triton", "triton", "3.6", "pip install 'triton>=3.6'")
 
 
 def check_flashinfer() -> Check:
-    """FlashInfer, the strongest baseline of the paper."""
-    version = package_version("flashinfer-python")
-    if version is None:
-        return _absent("flashinfer", _GPU_EXTRA)
-    return Check("flashinfer", "ok", version)
+    """FlashInfer >= 0.6.9, the strongest baseline of the paper. Any later version may stay."""
+    return _at_least("flashinfer", "flashinfer-python", "0.6.9", _GPU_EXTRA)
 
 
 def check_nvcc() -> Check:
@@ -203,6 +194,17 @@ def check_output() -> Check:
         detail = f"cannot write in {here}: {error.strerror}"
         return Check("output", "warning", detail, "fsbench run --out DIR  # a folder you may write")
     return Check("output", "ok", f"{here} is writable")
+
+
+def _at_least(name: str, distribution: str, least: str, fix: str) -> Check:
+    """Check that the installed version of a distribution is not older than `least`."""
+    version = package_version(distribution)
+    if version is None:
+        return _absent(name, fix)
+    installed, needed = ([int(n) for n in re.findall(r"\d+", each)] for each in (version, least))
+    if installed < needed:
+        return Check(name, "missing", f"{version} is older than {least}", fix)
+    return Check(name, "ok", version)
 
 
 def _absent(package: str, fix: str) -> Check:

@@ -185,7 +185,9 @@ Results = Annotated[
 ]
 ProviderPath = Annotated[
     list[Path] | None,
-    option("--provider-path", PATH, "A .py file that defines PROVIDER; may be repeated."),
+    option(
+        "--provider-path", PATH, "A .py file that defines PROVIDER or PROVIDERS; may be repeated."
+    ),
 ]
 Batches = Annotated[str | None, option("--batch", integers(), "Batch sizes B, comma list.")]
 HiddenSizes = Annotated[

@@ -11,7 +11,7 @@ from fsbench.analysis.tables import normalized
 from fsbench.errors import ResultsError
 from fsbench.records import summary
 from fsbench.records.disk import refusals
-from fsbench.records.store import read_environment, read_records, results_folders
+from fsbench.records.store import POINTS, read_environment, read_records, results_folders
 
 
 def run_folders(paths: list[Path]) -> list[Path]:
@@ -32,20 +32,17 @@ def by_time(paths: list[Path]) -> list[Path]:
 def read_results(paths: list[Path]) -> pd.DataFrame:
     """The rows of all runs (run_folders), as their raw samples are now.
 
-    Of a run that was killed, or whose results.csv is older than its samples, they are derived here.
+    They are derived from points.jsonl; results.csv is read only where there is none.
     """
     return pd.concat(map(_rows, run_folders(paths)), ignore_index=True)
 
 
 def _rows(folder: Path) -> pd.DataFrame:
-    points, table = folder / "points.jsonl", folder / "results.csv"
     if (folder / "env.json").exists():
         read_environment(folder)  # a damaged one says nothing of where the rest is from
     with refusals("read", folder):
-        derived = table.exists() and (
-            not points.exists() or table.stat().st_mtime_ns >= points.stat().st_mtime_ns
-        )
-    if derived:
+        derived = (folder / POINTS).exists()
+    if not derived:
         return summary.read_csv([folder])
     return summary.frame(read_records(folder)).assign(folder=str(folder))
 

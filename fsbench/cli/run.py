@@ -86,11 +86,11 @@ class Samplers:
         found = discover(own_files)
         if self.provider:
             return select(found, self.provider)
-        own = {path.stem for path in own_files}
+        own = {str(path) for path in own_files}
         return [
             entry
             for entry in found.values()
-            if entry.provider is None or entry.name in own or preset in entry.provider.presets
+            if entry.provider is None or entry.source in own or preset in entry.provider.presets
         ]
 
 

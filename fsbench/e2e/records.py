@@ -10,7 +10,6 @@ A folder holds
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,8 +17,10 @@ from typing import Any
 
 from fsbench.e2e.requests import PLAIN
 from fsbench.errors import ResultsError
-from fsbench.records.disk import append_line, refusals
+from fsbench.records.cell import STATUSES
+from fsbench.records.lines import Line, Lines, read_lines
 from fsbench.records.store import read_environment, write_environment
+from fsbench.records.typed import fits, typed
 
 STEPS = "steps.jsonl"
 """The file of a folder that has every sample."""
@@ -73,6 +74,11 @@ class Decoded:
     accepted: float | None = None
     same_pct: float | None = None
 
+    def __post_init__(self) -> None:
+        _require_positive(self, "tpot_us", "output_tokens")
+        if not self.step_us or len(self.step_tokens or self.step_us) != len(self.step_us):
+            raise ValueError("step_us: expected one or more times, with step_tokens as many tokens")
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -90,6 +96,9 @@ class Profile:
     busy_us: float
     kernels: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _require_positive(self, "steps", "busy_us")
+
 
 @dataclass(frozen=True)
 class Drafting:
@@ -97,6 +106,9 @@ class Drafting:
 
     us: float
     draw_us: float
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "us")
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,19 @@ class Served:
     seconds: float
     output_tokens: int
 
+    def __post_init__(self) -> None:
+        _require_positive(self, "seconds", "output_tokens")
+        if not len(self.late_us) == len(self.ttft_us) == len(self.tpot_us) == len(self.latency_us):
+            raise ValueError("served: expected as many times of each kind")
+        if not self.late_us:
+            raise ValueError("served: expected one or more requests")
+
+
+def _require_positive(sample: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(sample, name) > 0:
+            raise ValueError(f"{name}: expected a number above 0; got {getattr(sample, name)!r}")
+
 
 class Store:
     """The file steps.jsonl of a folder, for appending. Each line is on disk before the next.
@@ -129,8 +154,7 @@ class Store:
         if path.exists():
             raise ResultsError(f"{folder}: expected a new folder; it has results already")
         write_environment(folder, environment)
-        with refusals("write results in", folder):
-            self._file = path.open("a", encoding="utf-8")
+        self._lines = Lines.open(path)
 
     def append_run(self, case: Case, run: int, decoded: Decoded) -> None:
         self._append(case, run=run, decoded=asdict(decoded))
@@ -154,11 +178,10 @@ class Store:
         self._append(case, status=status, reason=reason)
 
     def _append(self, case: Case, **what: Any) -> None:
-        with refusals("write results in", self.folder):
-            append_line(self._file, {"case": asdict(case), **what})
+        self._lines.append({"case": asdict(case), **what})
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -168,15 +191,39 @@ def read(folder: Path) -> list[dict[str, Any]]:
         ResultsError: no such file, another version, or a damaged line.
     """
     path = folder / STEPS
-    if not path.is_file():
+    if not path.exists():
         raise ResultsError(f"{folder}: expected results of `fsbench e2e`; no steps.jsonl")
     read_environment(folder)
-    with refusals("read", path):
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ResultsError(f"{path}: line {number} is damaged") from error
-    return rows
+    return [_typed(path, line) for line in read_lines(path)]
+
+
+_SAMPLES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "decoded": (Decoded, {"run": int}),
+    "profile": (Profile, {}),
+    "drafting": (Drafting, {"run": int}),
+    "served": (Served, {"run": int, "rate": float, "seed": int}),
+}
+"""Field that says what a line is -> its type, and the fields beside it."""
+
+
+def _typed(path: Path, line: Line) -> dict[str, Any]:
+    value = line.value
+    try:
+        typed(Case, value.get("case"))
+        kind = next((name for name in _SAMPLES if name in value), None)
+        beside: dict[str, Any] = {"status": str, "reason": str}
+        if kind:
+            sample, beside = _SAMPLES[kind]
+            typed(sample, value[kind])
+        elif "counts" in value:
+            beside = {"counts": dict[str, Any]}
+        elif value.get("status") not in STATUSES:
+            raise ValueError(f"status: expected one of {', '.join(STATUSES)}")
+        for name, hint in beside.items():
+            if not fits(value.get(name), hint):
+                raise TypeError(f"{name}: expected {hint}; got {value.get(name)!r:.40}")
+        if not fits(value.get("run", 0), int):
+            raise TypeError(f"run: expected an integer; got {value['run']!r:.40}")
+    except (ValueError, TypeError) as error:
+        raise ResultsError(f"{path}: line {line.number} is damaged ({error})") from error
+    return value

@@ -24,7 +24,6 @@ _PACKAGES = {
     "numpy": "numpy",
     "transformers": "transformers",
     "vllm": "vllm",
-    "sglang": "sglang",
     "xllamacpp": "xllamacpp",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
 from functools import cache
@@ -126,18 +125,6 @@ def clocks(index: int | None) -> dict[str, Any]:
             if reasons & getattr(nvml, f"nvmlClocksEventReason{reason}")
         ],
     }
-
-
-def cpu_seconds() -> tuple[float, float] | None:
-    """(seconds that all cores have been busy, of it this process's), since boot; None elsewhere."""
-    try:
-        # user, nice, system, idle, iowait, irq, softirq, steal; guest time is within user.
-        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    except (OSError, ValueError):
-        return None  # not Linux
-    own = os.times()
-    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-    return busy, own.user + own.system
 
 
 def cpu_name() -> str:

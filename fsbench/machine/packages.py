@@ -14,7 +14,7 @@ def package_version(package: str) -> str | None:
         return None
 
 
-_DISTRIBUTIONS = {"flashinfer": "flashinfer-python", "sgl_kernel": "sglang-kernel"}
+_DISTRIBUTIONS = {"flashinfer": "flashinfer-python"}
 """Distributions that are not named like the package that is imported."""
 
 

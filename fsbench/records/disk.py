@@ -1,16 +1,18 @@
-"""Writing files: a crash or a full disk never leaves a part of one, and is told in one line."""
+"""Files on disk: written whole or not at all, read only if they are regular and not too large."""
 
 from __future__ import annotations
 
-import json
+import errno
 import os
-import zlib
+import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
 
 from fsbench.errors import ResultsError
+
+LARGEST = 2**28
+"""Bytes of a file that is read as a whole, at most."""
 
 
 @contextmanager
@@ -22,14 +24,58 @@ def refusals(action: str, path: Path) -> Iterator[None]:
         raise ResultsError(f"cannot {action} {path}: {error.strerror or error}") from error
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file; a FIFO is not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a device or a pipe.
+    """
+    opened = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        mode = os.fstat(opened).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        os.set_blocking(opened, True)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a regular file of at most LARGEST.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or is larger.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise OSError(errno.EFBIG, f"it has more than {LARGEST} bytes")
+    return data
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Raises:
+        OSError: it cannot be written, or is something else than a regular file.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # of a process of this number that was killed; not followed
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -39,41 +85,3 @@ def write_into(folder: Path, files: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_atomically(folder / name, text)
-
-
-def append_line(file: TextIO, line: Mapping[str, Any]) -> None:
-    """Append a line of JSON to a file; it is on disk when this returns."""
-    append_text(file, json.dumps(line))
-
-
-def append_text(file: TextIO, text: str) -> None:
-    """Append a line to a file; it is on disk when this returns."""
-    file.write(text + "\n")
-    file.flush()
-    os.fsync(file.fileno())
-
-
-_CHECKSUM = ', "crc32": '
-
-
-def with_checksum(line: Mapping[str, Any]) -> str:
-    """A line of JSON with a last field `crc32`: of the text without that field."""
-    text = json.dumps(line)
-    return f"{text[:-1]}{_CHECKSUM}{zlib.crc32(text.encode())}}}"
-
-
-def checked_line(text: bytes) -> dict[str, Any]:
-    """The object on a line of JSON, which has no checksum or the right one; without it.
-
-    Raises:
-        ValueError, RecursionError: it is something else.
-    """
-    body, found, rest = text.rpartition(_CHECKSUM.encode())
-    if found:
-        text = body + b"}"
-        if rest != b"%d}" % zlib.crc32(text):
-            raise ValueError("its checksum is wrong")
-    line = json.loads(text)
-    if not isinstance(line, dict):
-        raise ValueError(f"expected an object; got {type(line).__name__}")
-    return line

@@ -3,25 +3,25 @@
 A results folder holds
 
     points.jsonl   the truth: one line per measured round of a cell, or per cell that was not timed
+                   (fsbench.records.lines)
     env.json       what it was measured on (fsbench.machine.environment)
     results.csv    one row per cell, derived from points.jsonl
     running.json   while a run writes into it: which process, and the cell it is at
 
-Each line is flushed to disk before the next measurement starts, so a run killed at any instant
-loses at most the round in flight. docs/results-format.md describes every column.
+A run that is killed at any instant loses at most the round in flight. Commands that read a folder
+derive its rows from points.jsonl, whatever results.csv says. docs/results-format.md describes every
+column.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fsbench.errors import ResultsError
 from fsbench.records.cell import (
@@ -35,23 +35,15 @@ from fsbench.records.cell import (
     Round,
     Sustained,
 )
-from fsbench.records.disk import (
-    append_text,
-    checked_line,
-    refusals,
-    with_checksum,
-    write_into,
-)
+from fsbench.records.disk import read_file, refusals, write_into
+from fsbench.records.lines import Lines, LockedFile, read_lines
 from fsbench.records.typed import fits
 
 SCHEMA = 1
 """Version of points.jsonl and env.json; a folder of another version is never resumed."""
 
-
-PATIENCE = 2.0
-"""Seconds that the lock of a folder is waited for: a run that was killed is gone by then."""
-
-
+ENVIRONMENT = "env.json"
+POINTS = "points.jsonl"
 RUNNING = "running.json"
 
 
@@ -77,7 +69,7 @@ class Store:
         self.times: list[dict[str, Any]] = []
         self._records = {record.cell: record for record in records}
         self._write = write
-        self._points: TextIO | None = None
+        self._points: Lines | None = None
         self._environment: dict[str, Any] | None = None
 
     @classmethod
@@ -92,9 +84,10 @@ class Store:
             write_environment(folder, environment)
             store.begin(None)
         except BaseException:
-            if not (folder / "points.jsonl").stat().st_size:
-                (folder / "points.jsonl").unlink()
             store.close()
+            with suppress(OSError):
+                if not (folder / POINTS).stat().st_size:
+                    (folder / POINTS).unlink()
             raise
         return store
 
@@ -115,7 +108,6 @@ class Store:
         store = cls._locked(folder)
         try:
             store._records = {record.cell: record for record in read_records(folder)}
-            _drop_cut_line(folder / "points.jsonl")
             _, store.interrupted = _running(folder)
             store.begin(None)
         except BaseException:
@@ -127,18 +119,14 @@ class Store:
     @classmethod
     def _locked(cls, folder: Path) -> Store:
         """A store that holds the lock of its folder, which is one of points.jsonl."""
-        with refusals("write results in", folder):
-            points = open(folder / "points.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-        end = time.monotonic() + PATIENCE
-        while not _lock(points):
-            if time.monotonic() > end:
-                points.close()
-                owner, _ = _running(folder)
-                raise ResultsError(
-                    f"{folder}: process {owner or '(unknown)'} is writing results there; expected "
-                    "a folder that no run is writing to"
-                )
-            time.sleep(0.05)
+        try:
+            points = Lines.open(folder / POINTS)
+        except LockedFile as error:
+            owner, _ = _running(folder)
+            raise ResultsError(
+                f"{folder}: process {owner or '(unknown)'} is writing results there; expected "
+                "a folder that no run is writing to"
+            ) from error
         store = cls(folder, [], lambda cell, line: None)
         store._write, store._points = store._to_disk, points
         return store
@@ -159,6 +147,7 @@ class Store:
     def begin(self, cell: Cell | None) -> None:
         """Leave on disk that this process is at work, and on which cell."""
         if self._points is not None:
+            self._points.require_in_place()
             text = json.dumps({"pid": os.getpid(), "cell": cell.columns() if cell else None})
             write_into(self.folder, {RUNNING: text})
 
@@ -193,11 +182,16 @@ class Store:
             self.append(cell, {"status": status, "reason": reason})
 
     def note_time(self, spent: dict[str, Any]) -> None:
-        """Add to env.json where the time went, of a process that has appended something."""
-        if self._environment is None:
+        """Add to env.json where the time went, of a process that has appended something.
+
+        With it, how many lines points.jsonl has: readers then notice that the last is missing.
+        """
+        if self._environment is None and self._points is not None:
+            self._points.require_in_place()
             known = read_environment(self.folder)
             self.times = [*known.get("times", []), spent]
-            write_environment(self.folder, {**known, "times": self.times})
+            lines = self._points.count
+            write_environment(self.folder, {**known, "times": self.times, "lines": lines})
 
     def append(self, cell: Cell, line: dict[str, Any]) -> None:
         """Add what a line says of a cell (CellRecord.add); on disk before this returns."""
@@ -207,11 +201,10 @@ class Store:
     def _to_disk(self, cell: Cell, line: dict[str, Any]) -> None:
         assert self._points is not None, "the store is closed"
         if self._environment is not None:
+            self._points.require_in_place()
             write_environment(self.folder, self._environment)
             self._environment = None
-        text = with_checksum({"schema": SCHEMA, "cell": cell.columns(), **line})
-        with refusals("write results in", self.folder):
-            append_text(self._points, text)
+        self._points.append({"schema": SCHEMA, "cell": cell.columns(), **line})
 
     @property
     def records(self) -> list[CellRecord]:
@@ -220,28 +213,18 @@ class Store:
 
     def close(self) -> None:
         """Close the file and let go of the lock; the folder stays readable and resumable."""
-        # Only a line whose append has already raised can still be in the buffer.
-        with suppress(OSError):
-            if self._points is not None:
+        if self._points is not None:
+            with suppress(OSError, ResultsError):
+                self._points.require_in_place()
                 (self.folder / RUNNING).unlink(missing_ok=True)
-                self._points.close()
+            self._points.close()
         self._points = None
-
-
-def _lock(points: TextIO) -> bool:
-    try:
-        fcntl.flock(points, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise ResultsError(f"cannot lock {points.name}: {error.strerror or error}") from error
-    return True
 
 
 def _running(folder: Path) -> tuple[int | None, Cell | None]:
     """(process, cell at work) of the run that writes into a folder, or was killed while it did."""
     try:
-        facts = json.loads((folder / RUNNING).read_bytes())
+        facts = json.loads(read_file(folder / RUNNING))
         return facts["pid"], Cell.of(facts["cell"]) if facts["cell"] else None
     except (OSError, ValueError, TypeError, KeyError):  # not there: or damaged, and no loss
         return None, None
@@ -249,7 +232,7 @@ def _running(folder: Path) -> tuple[int | None, Cell | None]:
 
 def require_empty(folder: Path) -> None:
     """Raise ResultsError if a folder holds results, or cannot. An empty points.jsonl is none."""
-    points, table = folder / "points.jsonl", folder / "results.csv"
+    points, table = folder / POINTS, folder / "results.csv"
     with refusals("write results in", folder):
         if table.exists() or (points.exists() and points.stat().st_size):
             raise ResultsError(
@@ -263,17 +246,21 @@ _FACTS: dict[str, Any] = {
     "options": dict[str, Any],
     "resumed": list[dict[str, Any]],
     "times": list[dict[str, Any]],
+    "lines": int,
 }
 """Types of what is read of env.json, where it is there."""
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
     """The environment record of a results folder."""
-    path = folder / "env.json"
+    path = folder / ENVIRONMENT
+    _require_file(path)
+    with refusals("read", path):
+        text = read_file(path)
     try:
-        environment = json.loads(_read(path))
+        environment = json.loads(text)
         schema = environment.get("schema")
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError, RecursionError, MemoryError) as error:
         raise ResultsError(f"{path}: not an environment record ({error})") from error
     if schema != SCHEMA:
         raise ResultsError(f"{path}: expected schema {SCHEMA}; got {schema!r}")
@@ -286,38 +273,44 @@ def read_environment(folder: Path) -> dict[str, Any]:
 def write_environment(folder: Path, environment: Mapping[str, Any]) -> None:
     """Write env.json of a results folder, which is made if need be."""
     text = json.dumps({"schema": SCHEMA, **environment}, indent=2) + "\n"
-    write_into(folder, {"env.json": text})
+    write_into(folder, {ENVIRONMENT: text})
 
 
 def read_records(folder: Path) -> list[CellRecord]:
-    """Every cell of a results folder. A last line cut by a crash is ignored; any other raises."""
-    path = folder / "points.jsonl"
-    lines = _read(path).split(b"\n")
-    lines.pop()  # what follows the last newline: empty, or the line a crash cut short
+    """Every cell of a results folder. A last line that a crash cut short is ignored.
+
+    Raises:
+        ResultsError: a line is damaged, recorded twice, or missing.
+    """
+    path = folder / POINTS
+    _require_file(path)
     records: dict[Cell, CellRecord] = {}
-    for number, text in enumerate(lines, start=1):
+    known: set[tuple[Any, ...]] = set()
+    number = 0
+    for each in read_lines(path):
+        number, line = each.number, each.value
         try:
-            line = checked_line(text)
             if (schema := line.pop("schema")) != SCHEMA:
                 raise ResultsError(f"{path}:{number}: expected schema {SCHEMA}; got {schema!r:.40}")
             cell = Cell.of(line.pop("cell"))
+            round_ = (cell, line.get("form"), line.get("round"))
+            if "round" in line and round_ in known:
+                raise ValueError("the same round of the same cell stands in an earlier line")
+            known.add(round_)
             records.setdefault(cell, CellRecord(cell)).add(line)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ResultsError(f"{path}:{number}: not a results line ({error})") from error
+    if (folder / ENVIRONMENT).exists():
+        expected = read_environment(folder).get("lines", 0)
+        if number < expected:
+            raise ResultsError(f"{path}: expected {expected} lines, as env.json says; got {number}")
     return list(records.values())
 
 
-def _drop_cut_line(path: Path) -> None:
-    """Truncate a file to its last complete line, so that appending cannot corrupt it."""
-    with refusals("write results in", path.parent), open(path, "r+b") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
-
-
-def _read(path: Path) -> bytes:
+def _require_file(path: Path) -> None:
     with refusals("read", path):
         if not path.exists():
             raise ResultsError(f"{path.parent} is not a results folder: it has no {path.name}")
-        return path.read_bytes()
 
 
 def results_folders(paths: Iterable[Path]) -> list[Path]:
@@ -333,5 +326,5 @@ def results_folders(paths: Iterable[Path]) -> list[Path]:
 
 def folders_below(path: Path) -> list[Path]:
     """The results folders at or below a path, if there are any."""
-    names = ("points.jsonl", "results.csv")
+    names = (POINTS, "results.csv")
     return sorted({file.parent for name in names for file in Path(path).rglob(name)})

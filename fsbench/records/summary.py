@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fsbench.errors import ResultsError
+from fsbench.errors import ResultsError, one_line
 from fsbench.provider import Kind
 from fsbench.records import breakdown, iomodel
 from fsbench.records.cell import COLUMNS as CELL_COLUMNS
 from fsbench.records.cell import STATUSES, CellRecord, Round, column_types
-from fsbench.records.disk import write_into
+from fsbench.records.disk import read_file, write_into
 from fsbench.records.sheet import as_csv
 from fsbench.records.stats import median_interval
 
@@ -39,6 +40,12 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(_FIGURES, float),
     **dict.fromkeys(("status", "reason", *_TEXTS), str),
 }
+_REQUIRED = (
+    *("provider", "label", "kind", "fused", "gpu", "timer", "graph", "l2", "device"),
+    *("b", "d", "v", "dtype", "status", "median_us", "ci_lo_us", "ci_hi_us"),
+)
+"""Of a results.csv that is read; others may be of a version that had not measured them."""
+
 _NAMES = {"kind": tuple(Kind), "status": STATUSES}
 
 
@@ -128,9 +135,13 @@ def read_csv(folders: Iterable[Path]) -> pd.DataFrame:
 def _read_csv(folder: Path) -> pd.DataFrame:
     path = folder / "results.csv"
     try:
-        table = pd.read_csv(path, dtype={n: str for n, hint in _TYPES.items() if hint is str})
+        text = io.BytesIO(read_file(path))
+        table = pd.read_csv(text, dtype={n: str for n, hint in _TYPES.items() if hint is str})
     except (OSError, ValueError) as error:
-        raise ResultsError(f"cannot read {path}: {error}") from error
+        raise ResultsError(f"cannot read {path}: {one_line(error)}") from error
+    if lacking := [name for name in _REQUIRED if name not in table]:
+        raise ResultsError(f"{path}: expected columns {', '.join(_REQUIRED)}; got no {lacking[0]}")
+    table = table.assign(**{name: None for name in COLUMNS if name not in {*table, *CELL_COLUMNS}})
     for name in table.columns.intersection(list(_TYPES)):
         column, hint = table[name], _TYPES[name]
         if name in _NAMES:
@@ -141,7 +152,7 @@ def _read_csv(folder: Path) -> pd.DataFrame:
             continue
         else:
             numbers, expected = pd.to_numeric(column, errors="coerce"), "a number"
-            fine = np.isfinite(numbers)
+            fine = np.isfinite(numbers) & (np.abs(numbers) < 2.0**63)
             if name in ("median_us", "ci_lo_us", "ci_hi_us"):
                 fine &= numbers > 0
             if hint is int:

@@ -14,6 +14,7 @@ float64 in torch, so it runs on any device and can be read line by line:
 from fsbench.reference.acceptance import coupled_acceptance
 from fsbench.reference.expected import Expected, by_group, by_token, expect
 from fsbench.reference.logits import (
+    as_column,
     inverse_temperature,
     largest,
     log_partition,
@@ -51,6 +52,7 @@ __all__ = [
     "MASS_ERROR",
     "Expected",
     "Truncation",
+    "as_column",
     "by_group",
     "by_token",
     "coupled_acceptance",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsbench.reference.logits import SMALLEST_TEMPERATURE
+from fsbench.reference.logits import SMALLEST_TEMPERATURE, as_column
 from fsbench.reference.noise import (
     GROUP_SIZES,
     GUMBEL_ERROR,
@@ -78,7 +78,7 @@ def expect(
     B = logits.shape[0]
     exact = logits.double()
     rows = torch.arange(B, device=logits.device) * (seed.numel() == 1)
-    T = torch.as_tensor(temperature, device=logits.device).double().reshape(-1).expand(B)
+    T = as_column(temperature, logits.device)[:, 0].expand(B)
     undefined = torch.isnan(exact) | (exact == torch.inf)
     valid_temperature = (T >= 0) & (torch.inf > T)
     invalid = undefined.any(1) | ~torch.isfinite(exact).any(1) | ~valid_temperature

@@ -9,6 +9,19 @@ SMALLEST_TEMPERATURE = 2.0**-120
 """Anything below is greedy: fp32 does not tell it from 0."""
 
 
+def as_column(
+    value: float | Tensor, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return a number, or one of each row [B], as float64 [1 or B, 1].
+
+    dtype: what a number is rounded to first, whatever torch's default dtype is. Kernels take
+        numbers in fp32. A tensor is used as it is.
+    """
+    if not isinstance(value, Tensor):
+        value = torch.tensor(value, dtype=dtype)
+    return value.to(device).double().reshape(-1, 1)
+
+
 def processed_logits(
     logits: Tensor,
     *,
@@ -72,7 +85,7 @@ def largest(logits: Tensor, n: int, temperature: float | Tensor = 1.0) -> tuple[
 
 def inverse_temperature(temperature: float | Tensor, device: torch.device) -> Tensor:
     """1 / T of a number or of [B], float64 [1 or B, 1]; 1 in greedy rows."""
-    T = torch.as_tensor(temperature, device=device).double().reshape(-1, 1)
+    T = as_column(temperature, device)
     return 1.0 / torch.where(T < SMALLEST_TEMPERATURE, 1.0, T)
 
 

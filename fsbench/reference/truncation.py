@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.reference.logits import SMALLEST_TEMPERATURE
+from fsbench.reference.logits import SMALLEST_TEMPERATURE, as_column
 
 ORDER = ("temperature", "min_p", "top_k", "top_p")
 """The order of fsbench's own samplers (problem.FILTER_ORDER)."""
@@ -83,7 +83,7 @@ def filtered_probabilities(
     logits: Tensor, truncation: Truncation, temperature: float | Tensor = 1.0
 ) -> Tensor:
     """softmax(logits / T) over the kept tokens, 0 elsewhere: float64 [B, V]; T above 0."""
-    T = torch.as_tensor(temperature, device=logits.device).double().reshape(-1, 1)
+    T = as_column(temperature, logits.device)
     return torch.softmax((logits.double() / T).masked_fill(~truncation.kept, -torch.inf), 1)
 
 
@@ -114,7 +114,7 @@ def penalised(
         repetition: > 0, 1 is off. presence, frequency: 0 is off. Numbers, or [B].
     """
     repeat, present, often = (
-        torch.as_tensor(value, device=logits.device).to(logits.dtype).reshape(-1, 1)
+        as_column(value, logits.device).to(logits.dtype)
         for value in (repetition, presence, frequency)
     )
     seen = (prompt_counts > 0) | (output_counts > 0)
@@ -126,12 +126,20 @@ def penalised(
 class _Rows:
     """The arguments of truncate: float64 [B, 1]; undefined, greedy: bool [B]."""
 
-    def __init__(self, z: Tensor, T: object, k: int | Tensor, p: object, min_p: object):
+    def __init__(
+        self,
+        z: Tensor,
+        T: float | Tensor,
+        k: int | Tensor,
+        p: float | Tensor,
+        min_p: float | Tensor,
+    ):
         V = z.shape[1]  # a k beyond it, which may be too large for a double, keeps as much
         k = k.clamp_max(V) if isinstance(k, Tensor) else min(k, V)
+        fp32, fp64 = torch.float32, torch.float64
         T, self.k, self.p, self.min_p = (
-            torch.as_tensor(value, device=z.device).double().reshape(-1, 1).expand(len(z), 1)
-            for value in (T, k, p, min_p)
+            as_column(value, z.device, dtype).expand(len(z), 1)
+            for value, dtype in ((T, fp32), (k, fp64), (p, fp64), (min_p, fp32))
         )
         undefined = (torch.isnan(z) | (z == torch.inf)).any(1) | ~torch.isfinite(z).any(1)
         undefined |= ~((T >= 0) & (torch.inf > T))[:, 0]

@@ -8,7 +8,6 @@
     hot         which tokens are hot, and how much of the probability they cover
     sizing      cost of a scan, expected cost of a decision, the best number of hot tokens
     steps       the designs of the paper's ablation, on logits in memory
-    bench       what is measured, as tables
     pipeline    the steady state of pipelines with three places for sampling
 
 docs/simple.md is the guide.

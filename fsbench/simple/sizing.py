@@ -10,12 +10,21 @@ must be known, so somebody has scanned it. Where that is the sampler, F2 is its 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from scipy.optimize import brentq
+from torch import Tensor
 
+from fsbench.records.stats import median_interval
 from fsbench.simple.hot import Coverage
+from fsbench.simple.native import core
+from fsbench.simple.reference import tail
+from fsbench.simple.steps import Offload
 
 
 @dataclass(frozen=True)
@@ -87,3 +96,51 @@ def best(cover: Coverage, cost: Cost, both: bool) -> Best:
     if condition(left) < 0 < condition(right):
         root = float(brentq(condition, left, right))
     return Best(root, int(every[at]), float(F[at]))
+
+
+def scans(
+    logits: Tensor, sizes: Sequence[int], repeats: int
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Measure a row's time by how many of its tokens are hot, on the calling thread.
+
+    Args:
+        logits: fp32 [rows, V], hot tokens first; more rows than the caches hold.
+        sizes: H, numbers of hot tokens; V scans a row whole.
+        repeats: passes over all rows, the sizes in turns.
+
+    Returns a line for each H (h, then in us per row settled_us: the hot tokens settle it, row_us
+    with its 95 % interval: uniforms as they fall; hits: share that the hot tokens settle), and
+    times_us [sizes, repeats] of the rows that the hot tokens settle, for `fit`.
+    """
+    rows, V = logits.shape
+    plane = Offload(rows, V, samplers=1).plane
+    ring = plane.ring
+    ring.logits[0, 0].copy_(logits)
+    uniform = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    whole = torch.full((rows,), -torch.inf), torch.zeros(rows)
+    tails = [whole if H == V else tail(logits, H, 1.0) for H in sizes]
+    times = np.empty((2, len(sizes), repeats))
+    for repeat in range(-1, repeats):  # the first round warms up, and is overwritten
+        for number, H in enumerate(sizes):
+            ring.tail_max[0], ring.tail_sum[0] = tails[number]
+            ring.parts["shape"][0] = torch.tensor(plane.shape.hot(H))
+            for kind, numbers in enumerate((torch.tensor(1e-9), uniform)):
+                ring.uniform[0] = numbers
+                begin = time.perf_counter()
+                core().fsb_rows(ring.pointer(), 0, 0, rows, None)
+                times[kind, number, repeat] = (time.perf_counter() - begin) * 1e6 / rows
+    mass = logits.double().softmax(1).cumsum(1)
+    lines = []
+    for number, H in enumerate(sizes):
+        low, high = median_interval(times[1, number])
+        lines.append(
+            {
+                "h": H,
+                "settled_us": float(np.median(times[0, number])),
+                "row_us": float(np.median(times[1, number])),
+                "lo_us": low,
+                "hi_us": high,
+                "hits": float((mass[:, H - 1] > uniform).double().mean()),
+            }
+        )
+    return lines, times[0]

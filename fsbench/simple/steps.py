@@ -5,10 +5,10 @@
     Offload   the C++ core: penalties as sparse edits, filters before any softmax, one pass
     Shvs      the same on the hot tokens only, where that settles the row
 
-B, V and the controls are fixed when one is made. Then:
+B, V and the controls are fixed when one is made; the core's designs also filter and penalise. Then:
 
     logits    [B, V]: to be written before a step
-    begin     a request, with prompt and output so far, takes a row
+    begin     a request, with prompt and output so far, takes a row (the core's designs)
     tokens    a step: int64 [B], counted as drawn; seed and offset are int64 [1] on the CPU
 
 A row that is undefined (NaN, +inf, no finite logit) gives -1.
@@ -16,8 +16,10 @@ A row that is undefined (NaN, +inf, no finite logit) gives -1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,39 +27,77 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument
 from fsbench.simple import reference
-from fsbench.simple.controls import PLAIN, Controls
 from fsbench.simple.native import NEEDS_TAIL
 from fsbench.simple.plane import Plane, checked_samplers, uniforms
 from fsbench.simple.ring import RingShape
 
 
-class _InTorch:
-    """B rows of V logits, and what their requests have seen."""
+@dataclass(frozen=True)
+class Controls:
+    """Sampling controls of a step, one value for all of its rows.
 
-    def __init__(self, B: int, V: int, controls: Controls = PLAIN):
-        self.controls = controls
-        self.logits = torch.zeros(B, V)
-        self.seen: list[tuple[list[int], list[int]]] = [([], []) for _ in range(B)]
+    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
 
-    def begin(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        self.seen[row] = (list(prompt), list(output))
-
-
-class FullV(_InTorch):
-    """vLLM's sampler on the CPU: every operation a pass over [B, V] with torch's own threads.
-
-    Histograms of what was seen are made anew at every step, filters sort the vocabulary, and the
-    token is the argmax of p / Exp(1): torch's noise, so seed and offset are not read.
+    repetition (1 is off), presence and frequency (0 is off): see Plane.begin.
     """
 
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+
+    def __post_init__(self) -> None:
+        fine = {
+            "temperature": 0 <= self.temperature < math.inf,
+            "top_k": self.top_k >= 0,
+            "top_p": 0 < self.top_p <= 1,
+            "min_p": 0 <= self.min_p <= 1,
+            "repetition": 0 < self.repetition < math.inf,
+            "presence": math.isfinite(self.presence),
+            "frequency": math.isfinite(self.frequency),
+        }
+        for name in (name for name, within in fine.items() if not within):
+            raise InvalidArgument(f"{name}: expected a value in range; got {getattr(self, name)}")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that were seen are treated in another way than others."""
+        return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
+
+    @property
+    def law(self) -> dict[str, Any]:
+        """Temperature and filters, by name."""
+        return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+
+    @property
+    def penalties(self) -> dict[str, Any]:
+        """Penalties, by name."""
+        return {name: getattr(self, name) for name in ("repetition", "presence", "frequency")}
+
+
+PLAIN = Controls()
+
+
+class FullV:
+    """vLLM's sampler on the CPU: every operation a pass over [B, V] with torch's own threads.
+
+    The token is the argmax of p / Exp(1): torch's noise, so seed and offset are not read.
+    """
+
+    def __init__(self, B: int, V: int, temperature: float = 1.0):
+        self.temperature = temperature
+        self.logits = torch.zeros(B, V)
+
     def tokens(self, seed: Tensor, offset: Tensor) -> Tensor:
-        p, undefined = probabilities(self.logits, self.seen, self.controls)
+        p, undefined = probabilities(self.logits, self.temperature)
         noise = torch.empty_like(p).exponential_()
-        tokens = p.div_(noise).argmax(1)
-        return _counted(tokens.masked_fill_(undefined, -1), self.seen, self.controls)
+        return p.div_(noise).argmax(1).masked_fill_(undefined, -1)
 
 
-class Parallel(_InTorch):
+class Parallel:
     """Rows split into a block per sampler, each doing what FullV does, on one thread.
 
     The token is where the row's uniform, drawn before, falls on the running sum of p: so it does
@@ -65,8 +105,9 @@ class Parallel(_InTorch):
     outside of Python's lock.
     """
 
-    def __init__(self, B: int, V: int, controls: Controls = PLAIN, samplers: int | None = None):
-        super().__init__(B, V, controls)
+    def __init__(self, B: int, V: int, temperature: float = 1.0, samplers: int | None = None):
+        self.temperature = temperature
+        self.logits = torch.zeros(B, V)
         self.samplers = checked_samplers(samplers)
         self._uniform = torch.empty(B, dtype=torch.float64)
         # torch's thread count belongs to the thread that sets it.
@@ -84,12 +125,11 @@ class Parallel(_InTorch):
         drawn = [torch.empty(0, dtype=torch.int64)]
         # Row by row: a row and what is made of it stay in the core's cache.
         for row in rows:
-            seen = self.seen[row : row + 1]
-            p, undefined = probabilities(self.logits[row : row + 1], seen, self.controls)
+            p, undefined = probabilities(self.logits[row : row + 1], self.temperature)
             cdf = p.cumsum(1, dtype=torch.float64)
             u = self._uniform[row] * cdf[:, -1:]
             token = torch.searchsorted(cdf, u, right=True)[:, 0].clamp_max_(p.shape[1] - 1)
-            drawn.append(_counted(token.masked_fill_(undefined, -1), seen, self.controls))
+            drawn.append(token.masked_fill_(undefined, -1))
         return torch.cat(drawn)
 
 
@@ -188,46 +228,14 @@ class Shvs(Offload):
         return tokens
 
 
-def probabilities(
-    logits: Tensor, seen: Sequence[tuple[list[int], list[int]]], controls: Controls
-) -> tuple[Tensor, Tensor]:
-    """([B, V] fp32 probabilities after penalties, temperature and filters; undefined rows [B]).
+def probabilities(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return fp32 probabilities [B, V] and which rows are undefined [B].
 
-    The passes of an engine's sampler, in its order: penalties from histograms [B, V], temperature,
-    min-p, top-k and top-p by one sort, softmax. T = 0: all mass on the first largest logit.
+    The passes of an engine's sampler. T = 0: all mass is on the first largest logit.
     """
-    c = controls
-    z = logits.float()
-    if c.penalises:
-        z = reference.penalised(z, *zip(*seen, strict=True), **c.penalties)
-    largest = z.amax(1)  # NaN if there is one
+    largest = logits.amax(1)  # NaN if there is one
     undefined = ~torch.isfinite(largest)
-    if undefined.any():
-        z = torch.where(undefined[:, None], 0.0, z)
-    if c.temperature == 0:
-        p = torch.zeros_like(z).scatter_(1, z.argmax(1, keepdim=True), 1.0)
-        return p, undefined
-    if c.temperature != 1:
-        z = z / c.temperature
-    if c.min_p:
-        p = z.softmax(1)
-        z = z.masked_fill(p < c.min_p * p.amax(1, keepdim=True), -torch.inf)
-    if c.top_k or c.top_p < 1:
-        ranked, index = z.sort(dim=1, descending=True)
-        if c.top_k:
-            ranked[:, c.top_k :] = -torch.inf
-        if c.top_p < 1:
-            p = ranked.softmax(1)
-            ranked.masked_fill_(p.cumsum(1) - p >= c.top_p, -torch.inf)
-        z = torch.empty_like(z).scatter_(1, index, ranked)
-    return z.softmax(1), undefined
-
-
-def _counted(
-    tokens: Tensor, seen: Sequence[tuple[list[int], list[int]]], controls: Controls
-) -> Tensor:
-    if controls.penalises:
-        for (_, output), token in zip(seen, tokens.tolist(), strict=True):
-            if token >= 0:
-                output.append(token)
-    return tokens
+    z = torch.where(undefined[:, None], 0.0, logits) if undefined.any() else logits
+    if temperature == 0:
+        return torch.zeros_like(z).scatter_(1, z.argmax(1, keepdim=True), 1.0), undefined
+    return (z if temperature == 1 else z / temperature).softmax(1), undefined

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
 BLOCK = 128  # words per program
 
@@ -37,7 +37,6 @@ def pack_mask(mask: Tensor) -> Tensor:
     B, V = mask.shape
     words = torch.empty(B, triton.cdiv(V, 32), dtype=torch.int32, device=mask.device)
     with launching_on(mask.device):
-        _pack_mask_kernel[(B, triton.cdiv(words.shape[1], BLOCK))](
-            mask_ptr=mask, words_ptr=words, V=V, BLOCK=BLOCK
-        )
+        grid = (B, triton.cdiv(words.shape[1], BLOCK))
+        bind_and_launch(_pack_mask_kernel, grid, mask_ptr=mask, words_ptr=words, V=V, BLOCK=BLOCK)
     return words

@@ -18,6 +18,7 @@ from torch import Tensor
 from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.straight import straight
+from fsbench.kernels.configs.gpu import bind_and_launch
 
 _MOST = 4096  # kinds, and alignments of one kind: a server sees far fewer
 
@@ -74,7 +75,7 @@ def _compiled(
     moving: names of the arguments that are given anew at each launch, in this order, but for those
         that are None.
     """
-    compiled = kernel[grid](**arguments)
+    compiled = bind_and_launch(kernel, grid, **arguments)
     if not hasattr(compiled, "packed_metadata"):  # the interpreter compiles nothing
         return None
     given = [name for name in moving if arguments[name] is not None]

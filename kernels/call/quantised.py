@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import FLOATS, check_matrix, check_tensor
 from fsbench.kernels.checks.values import check_flag, either
 
@@ -39,6 +40,7 @@ class QuantisedHead:
         check_tensor("scale", self.scale, [torch.float32], [(len(weight),), ()], weight.device)
 
 
+@without_autocast
 def quantise_head(
     weight: Tensor, dtype: torch.dtype = torch.int8, *, per_row: bool = True
 ) -> QuantisedHead:

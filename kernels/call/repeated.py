@@ -8,7 +8,6 @@ same checks and launch the same kernel. Only addresses and the size of a float a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from operator import is_
 from typing import Any
 
 import torch
@@ -35,8 +34,11 @@ def plain_kind(
     options, plain: its options, and what they are in a plain call. values: of options that may have
         any. arguments: the others, which move from call to call.
     """
-    if torch.compiler.is_compiling() or not all(map(is_, options, plain)):
+    if torch.compiler.is_compiling():
         return None
+    for option, value in zip(options, plain, strict=True):
+        if option is not value:
+            return None
     kind: list[object] = []
     for value in values:
         if type(value) in _TOLD_BY_VALUE:

@@ -1,8 +1,9 @@
 """Device memory that the last-program-done reduction needs: packed keys and counters.
 
 A kernel leaves its workspace as it found it, so no launch has to clear it. What must not happen is
-that two launches in flight share one: each stream has its own, and each captured launch keeps one
-for as long as the process lives, because its graph may be replayed at any time on any stream.
+that two launches in flight share one, or that one enters between two launches of a call, which a
+thread may do: each stream has its own in each thread, and each captured launch keeps one for as
+long as the process lives, because its graph may be replayed at any time on any stream.
 Those of captured launches are cut from a stock that launches outside of captures fill up, since
 clearing fresh memory would add a kernel to the graph.
 """
@@ -63,7 +64,7 @@ def workspace(rows: int, device: torch.device) -> Workspace:
         CaptureError: during CUDA-graph capture, if the stock does not suffice.
     """
     rows = -(-rows // 16) * 16  # keeps the alignment that Triton compiles for
-    if device == CPU:  # the interpreter: launches run one after the other
+    if device == CPU:  # the interpreter: launches of a thread run one after the other
         return _of_stream(device, 0, rows)
     capturing = torch.cuda.is_current_stream_capturing()
     stock = _stock.get(device)
@@ -90,11 +91,11 @@ def _cut_from_stock(device: torch.device, rows: int) -> Workspace:
 
 def _of_stream(device: torch.device, stream: int, rows: int) -> Workspace:
     size = max(_MIN_ROWS, 1 << (rows - 1).bit_length())
-    key = (device, stream, size)
+    key = (device, stream, threading.get_ident(), size)
     found = _by_stream.get(key)
     if found is None:
-        with _lock:  # launches of one stream follow each other, so either one will do
-            found = _by_stream.setdefault(key, _allocate(size, device))
+        with _lock:
+            found = _by_stream[key] = _allocate(size, device)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +17,7 @@ CPU = torch.device("cpu")
 """What devices are compared with: to ask one for its type makes a string, which takes longer."""
 
 _CURRENT = nullcontext()
+_binding = threading.RLock()
 _INTERPRETED_MULTIPROCESSORS = 4  # enough for programs to share the work, few enough to be quick
 _HOPPER_OPERATIONS = 4096  # of a multiprocessor in a cycle: bf16, dense, an addition is one
 
@@ -35,6 +37,20 @@ def launching_on(device: torch.device) -> AbstractContextManager[object]:
     if device == CPU or device.index == torch.cuda.current_device():
         return _CURRENT  # a device's context would cost some microseconds
     return torch.cuda.device(device)
+
+
+def bind_and_launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> Any:
+    """Launch a Triton or Gluon kernel on the current device; returns what Triton compiled.
+
+    In the interpreter nothing is compiled, and None is returned. All launches of our kernels are
+    made here, or repeat one that was (launch.launch_cache). So two things hold for all of them:
+
+    - a product and a sum are fused into one operation, whatever the default of Triton's version
+      (3.10 changes it): otherwise the bits of logits would depend on that version;
+    - one thread at a time compiles, or interprets: Triton's interpreter has state of the process.
+    """
+    with _binding:
+        return kernel[grid](*arguments, **named, enable_fp_fusion=True)
 
 
 def stream_handle(device: torch.device) -> int:

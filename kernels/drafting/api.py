@@ -14,6 +14,7 @@ from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.call.request import Filters, Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, Screened, TruncatedSample, empty_sample
+from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
@@ -169,6 +170,7 @@ def _greedy(request: Request, bias: Tensor | None) -> dict[str, Any]:
     }
 
 
+@without_autocast
 def _from_kept(
     request: Request,
     vocabulary: DraftVocabulary,

@@ -88,7 +88,7 @@ def noise_by_reference(
     """T times the Gumbel of each token of ids [N], by fsbench.reference: fp32 [B, N]."""
     step = torch.zeros(1, dtype=torch.int64) if offset is None else offset
     rows = torch.arange(B) * (seed.numel() == 1)
-    T = torch.as_tensor(temperature).reshape(-1, 1)
+    T = reference.as_column(temperature, ids.device)
     T = torch.where((T >= 0) & (torch.inf > T), T, torch.nan)
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
     return (T * reference.token_noise(V, seed, step, rows)[:, ids]).float()

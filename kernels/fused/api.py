@@ -94,8 +94,9 @@ def flash_sample(
             noise.md). "auto" is "group", always: tokens must not depend on where they are drawn.
         shard: whose rows a ScreenedHead is of, prepare_head of its weight; else None.
         out: a Sample to write to and return; its fields must match what is asked for.
-        kernel: "hopper", "portable", or "auto": the first where it can run (`describe` says which).
-            It can on compute capability 9.0, with group noise, on matrices that TMA can load.
+        kernel: "hopper", "portable", or "auto": the Hopper kernel where it can run, is the faster
+            one for this B, V and GPU, and the noise is group noise (`describe` with why=True says
+            which, and why). It can run on compute capability 9.0, on matrices that TMA can load.
         config: tile shapes, HopperConfig or TileConfig; by default the shipped choice for this GPU,
             B, D and V. Logits are the same bits with any config of either kernel, so are tokens.
 

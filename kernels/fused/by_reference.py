@@ -8,11 +8,13 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Sample
+from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.noise.packed import pack
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 
 @torch.no_grad()
+@without_autocast
 def compute(request: Request, out: Sample) -> None:
     """The same by fsbench.reference, on logits accumulated in fp32."""
     n, temperature, shard = request.num_samples, request.temperature, request.shard
@@ -61,7 +63,7 @@ def compute(request: Request, out: Sample) -> None:
 def _score(request: Request, logits: Tensor, logz: Tensor, out: Sample) -> None:
     """Of the targets in request.seed; logits: fp32 [B, V]. logz: float64 [B], of all ranks."""
     shard, targets = request.shard, request.seed
-    T = torch.as_tensor(request.temperature)
+    T = reference.as_column(request.temperature, logits.device)[:, 0]
     defined = logz.isfinite() & (T >= 0) & (torch.inf > T)
     inside = (targets >= 0) & (targets < request.vocab_size)
     value = logits.double().gather(1, targets.where(inside, 0))
@@ -106,7 +108,7 @@ def _logits(request: Request) -> Tensor:
             return logits
         scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
         return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
-    logits = torch.zeros(request.hidden.shape[0], request.vocab_size)
+    logits = torch.zeros(request.hidden.shape[0], request.vocab_size, dtype=torch.float32)
     mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
     logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
     return logits

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
 
 @triton.jit(do_not_specialize=["k", "vocab_size", "parents_stride"])
@@ -65,11 +65,17 @@ def follow_drafts(
         torch.empty(B, k, dtype=torch.bool, device=drafts.device),
     )
     with launching_on(drafts.device):
-        _follow_drafts_kernel[(B,)](
-            sampled,
-            drafts,
-            parents,
-            *found,
+        tokens, num_accepted, nodes, refused = found
+        bind_and_launch(
+            _follow_drafts_kernel,
+            (B,),
+            sampled_ptr=sampled,
+            drafts_ptr=drafts,
+            parents_ptr=parents,
+            tokens_ptr=tokens,
+            num_accepted_ptr=num_accepted,
+            nodes_ptr=nodes,
+            refused_ptr=refused,
             k=k,
             vocab_size=vocab_size,
             parents_stride=0 if parents is None or parents.ndim == 1 else k,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 from fsbench.kernels.noise.contract import exponential, gumbel
 
 CODES_AT_ONCE = 4096
@@ -26,7 +26,9 @@ def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:
     values = torch.empty(2, len(codes), dtype=torch.float32, device=codes.device)
     with launching_on(codes.device):
         grid = (triton.cdiv(len(codes), CODES_AT_ONCE),)
-        _noise_map_kernel[grid](
+        bind_and_launch(
+            _noise_map_kernel,
+            grid,
             codes_ptr=codes,
             exponential_ptr=values[0],
             gumbel_ptr=values[1],

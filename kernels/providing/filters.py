@@ -113,7 +113,7 @@ def draw_rows(
 
 def launch_rows(kernel: Any, rows: int, device: torch.device, *arguments: Any, **meta: Any) -> None:
     """Launch a kernel with a program for every row, on the device of its tensors."""
-    from fsbench.kernels.configs.gpu import launching_on
+    from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
     with launching_on(device):
-        kernel[(rows,)](*arguments, **meta)
+        bind_and_launch(kernel, (rows,), *arguments, **meta)

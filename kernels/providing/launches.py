@@ -119,6 +119,25 @@ class WorkspaceLaunch:
         return held_bytes(self._weight.device)
 
 
+class CallLaunch(WorkspaceLaunch):
+    """A public call with fixed options, at the problem's temperature unless the options have one.
+
+    call: (hidden, head, *, temperature, seed, offset, ...) -> a result with tokens, [B] or [B, n];
+        of several samples the first is returned. seed and offset are those of the step unless the
+        options have them.
+    """
+
+    def __init__(self, call: Callable[..., Any], problem: Problem, head: Any, **options: Any):
+        super().__init__(problem, matrix(head))
+        self._call, self._head = call, head
+        self._options = {"temperature": problem.temperature, **options}
+
+    def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        step = {"seed": seed, "offset": offset, **self._options}
+        tokens: Tensor = self._call(hidden, self._head, **step).tokens
+        return tokens if tokens.ndim == 1 else tokens[:, 0]
+
+
 class FlashSampling(WorkspaceLaunch):
     """flash_sample with a form of noise and a kernel, at the problem's temperature or another.
 

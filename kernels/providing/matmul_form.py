@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsbench.kernels.call.operands import load_operands
 from fsbench.kernels.configs.choice import default_config
-from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 from fsbench.kernels.device.mainloop import program_share, tile_logits
 from fsbench.problem import Problem
 from fsbench.provider import Launch
@@ -61,7 +61,9 @@ def build_matmul_form(problem: Problem, weight: Tensor, noise: str = "group") ->
         largest = torch.empty(operands.programs_v, B, dtype=torch.float32, device=hidden.device)
         loaded_hidden, loaded_weight = operands.load(hidden, weight)
         with launching_on(hidden.device):
-            _matmul_form_kernel[operands.grid](
+            bind_and_launch(
+                _matmul_form_kernel,
+                operands.grid,
                 hidden=loaded_hidden,
                 weight=loaded_weight,
                 largest_ptr=largest,

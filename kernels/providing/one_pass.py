@@ -89,7 +89,7 @@ def gumbel_argmax(
     import torch
 
     from fsbench.kernels.call.workspace import workspace
-    from fsbench.kernels.configs.gpu import launching_on, multiprocessors
+    from fsbench.kernels.configs.gpu import bind_and_launch, launching_on, multiprocessors
 
     B, V = logits.shape
     if temperature < SMALLEST_TEMPERATURE.value:
@@ -99,7 +99,9 @@ def gumbel_argmax(
     splits = max(1, min(triton.cdiv(programs, B), triton.cdiv(V, TOKENS_AT_ONCE)))
     with launching_on(logits.device):
         work = workspace(B, logits.device)
-        _gumbel_argmax_kernel[(B * splits,)](
+        bind_and_launch(
+            _gumbel_argmax_kernel,
+            (B * splits,),
             logits_ptr=logits,
             seed_ptr=seed,
             offset_ptr=offset,

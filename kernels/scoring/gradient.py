@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from fsbench import reference
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Score
+from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.scoring.slopes import of_chunk, slopes, slopes_by_torch
 
 AT_ONCE = 1024
@@ -66,6 +67,7 @@ class DifferentiableScore(torch.autograd.Function):
         return (*found, None, None)
 
 
+@without_autocast
 def gradients(
     request: Request,
     logz: Tensor,

@@ -9,12 +9,13 @@ three numbers per token. They are computed in float64 and rounded upwards.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks.autocast import without_autocast
+from fsbench.kernels.checks.keys import Keyed
 from fsbench.kernels.checks.source import Source
 from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.screened.sizes import LARGEST_CODE, LARGEST_D, extra_bytes
@@ -29,11 +30,8 @@ _SMALLEST_RESIDUAL = 2.0**-110
 _AT_ONCE = 1 << 24  # entries in float64: 128 MiB, and as much again for what is made of them
 
 
-_heads: WeakValueDictionary[str, HeadCopy] = WeakValueDictionary()
-
-
 @dataclass(eq=False)
-class HeadCopy:
+class HeadCopy(Keyed):
     """A weight and its int8 copy; see screened.head.ScreenedHead.
 
     weight: [V, D] bf16, fp16 or (on a CPU) fp32, the head itself.
@@ -50,10 +48,14 @@ class HeadCopy:
     residual: Tensor
     norm: Tensor
 
+    instead = (
+        "make another with prepare_head, of a copy of the weight, or write it with save_head and "
+        "read it with load_head"
+    )
+
     def __post_init__(self) -> None:
         self.source = Source(self.weight)
-        self.key = f"{id(self):x}"
-        _heads[self.key] = self
+        self.register()
 
     @property
     def copy(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -65,6 +67,7 @@ class HeadCopy:
         """Memory beside the weight: D + 12 bytes a token, half of a 16-bit weight and 12 bytes."""
         return extra_bytes(*self.weight.shape)
 
+    @without_autocast
     def refresh(self, weight: Tensor | None = None) -> None:
         """Make the copy anew, in place, of the weight as it is now or of another in its place.
 
@@ -102,11 +105,6 @@ class HeadCopy:
                 f"{row}: the weight has changed since prepare_head"
             )
         self.source = source
-
-
-def by_key(key: str) -> HeadCopy:
-    """The head of a key, as an operator's argument names it."""
-    return _heads[key]
 
 
 def _quantized(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -156,6 +154,7 @@ def check_copy(head: object, as_it_was: bool = True) -> HeadCopy:
     return head
 
 
+@without_autocast
 def unbounded_row(head: HeadCopy) -> int | None:
     """The first row of the weight that its copy does not bound as above; None if there is none.
 

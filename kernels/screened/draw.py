@@ -8,6 +8,7 @@ from fsbench import reference
 from fsbench.kernels import screened
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Screened
+from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import default_configs
@@ -28,6 +29,7 @@ def draw(request: Request, head: HeadCopy, configs: ScreenConfigs | None, out: S
         _compute(request, head, out)
 
 
+@without_autocast
 def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     """By torch: only the logits of candidates are computed, in fp32."""
     hidden, V, shard = request.hidden, request.vocab_size, request.shard
@@ -37,7 +39,7 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
         own = slice(shard.first_token, shard.first_token + shard.num_tokens)
     count = own.stop - own.start
     B = hidden.shape[0]
-    T = torch.as_tensor(request.temperature).float().reshape(-1, 1).expand(B, 1)
+    T = reference.as_column(request.temperature, hidden.device).float().expand(B, 1)
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
     step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
     rows = torch.arange(B) * (request.seed.numel() == 1)
@@ -67,7 +69,7 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     # What no row may draw is left out; a row's other tokens count as forbidden.
     chosen = torch.nn.functional.pad(chosen, (own.start, V - own.stop))
     some = chosen.any(0).nonzero()[:, 0]
-    logits = torch.full((B, V), -torch.inf)
+    logits = torch.full((B, V), -torch.inf, dtype=torch.float32)
     logits[:, some] = hidden.float() @ head.weight[some - own.start].float().T
     logits = reference.processed_logits(
         logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen

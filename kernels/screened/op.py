@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fsbench.kernels.call.request import Request
 from fsbench.kernels.call.result import Screened
+from fsbench.kernels.checks.keys import by_key
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
-from fsbench.kernels.screened.copied import HeadCopy, by_key, check_copy
+from fsbench.kernels.screened.copied import HeadCopy, check_copy
 from fsbench.kernels.screened.draw import draw
 from fsbench.kernels.shard import vocab_shard
 
@@ -62,7 +63,7 @@ def _carry_out(
         shard=None if shard is None else vocab_shard.by_key(shard),
     )
     out = Screened(tokens, valid, found=found)
-    draw(request, check_copy(by_key(head)), _configs(screen, resolve), out)
+    draw(request, check_copy(by_key(head, HeadCopy)), _configs(screen, resolve), out)
 
 
 screened_sample_op = torch.library.custom_op(

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.configs.gpu import launching_on
+from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 from fsbench.kernels.noise.keys import LOWEST_KEY, token_of_key
 from fsbench.kernels.noise.packed import unpack
 
@@ -35,7 +35,7 @@ def merge_keys(keys: Tensor) -> Tensor:
         return unpack(keys.amax(0))
     tokens = keys.new_empty(B)
     with launching_on(keys.device):
-        _merge_keys_kernel[(triton.cdiv(B, ROWS_AT_ONCE),)](
-            keys_ptr=keys, tokens_ptr=tokens, K=K, B=B, BLOCK=ROWS_AT_ONCE
-        )
+        grid = (triton.cdiv(B, ROWS_AT_ONCE),)
+        sizes = {"K": K, "B": B, "BLOCK": ROWS_AT_ONCE}
+        bind_and_launch(_merge_keys_kernel, grid, keys_ptr=keys, tokens_ptr=tokens, **sizes)
     return tokens

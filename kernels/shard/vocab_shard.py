@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import NamedTuple, cast
-from weakref import WeakValueDictionary
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels.checks import keys
 from fsbench.kernels.checks.source import Source
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.checks.values import check_integer
@@ -30,8 +30,6 @@ SHARD_UNIT = 256
 """Shards begin at multiples of it: the widest tile, so that a tile and the groups of its noise lie
 in one shard, and its logits are summed up in the order of one GPU."""
 _SLOTS = 4096
-
-_shards: WeakValueDictionary[str, VocabShard] = WeakValueDictionary()
 
 
 class Line(NamedTuple):
@@ -70,7 +68,7 @@ def block_bounds(sizes: list[int], vocab_size: int) -> list[int]:
     return bounds
 
 
-class VocabShard:
+class VocabShard(keys.Keyed):
     """The rows of an LM head's weight that this rank has, for flash_sample in place of the weight.
 
     Args:
@@ -95,9 +93,11 @@ class VocabShard:
 
     Raises:
         InvalidType, InvalidArgument: a weight that flash_sample would not take, D, dtype or device
-            that differ between ranks, or a rank that is left without a token.
-        RuntimeError: torch's own, where there is no process group or no symmetric memory.
+            that differ between ranks, a rank that is left without a token, or no process group.
+        RuntimeError: torch's own, where there is no symmetric memory.
     """
+
+    instead = "construct it on all ranks of its group, of the weight"
 
     def __init__(
         self,
@@ -112,9 +112,8 @@ class VocabShard:
             raise InvalidType(f"weight: expected a tensor; got {type(weight).__name__}")
         check_matrices(weight[:1], weight)
         check_integer("slots", slots, 1, 2**24)
-        world = dist.group.WORLD if group is None else group
-        self.rank = dist.get_rank(world)  # which raises where there is no group
-        self.group = cast("ProcessGroup", world)
+        self.group = _process_group(group)
+        self.rank = dist.get_rank(self.group)
         self.ranks = dist.get_world_size(self.group)
         mine = (weight.shape[1], weight.dtype, weight.device.type)
         facts: list[tuple[int, tuple[object, ...]]] = [(0, ())] * self.ranks
@@ -136,8 +135,7 @@ class VocabShard:
         self._source, self._rows = Source(weight), weight
         self.weight = _rows_of_blocks(weight, sizes, bounds, self.rank, self.group)
         self.line = _line(self, slots) if self._maps_memory() else None
-        self.key = f"{id(self):x}"
-        _shards[self.key] = self
+        self.register()
 
     def check_source(self) -> None:
         """Refuse a weight that was written to since, as far as torch knows (checks.source).
@@ -193,9 +191,26 @@ class VocabShard:
         return self.ranks > 1 and self.weight.device.type == "cuda"
 
 
+def _process_group(group: object) -> ProcessGroup:
+    """Return the group, or torch's default one for None.
+
+    Raises:
+        InvalidType: another object. InvalidArgument: there is no default group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InvalidArgument(
+            "group: expected a process group; torch.distributed has none: call "
+            "torch.distributed.init_process_group before"
+        )
+    found = dist.group.WORLD if group is None else group
+    if not isinstance(found, ProcessGroup):
+        raise InvalidType(f"group: expected a process group; got {type(found).__name__}")
+    return found
+
+
 def by_key(key: str) -> VocabShard:
     """The shard of a key, as an operator's argument names it; its rows are checked, too."""
-    shard = _shards[key]
+    shard = keys.by_key(key, VocabShard)
     shard.check_source()
     return shard
 

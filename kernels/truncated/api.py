@@ -14,6 +14,7 @@ from fsbench.kernels.call.head import PreparedHead
 from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.call.request import Filters, Request, changes_logits, checked_request
 from fsbench.kernels.call.result import TruncatedSample
+from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import check_number
 from fsbench.kernels.checks.values import (
     MAX_SUPPORT,
@@ -203,12 +204,24 @@ def truncated_sample(
         if kind is not None:
             remember(kind, request, truncated, choice, filters)
     else:
-        logits = hidden.float() @ weight[: request.vocab_size].float().T
-        logits = reference.processed_logits(
-            logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
-        )
-        compute(request, logits, filters, penalties, sample, said_of)
+        _by_reference(request, filters, penalties, sample, said_of)
     return sample
+
+
+@without_autocast
+def _by_reference(
+    request: Request,
+    filters: Filters,
+    penalties: Penalties | None,
+    sample: TruncatedSample,
+    said_of: Request | None,
+) -> None:
+    """The same as launch, by fsbench.reference."""
+    logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
+    logits = reference.processed_logits(
+        logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+    )
+    compute(request, logits, filters, penalties, sample, said_of)
 
 
 def compute(

@@ -11,12 +11,14 @@ from functools import partial
 
 import pytest
 import torch
+from plug_in import plug_in
 from tiers import full
 
 from fsbench.discover import Found, discover
 from fsbench.inputs import make_hidden, make_weight
+from fsbench.measure.presets import PRESETS
 from fsbench.problem import DEVICES, DTYPES, Problem
-from fsbench.provider import Kind, Provider
+from fsbench.provider import PRESET_NAMES, Kind, Provider
 from fsbench.verify import verify
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
@@ -62,6 +64,14 @@ def test_it_is_described(entry: Found):
     assert set(made.capabilities.dtypes) <= set(DTYPES) and made.capabilities.dtypes
     assert sys.modules[entry.source].__doc__
     assert not any("." in name for name in made.requires)
+
+
+def test_presets_are_those_of_run(tmp_path):
+    assert tuple(PRESETS) == PRESET_NAMES
+    source = plug_in("mine").replace("build=build,", "build=build, presets=('papre',),")
+    (tmp_path / "mine.py").write_text(source)
+    broken = discover([tmp_path / "mine.py"])["mine"].broken
+    assert "presets: expected some of paper, lean" in broken and "papre" in broken
 
 
 def test_labels_are_all_different():

@@ -67,9 +67,23 @@ def test_a_file_given_by_path_is_one_more(plugin):
     assert found["mine"].source.endswith("mine.py")
 
 
+def test_a_file_may_give_several(plugin):
+    text = plug_in("one").replace("PROVIDER =", "ONE =") + plug_in("two").replace(
+        "PROVIDER =", "TWO ="
+    )
+    found = discover([plugin(text + "PROVIDERS = (ONE, TWO)\n")])
+    assert set(found) - set(discover()) == {"one", "two"}
+    assert found["one"].provider.name == "one" and found["two"].source.endswith("mine.py")
+    with pytest.raises(InvalidArgument, match="'one': defined twice"):
+        discover([plugin(text + "PROVIDERS = (ONE, ONE)\n", "twice")])
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ("PROVIDERS = ()", "PROVIDERS: expected a tuple of fsbench.provider.Provider"),
+        (plug_in("mine") + "PROVIDERS = (PROVIDER, 1)", "PROVIDERS: expected a tuple"),
+        (plug_in("mine") + "PROVIDERS = (PROVIDER,)", "defines both PROVIDER and PROVIDERS"),
         ("raise RuntimeError('two\\n lines')", "RuntimeError: two lines"),
         ("PROVIDER = 'mine'", "defines no PROVIDER of type fsbench.provider.Provider"),
         (plug_in("other"), "PROVIDER is named 'other', not 'mine'"),

@@ -13,7 +13,6 @@ import pytest
 from tree import modules
 
 from fsbench.discover import discover
-from fsbench.moved import MOVED
 from fsbench.provider import Kind
 
 MODULES = modules()
@@ -99,6 +98,8 @@ GROUND = ("errors", "late", "problem", "provider")
 """The contract: files of fsbench/ that import nothing but each other."""
 
 KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "call", "fused")
+SHARED = {f"kernels/{name}" for name in KERNEL_FLOORS}
+FILTERED = SHARED | {"kernels/screened", "kernels/truncated"}
 FLOORS: dict[str, set[str]] = {
     # A room of kernels/ and those below it; features are beside each other, but screened above
     # truncated.
@@ -106,22 +107,13 @@ FLOORS: dict[str, set[str]] = {
         f"kernels/{name}": {f"kernels/{below}" for below in KERNEL_FLOORS[:floor]}
         for floor, name in enumerate(KERNEL_FLOORS)
     },
-    "kernels/truncated": {f"kernels/{below}" for below in KERNEL_FLOORS},
-    "kernels/screened": {*(f"kernels/{below}" for below in KERNEL_FLOORS), "kernels/truncated"},
-    "kernels/scoring": {f"kernels/{below}" for below in KERNEL_FLOORS},
-    "kernels/drafting": {
-        *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated"),
-    },
-    "kernels/warming": {*(f"kernels/{below}" for below in KERNEL_FLOORS), "kernels/truncated"},
-    "kernels/providing": {
-        *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated"),
-    },
-    "kernels": {
-        *(f"kernels/{below}" for below in KERNEL_FLOORS),
-        *("kernels/screened", "kernels/truncated", "kernels/scoring", "kernels/drafting"),
-    },
+    "kernels/truncated": SHARED,
+    "kernels/screened": SHARED | {"kernels/truncated"},
+    "kernels/scoring": SHARED,
+    "kernels/drafting": FILTERED,
+    "kernels/warming": SHARED | {"kernels/truncated"},
+    "kernels/providing": FILTERED,
+    "kernels": FILTERED | {"kernels/scoring", "kernels/drafting"},
     "baselines": set(),
     "baselines/providing": {"simple"},
     # fsbench/
@@ -160,24 +152,27 @@ UPPER = {
 """Room -> files of fsbench/ above the contract that it may import."""
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if room(name)])
-def test_a_room_imports_what_is_below_it(name):
-    here = room(name)
-    if here == "sampler files":
-        pytest.skip("has a test of its own")
-    for found in own(name):
-        there = room(found)
-        if there == here or found == f"fsbench.{here.replace('/', '.')}":
-            continue
-        if not there:
-            stem = found.removeprefix("fsbench").removeprefix(".")
-            allowed = set(GROUND) | UPPER.get(here, set()) | ({""} if here == "cli" else set())
-            # The version is a fact of the package itself.
-            allowed |= {""} if name == "fsbench.machine.environment" else set()
-            assert stem in allowed, f"{name} imports {found}"
-            continue
-        allowed = FLOORS[here] | ({"reference"} if here in FEATURES else set())
-        assert there in allowed, f"{name} imports {found}"
+def may_import(name: str, imported: str) -> bool:
+    """Whether FLOORS and UPPER let a module of a room import another module of the project."""
+    here, there = room(name), room(imported)
+    if there == here or imported == f"fsbench.{here.replace('/', '.')}":
+        return True
+    if there:
+        return there in FLOORS[here] | ({"reference"} if here in FEATURES else set())
+    allowed = {*GROUND, *UPPER.get(here, ()), *([""] if here == "cli" else [])}
+    # The version is a fact of the package itself.
+    allowed |= {""} if name == "fsbench.machine.environment" else set()
+    return imported.removeprefix("fsbench").removeprefix(".") in allowed
+
+
+def test_a_room_imports_what_is_below_it():
+    assert not [
+        f"{name} imports {imported}"
+        for name in MODULES
+        if room(name) not in ("", "sampler files")  # sampler files have a test of their own
+        for imported in own(name)
+        if not may_import(name, imported)
+    ]
 
 
 def test_every_room_has_a_floor_and_says_what_it_is_for():
@@ -208,27 +203,35 @@ def test_the_contract_is_the_ground():
     }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_imports_the_contract_and_its_own_packages_rooms(name):
-    package = name.rpartition(".")[0]
+def test_a_sampler_imports_the_contract_and_its_own_packages_rooms():
     contract = {"fsbench.errors", "fsbench.problem", "fsbench.provider"}
-    for found in own(name) - contract:
-        if package == "fsbench.baselines" and room(found) == "simple":
-            continue  # the CPU decision plane is a library of its own, which baselines present
-        assert found.startswith(f"{package}."), f"{name} imports {found}"
-        assert found not in SAMPLERS, f"{name} imports the sampler {found}"
+    wrong = []
+    for name in SAMPLERS:
+        package = name.rpartition(".")[0]
+        for imported in own(name) - contract:
+            if package == "fsbench.baselines" and room(imported) == "simple":
+                continue  # the CPU decision plane is a library of its own, which baselines present
+            if not imported.startswith(f"{package}.") or imported in SAMPLERS:
+                wrong.append(f"{name} imports {imported}")
+    assert not wrong
 
 
-@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("fsbench.kernels.")])
-def test_features_meet_at_their_api_or_launch(name):
+ABOVE_FEATURES = ("", "sampler files", "kernels/providing", "kernels/drafting", "kernels/warming")
+
+
+def test_features_meet_at_their_api_or_launch():
     """Device code that two features need is in device/ or noise/."""
-    here = room(name)
-    if here in ("sampler files", "kernels/providing", "kernels/drafting", "kernels/warming"):
-        return  # they stand above the features
-    for found in own(name):
-        if room(found) in FEATURES:
-            met = found.removeprefix(f"fsbench.{room(found).replace('/', '.')}").strip(".")
-            assert room(found) == here or met in ("", "api", "launch"), f"{name}: {found}"
+    wrong = []
+    for name in MODULES:
+        here = room(name)
+        if not name.startswith("fsbench.kernels.") or here in ABOVE_FEATURES:
+            continue
+        for imported in own(name):
+            there = room(imported)
+            file = imported.removeprefix(f"fsbench.{there.replace('/', '.')}").strip(".")
+            if there in FEATURES - {here} and file not in ("", "api", "launch"):
+                wrong.append(f"{name} imports {imported}")
+    assert not wrong
 
 
 @pytest.mark.parametrize("feature", ["fused", "screened"])
@@ -259,44 +262,49 @@ INTEGRATIONS = [name for name in HARNESS if name.startswith("fsbench.integration
 """What puts flash_sample into an engine: users of the kernels, as anyone outside is."""
 
 
-@pytest.mark.parametrize("name", INTEGRATIONS)
-def test_integrations_use_what_is_public(name):
-    assert {"fsbench.kernels"} >= {f for f in own(name) if f.startswith("fsbench.kernels")}
-    assert not [found for found in own(name) if found.startswith("fsbench.baselines")]
+def test_integrations_use_what_is_public():
+    assert not [
+        f"{name} imports {imported}"
+        for name in INTEGRATIONS
+        for imported in own(name)
+        if imported.startswith(SAMPLER_ROOMS) and imported != "fsbench.kernels"
+    ]
 
 
 KERNELS_OF_COMMANDS = {"fsbench.cli.warm": {"fsbench.kernels.warming.offline"}}
 """Command -> what it imports of kernels/. It compiles, and measures nothing."""
 
 
-@pytest.mark.parametrize("name", [name for name in HARNESS if name not in INTEGRATIONS])
-def test_only_discovery_knows_the_packages_of_samplers(name):
-    known = {found for found in imports(MODULES[name]) if found.startswith(SAMPLER_ROOMS)}
-    assert known <= KERNELS_OF_COMMANDS.get(name, set())
-    if name != "fsbench.discover":
-        assert not [text for text in literals(MODULES[name]) if text.startswith(SAMPLER_ROOMS)]
+def test_only_discovery_knows_the_packages_of_samplers():
+    wrong = []
+    for name in set(HARNESS) - set(INTEGRATIONS):
+        named = {each for each in imports(MODULES[name]) if each.startswith(SAMPLER_ROOMS)}
+        named -= KERNELS_OF_COMMANDS.get(name, set())
+        if name != "fsbench.discover":
+            named |= {text for text in literals(MODULES[name]) if text.startswith(SAMPLER_ROOMS)}
+        wrong += [f"{name} names {each}" for each in named]
+    assert not wrong
 
 
 READERS = ("fsbench.records", "fsbench.analysis", "fsbench.figures", "fsbench.paper")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(name for name in MODULES if name.startswith(READERS)),
-        *(f"fsbench.e2e.{stem}" for stem in ("records", "summary", "tables")),
-        *(
-            f"fsbench.cli.{stem}"
-            for stem in ("plot", "iomodel", "compare", "report", "attribution")
-        ),
-        *("fsbench.simple.pipeline", "fsbench.cli.hotvocab.pipeline"),
-    ],
+READING_FILES = (
+    *(f"fsbench.e2e.{stem}" for stem in ("records", "summary", "tables")),
+    *(f"fsbench.cli.{stem}" for stem in ("plot", "iomodel", "compare", "report", "attribution")),
+    "fsbench.simple.pipeline",
 )
-def test_what_reads_results_needs_no_sampler_and_no_gpu(name):
-    found = reached(name)
-    assert not roots(found) & {"torch", "triton", "flashinfer", "cupti", "pynvml"}
-    assert "fsbench.discover" not in found
-    assert not [each for each in found if each.startswith(("fsbench.measure", "fsbench.timers"))]
+
+
+def test_what_reads_results_needs_no_sampler_and_no_gpu():
+    heavy = ("torch", "triton", "flashinfer", "cupti", "pynvml")
+    measuring = ("fsbench.discover", "fsbench.measure", "fsbench.timers")
+    assert not [
+        f"{name} reaches {each}"
+        for name in [*(name for name in MODULES if name.startswith(READERS)), *READING_FILES]
+        for each in reached(name)
+        if each.split(".")[0] in heavy or each.startswith(measuring)
+    ]
 
 
 # -- The one border of late imports
@@ -319,9 +327,13 @@ def _inside_functions(tree: ast.AST, inside: bool = False) -> Iterator[ast.stmt]
         yield from _inside_functions(node, inside or function)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not _is_border(name)])
-def test_imports_stand_at_the_top_but_at_the_border(name):
-    assert not [ast.unparse(node) for node in _inside_functions(MODULES[name])]
+def test_imports_stand_at_the_top_but_at_the_border():
+    assert not [
+        f"{name}: {ast.unparse(node)}"
+        for name in MODULES
+        if not _is_border(name)
+        for node in _inside_functions(MODULES[name])
+    ]
 
 
 def test_samplers_and_command_line_are_listed_without_torch():
@@ -375,13 +387,11 @@ def test_literals_are_those_of_code():
     assert sorted(literals(tree)) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("name", HARNESS)
-def test_the_harness_never_spells_a_providers_name(name):
+def test_the_harness_never_spells_a_providers_name():
     pattern = re.compile(rf"\b({'|'.join(map(re.escape, sorted(PROVIDERS)))})\b")
-    assert not [text for text in literals(MODULES[name]) if pattern.search(text)]
-
-
-def test_old_names_lead_to_modules_and_hide_none():
-    for old, new in MOVED.items():
-        assert f"fsbench.{new}" in MODULES
-        assert f"fsbench.{old}" not in MODULES
+    assert not [
+        f"{name}: {text!r}"
+        for name in HARNESS
+        for text in literals(MODULES[name])
+        if pattern.search(text)
+    ]

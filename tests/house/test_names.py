@@ -16,11 +16,10 @@ from tree import FOLDERS as PRODUCT
 from tree import ROOT, modules
 
 from fsbench.cli import app
-from fsbench.moved import MOVED
 
 FOLDERS = (*PRODUCT.values(), "tools", "examples", "tests")
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-"""Not CHANGELOG.md, which has old names (test_release.py), nor results/, which are records."""
+"""Not CHANGELOG.md, which has old names, nor results/, which are records."""
 
 MADE = {"audit.html", "inverse_cdf.py", "my_sampler.py", "FILE.py", "e2e.md", "tiles.toml"}
 """Files that a reader is to make, or that a command writes."""
@@ -197,15 +196,3 @@ def test_make_targets_exist():
         named = re.findall(r"(?:[`(]|^)make ([a-z-]+)(?=[`),.:]|$| +#)", text.text, re.MULTILINE)
         wrong += [f"{text}: make {name}" for name in named if name not in targets]
     assert not wrong
-
-
-def test_old_names_of_modules_are_gone():
-    """The table of fsbench.moved is where they still stand."""
-    old = "|".join(re.escape(f"fsbench.{name}") for name in MOVED)
-    paths = "|".join(re.escape(f"fsbench/{name.replace('.', '/')}.py") for name in MOVED)
-    found = [
-        f"{text}: {match[0]}"
-        for text in texts()
-        for match in re.finditer(rf"(?<![\w.])(?:{old})(?!\w)|{paths}", text.text)
-    ]
-    assert not found

@@ -10,7 +10,6 @@ from pathlib import Path
 from tree import ROOT
 
 import fsbench
-from fsbench.moved import MOVED
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("fsbench", "kernels", "baselines")
@@ -33,16 +32,21 @@ def test_the_version_is_said_once():
     assert attribute == {"attr": "fsbench.__version__"}
 
 
+def test_only_the_recording_environment_pins_a_package():
+    """An exact version in an extra that users install would replace the one of their engine."""
+    project = PYPROJECT["project"]
+    groups = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
+    pins = {
+        name: [each for each in of if "==" in each.split(";")[0]] for name, of in groups.items()
+    }
+    assert {name for name, of in pins.items() if of} == {"record"}
+
+
 def test_changelog_and_citation_are_of_this_version():
     newest = re.search(r"^## \[(.+?)\]", text("CHANGELOG.md"), re.MULTILINE)
     cited = re.search(r"^version: (\S+)$", text("CITATION.cff"), re.MULTILINE)
     assert newest and cited
     assert newest[1] == cited[1] == fsbench.__version__
-
-
-def test_the_changelog_has_every_module_that_moved():
-    table = re.findall(r"^\| `fsbench\.(\S+)` \| `fsbench\.(\S+)` \|$", text("CHANGELOG.md"), re.M)
-    assert dict(table) == MOVED and len(table) == len(MOVED)
 
 
 def test_the_citation_is_of_the_paper_that_the_tables_are_from():
@@ -75,7 +79,7 @@ def test_ci_runs_every_test_once():
     """test and test-rest have no test in common, and together they are test-all."""
     marks = dict(re.findall(r'^([a-z-]+): setup\n\t\$\(ON_CPU\) -m "(.+)"', text("Makefile"), re.M))
     assert marks == {
-        "test": "not gpu and not full",
+        "test": "not gpu$(if $(T),, and not full)",  # T: one folder or file, whole
         "test-all": "not gpu",
         "test-rest": "full and not gpu",
     }

@@ -15,10 +15,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from mypy.main import process_options
 from tree import ROOT
 
 from fsbench.kernels import flash_sample
+
+# A GPU machine has what measuring needs, not what linting needs.
+process_options = pytest.importorskip("mypy.main").process_options
 
 PRODUCT = {
     path

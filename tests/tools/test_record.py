@@ -14,7 +14,7 @@ from tiny_run import TINY
 from tree import ROOT
 
 from fsbench.cli import app
-from fsbench.discover import discover
+from fsbench.discover import discover, load
 from fsbench.machine.hardware import Gpu
 from fsbench.measure.presets import PRESETS
 
@@ -181,7 +181,8 @@ def test_other_code_is_refused_or_measured_anew(call, tmp_path, monkeypatch):
 def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
     monkeypatch.setattr(record, "samplers", lambda: ["flash_sampling"])
     commands = typer.main.get_command(app).commands
-    known = discover()
+    monkeypatch.chdir(ROOT)
+    known = set(discover())
     jobs = record.read_jobs(ROOT / "tools" / "record.toml", "h100")
     assert len({job.name for job in jobs}) == len({job.out for job in jobs}) == len(jobs)
     for job in jobs:
@@ -192,10 +193,12 @@ def test_the_jobs_that_are_shipped_are_commands_that_exist(monkeypatch):
             program = whole.partition("python ")[2].removeprefix("-m pytest -q -m gpu ").split()[0]
             assert (ROOT / program).exists(), job
             continue
-        name, *arguments = whole.partition("fsbench ")[2].replace("hotvocab bench", "bench").split()
-        found = commands["hotvocab"].commands[name] if name == "bench" else commands[name]
-        options = found.make_context(name, arguments).params
-        assert set(options.get("provider") or []) <= set(known), job
+        name, *arguments = whole.partition("fsbench ")[2].split()
+        options = commands[name].make_context(name, arguments).params
+        files = options.get("provider_path") or []
+        own = {found.name for path in files for found in load(path.stem, "", "file", str(path))}
+        assert set(options.get("provider") or []) <= known | own, job
+        assert not files or len(own & set(options["provider"])) == len(own), job
         assert (options.get("preset") or "paper") in PRESETS, job
 
 

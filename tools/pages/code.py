@@ -33,7 +33,7 @@ from pages.blocks import ROOT, block, table
 
 LINE = (
     *("schema", "cell", "round", "measured", "form", "energy", "sustained", "host"),
-    *("status", "lacks", "reason", "crc32"),
+    *("status", "lacks", "reason", "running_crc32"),
 )
 """Keys of a line of points.jsonl."""
 
@@ -63,7 +63,14 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "results": lambda: _beyond_cells(summary.COLUMNS),
     "breakdown": lambda: _beyond_cells(breakdown.kernel_rows([]).columns),
     "status": lambda: list(STATUSES),
-    "environment": lambda: ["schema", *environment("cpu", []), "options", "resumed", "times"],
+    "environment": lambda: [
+        "schema",
+        *environment("cpu", []),
+        "options",
+        "resumed",
+        "lines",
+        "times",
+    ],
     "check": lambda: [*VERDICT, *_fields(Check)],
     "e2e": lambda: list(e2e.COLUMNS),
 }

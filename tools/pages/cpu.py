@@ -1,4 +1,4 @@
-"""SIMPLE on CPUs: docs/simple.md, from folders of `fsbench hotvocab bench`."""
+"""SIMPLE on CPUs: docs/simple.md, from records of a command that fsbench 0.1 had."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pandas as pd
 
-from fsbench.cli.hotvocab.pipeline import of_plane, of_run
+from fsbench.cli.hotvocab import of_run
 from fsbench.simple.hot import Coverage
-from fsbench.simple.pipeline import Pipeline, steady_state
+from fsbench.simple.pipeline import Pipeline, Sampling, steady_state
 from fsbench.simple.sizing import Cost, best
 from pages.blocks import (
     FI2_LEAN,
@@ -166,10 +166,13 @@ def cpu_variation() -> str:
 @block
 def cpu_pipelines() -> str:
     """Four stages of 2 ms, B = 64: the samplers of H200 results, and these on CPUs."""
-    samplings = [
-        *of_run(H200 / LEAN, 64, *SMALL),
-        *of_plane(RESULTS / PLAIN, 64, SMALL[1], bus_gb_s=50),
-    ]
+    samplings = of_run(H200 / LEAN, 64, *SMALL)
+    hot = json.loads((RESULTS / PLAIN / "fit.json").read_text())["hot"]
+    for design, measured in _read(PLAIN, "scaling").groupby("design"):
+        fastest = measured.loc[measured.rows_per_s.idxmax()]
+        bus_us = 64 * hot[design] * 2 / 50e3  # bf16 logits at 50 GB/s
+        name = f"{design}, {fastest.samplers:.0f} CPU samplers"
+        samplings.append(Sampling(name, 0.0, (bus_us, 64e6 / fastest.rows_per_s)))
     rows = []
     for each in sorted(samplings, key=lambda one: one.on_stage_us + sum(one.beside_us)):
         added = each.beside_us or (each.on_stage_us,)

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from fsbench import reference
-from fsbench.analysis.audit import audited, markdown, read_records
+from fsbench.analysis.audit import audited, markdown
+from fsbench.discover import discover
+from fsbench.records.verdicts import read_verdicts
 from pages.blocks import H200, RESULTS, block, listed, measured_on, table, with_source
 
 Record = dict[str, Any]
@@ -118,10 +120,15 @@ AUDIT = "cpu/audit-20261123"
 @block
 def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
     """The audit of the samplers that run on one kind of machine."""
-    found, skipped = audited(read_records([RESULTS / record]))
+    found, skipped = audited(read_verdicts([RESULTS / record]))
     text = markdown(found, {})
     if skipped:
-        others = ", ".join(f"`{name}`" for name, why in skipped.items() if "lower bound" not in why)
+        known = discover()
+        others = ", ".join(
+            f"`{name}`"
+            for name, why in skipped.items()
+            if name in known and "lower bound" not in why
+        )
         text += f"\n\nNot in this record: {others}."
     return with_source(text, record)
 
@@ -129,7 +136,7 @@ def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
 @block
 def known_bugs() -> str:
     """Bugs of released samplers, planted, and what finds them."""
-    found, _ = audited(read_records([RESULTS / AUDIT / "planted.jsonl"]))
+    found, _ = audited(read_verdicts([RESULTS / AUDIT / "planted.jsonl"]))
     rows = []
     for each in found:
         (finding,) = each.findings

@@ -119,7 +119,7 @@ def ratios(what: str) -> pd.Series[float]:
 
 @block
 def draft_times() -> str:
-    """Of tools/measure_drafts.py."""
+    """Times of draft and verify steps."""
     found = pd.read_csv(H200 / DRAFTS)
     of = found.set_index(["d", "v", "b", "what"])
     verify = found[found.what == "verify"].set_index(["d", "v", "b"]).index

@@ -9,10 +9,11 @@ import pytest
 from planted_bugs import BUGS, KNOWN
 from tiers import full
 
-from fsbench.analysis.audit import audited, markdown, read_records, worst
+from fsbench.analysis.audit import audited, markdown, worst
 from fsbench.cli import judging
 from fsbench.discover import Found
 from fsbench.errors import ResultsError
+from fsbench.records.verdicts import read_verdicts
 
 SETTING = {
     "environment": {"device": "cpu", "gpu": "", "cpu": "Zen"},
@@ -84,10 +85,10 @@ def test_records_without_versions_are_read(tmp_path):
     """Those of version 0.1.0, beside files that are none."""
     old = {**SETTING, "setting": {"tier": "full", "dtype": "bf16", "temperature": 1.0}}
     text = "\n".join(map(json.dumps, [old, check(), {"provider": "b", "skipped": "b: absent"}]))
-    (tmp_path / "verify.jsonl").write_text(text)
+    (tmp_path / "verify.jsonl").write_text(text + "\n")
     (tmp_path / "points.jsonl").write_text('{"cell": 1}\n')
     (tmp_path / "cut.jsonl").write_text('{"cell": ')
-    found, skipped = audited(read_records([tmp_path]))
+    found, skipped = audited(read_verdicts([tmp_path]))
     assert [(each.sampler, each.package, each.claims) for each in found] == [
         ("mine", "not recorded", "not recorded")
     ]
@@ -95,19 +96,19 @@ def test_records_without_versions_are_read(tmp_path):
     assert "| `mine` | not recorded | cpu, Zen, bf16, T = 1 |" in table
     assert table.endswith("\n\n- b: absent")
     with pytest.raises(ResultsError, match="expected a record of fsbench verify"):
-        list(read_records([tmp_path / "points.jsonl"]))
+        list(read_verdicts([tmp_path / "points.jsonl"]))
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"[]", b"{"])
 def test_damaged_records_are_named(tmp_path, damage):
     begin = json.dumps(SETTING).encode()
     (tmp_path / "cut.jsonl").write_bytes(begin + b"\n" + damage + b"\n")
-    with pytest.raises(ResultsError, match=r"cut\.jsonl: line 2: "):
-        list(read_records([tmp_path]))
+    with pytest.raises(ResultsError, match=r"cut\.jsonl:2: "):
+        list(read_verdicts([tmp_path]))
     (tmp_path / "cut.jsonl").write_bytes(damage + b"\n" + begin)
-    assert list(read_records([tmp_path])) == []  # no record: something else of another tool
+    assert list(read_verdicts([tmp_path])) == []  # no record: something else of another tool
     with pytest.raises(ResultsError, match="RECORDS: expected records of fsbench verify; got"):
-        list(read_records([tmp_path / "missing"]))
+        list(read_verdicts([tmp_path / "missing"]))
 
 
 SEVERE = dict.fromkeys(("masks", "truncation", "invariance", "call"), "defect")

@@ -101,6 +101,8 @@ CASES = [  # what is the case, check, status, part of the detail, part of the fi
     (absent("cupti-python"), "cupti", "missing", "", GPU),
     (lambda box: box.install("triton", "3.10.0"), "triton", "ok", "", ""),
     (lambda box: box.install("triton", "3.5.1"), "triton", "missing", "", "triton>=3.6"),
+    (lambda box: box.install("flashinfer-python", "0.6.8"), "flashinfer", "missing", "0.6.9", GPU),
+    (lambda box: box.install("flashinfer-python", "0.6.14.post1"), "flashinfer", "ok", "", ""),
     (
         lambda box: box.patch("fsbench.timers.make_timer", refuse(NO_PERMISSION)),
         *("cupti", "missing", "timer cupti: no permission", "--timer events"),

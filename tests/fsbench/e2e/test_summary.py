@@ -163,7 +163,7 @@ def test_a_cut_line_is_left_out_and_a_damaged_one_named(folder):
         file.write('{"case": {"eng')
     assert read(folder) == whole
     path.write_text("not json\n" + path.read_text())
-    with pytest.raises(ResultsError, match="line 1 is damaged"):
+    with pytest.raises(ResultsError, match=r"steps\.jsonl:1: not a results line"):
         read(folder)
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import zlib
 from pathlib import Path
 
 import pytest
 from cells import CELL, MACHINE, OTHER, numbers
 
 from fsbench.errors import ResultsError
+from fsbench.records import lines as lines_of
 from fsbench.records.cell import Round
+from fsbench.records.disk import write_atomically
+from fsbench.records.lines import Lines, LockedFile, read_lines
 from fsbench.records.store import Store, read_environment, read_records
 
 
 def without_checksums(folder: Path) -> str:
     """The lines of points.jsonl as they were written before they had checksums."""
-    return re.sub(r', "crc32": \d+}', "}", (folder / "points.jsonl").read_text())
+    return re.sub(r', "(running_)?crc32": \d+}', "}", (folder / "points.jsonl").read_text())
 
 
 @pytest.mark.parametrize(
@@ -34,13 +40,68 @@ def without_checksums(folder: Path) -> str:
 )
 def test_damage_in_the_middle_names_file_and_line(folder, damage):
     points = folder / "points.jsonl"
-    lines = points.read_bytes().split(b"\n")
+    lines = without_checksums(folder).encode().split(b"\n")
     lines[1] = damage.replace(b"CELL", json.dumps(CELL.columns()).encode())
     points.write_bytes(b"\n".join(lines))
     for read in (read_records, lambda folder: Store.resume(folder, MACHINE)):
         with pytest.raises(ResultsError, match=r"points\.jsonl:2: not a results line"):
             read(folder)
     assert points.read_bytes() == b"\n".join(lines)  # resuming did not touch it
+
+
+@pytest.mark.parametrize("way", ["removed", "repeated", "moved"])
+def test_a_line_removed_repeated_or_moved_is_noticed(folder, way):
+    points = folder / "points.jsonl"
+    whole = points.read_bytes().splitlines(keepends=True)
+    for at in range(len(whole) - 1):
+        lines = list(whole)
+        if way == "removed":
+            del lines[at]
+        elif way == "repeated":
+            lines.insert(at, lines[at])
+        else:
+            lines[at], lines[at + 1] = lines[at + 1], lines[at]
+        points.write_bytes(b"".join(lines))
+        with pytest.raises(ResultsError, match=r"jsonl:\d: not a results line \(its checks"):
+            read_records(folder)
+
+
+def test_a_last_line_that_is_missing_from_a_run_that_ended_is_noticed(folder):
+    store = Store.resume(folder, MACHINE)
+    store.append_round(CELL, 3, Round([1.0]))
+    store.note_time({})
+    store.append_round(CELL, 4, Round([1.0]))  # of a later run, which was killed
+    store.close()
+    points = folder / "points.jsonl"
+    lines = points.read_bytes().splitlines(keepends=True)
+    points.write_bytes(b"".join(lines[:-1]))
+    assert len(read_records(folder)) == 2
+    points.write_bytes(b"".join(lines[:-2]))
+    with pytest.raises(ResultsError, match=r"expected 5 lines, as env\.json says; got 4"):
+        read_records(folder)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_round_recorded_twice_is_noticed_in_lines_of_any_age(folder, own):
+    lines = without_checksums(folder).splitlines()
+    lines.insert(1, lines[0])
+    if own:  # as of version 0.2.0
+        lines = [f'{x[:-1]}, "crc32": {zlib.crc32(x.encode())}}}' for x in lines]
+    (folder / "points.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ResultsError, match=r"jsonl:2: .*the same round of the same cell"):
+        read_records(folder)
+
+
+def test_what_is_appended_to_older_lines_vouches_for_them(folder):
+    points = folder / "points.jsonl"
+    points.write_text(without_checksums(folder))
+    lines = Lines.open(points)
+    lines.append({"schema": 1, "cell": OTHER.columns(), "status": "ok", "reason": ""})
+    lines.close()
+    assert len(read_records(folder)) == 2
+    points.write_bytes(points.read_bytes().replace(b"10.0", b"90.0", 1))
+    with pytest.raises(ResultsError, match=r"jsonl:5: .*a line before it was changed"):
+        read_records(folder)
 
 
 def test_another_schema_is_named(folder):
@@ -117,3 +178,105 @@ def test_a_damaged_environment_record_is_named(folder, text):
     (folder / "env.json").write_text(text)
     with pytest.raises(ResultsError, match=r"env\.json: not an environment record"):
         read_environment(folder)
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """A file of two lines, open for more."""
+    opened = Lines.open(tmp_path / "x.jsonl")
+    for number in range(2):
+        opened.append({"number": number})
+    yield opened
+    opened.close()
+
+
+def values(path):
+    return [line.value for line in read_lines(path)]
+
+
+def test_a_file_is_locked_until_it_is_closed(lines):
+    with pytest.raises(LockedFile, match=r"x\.jsonl: another process is writing to it"):
+        Lines.open(lines.path, patience=0)
+    lines.close()
+    Lines.open(lines.path, patience=0).close()
+
+
+def test_a_write_that_fails_leaves_the_lines_before_it_and_the_next_one_succeeds(
+    lines, monkeypatch
+):
+    """Half of a line is written, then the disk is full."""
+    real = os.write
+
+    def half(file, data):
+        if len(data) < 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(ResultsError, match=r"cannot write .*x\.jsonl: No space left on device"):
+        lines.append({"number": 2})
+    monkeypatch.undo()
+    assert values(lines.path) == [{"number": 0}, {"number": 1}]
+    lines.append({"number": 3})
+    assert values(lines.path)[-1] == {"number": 3}
+
+
+def remove(path):
+    path.unlink()
+
+
+def rename(path):
+    path.rename(path.with_name("new.jsonl"))
+
+
+def rename_folder(path):
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+def replace(path):
+    write_atomically(path, path.read_bytes())
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def extend(path):
+    with open(path, "a") as file:
+        file.write("{}\n")
+
+
+@pytest.mark.parametrize("change", [remove, rename, rename_folder, replace, empty, extend])
+def test_a_file_that_others_move_or_change_is_noticed_at_the_next_line(tmp_path, change):
+    (tmp_path / "run").mkdir()
+    opened = Lines.open(tmp_path / "run" / "x.jsonl")
+    opened.append({"number": 0})
+    change(opened.path)
+    with pytest.raises(ResultsError, match=r"it was removed or renamed|something else changed it"):
+        opened.append({"number": 1})
+    moved = {rename: "run/new.jsonl", rename_folder: "elsewhere/x.jsonl"}
+    kept = {extend: opened.path, **{name: tmp_path / to for name, to in moved.items()}}
+    assert opened.where() == kept.get(change)
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "text", "unended", "endless"])
+def test_what_is_no_file_of_lines_is_refused_and_left_as_it_is(tmp_path, monkeypatch, kind):
+    path = tmp_path / "x"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text({"text": "a\nb\n", "unended": "notes", "endless": "x" * 100}[kind])
+    if kind == "endless":
+        monkeypatch.setattr(lines_of, "LONGEST", 50)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(ResultsError, match=r"expected lines|not a re(gular|sults)|a directory"):
+        Lines.open(path)
+    if kind != "unended":  # may be a line that was cut short
+        with pytest.raises(ResultsError):
+            values(path)
+    assert before is None or path.read_bytes() == before

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsbench.errors import ResultsError
-from fsbench.records import store as results
+from fsbench.records import lines as lines_of
 from fsbench.records.cell import FORMS, LACKS, STATUSES, Energy, Host, Round, Sustained
 from fsbench.records.disk import write_atomically
 from fsbench.records.store import Store, read_environment, read_records, results_folders
@@ -62,9 +62,11 @@ def test_what_is_appended_is_read_back(tmp_path_factory, events):
     store = Store.create(folder, MACHINE)
     for one, (what, value) in events:
         if isinstance(value, Round):
-            store.append_round(one, what, value)
+            if what not in store.record(one).rounds:
+                store.append_round(one, what, value)
         elif what in FORMS:
-            store.append_form(one, what, *value)
+            if value[0] not in store.record(one).forms.get(what, {}):
+                store.append_form(one, what, *value)
         elif what in ("energy", "sustained", "host"):
             store.append_beside(one, what, value)
         elif what == "lacks":
@@ -163,19 +165,20 @@ def _full(*arguments, **options):
 def test_a_full_disk_while_appending_keeps_what_was_written(folder, monkeypatch):
     store = Store.resume(folder, MACHINE)
     monkeypatch.setattr(os, "fsync", _full)
-    with pytest.raises(ResultsError, match=r"cannot write results in .*: No space left on device"):
+    with pytest.raises(ResultsError, match=r"cannot write .*points\.jsonl: No space left on"):
         store.append_round(CELL, 3, Round([1.0]))
     assert sorted(store.record(CELL).rounds) == [0, 1, 2]  # not claimed
     store.close()
     assert numbers(read_records(folder))["fast"][:3] == [0, 1, 2]
 
 
-def test_closing_after_a_failed_write_does_not_fail_again(tmp_path):
+def test_closing_after_a_failed_write_does_not_fail_again(tmp_path, monkeypatch):
     store = Store.create(tmp_path / "run", MACHINE)
-    os.dup2(os.open("/dev/full", os.O_WRONLY), store._points.fileno())  # every write: disk full
+    monkeypatch.setattr(os, "write", _full)
     with pytest.raises(ResultsError, match="No space left on device"):
         store.append_round(CELL, 0, Round([1.0]))
     store.close()
+    monkeypatch.undo()
     assert read_records(tmp_path / "run") == []
 
 
@@ -193,6 +196,22 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, "new")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file.txt", "old")]
+
+
+def test_an_atomic_write_follows_no_link_and_replaces_no_device(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("file.txt.tmp", f"file.txt.{os.getpid()}.tmp"):
+        (tmp_path / name).symlink_to(victim)
+    write_atomically(tmp_path / "file.txt", "new")
+    assert victim.read_text() == "precious" and (tmp_path / "file.txt").read_text() == "new"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (tmp_path / "file.txt").stat().st_mode & 0o777 == 0o666 & ~umask
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        write_atomically(tmp_path / "fifo", "new")
+    assert (tmp_path / "fifo").is_fifo()
 
 
 def test_results_folders_are_found_by_points_or_by_csv(tmp_path, folder):
@@ -224,7 +243,7 @@ def test_what_was_missing_and_is_measured_after_all_is_missing_no_more(folder):
 
 
 def test_a_locked_folder_is_refused_until_its_owner_closes(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "PATIENCE", 0.0)
+    monkeypatch.setattr(lines_of, "PATIENCE", 0.0)
     owner = Store.resume(folder, MACHINE)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(ResultsError, match=f"process {os.getpid()} is writing results there"):

@@ -31,6 +31,7 @@ class Kernel:
         return self._bind if grid == (7,) else lambda *values: self.direct.append(values)
 
     def _bind(self, **arguments: object) -> Kernel:
+        assert arguments.pop("enable_fp_fusion") is True
         self.bound.append(arguments)
         return self
 

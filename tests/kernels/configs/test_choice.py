@@ -82,6 +82,21 @@ def test_a_split_that_there_is_no_kernel_for_is_refused(both):
         HopperConfig(2, 128, 64, 2, False, split=True)
 
 
+@pytest.mark.parametrize("B", [1, 64, 65, 1000])
+def test_of_options_the_noise_alone_decides_and_of_the_dtype_its_bytes(both, B):
+    """The sentences of flash_sample's docstring and of docs/kernel.md about "auto"."""
+
+    def kernel(noise: str = "group", dtype: torch.dtype = torch.bfloat16, **wish: object) -> type:
+        hidden, weight = torch.zeros(B, 64).bfloat16(), torch.zeros(500, 64).to(dtype)
+        return type(_choice.choose(hidden, weight, noise, **wish))
+
+    usual = TileConfig if B <= 64 else HopperConfig
+    assert {kernel(), kernel(dtype=torch.float16), kernel(narrow=True), kernel("none")} == {usual}
+    assert kernel("token") is TileConfig
+    assert kernel("token", kernel="hopper") is HopperConfig
+    assert kernel(dtype=torch.int8) is (TileConfig if B <= 32 else HopperConfig)
+
+
 @pytest.mark.parametrize("B", [1, 1000])
 def test_a_wish_is_granted(both, B):
     assert chosen(B, kernel="hopper") == HOPPER

@@ -53,10 +53,17 @@ def pair(
     return hidden, head, (head.weight.float() * head.scale[:, None]).to(dtype)
 
 
+SHAPES = [
+    *((B, 1152, torch.bfloat16) for B in (1, 17, 33, 64, 200)),
+    *((B, 16, torch.float16) for B in (3, 65)),
+    *((B, 72, torch.bfloat16) for B in (17, 200)),
+    *((B, 101, torch.float16) for B in (1, 64)),
+]
+"""Every tile of rows, every kind of D and both dtypes; each combination compiles four kernels."""
+
+
 @pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("D", [16, 72, 101, 1152])
-@pytest.mark.parametrize("B", [1, 3, 17, 33, 64, 65, 200])
+@pytest.mark.parametrize("B, D, dtype", SHAPES, ids=str)
 def test_scales_that_round_nothing_give_the_bits_of_the_weight_with_those_numbers(
     B, D, dtype, weight_dtype
 ):

@@ -131,6 +131,11 @@ def test_a_vocabulary_a_noise_and_a_kernel_are_of_a_kind(checks_raise):
             flash_sample(**given(**option))
 
 
+def test_options_and_their_plain_values_have_equal_lengths():
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        repeated.plain_kind((None, "an option of later"), (None,), (), *MATRICES.values())
+
+
 NEVER = [True, 1, 0, -1.0, 1e-40, 1e40, float("nan"), float("inf"), "1"]
 
 

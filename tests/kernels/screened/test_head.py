@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -132,3 +135,28 @@ def test_a_weight_of_inference_mode_has_no_version():
 def test_what_is_no_head_is_named(weight, error, message):
     with pytest.raises(error, match=message):
         prepare_head(weight)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_head_is_not_copied_and_the_message_says_what_to_do(copied):
+    """A copy had the original's key, so that a compiled call drew from the original."""
+    head = prepare_head(weight_of())
+    with pytest.raises(InvalidType, match=r"ScreenedHead: expected not to be copied .* save_head"):
+        copied(head)
+
+
+def test_a_compiled_call_whose_head_is_gone_says_so():
+    hidden, seed = weight_of(3), torch.tensor([1])
+    keys = []
+    for _ in range(20):  # addresses are used again, keys never
+        head = prepare_head(weight_of())
+        keys.append(head.key)
+        del head
+    assert len(set(keys)) == 20
+    out = (torch.empty(3, dtype=dtype) for dtype in (torch.int64, torch.bool, torch.int32))
+    draw = torch.ops.fsbench.screened_sample
+    with pytest.raises(InvalidArgument, match="keep a reference to it"):
+        draw(
+            hidden, weight_of(), keys[0], seed, None, 1.0, None, None, None, None, 70, "token",
+            None, None, *out,
+        )  # fmt: skip

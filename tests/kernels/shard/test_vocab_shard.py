@@ -6,7 +6,9 @@ interpreter, with its exchange in memory that the processes share.
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import tempfile
 import time
 from datetime import timedelta
@@ -64,6 +66,17 @@ def test_a_rank_without_a_block_is_named():
         block_bounds([512, 100], 512)
     with pytest.raises(InvalidArgument, match="at most 600, the rows of all shards; got 601"):
         block_bounds([300, 300], 601)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_shard_is_not_copied(copied):
+    with pytest.raises(InvalidType, match=r"VocabShard: expected not to be copied .* all ranks"):
+        copied(VocabShard.__new__(VocabShard))
+
+
+def test_a_shard_without_a_process_group_says_what_to_do():
+    with pytest.raises(InvalidArgument, match=r"group: .*torch\.distributed\.init_process_group"):
+        VocabShard(torch.zeros(300, 16))
 
 
 D = 32

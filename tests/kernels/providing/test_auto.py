@@ -1,0 +1,37 @@
+"""flash_sampling_auto measures flash_sample as users call it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fsbench.kernels
+from fsbench.discover import discover
+from fsbench.kernels.flash_sampling_auto import PROVIDER
+from fsbench.problem import Problem
+
+FORCED = ("flash_sampling", "flash_sampling_hopper")
+
+
+def test_its_presets_are_those_of_the_forced_kernels():
+    found = discover()
+    for name in FORCED:
+        forced = found[name].provider
+        assert forced is not None and set(forced.presets) <= set(PROVIDER.presets)
+
+
+def test_no_sampler_file_hides_a_public_function():
+    names = discover()  # imports every sampler file
+    assert not set(fsbench.kernels.__all__) & set(names)
+    assert callable(fsbench.kernels.flash_sample)
+
+
+@pytest.mark.interpreter
+def test_it_calls_flash_sample_without_naming_a_kernel():
+    problem = Problem(B=3, D=64, V=500, dtype="fp32", device="cpu", temperature=0.7)
+    hidden, weight = torch.randn(3, 64), torch.randn(500, 64) / 8
+    seed, offset = torch.tensor([5]), torch.tensor([2])
+    launch = PROVIDER.build(problem, weight)
+    called = fsbench.kernels.flash_sample(hidden, weight, temperature=0.7, seed=seed, offset=offset)
+    assert launch.config == fsbench.kernels.describe(hidden, weight)
+    assert torch.equal(launch(hidden, seed, offset), called.tokens)

@@ -1,0 +1,158 @@
+"""The provider files in tools/cases: every case builds and draws what it should, on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import count_candidates
+import pytest
+import torch
+from tiny_run import TINY
+from tree import ROOT
+from typer.testing import CliRunner
+
+from fsbench import inputs
+from fsbench.cli import app
+from fsbench.discover import discover
+from fsbench.errors import VerificationFailed
+from fsbench.kernels import flash_sample, prepare_head
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.tables import find
+from fsbench.problem import Problem
+from fsbench.provider import Kind
+from fsbench.verify.pathwise import check_on_problem
+
+FILES = sorted((ROOT / "tools" / "cases").glob("*.py"))
+SHIPPED = set(discover())
+CASES = {name: found for name, found in discover(FILES).items() if name not in SHIPPED}
+B, D, V = 4, 16, 260
+SMALL = Problem(B, D, V, "fp32", device="cpu", logits="normal:3")
+
+
+def launched(name, problem=SMALL):
+    """(provider, hidden, weight, launch) of a case."""
+    provider = CASES[name].provider
+    weight, hidden = inputs.make_weight(problem, 0), inputs.make_hidden(problem, 0)
+    return provider, hidden, weight, provider.build(problem, weight)
+
+
+def drawn(name, problem=SMALL, step=3):
+    _, hidden, _, launch = launched(name, problem)
+    return launch(hidden, torch.tensor([5]), torch.tensor([step]))
+
+
+def test_no_file_is_broken():
+    assert len(CASES) > 40 and not [name for name, found in CASES.items() if found.broken]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, found in CASES.items()
+        if "cpu" in found.provider.capabilities.devices
+        and found.provider.kind is not Kind.LOWER_BOUND
+    ],
+)
+def test_a_case_passes_the_check_before_timing(name):
+    provider, hidden, weight, launch = launched(name)
+    assert provider.unsupported_reason(SMALL) is None
+    check = check_on_problem(provider, SMALL, launch, hidden, weight)
+    assert check.passed, check.detail
+
+
+def test_filters_as_tensors_draw_what_numbers_draw():
+    problem = replace(SMALL, top_k=20, top_p=0.9)
+    drawn_by = CASES["topk_topp_tensors"].provider
+    hidden, weight = inputs.make_hidden(problem, 0), inputs.make_weight(problem, 0)
+    step = (hidden, torch.tensor([5]), torch.tensor([3]))
+    numbers = discover()["flash_sampling_topk_topp"].provider.build(problem, weight)
+    assert drawn_by.build(problem, weight)(*step).equal(numbers(*step))
+
+
+def test_gradients_of_both_trainings_are_equal(monkeypatch):
+    """The leaves are the launch's own, so what backward leaves in them is caught on the way."""
+    found = []
+    leave = torch.Tensor.requires_grad_
+    monkeypatch.setattr(
+        torch.Tensor, "requires_grad_", lambda leaf: found.append(leave(leaf)) or leaf
+    )
+    for name in ("gradient_score", "gradient_chunked"):
+        drawn(name)
+    ours, theirs = found[:2], found[2:]
+    for leaf, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(-leaf.grad, other.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_drafts_come_from_their_heads():
+    for how in ("sampled", "greedy"):
+        exact, screened = (drawn(f"draft_reduced{word}_{how}") for word in ("", "_screened"))
+        assert exact.equal(screened)
+    # All V tokens are among the reduced ones here.
+    assert drawn("draft_reduced_greedy").equal(drawn("option_greedy"))
+    close = [
+        drawn(f"draft_{form}_greedy").eq(drawn("option_greedy")).sum() for form in ("int8", "fp8")
+    ]
+    assert min(close) >= B - 1
+
+
+def test_verify_steps_are_of_whole_requests():
+    verify = CASES["verify_token"].provider
+    assert verify.unsupported_reason(replace(SMALL, B=6)) == (
+        "takes 4 rows for each request, not 6 rows"
+    )
+    _, hidden, weight, launch = launched("verify_token")
+    tokens = launch(hidden, torch.tensor([5]), torch.tensor([3]))
+    first = flash_sample(
+        hidden, weight, noise="token", seed=torch.arange(B), offset=torch.zeros(1).long()
+    )
+    assert tokens.shape == (B,) and tokens[0] == first.tokens[0]
+
+
+def test_a_wrong_token_under_a_mask_is_refused(monkeypatch):
+    assert drawn("screened_mask_tenth").shape == (B,)
+    build = CASES["screened_mask_tenth"].provider.build
+    names = build.func.__globals__
+    right = names["screened_sample"]
+
+    def wrong(*given, **options):
+        sample = right(*given, **options)
+        sample.tokens[1] += 1
+        return sample
+
+    monkeypatch.setitem(names, "screened_sample", wrong)
+    with pytest.raises(VerificationFailed, match="step 0, row 1: expected token"):
+        drawn("screened_mask_tenth")
+
+
+def test_the_split_tiles_are_the_shipped_ones():
+    tiles = CASES["hopper_split"].provider.build.func.__globals__["TILES"]
+    assert HopperConfig(*tiles) == find("hopper", 1, 4096, "NVIDIA H200", (9, 0))
+
+
+@pytest.mark.full
+def test_a_case_is_measured_like_a_sampler(tmp_path):
+    out = tmp_path / "run"
+    command = ["run", *TINY, "--out", str(out), "--warmers", "0"]
+    command += ["--provider", "option_bias", "--provider", "option_plain"]
+    command += ["--provider-path", str(ROOT / "tools/cases/options.py")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    text = (out / "results.csv").read_text()
+    assert "option_bias" in text and "option_plain" in text
+
+
+def test_candidates_are_counted_and_tokens_compared(monkeypatch):
+    monkeypatch.setattr(count_candidates, "AT_ONCE", 4)
+    problem = replace(SMALL, logits="normal:1")
+    head = prepare_head(torch.randn(problem.V, D))
+    names = []
+    for name, hidden, options in count_candidates.cases(2, head.weight):
+        mean, most, in_full, draws, unequal = count_candidates.count(hidden, head, options)
+        names.append(name)
+        assert (in_full, draws, unequal) == (0, 2 * count_candidates.STEPS, 0)
+        assert 1 <= float(mean) <= most <= problem.V
+        if len(names) == 2:
+            break
+    found = count_candidates.equality(head, 8)
+    assert found["draws"] == 8 and found["unequal"] == 0

@@ -1,0 +1,102 @@
+"""Cases for `fsbench run`: heads and draws of draft steps, and a verify step.
+
+    fsbench run --provider-path tools/cases/drafts.py --provider draft_reduced_sampled \
+        --provider verify_token --provider greedy --logits normal:3 --batch 4 --out OUT
+
+A draft is a proposal: it comes from a quantized copy of the head or from its first REDUCED rows, so
+it is not a draw from the problem's distribution, and no sampler of these is checked before it is
+timed; tests/kernels/drafting holds the draws. The problem's rows are drafts of one request each
+where tokens are proposed. In verify_* and step_* every DRAFTS + 1 of them are one request's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsbench.kernels import (
+    draft_sample,
+    flash_sample,
+    prepare_draft_vocabulary,
+    prepare_head,
+    quantise_head,
+    step_noise,
+    verify_drafts,
+)
+from fsbench.kernels.providing.launches import CallLaunch
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+REDUCED = 32_768
+DRAFTS = 3
+ABLE = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), zero_temperature=True)
+
+
+def quantised(problem: Problem, weight: Tensor, dtype: torch.dtype, **options: Any) -> Launch:
+    head = quantise_head(weight, dtype)
+    return CallLaunch(flash_sample, problem, head, noise="token", **options)
+
+
+def reduced(problem: Problem, weight: Tensor, screened: bool, **options: Any) -> Launch:
+    generator = torch.Generator(weight.device).manual_seed(0)
+    order = torch.randperm(problem.V, generator=generator, device=weight.device)
+    ids = order[: min(REDUCED, problem.V)].contiguous()
+    rows = weight[ids]
+    call = partial(draft_sample, vocabulary=prepare_draft_vocabulary(ids, problem.V))
+    return CallLaunch(call, problem, prepare_head(rows) if screened else rows, **options)
+
+
+def of_requests(problem: Problem, weight: Tensor, noise: str, verify: bool) -> Launch:
+    """A step of B / (DRAFTS + 1) requests: plain, or with the seeds of drafts and verify_drafts."""
+    requests, device = problem.B // (DRAFTS + 1), weight.device
+    seeds, rows = (torch.arange(n, device=device) for n in (requests, problem.B))
+    drafts = torch.zeros(requests, DRAFTS, dtype=torch.int64, device=device)
+    draw = partial(flash_sample, temperature=problem.temperature, noise=noise)
+
+    def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        if not verify:
+            return draw(hidden, weight, seed=rows, offset=rows).tokens
+        row_seed, row_offset = step_noise(seeds, seeds, DRAFTS)
+        drawn = draw(hidden, weight, seed=row_seed, offset=row_offset)
+        return verify_drafts(drawn.tokens, drafts).tokens.flatten()
+
+    return launch
+
+
+def whole_requests(problem: Problem) -> str | None:
+    if problem.B % (DRAFTS + 1):
+        return f"takes {DRAFTS + 1} rows for each request, not {problem.B} rows"
+    return None
+
+
+def provider(name: str, build: Callable[..., Launch], **fields: Any) -> Provider:
+    label = name.replace("_", " ")
+    return Provider(name, label, Kind.LOWER_BOUND, build, ("triton",), capabilities=ABLE, **fields)
+
+
+HEADS: dict[str, Callable[..., Launch]] = {
+    "int8": partial(quantised, dtype=torch.int8),
+    "fp8": partial(quantised, dtype=torch.float8_e4m3fn),
+    "reduced": partial(reduced, screened=False),
+    "reduced_screened": partial(reduced, screened=True),
+}
+PROVIDERS = (
+    *(provider(f"draft_{name}_sampled", build) for name, build in HEADS.items()),
+    *(
+        provider(f"draft_{name}_greedy", partial(build, temperature=0.0))
+        for name, build in HEADS.items()
+    ),
+    *(
+        provider(
+            f"{word}_{noise}",
+            partial(of_requests, noise=noise, verify=verify),
+            supports=whole_requests,
+        )
+        for word, verify in (("step", False), ("verify", True))
+        for noise in ("token", "group")
+    ),
+)

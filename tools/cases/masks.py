@@ -1,0 +1,62 @@
+"""Cases for `fsbench run`: the screened sampler under masks that forbid nearly all tokens.
+
+    fsbench run --provider-path tools/cases/masks.py --provider screened_mask_tenth \
+        --provider matmul_only --logits normal:3 --batch 1,16 --out OUT
+
+The mask is no part of a problem, so the check before timing does not know it. `build` compares the
+tokens of STEPS steps with those of flash_sample, and raises if one differs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from fsbench import inputs
+from fsbench.errors import VerificationFailed
+from fsbench.kernels import flash_sample, prepare_head, screened_sample
+from fsbench.kernels.call.pack_mask import pack_mask
+from fsbench.kernels.flash_sampling_screened import PROVIDER as SCREENED
+from fsbench.kernels.providing.launches import CallLaunch
+from fsbench.problem import Problem
+from fsbench.provider import Capabilities, Kind, Launch, Provider
+
+STEPS = 4
+
+
+def build(problem: Problem, weight: Any, share: float) -> Launch:
+    """Mask all but about this share of the tokens of each row."""
+    generator = torch.Generator(problem.device).manual_seed(problem.B + problem.D)
+    shape = (problem.B, problem.V)
+    mask = torch.rand(shape, generator=generator, device=problem.device) < share
+    options: dict[str, Any] = {"mask": pack_mask(mask), "noise": "token"}
+    launch = CallLaunch(screened_sample, problem, prepare_head(weight), **options)
+    expected = CallLaunch(flash_sample, problem, weight, **options)
+    hidden = inputs.make_hidden(problem, 0)
+    seed, offset = torch.ones(2, 1, dtype=torch.int64, device=problem.device)
+    for step in range(STEPS):
+        drawn, wanted = (each(hidden, seed, offset + step) for each in (launch, expected))
+        if not drawn.equal(wanted):
+            row = int((drawn != wanted).nonzero()[0])
+            raise VerificationFailed(
+                f"step {step}, row {row}: expected token {int(wanted[row])} (flash_sample), got "
+                f"{int(drawn[row])}"
+            )
+    return launch
+
+
+PROVIDERS = tuple(
+    Provider(
+        name=f"screened_mask_{word}",
+        label=f"Screened head, {share:.1%} of the tokens allowed",
+        kind=Kind.LOWER_BOUND,
+        requires=("triton",),
+        capabilities=Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32")),
+        build=partial(build, share=share),
+        kept_bytes=SCREENED.kept_bytes,
+        supports=SCREENED.supports,
+    )
+    for word, share in (("tenth", 0.1), ("thousandth", 0.001))
+)
