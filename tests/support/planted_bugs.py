@@ -80,6 +80,11 @@ def race_in_fp32(logits, T, noise):
     return (torch.softmax(logits / T, 1) / E).argmax(1)
 
 
+def step_100_greedy(logits, T, seed, offset):
+    noise = whole_noise(int(seed), int(offset), *logits.shape)
+    return argmax(logits, T, noise * (int(offset) != 100))
+
+
 # Launches
 
 
@@ -123,7 +128,7 @@ def frozen_at_capture() -> Provider:
 
 def forbidden_once_in_17000(allowed: Tensor, seed: Tensor, step: Tensor) -> Tensor:
     """One row in 17,000 has a token that is masked."""
-    u = generator(mixed(int(seed[0]), int(step), 3)).random(len(allowed))
+    u = generator(mixed(int(seed[0]), int(step[0]), 3)).random(len(allowed))
     return allowed ^ (torch.from_numpy(u) < 1 / 17_000)[:, None]
 
 
@@ -182,6 +187,7 @@ BUGS = {
         planted(of_key(lambda seed, step: (seed, step % 256))),
         "steps",
     ),
+    "step 100 is greedy": (samplers.stepped(step_100_greedy, zero_temperature=False), "steps"),
     "a graph repeats its samples (vllm-omni 4261)": (frozen_at_capture(), "steps"),
     "same noise in every tile": (
         planted(of_tiles(lambda seed, step, tile: mixed(seed, step))),

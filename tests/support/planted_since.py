@@ -113,11 +113,6 @@ def row_137_colder(logits, T, noise):
     return (logits + scale * noise).argmax(1)
 
 
-def step_100_greedy(logits, T, seed, offset):
-    noise = whole_noise(int(seed), int(offset), *logits.shape)
-    return argmax(logits, T, noise * (int(offset) != 100))
-
-
 def replace_able(sampler: Provider, **able: object) -> Provider:
     """The sampler with other capabilities."""
     return replace(sampler, capabilities=replace(sampler.capabilities, **able))
@@ -155,7 +150,6 @@ SINCE = {
     "scores end at 80": (planted(draw=lambda y, T, g: argmax(y.clamp_max(80), T, g)), "fit"),
     "the last of equal logits at T = 0": (contract(tokens=last_of_equals), "greedy"),
     "row 137 has half of T": (planted(draw=row_137_colder), "rows"),
-    "step 100 is greedy": (samplers.stepped(step_100_greedy, zero_temperature=False), "steps"),
     "every second row takes 1 - u": (planted(antithetic(True)), "rows"),
     "every second step takes 1 - u": (planted(antithetic(False)), "steps"),
     # Of biases and masks.

@@ -57,19 +57,22 @@ def judged(sampler, *only, tier="ci"):
     return list(verify(sampler, SETTING, tier, only))
 
 
+OF_MANY_TOKENS = ("packed mask words wrong from token 8192 on", "top-k above 1024 counts as 1024")
 SLOW = ("sample added to the seed", "top-p where none was asked for")
 
 
 @pytest.mark.parametrize("bug", [full(bug) if bug in SLOW else bug for bug in BUGS])
-def test_a_planted_bug_is_found(bug):
+def test_a_planted_bug_is_found(bug, effort):
     sampler, name = BUGS[bug]
+    if bug in OF_MANY_TOKENS:
+        effort("ci", vocabulary=9001)
     (check,) = judged(sampler, name)
     assert not check.passed and check.detail and "Error" not in check.detail, check
 
 
-@pytest.mark.parametrize("bug", [bug for bug, (_, name) in BUGS.items() if name == "requests"])
-def test_what_only_requests_see(bug):
-    assert all(check.passed for check in judged(BUGS[bug][0], *OF_FILTERS[:3]))
+def test_what_only_requests_see():
+    bug = "another way for few rows keeps one token more"
+    assert all(check.passed for check in judged(BUGS[bug][0], "truncation", "truncated draws"))
 
 
 @pytest.mark.parametrize("bit", [1, *map(full, (2, 4, 16, 32, 64)), 128])
