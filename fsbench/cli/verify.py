@@ -106,7 +106,8 @@ def verify(
 
     Verdicts: ok; not exact, where a sampler declares that it deviates and keeps
     to that; FAILED. One table: of several samplers the checks that are not ok, of
-    one sampler all. At the end a sentence about each: passed, or rejected and why.
+    one sampler all. At the end a sentence about each: passed, or rejected and why,
+    and the commands that repeat the checks that failed.
 
     Exit code 0 if nothing was found but what samplers declare, 1 for a bias, 5 for
     a defect, 4 if a sampler that was asked for by name cannot run here.
@@ -160,6 +161,9 @@ def verify(
         if "conclusion" in line:
             sentence = f"{line['provider']} {line['conclusion']}."
             console.print(sentence, markup=False, soft_wrap=True)
+    for finding in (found for each in samplers for found in each.findings):
+        if finding.severity != "declared":
+            console.print(f"again: {finding.command}", markup=False, soft_wrap=True)
     if code := EXIT_CODES[worst(samplers)]:
         raise typer.Exit(code)
 
