@@ -47,7 +47,7 @@ app.command("export")(export.export)
 app.command("recommend")(recommend.recommend)
 app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
-app.command("audit")(verify.verify)
+app.command("audit", hidden=True)(verify.verify)  # its name until 0.2
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)
