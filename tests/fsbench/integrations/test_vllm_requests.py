@@ -8,7 +8,7 @@ from fake_vllm import Model
 from fake_vllm_states import NO_LOGPROBS, V, params
 from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
 
-from fsbench.e2e.requests import parameters
+from fsbench.e2e.models import parameters
 from fsbench.integrations.draw import history
 from fsbench.kernels import Penalties, flash_sample, truncated_sample
 
