@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fsbench.errors import InvalidArgument, one_line
-from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, QUANTISED, Problem
+from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, PRESETS, QUANTISED, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -225,9 +225,6 @@ class Tuning:
     text: Callable[[str, str, list[tuple[int, int | None, Any]]], str]
 
 
-PRESET_NAMES = ("paper", "lean", "tp", "quick", "truncated", "score", "smoke", "cpu")
-"""The presets of `fsbench run` (fsbench.measure.presets), of which a sampler names its own."""
-
 _Checks = dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]]
 """What is expected -> (fields, whether a value is that)."""
 
@@ -246,19 +243,18 @@ def _some(*known: str) -> Callable[[Any], bool]:
     return fits
 
 
-def _capability(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) for n in value)
-    )
-
-
 _FIELDS: _Checks = {
     "a line of text": (("name", "label", "call"), _line),
     "a Kind": (("kind",), lambda value: isinstance(value, Kind)),
     "Capabilities": (("capabilities",), lambda value: isinstance(value, Capabilities)),
     "a tuple of texts": (("requires",), _some()),
-    f"some of {', '.join(PRESET_NAMES)}": (("presets",), _some(*PRESET_NAMES)),
-    "(major, minor) or None": (("compute_capability",), _capability),
+    f"some of {', '.join(PRESETS)}": (("presets",), _some(*PRESETS)),
+    "(major, minor) or None": (
+        ("compute_capability",),
+        lambda value: (
+            value is None or (isinstance(value, tuple) and [*map(type, value)] == [int] * 2)
+        ),
+    ),
     "True or False": (("tunes",), lambda value: isinstance(value, bool)),
     "a function": (("build", "supports", "kept_bytes", "not_built"), callable),
     "a function or None": (
@@ -319,8 +315,7 @@ class Provider:
         claimed. None if the sampler is only what `build` returns.
     score: of a SCORE, the full call, score(hidden, weight, targets, *, ...), with the arguments and
         the result of fsbench.kernels.score, as far as they are claimed; or None.
-    accept: accept(sampled int64 [B, k + 1], drafts int64 [B, k]) -> fsbench.kernels.Verified: the
-        acceptance that goes with `sample` in a speculative step; None if there is none to check.
+    accept: which drafts int64 [B, k] the tokens sampled [B, k + 1] confirm: verify_drafts.
     call: the public function of fsbench.kernels that does this by default; "" if there is none.
     tuning: if `fsbench tune` can choose its tile shapes.
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build

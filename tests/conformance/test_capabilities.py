@@ -12,7 +12,13 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from planted_calls import contract
+from planted_calls import (
+    contract,
+    logits_stored,
+    one_offset_forever,
+    options_by_the_host,
+    tokens_by_the_host,
+)
 from planted_samplers import planted, tile_of_the_batch_size
 from quantised_heads import form_of
 from torch import Tensor
@@ -23,7 +29,6 @@ from fsbench.discover import Found, discover
 from fsbench.errors import InvalidArgument
 from fsbench.graphs import capture
 from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight, serving
-from fsbench.kernels import flash_sample
 from fsbench.problem import Problem
 from fsbench.provider import OPTIONS, Capabilities, Kind, Launch, Provider
 from fsbench.verify import call, invariance, verify
@@ -364,30 +369,6 @@ def test_a_sampler_that_does_not_is_found_out(mistake, small):
     capability, sampler = WRONG[mistake]
     with pytest.raises(AssertionError):
         ask(sampler, BATTERY.get(capability, capability), "cpu", "fp32")
-
-
-# flash_sample, called wrongly
-
-
-def one_offset_forever(hidden, weight, *, offset, **options):
-    return flash_sample(hidden, weight, offset=torch.zeros_like(offset), **options)
-
-
-def tokens_by_the_host(hidden, weight, **options):
-    result = flash_sample(hidden, weight, **options)
-    return result._replace(tokens=result.tokens.cpu().to(hidden.device))
-
-
-def options_by_the_host(hidden, weight, *, temperature=1.0, **options):
-    """A launch does well: its temperature is a number."""
-    if isinstance(temperature, Tensor) and not temperature.any():
-        temperature = 0.0
-    return flash_sample(hidden, weight, temperature=temperature, **options)
-
-
-def logits_stored(hidden, weight, **options):
-    result = flash_sample(hidden, weight, **options)
-    return result._replace(tokens=result.tokens + (hidden @ weight.T)[:, 0].long())
 
 
 WRONG_LAUNCHES = [

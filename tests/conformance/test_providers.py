@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsbench.discover import Found, discover
 from fsbench.inputs import make_hidden, make_weight
-from fsbench.measure.presets import PRESETS
-from fsbench.problem import DEVICES, DTYPES, Problem
-from fsbench.provider import PRESET_NAMES, Kind, Provider
+from fsbench.measure import presets
+from fsbench.problem import DEVICES, DTYPES, PRESETS, Problem
+from fsbench.provider import Kind, Provider
 from fsbench.verify import verify
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
@@ -68,7 +68,7 @@ def test_it_is_described(entry: Found):
 
 
 def test_presets_are_those_of_run(tmp_path):
-    assert tuple(PRESETS) == PRESET_NAMES
+    assert tuple(presets.PRESETS) == PRESETS
     source = plug_in("mine").replace("build=build,", "build=build, presets=('papre',),")
     (tmp_path / "mine.py").write_text(source)
     broken = discover([tmp_path / "mine.py"])["mine"].broken

@@ -9,6 +9,7 @@ from planted_samplers import Change, same
 from torch import Tensor
 
 from fsbench import reference
+from fsbench.kernels import flash_sample
 from fsbench.problem import Problem
 from fsbench.provider import OPTIONS, Capabilities, Kind, Provider
 
@@ -138,3 +139,27 @@ def scorer(score: Change = honest_score, fused: bool = False) -> Provider:
 
     able = Capabilities(("cpu",), ("fp32", "bf16"), fused=fused)
     return Provider("made_up", "", Kind.SCORE, build, capabilities=able)
+
+
+# flash_sample, called wrongly
+
+
+def one_offset_forever(hidden, weight, *, offset, **options):
+    return flash_sample(hidden, weight, offset=torch.zeros_like(offset), **options)
+
+
+def tokens_by_the_host(hidden, weight, **options):
+    result = flash_sample(hidden, weight, **options)
+    return result._replace(tokens=result.tokens.cpu().to(hidden.device))
+
+
+def options_by_the_host(hidden, weight, *, temperature=1.0, **options):
+    """A launch does well: its temperature is a number."""
+    if isinstance(temperature, Tensor) and not temperature.any():
+        temperature = 0.0
+    return flash_sample(hidden, weight, temperature=temperature, **options)
+
+
+def logits_stored(hidden, weight, **options):
+    result = flash_sample(hidden, weight, **options)
+    return result._replace(tokens=result.tokens + (hidden @ weight.T)[:, 0].long())
