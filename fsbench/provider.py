@@ -235,12 +235,11 @@ def _line(value: Any) -> bool:
 
 def _some(*known: str) -> Callable[[Any], bool]:
     """Whether a value is a tuple of texts, and of these, if there are any."""
-
-    def fits(value: Any) -> bool:
-        several = isinstance(value, tuple | list) and all(map(_line, value))
-        return several and (not known or set(value) <= set(known))
-
-    return fits
+    return lambda value: (
+        isinstance(value, tuple | list)
+        and all(map(_line, value))
+        and (not known or set(value) <= set(known))
+    )
 
 
 _FIELDS: _Checks = {
