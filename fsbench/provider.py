@@ -299,8 +299,7 @@ class Provider:
     kind: what its tokens mean (`Kind`); only like is compared with like.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
-    not_built: None, or why what it needs besides packages is not there, in one line: a library that
-        is compiled at install. Imports no torch.
+    not_built: None, or one line on a library to be compiled that is missing. Imports no torch.
     compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
     capabilities: what it can do; a test holds it to each of them.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
