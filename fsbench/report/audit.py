@@ -43,6 +43,12 @@ class Audited:
     checks: int
     draws: int
     findings: tuple[Finding, ...]
+    source: str = ""
+
+    @property
+    def planted(self) -> bool:
+        """Whether a test's file defines it: a bug that was planted to see whether it is found."""
+        return "tests" in self.source.split("/")
 
     @property
     def severity(self) -> str:
@@ -85,7 +91,8 @@ def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:
             source = str(own.get("source", ""))
             path = f" --provider-path {shlex.quote(source)}" if source.endswith(".py") else ""
             command = f"fsbench verify --provider {name}{path} {options}"
-            key = (name, own.get("package", "not recorded"), on, _claims(own.get("claims", {})))
+            claims = _claims(own.get("claims", {}))
+            key = (name, own.get("package", "not recorded"), on, claims, source)
             checks.setdefault(key, {})[line["name"]] = line, command
     found = [_of_checks(key, list(each.values())) for key, each in checks.items()]
     found.sort(key=lambda each: (-_RANKS.index(each.severity), each.sampler, each.package))
@@ -106,8 +113,8 @@ def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audit
     ]
     findings.sort(key=lambda each: -_RANKS.index(each.severity))
     draws = sum(line["draws"] for line, _ in checks)
-    sampler, package, on, claims = key
-    return Audited(sampler, package, on, claims, len(checks), draws, tuple(findings))
+    sampler, package, on, claims, source = key
+    return Audited(sampler, package, on, claims, len(checks), draws, tuple(findings), source)
 
 
 def _severity(line: _Line) -> str:
