@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.call.quantised import QuantisedHead
-from fsbench.kernels.call.request import Request, checked_request
-from fsbench.kernels.call.result import Sample, Score
 from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.api import carry_out
+from fsbench.kernels.launch.quantised import QuantisedHead
+from fsbench.kernels.launch.request import Request, checked_request
+from fsbench.kernels.launch.result import Sample, Score
 from fsbench.kernels.scoring.gradient import DifferentiableScore
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
@@ -129,7 +129,9 @@ def _carry_out(
     valid = torch.empty(B, n, dtype=torch.bool, device=device)
     tokens = torch.empty(B, n, dtype=torch.int64, device=device)  # what the kernel finds by
     found = Sample(tokens, valid, logprob, logz, entropy, rank)
-    if (size := _rows_at_once(request.hidden)) >= B:
+    if B == 0:
+        pass
+    elif (size := _rows_at_once(request.hidden)) >= B:
         carry_out(request, kernel, config, found)
     else:
         for first in range(0, B, size):

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fsbench import reference
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Score
 from fsbench.kernels.checks.autocast import without_autocast
+from fsbench.kernels.launch.request import Request
+from fsbench.kernels.launch.result import Score
 from fsbench.kernels.scoring.slopes import of_chunk, slopes, slopes_by_torch
 
 AT_ONCE = 1024
@@ -87,6 +87,9 @@ def gradients(
     """
     hidden, weight, bias, V = request.hidden, request.weight, request.bias, request.vocab_size
     (B, D), device = hidden.shape, hidden.device
+    if B == 0:
+        of_bias = None if bias is None else torch.zeros_like(bias)
+        return Gradients(torch.zeros_like(hidden), torch.zeros_like(weight), of_bias)
     defined = logz.isfinite()[:, None]
     counts = (request.seed >= 0) & (request.seed < V) & defined
     inverse = reference.inverse_temperature(request.temperature, device).float().expand(B, 1)

@@ -10,10 +10,6 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
-from fsbench.kernels.call.head import PreparedHead
-from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
-from fsbench.kernels.call.request import Filters, Request, changes_logits, checked_request
-from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import check_number
 from fsbench.kernels.checks.values import (
@@ -28,6 +24,15 @@ from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.launch.heads import PreparedHead
+from fsbench.kernels.launch.request import (
+    Filters,
+    Request,
+    changes_logits,
+    checked_request,
+    raw_logits,
+)
+from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.truncated.filters import (
     amounts,
     check_fraction,
@@ -35,9 +40,6 @@ from fsbench.kernels.truncated.filters import (
     check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
-
-_PLAIN = (*[None] * 6, *[False] * 4, 0, 0)
-"""The options of a plain call, but for those whose values are of a kind."""
 
 
 def truncated_sample(
@@ -109,8 +111,9 @@ def truncated_sample(
     token. If not, or with penalties, it is the kept token of the largest logit + temperature
     Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and token, so the
     token depends on neither tile nor batch size, and with all filters off it is flash_sample's with
-    the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
-    of the mass, always in the same way.
+    the same noise. Top-k is exact. Sums of probabilities are rounded, so top-p is met within 2^-16
+    of the mass: by calls that ask for the same fields always in the same way, while a call that
+    asks for what is kept may decide otherwise about a token so near the cutoff.
 
     One launch without filters, two for a small top_k of all rows, up to eight for others (of one
     top_p alone more the smaller it is), two more from a screened head, one more to pack a mask of
@@ -125,16 +128,6 @@ def truncated_sample(
             range, or a config that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
-    said = (return_kept, return_logprob, return_kept_logprob, return_rank)
-    given = (penalties, bias, mask, soft_cap, logprob_temperature, config)
-    options = (*given, *said, return_support, return_top)
-    # Of top_p and min_p it matters whether they cut anything off; of each, plain_kind tells 0.
-    values = (vocab_size, noise, top_k, int(type(top_p) is float and top_p >= 1.0))
-    now = (hidden, weight, seed, offset, temperature)
-    kind = plain_kind(options, _PLAIN, values, *now, top_p, min_p)
-    again = launch_of(kind, hidden)
-    if again is not None:
-        return again(*now, top_k, top_p, min_p)
     head = None
     if isinstance(weight, PreparedHead):
         head, weight = weight, weight.weight
@@ -192,6 +185,8 @@ def truncated_sample(
         empty(B, top, dtype=torch.int64) if top else None,
         empty(B, top, dtype=torch.float32) if top else None,
     )
+    if not B:
+        return sample
     chosen = None
     plain = penalties is None and config is None and all(field is None for field in sample[2:])
     if head is not None and plain:
@@ -201,8 +196,6 @@ def truncated_sample(
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
-        if kind is not None:
-            remember(kind, request, truncated, choice, filters)
     else:
         _by_reference(request, filters, penalties, sample, said_of)
     return sample
@@ -217,9 +210,8 @@ def _by_reference(
     said_of: Request | None,
 ) -> None:
     """The same as launch, by fsbench.reference."""
-    logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
     logits = reference.processed_logits(
-        logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+        raw_logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
     compute(request, logits, filters, penalties, sample, said_of)
 

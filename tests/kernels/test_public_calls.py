@@ -1,4 +1,7 @@
-"""What a public call returns does not depend on torch.autocast, nor on torch's default dtype."""
+"""What all public calls have in common.
+
+The same bits under torch.autocast and any default dtype of torch; an empty result for no rows.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from flash_sample_cases import problem
 from torch import Tensor
 
 from fsbench import kernels, reference
+from fsbench.errors import InvalidArgument
 from fsbench.kernels import Penalties, TokenHistory
 
 B, V, D = 3, 96, 32
@@ -46,20 +50,21 @@ def drafts(hidden: Tensor, weight: Tensor, head: object = None, **options: Any) 
 
 def verified(hidden: Tensor, weight: Tensor, **options: Any) -> object:
     tokens = kernels.flash_sample(hidden, weight, **options).tokens
-    given = tokens[None, :2].contiguous()
-    return *kernels.verify_drafts(tokens, given), *kernels.step_noise(given[:, 0], given[:, 1], 2)
+    drawn = tokens.repeat_interleave(3)
+    given = tokens[:, None].repeat(1, 2)
+    return *kernels.verify_drafts(drawn, given), *kernels.step_noise(tokens, tokens, 2)
 
 
 def scored(hidden: Tensor, weight: Tensor, **options: Any) -> object:
     hidden, weight = (x.clone().requires_grad_() for x in (hidden, weight))
-    targets = torch.arange(B, device=hidden.device)
+    targets = torch.arange(len(hidden), device=hidden.device)
     found = kernels.score(hidden, weight, targets, return_entropy=True, return_rank=True, **options)
     (found.logprob.sum() + found.entropy.sum()).backward()
     return *found, hidden.grad, weight.grad
 
 
 def penalised(hidden: Tensor, **options: Any) -> Penalties:
-    history = TokenHistory.of([[1, 2]] * B, [[3, 3]] * B, 8, hidden.device)
+    history = TokenHistory.of([[1, 2]] * len(hidden), [[3, 3]] * len(hidden), 8, hidden.device)
     return Penalties(history, 1.3, 0.7, 0.1)
 
 
@@ -184,3 +189,27 @@ def test_the_reference_returns_the_same_bits_anywhere(name, dtype):
             got = tensors_of(REFERENCE[name](y))
         for one, other in zip(got, expected, strict=True):
             assert one.dtype == other.dtype and torch.equal(one, other), where
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["numbers", "of each row"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", [name for name in [*CALLS, *SCORES] if "_head" not in name])
+def test_no_rows_have_an_empty_result(name, device, dtype, rows):
+    hidden, weight = (x.to(device) for x in problem(B, V, D, dtype))
+    options = options_of(device, rows)
+    if name == "describe":
+        with pytest.raises(InvalidArgument, match="hidden: expected a non-empty matrix"):
+            kernels.describe(hidden[:0], weight)
+        return
+    empty = {k: x[:0] if isinstance(x, Tensor) else x for k, x in options.items()}
+    expected = (CALLS | SCORES)[name](hidden, weight, options)
+    found = (CALLS | SCORES)[name](hidden[:0], weight, empty)
+    for one, other in zip(expected, found, strict=True):
+        assert (one is None) == (other is None) or name.startswith(("screened", "truncated"))
+        if one is not None and other is not None:
+            assert other.dtype == one.dtype
+            if other.shape == weight.shape:  # its gradient
+                assert not other.any()
+            else:
+                assert len(other) == 0 and other.shape[1:] == one.shape[1:]

@@ -1,0 +1,113 @@
+"""Rows of views that follow from records by more than an expression; tables.toml names them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fsbench import paper
+from fsbench.cli.hotvocab import of_run
+from fsbench.problem import models as named_models
+from fsbench.records.summary import read_csv
+from fsbench.report import against_paper as beside_paper
+from fsbench.report import compare as runs
+from fsbench.report import logits_store
+from fsbench.report.attribution import attribute, extend
+from fsbench.report.tables import Configuration, configurations
+from fsbench.simple.hot import Coverage
+from fsbench.simple.pipeline import Pipeline, Sampling, steady_state
+from fsbench.simple.sizing import Cost, best
+from pages.blocks import HOPPER, MATMUL, RESULTS, SMALL
+
+
+def models() -> pd.DataFrame:
+    """Return name, d and v of the models of `fsbench list`."""
+    return pd.DataFrame([{"model": m.name, "d": m.D, "v": m.V} for m in named_models().values()])
+
+
+def measured(*names: str) -> list[Configuration]:
+    """Return the configurations of runs."""
+    return configurations(read_csv([RESULTS / name for name in names]))
+
+
+def attribution(*names: str) -> pd.DataFrame:
+    """Return the parts of the Hopper kernel's speedups over three samplers, D = 4096."""
+    (of_d4096,) = [each for each in measured(*names) if "d4096" in each.stem]
+    over = ("flashinfer_gumbel", "flashinfer_gumbel_lean", "gumbel_argmax")
+    parts = [attribute(of_d4096, HOPPER, name, MATMUL).assign(provider=name) for name in over]
+    return pd.concat(parts).rename_axis("b").reset_index()
+
+
+def two_terms(*names: str) -> pd.DataFrame:
+    """Return what the I/O model with two more terms finds of each sampler and head."""
+    rows = []
+    for each in measured(*names):
+        for name in each.providers(each.drawn, fused=False):
+            if found := extend(each, name, MATMUL, "weight_stream"):
+                row: dict[str, Any] = {"provider": name, "d": each.rows.d.iloc[0]}
+                row |= {key: getattr(found, key) for key in ("kernels", "fixed_us", "gaps_us")}
+                row |= {"passes": found.passes, "worst_pct": 100 * found.worst}
+                rows.append(row | {"tried": ", ".join(map(str, found.held_out))})
+    return pd.DataFrame(rows)
+
+
+def logits_store_overhead(name: str) -> pd.DataFrame:
+    """Return what storing the logits costs, by head and B (Table 9 of the paper)."""
+    return pd.concat(
+        logits_store.overhead(each).rename_axis("b").reset_index().assign(d=each.rows.d.iloc[0])
+        for each in measured(name)
+    )
+
+
+def beside_the_paper(name: str) -> pd.DataFrame:
+    """Return our speedups over the paper's on an H200 (Tables 4 and 5), with verdicts."""
+    found = beside_paper.compare(measured(name), "h200", paper.source()["fused"]["provider"])
+    cells = pd.concat([cells for _, cells in found], ignore_index=True)
+    verdicts = [str(beside_paper.verdict(ratio, beside_paper.WITHIN)) for ratio in cells.ratio]
+    return cells.assign(verdict=verdicts)
+
+
+def two_runs(one: str, other: str) -> pd.DataFrame:
+    """Return how far the cells that two runs share differ, their intervals included."""
+    cells = runs.pairs(*(read_csv([RESULTS / run]) for run in (one, other)))
+    return pd.DataFrame({"furthest": [max(cells["hi"].max() - 1, 1 - cells["lo"].min())]})
+
+
+def cpu_pipelines(run: str, plane: str) -> pd.DataFrame:
+    """Return throughput of four stages of 2 ms, B = 64, with samplers on a GPU and on CPUs."""
+    samplings = of_run(RESULTS / run, 64, *SMALL)
+    hot = json.loads((RESULTS / plane / "fit.json").read_text(encoding="utf-8"))["hot"]
+    for design, of in pd.read_csv(RESULTS / plane / "scaling.csv").groupby("design"):
+        fastest = of.loc[of.rows_per_s.idxmax()]
+        bus_us = 64 * hot[design] * 2 / 50e3  # bf16 logits at 50 GB/s
+        name = f"{design}, {fastest.samplers:.0f} CPU samplers"
+        samplings.append(Sampling(name, 0.0, (bus_us, 64e6 / fastest.rows_per_s)))
+    rows = []
+    for each in sorted(samplings, key=lambda one: one.on_stage_us + sum(one.beside_us)):
+        adds = " + ".join(f"{us:.0f}" for us in each.beside_us or (each.on_stage_us,))
+        for m in (4, 5, 6):
+            found = steady_state(Pipeline((2000.0,) * 4, m, 64), each)
+            row: dict[str, Any] = {"sampler": each.name, "adds": adds, "in_flight": m}
+            row |= {"tokens_per_s": found.tokens_per_s, "bubble_pct": 100 * found.bubble}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def cpu_sizes(record: str) -> pd.DataFrame:
+    """Return the best number of hot tokens, by the model and as measured."""
+    facts = json.loads((RESULTS / record / "fit.json").read_text(encoding="utf-8"))
+    cover = Coverage(facts["v"], *(np.array(facts[name]) for name in ("sizes", "mean", "low")))
+    rows: list[dict[str, Any]] = []
+    for both, name in ((False, "F, equation 10"), (True, "F2, the hot set always scanned")):
+        found = best(cover, Cost(**facts["cost"]), both)
+        row = {"name": name, "root": found.root, "hot": found.H}
+        covered = float(cover.at(found.H))
+        rows.append(row | {"covered": covered, "rows_per_s": 1e6 / found.cost_us})
+    scans = pd.read_csv(RESULTS / record / "scans.csv")
+    at = scans.loc[scans.row_us.idxmin()]
+    row = {"name": "measured", "hot": at.h, "covered": at.hits, "rows_per_s": 1e6 / at.row_us}
+    cost = facts["cost"]
+    return pd.DataFrame([*rows, row]).assign(c_ns=1e3 * cost["c_us"], c0_us=cost["c0_us"])
