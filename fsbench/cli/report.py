@@ -12,7 +12,7 @@ def report(
     results: Results,
     out: Annotated[Path, option("--out", FOLDER, "Folder for the pages.")] = Path("report"),
 ) -> None:
-    """Write an HTML page for each GPU that needs no network, and index.html with their verdicts.
+    """Write an HTML page for each GPU that needs no network, and an index with their verdicts.
 
     A page has figures, sorting tables, and a history of cells that several commits measured.
     Records of verify make a further page, and those of planted bugs one of their own.
