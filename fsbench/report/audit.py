@@ -34,21 +34,30 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audited:
-    """A sampler of one version in one setting. checks, draws: how many in all."""
+    """A sampler of one version in one setting. lines: of its record, one for each check."""
 
     sampler: str
     package: str
     on: str
     claims: str
-    checks: int
-    draws: int
     findings: tuple[Finding, ...]
+    lines: tuple[_Line, ...]
     source: str = ""
 
     @property
     def planted(self) -> bool:
         """Whether a test's file defines it: a bug that was planted to see whether it is found."""
         return "tests" in self.source.split("/")
+
+    @property
+    def checks(self) -> int:
+        """How many checks it faced."""
+        return len(self.lines)
+
+    @property
+    def draws(self) -> int:
+        """How many tokens were drawn in all."""
+        return sum(line["draws"] for line in self.lines)
 
     @property
     def severity(self) -> str:
@@ -112,9 +121,9 @@ def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audit
         if line["verdict"] != "ok"
     ]
     findings.sort(key=lambda each: -_RANKS.index(each.severity))
-    draws = sum(line["draws"] for line, _ in checks)
     sampler, package, on, claims, source = key
-    return Audited(sampler, package, on, claims, len(checks), draws, tuple(findings), source)
+    lines = tuple(line for line, _ in checks)
+    return Audited(sampler, package, on, claims, tuple(findings), lines, source)
 
 
 def _severity(line: _Line) -> str:
