@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels.providing.launches import FULL_CONTRACT, noise_map
+from fsbench.kernels.providing.launches import FULL_CONTRACT, accept, noise_map
 from fsbench.kernels.providing.screened import (
     ScreenedLaunch,
     build_sharded,
@@ -23,7 +23,7 @@ from fsbench.provider import Kind, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels.call.result import Screened
+    from fsbench.kernels.launch.result import Screened
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> Screened:
@@ -44,6 +44,7 @@ PROVIDER = Provider(
     build=ScreenedLaunch,
     build_sharded=build_sharded,
     sample=sample,
+    accept=accept,
     call="screened_sample",
     kept_bytes=kept_bytes,
     supports=unsupported_reason,

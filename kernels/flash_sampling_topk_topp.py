@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels.providing.launches import noise_map
+from fsbench.kernels.providing.launches import accept, noise_map
 from fsbench.kernels.providing.truncated import CAPABILITIES, TruncatedLaunch, unsupported_reason
 from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels.call.result import TruncatedSample
+    from fsbench.kernels.launch.result import TruncatedSample
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:
@@ -38,6 +38,7 @@ PROVIDER = Provider(
     supports=unsupported_reason,
     build=TruncatedLaunch,
     sample=sample,
+    accept=accept,
     call="truncated_sample",
     presets=("truncated",),
 )

@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fsbench.kernels.providing import screened, truncated
-from fsbench.kernels.providing.launches import noise_map
+from fsbench.kernels.providing.launches import accept, noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Provider
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels.call.result import TruncatedSample
+    from fsbench.kernels.launch.result import TruncatedSample
 
 
 def unsupported_reason(problem: Problem) -> str | None:
@@ -48,6 +48,7 @@ PROVIDER = Provider(
     supports=unsupported_reason,
     build=partial(truncated.TruncatedLaunch, screened=True),
     sample=sample,
+    accept=accept,
     call="truncated_sample",
     kept_bytes=screened.kept_bytes,
 )

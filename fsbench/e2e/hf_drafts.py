@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench.e2e.measure import Plan
+from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.records import Decoded, Drafting
 from fsbench.errors import EngineFailed, InvalidArgument, unknown_name
 from fsbench.integrations.draw import FLASH_SAMPLE
@@ -27,6 +27,7 @@ from fsbench.integrations.speculating import (
     captured,
     ngram,
     no_drafts,
+    synchronize,
 )
 
 DRAFTERS = ("ngram", "early-exit")
@@ -58,10 +59,10 @@ def drafts_label(sampler: str) -> str | None:
     return f"{k} drafts, {name}" if name in DRAFTERS else None
 
 
-class Drafted:
+class DraftSession:
     """See Session: one model, and the batch size that is being measured."""
 
-    def __init__(self, plan: Plan, model: Any, device: torch.device):
+    def __init__(self, plan: DecodePlan, model: Any, device: torch.device):
         self._plan, self._model, self._device = plan, model, device
         self._of: dict[str, tuple[Decoding, Callable[[], object]]] = {}
         self._drafts: dict[str, tuple[Callable[[], object], ...]] = {}
@@ -177,16 +178,12 @@ class Drafted:
     def _timed(self, work: Callable[[], object]) -> float:
         """Microseconds of one."""
         work()
-        self._synchronize()
+        synchronize(self._device)
         begin = time.perf_counter()
         for _ in range(_REPEATS):
             work()
-        self._synchronize()
+        synchronize(self._device)
         return (time.perf_counter() - begin) * 1e6 / _REPEATS
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
 
     def _forget(self) -> None:
         for kept in (self._of, self._drafts, self._expected):

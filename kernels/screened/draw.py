@@ -6,12 +6,12 @@ import torch
 
 from fsbench import reference
 from fsbench.kernels import screened
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Screened
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import default_configs
+from fsbench.kernels.launch.request import Request
+from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
 from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.shard.vocab_shard import reachable
@@ -41,8 +41,8 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     B = hidden.shape[0]
     T = reference.as_column(request.temperature, hidden.device).float().expand(B, 1)
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
-    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
-    rows = torch.arange(B) * (request.seed.numel() == 1)
+    step = request.steps()
+    rows = torch.arange(B, device=hidden.device) * (request.seed.numel() == 1)
     head = HeadCopy(*(part[:count] for part in (head.weight, *head.copy)))
     allowed = None
     if request.mask is not None:
@@ -69,7 +69,7 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     # What no row may draw is left out; a row's other tokens count as forbidden.
     chosen = torch.nn.functional.pad(chosen, (own.start, V - own.stop))
     some = chosen.any(0).nonzero()[:, 0]
-    logits = torch.full((B, V), -torch.inf, dtype=torch.float32)
+    logits = torch.full((B, V), -torch.inf, dtype=torch.float32, device=hidden.device)
     logits[:, some] = hidden.float() @ head.weight[some - own.start].float().T
     logits = reference.processed_logits(
         logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen

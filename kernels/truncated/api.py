@@ -10,18 +10,8 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
-from fsbench.kernels.call.head import PreparedHead
-from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
-from fsbench.kernels.call.request import (
-    Filters,
-    Request,
-    changes_logits,
-    checked_request,
-    raw_logits,
-)
-from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.tensors import check_number
+from fsbench.kernels.checks.tensors import check_top_k
 from fsbench.kernels.checks.values import (
     MAX_SUPPORT,
     MAX_TOP,
@@ -29,21 +19,27 @@ from fsbench.kernels.checks.values import (
     check_flag,
     check_integer,
     check_kernel,
+    check_number,
 )
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.launch.heads import PreparedHead
+from fsbench.kernels.launch.request import (
+    Filters,
+    Request,
+    changes_logits,
+    checked_request,
+    raw_logits,
+)
+from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.truncated.filters import (
     amounts,
     check_fraction,
     check_penalties,
-    check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
-
-_PLAIN = (*[None] * 6, *[False] * 4, 0, 0)
-"""The options of a plain call, but for those whose values are of a kind."""
 
 
 def truncated_sample(
@@ -132,16 +128,6 @@ def truncated_sample(
             range, or a config that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
-    said = (return_kept, return_logprob, return_kept_logprob, return_rank)
-    given = (penalties, bias, mask, soft_cap, logprob_temperature, config)
-    options = (*given, *said, return_support, return_top)
-    # Of top_p and min_p it matters whether they cut anything off; of each, plain_kind tells 0.
-    values = (vocab_size, noise, top_k, int(type(top_p) is float and top_p >= 1.0))
-    now = (hidden, weight, seed, offset, temperature)
-    kind = plain_kind(options, _PLAIN, values, *now, top_p, min_p)
-    again = launch_of(kind, hidden)
-    if again is not None:
-        return again(*now, top_k, top_p, min_p)
     head = None
     if isinstance(weight, PreparedHead):
         head, weight = weight, weight.weight
@@ -210,8 +196,6 @@ def truncated_sample(
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
-        if kind is not None:
-            remember(kind, request, truncated, choice, filters)
     else:
         _by_reference(request, filters, penalties, sample, said_of)
     return sample
@@ -245,7 +229,7 @@ def compute(
         seen, counts = penalties.history.dense(logits.shape[1])
         logits = reference.penalised(logits, seen, counts, **amounts(penalties))
     kept = reference.truncate(logits, request.temperature, **filters._asdict())
-    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    step = request.steps()
     noise = "token" if request.noise == "none" else request.noise
     tokens = reference.expect(
         logits, request.seed, step, request.temperature, noise, truncation=kept

@@ -26,7 +26,6 @@ from triton.runtime.jit import JITFunction
 
 from fsbench.errors import DeviceUnavailable, InvalidArgument, one_line
 from fsbench.kernels.fused import api
-from fsbench.kernels.fused.draw import draw
 from fsbench.kernels.truncated.api import truncated_sample
 
 _CLOCKS = ("clock_rate", "memory_clock_rate", "memory_bus_width")
@@ -177,7 +176,7 @@ def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
     with (
         mock.patch.multiple(torch.cuda, **cuda),
         mock.patch.object(FakeTensor, "data_ptr", lambda tensor: 0),  # aligned, as allocations are
-        mock.patch.object(api, "through_operator", draw),
+        mock.patch.object(api, "is_traced", lambda tensor: False),
         mock.patch.object(JITFunction, "_do_compile", note),
         mock.patch.object(JITFunction, "run", lambda *a, **k: run(*a, **{**k, "warmup": True})),
         FakeTensorMode(),

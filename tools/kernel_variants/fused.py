@@ -75,9 +75,9 @@ FILTERED = (*(option for option in EVERYTHING if not option.startswith("log")), 
 
 PORTABLE = kernel("kernels.fused.portable", "flash_sampling_kernel")
 HOPPER = kernel("kernels.fused.hopper.kernel", "hopper_kernel")
-RANK = kernel("kernels.call.standing", "rank_kernel")
-STANDING = kernel("kernels.call.standing", "standing_kernel")
-TARGET_LOGITS = kernel("kernels.fused.targets", "target_logits_kernel")
+RANK = kernel("kernels.launch.ranks", "rank_kernel")
+STANDING = kernel("kernels.launch.ranks", "standing_kernel")
+TARGET_LOGITS = kernel("kernels.fused.portable", "target_logits_kernel")
 MATMUL = kernel("kernels.providing.matmul_form", "matmul_form_kernel")
 
 

@@ -13,9 +13,9 @@ from fsbench.kernels import (
     group_gumbel_parallel,
     pivot_search,
 )
-from fsbench.kernels.call.pack_mask import BLOCK as PACKED
 from fsbench.kernels.drafting.launch import TOKENS_AT_ONCE as DRAFTED
 from fsbench.kernels.flash_sampling_gather import ROWS_AT_ONCE as GATHERED
+from fsbench.kernels.launch.operands import WORDS_AT_ONCE as PACKED
 from fsbench.kernels.noise.map import CODES_AT_ONCE as MAPPED
 from fsbench.kernels.providing import one_pass
 from fsbench.kernels.scoring.slopes import BLOCK as SLOPES
@@ -96,8 +96,8 @@ def _of_parts(capability: int) -> Iterator[Row]:
         ("merge_keys", "", "kernels.shard.merge_keys.merge_keys_kernel", TYPES, MERGED),
         ("flash_sampling_gather", "pack", f"{gather}.pack_kernel", TYPES, GATHERED),
         ("flash_sampling_gather", "choose", f"{gather}.choose_rank_kernel", TYPES, GATHERED),
-        ("follow_drafts", "", "kernels.fused.followed.follow_drafts_kernel", TYPES, 8),
-        ("pack_mask", "", "kernels.call.pack_mask.pack_mask_kernel", narrow, PACKED),
+        ("follow_drafts", "", "kernels.fused.drafts.follow_drafts_kernel", TYPES, 8),
+        ("pack_mask", "", "kernels.launch.operands.pack_mask_kernel", narrow, PACKED),
         ("noise_map", "", "kernels.noise.map.noise_map_kernel", TYPES, MAPPED),
     ):
         yield family, name, function, types, {"BLOCK": block}, 4

@@ -11,9 +11,9 @@ import pytest
 import torch
 from fake_vllm import Model
 from fake_vllm_states import D, V, params
-from vllm_play import GRAMMAR, PROMPT, Play
+from vllm_play import GRAMMAR, PROMPT, Play, Recording
 
-from fsbench.integrations.draw import Asked, Drawn, Head, Rows, make_draw
+from fsbench.integrations.draw import DrawResult, Head, LogprobRequest, Rows, make_draw
 from fsbench.integrations.graphed import Graph, GraphedDraw
 from fsbench.kernels import Penalties, TokenHistory, truncated_sample
 from fsbench.kernels.screened import head as screened_head
@@ -44,19 +44,6 @@ def step(play: Play, kinds: list[str]) -> list[int]:
     return [play.remove(kind)[1][0] for kind in kinds]
 
 
-class Recording:
-    """A draw that notes which groups come from the screen. real: draws them, too."""
-
-    def __init__(self, draw: Any, real: bool = True):
-        self.able, self.screens, self.sent = draw.able, draw.screens, []
-        self._draw = draw if real else lambda rows: Drawn(torch.zeros(len(rows.hidden)).long())
-
-    def __call__(self, rows: Rows) -> Drawn:
-        self.sent.append(rows.screened)
-        drawn: Drawn = self._draw(rows)
-        return drawn
-
-
 SCREENED = [
     (["k = 64", "greedy", "k = 1", "default"], [4]),
     (["default", "biased", "grammar"], [3]),
@@ -72,7 +59,9 @@ def test_requests_with_a_small_top_k_come_from_the_screen(
     sampling = play.runner._fsbench.sampling
     sampling.draw = recording = Recording(sampling.draw)
     tokens = step(play, kinds)
-    assert recording.sent.count(True) == len(screened)  # so that no graph is made twice
+    assert sum(rows.screened for rows in recording.rows) == len(
+        screened
+    )  # so that no graph is made twice
     assert [len(found) for found in filter_screens] == screened
     assert all(found > 0 for rows in filter_screens for found in rows)  # none in full
     assert sampling.counts.as_dict() == {"served": len(kinds), "left": {}}
@@ -97,7 +86,7 @@ def test_other_batches_do_not_come_from_the_screen(load, filter_screens, kinds):
     sampling = play.runner._fsbench.sampling
     sampling.draw = recording = Recording(sampling.draw, real=False)
     step(play, kinds)
-    assert recording.sent and not any(recording.sent)
+    assert recording.rows and not any(rows.screened for rows in recording.rows)
 
 
 def test_who_draws_is_decided_without_the_values_on_the_device(load, filter_screens):
@@ -150,7 +139,7 @@ def test_only_the_screened_draw_screens_and_only_what_it_can(filter_screens):
     rows = rows._replace(screened=True)
     assert draw(rows).tokens.tolist() == tokens and len(filter_screens) == 1
     # Asked for what needs every logit, it has it from the weight's kernels.
-    assert draw(rows._replace(asked=Asked(2))).tokens.tolist() == tokens
+    assert draw(rows._replace(asked=LogprobRequest(2))).tokens.tolist() == tokens
     penalties = Penalties(TokenHistory.of([[1], [2]], [[], []], 4, "cpu"), 1.5)
     draw(rows._replace(penalties=penalties))
     assert len(filter_screens) == 1
@@ -159,7 +148,7 @@ def test_only_the_screened_draw_screens_and_only_what_it_can(filter_screens):
 def replayed(draw: Any) -> Graph:
     """In place of a CUDA graph: a replay draws again from the same tensors."""
     drawn = draw()
-    return Graph(lambda: drawn.tokens.copy_(draw().tokens), Drawn(drawn.tokens), 0)
+    return Graph(lambda: drawn.tokens.copy_(draw().tokens), DrawResult(drawn.tokens), 0)
 
 
 def test_rows_that_fill_up_a_graph_are_never_computed_in_full(filter_screens):
@@ -183,15 +172,13 @@ def test_rows_that_fill_up_a_graph_are_never_computed_in_full(filter_screens):
 def test_both_ways_are_compiled_at_the_start(load):
     """One of each graph's batch size, as the third launch is compiled for powers of two."""
     runner = load("screened", model=Model(dtype=torch.float16))
-    drawn, draw = [], runner._fsbench.sampling.draw
-
-    class Noting(Recording):
-        def __call__(self, rows: Rows) -> Drawn:
-            if rows.filters is not None and rows.bias is None:
-                drawn.append((len(rows.hidden), rows.screened))
-            return super().__call__(rows)
-
-    runner._fsbench.sampling.draw = Noting(draw, real=False)
+    sampling = runner._fsbench.sampling
+    sampling.draw = recording = Recording(sampling.draw, real=False)
     runner._dummy_sampler_run(torch.randn(33, D).half())
+    drawn = [
+        (len(rows.hidden), rows.screened)
+        for rows in recording.rows
+        if rows.filters is not None and rows.bias is None
+    ]
     plain = [(B, False) for B in (1, 16, 32)]
     assert drawn == [*plain, *((B, True) for B in (1, 2, 4, 8, 16, 24, 32))]

@@ -1,0 +1,165 @@
+"""`Request`: the arguments of a public call, checked once, as everything after it takes them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fsbench.errors import InvalidArgument
+from fsbench.kernels.checks.tensors import (
+    check_bias,
+    check_counter,
+    check_mask,
+    check_matrices,
+    check_temperature,
+)
+from fsbench.kernels.checks.values import MAX_SAMPLES, check_integer, check_noise, check_number
+from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.shard.vocab_shard import VocabShard
+
+SAMPLES_AT_ONCE = 4
+"""Samples whose candidates a program keeps in registers; more take further launches."""
+
+
+TENSORS = (Tensor, Parameter)
+"""Types of tensors that have memory of their own: not what derives from them, as a fake one."""
+
+
+class Request(NamedTuple):
+    """The checked arguments of flash_sample, as it documents them.
+
+    weight, shard: if the vocabulary is sharded, the shard's own rows, and the shard.
+    scale: of a QuantisedHead, whose numbers the weight then has.
+    noise: "group" or "token"; "none" leaves the largest logit; "given" takes the tokens in seed,
+        int64 [B, num_samples], and leaves their log-probabilities.
+    merge_later: return packed candidates of this weight (noise.keys) in place of tokens.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    seed: Tensor
+    offset: Tensor | None
+    temperature: float | Tensor
+    soft_cap: float | None
+    bias: Tensor | None
+    mask: Tensor | None
+    vocab_size: int
+    num_samples: int
+    noise: str
+    shard: VocabShard | None = None
+    merge_later: bool = False
+    scale: Tensor | None = None
+
+    def steps(self) -> Tensor:
+        """Return the offset, or a 0 in its place: int64 [1 or B]."""
+        if self.offset is not None:
+            return self.offset
+        return torch.zeros(1, dtype=torch.int64, device=self.hidden.device)
+
+
+class Filters(NamedTuple):
+    """The checked filters of truncated_sample, as it documents them; top_k is 0 if it is off."""
+
+    top_k: int | Tensor
+    top_p: float | Tensor
+    min_p: float | Tensor
+
+
+def changes_logits(request: Request) -> bool:
+    """Whether there is a bias or a mask, and with it more for a kernel to hold."""
+    return request.bias is not None or request.mask is not None
+
+
+def checked_request(
+    hidden: Tensor,
+    weight: Tensor | VocabShard | QuantisedHead,
+    *,
+    seed: Tensor,
+    offset: Tensor | None,
+    temperature: float | Tensor,
+    soft_cap: float | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    vocab_size: int | None,
+    num_samples: int = 1,
+    noise: str = "group",
+    may_be_sharded: bool = False,
+    may_be_quantised: bool = False,
+) -> Request:
+    """The request that the arguments of a public call make; flash_sample says what each may be.
+
+    may_be_sharded, may_be_quantised: whether this call takes a VocabShard, or a QuantisedHead, in
+        place of a weight.
+
+    Raises:
+        InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
+            or range. No tensor's values are looked at: that would wait for the GPU.
+    """
+    shard = weight if may_be_sharded and isinstance(weight, VocabShard) else None
+    if shard is not None:
+        shard.check_source()
+    head = weight if may_be_quantised and isinstance(weight, QuantisedHead) else None
+    part = shard or head
+    rows = weight if part is None else part.weight
+    hidden, matrix = check_matrices(hidden, rows, () if head is None else tuple(LARGEST_NUMBERS))
+    B, device = hidden.shape[0], hidden.device
+    V = matrix.shape[0] if shard is None else shard.vocab_size
+    if vocab_size is not None:
+        if shard is not None:
+            raise InvalidArgument("vocab_size: expected None with a VocabShard, which has its own")
+        V = check_integer("vocab_size", vocab_size, 1, V)
+    temperature = check_temperature(temperature, B, device)
+    if bias is not None:
+        check_bias(bias, B, V, device)
+    if mask is not None:
+        check_mask(mask, B, V, device)
+    check_counter("seed", seed, B, device)
+    if offset is not None:
+        check_counter("offset", offset, B, device)
+    samples = check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
+    if soft_cap is not None:
+        soft_cap = check_number("soft_cap", soft_cap, positive=True)
+    at_once = min(samples, SAMPLES_AT_ONCE)
+    if shard is not None and B * at_once > shard.slots:
+        raise InvalidArgument(
+            f"hidden: expected at most {shard.slots} rows times samples (up to {SAMPLES_AT_ONCE} "
+            f"at a time), the slots of the VocabShard; got {B} times {at_once}"
+        )
+    return Request(
+        hidden=hidden,
+        weight=matrix,
+        seed=seed,
+        offset=offset,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        vocab_size=V,
+        num_samples=samples,
+        noise=check_noise(noise),
+        shard=shard,
+        scale=None if head is None else head.scale,
+    )
+
+
+def raw_logits(request: Request) -> Tensor:
+    """Return hidden @ weight.T in fp32, times the scales, [B, V].
+
+    A token whose scale is negative or not finite has NaN. Of a shard's logits those of other ranks
+    are 0.
+    """
+    shard = request.shard
+    if shard is None:
+        logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
+        if request.scale is None:
+            return logits
+        scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
+        return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
+    hidden = request.hidden
+    logits = hidden.new_zeros(hidden.shape[0], request.vocab_size, dtype=torch.float32)
+    mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
+    logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
+    return logits
