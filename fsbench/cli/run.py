@@ -377,8 +377,8 @@ def run(
         require_energy(device, indices)
     options = _to_repeat({**context.params, "device": device, "preset": name})
     job = Job(
-        plan, [entry.name for entry in plan.providers], options["provider_path"],
-        reasons(plan.providers), device,
+        plan, [entry.name for entry in plan.providers],
+        list(map(str, samplers.provider_path or [])), reasons(plan.providers), device,
         indices, timer, machine.l2, effort.timeout, several, plan.helpers(effort.warmers),
     )  # fmt: skip
     exit_code = 0
