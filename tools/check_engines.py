@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fsbench.e2e.vllm_engine import OPEN_LOOP
 from fsbench.integrations.vllm import ADAPTERS
-from fsbench.integrations.vllm_expected import Expected, differences
+from fsbench.integrations.vllm_expected import ExpectedApi, differences
 
 KEPT = {
     "vllm": ("vllm/v1/", "vllm/distributed/", "vllm/model_executor/layers/", "vllm/engine/"),
@@ -130,7 +130,7 @@ class Source:
         return None
 
 
-def check(expected: Expected, root: Path) -> list[str]:
+def check(expected: ExpectedApi, root: Path) -> list[str]:
     """A line for each thing that differs between what is expected and the source below root."""
     source = Source(root)
     lines = differences(expected, source.parameters, source.fields)

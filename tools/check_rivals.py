@@ -35,7 +35,7 @@ class Rival:
     """A release that baselines call.
 
     calls: function -> the parameters that are given to it; those without a default must be among
-        them. attributes: as of Expected.
+        them. attributes: as of ExpectedApi.
     """
 
     package: str
