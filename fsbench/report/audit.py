@@ -34,15 +34,30 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audited:
-    """A sampler of one version in one setting. checks, draws: how many in all."""
+    """A sampler of one version in one setting. lines: of its record, one for each check."""
 
     sampler: str
     package: str
     on: str
     claims: str
-    checks: int
-    draws: int
     findings: tuple[Finding, ...]
+    lines: tuple[_Line, ...]
+    source: str = ""
+
+    @property
+    def planted(self) -> bool:
+        """Whether a test's file defines it: a bug that was planted to see whether it is found."""
+        return "tests" in self.source.split("/")
+
+    @property
+    def checks(self) -> int:
+        """How many checks it faced."""
+        return len(self.lines)
+
+    @property
+    def draws(self) -> int:
+        """How many tokens were drawn in all."""
+        return sum(line["draws"] for line in self.lines)
 
     @property
     def severity(self) -> str:
@@ -85,7 +100,8 @@ def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:
             source = str(own.get("source", ""))
             path = f" --provider-path {shlex.quote(source)}" if source.endswith(".py") else ""
             command = f"fsbench verify --provider {name}{path} {options}"
-            key = (name, own.get("package", "not recorded"), on, _claims(own.get("claims", {})))
+            claims = _claims(own.get("claims", {}))
+            key = (name, own.get("package", "not recorded"), on, claims, source)
             checks.setdefault(key, {})[line["name"]] = line, command
     found = [_of_checks(key, list(each.values())) for key, each in checks.items()]
     found.sort(key=lambda each: (-_RANKS.index(each.severity), each.sampler, each.package))
@@ -105,9 +121,9 @@ def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audit
         if line["verdict"] != "ok"
     ]
     findings.sort(key=lambda each: -_RANKS.index(each.severity))
-    draws = sum(line["draws"] for line, _ in checks)
-    sampler, package, on, claims = key
-    return Audited(sampler, package, on, claims, len(checks), draws, tuple(findings))
+    sampler, package, on, claims, source = key
+    lines = tuple(line for line, _ in checks)
+    return Audited(sampler, package, on, claims, tuple(findings), lines, source)
 
 
 def _severity(line: _Line) -> str:
