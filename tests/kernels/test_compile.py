@@ -46,11 +46,12 @@ def most_stack(compiled: Compiled) -> int | None:
     if "everything" in name or "score, " in name:  # nobody has tuned for so much at once
         return None
     if compiled.family in SCREENED:
-        # The configs were chosen under triton 3.6. 3.9 keeps parts of the exact computation, which
-        # is short, on the stack: up to 464 bytes. More with more columns than any model has.
+        # The configs were chosen under triton 3.6. 3.9 keeps parts of the screen on the stack, and
+        # of the exact computation nothing. More with more columns than any model has.
         known = tuned and "pointers" not in name and "D=131072" not in name
         of_tile = 16 if name.startswith("b128v") and " group4 " in name else 0  # once for each
-        return (of_tile if version("triton").startswith("3.6.") else 512) if known else None
+        screens = compiled.family.endswith("screen") and not version("triton").startswith("3.6.")
+        return (512 if screens else of_tile) if known else None
     # The tuned configs keep everything in registers. Elsewhere some words on the stack, for the
     # addresses of the pointer path, of stored logits and of targets above all, are no tragedy; a
     # thread's accumulator of 256 bytes would be. Triton 3.9 takes at most 16 bytes on sm_80.
@@ -127,6 +128,17 @@ def test_leaders_and_candidates_are_computed_by_one_instruction():
     for compiled in found:
         kinds = {line.split()[0] for line in compiled.instructions if "MMA" in line}
         assert kinds and all(kind.startswith("HGMMA.64x") for kind in kinds), compiled.title
+
+
+def test_single_logits_are_loaded_ahead_and_not_one_number_at_a_time():
+    """Triton 3.8 and later forget an alignment in tl.where, and then load 16 bits at a time."""
+    families = ["resolve", "filter_resolve", "filter_leaders", "target_logits"]
+    found = compile_variants(families=families, capability=90, quick=True, ptx=True)
+    assert {compiled.family for compiled in found} == set(families)
+    for compiled in found:
+        loads = "\n".join(compiled.instructions)
+        assert "cp.async" in loads, compiled.title
+        assert not re.search(r"ld\.global\S*\.[bu]16", loads), compiled.title
 
 
 PRODUCT = re.compile(r"(?:mul|div\.full)\.f32\s+(%\w+),")
