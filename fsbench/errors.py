@@ -131,6 +131,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def unknown_name(what: str, given: str, known: Iterable[str]) -> InvalidArgument:
     """An error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.4)
+    near = [name for name in known if given and name.startswith(given)]
+    near = near or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidArgument(f"{what}: expected one of {', '.join(known)}; got {shown(given)}{hint}")

@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fsbench.analysis import attribution
-from fsbench.analysis.tables import Configuration, configurations
 from fsbench.cli.reading import read_results
 from fsbench.cli.tables import console, plain_table
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
+from fsbench.report import attribution
+from fsbench.report.tables import Configuration, configurations
 
 
 def print_measured(results: list[Path], as_json: bool) -> None:

@@ -41,8 +41,8 @@ def audit(
 
     Exit code 0 if nothing was found but what samplers declare, 1 for a bias, 5 for a defect.
     """
-    from fsbench.analysis.audit import EXIT_CODES, audited, markdown, worst
     from fsbench.records.verdicts import read_verdicts
+    from fsbench.report.audit import EXIT_CODES, audited, markdown, worst
 
     lines: list[dict[str, Any]] = []
     if records:

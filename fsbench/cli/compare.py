@@ -87,10 +87,10 @@ def compare(
 
 def _two_runs(a: Path, b: Path, within: float | None, fail_on: str | None) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
-    from fsbench.analysis.comparisons import runs
     from fsbench.cli import comparing
     from fsbench.cli.reading import read_results
     from fsbench.records.store import read_environment
+    from fsbench.report import compare as runs
 
     margin = runs.WITHIN if within is None else within
     limit = fail_limit(fail_on, "slow", margin)
@@ -116,11 +116,11 @@ def _with_paper(
     paths: list[Path], gpu: str, fused: str | None, within: float | None, fail_on: str | None
 ) -> list[str]:
     """Print the comparison; returns the cells that --fail-on is about, in words."""
-    from fsbench.analysis import logits_store
-    from fsbench.analysis.comparisons import paper
-    from fsbench.analysis.tables import configurations
     from fsbench.cli import comparing
     from fsbench.cli.reading import read_results
+    from fsbench.report import against_paper as paper
+    from fsbench.report import logits_store
+    from fsbench.report.tables import configurations
 
     margin = paper.WITHIN if within is None else within
     limit = fail_limit(fail_on, "worse", margin)

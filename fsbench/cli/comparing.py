@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsbench import paper as published
-from fsbench.analysis.comparisons import paper, runs
-from fsbench.analysis.tables import conditions_in_words
 from fsbench.cli.tables import console, plain_table
 from fsbench.records.stats import LEVEL
+from fsbench.report import against_paper
+from fsbench.report import compare as runs
+from fsbench.report.tables import conditions_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from fsbench.analysis.tables import Configuration
+    from fsbench.report.tables import Configuration
 
 
 def print_environments(
@@ -103,7 +104,7 @@ def print_sources(gpu: str, fused: str) -> None:
 def print_speedups(
     found: list[tuple[Configuration, pd.DataFrame]], gpu: str, margin: float
 ) -> None:
-    """The result of `paper.compare`, cell by cell."""
+    """The result of `against_paper.compare`, cell by cell."""
     baselines = published.source()["baselines"]
     for configuration, cells in found:
         print(f"\nTable {cells['table'].iloc[0]}, {gpu.upper()}; ours: {configuration.title}")
@@ -112,7 +113,11 @@ def print_speedups(
         for cell in cells.itertuples():
             shown.add_row(
                 *(cell.method, str(cell.b), _interval(cell.ours, cell.lo, cell.hi, 2)),
-                *(f"{cell.paper:.2f}", f"{cell.ratio:.3f}", paper.verdict(cell.ratio, margin)),
+                *(
+                    f"{cell.paper:.2f}",
+                    f"{cell.ratio:.3f}",
+                    against_paper.verdict(cell.ratio, margin),
+                ),
             )
         _print(shown)
         missing = [name for name in baselines if name not in set(cells["method"])]
@@ -121,7 +126,7 @@ def print_speedups(
 
 
 def print_shares(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
-    """The results of `paper.shares`."""
+    """The results of `against_paper.shares`."""
     for configuration, shares in found:
         print(f"\nTable 1, {published.source()['table']['1']}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
@@ -146,12 +151,12 @@ def print_stores(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
 
 
 def print_summary(found: list[pd.DataFrame], margin: float) -> None:
-    """All cells of `paper.compare` in a line, and what the fused kernel has no part in."""
+    """All cells of `against_paper.compare` in a line, and what the fused kernel has no part in."""
     import pandas as pd
 
     print()
     _print_summary(pd.concat(found), margin)
-    spread = max(paper.spread(cells) for cells in found)
+    spread = max(against_paper.spread(cells) for cells in found)
     if spread == 0:  # one baseline, so nothing to tell its part from the fused kernel's
         return
     print(
@@ -161,8 +166,8 @@ def print_summary(found: list[pd.DataFrame], margin: float) -> None:
 
 
 def _print_summary(cells: pd.DataFrame, margin: float) -> None:
-    verdicts = [paper.verdict(ratio, margin) for ratio in cells["ratio"]]
-    agree, better, worse = (verdicts.count(one) for one in paper.Verdict)
+    verdicts = [against_paper.verdict(ratio, margin) for ratio in cells["ratio"]]
+    agree, better, worse = (verdicts.count(one) for one in against_paper.Verdict)
     print(
         f"{len(cells)} cells: {agree} agree within {100 * margin:g} %, {better} better, {worse} "
         f"worse. Ours / paper: median {cells['ratio'].median():.3f}, "

@@ -1,18 +1,250 @@
-"""`fsbench doctor`: what this machine lacks, and the command that fixes it."""
+"""`fsbench doctor`: what this machine lacks, and the command that fixes it.
+
+Each check is a plain function without arguments that returns one Check. A check looks, and changes
+nothing.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import os
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from fsbench.cli.options import Json
-from fsbench.errors import DeviceUnavailable
+from fsbench.errors import DeviceUnavailable, ProviderUnavailable, TimerUnavailable
+from fsbench.machine import hardware
+from fsbench.machine.packages import package_version
 
+_GPU_EXTRA = "pip install -e '.[gpu]'"
+_WITHOUT_GPU = "not needed without an NVIDIA GPU"
 _STYLES = {"ok": "green", "missing": "bold red", "warning": "yellow"}
+_ROOMY_BYTES = 8e9  # the paper's larger head is 2.1 GB; logits, copies and the flush come on top
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of `fsbench doctor`: `fix` is a command (or what to do), empty if all is well."""
+
+    name: str
+    status: Literal["ok", "missing", "warning"]
+    detail: str
+    fix: str = ""
+
+
+def _torch() -> Any:
+    """The torch module, or None where it cannot be imported."""
+    try:
+        import torch
+    except (ImportError, OSError):  # OSError: a CUDA library of the wheel does not load
+        return None
+    return torch
+
+
+def _sees_cuda() -> bool:
+    torch = _torch()
+    return torch is not None and torch.cuda.is_available()
+
+
+def check_python() -> Check:
+    """The Python in use; older than 3.11 cannot import this package."""
+    return Check("python", "ok", platform.python_version())
+
+
+def check_torch() -> Check:
+    """torch imports, and sees the GPU if there is one."""
+    torch = _torch()
+    if torch is None:
+        return Check("torch", "missing", "cannot be imported", "pip install 'torch>=2.11'")
+    built = f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
+    if _sees_cuda() or not hardware.gpus():
+        return Check("torch", "ok", built)
+    if torch.version.cuda is None:
+        fix = (
+            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+        )
+        return Check("torch", "missing", f"{built}: the GPU is not used", fix)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        detail = f"{built}: sees no GPU, CUDA_VISIBLE_DEVICES={hidden!r}"
+        return Check("torch", "missing", detail, "unset CUDA_VISIBLE_DEVICES")
+    driver = hardware.gpus()[0].driver
+    detail = f"{built}: sees no GPU with driver {driver}"
+    return Check(
+        "torch", "missing", detail, "update the NVIDIA driver (CUDA 13 needs 580 or newer)"
+    )
+
+
+def check_nvml() -> Check:
+    """NVML answers: without it GPUs run, but clocks and throttling are not recorded."""
+    problem = hardware.nvml_problem()
+    if problem is None:
+        return Check("nvml", "ok", f"nvidia-ml-py {package_version('nvidia-ml-py')}")
+    if package_version("nvidia-ml-py") is None:
+        return Check("nvml", "missing", problem, "pip install nvidia-ml-py")
+    return Check("nvml", "warning", problem, "install the NVIDIA driver, until nvidia-smi works")
+
+
+def check_gpu() -> Check:
+    """NVIDIA GPUs and their driver."""
+    gpus = hardware.gpus()
+    if not gpus:
+        detail = "no NVIDIA GPU found: `fsbench run` measures the samplers that run on CPUs"
+        return Check("gpu", "warning", detail, "run on a machine with an NVIDIA GPU")
+    names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in gpus)
+    return Check("gpu", "ok", f"{names}; driver {gpus[0].driver}")
+
+
+def check_compute_capability() -> Check:
+    """Compute capability >= 8.0 (bf16 tensor cores), of every GPU that torch sees."""
+    if not _sees_cuda():
+        return Check("capability", "warning", "torch sees no CUDA device")
+    torch = _torch()
+    found = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
+    names = ", ".join(f"{major}.{minor}" for major, minor in found)
+    if min(found) < (8, 0):
+        detail = f"{names}: the kernels need 8.0 (A100) or newer"
+        return Check("capability", "missing", detail, "choose another GPU with fsbench run --gpu")
+    return Check("capability", "ok", names)
+
+
+def check_gpu_memory() -> Check:
+    """Free memory on every GPU that torch sees."""
+    if not _sees_cuda():
+        return Check("gpu memory", "warning", "torch sees no CUDA device")
+    torch = _torch()
+    free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
+    detail = ", ".join(f"{index}: {size / 1e9:.1f} GB free" for index, size in enumerate(free))
+    if min(free) < _ROOMY_BYTES:
+        return Check("gpu memory", "warning", detail, "nvidia-smi  # shows which process holds it")
+    return Check("gpu memory", "ok", detail)
+
+
+def check_triton() -> Check:
+    """Triton >= 3.6, which the fused kernels are written in."""
+    return _at_least("triton", "triton", "3.6", "pip install 'triton>=3.6'")
+
+
+def check_flashinfer() -> Check:
+    """FlashInfer >= 0.6.9, the strongest baseline of the paper. Any later version may stay."""
+    return _at_least("flashinfer", "flashinfer-python", "0.6.9", _GPU_EXTRA)
+
+
+def check_nvcc() -> Check:
+    """The compiler with which FlashInfer builds its kernels at first use, or prebuilt ones."""
+    prebuilt = package_version("flashinfer-jit-cache")
+    if prebuilt:
+        return Check("nvcc", "ok", f"not needed: flashinfer-jit-cache {prebuilt}")
+    # Where FlashInfer looks, in its order.
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    on_path = shutil.which("nvcc")
+    nvcc = Path(home or "/usr/local/cuda", "bin", "nvcc")
+    if not home and on_path:
+        nvcc = Path(on_path)
+    if nvcc.exists():
+        return Check("nvcc", "ok", str(nvcc))
+    if not hardware.gpus():
+        return Check("nvcc", "warning", f"no {nvcc}; {_WITHOUT_GPU}")
+    return Check(
+        "nvcc",
+        "missing",
+        f"no {nvcc}: FlashInfer cannot compile its kernels",
+        "pip install flashinfer-jit-cache --index-url https://flashinfer.ai/whl/cu130"
+        "  # or install the CUDA toolkit and set CUDA_HOME",
+    )
+
+
+def check_cupti() -> Check:
+    """CUPTI for Python: the headline timer, tried on the GPU if there is one."""
+    version = package_version("cupti-python")
+    if version is None:
+        return _absent("cupti", _GPU_EXTRA)
+    if not _sees_cuda():
+        return Check("cupti", "ok", f"{version} (not tried: torch sees no CUDA device)")
+    from fsbench.timers import make_timer
+
+    try:
+        make_timer("cupti", "cuda", l2="warm")
+    except TimerUnavailable as error:
+        return Check("cupti", "missing", str(error), "fsbench run --timer events")
+    return Check("cupti", "ok", version)
+
+
+def check_cpu_samplers() -> Check:
+    """The C++ core of the CPU decision plane, which is built at install if there is a compiler."""
+    from fsbench.simple import native
+
+    fix = "install g++ (or another C++ compiler), then fsbench again: pip install -e ."
+    try:
+        return Check("cpu core", "ok", f"C++ core built, {native.isa()}")
+    except ProviderUnavailable as error:
+        return Check("cpu core", "missing", str(error), fix)
+
+
+def check_output() -> Check:
+    """Results can be written below the current folder."""
+    here = Path.cwd()
+    try:
+        with tempfile.TemporaryFile(dir=here):
+            pass
+    except OSError as error:
+        detail = f"cannot write in {here}: {error.strerror}"
+        return Check("output", "warning", detail, "fsbench run --out DIR  # a folder you may write")
+    return Check("output", "ok", f"{here} is writable")
+
+
+def _at_least(name: str, distribution: str, least: str, fix: str) -> Check:
+    """Check that the installed version of a distribution is not older than `least`."""
+    version = package_version(distribution)
+    if version is None:
+        return _absent(name, fix)
+    installed, needed = ([int(n) for n in re.findall(r"\d+", each)] for each in (version, least))
+    if installed < needed:
+        return Check(name, "missing", f"{version} is older than {least}", fix)
+    return Check(name, "ok", version)
+
+
+def _absent(package: str, fix: str) -> Check:
+    """A package that only GPUs need is not installed."""
+    if hardware.gpus():
+        return Check(package, "missing", "not installed", fix)
+    return Check(package, "warning", f"not installed; {_WITHOUT_GPU}", fix)
+
+
+CHECKS: tuple[Callable[[], Check], ...] = (
+    check_python,
+    check_torch,
+    check_nvml,
+    check_gpu,
+    check_compute_capability,
+    check_gpu_memory,
+    check_triton,
+    check_flashinfer,
+    check_nvcc,
+    check_cupti,
+    check_cpu_samplers,
+    check_output,
+)
+
+
+def diagnose() -> list[Check]:
+    """Every check, in the order in which one would fix things."""
+    return [check() for check in CHECKS]
+
+
+def can_run() -> bool:
+    """Whether anything at all can be measured: with torch, at least samplers that run on CPUs."""
+    return _torch() is not None
 
 
 def doctor(as_json: Json = False) -> None:
@@ -20,8 +252,6 @@ def doctor(as_json: Json = False) -> None:
 
     Exit code 0 if anything can be measured here, if only on the CPU; 4 if nothing can.
     """
-    from fsbench.cli.diagnosis import can_run, diagnose
-
     checks, usable = diagnose(), can_run()
     if as_json:
         found = {"can_run": usable, "checks": [asdict(check) for check in checks]}

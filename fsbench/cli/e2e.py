@@ -217,7 +217,7 @@ def _finish(folder: Path) -> None:
     from rich.markdown import Markdown
 
     from fsbench.e2e.tables import markdown, write_tables
-    from fsbench.figures.end_to_end import write_figures
+    from fsbench.report.figures.end_to_end import write_figures
 
     frame = write_tables(folder)
     figures = write_figures(frame, folder)

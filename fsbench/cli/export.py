@@ -18,13 +18,13 @@ def export(
     its columns mean. flashinfer-bench/ is a data set in its trace format: the plain problems of
     the results, and the samplers whose tokens are given by the noise contract.
     """
-    from fsbench.analysis.export import dictionary, tidy, trace_set
-    from fsbench.analysis.tables import normalized
     from fsbench.cli.reading import read_results, run_folders
     from fsbench.discover import discover
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.sheet import as_csv
     from fsbench.records.store import read_environment
+    from fsbench.report.export import dictionary, tidy, trace_set
+    from fsbench.report.tables import normalized
 
     frame = read_results(results)
     environments = {str(folder): read_environment(folder) for folder in run_folders(results)}

@@ -130,7 +130,6 @@ def _progress(stores: list[Store]) -> Iterator[Report]:
 
 def _finish(store: Store, options: dict[str, Any]) -> int:
     """Export and print what a run left; returns the exit code."""
-    from fsbench.analysis import logits_store, scaling, tables
     from fsbench.cli.reporting import (
         print_breakdown,
         print_energy,
@@ -139,6 +138,7 @@ def _finish(store: Store, options: dict[str, Any]) -> int:
         print_times,
     )
     from fsbench.records import breakdown, summary
+    from fsbench.report import logits_store, scaling, tables
 
     folder, records = store.folder, store.records
     table = summary.export_csv(folder, records)

@@ -5,12 +5,14 @@ A reader takes (text, name of the option) and returns the value, or raises Inval
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -250,3 +252,37 @@ def as_before(context: typer.Context, folder: Path | None) -> Path | None:
                 )
         context.default_map = options
     return folder
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for Typer: each parameter that is a dataclass becomes its fields, as options.
+
+    A field is annotated as an option of Typer is, and has a default.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name in inspect.signature(command).parameters:
+        group = groups.get(name)
+        options = get_type_hints(group, include_extras=True) if group else {name: hints[name]}
+        defaults = {each.name: each.default for each in fields(group)} if group else {}
+        for each, hint in options.items():
+            default = defaults.get(each, MISSING)
+            parameters.append(
+                Parameter(
+                    each,
+                    Parameter.KEYWORD_ONLY,
+                    default=Parameter.empty if default is MISSING else default,
+                    annotation=hint,
+                )
+            )
+
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        command(**given)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__doc__, call.__name__ = command.__doc__, command.__name__
+    return call

@@ -34,18 +34,18 @@ def plot(
     Runs of the same configuration are merged: a cell measured twice is drawn from the run given
     last (below one folder, the last by name), and a speedup always comes from a single run.
     """
-    from fsbench.analysis import scaling
-    from fsbench.analysis.tables import configurations, families
     from fsbench.cli.reading import measured_results
     from fsbench.e2e.records import STEPS, read
     from fsbench.e2e.summary import summary
-    from fsbench.figures import configuration as of_one
-    from fsbench.figures import end_to_end, filters, headline, winners
-    from fsbench.figures import scaling as of_ranks
-    from fsbench.figures.parallel import drawn
-    from fsbench.figures.parts import check_formats, save
-    from fsbench.figures.style import styles
     from fsbench.provider import Kind
+    from fsbench.report import scaling
+    from fsbench.report.figures import configuration as of_one
+    from fsbench.report.figures import end_to_end, filters, headline, winners
+    from fsbench.report.figures import scaling as of_ranks
+    from fsbench.report.figures.parallel import drawn
+    from fsbench.report.figures.parts import check_formats, save
+    from fsbench.report.figures.style import styles
+    from fsbench.report.tables import configurations, families
 
     names = (name.strip() for name in figures.split(",")) if figures else of_one.ALL
     chosen = of_one.check_figures(names)

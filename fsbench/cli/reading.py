@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 
 import fsbench
-from fsbench.analysis.tables import normalized
 from fsbench.errors import ResultsError
 from fsbench.records import summary
 from fsbench.records.disk import refusals
 from fsbench.records.store import POINTS, read_environment, read_records, results_folders
+from fsbench.report.tables import normalized
 
 
 def run_folders(paths: list[Path]) -> list[Path]:

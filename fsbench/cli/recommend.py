@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from string import ascii_lowercase
-from textwrap import fill, indent
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fsbench.cli.options import (
@@ -30,9 +30,9 @@ from fsbench.provider import Capabilities, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fsbench.analysis.tables import Configuration
-    from fsbench.discover import Found
     from fsbench.provider import Provider
+    from fsbench.report.recommend import Advice
+    from fsbench.report.tables import Configuration
 
 _SHORT = {
     "logprob": "logprob",
@@ -44,17 +44,6 @@ _SHORT = {
     "samples": "num_samples",
 }
 _KNOWN = [field.name for field in fields(Capabilities) if field.type == "bool"]
-_ARGUMENTS = {
-    "per_row_temperature": "temperature=temperature",
-    "greedy_rows": "temperature=temperature",
-    "mask": "mask=mask",
-    "bias": "bias=bias",
-    "num_samples": "num_samples=n",
-    "logprob": "return_logprob=True",
-    "entropy": "return_entropy=True",
-    "rank": "return_rank=True",
-    "top": "return_top=20",
-}
 
 
 def recommend(
@@ -84,6 +73,9 @@ def recommend(
     top_k: Annotated[int, option("--top-k", whole(0), "Filter; 0 is off.")] = 0,
     top_p: Annotated[float, option("--top-p", number(0, 1, above=True), "Filter; 1 is off.")] = 1.0,
     min_p: Annotated[float, option("--min-p", number(0, 1), "Filter; 0 is off.")] = 0.0,
+    temperature: Annotated[
+        float, option("--temperature", number(0), "Temperature that was measured; 0 is greedy.")
+    ] = 1.0,
     tp: Annotated[int, option("--tp", whole(1, 64), "GPUs that share the vocabulary.")] = 1,
     dtype: DtypeOrDefault = None,
     logits: Annotated[
@@ -107,17 +99,18 @@ def recommend(
 ) -> None:
     """Which sampler is fastest for an LM head, and what to call. Needs no GPU.
 
-    Every time is that of a record, at this size and these conditions; all times
-    of a line are of one run, the latest that measured fused samplers and others.
-    Without a record: the least time that the I/O model allows, marked so.
+    Every time is that of a record, at this size and these conditions. All times of a line are of
+    one run: the one in which the alternative is the strongest. Without a record: the least time
+    that the I/O model allows, marked so.
     """
-    from fsbench.analysis.recommend import recommend as advise
     from fsbench.discover import discover
+    from fsbench.report.calls import calls, has_public_call
+    from fsbench.report.recommend import recommend as advise
 
     shape = _shape(model, d, v)
     slug, device = ("", "cpu") if gpu == "cpu" else (gpu, "cuda")
     problem = Problem(
-        1, *shape, dtype or ("fp32" if device == "cpu" else "bf16"), device=device, tp=tp,
+        1, *shape, dtype or ("fp32" if device == "cpu" else "bf16"), temperature, device, tp=tp,
         top_k=top_k, top_p=top_p, min_p=min_p, logits=logits or "normal:1",
     )  # fmt: skip
     wanted = _needs(needs) if needs else []
@@ -128,12 +121,18 @@ def recommend(
         name: [need for need in wanted if not getattr(provider.capabilities, need)]
         for name, provider in known.items()
     }
-    able = {name for name in known if not lacking[name]}
+    public = {
+        name for name, each in known.items() if has_public_call(each, found[name].source, problem)
+    }
+    able = {name for name in public if not lacking[name]}
+    forced = {n: each.call for n, each in known.items() if each.call in known and n != each.call}
     fitting, sizes = _measured(results, slug, problem, logits)
     measured = fitting[0] if fitting else None
     most = float("inf") if memory is None else memory * 1e9
     advice = (
-        [each for each in advise(measured, able, most) if each.b in batches] if measured else []
+        [each for each in advise(measured, able, most, public, forced) if each.b in batches]
+        if measured
+        else []
     )
     if measured and not advice:
         raise ResultsError(
@@ -153,6 +152,7 @@ def recommend(
             "configuration": [measured.title, measured.conditions],
             "runs": _runs({each.folder for each in advice}),
             "cannot": {name: lacking[name] for name in names if lacking.get(name)},
+            "no_public_call": _faster_inside(measured, advice, set(known) - public),
             "deviates": _deviations(known, set(best)),
             "elsewhere": {
                 name: "filters, as --top-p 0.9"
@@ -165,7 +165,9 @@ def recommend(
                 for name in each.providers(each.drawn)
                 if name in able - {*names} and _law(each) != _law(measured)
             },
-            "calls": {name: _calls(found[name], problem, wanted) for name in best},
+            "calls": {
+                name: calls(known[name], found[name].source, problem, wanted) for name in best
+            },
         }
     else:
         kind = Kind.TRUNCATED if problem.filters else Kind.EXACT
@@ -173,7 +175,8 @@ def recommend(
         facts |= {"sizes": sizes, **_floors(slug, problem, batches)}
         if reason := known[name].unsupported_reason(problem):
             raise ResultsError(f"recommend: expected what a sampler can do; {name} {reason}")
-        facts["calls"] = {name: _calls(found[name], problem, wanted)}
+        call = calls(known[name], found[name].source, problem, wanted, as_measured=False)
+        facts["calls"] = {known[name].call: call}
     print(json.dumps(facts, indent=2)) if as_json else _print(facts)
 
 
@@ -203,14 +206,28 @@ def _needs(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _faster_inside(
+    measured: Configuration, advice: list[Advice], hidden: set[str]
+) -> dict[str, list[int]]:
+    """Samplers without a public call that are faster than the advice in its run, with the B."""
+    rows = measured.rows[measured.rows.provider.isin(hidden) & (measured.rows.status == "ok")]
+    rows = rows[rows.kind == measured.drawn]
+    faster: dict[str, list[int]] = {}
+    for each in advice:
+        same = rows[(rows.b == each.b) & (rows.folder == each.folder) & (rows.median_us < each.us)]
+        for name in same.provider.unique():
+            faster.setdefault(name, []).append(each.b)
+    return faster
+
+
 def _measured(
     paths: list[Path] | None, gpu: str, problem: Problem, logits: str | None
 ) -> tuple[list[Configuration], list[str]]:
     """Its results, best first: timed as engines run, from a graph; and sizes that there are."""
-    from fsbench.analysis.tables import configurations
     from fsbench.cli.reading import by_time, read_results, shipped
     from fsbench.records.iomodel import gpu_slug
     from fsbench.records.store import folders_below
+    from fsbench.report.tables import configurations
 
     slug = gpu_slug(gpu)
     if paths is None:
@@ -264,49 +281,13 @@ def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
     return told
 
 
-def _calls(entry: Found, problem: Problem, needs: list[str]) -> dict[str, str]:
-    """What to write for a sampler, in Python and, where the plug-in has it, for vLLM."""
-    sharded = problem.tp > 1
-    filters = [f"{name}={getattr(problem, name)}" for name in problem.filters]
-    call = entry.provider.call if entry.provider else ""
-    if not call:
-        size = [f"B, {problem.D}, {problem.V}, {problem.dtype!r}", *filters]
-        size += [f"tp={problem.tp}"] if sharded else []
-        size += ["device='cpu'"] if problem.device == "cpu" else []
-        build, head = ("build_sharded", "shard") if sharded else ("build", "weight")
-        python = (
-            f"from fsbench.problem import Problem\nfrom {entry.source} import PROVIDER\n"
-            f"problem = Problem({', '.join(size)})\n"
-            f"launch = PROVIDER.{build}(problem, {head})\n"
-            "tokens = launch(hidden, seed, step)"
-        )
-        plain = problem.device == "cuda" and not (filters or needs or sharded)
-        vllm = {"vllm": f"FSBENCH_VLLM={entry.name} vllm serve MODEL"} if plain else {}
-        return {"python": python, **vllm}
-    imports, first, given = call, "", ["weight"]
-    if sharded:
-        imports, given = f"VocabShard, {call}", ["shard"]
-        first = "shard = VocabShard(weight_rows_of_this_rank, group)  # once, on all ranks\n"
-    plug_in = "flash_sample"
-    if call == "screened_sample":
-        imports = imports.replace(call, f"prepare_head, {call}")
-        first += f"head = prepare_head({'shard.weight' if sharded else 'weight'})  # once\n"
-        given = ["head", "shard=shard"] if sharded else ["head"]
-        plug_in = plug_in if sharded else "screened"
-    options = [*filters, *(_ARGUMENTS[need] for need in needs if need in _ARGUMENTS)]
-    text = ", ".join(dict.fromkeys(["hidden", *given, "seed=seed", "offset=step", *options]))
-    if len(text) + len(call) > 65:
-        text = "\n" + fill(text, 70, initial_indent="    ", subsequent_indent="    ") + "\n"
-    python = f"from fsbench.kernels import {imports}\n{first}sample = {call}({text})"
-    return {"python": python, "vllm": f"FSBENCH_VLLM={plug_in} vllm serve MODEL"}
-
-
 def _floors(gpu: str, problem: Problem, batches: range | list[int]) -> dict[str, Any]:
     """Without a record: the least times that the I/O model allows, and how to measure."""
     from fsbench.records import iomodel
 
     options = [f"--d {problem.D} --v {problem.V} --dtype {problem.dtype}"]
     options += [f"--{name.replace('_', '-')} {getattr(problem, name)}" for name in problem.filters]
+    options += [f"--temperature {problem.temperature:g}"] if problem.temperature != 1 else []
     options += [f"--tp {problem.tp}"] if problem.tp > 1 else []
     options += [f"--logits {problem.logits}"] if problem.logits != "normal:1" else []
     measure = f"fsbench run --device {problem.device} {' '.join(options)}"
@@ -369,9 +350,10 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
     memory: dict[str, int] = {}
     lacking: dict[str, list[str]] = {}
     for each in facts["advice"]:
-        rival = each["instead_us"]
+        rival, mark = each["instead_us"], "*" if each["instead_of"] in facts["cannot"] else ""
         table.add_row(
-            *(str(each["b"]), each["best"], f"{each['us']:.1f}", each["instead_of"] or "-"),
+            *(str(each["b"]), each["best"], f"{each['us']:.1f}"),
+            (each["instead_of"] or "-") + mark,
             *(("-", "-") if rival is None else (f"{rival:.1f}", f"{1 - each['us'] / rival:.1%}")),
             runs.get(each["folder"], each["folder"]),
         )
@@ -391,7 +373,12 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
         "most memory beside weight and hidden": [
             f"{name} {most / 1e6:.0f} MB" for name, most in memory.items()
         ],
-        "not considered": [f"{', '.join(names)}, without {n}" for n, names in lacking.items()],
+        "faster, without a public call": [
+            f"{n} at B = {_numbers(B)}" for n, B in facts["no_public_call"].items()
+        ],
+        "not considered (*: only to compare with)": [
+            f"{', '.join(names)}, without {n}" for n, names in lacking.items()
+        ],
         "not exact": [f"{name}, {what}" for name, what in facts["deviates"].items()],
         "not measured": [facts["unmeasured"]] if facts["unmeasured"] else [],
         "not in these runs": [f"{n}: {what}" for n, what in facts["elsewhere"].items()],

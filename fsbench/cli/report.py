@@ -16,13 +16,13 @@ def report(
 
     Cells that several commits measured have a history. Records of verify make a further page.
     """
-    from fsbench.analysis.audit import audited
     from fsbench.cli.reading import by_time, measured_results, run_folders
     from fsbench.errors import ResultsError
-    from fsbench.figures.report import audit_page, pages
     from fsbench.records.disk import refusals, write_atomically
     from fsbench.records.store import read_environment
     from fsbench.records.verdicts import read_verdicts
+    from fsbench.report.audit import audited
+    from fsbench.report.html import audit_page, pages
 
     judged, _ = audited(read_verdicts(path for path in results if path.is_dir()))
     made = [("audit", audit_page(judged))] if judged else []

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fsbench.analysis.tables import Configuration
     from fsbench.measure.ledger import Left
     from fsbench.measure.plan import Plan
     from fsbench.problem import Problem
     from fsbench.records.cell import CellRecord
+    from fsbench.report.tables import Configuration
 
 
 def print_plan(plan: Plan) -> None:
@@ -142,8 +142,8 @@ def print_summary(table: pd.DataFrame) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.analysis.doubts import doubts
-    from fsbench.analysis.tables import configurations
+    from fsbench.report.doubts import doubts
+    from fsbench.report.tables import configurations
 
     console = Console(highlight=False, soft_wrap=True)
     for configuration in configurations(table):
@@ -169,9 +169,9 @@ def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.analysis.tables import configurations
     from fsbench.cli.tables import plain_table
     from fsbench.records.breakdown import Part, kernel_rows
+    from fsbench.report.tables import configurations
 
     # As wide as the table needs: cut names and figures would be worse than long lines.
     console = Console(highlight=False, soft_wrap=True, width=200)
@@ -208,7 +208,7 @@ def print_energy(table: pd.DataFrame) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.analysis.tables import configurations
+    from fsbench.report.tables import configurations
 
     console = Console(highlight=False, soft_wrap=True)
     measured = table[table["j_per_token"].notna()]
@@ -224,7 +224,7 @@ def print_sustained(table: pd.DataFrame) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.analysis.tables import configurations
+    from fsbench.report.tables import configurations
 
     console = Console(highlight=False, soft_wrap=True)
     for configuration in configurations(table[table["sustained_us"].notna()]):

@@ -10,7 +10,6 @@ import typer
 from typer import Option
 
 from fsbench.cli.devices import Timer, device_to_use, require_energy, require_gpus
-from fsbench.cli.grouping import grouped
 from fsbench.cli.options import (
     LAW,
     NUMBERS,
@@ -27,6 +26,7 @@ from fsbench.cli.options import (
     VocabularySizes,
     Weights,
     as_before,
+    grouped,
     integers,
     number,
     one_of,

@@ -27,9 +27,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from fsbench.e2e.hf_drafts import Drafted, drafts_label
 from fsbench.e2e.measure import Plan, Session
-from fsbench.e2e.models import Decoder
+from fsbench.e2e.models import PLAIN, Decoder
 from fsbench.e2e.records import Decoded, Profile
-from fsbench.e2e.requests import PLAIN
 from fsbench.e2e.trace import step_profile
 from fsbench.errors import EngineUnavailable, InvalidArgument, shown
 from fsbench.integrations.draw import (

@@ -8,9 +8,8 @@ from functools import partial
 from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
-from fsbench.e2e.models import Decoder
+from fsbench.e2e.models import PLAIN, Decoder
 from fsbench.e2e.records import Case, Decoded, Drafting, Profile, Served, Store
-from fsbench.e2e.requests import PLAIN
 from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
 

@@ -1,4 +1,7 @@
-"""The models of `fsbench e2e` by name, as Hugging Face configs: no weights, nothing downloaded."""
+"""What `fsbench e2e` decodes: models (models.toml) and kinds of requests (requests.toml), by name.
+
+Models are Hugging Face configs: no weights, nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from typing import Any
 
 from fsbench.errors import unknown_name
 from fsbench.problem import model
+
+PLAIN = "plain"
+"""The kind of requests that nothing is asked for."""
 
 
 @dataclass(frozen=True)
@@ -99,3 +105,28 @@ def default_samplers() -> dict[str, tuple[str, ...]]:
     """engines.toml: engine -> samplers, the baseline first."""
     text = (resources.files(__package__) / "engines.toml").read_text(encoding="utf-8")
     return {name: tuple(entry["samplers"]) for name, entry in tomllib.loads(text).items()}
+
+
+@cache
+def kinds() -> dict[str, tuple[dict[str, Any], ...]]:
+    """Kind -> what its requests ask for, in turn."""
+    text = (resources.files(__package__) / "requests.toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(text)
+    return {
+        name: tuple(entries[each] for each in entry.get("of", [name]))
+        for name, entry in entries.items()
+    }
+
+
+def check_kind(name: str) -> str:
+    """The name itself; an unknown one raises InvalidArgument with the nearest known one."""
+    if name not in kinds():
+        raise unknown_name("requests", name, kinds())
+    return name
+
+
+def parameters(kind: str, row: int, seed: int) -> dict[str, Any]:
+    """Of SamplingParams, for the request number `row` of a batch."""
+    in_turn = kinds()[kind]
+    given = dict(in_turn[row % len(in_turn)])
+    return given | ({"seed": seed + row} if given.pop("seeded", False) else {})

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsbench.e2e.requests import PLAIN
+from fsbench.e2e.models import PLAIN
 from fsbench.errors import ResultsError
 from fsbench.records.cell import STATUSES
 from fsbench.records.lines import Line, Lines, read_lines

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fsbench.e2e.requests import PLAIN
+from fsbench.e2e.models import PLAIN
 from fsbench.errors import one_line
 
 _KEY = ("engine", "model", "tp", "requests", "b", "sampler")

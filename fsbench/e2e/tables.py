@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsbench.e2e.open_loop import open_loop_markdown, open_loop_summary
+from fsbench.e2e.arrivals import open_loop_markdown, open_loop_summary
+from fsbench.e2e.models import PLAIN
 from fsbench.e2e.records import read
-from fsbench.e2e.requests import PLAIN
 from fsbench.e2e.summary import summary
 from fsbench.paper import table
 from fsbench.records.disk import write_into

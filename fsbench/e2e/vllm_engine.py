@@ -23,10 +23,8 @@ from typing import IO, Any
 import torch
 
 from fsbench.e2e.measure import Plan
-from fsbench.e2e.models import Decoder
-from fsbench.e2e.pinning import pin
+from fsbench.e2e.models import Decoder, check_kind
 from fsbench.e2e.records import Decoded, Profile, Served
-from fsbench.e2e.requests import check_kind
 from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
 from fsbench.integrations.vllm import DRAFTS, MARKS, MEASURED, SWITCH, adapter_of
@@ -323,3 +321,42 @@ class Process:
             last = []
         text = f"{what}; {self._log}: {' / '.join(last)}"
         return EngineFailed("vllm: " + " ".join(text.split())[:600])
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started, as far as they live, in the order of their ids."""
+    found = [pid]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").glob("*"):
+            try:
+                found += map(int, (task / "children").read_text().split())
+            except OSError:  # it has ended
+                continue
+    return [pid, *sorted(found[1:])]
+
+
+def shares(cores: Sequence[int], processes: int) -> list[list[int]]:
+    """Cores of each process: as many for each, neighbours. [] if there is less than one each."""
+    each = len(cores) // processes
+    if not each:
+        return []
+    return [list(cores[i * each : (i + 1) * each]) for i in range(processes)]
+
+
+def pin(pid: int) -> list[list[int]]:
+    """Give each process of a family cores of its own, of those that this process may use.
+
+    All threads of a process get them. Returns the cores, in the order of `family`; [] if there are
+    too few, or none can be given.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return []
+    processes = family(pid)
+    given = shares(sorted(os.sched_getaffinity(0)), len(processes))
+    for process, cores in zip(processes, given, strict=False):
+        for task in Path(f"/proc/{process}/task").glob("*"):
+            try:
+                os.sched_setaffinity(int(task.name), cores)
+            except ProcessLookupError:  # a thread that has ended
+                continue
+    return given

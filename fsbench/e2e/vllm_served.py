@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, AsyncEngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
 
+from fsbench.e2e.arrivals import arrival_times, open_loop
+from fsbench.e2e.models import parameters
 from fsbench.e2e.records import Decoded
-from fsbench.e2e.requests import parameters
+from fsbench.e2e.records import Served as Record
 from fsbench.e2e.trace import read_events, step_profile
-from fsbench.e2e.vllm_open import Opened
 from fsbench.errors import EngineFailed
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
 
@@ -138,20 +142,10 @@ class Served:
         return asdict(self._opened.arrive(rate, number, run_seed, requests))
 
     def _send(self, b: int, requests: str, output_tokens: int) -> None:
-        words = random.Random(self._seed)
-        for row in range(b):
-            prompt = [words.randrange(self._vocabulary) for _ in range(self._prompt_tokens)]
-            of_request = SamplingParams(
-                **parameters(requests, row, self._seed),
-                max_tokens=output_tokens,
-                ignore_eos=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
-            )
+        sizes = self._vocabulary, self._prompt_tokens, output_tokens
+        for prompt, given in request_batch(requests, b, self._seed, *sizes):
             self._requests += 1
-            self._llm.llm_engine.add_request(
-                str(self._requests), {"prompt_token_ids": prompt}, of_request
-            )
+            self._llm.llm_engine.add_request(str(self._requests), prompt, given)
 
     def _step(self, arrived: dict[str, list[float]]) -> tuple[float, int]:
         """Wait for what the engine delivers next, and note when: (time, number of tokens)."""
@@ -207,3 +201,67 @@ class Served:
             step_tokens=None if set(tokens) <= {b} else tokens,
             accepted=sum(tokens) / (b * len(tokens)) - 1 if self._drafts else None,
         )
+
+
+def request_batch(
+    kind: str, number: int, seed: int, vocabulary: int, prompt_tokens: int, output_tokens: int
+) -> list[tuple[dict[str, list[int]], SamplingParams]]:
+    """Return (prompt, parameters) of requests of a kind; the prompts follow from the seed alone."""
+    words, batch = random.Random(seed), []
+    for row in range(number):
+        prompt = [words.randrange(vocabulary) for _ in range(prompt_tokens)]
+        given = SamplingParams(
+            **parameters(kind, row, seed),
+            max_tokens=output_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        batch.append(({"prompt_token_ids": prompt}, given))
+    return batch
+
+
+class Opened:
+    """vLLM's asynchronous engine, to which requests come by themselves, as an API server has it.
+
+    settings: of AsyncEngineArgs.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        vocabulary: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        seed: int,
+    ):
+        self._vocabulary, self._seed = vocabulary, seed
+        self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
+        self._sent = 0
+        self._loop = asyncio.new_event_loop()  # the engine keeps a task in it
+        self._engine = self._loop.run_until_complete(self._start(settings))
+
+    async def _start(self, settings: dict[str, Any]) -> Any:
+        # It takes no dict for a profiler's settings, as LLM does, and logs where LLM does not.
+        kept = {name: value for name, value in settings.items() if name != "profiler_config"}
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**kept, disable_log_stats=True))
+
+    def arrive(self, rate: float, number: int, run_seed: int, requests: str) -> Record:
+        """See Arriving.arrive. run_seed decides when they arrive; prompts are always the same."""
+        sizes = self._vocabulary, self._prompt_tokens, self._output_tokens
+        batch = request_batch(requests, number, self._seed, *sizes)
+
+        async def ask(row: int) -> AsyncIterator[int]:
+            self._sent += 1
+            async for output in self._engine.generate(*batch[row], str(self._sent)):
+                yield len(output.outputs[0].token_ids)
+
+        times = arrival_times(rate, number, run_seed)
+        return self._loop.run_until_complete(open_loop(ask, times, self._output_tokens))
+
+    def counts(self) -> dict[str, Any]:
+        """Of the first rank."""
+        found: dict[str, Any] = self._loop.run_until_complete(
+            self._engine.collective_rpc("fsbench_counts")
+        )[0]
+        return found

@@ -5,7 +5,7 @@ It reads one JSON object per line from standard input and answers each with one 
     {"do": "start", "folder": ..., "tp": ..., ...}    -> {"ok": {}}          see vllm_served
     {"do": "decode", "b": 16, "requests": "plain"}    -> {"ok": Decoded's fields}
     {"do": "profile", "b": 16, "requests": "plain"}   -> {"ok": Profile's fields}
-    {"do": "arrive", "rate": 4.0, "number": 256, ...} -> {"ok": Served's fields}   vllm_open
+    {"do": "arrive", "rate": 4.0, "number": 256, ...} -> {"ok": Served's fields}   vllm_served
     {"do": "counts"}                                  -> {"ok": {...} or null}
     {"do": "stop"}                                    -> {"ok": {}}, and the process ends
 

@@ -75,17 +75,18 @@ class GraphedDraw:
         self._lazily, self._left = lazily, budget
         self._capture = capture or cuda_capture(like.device)
         device = like.device
+        ones = like.new_ones(rows, dtype=torch.float32)
         counters = torch.arange(rows, device=device)
         self._rows = Rows(
             torch.zeros(rows, like.shape[1], dtype=like.dtype, device=device),
-            torch.ones(rows, device=device),
+            ones,
             counters.clone(),
             counters.clone(),
         )
         self._filters = (
             torch.full((rows,), V, dtype=torch.int32, device=device),
-            torch.ones(rows, device=device),
-            torch.zeros(rows, device=device),
+            ones.clone(),
+            torch.zeros_like(ones),
         )
         self._given: list[Tensor] = []
         self._graphs: dict[tuple[Kind, int], Graph | None] = {}

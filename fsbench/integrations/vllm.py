@@ -225,16 +225,17 @@ class Plugged:
         if runner.speculative_config is not None:  # rows of drafts, too
             hidden = hidden.repeat(1 + runner.num_speculative_steps, 1)[: runner.max_num_tokens]
         n, device = len(hidden), hidden.device
+        fp32 = hidden.new_ones(n, dtype=torch.float32)  # torch's default dtype may be another
         counters = torch.arange(n, device=device)
-        rows = Rows(hidden.contiguous(), torch.ones(n, device=device), counters, counters)
+        rows = Rows(hidden.contiguous(), fp32, counters, counters)
         draw(rows)
         V = self.sampling.V
         if draw.able & Need.BIAS:  # what takes most memory, so that vLLM leaves it free
-            rows = rows._replace(bias=torch.zeros(n, V, device=device))
+            rows = rows._replace(bias=fp32.new_zeros(n, V))
         if draw.able & Need.FILTER:
             k = 20
             top_k = torch.full((n,), k, dtype=torch.int32, device=device)
-            top_p, min_p = torch.full((n,), 0.95, device=device), torch.zeros(n, device=device)
+            top_p, min_p = torch.full_like(fp32, 0.95), torch.zeros_like(fp32)
             rows = rows._replace(filters=(top_k, top_p, min_p))
             # Graphs with filters are made later; by then nobody should wait for a compiler.
             sizes = [(B, False) for B in _WARMED if n >= B]

@@ -201,7 +201,7 @@ class Sampling:
         penalised = group.way is Way.PENALISED
         bias = penalties = None
         if any_of & Need.BIAS:
-            bias = torch.zeros(n, self.V, device=hidden.device)
+            bias = hidden.new_zeros(n, self.V, dtype=torch.float32)
             part_of = batch if index is None else subset(batch, group.rows, index)
             self.adapter.add_biases(runner, part_of, bias, not penalised)
         if penalised:
@@ -269,7 +269,8 @@ def joined(tokens: Tensor, parts: list[tuple[Tensor | None, Told, int]]) -> Told
         return Told(*(each.clone() for each in parts[0][1]))
     width = max(each.tokens.shape[1] for _, each, _ in parts)
     ids = torch.nn.functional.pad(tokens[:, None], (0, width - 1))
-    made = Told(ids, torch.full(ids.shape, -torch.inf, device=ids.device), torch.zeros_like(tokens))
+    nothing = torch.full_like(ids, -torch.inf, dtype=torch.float32)
+    made = Told(ids, nothing, torch.zeros_like(tokens))
     for index, each, first in parts:
         where, n = slice(None) if index is None else index, each.tokens.shape[1]
         made.tokens[where, first:n] = each.tokens[:, first:].to(torch.int64)

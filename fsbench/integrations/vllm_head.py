@@ -138,7 +138,8 @@ def is_matmul(model: Any, head: Any, soft_cap: float | None, V: int) -> bool:
     weight = head.weight
     first, last = head.shard_indices.org_vocab_start_index, head.shard_indices.org_vocab_end_index
     generator = torch.Generator(weight.device).manual_seed(0)
-    hidden = torch.randn(5, weight.shape[1], device=weight.device, generator=generator)
+    size, fp32 = (5, weight.shape[1]), torch.float32
+    hidden = torch.randn(size, device=weight.device, generator=generator, dtype=fp32)
     hidden[0] = 0
     with torch.inference_mode():
         hidden = hidden.to(weight.dtype)

@@ -38,6 +38,7 @@ from fsbench.reference.noise import (
 from fsbench.reference.philox import philox4x32
 from fsbench.reference.truncation import (
     MASS_ERROR,
+    REACHED,
     Truncation,
     filtered_probabilities,
     penalised,
@@ -50,6 +51,7 @@ __all__ = [
     "GROUP_STREAM",
     "GUMBEL_ERROR",
     "MASS_ERROR",
+    "REACHED",
     "Expected",
     "Truncation",
     "as_column",

@@ -5,8 +5,9 @@ token id. So what all of them keep together is the beginning of that order, too.
 
     top_k   the first k
     min_p   those whose probability is at least min_p times the largest
-    top_p   the fewest of the first whose probabilities sum to p or more: the token that crosses p
-            is the last one
+    top_p   the fewest of the first whose probabilities sum to p or more, p as it is given: a
+            number in float64, a tensor in its own dtype. What is within 2^-22 p of p counts as p
+            (REACHED)
 
 Probabilities are those of what earlier filters left, normalised anew, at the temperature if that
 was applied earlier, else at T = 1. The order is a property of a sampler (ORDER is fsbench's
@@ -28,6 +29,10 @@ ORDER = ("temperature", "min_p", "top_k", "top_p")
 """The order of fsbench's own samplers (problem.FILTER_ORDER)."""
 MASS_ERROR = 2.0**-16
 """Error of a sum of exponentials in fp32 that a sampler may have, in units of the whole."""
+
+REACHED = 1 - 2.0**-22
+"""The part of p that counts as p, so that rounding of logits, and of p, adds no token where masses
+sum to p exactly: .5 and .3 reach .8, and three of five equal ones .6."""
 
 _RATIO_ERROR = 2.0**-19  # of log(p / largest p), beside the rounding of the logits themselves
 _LOGIT_ULP = 2.0**-22
@@ -111,7 +116,8 @@ def penalised(
 
     Args:
         prompt_counts, output_counts: [B, V], integers (`token_counts`).
-        repetition: > 0, 1 is off. presence, frequency: 0 is off. Numbers, or [B].
+        repetition: > 0, 1 is off. presence, frequency: 0 is off. Numbers, or [B]; a row with one
+            that is not finite, or with a repetition of 0 or below, becomes NaN: it has no draw.
     """
     repeat, present, often = (
         as_column(value, logits.device).to(logits.dtype)
@@ -120,7 +126,9 @@ def penalised(
     seen = (prompt_counts > 0) | (output_counts > 0)
     repeated = torch.where(logits > 0, logits / repeat, logits * repeat)
     less = often * output_counts + present * (output_counts > 0)
-    return torch.where(seen, repeated, logits) - less.to(logits.dtype)
+    found = torch.where(seen, repeated, logits) - less.to(logits.dtype)
+    defined = (repeat > 0) & repeat.isfinite() & present.isfinite() & often.isfinite()
+    return found.where(defined, torch.nan)
 
 
 class _Rows:
@@ -179,7 +187,8 @@ def _count(
             p = torch.where(place < n[:, None], ((y - first) / T).exp(), 0.0)
             total = p.sum(1, keepdim=True)
             slack = MASS_ERROR + torch.expm1((4 * error / T).clamp_max(50.0))
-            count = (p.cumsum(1) - p < (rows.p + sign * slack) * total).sum(1)
+            before = (p.cumsum(1) - p) / total
+            count = (before < rows.p * REACHED + sign * slack).sum(1)
             count = _swapped(y, count.clamp_min(least), keeps_ties, error, sign)
         n = torch.where(on[:, 0], torch.minimum(n, count), n).clamp_min(least)
     one = _swapped(y, torch.ones_like(n), False, error, sign)

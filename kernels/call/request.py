@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -136,3 +137,22 @@ def checked_request(
         shard=shard,
         scale=None if head is None else head.scale,
     )
+
+
+def raw_logits(request: Request) -> Tensor:
+    """Return hidden @ weight.T in fp32, times the scales, [B, V].
+
+    A token whose scale is negative or not finite has NaN. Of a shard's logits those of other ranks
+    are 0.
+    """
+    shard = request.shard
+    if shard is None:
+        logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
+        if request.scale is None:
+            return logits
+        scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
+        return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
+    logits = torch.zeros(request.hidden.shape[0], request.vocab_size, dtype=torch.float32)
+    mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
+    logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
+    return logits

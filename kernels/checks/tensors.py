@@ -46,11 +46,11 @@ def check_tensor(
     return value
 
 
-def check_matrix(name: str, value: object) -> Tensor:
-    """The tensor itself, if it has two dimensions and is not empty."""
+def check_matrix(name: str, value: object, rows: int = 1) -> Tensor:
+    """The tensor itself, if it has two dimensions, so many rows or more, and a column."""
     if not isinstance(value, Tensor):
         raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
-    if value.ndim != 2 or 0 in value.shape:
+    if value.ndim != 2 or value.shape[0] < rows or value.shape[1] == 0:
         raise InvalidArgument(f"{name}: expected a non-empty matrix; got {list(value.shape)}")
     return value
 
@@ -58,11 +58,11 @@ def check_matrix(name: str, value: object) -> Tensor:
 def check_matrices(
     hidden: object, weight: object, dtypes: Sequence[torch.dtype] = ()
 ) -> tuple[Tensor, Tensor]:
-    """hidden [B, D] and weight [V, D], not empty, of one floating dtype and device.
+    """hidden [B, D] and weight [V, D], of one floating dtype and device; B alone may be 0.
 
     dtypes: of the weight, in place of that of hidden.
     """
-    hidden, weight = check_matrix("hidden", hidden), check_matrix("weight", weight)
+    hidden, weight = check_matrix("hidden", hidden, 0), check_matrix("weight", weight)
     device, shape, rows = hidden.device, hidden.shape, weight.shape[0]
     if not (hidden.is_cuda or hidden.is_cpu):
         raise InvalidArgument(f"hidden: expected it on cuda or cpu; got {device}")

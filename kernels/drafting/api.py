@@ -12,7 +12,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
 from fsbench.kernels.call.operands import greedy
 from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
-from fsbench.kernels.call.request import Filters, Request, checked_request
+from fsbench.kernels.call.request import Filters, Request, checked_request, raw_logits
 from fsbench.kernels.call.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
@@ -61,6 +61,9 @@ def draft_sample(
             the target's request, over the target's vocabulary, as truncated_sample takes them. The
             filters keep tokens of the draft head, by its logits.
 
+    Of equal scores the first row of the head is drawn, where the target draws the lower token id:
+    these are the same if token_ids ascend. With filters or penalties it is the lower token id.
+
     Returns:
         Sample with the target's token ids. A row without a draw has -1, which verify_drafts takes
         for no draft.
@@ -100,6 +103,8 @@ def draft_sample(
         noise="token",
         may_be_quantised=True,
     )
+    if not B:
+        return empty_sample(request, Extras())
     if penalties is not None or _on(filters):
         if screened:
             raise InvalidArgument(
@@ -178,17 +183,14 @@ def _from_kept(
     penalties: Penalties | None,
 ) -> Sample:
     """With filters or penalties: the logits are spread over the target's vocabulary."""
-    hidden, weight = request.hidden, request.weight
+    hidden = request.hidden
     out = empty_sample(request, Extras())
     request = request._replace(noise="none")  # of the two draws only the race among the kept
     if runs_kernels(hidden.device, hidden.dtype):
         drafting.launch.launch_filtered(request, vocabulary, filters, penalties, out)
         return out
-    logits = hidden.float() @ weight[: request.vocab_size].float().T
-    if request.scale is not None:
-        logits *= request.scale[: request.vocab_size] if request.scale.ndim else request.scale
     logits = reference.processed_logits(
-        logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+        raw_logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
     logits = vocabulary.spread(logits, vocabulary.vocab_size)
     compute(request, logits, filters, penalties, TruncatedSample(out.tokens, out.valid))

@@ -12,7 +12,7 @@ from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
 from fsbench.kernels.call.request import Request, checked_request
 from fsbench.kernels.call.result import Extras, Sample, empty_sample, sample_fields
-from fsbench.kernels.checks.tensors import check_matrices, check_tensor
+from fsbench.kernels.checks.tensors import check_matrices, check_matrix, check_tensor
 from fsbench.kernels.checks.values import (
     MAX_TOP,
     MAX_V,
@@ -61,7 +61,7 @@ def flash_sample(
     where the mask forbids a token. V below is vocab_size, or the number of rows of weight.
 
     Args:
-        hidden: [B, D] bf16 or fp16 (on a CPU also fp32), contiguous.
+        hidden: [B, D] bf16 or fp16 (on a CPU also fp32), contiguous. B may be 0.
         weight: [>= V, D], like hidden. Rows of a multiple of 16 bytes are loaded by TMA where the
             GPU has it; others by pointers, more slowly. Or a VocabShard: the ranks of its group
             call together with the same arguments, and all get the tokens of the whole vocabulary,
@@ -155,6 +155,8 @@ def flash_sample(
         out = empty_sample(request, wanted)
     else:
         _check_out(out, request, wanted)
+    if not len(request.hidden):
+        return out
     plain = request.num_samples == 1 and not any(wanted)
     if head is not None and plain and kernel == "auto":
         own = request.vocab_size if shard is None else shard.num_tokens
@@ -205,7 +207,7 @@ def describe(
     heads = VocabShard | PreparedHead | QuantisedHead
     rows = weight.weight if isinstance(weight, heads) else weight
     dtypes = tuple(LARGEST_NUMBERS) if isinstance(weight, QuantisedHead) else ()
-    hidden, rows = check_matrices(hidden, rows, dtypes)
+    hidden, rows = check_matrices(check_matrix("hidden", hidden), rows, dtypes)
     kernel = check_kernel(kernel, config)
     filtered = top_k is not None
     if filtered and isinstance(weight, PreparedHead) and noise == "auto":

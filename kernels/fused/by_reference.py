@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.call.request import Request, raw_logits
 from fsbench.kernels.call.result import Sample
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.noise.packed import pack
@@ -19,7 +19,7 @@ def compute(request: Request, out: Sample) -> None:
     """The same by fsbench.reference, on logits accumulated in fp32."""
     n, temperature, shard = request.num_samples, request.temperature, request.shard
     logits = reference.processed_logits(
-        _logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+        raw_logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
     if shard is not None:
         # Of the other ranks' tokens nothing is known here.
@@ -97,18 +97,3 @@ def _entropy(
     x = logits.double() * reference.inverse_temperature(temperature, logits.device) - logz[:, None]
     part = -(x.exp() * x).masked_fill(x == -torch.inf, 0.0).sum(1)
     return part if shard is None else shard.gather(part).sum(0)
-
-
-def _logits(request: Request) -> Tensor:
-    """hidden @ weight.T in fp32, times the scales, [B, V]; of a shard, in its place among zeros."""
-    shard = request.shard
-    if shard is None:
-        logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
-        if request.scale is None:
-            return logits
-        scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
-        return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
-    logits = torch.zeros(request.hidden.shape[0], request.vocab_size, dtype=torch.float32)
-    mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
-    logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
-    return logits

@@ -48,7 +48,9 @@ def target_logits_kernel(
     for step in range(width // STEP):
         # Each pair of rows begins at the first column of its token: the diagonal is what counts.
         column = first_column(token, D) + step * STEP
-        columns = tl.where(column < width, column, column - width)[:, None] + tl.arange(0, STEP)
+        column = tl.where(column < width, column, column - width)
+        column = tl.multiple_of(column, STEP)  # which Triton 3.8 and later forget in tl.where
+        columns = column[:, None] + tl.arange(0, STEP)
         inside = there[:, None] & (columns < D)
         h = tl.load(h_row + columns, mask=inside, other=0.0)
         w = tl.load(w_row + columns, mask=inside, other=0.0)

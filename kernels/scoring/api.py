@@ -129,7 +129,9 @@ def _carry_out(
     valid = torch.empty(B, n, dtype=torch.bool, device=device)
     tokens = torch.empty(B, n, dtype=torch.int64, device=device)  # what the kernel finds by
     found = Sample(tokens, valid, logprob, logz, entropy, rank)
-    if (size := _rows_at_once(request.hidden)) >= B:
+    if B == 0:
+        pass
+    elif (size := _rows_at_once(request.hidden)) >= B:
         carry_out(request, kernel, config, found)
     else:
         for first in range(0, B, size):

@@ -87,6 +87,9 @@ def gradients(
     """
     hidden, weight, bias, V = request.hidden, request.weight, request.bias, request.vocab_size
     (B, D), device = hidden.shape, hidden.device
+    if B == 0:
+        of_bias = None if bias is None else torch.zeros_like(bias)
+        return Gradients(torch.zeros_like(hidden), torch.zeros_like(weight), of_bias)
     defined = logz.isfinite()[:, None]
     counts = (request.seed >= 0) & (request.seed < V) & defined
     inverse = reference.inverse_temperature(request.temperature, device).float().expand(B, 1)

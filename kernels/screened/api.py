@@ -115,6 +115,8 @@ def screened_sample(
         return Screened(drawn.tokens, drawn.valid, drawn.logprob, drawn.logz)
     request = checked_request(hidden, rows, **arguments, may_be_sharded=True)
     out = empty_screened(len(hidden), hidden.device)
+    if not len(hidden):
+        return out
     carry_out(request, head, configs, out)
     if kind is not None:
         B, D = hidden.shape

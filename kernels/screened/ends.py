@@ -18,8 +18,8 @@ ROUGH_SLACK = tl.constexpr(in_torch.ROUGH_NOISE_SLACK * in_torch.INFLATION)
 BIAS_SLACK = tl.constexpr(in_torch.BIAS_SLACK)
 CAP_SLACK = tl.constexpr(in_torch.CAP_SLACK)
 ABSOLUTE_SLACK = tl.constexpr(in_torch.ABSOLUTE_SLACK)
-LOWEST_BOUND = tl.constexpr(-3.0e38)
-"""Of a row without a lower bound yet: below every score, above the -inf of forbidden tokens."""
+LOWEST_BOUND = tl.constexpr(-3.4028234663852886e38)
+"""Of a row without a lower bound yet: the lowest finite number. Forbidden tokens have -inf."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 

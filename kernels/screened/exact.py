@@ -102,9 +102,13 @@ def _single_logits(hidden_ptr, weight_ptr, b, token, there, D, BLOCKS: tl.conste
     acc = tl.zeros((R, BLOCKS), tl.float32)
     for step in range(width // STEP):
         w_col = first + step * STEP
-        w_cols = tl.where(w_col < width, w_col, w_col - width)[:, None] + d
+        # Triton 3.8 and later forget in tl.where that all is a multiple of STEP, which divides the
+        # unit that columns begin at.
+        w_col = tl.multiple_of(tl.where(w_col < width, w_col, w_col - width), STEP)
+        w_cols = w_col[:, None] + d
         h_col = block * ROTATION + step * STEP
-        h_cols = tl.where(h_col < width, h_col, h_col - width)[:, None] + d
+        h_col = tl.multiple_of(tl.where(h_col < width, h_col, h_col - width), STEP)
+        h_cols = h_col[:, None] + d
         w_there = there[:, None]
         h_there = (block * ROTATION < width)[:, None]
         if not EVEN:

@@ -12,7 +12,13 @@ from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.call.head import PreparedHead
 from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
-from fsbench.kernels.call.request import Filters, Request, changes_logits, checked_request
+from fsbench.kernels.call.request import (
+    Filters,
+    Request,
+    changes_logits,
+    checked_request,
+    raw_logits,
+)
 from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import check_number
@@ -109,8 +115,9 @@ def truncated_sample(
     token. If not, or with penalties, it is the kept token of the largest logit + temperature
     Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and token, so the
     token depends on neither tile nor batch size, and with all filters off it is flash_sample's with
-    the same noise. Top-k is exact; sums of probabilities are in fp32, so top-p is met within 2^-16
-    of the mass, always in the same way.
+    the same noise. Top-k is exact. Sums of probabilities are rounded, so top-p is met within 2^-16
+    of the mass: by calls that ask for the same fields always in the same way, while a call that
+    asks for what is kept may decide otherwise about a token so near the cutoff.
 
     One launch without filters, two for a small top_k of all rows, up to eight for others (of one
     top_p alone more the smaller it is), two more from a screened head, one more to pack a mask of
@@ -192,6 +199,8 @@ def truncated_sample(
         empty(B, top, dtype=torch.int64) if top else None,
         empty(B, top, dtype=torch.float32) if top else None,
     )
+    if not B:
+        return sample
     chosen = None
     plain = penalties is None and config is None and all(field is None for field in sample[2:])
     if head is not None and plain:
@@ -217,9 +226,8 @@ def _by_reference(
     said_of: Request | None,
 ) -> None:
     """The same as launch, by fsbench.reference."""
-    logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
     logits = reference.processed_logits(
-        logits, soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
+        raw_logits(request), soft_cap=request.soft_cap, bias=request.bias, mask=request.mask
     )
     compute(request, logits, filters, penalties, sample, said_of)
 

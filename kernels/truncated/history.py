@@ -29,8 +29,8 @@ class TokenHistory:
     """
 
     def __init__(self, rows: int, capacity: int, device: torch.device | str):
-        for name, value in (("rows", rows), ("capacity", capacity)):
-            check_integer(name, value, 1, _LARGEST)
+        check_integer("rows", rows, 0, _LARGEST)
+        check_integer("capacity", capacity, 1, _LARGEST)
         self.tokens = torch.full((rows, capacity), -1, dtype=torch.int32, device=device)
         self.counts = torch.zeros_like(self.tokens)
         self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -103,7 +103,7 @@ class TokenHistory:
         shapes = [tuple(self.lengths.shape)]
         kinds = [torch.int64, torch.int32]
         checked = check_tensor("tokens", given, kinds, shapes, self.tokens.device)
-        if checked.device.type == "cpu" and int(checked.max()) > _LARGEST:
+        if checked.device.type == "cpu" and len(checked) and int(checked.max()) > _LARGEST:
             raise InvalidArgument(f"tokens: expected ids below 2^31; got {int(checked.max())}")
 
     def dense(self, V: int) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,8 @@ class Penalties(NamedTuple):
     repetition: > 0; a seen token's logit is divided by it if positive, else multiplied.
     presence, frequency: subtracted once, and for every occurrence in the output.
 
-    Numbers, or fp32 [B].
+    Numbers, or fp32 [B]. A row whose number in a tensor is not finite, or whose repetition is 0 or
+    below, has no draw.
     """
 
     history: TokenHistory

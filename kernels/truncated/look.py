@@ -34,6 +34,7 @@ from fsbench.kernels.truncated.plan import (
     RACE,
     TESTED,
     let_follow,
+    mass_wanted,
     set_mode,
     store_plan,
 )
@@ -102,13 +103,17 @@ def sampling_look_kernel(
     keys_ptr += row.to(tl.int64) * min(CHUNK * GROUP, GATHERED)
     counter = tl.arange(0, 2)
     tl.store(found_ptr + counter, counter * 0)
+    defined = True
     if history_ptr is not None:
+        repeat = of_row(repetition, row, tl.float32, REPETITION_PER_ROW)
+        present = of_row(presence, row, tl.float32, PRESENCE_PER_ROW)
+        often = of_row(frequency, row, tl.float32, FREQUENCY_PER_ROW)
+        defined = (repeat > 0.0) & (repeat < float("inf"))
+        defined &= (tl.abs(present) < float("inf")) & (tl.abs(often) < float("inf"))
         _penalise(
             logits_ptr, largest_ptr, row, B, history_ptr + row.to(tl.int64) * capacity,
-            counts_ptr + row.to(tl.int64) * capacity, tl.load(lengths_ptr + row),
-            of_row(repetition, row, tl.float32, REPETITION_PER_ROW),
-            of_row(presence, row, tl.float32, PRESENCE_PER_ROW),
-            of_row(frequency, row, tl.float32, FREQUENCY_PER_ROW), V,
+            counts_ptr + row.to(tl.int64) * capacity, tl.load(lengths_ptr + row), repeat, present,
+            often, V,
         )  # fmt: skip
 
     seed, offset, number = noise_of_rows(
@@ -124,6 +129,8 @@ def sampling_look_kernel(
     k = tl.where(sampled, tl.where(k > 0, tl.minimum(k, V), V), 1).to(tl.int32)
     # Each may be NaN, which is neither above nor below anything.
     tested = sampled & (k == V) & (p >= LEAST_OF_ROWS) & (p < 1.0)
+    by_p = sampled & (p < 1.0)
+    p = mass_wanted(p)
     drawn = tl.full((), LOWEST_KEY, tl.int64)
     if TESTS:  # nothing of the maxima is needed
         at_once = tested & (least <= 0.0) & (tl.load(tokens_ptr + row) >= 0)
@@ -144,9 +151,9 @@ def sampling_look_kernel(
     top = tl.reduce(maxima, 0, nan_max)
     # T, p and least are NaN or not: NaN is not equal to itself.
     valid = (top < float("inf")) & (top > float("-inf")) & (T == T) & (p == p) & (least == least)
+    valid &= defined
     top = tl.where(valid, top, 0.0)
     order = tl.where(valid, ordered(maxima), LOWEST - 1)  # -inf is LOWEST - 1
-    by_p = sampled & (p < 1.0)
     p = tl.maximum(p, 0.0)
 
     above_all = ordered(top) + 1

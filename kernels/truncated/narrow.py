@@ -56,6 +56,9 @@ SECTIONS = tl.constexpr(8)
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
 
+SURELY = tl.constexpr(1.0 - 2.0**-18)
+"""Two sums of the same masses are closer than the rest of it."""
+
 
 @triton.jit(do_not_specialize=["launch", "B", "blocks"])
 def sampling_narrow_kernel(
@@ -189,7 +192,8 @@ def _narrow(plan_ptr, numbers_ptr, sums_ptr, before_ptr, launch, mode, t, high, 
             block = first + tl.arange(0, AT_ONCE)
             before += tl.load(before_ptr + block, mask=block < blocks, other=0.0,
                               cache_modifier=".cg")  # fmt: skip
-        stands = (mode == BY_MASS) & (tl.sum(before) < wanted)
+        # Closer than this to the cutoff, which is of other sums, the cutoff decides.
+        stands = (mode == BY_MASS) & (tl.sum(before) < wanted * SURELY)
         stands = stands & (tl.load(plan_ptr + DRAWN) >= first_key(low))
         then = tl.where(stands, DONE, then)
     set_mode(plan_ptr, then, launch + 1)

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from fsbench import reference
 from fsbench.kernels.noise.keys import LOWEST_KEY
 from fsbench.kernels.truncated.cutoff import first_key
 
@@ -49,6 +50,8 @@ TAKEN = tl.constexpr(13)  # places taken among what is gathered
 K = tl.constexpr(14)
 DRAWN = tl.constexpr(15)  # key of the draw from all tokens; LOWEST_KEY if there is none
 
+REACHED = tl.constexpr(reference.REACHED)
+
 # fp32
 NUMBERS = tl.constexpr(8)
 TOP = tl.constexpr(0)  # the largest logit
@@ -56,8 +59,14 @@ START = tl.constexpr(1)  # where thresholds begin: a number in [low, high)
 WANTED = tl.constexpr(2)  # tokens or mass; 0 if not known yet
 ABOVE = tl.constexpr(3)  # tokens or mass from `high` on
 SHARPNESS = tl.constexpr(4)  # log2(e) / T
-P = tl.constexpr(5)  # above 1: no top-p
+P = tl.constexpr(5)  # of mass_wanted; above 1: no top-p
 TEMPERATURE = tl.constexpr(6)
+
+
+@triton.jit
+def mass_wanted(p):
+    """The part of the mass that top-p wants: fsbench.reference.REACHED of p."""
+    return p * REACHED
 
 
 @triton.jit

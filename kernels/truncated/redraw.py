@@ -29,7 +29,7 @@ from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.keys import LOWEST, LOWEST_KEY, ordered, ordered_key, token_of_key
 from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.truncated.cutoff import MASS_UNITS, first_key
-from fsbench.kernels.truncated.plan import assigned, let_follow
+from fsbench.kernels.truncated.plan import assigned, let_follow, mass_wanted
 from fsbench.kernels.truncated.race import RUN, load_runs, race
 
 BLOCK = tl.constexpr(2048)
@@ -280,7 +280,7 @@ def sampling_redraw_kernel(
             last, again = test_or_race(
                 logits_ptr + row.to(tl.int64) * stride, largest_ptr + row * blocks,
                 masses_ptr + row * blocks * 2, keys_ptr + row, arrivals_ptr + row,
-                tokens_ptr + row, tl.full((), LOWEST, tl.int32), top_p,
+                tokens_ptr + row, tl.full((), LOWEST, tl.int32), mass_wanted(top_p),
                 inverse_temperature * LOG2_E, T, seed, offset, number, share, programs, blocks,
                 stride, RACE, LAST,
             )  # fmt: skip

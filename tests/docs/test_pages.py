@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from pages import picture
-from pages.blocks import BLOCKS, said, source
+from pages import tables
+from pages.blocks import BLOCKS, source
 from pages.code import shown_commands
-from pages.write import MARKED, pages, regenerated
+from pages.tables import check_claim, declared
+from pages.write import BLOCK, CLAIM, NUMBER, pages, regenerated
 from tree import H200, ROOT
 from typer.testing import CliRunner
 
-from fsbench.analysis.tables import configurations, markdown
 from fsbench.cli import app
 from fsbench.discover import discover
 from fsbench.measure.presets import PRESETS
 from fsbench.records.store import read_environment, read_records
 from fsbench.records.summary import frame
+from fsbench.report.tables import configurations, markdown
 from fsbench.verify.battery import CHECKS
 
 LINKING = [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *H200.glob("*.md")]
@@ -51,16 +53,77 @@ def by_name(page: Path) -> str:
 
 @pytest.mark.parametrize("page", pages(), ids=by_name)
 def test_a_page_is_what_make_docs_writes(page: Path) -> None:
-    assert page.read_text(encoding="utf-8") == regenerated(page)
+    """The message names the page and its first block, number or line that differs."""
+    now, new = page.read_text(encoding="utf-8"), regenerated(page)
+    if now == new:
+        return
+    at = next(i for i, (a, b) in enumerate(zip_longest(now, new)) if a != b)
+    block = re.findall(r"<!-- begin: (.+?) -->|<!--n (.+?)-->", new[:at])[-1:]
+    line = new.count("\n", 0, at)
+    got, expected = (text.splitlines()[line : line + 1] for text in (now, new))
+    where = f"{page.name}:{line + 1}, in or after {''.join(*block) or 'no block'}"
+    pytest.fail(f"{where}: expected {expected}; got {got}: run make docs", pytrace=False)
 
 
-def test_the_picture_is_what_make_docs_writes() -> None:
-    assert picture.PATH.read_text(encoding="utf-8") == picture.svg()
+def texts() -> str:
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages())
 
 
-def test_every_block_is_on_a_page() -> None:
-    texts = [page.read_text(encoding="utf-8") for page in pages()]
-    assert {found[2].split()[0] for text in texts for found in MARKED.finditer(text)} == set(BLOCKS)
+def test_everything_declared_is_on_a_page() -> None:
+    text, known = texts(), declared()
+    assert {found[2].split()[0] for found in BLOCK.finditer(text)} == {*BLOCKS, *known["table"]}
+    assert {found[2] for found in NUMBER.finditer(text)} == set(known["number"])
+    assert set(CLAIM.findall(text)) == set(known["claim"])
+    views = {
+        entry.get("in") for kind in ("table", "number", "claim") for entry in known[kind].values()
+    }
+    assert views - {None} == set(known["view"])
+
+
+SHOWN = {"at most": "most", "at least": "least", "all of": ("only", "sum")}
+"""Words before a number -> what the number has to be of its rows."""
+WIDE = re.compile(r"\b(every|each|all|always|never|none|no other|whatever)\b", re.IGNORECASE)
+NOT_A_CLAIM = re.compile(
+    r"[Aa]ll of <!--n|each of two|all other|each token|at every B|each Gumbel|with all controls|"
+    r"All checks|each other|One Gumbel|each row|all launches|for all|all rows|all ranks"
+)
+
+
+def sentences() -> list[str]:
+    """The sentences of pages that have a number filled in, tables cell by cell."""
+    parts = re.split(r"(?<=[.;:])\s|\n|\|", BLOCK.sub("", texts()))
+    return [part for part in parts if NUMBER.search(part)]
+
+
+def test_words_before_a_number_are_what_it_shows() -> None:
+    wrong = []
+    for sentence in sentences():
+        for words, name in re.findall(r"(\w+ \w+) <!--n ([\w.-]+)-->", sentence):
+            kind = declared()["number"][name]["show"].split()[0]
+            if words.lower() in SHOWN and kind not in SHOWN[words.lower()]:
+                wrong.append(f"{words} [number.{name}], which shows its {kind}: {sentence}")
+    assert not wrong
+
+
+def test_a_sentence_about_every_row_has_a_claim() -> None:
+    """Next to a number, "every", "each", "all" and "none" are conditions to recompute."""
+    wrong = [
+        sentence
+        for sentence in sentences()
+        if WIDE.search(NUMBER.sub("", NOT_A_CLAIM.sub("", sentence))) and not CLAIM.search(sentence)
+    ]
+    assert not wrong, "put <!--c NAME--> after the words and declare [claim] NAME in tables.toml"
+
+
+@pytest.mark.parametrize("name", declared()["claim"])
+def test_a_claim_holds_and_its_opposite_does_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_claim(name)
+    claim = declared()["claim"][name]
+    monkeypatch.setitem(declared()["claim"], name, {**claim, "all": f"not ({claim['all']})"})
+    with pytest.raises(ValueError, match=rf"\[claim.{name}\]: expected not"):
+        check_claim(name)
 
 
 def test_a_source_names_gpu_date_and_commit() -> None:
@@ -70,28 +133,41 @@ def test_a_source_names_gpu_date_and_commit() -> None:
     assert source("cpu/simple-20261121").startswith("*AMD EPYC")
 
 
-NOT_MEASURED = {
-    *("decisions", "two-runs", "cpu-findings", "equal-tokens"),  # beside or linked to a source
-    *("methods", "filter-orders", "e2e-models"),  # names
-    *("slacks", "words-and-lanes", "tail-of-the-contract"),  # follow by computing
-    *("candidates", "candidates-by-noise", "akunu-variation"),  # computed on a CPU, no times
-    *("acceptance-synthetic", "acceptance-model", "acceptance-findings"),  # likewise
-}
+def test_a_table_of_measurements_names_gpu_date_and_commit() -> None:
+    text = texts()
+    for found in BLOCK.finditer(text):
+        entry = declared()["table"].get(found[2])
+        if entry is not None and entry.get("source", True):
+            assert re.search(r"^\*.+, 20\d\d-.+, commits? [0-9a-f]{7}", found[0], re.M), found[2]
 
 
-def test_a_measured_table_names_gpu_date_and_commit() -> None:
-    of_code = {name for name, make in BLOCKS.items() if make.__module__ == "pages.code"}
-    for page in pages():
-        for found in MARKED.finditer(page.read_text(encoding="utf-8")):
-            if found[2].split()[0] not in NOT_MEASURED | of_code:
-                source = r"^\*.+, 20\d\d-.+, commits? [0-9a-f]{7}"
-                assert re.search(source, found[0], re.M), found[2]
-
-
-def test_words_that_the_records_do_not_bear_are_not_written() -> None:
-    assert said("faster", 1.1 > 1) == "faster"
-    with pytest.raises(ValueError, match="the records do not say: faster"):
-        said("faster", 0.9 > 1)
+def test_tables_name_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of a small record: labels and their order, cells without a number, old columns."""
+    (tmp_path / "r.csv").write_text("b,what,us\n2,y,3\n1,x,1\n1,y,2\n2,x,\n1,z,9\n", "utf-8")
+    view = {"files": ["r.csv"], "where": "us > 0 or us != us"}
+    entry = {
+        "in": "v",
+        "across": "b",
+        "names": {"what": {"y": "Y", "x": "X"}},
+        "columns": {"": "{what}", "?new": "{missing}"},
+        "cells": {"B = {b}": "{us:.1f}"},
+        "missing": "-",
+        "source": False,
+    }
+    known = {"view": {"v": view}, "table": {"t": entry, "u": {"like": "t", "where": "lacking > 1"}}}
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "declared", lambda: known)
+    tables.view.cache_clear()
+    rows = [
+        "|  | B = 1 | B = 2 |",
+        "| :--- | ---: | ---: |",
+        "| Y | 2.0 | 3.0 |",
+        "| X | 1.0 | - |",
+    ]
+    assert tables.made_table("t").splitlines() == rows
+    with pytest.raises(ValueError, match=r"\[table.u\]: 'lacking > 1'.*the columns are b, what"):
+        tables.made_table("u")
+    tables.view.cache_clear()
 
 
 def test_the_readme_is_short() -> None:
@@ -125,7 +201,7 @@ def test_options_on_a_page_exist(page: Path) -> None:
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     ours = re.sub(r"`(?:compute-sanitizer|python tools/)[^`\n]*`", "", page.read_text("utf-8"))
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", ours)) <= known | {
+    assert set(re.findall(r"(?<![\w!-])--[a-z][a-z0-9-]*", ours)) <= known | {
         "--help",
         "--install-completion",
     }

@@ -122,15 +122,14 @@ FLOORS: dict[str, set[str]] = {
     "records": set(),
     "timers": set(),
     "paper": set(),
-    "analysis": {"records", "paper"},
     "simple": {"reference", "records"},
-    "figures": {"analysis", "records", "simple"},
+    "report": {"records", "paper", "simple"},
     "verify": {"reference"},
     "measure": {"verify", "reference", "timers", "machine", "records"},
     "integrations": {"kernels", "machine"},
     "e2e": {"integrations", "records", "machine", "paper"},
     "cli": {
-        *("e2e", "measure", "verify", "figures", "analysis", "simple"),
+        *("e2e", "measure", "verify", "report", "simple"),
         *("records", "paper", "timers", "machine"),
         "kernels/warming",  # one command: see KERNELS_OF_COMMANDS
     },
@@ -286,7 +285,7 @@ def test_only_discovery_knows_the_packages_of_samplers():
     assert not wrong
 
 
-READERS = ("fsbench.records", "fsbench.analysis", "fsbench.figures", "fsbench.paper")
+READERS = ("fsbench.records", "fsbench.report", "fsbench.paper")
 
 
 READING_FILES = (

@@ -1,4 +1,4 @@
-"""The parts of vLLM that fsbench.integrations touches, on a CPU: those of 0.26.0, or of 0.33.0.
+"""The parts of vLLM 0.26.0 that fsbench.integrations touches, on a CPU.
 
 Names, parameters and fields are those of vLLM's source (`make check-engines` holds the adapters to
 it). Its kernels are written in torch, with the same order of processors; its noise is a function of
@@ -17,11 +17,9 @@ import torch
 from fake_vllm_sampler import (
     GrammarOutput,
     InputBatch,
-    LogitsContext,
     LogprobsTensors,
     RejectionSampler,
     Sampler,
-    Sampler033,
     SamplerOutput,
     get_num_sampled_and_rejected,
 )
@@ -87,7 +85,9 @@ class Model:
 
     def __init__(self, padding: int = 4, dtype: Any = torch.bfloat16, scale: float = 0.25):
         generator = torch.Generator().manual_seed(3)
-        weight = torch.randn(V + padding, D, generator=generator).to(dtype) * scale
+        weight = (
+            torch.randn(V + padding, D, generator=generator, dtype=torch.float32).to(dtype) * scale
+        )
         self.lm_head = LMHead(weight, V)
         self.logits_processor = LogitsProcessor(V)
 
@@ -116,7 +116,6 @@ class GPUModelRunner:
     lora_config: Any = None
     speculative_config: Any = None
     speculator: Any = None
-    batch_sharder: Any = None
     max_num_reqs: int = SLOTS
     max_num_tokens: int = 64
     num_speculative_steps: int = 3
@@ -126,11 +125,9 @@ class GPUModelRunner:
         default_factory=lambda: types.SimpleNamespace(tensor_parallel_size=1)
     )
 
-    sampler_class = Sampler
-
     def __post_init__(self) -> None:
         self.req_states = RequestState()
-        self.sampler: Any = self.sampler_class(self.req_states)
+        self.sampler: Any = Sampler(self.req_states)
         self.structured_outputs_worker = StructuredOutputsWorker()
         self.rejection_sampler: Any = None
         if self.speculative_config is not None:
@@ -170,23 +167,6 @@ class GPUModelRunnerV1:
         self.loaded = True
 
 
-class GPUModelRunner033(GPUModelRunner):
-    def load_model(
-        self, load_dummy_weights: bool = False, *args: Any, model: Any = None, **kwargs: Any
-    ) -> None:
-        self.calls.append("load_model")
-
-    def reload_weights(
-        self, weights_iterator=None, weights_path=None, is_checkpoint_format=True
-    ) -> None:
-        self.model.load_weights(weights_iterator)
-
-
-class GPUModelRunnerV1033(GPUModelRunnerV1):
-    def load_model(self, load_dummy_weights: bool = False, *, model: Any = None) -> None:
-        self.loaded = True
-
-
 class Worker:
     model_runner: Any = None
 
@@ -198,7 +178,7 @@ class Worker:
     def wake_up(self, tags: Any = None) -> None: ...
 
 
-def modules(version: str = "0.26.0") -> dict[str, types.ModuleType]:
+def modules() -> dict[str, types.ModuleType]:
     """Fresh modules, with classes of their own, so that hooks of one test do not reach another."""
 
     def module(name: str, **content: Any) -> types.ModuleType:
@@ -209,28 +189,22 @@ def modules(version: str = "0.26.0") -> dict[str, types.ModuleType]:
     def fresh(cls: type) -> type:
         return type(cls.__name__, (cls,), {n: v for n, v in vars(cls).items() if callable(v)})
 
-    newer = version == "0.33.0"
     gpu, sample = "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.sample"
-    runner = fresh(GPUModelRunner033 if newer else GPUModelRunner)
-    runner.sampler_class = Sampler033 if newer else Sampler
     found = {
-        f"{gpu}.model_runner": {"GPUModelRunner": runner},
-        "vllm.v1.worker.gpu_model_runner": {
-            "GPUModelRunner": fresh(GPUModelRunnerV1033 if newer else GPUModelRunnerV1)
-        },
+        f"{gpu}.model_runner": {"GPUModelRunner": fresh(GPUModelRunner)},
+        "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": fresh(GPUModelRunnerV1)},
         "vllm.v1.worker.gpu_worker": {"Worker": fresh(Worker)},
         f"{gpu}.input_batch": {
             "InputBatch": InputBatch,
             "get_num_sampled_and_rejected": get_num_sampled_and_rejected,
         },
-        f"{sample}.sampler": {"Sampler": Sampler033 if newer else Sampler},
+        f"{sample}.sampler": {"Sampler": Sampler},
         f"{sample}.logit_bias": {"LogitBiasState": LogitBiasState},
         f"{sample}.penalties": {"PenaltiesState": PenaltiesState},
         f"{sample}.bad_words": {"BadWordsState": BadWordsState},
         f"{gpu}.spec_decode.rejection_sampler": {"RejectionSampler": RejectionSampler},
         f"{gpu}.spec_decode.speculator": {"DraftModelSpeculator": DraftModelSpeculator},
         f"{sample}.output": {"SamplerOutput": SamplerOutput},
-        f"{sample}.logits_processor.interface": {"LogitsContext": LogitsContext},
         "vllm.v1.outputs": {"LogprobsTensors": LogprobsTensors},
         "vllm.v1.core.sched.output": {"GrammarOutput": GrammarOutput},
         "vllm.distributed.parallel_state": {"get_tp_group": lambda: None},
@@ -245,7 +219,7 @@ def modules(version: str = "0.26.0") -> dict[str, types.ModuleType]:
 
 def install(monkeypatch: Any, version: str | None = "0.26.0") -> dict[str, types.ModuleType]:
     """Put the fake where `import vllm` finds it."""
-    found = modules(version or "")
+    found = modules()
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
     for name, module in found.items():

@@ -16,7 +16,6 @@ from fake_vllm_states import (
     PenaltiesState,
     RequestState,
     SamplingStates,
-    ThinkingBudgetState,
     UvaBackedTensor,
     V,
 )
@@ -64,17 +63,6 @@ class InputBatch:
     cu_num_logits_np: np.ndarray
 
 
-@dataclass(frozen=True)
-class LogitsContext:
-    expanded_idx_mapping: Tensor
-    idx_mapping: Tensor
-    idx_mapping_np: np.ndarray
-    expanded_local_pos: Tensor
-    input_ids: Tensor
-    pos: Tensor
-    seq_lens_upper_bound_np: np.ndarray
-
-
 def get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mapping, prefill_len):
     complete = seq_lens[: len(num_sampled)] >= prefill_len[idx_mapping.long()]
     complete = complete.to(num_sampled.dtype)
@@ -85,11 +73,11 @@ def get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mappi
 def gumbel(seed: int, position: int) -> Tensor:
     """Noise of all tokens: a function of both and nothing else."""
     generator = torch.Generator().manual_seed(hash((seed, position)) % 2**62)
-    return -torch.log(-torch.log(torch.rand(V, generator=generator)))
+    return -torch.log(-torch.log(torch.rand(V, generator=generator, dtype=torch.float32)))
 
 
 class Sampler:
-    """Of 0.26.0: processors work in place on the model's dtype."""
+    """Processors work in place on the model's dtype."""
 
     def __init__(self, req_states: RequestState):
         self.compute_nans, self.logprobs_mode = False, "raw_logprobs"
@@ -100,9 +88,6 @@ class Sampler:
         self.bad_words_state = BadWordsState(req_states)
         self.logprob_token_ids_state = LogprobTokenIdsState()
 
-    def processors(self) -> list[Any]:
-        return [self.logit_bias_state, self.penalties_state, self.bad_words_state]
-
     def add_request(self, req_idx: int, prompt_len: int, sampling_params: Any) -> None:
         self.logit_bias_state.add_request(req_idx, prompt_len, sampling_params)
         for state in (self.sampling_states, self.penalties_state, self.bad_words_state,
@@ -110,7 +95,8 @@ class Sampler:
             state.add_request(req_idx, sampling_params)
 
     def apply_staged_writes(self) -> None:
-        for state in (self.sampling_states, self.logprob_token_ids_state, *self.processors()):
+        for state in (self.sampling_states, self.logprob_token_ids_state, self.logit_bias_state,
+                      self.penalties_state, self.bad_words_state):  # fmt: skip
             for each in vars(state).values():
                 if isinstance(each, UvaBackedTensor):
                     each.copy_to_uva()
@@ -129,13 +115,12 @@ class Sampler:
         asked = int(states.num_logprobs[slots].max())
         given = self.logprob_token_ids_state.token_ids
         raw, processed = logits.clone(), []
-        last = batch.logits_indices
-        context = LogitsContext(
-            batch.expanded_idx_mapping, batch.idx_mapping, slots, batch.expanded_local_pos,
-            batch.input_ids[last], batch.positions[last], batch.seq_lens_cpu_upper_bound.numpy(),
-        )  # fmt: skip
-        for each in self.processors():
-            each.apply(logits, context)
+        positions = batch.positions[batch.logits_indices]
+        rows = (logits, batch.expanded_idx_mapping, slots)
+        fed = (batch.input_ids[batch.logits_indices], batch.expanded_local_pos)
+        self.logit_bias_state.apply_logit_bias(*rows, positions)
+        self.penalties_state.apply_penalties(*rows, *fed)
+        self.bad_words_state.apply_bad_words(*rows, *fed)
         sampled = []
         for row, slot in enumerate(slots.tolist()):
             now, T = logits[row].float(), float(states.temperature.gpu[slot])
@@ -150,7 +135,7 @@ class Sampler:
             chances = chances * kept / chances[kept].sum()
             kept &= chances.cumsum(0) - chances < states.top_p.gpu[slot]
             processed[row] = (now / T).index_fill(0, order[~kept], -torch.inf)
-            noise = gumbel(int(states.seeds.gpu[slot]), int(context.pos[row]))
+            noise = gumbel(int(states.seeds.gpu[slot]), int(positions[row]))
             sampled.append((processed[row] + noise).argmax())
         tokens = torch.stack(sampled)
         tensors = None
@@ -195,27 +180,3 @@ class RejectionSampler:
         if tensors is not None:
             tensors = tensors._replace(cu_num_generated_tokens=batch.cu_num_logits_np.tolist())
         return SamplerOutput(tokens, tensors, None, *counts)
-
-
-class Sampler033(Sampler):
-    """Of 0.33.0: processors are a list."""
-
-    def __init__(self, req_states: RequestState):
-        super().__init__(req_states)
-        self.logits_processors = super().processors()
-        del self.logit_bias_state, self.bad_words_state
-        self.thinking_budget_state = ThinkingBudgetState()
-        self.trace_replay_state, self.return_sampling_mask = None, False
-
-    def processors(self) -> list[Any]:
-        return self.logits_processors
-
-    def add_request(self, req_idx: int, sampling_params: Any) -> None:
-        prompt_len = int(self.req_states.prompt_len.np[req_idx])
-        self.logits_processors[0].add_request(req_idx, prompt_len, sampling_params)
-        for state in (self.sampling_states, *self.logits_processors[1:],
-                      self.logprob_token_ids_state, self.thinking_budget_state):  # fmt: skip
-            state.add_request(req_idx, sampling_params)
-
-
-Sampler033.__name__ = "Sampler"

@@ -39,7 +39,6 @@ def params(**given: Any) -> Any:
         "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
         "allowed_token_ids": None, "logit_bias": None, "min_tokens": 0, "all_stop_token_ids": (),
         "bad_words_token_ids": None, "logprobs": None, "logprob_token_ids": None,
-        "thinking_token_budget": None,
     }  # fmt: skip
     assert set(given) <= set(defaults)
     made = {**defaults, **given}
@@ -126,11 +125,6 @@ class PenaltiesState:
             now = now - self.frequency_penalty.gpu[slot] * counts
             logits[row] = (now - self.presence_penalty.gpu[slot] * (counts > 0)).to(logits.dtype)
 
-    def apply(self, logits, ctx):
-        tokens = (ctx.input_ids, ctx.expanded_local_pos)
-        self.apply_penalties(logits, ctx.expanded_idx_mapping, ctx.idx_mapping_np, *tokens)
-        return logits
-
 
 class LogitBiasState:
     def __init__(self) -> None:
@@ -175,10 +169,6 @@ class LogitBiasState:
                 ids = self.stop_token_ids.gpu[slot, : self.num_stop_token_ids.gpu[slot]].long()
                 logits[row, ids] = -torch.inf
 
-    def apply(self, logits, ctx):
-        self.apply_logit_bias(logits, ctx.expanded_idx_mapping, ctx.idx_mapping_np, ctx.pos)
-        return logits
-
 
 class BadWordsState:
     def __init__(self, req_states: RequestState):
@@ -203,11 +193,6 @@ class BadWordsState:
                 ):
                     logits[row, word[-1]] = -torch.inf
 
-    def apply(self, logits, ctx):
-        tokens = (ctx.input_ids, ctx.expanded_local_pos)
-        self.apply_bad_words(logits, ctx.expanded_idx_mapping, ctx.idx_mapping_np, *tokens)
-        return logits
-
 
 class LogprobTokenIdsState:
     def __init__(self) -> None:
@@ -217,13 +202,3 @@ class LogprobTokenIdsState:
     def add_request(self, slot: int, p: Any) -> None:
         self.token_ids[slot] = p.logprob_token_ids or []
         self.num_token_ids.np[slot] = len(p.logprob_token_ids or [])
-
-
-class ThinkingBudgetState:
-    enabled = True
-
-    def __init__(self) -> None:
-        self.use_thinking_budget = np.zeros(SLOTS, bool)
-
-    def add_request(self, slot: int, p: Any) -> None:
-        self.use_thinking_budget[slot] = p.thinking_token_budget is not None

@@ -53,7 +53,6 @@ class Play:
         self.logprobs: dict[str, list[Any]] = {}
         self._fed: dict[str, int] = {}
         self._free = list(range(SLOTS))
-        self.newer = "logits_processors" in vars(runner.sampler)
 
     def add(
         self, name: str, params: Any, prompt: list[int], output: list[int] | None = None
@@ -66,8 +65,7 @@ class Play:
         states.prefill_len.np[slot] = len(states.tokens[slot])
         states.prompt_len.copy_to_uva()
         states.prefill_len.copy_to_uva()
-        given = (slot, params) if self.newer else (slot, len(prompt), params)
-        self.runner.sampler.add_request(*given)
+        self.runner.sampler.add_request(slot, len(prompt), params)
         self.runner.sampler.apply_staged_writes()
         self.slots[name], self.params[name], self._fed[name] = slot, params, 0
 
@@ -109,7 +107,8 @@ class Play:
             last = len(tokens) if chunk is None else min(len(tokens), first + chunk)
             for at in range(first, last):
                 seed = hash(tuple(tokens[: at + 1])) % 2**62
-                hidden.append(torch.randn(D, generator=torch.Generator().manual_seed(seed)))
+                generator = torch.Generator().manual_seed(seed)
+                hidden.append(torch.randn(D, generator=generator, dtype=torch.float32))
                 positions.append(at)
                 ids.append(tokens[at])
             self._fed[name] = last
@@ -135,7 +134,7 @@ class Play:
             cu_num_logits=count,
             cu_num_logits_np=count.numpy(),
         )
-        padding = torch.full((3, D), torch.nan)
+        padding = torch.full((3, D), torch.nan, dtype=torch.float32)
         return torch.cat([torch.stack(hidden), padding]).to(self.dtype), made
 
     def step(

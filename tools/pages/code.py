@@ -6,14 +6,12 @@ without a name, are errors.
 
 from __future__ import annotations
 
-import csv
 import inspect
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -231,20 +229,3 @@ def options() -> str:
         told = "\n\n".join(" ".join(each.split()) for each in command.help.split("\n\n"))
         parts.append(f"## fsbench {spoken}\n\n{told}\n\n{text}")
     return "\n\n".join(parts)
-
-
-@block
-def compiled_elsewhere() -> str:
-    """What the portable kernel takes on GPUs that nobody has timed it on."""
-    with (Path(__file__).parent / "compiled.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    heads = ("GPU", "tiles", "registers", "stack, bytes", "shared memory, bytes", "time")
-    cells = [
-        (
-            *(f"`{row[name]}`" for name in ("gpu", "config")),
-            *(f"{int(row[name]):,}" for name in ("registers", "stack", "shared")),
-            "not timed",
-        )
-        for row in rows
-    ]
-    return f"By Triton {rows[0]['triton']}, in bf16, without options:\n\n{table(heads, cells, 2)}"

@@ -1,79 +1,76 @@
-"""Write every block of every page anew."""
+"""Write the blocks, numbers and claims of every page again.
+
+<!-- begin: NAME ARGUMENT ... -->    a table of tables.toml, or a block made by Python
+<!-- end -->
+<!--n NAME-->0.93 to 1.02<!--/-->    a number of tables.toml, filled in
+words<!--c NAME-->                   a claim of tables.toml, which is recomputed
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from pages import (
-    claims,
-    code,
-    cpu,
-    engines,
-    exact,
-    filters,
-    forms,
-    heads,
-    mismatch,
-    picture,
-    ranks,
-    released,
-    screen,
-    speculation,
-    speed,
-    split,
-)
+from pages import code, special
 from pages.blocks import BLOCKS, ROOT
+from pages.tables import check_claim, declared, made_number, made_table
 
-MAKERS = (
-    *(
-        claims,
-        code,
-        cpu,
-        engines,
-        exact,
-        filters,
-        forms,
-        heads,
-        mismatch,
-        ranks,
-        released,
-        screen,
-        speculation,
-        speed,
-        split,
-    ),
-)
+MAKERS = (code, special)
 """Importing them registers their blocks."""
 
-MARKED = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+NUMBER = re.compile(r"(<!--n ([\w.-]+)-->).*?(<!--/-->)", re.DOTALL)
+CLAIM = re.compile(r"<!--c ([\w.-]+)-->")
+AT_A_START = re.compile(r"^ *(?:[-*] |\d+\. )?<!--[nc] ", re.MULTILINE)
 
 
 def pages() -> list[Path]:
-    """The pages that may have blocks."""
+    """Return the pages that may have blocks."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def made_block(words: str) -> str:
+    """Return the Markdown of a block, by the words of its marker."""
+    name, *arguments = words.split()
+    if name in BLOCKS:
+        return BLOCKS[name](*arguments)
+    if name in declared()["table"] and not arguments:
+        return made_table(name)
+    raise KeyError(f"no block or table of this name: {words}")
+
+
 def regenerated(page: Path) -> str:
-    """The text of a page with every block made anew."""
+    """Return the text of a page with every block and number made again, its claims checked.
+
+    Raises:
+        ValueError: a block, number or claim cannot be made; the message names it and the page.
+    """
     up = "../" * len(page.parent.relative_to(ROOT).parts)
 
-    def made(found: re.Match[str]) -> str:
-        name, *arguments = found[2].split()
-        text = BLOCKS[name](*arguments).strip().replace("](ROOT/", f"]({up}")
+    def block(found: re.Match[str]) -> str:
+        text = _of(page, found[2], made_block).strip().replace("](ROOT/", f"]({up}")
         return f"{found[1]}\n{text}\n\n{found[3]}"
 
-    return MARKED.sub(made, page.read_text(encoding="utf-8"))
+    text = BLOCK.sub(block, page.read_text(encoding="utf-8"))
+    if found := AT_A_START.search(text):
+        line = text[: found.start() + 1].count("\n") + 1
+        raise ValueError(f"{page.name}:{line}: a marker at the start of a line is HTML to GitHub")
+    for name in CLAIM.findall(text):
+        _of(page, name, check_claim)
+    return NUMBER.sub(lambda found: found[1] + _of(page, found[2], made_number) + found[3], text)
+
+
+def _of(page: Path, name: str, make):  # type: ignore[no-untyped-def]
+    try:
+        return make(name)
+    except (KeyError, ValueError, FileNotFoundError) as error:
+        raise ValueError(f"{page.relative_to(ROOT)}, {name}: {error}") from error
 
 
 def main() -> None:
-    """Write the pages and the picture; print the names of those that changed."""
-    new = {page: regenerated(page) for page in pages()} | {picture.PATH: picture.svg()}
-    for path, text in new.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+    """Write the pages; print the names of those that changed."""
+    for path in pages():
+        text = regenerated(path)
+        if path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(path.relative_to(ROOT))
-
-
-if __name__ == "__main__":
-    main()

@@ -19,10 +19,10 @@ from fsbench.cli import app
 from fsbench.e2e import records as e2e
 from fsbench.e2e.tables import write_tables
 from fsbench.errors import ResultsError
-from fsbench.figures.style import SETTINGS
 from fsbench.records import disk, lines
 from fsbench.records.cell import Round
 from fsbench.records.store import Store, read_records
+from fsbench.report.figures.style import SETTINGS
 
 COMMANDS = ("run", "compare", "report", "plot")
 

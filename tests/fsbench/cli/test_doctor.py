@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from fsbench.cli import app, diagnosis
-from fsbench.cli.diagnosis import Check
+from fsbench.cli import app
+from fsbench.cli import doctor as diagnosis
+from fsbench.cli.doctor import Check
 from fsbench.errors import ProviderUnavailable, TimerUnavailable
 from fsbench.machine import hardware
 

@@ -14,9 +14,9 @@ from tree import H200
 from typer.testing import CliRunner
 
 from fsbench import discover
-from fsbench.analysis.export import dictionary, tidy, trace_set
-from fsbench.analysis.tables import normalized
 from fsbench.cli import app
+from fsbench.report.export import dictionary, tidy, trace_set
+from fsbench.report.tables import normalized
 
 RUN = "paper-20261123"
 

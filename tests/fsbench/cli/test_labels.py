@@ -8,14 +8,14 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from fsbench.analysis import tables
 from fsbench.cli import app
 from fsbench.cli.reading import read_results
-from fsbench.figures import configuration
-from fsbench.figures.style import styles
 from fsbench.records.cell import Cell, Round
 from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv
+from fsbench.report import tables
+from fsbench.report.figures import configuration
+from fsbench.report.figures.style import styles
 
 LABELS = (
     "costs $5 and $6",

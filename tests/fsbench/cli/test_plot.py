@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 from fsbench.cli import app
 from fsbench.errors import InvalidArgument, ResultsError
-from fsbench.figures.style import SETTINGS
 from fsbench.records.cell import Cell, Round
 from fsbench.records.store import Store
 from fsbench.records.summary import export_csv
+from fsbench.report.figures.style import SETTINGS
 
 PROVIDERS = {"fast": ("exact", True), "slow": ("exact", False), "floor": ("lower_bound", False)}
 FIGURES = ("bandwidth", "headline", "roofline", "runtime", "speedup")

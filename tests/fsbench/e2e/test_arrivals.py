@@ -11,10 +11,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fsbench.e2e.arrivals import arrival_times, open_loop, served
-from fsbench.e2e.open_loop import open_loop_markdown, open_loop_summary
-from fsbench.e2e.pinning import family, pin, shares
+from fsbench.e2e.arrivals import (
+    arrival_times,
+    open_loop,
+    open_loop_markdown,
+    open_loop_summary,
+    served,
+)
 from fsbench.e2e.records import Served
+from fsbench.e2e.vllm_engine import family, pin, shares
 from fsbench.errors import EngineFailed
 
 CASE = {"engine": "vllm", "model": "qwen3-8b", "tp": 1, "requests": "default", "b": 16}

@@ -14,6 +14,7 @@ from fsbench.errors import EngineUnavailable, InvalidArgument
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = [
     *("e2e", "--device", "cpu", "--model", "tiny", "--batch", "1,3", "--runs", "2"),
+    *("--profiles", "1"),
     # In bf16 flash_sample is its reference; in fp32 the kernel would be interpreted, a minute.
     *("--prompt-tokens", "3", "--output-tokens", "6", "--dtype", "bf16"),
 ]

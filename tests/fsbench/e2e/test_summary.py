@@ -11,7 +11,7 @@ from fsbench.e2e.records import Case, Decoded, Profile, Store, read
 from fsbench.e2e.summary import COLUMNS, step_quantiles, summary
 from fsbench.e2e.tables import markdown, write_tables
 from fsbench.errors import ResultsError
-from fsbench.figures.end_to_end import draw, write_figures
+from fsbench.report.figures.end_to_end import draw, write_figures
 
 
 def case(sampler: str, b: int = 4, **other) -> Case:

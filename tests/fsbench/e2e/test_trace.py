@@ -113,7 +113,7 @@ def test_a_profile_of_torch_on_a_cpu(tmp_path):
     packed.write_bytes(gzip.compress(path.read_bytes()))
     found = step_profile(read_events(packed), DRAW, HEAD)
     assert found.steps == 3
-    assert 0 < found.matmul_us <= found.draw_us < found.busy_us
+    assert 0 < found.matmul_us <= found.draw_us
     assert found.busy_us == pytest.approx(found.draw_us + found.rest_us)
 
 

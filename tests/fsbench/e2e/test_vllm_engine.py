@@ -11,9 +11,8 @@ from tiers import full
 
 from fsbench.e2e import vllm_engine
 from fsbench.e2e.measure import Plan, measure
-from fsbench.e2e.models import decoder
+from fsbench.e2e.models import decoder, kinds, parameters
 from fsbench.e2e.records import Store, read
-from fsbench.e2e.requests import kinds, parameters
 from fsbench.e2e.tables import write_tables
 from fsbench.e2e.vllm_engine import Engines, Vllm, cache_bytes, engine_environment
 from fsbench.errors import EngineFailed, EngineMismatch, EngineUnavailable, InvalidArgument

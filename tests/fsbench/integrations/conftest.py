@@ -58,15 +58,15 @@ def filter_screens(monkeypatch):
     return drawn
 
 
-@pytest.fixture(params=["0.26.0", "0.33.0"])
-def load(monkeypatch, request, vllm):
+@pytest.fixture
+def load(monkeypatch, vllm):
     """A runner of the fake, with the plug-in registered and the model loaded."""
     from fake_vllm import install
 
     from fsbench.integrations import vllm as plugin
 
     def loaded(name="flash_sample", **parts):
-        found = install(monkeypatch, request.param)
+        found = install(monkeypatch)
         monkeypatch.setenv("FSBENCH_VLLM", name)
         plugin.register()
         runner = found["vllm.v1.worker.gpu.model_runner"].GPUModelRunner(**parts)

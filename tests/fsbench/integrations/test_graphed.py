@@ -172,3 +172,16 @@ def test_out_of_memory_is_said_once_and_drawn_without(caplog, error):
     for step in range(3):
         assert torch.equal(draw(rows(2, step)).tokens, Fake()(rows(2, step)).tokens)
     assert fake.eager == 3 and caplog.text.count("no graph of 2 rows") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_settings_are_fp32_whatever_torchs_default_dtype_is(dtype):
+    fake, given = Fake(), rows(3, asked=Asked(2), **filtered(3))
+    given = given._replace(temperature=torch.full((3,), 0.7))
+    torch.set_default_dtype(dtype)
+    try:
+        graphed(fake)(given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(fake.seen.temperature[:3], given.temperature)
+    assert {each.dtype for each in fake.seen.filters} == {torch.int32, torch.float32}

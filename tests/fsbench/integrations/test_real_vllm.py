@@ -114,7 +114,7 @@ def test_the_engine_takes_what_fsbench_e2e_gives_it():
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
-    from fsbench.e2e.requests import kinds
+    from fsbench.e2e.models import kinds
 
     source = Path(worker.__file__).with_name("vllm_served.py").read_text(encoding="utf-8")
     (call,) = [

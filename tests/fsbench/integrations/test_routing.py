@@ -47,19 +47,15 @@ def expected(need: Need, able: Need, filtered_beside: bool = False) -> Way:
 
 @pytest.mark.parametrize("able", [OURS, OURS & ~(STORED | Need.REPETITION), Need(0)])
 def test_every_combination_alone_and_beside_every_kind(able):
-    neighbours = [Need(0), *Need, Need.FILTER | Need.LOGPROB, Need.REPETITION | Need.FILTER]
-    for need in ALL:
+    """Of the needs that decide, each with one that never does."""
+    decide = STORED | Need.REPETITION | Need.LOGITS
+    combinations = [need for need in ALL if not need & ~(decide | Need.TEMPERATURE)]
+    for need, beside in product([*combinations, *Need], combinations):
         assert ways([need], able) == [expected(need, able)]
-        for beside in neighbours:
-            filtered = Way.FILTERED in (expected(need, able), expected(beside, able))
-            assert ways([beside, need, beside], able) == [
-                expected(each, able, filtered) for each in (beside, need, beside)
-            ]
-
-
-def test_a_row_is_left_for_its_own_needs_only():
-    for able, need, other in product([OURS, Need(0)], ALL[::7], ALL[::5]):
-        assert (ways([need, other], able)[0] is Way.ENGINE) == bool(need & ~able)
+        filtered = Way.FILTERED in (expected(need, able), expected(beside, able))
+        assert ways([beside, need, beside], able) == [
+            expected(each, able, filtered) for each in (beside, need, beside)
+        ]
 
 
 def test_no_more_passes_over_the_head_than_kinds_of_draws():

@@ -44,37 +44,35 @@ def step(play: Play, kinds: list[str]) -> list[int]:
     return [play.remove(kind)[1][0] for kind in kinds]
 
 
-BATCHES = [
-    (["default"], [1]),
+class Recording:
+    """A draw that notes which groups come from the screen. real: draws them, too."""
+
+    def __init__(self, draw: Any, real: bool = True):
+        self.able, self.screens, self.sent = draw.able, draw.screens, []
+        self._draw = draw if real else lambda rows: Drawn(torch.zeros(len(rows.hidden)).long())
+
+    def __call__(self, rows: Rows) -> Drawn:
+        self.sent.append(rows.screened)
+        drawn: Drawn = self._draw(rows)
+        return drawn
+
+
+SCREENED = [
     (["k = 64", "greedy", "k = 1", "default"], [4]),
     (["default", "biased", "grammar"], [3]),
     (["greedy", "default", "penalised"], [2]),  # the last is a group of its own
-    (["default", "k = 65"], []),
-    (["top-p", "default"], []),
-    (["plain", "greedy", "default"], []),
-    (["default", "logprobs"], []),
-    (["top-p", "greedy"], []),
 ]
 
 
-@pytest.mark.parametrize("kinds, screened", BATCHES)
+@pytest.mark.parametrize("kinds, screened", SCREENED)
 def test_requests_with_a_small_top_k_come_from_the_screen(
     load, filter_screens, monkeypatch, kinds, screened
 ):
     play = Play(load("screened", model=Model(dtype=torch.float16)), torch.float16)
-    sampling, sent = play.runner._fsbench.sampling, []
-    draw = sampling.draw
-
-    class Recording:
-        able, screens = draw.able, draw.screens
-
-        def __call__(self, rows: Rows) -> Drawn:
-            sent.append(rows.screened)
-            return draw(rows)
-
-    sampling.draw = Recording()
+    sampling = play.runner._fsbench.sampling
+    sampling.draw = recording = Recording(sampling.draw)
     tokens = step(play, kinds)
-    assert sent.count(True) == len(screened)  # so that no graph is made twice
+    assert recording.sent.count(True) == len(screened)  # so that no graph is made twice
     assert [len(found) for found in filter_screens] == screened
     assert all(found > 0 for rows in filter_screens for found in rows)  # none in full
     assert sampling.counts.as_dict() == {"served": len(kinds), "left": {}}
@@ -82,6 +80,24 @@ def test_requests_with_a_small_top_k_come_from_the_screen(
     monkeypatch.setattr(screened_head, "worth_filtering", lambda *_: (False, "by the test"))
     other = Play(load("screened", model=Model(dtype=torch.float16)), torch.float16)
     assert step(other, kinds) == tokens and filter_screens == []
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["default", "k = 65"],
+        ["top-p", "default"],
+        ["plain", "greedy", "default"],
+        ["default", "logprobs"],
+        ["top-p", "greedy"],
+    ],
+)
+def test_other_batches_do_not_come_from_the_screen(load, filter_screens, kinds):
+    play = Play(load("screened", model=Model(dtype=torch.float16)), torch.float16)
+    sampling = play.runner._fsbench.sampling
+    sampling.draw = recording = Recording(sampling.draw, real=False)
+    step(play, kinds)
+    assert recording.sent and not any(recording.sent)
 
 
 def test_who_draws_is_decided_without_the_values_on_the_device(load, filter_screens):
@@ -169,14 +185,13 @@ def test_both_ways_are_compiled_at_the_start(load):
     runner = load("screened", model=Model(dtype=torch.float16))
     drawn, draw = [], runner._fsbench.sampling.draw
 
-    class Recording:
-        able, screens = draw.able, draw.screens
-
-        def __call__(self, rows: Rows) -> None:
+    class Noting(Recording):
+        def __call__(self, rows: Rows) -> Drawn:
             if rows.filters is not None and rows.bias is None:
                 drawn.append((len(rows.hidden), rows.screened))
+            return super().__call__(rows)
 
-    runner._fsbench.sampling.draw = Recording()
+    runner._fsbench.sampling.draw = Noting(draw, real=False)
     runner._dummy_sampler_run(torch.randn(33, D).half())
     plain = [(B, False) for B in (1, 16, 32)]
     assert drawn == [*plain, *((B, True) for B in (1, 2, 4, 8, 16, 24, 32))]

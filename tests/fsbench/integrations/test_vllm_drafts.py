@@ -36,24 +36,6 @@ def speculating(monkeypatch, load):
     return made
 
 
-@pytest.fixture
-def load(vllm, monkeypatch):
-    """As conftest's, of the version that has drafts."""
-    from fake_vllm import install
-
-    from fsbench.integrations import vllm as plugin
-
-    def loaded(name="flash_sample", version="0.26.0", **parts):
-        found = install(monkeypatch, version)
-        monkeypatch.setenv("FSBENCH_VLLM", name)
-        plugin.register()
-        runner = found["vllm.v1.worker.gpu.model_runner"].GPUModelRunner(**parts)
-        runner.load_model()
-        return runner
-
-    return loaded
-
-
 def decoded(runner, kinds, drafts=None, length=8):
     """Tokens of requests of these kinds, side by side, and what is told of them.
 
@@ -273,7 +255,6 @@ def test_drafts_are_verified_only_if_asked_for_and_by_what_serves_requests(
     monkeypatch, speculating
 ):
     assert speculating("multinomial")._fsbench.sampling.lacks == "engine: drafts"
-    assert speculating(version="0.33.0")._fsbench.sampling.lacks == "engine: drafts"
     monkeypatch.setenv("FSBENCH_VLLM_DRAFTS", "")
     for name in OWN:
         assert speculating(name)._fsbench.sampling.lacks == "engine: drafts"

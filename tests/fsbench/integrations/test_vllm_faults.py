@@ -1,10 +1,25 @@
-"""Many requests of all kinds among each other, in an engine that dies and in one with faults."""
+"""Many requests of all kinds together, in engines that die, with faults, with another dtype."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from fake_vllm_states import D
 from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
+
+ALONE: dict[tuple[str, int], list[int]] = {}
+"""(kind, seed) -> the tokens of a request without neighbours and faults."""
+
+
+def tokens_alone(load, kind: str, seed: int) -> list[int]:
+    if (kind, seed) not in ALONE:
+        quiet = Play(load())
+        quiet.add("one", request(kind, seed), PROMPT)
+        for _ in range(4):
+            quiet.step(None, {"one": GRAMMAR} if kind.startswith("grammar") else None)
+        ALONE[kind, seed] = quiet.remove("one")[1]
+    return ALONE[kind, seed]
 
 
 def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, int]:
@@ -17,14 +32,6 @@ def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, in
     random, kinds = np.random.default_rng(11), list(KINDS)
     todo = [(f"{kinds[i % len(kinds)]} {i}", kinds[i % len(kinds)], i % 3) for i in range(number)]
     happened = dict.fromkeys(("ended", "cancelled", "preempted", "restarted"), 0)
-    alone: dict[tuple[str, int], list[int]] = {}
-    quiet = Play(load())
-    for kind in kinds:
-        for seed in range(3):
-            quiet.add("one", request(kind, seed), PROMPT)
-            for _ in range(4):
-                quiet.step(None, {"one": GRAMMAR} if kind.startswith("grammar") else None)
-            alone[kind, seed] = quiet.remove("one")[1]
 
     def engine() -> Play:
         runner = load()
@@ -45,7 +52,7 @@ def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, in
             done = len(play.output(name)) == 4
             if done or chance < 0.05:
                 tokens = play.remove(name)[1]
-                assert tokens == alone[of[name]][: len(tokens)], name
+                assert tokens == tokens_alone(load, *of[name])[: len(tokens)], name
                 happened["ended" if done else "cancelled"] += 1
             elif chance < 0.15:
                 play.preempt(name)
@@ -98,4 +105,48 @@ def test_planted_faults_of_routing_are_found(load, fault):
 
 
 def test_without_a_fault_nothing_is_found(load):
-    assert mixed_requests(load, 150)["ended"] > 100
+    assert mixed_requests(load, 60)["ended"] > 40
+
+
+@pytest.fixture
+def default_dtype():
+    """Sets torch's default dtype, which engines change while they load a model."""
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("flash_sample", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)),
+        ("screened", torch.bfloat16),
+    ],
+)
+def test_torchs_default_dtype_changes_nothing(load, default_dtype, name, dtype):
+    """Loaded, warmed up and asked for every kind of request under it."""
+
+    def told():
+        runner = load(name)
+        runner._dummy_sampler_run(torch.zeros(4, D, dtype=torch.bfloat16))
+        play = Play(runner)
+        for first in range(0, len(KINDS), 8):
+            kinds = list(KINDS)[first : first + 8]
+            for number, kind in enumerate(kinds):
+                play.add(kind, request(kind, number), PROMPT)
+            constrained = [kind for kind in kinds if kind.startswith("grammar")]
+            for _ in range(2):
+                play.step(None, dict.fromkeys(constrained, GRAMMAR))
+            for kind in kinds:
+                tokens[kind] = play.remove(kind)[1]
+        return dict(tokens), play.logprobs
+
+    tokens: dict[str, list[int]] = {}
+    expected, logprobs = told()
+    default_dtype(dtype)
+    found, mine = told()
+    assert found == expected
+    for kind, steps in logprobs.items():
+        if kind not in ("many logprobs", "given logprobs"):  # which vLLM tells
+            for one, other in zip(steps, mine[kind], strict=True):
+                for a, b in zip(one, other, strict=True):
+                    assert a.dtype == b.dtype and torch.equal(a, b), kind

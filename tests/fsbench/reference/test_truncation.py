@@ -78,6 +78,22 @@ def test_what_is_off_keeps_everything_but_forbidden_tokens(off):
     assert kept([0.0, -INF, -80.0, 3.0], **off) == [0, 2, 3]
 
 
+def test_p_at_round_numbers_is_reached():
+    """Whatever rounding makes of the logits, of p and of the sum: peers keep as many."""
+    row = torch.tensor([probabilities(0.5, 0.3, 0.1, 0.1)])
+    for p in (0.8, torch.tensor([0.8]), torch.tensor([0.8], dtype=torch.float64)):
+        for logits in (row, row.double(), row - 3.7):
+            assert reference.truncate(logits, top_p=p).kept.sum() == 2
+    for N in range(2, 40):
+        ps = torch.arange(1, N).double() / N
+        for p in (ps, ps.float()):
+            found = reference.truncate(torch.zeros(N - 1, N), top_p=p).kept.sum(1)
+            assert found.tolist() == list(range(1, N))
+        assert [len(kept([0.3] * N, top_p=n / N)) for n in range(1, N)] == list(range(1, N))
+    # A p as a number is not rounded: this is more than half, by less than fp32 could tell.
+    assert len(kept([0.0] * 2, top_p=0.5 + 2.0**-20)) == 2
+
+
 def test_the_order_decides_what_p_is_a_part_of():
     row = probabilities(0.4, 0.3, 0.2, 0.1)
     # Of the three that top-k keeps, the first two have 0.78; of all, 0.7.

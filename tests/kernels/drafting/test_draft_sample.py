@@ -200,3 +200,29 @@ def test_bad_arguments(changed, error, message):
 def test_truncated_sample_names_its_noise():
     with pytest.raises(InvalidArgument, match="noise: expected "):
         truncated_sample(torch.ones(1, 8), torch.ones(9, 8), seed=SEED[:1], noise="other")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 5}])
+@pytest.mark.parametrize("wrong", [-1.0, torch.inf, torch.nan])
+def test_a_scale_that_is_none_leaves_no_draw(dtype, filters, wrong):
+    hidden, weight, vocabulary, _ = case(dtype)
+    for per_row in (True, False):
+        head = quantise_head(weight, per_row=per_row)
+        head.scale[... if not per_row else 7] = wrong
+        drawn = draft_sample(
+            hidden, head, vocabulary, temperature=T, seed=SEED, offset=OFFSET, **filters
+        )
+        assert (drawn.tokens == -1).all() and not drawn.valid.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_of_equal_scores_the_first_row_is_drawn_or_with_filters_the_lower_token(dtype):
+    hidden, weight = torch.zeros(2, 16, dtype=dtype), torch.zeros(4, 16, dtype=dtype)
+    call = {"temperature": 0.0, "seed": SEED[:1]}
+    for ids, first, lower in (([3, 5, 6, 9], 3, 3), ([9, 5, 3, 6], 9, 3)):
+        vocabulary = prepare_draft_vocabulary(torch.tensor(ids), 20)
+        drawn = draft_sample(hidden, weight, vocabulary, **call)
+        assert drawn.tokens.tolist() == [first] * 2
+        drawn = draft_sample(hidden, weight, vocabulary, top_p=0.9, **call)
+        assert drawn.tokens.tolist() == [lower] * 2

@@ -96,6 +96,7 @@ OPTIONS = {
     "shared bias": {"bias": torch.linspace(-4, 4, 900)},
     "bias per row": {"bias": torch.linspace(-4, 4, 4500).view(5, 900).bfloat16()},
     "bias that forbids": {"bias": torch.where(torch.arange(900) % 3 == 0, -torch.inf, 0.5)},
+    "lowest biases": {"bias": torch.full((900,), torch.finfo(torch.float32).min)},
     "mask": {"mask": torch.arange(4500).view(5, 900) % 7 < 2},
     "words of a mask": {"mask": torch.full((5, 29), 0x01010101, dtype=torch.int32)},
     "nothing allowed": {"mask": torch.arange(5)[:, None].expand(5, 900).contiguous() != 2},

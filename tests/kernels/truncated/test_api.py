@@ -82,6 +82,26 @@ def test_ties_at_every_boundary(logits):
     check(**stored(rows), top_p=ROWS["top_p"])
 
 
+@pytest.mark.parametrize("N", [5, 13, 29])
+def test_p_at_round_numbers_keeps_what_the_reference_keeps(N):
+    """Of N equal tokens n reach p = n / N, by every way that a kernel has to find them."""
+    logits = torch.zeros(N - 1, N)
+    n = torch.arange(1, N)
+    ps = n / N
+    arguments = {**stored(logits), "seed": torch.arange(N - 1)}
+    sample = truncated_sample(**arguments, top_p=ps, return_kept=True)
+    assert sample.kept.tolist() == n.tolist()
+    assert torch.equal(truncated_sample(**arguments, top_p=ps).tokens, sample.tokens)
+    among = truncated_sample(**arguments, top_k=N, top_p=ps, return_kept=True)
+    assert torch.equal(among.kept, sample.kept)
+    for i in range(0, N - 1, 3):
+        each = truncated_sample(**arguments, top_p=(i + 1) / N, return_kept=True)
+        assert (each.kept == i + 1).all()
+        drawn = truncated_sample(**arguments, top_p=(i + 1) / N)
+        assert torch.equal(drawn.tokens, each.tokens)
+        assert (drawn.tokens <= i).all()
+
+
 def test_zeros_of_both_signs_are_equal():
     rows = torch.tensor([[-0.0, 0.0, -0.0, 0.0, -5.0, 0.0]])
     for k in range(1, 6):

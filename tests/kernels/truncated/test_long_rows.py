@@ -7,6 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from flash_sample_cases import (
     SEED,
     normal_logits,
@@ -20,6 +22,8 @@ from fsbench.kernels.call.request import Filters
 from fsbench.kernels.truncated import gathered as _gathered_draw
 from fsbench.kernels.truncated import launch as launches
 from fsbench.kernels.truncated import rows as _row_kernels
+from fsbench.kernels.truncated.cutoff import NOTHING, WAYS, sums_of_row
+from fsbench.kernels.truncated.rows import ROW_AT_ONCE
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -156,3 +160,22 @@ def test_launches_that_no_row_can_need_are_left_out():
     assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == launches.SEARCHES
     assert times(top_k=torch.ones(1)) == launches.SEARCHES
     assert launches.is_small(448) and not launches.is_small(449) and not launches.is_small(0)
+
+
+@triton.jit
+def _sum_up(logits_ptr, masses_ptr, counts_ptr, V, BLOCK: tl.constexpr):
+    t = tl.zeros((WAYS,), tl.int64) + NOTHING
+    counts, masses = sums_of_row(logits_ptr, V, t, 0.0, 1.0, BLOCK)
+    way = tl.arange(0, WAYS)
+    tl.store(masses_ptr + way, masses)
+    tl.store(counts_ptr + way, counts)
+
+
+def test_the_mass_of_a_row_is_within_its_bound():
+    """One after another in a lane, so many equal masses were 2^-15 off."""
+    V, y = 2**20, -0.0003
+    masses, counts = torch.empty(4), torch.empty(4, dtype=torch.int32)
+    _sum_up[(1,)](torch.full((V,), y), masses, counts, V, ROW_AT_ONCE)
+    exact = V * 2.0 ** float(torch.tensor(y))
+    assert counts.tolist() == [V] * 4
+    assert ((masses.double() - exact).abs() <= 2.0**-18 * exact).all()

@@ -16,7 +16,7 @@ from flash_sample_cases import (
 from truncated_cases import check, history
 
 from fsbench import reference
-from fsbench.kernels import Penalties, TokenHistory
+from fsbench.kernels import Penalties, TokenHistory, truncated_sample
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
 from fsbench.verify.check import Setting
 from fsbench.verify.drawing import exact_head, random_logits
@@ -72,3 +72,26 @@ def test_the_sampler_has_the_penalties_of_its_problem():
             logits, SEED, counter(3), truncation=kept, logits_error=1e-5
         )  # fmt: skip
         assert expected.accepts(tokens).all()
+
+
+@pytest.mark.parametrize("name", ["repetition", "presence", "frequency"])
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "reference"])
+def test_a_row_whose_penalty_is_none_has_no_draw(name, kernels, monkeypatch):
+    """As a row whose temperature is none; the rows beside it are not disturbed."""
+    if not kernels:
+        monkeypatch.setattr("fsbench.kernels.truncated.api.runs_kernels", lambda *_: False)
+    wrong = [torch.inf, -torch.inf, torch.nan, *([-0.5, 0.0] if name == "repetition" else [])]
+    amounts = torch.tensor([0.7, *wrong, 0.7])
+    B = len(amounts)
+    arguments = {**stored(normal_logits(B, 150)), "seed": torch.arange(B), "temperature": 0.7}
+    fields = {"return_logprob": True, "return_rank": True, "return_kept": True}
+    for filters in ({"top_k": 6}, {"top_p": 0.7}, {}):
+        penalties = Penalties(history(B, 150), **{name: amounts})
+        sample = truncated_sample(**arguments, penalties=penalties, **filters, **fields)
+        good = Penalties(history(B, 150), **{name: torch.full((B,), 0.7)})
+        same = truncated_sample(**arguments, penalties=good, **filters, **fields)
+        assert sample.valid.tolist() == [True, *[False] * len(wrong), True]
+        assert (sample.tokens[1:-1] == -1).all() and sample.logprob[1:-1].isnan().all()
+        assert (sample.rank[1:-1] == -1).all() and (sample.kept[1:-1] == 0).all()
+        for one, other in zip(sample, same, strict=True):
+            assert one is None or torch.equal(one[[0, -1]], other[[0, -1]])

@@ -1,0 +1,1 @@
+"""Every figure of `fsbench plot`, `report`, `e2e` and `hotvocab`."""

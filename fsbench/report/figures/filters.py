@@ -1,0 +1,108 @@
+"""What sampling with filters costs, as heat maps: filters against B, a panel per sampler."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from fsbench.provider import Kind
+from fsbench.report.figures.parts import laid_out, plain_log_ticks
+from fsbench.report.tables import (
+    FILTERS,
+    Configuration,
+    conditions_in_words,
+    filters_in_words,
+    stems,
+)
+
+_COLUMNS = 6  # panels beside each other
+
+
+def over_filters(found: list[Configuration]) -> dict[str, list[Configuration]]:
+    """Truncated configurations that differ in nothing but their filters, by a stem for a file."""
+    return stems([each for each in found if each.drawn is Kind.TRUNCATED], FILTERS)
+
+
+def cost_table(alike: list[Configuration]) -> pd.DataFrame:
+    """Time over that of the slowest lower bound, the matmul alone, in the same run.
+
+    Returns:
+        Columns provider, label, filters (in words), b, ratio; only what was measured, in the order
+        of top-k, top-p and min-p.
+    """
+    rows = []
+    for each in sorted(alike, key=_order):
+        bounds = each.providers(Kind.LOWER_BOUND)
+        if not bounds:
+            continue
+        medians = each.measured.groupby("provider").median_us.max()
+        bound = max(bounds, key=lambda name: float(medians[name]))
+        words = filters_in_words(each.rows.iloc[0])
+        for provider in each.providers(Kind.TRUNCATED):
+            for b, value in each.ratio(provider, bound).value.items():
+                rows.append((provider, each.label(provider), words, b, value))
+    return pd.DataFrame(rows, columns=["provider", "label", "filters", "b", "ratio"])
+
+
+@laid_out
+def draw(alike: list[Configuration]) -> Figure | None:
+    """The figure of configurations that differ in their filters; None without a lower bound.
+
+    A cell is the time of a step over that of the matmul alone: 1 is sampling for nothing.
+    """
+    table = cost_table(alike)
+    if table.empty:
+        return None
+    filters, batches = list(table.filters.unique()), sorted(table.b.unique())
+    names = list(table.groupby("provider").ratio.median().sort_values().index)
+    columns = min(_COLUMNS, len(names))
+    lines = math.ceil(len(names) / columns)
+    size = (2.4 + (0.12 + 0.39 * len(batches)) * columns, (0.7 + 0.14 * len(filters)) * lines + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False, sharey=True)
+    norm = LogNorm(min(1.0, table.ratio.min()), max(2.0, table.ratio.quantile(0.95)))
+    for axes in panels.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(panels.flat, names, strict=False):
+        own = table[table.provider == name]
+        cells = own.pivot(index="filters", columns="b", values="ratio")
+        image = _heat(axes, cells.reindex(index=filters, columns=batches), norm)
+        axes.set_title(textwrap.fill(own.label.iloc[-1], 7 * len(batches)), fontsize=8)
+    for axes in panels[:, 0]:
+        axes.set_yticks(range(len(filters)), filters, fontsize=8)
+    figure.supxlabel("Batch size B (rows)", fontsize=9)
+    bar = figure.colorbar(
+        image, ax=panels, location="bottom", shrink=0.5, aspect=50, pad=0.01, extend="max"
+    )
+    bar.set_label("time over that of the matmul alone, log scale", fontsize=8)
+    plain_log_ticks(bar.ax.xaxis)
+    row = alike[0].rows.iloc[0].copy()
+    for name, off in FILTERS.items():
+        row[name] = off
+    words = f"{alike[0].title}; {conditions_in_words(row)}"
+    figure.suptitle(f"Time of a step over that of the matmul alone\n{words}", fontsize=9)
+    return figure
+
+
+def _heat(axes: Axes, cells: pd.DataFrame, norm: LogNorm) -> AxesImage:
+    image = axes.imshow(cells.to_numpy(dtype=float), norm=norm, cmap="viridis_r", aspect="auto")
+    for y, values in enumerate(cells.to_numpy()):
+        for x, value in enumerate(values):
+            if not math.isnan(value):
+                colour = "white" if norm(value) > 0.55 else "black"
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(cells.shape[1]), [str(B) for B in cells.columns], fontsize=8)
+    axes.tick_params(length=0)
+    axes.grid(False)
+    return image
+
+
+def _order(configuration: Configuration) -> tuple[bool, float, float, float]:
+    row = configuration.rows.iloc[0]
+    return bool(row.mixed), row.top_k or math.inf, -row.top_p, row.min_p

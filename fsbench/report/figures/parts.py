@@ -1,0 +1,258 @@
+"""What all figures share: rows of panels, axes, the legend, the layout, and their files.
+
+Figures are matplotlib Figure objects without pyplot: no global state, no display.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
+
+from fsbench.errors import unknown_name
+from fsbench.provider import Kind
+from fsbench.records.disk import refusals, write_atomically
+from fsbench.report.figures.style import SETTINGS, Style
+from fsbench.report.tables import Configuration
+
+Styles = dict[str, Style]
+P = ParamSpec("P")
+F = TypeVar("F", bound=Figure | None)
+
+# Without these entries a file would carry its date or a version, and differ at every run.
+_METADATA: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "svg": {"Date": None, "Creator": None},
+}
+
+NOTES = {Kind.EXACT: "", Kind.LOWER_BOUND: "no sampling: "}
+"""What stands before a label; a matmul that stores logits bounds no fused sampler from below."""
+
+PLAIN = ticker.StrMethodFormatter("{x:,.10g}")
+
+
+def check_formats(names: Iterable[str]) -> list[str]:
+    """The file formats asked for, each once; an unknown one raises InvalidArgument."""
+    return each_once("--format", names, _METADATA)
+
+
+def each_once(option: str, names: Iterable[str], known: Collection[str]) -> list[str]:
+    """The names given to an option, each once; an unknown one raises InvalidArgument."""
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
+        if name not in known:
+            raise unknown_name(option, name, known)
+    return chosen
+
+
+def laid_out(drawing: Callable[P, F]) -> Callable[P, F]:
+    """Decorator: the figure that `drawing` makes has our settings, and is laid out for good."""
+
+    @wraps(drawing)
+    def drawn(*arguments: P.args, **options: P.kwargs) -> F:
+        with mpl.rc_context(SETTINGS):
+            figure = drawing(*arguments, **options)
+            if figure is not None:
+                texts = set(figure.findobj(Text))
+                axis = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+                ticks = [tick for each in axis for tick in (*each.majorTicks, *each.minorTicks)]
+                for text in texts - {part for tick in ticks for part in (tick.label1, tick.label2)}:
+                    # What stands in the figure is prose: a dollar sign is one. Ticks may be powers.
+                    text.set_parse_math(False)
+                # Lay out once: constrained layout moves a little at every drawing, so a file would
+                # depend on the formats saved before it.
+                if engine := figure.get_layout_engine():
+                    engine.execute(figure)
+                figure.set_layout_engine("none")
+        return figure
+
+    return drawn
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the path's suffix, whole or not at all.
+
+    The same figure gives the same bytes. Raises ResultsError where the path cannot be written.
+    """
+    drawn = encoded(figure, path.suffix.removeprefix("."))
+    with refusals("write figure", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, drawn)
+
+
+def encoded(figure: Figure, file_format: str) -> bytes:
+    """A figure as the content of a file; the same figure gives the same bytes."""
+    drawn = BytesIO()
+    with mpl.rc_context(SETTINGS):
+        if file_format == "png":  # the same bytes as savefig, which draws everything twice
+            figure.set_dpi(mpl.rcParams["savefig.dpi"])
+            FigureCanvasAgg(figure).print_png(drawn, metadata=_METADATA["png"])
+        else:
+            figure.savefig(drawn, format=file_format, metadata=_METADATA[file_format])
+    return drawn.getvalue()
+
+
+def percent_axis(axes: Axes, whole: float, label: str) -> None:
+    """A second y axis, on the right, in percent of `whole`."""
+
+    def to_percent(value: Any) -> Any:
+        return 100 * value / whole
+
+    def from_percent(percent: Any) -> Any:
+        return percent * whole / 100
+
+    axes.secondary_yaxis("right", functions=(to_percent, from_percent)).set_ylabel(label)
+
+
+def grid(count: int, columns: int, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    """Rows of panels, as wide as a page shows them, with an empty cell behind for the legend.
+
+    A single panel has its legend at its right.
+    """
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    if count == 1:
+        figure = Figure(figsize=(8.1, 4.2), layout=layout)
+        return figure, [figure.subplots()]
+    rows = count // columns + 1
+    figure = Figure(figsize=(8.8, 4.0 * rows), layout=layout)
+    cells = list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
+    for cell in cells[count:]:
+        cell.set_axis_off()
+    return figure, cells[:count]
+
+
+def panel_row(
+    configuration: Configuration, titles: list[str], sharey: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """Panels, one per title, with the configuration in words below the first title."""
+    figure, panels = grid(len(titles), 2, sharey)
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, fontweight="bold", pad=30)
+    words = panels[0].annotate(
+        f"{configuration.title}{_runs_in_words(configuration)}\n{configuration.conditions}",
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 5),
+        textcoords="offset points",
+        fontsize=8.5,
+        color="#444444",
+    )
+    words.set_in_layout(False)  # the pad of the title has made room for it
+    return figure, panels
+
+
+def _runs_in_words(configuration: Configuration) -> str:
+    """How many runs the rows are of, and how far apart their times of one cell are; '' of one."""
+    ok = configuration.rows[configuration.rows.status == "ok"]
+    runs = ok.folder.nunique()
+    if runs < 2:
+        return ""
+    times = ok.groupby(["provider", "b"]).median_us
+    apart = (times.max() / times.min() - 1).max()
+    return f"; {runs} runs, up to {apart:.0%} apart in a cell"
+
+
+def draw_all(
+    axes: Axes,
+    configuration: Configuration,
+    styles: Styles,
+    points: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]],
+) -> None:
+    """One line per provider: fused samplers first in the legend, those that draw nothing last."""
+    measured = configuration.measured.sort_values("b")
+    order = {Kind.EXACT: 1, Kind.LOWER_BOUND: 3}
+    fused = configuration.providers(Kind.EXACT, fused=True)
+    for provider in sorted(
+        configuration.providers(),
+        key=lambda name: 0 if name in fused else order.get(styles[name].kind, 2),
+    ):
+        style = styles[provider]
+        label = NOTES.get(style.kind, f"{style.kind}: ") + configuration.label(provider)
+        x, y = points(measured[measured.provider == provider])
+        if style.kind is Kind.LOWER_BOUND and len(x) == 1:
+            axes.axhline(y.iloc[0], label=label, **style.line)  # one point is no line
+        else:
+            axes.plot(x, y, label=label, **style.line)
+
+
+def batch_axis(axes: Axes, configuration: Configuration) -> None:
+    """B in powers of two, marked as plain numbers."""
+    log2_axis(axes, configuration.measured.b.unique(), "Batch size B (rows), log scale")
+
+
+def log2_axis(axes: Axes, values: Iterable[int], label: str) -> None:
+    """A logarithmic x axis with the powers of two among the values marked, or all if none is."""
+    marked = sorted(set(values))
+    marked = [value for value in marked if value & (value - 1) == 0] or marked
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(marked, [str(value) for value in marked])
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlabel(label)
+
+
+def in_words(figure: Figure, words: str) -> None:
+    """What was measured, above all panels."""
+    figure.suptitle(words, fontsize=8.5, color="#444444")
+
+
+def with_bars(
+    axes: Axes, x: pd.Index, value: pd.Series, low: pd.Series, high: pd.Series, **look: Any
+) -> None:
+    """A line with intervals; look is of Axes.errorbar."""
+    bars = (value - low, high - value)
+    axes.errorbar(x, value, yerr=bars, capsize=2.5, elinewidth=1.0, **look)
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis as plain numbers, at least three whatever its range."""
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    if decades < 0.3:
+        axis.set_major_locator(ticker.AutoLocator())
+    else:
+        steps = (
+            (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2 else (1,)
+        )
+        axis.set_major_locator(ticker.LogLocator(base=10, subs=steps))
+    if decades < 2:
+        axis.set_minor_locator(ticker.NullLocator())
+    axis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_major_formatter(PLAIN)
+
+
+def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
+    """One legend for all panels: in the grid's empty cell, or right of the last panel.
+
+    The figure becomes high enough for it.
+    """
+    entries = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    lines = sum(1 + label.count("\n") for label in entries)
+    empty = [axes for axes in figure.axes if not axes.axison]
+    rows = len({axes.get_position().y0 for axes in figure.axes}) if empty else 1
+    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.2 * lines)))
+    placed = (empty or panels[-1:])[0].legend(
+        list(entries.values()),
+        list(entries),
+        loc="upper left",
+        bbox_to_anchor=(0 if empty else offset, 1),
+        borderaxespad=0,
+    )
+    placed.set_in_layout(not empty)  # an empty cell has room for it

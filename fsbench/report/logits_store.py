@@ -1,0 +1,68 @@
+"""What the logits cost when they leave the chip (the paper's Table 9), against the I/O model.
+
+The fused kernel is compared with itself plus one store of its fp32 logits. The model (section 3.3)
+knows bytes only: 4 B V more on top of the weight's 2 V D, so 2 B / D for a weight of 2-byte
+elements. Input is the table of results.csv (fsbench.report.tables).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from fsbench import paper
+from fsbench.problem import DTYPES
+from fsbench.records.disk import refusals, write_atomically
+from fsbench.report.tables import Configuration, configurations
+
+FP32_BYTES = 4
+
+
+def pair() -> tuple[str, str]:
+    """Names of the two samplers: fused, and fused with the store."""
+    source = paper.source()
+    return source["fused"]["provider"], source["stored"]["provider"]
+
+
+def predicted(B: int, D: int, dtype: str) -> float:
+    """Bytes of the fp32 logits over those of the weight: 2 B / D for bf16 and fp16."""
+    return FP32_BYTES * B / (DTYPES[dtype] * D)
+
+
+def overhead(configuration: Configuration) -> pd.DataFrame:
+    """The share of time that the store adds, in percent, by B.
+
+    Returns:
+        Columns predicted_pct; measured_pct with its interval lo_pct, hi_pct, of two medians of one
+        run; paper_pct, published for this shape on a B200, NaN for others. No rows where no run
+        has both samplers.
+    """
+    fused, stored = pair()
+    ratio = configuration.ratio(stored, fused)
+    first = configuration.rows.iloc[0]
+    published = paper.table(9)
+    same = published[(published["d"] == first.d) & (published["v"] == first.v)].set_index("b")
+    return pd.DataFrame(
+        {
+            "predicted_pct": [100 * predicted(B, first.d, first["dtype"]) for B in ratio.index],
+            "measured_pct": 100 * (ratio["value"] - 1),
+            "lo_pct": 100 * (ratio["lo"] - 1),
+            "hi_pct": 100 * (ratio["hi"] - 1),
+            "paper_pct": same["measured_pct"].reindex(ratio.index),
+        },
+        index=ratio.index,
+    )
+
+
+def write_tables(folder: Path, frame: pd.DataFrame) -> list[Path]:
+    """Write logits_store_<stem>.csv of every configuration that has both; returns the paths."""
+    written = []
+    for configuration in configurations(frame):
+        table = overhead(configuration)
+        if len(table):
+            path = folder / f"logits_store_{configuration.stem}.csv"
+            with refusals("write tables in", folder):
+                write_atomically(path, table.to_csv(float_format="%.6g"))
+            written.append(path)
+    return written

@@ -1,0 +1,149 @@
+"""Which sampler is fastest at each B, and what it saves, from measured results.
+
+Times of different runs are never compared: all that is said of one B stands in one run. Needs no
+torch and no sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fsbench.provider import Kind
+from fsbench.report import logits_store
+from fsbench.report.tables import Configuration
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The fastest sampler at one B, in microseconds of one run.
+
+    ties: other candidates that may be as fast: their intervals overlap.
+    instead_of: the alternative: the fastest sampler that stores logits (or that is fused, if `best`
+        stores them); where the problem's samplers all go one way, the next. None if that was not
+        measured.
+    folder: the run.
+    extra_bytes: peak memory of `best` beyond weight and hidden; None if it was not measured.
+    """
+
+    b: int
+    best: str
+    us: float
+    ties: tuple[str, ...]
+    instead_of: str | None
+    instead_us: float | None
+    folder: str
+    extra_bytes: int | None = None
+
+    @property
+    def saves(self) -> float | None:
+        """The share of the alternative's time that `best` saves."""
+        return None if self.instead_us is None else 1 - self.us / self.instead_us
+
+
+def recommend(
+    configuration: Configuration,
+    candidates: Collection[str],
+    most_bytes: float = float("inf"),
+    others: Collection[str] = (),
+    forced: Mapping[str, str] | None = None,
+) -> list[Advice]:
+    """Advice for every B at which a candidate was measured: samplers of the problem's law only.
+
+    The run of a B is the one with the strongest alternative (`_strongest_run`), so that a run that
+    lacks a strong sampler of one way does not overstate what the other way saves.
+
+    Args:
+        candidates: names of providers. `flash_sampling_store` is never one: it exists to measure
+            the cost of the store.
+        most_bytes: samplers that took more memory at a B (extra_bytes) are no candidates for it.
+        others: names of providers that may be the alternative where no candidate is.
+        forced: a provider that forces one kernel of a public call -> the provider that makes the
+            call as users do. Where both were measured, the latter counts.
+    """
+    _, stored = logits_store.pair()
+    rows = configuration.rows[configuration.rows.status == "ok"]
+    rows = rows.assign(over=rows.median_us / _matmul_us(rows), extra=_extra_bytes(rows))
+    rows = rows[(rows.kind == configuration.drawn) & (rows.provider != stored)]
+    rows["way"] = rows.provider if rows.fused.nunique() == 1 else rows.fused
+    rows["able"] = rows.provider.isin(set(candidates)) & (rows.extra.fillna(0) <= most_bytes)
+    rows = rows[rows.able | rows.provider.isin(set(others))]
+    return [
+        _advice(int(B), _strongest_run(_compared(same), forced or {}))
+        for B, same in rows.groupby("b")
+        if same.able.any()
+    ]
+
+
+def _matmul_us(rows: pd.DataFrame) -> pd.Series:
+    """Time of the slowest lower bound of the same run and B, which is the matmul alone, or NaN."""
+    bounds = rows[rows.kind == Kind.LOWER_BOUND].groupby(["folder", "b"]).median_us.max()
+    keys = pd.MultiIndex.from_frame(rows[["folder", "b"]])
+    return pd.Series(bounds.reindex(keys).to_numpy(), index=rows.index)
+
+
+def _extra_bytes(rows: pd.DataFrame) -> pd.Series:
+    known = rows.get("peak_extra_bytes", pd.Series(float("nan"), index=rows.index))
+    return known.astype(float)
+
+
+def _compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """The candidates of one B, and the other samplers where all candidates go one way."""
+    ways = rows[rows.able].way.unique()
+    return rows if len(ways) == 1 else rows[rows.able]
+
+
+def _strongest_run(rows: pd.DataFrame, forced: Mapping[str, str]) -> pd.DataFrame:
+    """The rows of one run, the fastest first: the run with the strongest alternative.
+
+    The run has the strongest sampler of each way, if any run has both. Which is the strongest is
+    decided over all runs, by the time over that of the matmul alone in the same run, or by the time
+    where no run has the matmul. Of several such runs those with the call of users (a value of
+    `forced`) count, and of these the ones in which the same way wins as in the latest, since
+    kernels change. The run is the one in which the best saves the least, or the latest of equals. A
+    run with the call of users needs none of the samplers that force its kernels: they are left out.
+    """
+    strength = rows.over if rows.over.notna().any() else rows.median_us
+    rows = rows.assign(strength=strength.fillna(float("inf"))).sort_values("strength")
+    here = {name: call for name, call in forced.items() if name in set(rows.provider)}
+    named = rows[~rows.provider.isin(set(here.values()))]
+    strongest = set(named.drop_duplicates("way").provider.head(2))
+    runs: dict[tuple[int, bool], list[pd.DataFrame]] = {}
+    for _, run in rows.sort_index().groupby("folder", sort=False):
+        names = set(run.provider)
+        spared = {name for name, call in here.items() if call in names}
+        run = run[~run.provider.isin(spared)]
+        run = run.drop_duplicates("provider", keep="last").sort_values("median_us", kind="stable")
+        if run.able.any():
+            runs.setdefault((len(strongest - names - spared), not spared), []).append(run)
+    later_first = runs[min(runs)][::-1]
+    pairs = [(*_best_and_rival(run), run) for run in later_first]
+    same_way = [pair for pair in pairs if pair[0].way == pairs[0][0].way]
+    return min(same_way, key=lambda pair: _gain(pair[0], pair[1]))[2]
+
+
+def _gain(best: pd.Series, rival: pd.Series | None) -> float:
+    return float("inf") if rival is None else rival.median_us / best.median_us
+
+
+def _best_and_rival(run: pd.DataFrame) -> tuple[pd.Series, pd.Series | None]:
+    best = run[run.able].iloc[0]
+    rivals = run[run.way != best.way].sort_values("able", ascending=False, kind="stable")
+    return best, None if rivals.empty else rivals.iloc[0]
+
+
+def _advice(B: int, run: pd.DataFrame) -> Advice:
+    best, rival = _best_and_rival(run)
+    near = run[run.able & (run.ci_lo_us <= best.ci_hi_us) & (run.provider != best.provider)]
+    return Advice(
+        b=B,
+        best=best.provider,
+        us=float(best.median_us),
+        ties=tuple(near.provider),
+        instead_of=None if rival is None else rival.provider,
+        instead_us=None if rival is None else float(rival.median_us),
+        folder=best.folder,
+        extra_bytes=None if pd.isna(best.extra) else int(best.extra),
+    )

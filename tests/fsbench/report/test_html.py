@@ -1,0 +1,172 @@
+"""The report: its numbers, that it needs nothing beside it, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from cells import results_row
+from tree import H200
+from typer.testing import CliRunner
+
+from fsbench.cli import app
+from fsbench.errors import ResultsError
+from fsbench.report.html import pages
+
+RESULTS = H200
+CHROMIUM = shutil.which("chromium")
+ENVIRONMENT = {"utc": "2026-01-02", "gpu": "NVIDIA H200", "git_sha": "0123456789", "driver": None}
+
+
+def row(provider, b, median, fused=False, kind="exact", **changes):
+    shown = dict(
+        folder="somewhere/run-7", label=f"<{provider}>", ci_lo_us=median - 1, ci_hi_us=median + 1
+    )
+    return results_row(provider, b, median, fused=fused, kind=kind, **{**shown, **changes})
+
+
+def made(rows) -> str:
+    ((name, text),) = pages(pd.DataFrame(rows), {Path("somewhere/run-7"): ENVIRONMENT})
+    assert name == "h200"
+    return text
+
+
+@pytest.fixture
+def rows():
+    lost = dict(status="oom", median_us=None, ci_lo_us=None, ci_hi_us=None)
+    return [
+        *(row("ours", b, t, fused=True) for b, t in ((1, 100.0), (8, 120.0))),
+        *(row("theirs", b, t) for b, t in ((1, 150.0), (8, 90.0))),
+        row("broken", 1, 99.0),
+        row("broken", 8, 0.0, **lost),
+        *(row("floor", b, 80.0, kind="lower_bound") for b in (1, 8)),
+    ]
+
+
+def test_numbers_intervals_and_what_was_not_measured(rows):
+    text = made(rows)
+    assert '<td title="95%: 99.0 to 101.0">100.0</td>' in text
+    assert '<td title="1.48 to 1.53">1.50</td>' in text  # 150 / 100, from both intervals
+    assert "<td>oom</td>" in text
+    assert '<td class="bound">&lt;floor&gt; (lower bound)</td>' in text
+    assert "<td>run-7</td><td>2026-01-02</td><td>NVIDIA H200</td><td>0123456</td>" in text
+
+
+def test_text_from_results_is_not_markup(rows):
+    text = made(rows)
+    assert "&lt;ours&gt;" in text and "<ours>" not in text
+
+
+def test_it_needs_nothing_beside_it(rows):
+    text = made(rows)
+    assert text.count("data:image/svg+xml;base64,") == text.count("<img") == 4
+    assert not re.search(r"(src|href)=\"(?!data:)", text) and "url(" not in text
+
+
+def test_the_same_results_give_the_same_page(rows):
+    assert made(rows) == made(rows)
+
+
+def test_a_page_for_each_gpu_with_its_own_runs(rows):
+    others = [row("ours", 1, 7777.0, gpu="NVIDIA H100 80GB HBM3", folder="elsewhere/run-8")]
+    others.append(row("ours", 1, 8888.0, gpu="", device="cpu", folder="elsewhere/run-9"))
+    runs = {Path(folder): ENVIRONMENT for folder in ("somewhere/run-7", "elsewhere/run-8")}
+    found = dict(pages(pd.DataFrame(rows + others), runs))
+    assert set(found) == {"h200", "h100", "cpu"}
+    assert "run-8" in found["h100"] and "7777" in found["h100"] and "run-7" not in found["h100"]
+    assert "run-8" not in found["h200"] and "Exact sampling on a CPU" in found["cpu"]
+
+
+def test_a_cell_of_several_commits_has_a_history(rows):
+    """The runs stand in the order of their times; a second run of one commit is no history."""
+    again = [row("ours", 1, 90.0, fused=True, folder="run-6"), row("ours", 8, 9.0, folder="run-8")]
+    runs = {
+        Path("somewhere/run-7"): ENVIRONMENT,
+        Path("run-6"): {"utc": "2026-01-01T10:20:30+00:00", "git_sha": "abcdefghi"},
+        Path("run-8"): ENVIRONMENT,
+    }
+    ((_, text),) = pages(pd.DataFrame(rows + again), runs)
+    table = text.split("History")[1].split("</table>")[0]
+    assert "2026-01-01 10:20 abcdefg</button></th><th><button>2026-01-02 0123456" in table
+    cells = re.findall("<td>(.*?)</td>", table)
+    assert cells == ["&lt;ours&gt;", "1", "90.0", "100.0", "1.111"]
+    assert "History" not in made(rows)
+
+
+def report(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_nothing_measured_is_refused(tmp_path):
+    (tmp_path / "env.json").write_text('{"schema": 1}')
+    frame = pd.DataFrame([row("ours", 1, float("nan"), status="error")]).drop(columns="folder")
+    frame.to_csv(tmp_path / "results.csv", index=False)
+    with pytest.raises(ResultsError, match="at least one cell with status ok; got 1 error"):
+        report(tmp_path)
+
+
+def test_records_of_verify_are_a_page(tmp_path):
+    """Of their own, where nothing was measured beside them."""
+    (tmp_path / "verify").mkdir()
+    for name in ("multinomial", "greedy"):
+        shutil.copy(RESULTS / "verify" / f"{name}.jsonl", tmp_path / "verify")
+    done = report(tmp_path / "verify", "--out", tmp_path)
+    assert done.stdout == f"wrote {tmp_path}/audit.html\n"
+    text = (tmp_path / "audit.html").read_text()
+    assert "<h1>Audit of samplers</h1>" in text and "Medians" not in text
+    assert text.count("<td>multinomial</td>") == 4
+    assert "NVIDIA H200, bf16, T = 1" in text and "clean" in text
+
+
+@pytest.mark.full
+def test_of_the_committed_results(tmp_path):
+    done = report(RESULTS / "paper-20261123", RESULTS / "lean-20261123", "--out", tmp_path / "a")
+    assert done.stdout == f"wrote {tmp_path}/a/h200.html\n"
+    text = (tmp_path / "a/h200.html").read_text()
+    assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" not in text
+    assert text.count("<img") == 13  # the winners, and six of each shape
+    assert "No figure of logits_store: not measured" in text
+    assert "No figure of breakdown" not in text
+    report(RESULTS / "screened-d4096-20261125", "--out", tmp_path / "b")
+    assert "Reasons to doubt (" in (tmp_path / "b/h200.html").read_text()
+
+
+CLICK = """<script>addEventListener("load", () => {
+  const table = [...document.querySelectorAll("table")].find(
+    each => each.parentElement.previousElementSibling?.textContent.startsWith("Median time"));
+  const order = () => [...table.tBodies[0].rows].map(row => row.cells[2].textContent).join(" ");
+  const [, , heading] = table.tHead.rows[0].cells;
+  heading.firstChild.click();
+  const up = order();
+  heading.firstChild.click();
+  document.body.dataset.order = `${up} | ${order()}`;
+  document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
+});</script></body>"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+def test_in_a_browser(rows, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(made(rows).replace("</body>", CLICK))
+    options = [
+        "--window-size=390,800",
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=5000",
+    ]
+    done = subprocess.run(
+        [CHROMIUM, *options, f"--user-data-dir={tmp_path}", "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert 'data-errors="0" data-figures="4"' in done.stdout
+    assert 'data-wide="false"' in done.stdout  # a phone scrolls tables, not the page
+    # By B = 8: as numbers, and what is none last, up and down.
+    assert 'data-order="80.0 90.0 120.0 oom | 120.0 90.0 80.0 oom"' in done.stdout

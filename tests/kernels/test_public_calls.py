@@ -1,0 +1,215 @@
+"""What all public calls have in common.
+
+The same bits under torch.autocast and any default dtype of torch; an empty result for no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from flash_sample_cases import problem
+from torch import Tensor
+
+from fsbench import kernels, reference
+from fsbench.errors import InvalidArgument
+from fsbench.kernels import Penalties, TokenHistory
+
+B, V, D = 3, 96, 32
+SEED = [11, 12, 13]
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def surroundings(device: str) -> dict[str, Any]:
+    return {
+        "autocast to bf16": lambda: torch.autocast(device, torch.bfloat16),
+        "autocast to fp16": lambda: torch.autocast(device, torch.float16),
+        "default bf16": lambda: default_dtype(torch.bfloat16),
+        "default fp64": lambda: default_dtype(torch.float64),
+    }
+
+
+def drafts(hidden: Tensor, weight: Tensor, head: object = None, **options: Any) -> object:
+    ids = torch.arange(0, V, 2, device=hidden.device)
+    rows = weight[::2].contiguous()
+    vocabulary = kernels.prepare_draft_vocabulary(ids, V)
+    return kernels.draft_sample(hidden, head(rows) if head else rows, vocabulary, **options)
+
+
+def verified(hidden: Tensor, weight: Tensor, **options: Any) -> object:
+    tokens = kernels.flash_sample(hidden, weight, **options).tokens
+    drawn = tokens.repeat_interleave(3)
+    given = tokens[:, None].repeat(1, 2)
+    return *kernels.verify_drafts(drawn, given), *kernels.step_noise(tokens, tokens, 2)
+
+
+def scored(hidden: Tensor, weight: Tensor, **options: Any) -> object:
+    hidden, weight = (x.clone().requires_grad_() for x in (hidden, weight))
+    targets = torch.arange(len(hidden), device=hidden.device)
+    found = kernels.score(hidden, weight, targets, return_entropy=True, return_rank=True, **options)
+    (found.logprob.sum() + found.entropy.sum()).backward()
+    return *found, hidden.grad, weight.grad
+
+
+def penalised(hidden: Tensor, **options: Any) -> Penalties:
+    history = TokenHistory.of([[1, 2]] * len(hidden), [[3, 3]] * len(hidden), 8, hidden.device)
+    return Penalties(history, 1.3, 0.7, 0.1)
+
+
+CALLS: dict[str, Any] = {
+    "flash_sample": lambda h, w, o: kernels.flash_sample(
+        h, w, num_samples=2, return_logprob=True, return_logz=True, return_entropy=True,
+        return_rank=True, return_top=3, **o,
+    ),
+    "flash_sample, token noise": lambda h, w, o: kernels.flash_sample(h, w, noise="token", **o),
+    "flash_sample, screened": lambda h, w, o: kernels.flash_sample(
+        h, kernels.prepare_head(w), **o
+    ),
+    "flash_sample, quantised": lambda h, w, o: kernels.flash_sample(
+        h, kernels.quantise_head(w), return_logprob=True, **o
+    ),
+    "truncated_sample": lambda h, w, o: kernels.truncated_sample(
+        h, w, top_k=9, top_p=0.7, min_p=0.01, penalties=penalised(h), return_kept=True,
+        return_logprob=True, return_kept_logprob=True, return_rank=True, return_support=5,
+        return_top=3, logprob_temperature=0.9, **o,
+    ),
+    "truncated_sample, screened": lambda h, w, o: kernels.truncated_sample(
+        h, kernels.prepare_head(w), top_k=5, top_p=0.7, **o
+    ),
+    "screened_sample": lambda h, w, o: kernels.screened_sample(h, kernels.prepare_head(w), **o),
+    "draft_sample": lambda h, w, o: drafts(h, w, **o),
+    "draft_sample, screened": lambda h, w, o: drafts(h, w, kernels.prepare_head, **o),
+    "draft_sample, quantised and filtered": lambda h, w, o: drafts(
+        h, w, kernels.quantise_head, top_p=0.7, min_p=0.01, penalties=penalised(h), **o
+    ),
+    "verify_drafts": lambda h, w, o: verified(h, w, **o),
+    "prepare_head": lambda h, w, o: kernels.prepare_head(w).copy,
+    "quantise_head": lambda h, w, o: vars(kernels.quantise_head(w)).values(),
+    "quantise_head, fp8": lambda h, w, o: vars(
+        kernels.quantise_head(w, torch.float8_e4m3fn, per_row=False)
+    ).values(),
+    "describe": lambda h, w, o: kernels.describe(h, w, why=True),
+}  # fmt: skip
+SCORES = {"score": lambda h, w, o: scored(h, w, **{k: v for k, v in o.items() if k != "seed"})}
+
+
+def options_of(device: str, rows: bool) -> dict[str, Any]:
+    """Options whose values bf16 cannot hold: numbers, or of each row; and of the logits."""
+    T = torch.tensor([0.7, 1.3, 0.0], dtype=torch.float32, device=device) if rows else 0.7
+    found: dict[str, Any] = {"temperature": T, "seed": torch.tensor(SEED, device=device)}
+    if rows:
+        found["bias"] = torch.linspace(-1, 1, B * V, dtype=torch.float32, device=device).view(B, V)
+        found["mask"] = torch.arange(B * V, device=device).view(B, V) % 5 > 0
+        found["soft_cap"] = 7.3
+    return found
+
+
+def tensors_of(found: object) -> list[object]:
+    if isinstance(found, str):
+        return [found]
+    return [x.detach().clone() for x in found if isinstance(x, Tensor)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["numbers", "of each row"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", [*CALLS, *SCORES])
+def test_a_public_call_returns_the_same_bits_anywhere(name, device, dtype, rows):
+    hidden, weight = (x.to(device) for x in problem(B, V, D, dtype))
+    call = (CALLS | SCORES)[name]
+    options = options_of(device, rows)
+    expected = tensors_of(call(hidden, weight, options))
+    for where, enter in surroundings(device).items():
+        with enter():
+            got = tensors_of(call(hidden, weight, options))
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            assert type(one) is type(other)
+            if isinstance(one, Tensor):
+                assert one.dtype == other.dtype, where
+                same = torch.equal(*(x.double().nan_to_num(7e9) for x in (one, other)))
+                assert same, (where, one, other)
+            else:
+                assert one == other
+
+
+def logits_in(dtype: torch.dtype) -> Tensor:
+    return problem(B, V, D)[1].T[:B, :V].contiguous().to(dtype)
+
+
+def counts() -> Tensor:
+    return torch.arange(B * V).view(B, V) % 3
+
+
+REFERENCE = {
+    "expect": lambda y: reference.expect(y, torch.tensor([3]), torch.tensor([0]), 0.7),
+    "expect, groups": lambda y: reference.expect(
+        y, torch.tensor([3]), torch.tensor([0]), 0.7, "group"
+    ),
+    "truncate": lambda y: reference.truncate(y, 0.7, top_k=9, top_p=0.7, min_p=0.01),
+    "filtered_probabilities": lambda y: [
+        reference.filtered_probabilities(y, reference.truncate(y, 0.7, top_p=0.9), 0.7)
+    ],
+    "penalised": lambda y: [
+        reference.penalised(
+            y, counts(), counts(), repetition=1.3, presence=0.7, frequency=0.1
+        )
+    ],
+    "log_partition": lambda y: [reference.log_partition(y, 0.7)],
+    "largest": lambda y: reference.largest(y, 4, 0.7),
+    "processed_logits": lambda y: [
+        reference.processed_logits(y, soft_cap=7.3, bias=y.float(), mask=y > -1)
+    ],
+    "coupled_acceptance": lambda y: [
+        reference.coupled_acceptance(y.softmax(1), (0.7 * y.double()).softmax(1))
+    ],
+    "matmul_error": lambda y: [torch.tensor(reference.matmul_error(y, y), dtype=torch.float64)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("name", REFERENCE)
+def test_the_reference_returns_the_same_bits_anywhere(name, dtype):
+    y = logits_in(dtype)
+    expected = tensors_of(REFERENCE[name](y))
+    for where, enter in surroundings("cpu").items():
+        with enter():
+            got = tensors_of(REFERENCE[name](y))
+        for one, other in zip(got, expected, strict=True):
+            assert one.dtype == other.dtype and torch.equal(one, other), where
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["numbers", "of each row"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", [name for name in [*CALLS, *SCORES] if "_head" not in name])
+def test_no_rows_have_an_empty_result(name, device, dtype, rows):
+    hidden, weight = (x.to(device) for x in problem(B, V, D, dtype))
+    options = options_of(device, rows)
+    if name == "describe":
+        with pytest.raises(InvalidArgument, match="hidden: expected a non-empty matrix"):
+            kernels.describe(hidden[:0], weight)
+        return
+    empty = {k: x[:0] if isinstance(x, Tensor) else x for k, x in options.items()}
+    expected = (CALLS | SCORES)[name](hidden, weight, options)
+    found = (CALLS | SCORES)[name](hidden[:0], weight, empty)
+    for one, other in zip(expected, found, strict=True):
+        assert (one is None) == (other is None) or name.startswith(("screened", "truncated"))
+        if one is not None and other is not None:
+            assert other.dtype == one.dtype
+            if other.shape == weight.shape:  # its gradient
+                assert not other.any()
+            else:
+                assert len(other) == 0 and other.shape[1:] == one.shape[1:]

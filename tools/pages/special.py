@@ -1,0 +1,132 @@
+"""Blocks that are no table of numbers: the battery, the audit, doubts, lists of names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fsbench import paper
+from fsbench.discover import discover
+from fsbench.e2e.models import decoders
+from fsbench.records.summary import read_csv
+from fsbench.records.verdicts import read_verdicts
+from fsbench.report.audit import audited, markdown
+from fsbench.report.doubts import doubts
+from pages.blocks import RESULTS, block, bullets, listed, place, source, table
+from pages.derived import checks
+
+AUDIT = "cpu/audit-20261123"
+
+
+@block
+def _source(*runs: str) -> str:
+    return source(*map(place, runs))
+
+
+@block
+def speedups(run: str, D: str) -> str:
+    """Return the committed table of the Hopper kernel."""
+    (path,) = (RESULTS / place(run)).glob(f"speedup_*_d{D}_v*.md")
+    text = path.read_text(encoding="utf-8")
+    section = text.split("## FlashSampling (Hopper)")[1].split("\n## ")[0]
+    return f"{section.strip()}\n\n{source(place(run))}"
+
+
+@block
+def _doubts(*runs: str) -> str:
+    """Return what the report of these runs warns of, with what to do about it."""
+    lines = [
+        f"[{run}](ROOT/results/{place(run)}): {doubt}."
+        for run in runs
+        for doubt in doubts(read_csv([RESULTS / place(run)]))
+    ]
+    return bullets(*lines) if lines else "The report of these runs warns of nothing."
+
+
+@block
+def methods() -> str:
+    """Return which sampler of ours stands for which method of the paper."""
+    facts = paper.source()
+    own = facts["fused"]
+    rows = [[own["method"], f"`{own['provider']}`, or what `--fused` names", own["note"]]]
+    rows += [[name, f"`{of['provider']}`", of["note"]] for name, of in facts["baselines"].items()]
+    return table(["method in the paper", "sampler of ours", "alike?"], rows, left=3)
+
+
+@block
+def verdicts() -> str:
+    """Return how many checks of the full tier each sampler passed."""
+    rows = []
+    for name, of in checks("h200/verify").groupby("provider"):
+        other, failed = (
+            listed(f"`{each}`" for each in of.name[of.verdict == verdict]) or "none"
+            for verdict in ("not exact", "FAILED")
+        )
+        ok = f"{(of.verdict == 'ok').sum()} of {len(of)}"
+        rows.append([f"`{name}`", ok, other, failed, f"{of.seconds.sum():.0f} s"])
+    heads = ["sampler", "ok", "not exact, as declared", "failed", "took"]
+    return f"{table(heads, rows, left=4)}\n\n{source('h200/verify')}"
+
+
+@block
+def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
+    """Return the audit of the samplers that run on one kind of machine."""
+    found, skipped = audited(read_verdicts([RESULTS / record]))
+    text = markdown(found, {})
+    if skipped:
+        known = discover()
+        missing = [name for name, why in skipped.items() if "lower bound" not in why]
+        others = ", ".join(f"`{name}`" for name in missing if name in known)
+        text += f"\n\nNot in this record: {others}."
+    return f"{text}\n\n{source(record)}"
+
+
+@block
+def known_bugs() -> str:
+    """Return bugs of released samplers, planted, and what finds them."""
+    found, _ = audited(read_verdicts([RESULTS / AUDIT / "planted.jsonl"]))
+    rows = []
+    for each in found:
+        (finding,) = each.findings
+        bug, _, where = each.sampler.removesuffix(")").rpartition(" (")
+        draws = f"{each.draws:,}" if each.draws else "until the first wrong one"
+        cells = (bug, where, f"`{finding.check}`", finding.severity, draws)
+        rows.append([*cells, f"{finding.seconds:.0f}"])
+    heads = ["bug", "was in", "found by", "severity", "draws", "seconds"]
+    return f"{table(heads, rows, left=4)}\n\n{source(f'{AUDIT}/planted.jsonl')}"
+
+
+@block
+def filter_orders() -> str:
+    """Return the order of filters and the rule of ties of every sampler with filters."""
+    ties = {"first": "the lower token", "kept": "all", "any": "any"}
+    rows = []
+    for entry in discover().values():
+        if entry.provider is None or not entry.provider.capabilities.filters:
+            continue
+        able = entry.provider.capabilities
+        order = [stage for stage in able.filter_order if stage in ("temperature", *able.filters)]
+        stages = ", ".join(stage.replace("_", "-") for stage in order)
+        rows.append([f"`{entry.name}`", stages, ties[able.ties]])
+    return table(["sampler", "order", "of equal logits it keeps"], rows, left=3)
+
+
+@block
+def e2e_models() -> str:
+    """Return the models that `fsbench e2e` knows."""
+    return f"Models: {listed(f'`{name}`' for name in decoders())}."
+
+
+@block
+def tail_of_the_contract() -> str:
+    """Return P(a tail token beats the dominant one) of the 2^32 codes over the exact one."""
+    V = 151_936
+    t = np.linspace(1e-9, 1 - 1e-9, 1_000_001)
+    dominant = -np.log(-np.log(t))  # its Gumbel, at the quantiles t
+    shares = {}
+    for gap in range(14, 26, 2):
+        u = -np.expm1(-np.exp(-(dominant + gap)))  # a tail Gumbel is above it for smaller u
+        p = np.ceil(u * 2.0**32 - 0.5).clip(0) / 2.0**32
+        drawn = -np.expm1((V - 1) * np.log1p(-p)).mean()
+        tail = (V - 1) * np.exp(-gap)
+        shares[gap] = f"{drawn * (1 + tail) / tail:.2f}"
+    return table(["gap", *shares], [["drawn / exact", *shares.values()]])

@@ -1,0 +1,274 @@
+"""Tables, numbers and claims of pages, declared in tables.toml and computed from records.
+
+A view is a table of records, one row for each cell of a benchmark:
+
+    files    paths below results/: a folder stands for its results.csv. "a-* | b" is the newest
+             folder that matches a-*, or b where none does.
+    python   in place of files alone: the function of computed.py that returns the rows
+    where    a pandas query that rows satisfy
+    by       columns whose values become columns, with `values` in them (median_us) and a row for
+             each `index` (d, v, b)
+    let      new columns, by pandas expressions
+
+A table has a view (`in`), `where`, `let`, and `columns`: heads and Python formats of a row's cells.
+With `across`, a column whose values become heads, `cells` are the columns of each. `names` is, by
+column, which values have rows, in their order, and what they are called. A column whose head starts
+with "?" is left out where the view lacks what it shows. A number has a view, `where`, `value` and
+`show`: span, least, most, list, only, count or sum, and a format. A claim has a view, `where` and
+`all`, a condition that every row has to satisfy; the words on the page are written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pages import computed, derived
+from pages.blocks import RESULTS, listed, source, span, table
+
+Spec = dict[str, Any]
+MAKERS = {**vars(computed), **vars(derived)}
+DECLARED = Path(__file__).with_name("tables.toml")
+
+
+@cache
+def declared() -> Spec:
+    """Return the sections of tables.toml: view, table, number, claim."""
+    return tomllib.loads(DECLARED.read_text(encoding="utf-8"))
+
+
+def least(*columns: pd.Series[float]) -> pd.Series[float]:
+    """Return the smallest of several columns, row by row; a NaN does not count."""
+    return pd.concat(columns, axis=1).min(axis=1)
+
+
+def most(*columns: pd.Series[float]) -> pd.Series[float]:
+    """Return the largest of several columns, row by row; a NaN does not count."""
+    return pd.concat(columns, axis=1).max(axis=1)
+
+
+FUNCTIONS = {"least": least, "most": most}
+
+
+def evaluated(frame: pd.DataFrame, expression: str, where: str) -> Any:
+    """Return the value of a pandas expression over the columns of a frame.
+
+    Raises:
+        ValueError: the expression names a column that the frame lacks; `where` names the entry.
+    """
+    try:
+        return frame.eval(expression, local_dict=FUNCTIONS, engine="python")
+    except (NameError, pd.errors.UndefinedVariableError) as error:
+        raise ValueError(
+            f"tables.toml, [{where}]: {expression!r}: {error}; the columns are "
+            f"{', '.join(map(str, frame.columns))}"
+        ) from error
+
+
+def files_of(spec: Spec) -> list[str]:
+    """Return the paths below results/ that a view reads."""
+    return [_newest(name) for name in spec.get("files", [])]
+
+
+def _newest(name: str) -> str:
+    for pattern in name.split(" | "):
+        if found := sorted(RESULTS.glob(pattern)):
+            return str(found[-1].relative_to(RESULTS))
+    raise FileNotFoundError(f"tables.toml: no record results/{name}")
+
+
+def _read(name: str) -> pd.DataFrame:
+    path = RESULTS / name
+    found = pd.read_csv(path / "results.csv" if path.is_dir() else path)
+    if path.is_dir():
+        found = found[found.status == "ok"]
+    return found.assign(run=Path(name).name)
+
+
+@cache
+def view(name: str) -> pd.DataFrame:
+    """Return the rows of a view; the caller must not change them."""
+    spec = declared()["view"][name]
+    if "python" in spec:
+        frame = MAKERS[spec["python"]](*files_of(spec))
+    else:
+        frame = pd.concat(map(_read, files_of(spec)), ignore_index=True)
+    frame = _narrowed(frame, spec, f"view.{name}")
+    if "by" in spec:
+        frame = _wide(frame, spec)
+        frame = _let(frame, spec, f"view.{name}")
+    return frame
+
+
+def _narrowed(frame: pd.DataFrame, spec: Spec, where: str) -> pd.DataFrame:
+    if "by" not in spec:
+        frame = _let(frame, spec, where)
+    if "where" in spec:
+        frame = frame[evaluated(frame, spec["where"], where)]
+    return frame
+
+
+def _let(frame: pd.DataFrame, spec: Spec, where: str) -> pd.DataFrame:
+    for column, expression in spec.get("let", {}).items():
+        frame = frame.assign(**{column: evaluated(frame, expression, where)})
+    return frame
+
+
+def _wide(frame: pd.DataFrame, spec: Spec) -> pd.DataFrame:
+    by, values = _several(spec["by"]), _several(spec.get("values", "median_us"))
+    index = spec.get("index", ["d", "v", "b"])
+    wide = frame.pivot_table(values, index, by, aggfunc="median", sort=False)
+    order = list(dict.fromkeys(frame[index].itertuples(index=False, name=None)))
+    wide = wide.loc[[key if len(index) > 1 else key[0] for key in order if _has(wide, key)]]
+    short = len(values) == 1
+    wide.columns = [_name(key[1:] if short else key) for key in wide.columns.to_flat_index()]
+    return wide.reset_index()
+
+
+def _has(wide: pd.DataFrame, key: tuple[Any, ...]) -> bool:
+    return (key if len(key) > 1 else key[0]) in wide.index
+
+
+def _several(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
+def _name(parts: Iterable[Any]) -> str:
+    """Return a column's name: its parts, with _ for what an expression cannot have in a name."""
+    return re.sub(r"\W", "_", "_".join(map(str, parts)))
+
+
+class _Missing(Exception):
+    """A cell shows a value that the record lacks."""
+
+
+class _Cell(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if not isinstance(value, str) and pd.isna(value):
+            raise _Missing
+        return str(super().format_field(value, format_spec))
+
+
+def _filled(template: str, row: dict[str, Any], missing: str) -> str:
+    try:
+        return _Cell().vformat(template, (), row)
+    except _Missing:
+        return missing
+
+
+def _shows(template: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+
+
+def _declared_table(name: str) -> Spec:
+    """Return a table's entries, with those of the table that it is `like`."""
+    spec = declared()["table"][name]
+    return {**_declared_table(spec["like"]), **spec} if "like" in spec else spec
+
+
+def made_table(name: str) -> str:
+    """Return the Markdown of a table, and what it was measured on."""
+    spec, where = _declared_table(name), f"table.{name}"
+    frame = _let(view(spec["in"]), spec, where)
+    if "where" in spec:
+        frame = frame[evaluated(frame, spec["where"], where)]
+    if "sort" in spec:
+        frame = frame.sort_values(spec["sort"], kind="stable")
+    for column, names in spec.get("names", {}).items():
+        frame = frame[frame[column].astype(str).isin(names)]
+        order = frame[column].astype(str).map(list(names).index)
+        frame = frame.assign(**{column: frame[column].astype(str).map(names)})
+        frame = frame.loc[order.sort_values(kind="stable").index]
+    if frame.empty:
+        raise ValueError(f"tables.toml, [{where}]: no row of the view {spec['in']} is left")
+    columns = {
+        head.removeprefix("?"): form
+        for head, form in spec["columns"].items()
+        if not (head.startswith("?") and _shows(form) - set(frame))
+    }
+    if "across" in spec:
+        heads, rows = _across(frame, columns, spec)
+    else:
+        missing = spec.get("missing", "")
+        heads = list(columns)
+        rows = [
+            [_filled(form, row, missing) for form in columns.values()]
+            for row in frame.to_dict("records")
+        ]
+    text = table(heads, rows, left=spec.get("left", 1))
+    files = [*files_of(declared()["view"][spec["in"]]), *spec.get("also", [])]
+    return f"{text}\n\n{source(*files)}" if spec.get("source", True) else text
+
+
+def _across(
+    frame: pd.DataFrame, columns: dict[str, str], spec: Spec
+) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and rows of a table in which a column's values became heads."""
+    by, missing = _several(spec["across"]), spec.get("missing", "")
+    groups = frame[by].drop_duplicates()
+    if spec.get("sorted", True):
+        groups = groups.sort_values(by)
+    heads = [
+        *columns,
+        *(head.format_map(group) for group in groups.to_dict("records") for head in spec["cells"]),
+    ]
+    rows: dict[tuple[str, ...], dict[tuple[Any, ...], list[str]]] = {}
+    for row in frame.to_dict("records"):
+        key = tuple(_filled(form, row, missing) for form in columns.values())
+        cells = [_filled(form, row, missing) for form in spec["cells"].values()]
+        rows.setdefault(key, {})[tuple(row[name] for name in by)] = cells
+    none = [missing] * len(spec["cells"])
+    order = list(groups.itertuples(index=False, name=None))
+    return heads, [
+        [*key, *(cell for group in order for cell in cells.get(group, none))]
+        for key, cells in rows.items()
+    ]
+
+
+def _rows(spec: Spec, where: str) -> pd.DataFrame:
+    frame = _let(view(spec["in"]), spec, where)
+    frame = frame[evaluated(frame, spec["where"], where)] if "where" in spec else frame
+    if frame.empty:
+        raise ValueError(f"tables.toml, [{where}]: no row of the view {spec['in']} is left")
+    return frame
+
+
+def made_number(name: str) -> str:
+    """Return a number of [number] as a page shows it."""
+    spec, where = declared()["number"][name], f"number.{name}"
+    kind, _, form = spec["show"].partition(" ")
+    rows, parts = _rows(spec, where), _several(spec["value"])
+    rows = rows.sort_values("b") if kind == "list" else rows
+    values = pd.concat(evaluated(rows, part, where) for part in parts).dropna()
+    if kind == "only" and values.nunique() != 1:
+        raise ValueError(f"tables.toml, [{where}]: expected one value; got {list(values)}")
+    if kind == "span":
+        return span(values, form)
+    if kind == "list":
+        return listed(f"{value:{form}}" for value in values)
+    one = {"least": values.min, "most": values.max, "only": lambda: values.iloc[0]}
+    one |= {"count": lambda: int(values.sum()), "sum": values.sum}
+    return f"{one[kind]():{form}}"
+
+
+def check_claim(name: str) -> None:
+    """Recompute a claim of [claim] from the records.
+
+    Raises:
+        ValueError: some row of its view contradicts the claim; the message has the first ones.
+    """
+    spec, where = declared()["claim"][name], f"claim.{name}"
+    frame = _rows(spec, where)
+    wrong = frame[~evaluated(frame, spec["all"], where).astype(bool)]
+    if len(wrong):
+        raise ValueError(
+            f"tables.toml, [{where}]: expected {spec['all']} in every row; got {len(wrong)} of "
+            f"{len(frame)} without it, first {wrong.iloc[0].to_dict()}"
+        )
