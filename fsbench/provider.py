@@ -84,9 +84,6 @@ class Drawn(Protocol):
     def tokens(self) -> Tensor: ...
 
 
-PRESET_NAMES = ("paper", "lean", "tp", "quick", "truncated", "score", "smoke", "cpu")
-"""Those of `fsbench run --preset`; fsbench.measure.presets has what they are."""
-
 OPTIONS = (
     "per_row_temperature",
     "greedy_rows",
@@ -256,8 +253,7 @@ _FIELDS: _Checks = {
     "a line of text": (("name", "label", "call"), _line),
     "a Kind": (("kind",), lambda value: isinstance(value, Kind)),
     "Capabilities": (("capabilities",), lambda value: isinstance(value, Capabilities)),
-    "a tuple of texts": (("requires",), _some()),
-    f"some of {', '.join(PRESET_NAMES)}": (("presets",), _some(*PRESET_NAMES)),
+    "a tuple of texts": (("requires", "presets"), _some()),
     "(major, minor) or None": (("compute_capability",), _capability),
     "True or False": (("tunes",), lambda value: isinstance(value, bool)),
     "a function": (("build", "supports", "kept_bytes", "not_built"), callable),
@@ -309,7 +305,7 @@ class Provider:
     compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
     capabilities: what it can do; a test holds it to each of them.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
-    presets: the presets of `fsbench run` that include it, of PRESET_NAMES.
+    presets: the presets of `fsbench run` that include it.
     kept_bytes: problem -> memory that `build` keeps beside the weight to serve it: a copy, tables.
         Scratch memory and workspaces do not count; results have the peak of all (peak_extra_bytes).
     noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device

@@ -71,7 +71,7 @@ FIELDS = {
     "build": ["None", "'build'", "7"],
     "capabilities": ["None", "Capabilities", "{}"],
     "requires": ["None", "'torch'", "(7,)", "7"],
-    "presets": ["None", "'paper'", "(None,)", "('smok',)"],
+    "presets": ["None", "'paper'", "(None,)"],
     "compute_capability": ["9", "'9.0'", "(9,)", "(9, '0')"],
     "supports": ["None", "'yes'", "die", "hang"],
     "kept_bytes": ["None", "7", "fail", "die", "hang", "lambda p: 'x'", "lambda p: -1",

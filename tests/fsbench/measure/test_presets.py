@@ -9,7 +9,7 @@ from fsbench.errors import InvalidArgument
 from fsbench.measure.plan import Plan
 from fsbench.measure.presets import PRESETS, preset
 from fsbench.problem import Problem, models
-from fsbench.provider import PRESET_NAMES, Kind
+from fsbench.provider import Kind
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -33,7 +33,7 @@ def test_shapes_are_those_of_named_models(name):
 
 def test_presets_that_providers_name_exist_and_none_is_empty():
     named = [name for entry in discover().values() for name in entry.provider.presets]
-    assert set(named) == set(PRESETS) == set(PRESET_NAMES)
+    assert set(named) == set(PRESETS)
 
 
 def test_paper_is_the_papers_sweep():
