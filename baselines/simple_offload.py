@@ -3,8 +3,8 @@
     token = first v whose running sum of exp((logits_v - max) / T) exceeds u times the total
 
 One vectorised pass over the row by blocks, from the cache; then one block is read again to find the
-token. Penalties as sparse edits and filters before any softmax are the same code
-(fsbench.simple), but a Problem has none.
+token. Filters act before any softmax. Penalties as sparse edits are the same code (fsbench.simple),
+which keeps them from step to step; a Problem's are of one step.
 
 Undefined rows (a NaN or +inf logit, or no finite one): token -1.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.simple import able, launch_with, not_built, pinned, ring_dtype
-from fsbench.problem import Problem
+from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Kind, Launch, Provider
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     step = Offload(
         B,
         V,
-        Controls(temperature=problem.temperature),
+        Controls(problem.temperature, problem.top_k, problem.top_p, problem.min_p),
         dtype=dtype,
         buffer=pinned(RingShape(1, B, V, dtype=dtype).bytes(), problem),
     )
@@ -42,6 +42,6 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     not_built=not_built,
-    capabilities=able(batch_invariant=True),
+    capabilities=able(batch_invariant=True, filters=FILTERS),
     presets=("cpu",),
 )

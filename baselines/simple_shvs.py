@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.logits import matmul_logits
 from fsbench.baselines.providing.simple import able, launch_with, not_built, pinned, ring_dtype
-from fsbench.problem import Problem
+from fsbench.problem import FILTERS, Problem
 from fsbench.provider import Kind, Launch, Provider, padded
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def build(problem: Problem, weight: Tensor) -> Launch:
     step = Shvs(
         B,
         V,
-        Controls(temperature=problem.temperature),
+        Controls(problem.temperature, problem.top_k, problem.top_p, problem.min_p),
         hot=max(1, V // 8),
         dtype=dtype,
         buffer=pinned(RingShape(1, B, V, dtype=dtype).bytes(), problem),
@@ -91,6 +91,6 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     build=build,
     not_built=not_built,
-    capabilities=able(batch_invariant=True),
+    capabilities=able(batch_invariant=True, filters=FILTERS),
     presets=("cpu",),
 )

@@ -7,7 +7,7 @@ top-p, min-p and penalties (docs/truncated.md); `score` has the log-probabilitie
 int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md). Heads of
 int8 or fp8 themselves, `QuantisedHead`, go where a weight goes (docs/quantised-heads.md).
 
-Who may import whom, from the ground up: configs, noise, checks, device, shard, call, fused, then
+Who may import whom, from the ground up: configs, noise, checks, device, shard, launch, fused, then
 truncated and scoring, screened, then drafting and warming, then providing, then the sampler files.
 Each name below is loaded when it is first used, so that listing the samplers needs no torch.
 """
@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 from fsbench.late import late
 
 if TYPE_CHECKING:
-    from fsbench.kernels.call.quantised import QuantisedHead, quantise_head
-    from fsbench.kernels.call.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
     from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
     from fsbench.kernels.drafting.vocabulary import DraftVocabulary, prepare_draft_vocabulary
     from fsbench.kernels.fused.api import describe, flash_sample
     from fsbench.kernels.fused.drafts import Verified, step_noise, verify_drafts
+    from fsbench.kernels.launch.quantised import QuantisedHead, quantise_head
+    from fsbench.kernels.launch.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.scoring.api import score
     from fsbench.kernels.screened.api import screened_sample
     from fsbench.kernels.screened.files import load_head, save_head
@@ -72,8 +72,8 @@ __all__ = [
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
     __getattr__ = late(
         __name__,
-        call__quantised=("QuantisedHead", "quantise_head"),
-        call__result=("Sample", "Score", "Screened", "TruncatedSample"),
+        launch__quantised=("QuantisedHead", "quantise_head"),
+        launch__result=("Sample", "Score", "Screened", "TruncatedSample"),
         configs__hopper=("HopperConfig",),
         configs__portable=("TileConfig",),
         configs__screen=("HopperScreenConfig", "ResolveConfig", "ScreenConfig"),

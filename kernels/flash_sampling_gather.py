@@ -130,7 +130,7 @@ class _Gathered(WorkspaceLaunch):
         super().__init__(problem, self._head.weight)
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        from fsbench.kernels.fused.local_draw import local_draw
+        from fsbench.kernels.fused.api import local_draw
 
         drawn = local_draw(hidden, self._head, seed, offset, self._temperature, return_logz=True)
         assert drawn.logz is not None

@@ -23,7 +23,7 @@ from fsbench.provider import Kind, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels.call.result import Screened
+    from fsbench.kernels.launch.result import Screened
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> Screened:

@@ -34,11 +34,10 @@ def flash_sampling_store(
     """
     import torch
 
-    from fsbench.kernels.call.request import Request
-    from fsbench.kernels.call.result import Sample
-    from fsbench.kernels.configs.choice import choose
     from fsbench.kernels.device.stored_logits import allocate
     from fsbench.kernels.fused.launch import launch
+    from fsbench.kernels.launch.request import Request
+    from fsbench.kernels.launch.result import Sample
 
     B, V = hidden.shape[0], weight.shape[0]
     request = Request(
@@ -47,8 +46,7 @@ def flash_sampling_store(
     tokens = torch.empty(B, dtype=torch.int64, device=hidden.device)
     valid = torch.empty(B, dtype=torch.bool, device=hidden.device)
     stored = allocate(B, V, hidden.device, largest=False)
-    config = choose(hidden, weight, "group", config=config)
-    launch(request, config, Sample(tokens, valid, None, None), stored)
+    launch(request, "auto", config, Sample(tokens, valid, None, None), stored)
     return tokens, stored.logits[:, :V]
 
 

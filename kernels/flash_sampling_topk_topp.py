@@ -18,7 +18,7 @@ from fsbench.provider import Kind, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels.call.result import TruncatedSample
+    from fsbench.kernels.launch.result import TruncatedSample
 
 
 def sample(hidden: Tensor, weight: Tensor, **options: Any) -> TruncatedSample:

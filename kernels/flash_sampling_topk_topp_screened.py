@@ -19,7 +19,7 @@ from fsbench.provider import Kind, Provider
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels.call.result import TruncatedSample
+    from fsbench.kernels.launch.result import TruncatedSample
 
 
 def unsupported_reason(problem: Problem) -> str | None:

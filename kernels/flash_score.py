@@ -15,7 +15,7 @@ from fsbench.provider import Capabilities, Kind, Provider, QuantisedWeight
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels.call.result import Score
+    from fsbench.kernels.launch.result import Score
 
 
 def score(hidden: Tensor, weight: Any, targets: Tensor, **named: Any) -> Score:

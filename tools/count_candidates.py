@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fsbench import inputs
 from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
-from fsbench.kernels.call.pack_mask import pack_mask
+from fsbench.kernels.launch.operands import pack_mask
 from fsbench.machine.environment import environment
 from fsbench.problem import Problem
 

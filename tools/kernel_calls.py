@@ -22,10 +22,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsbench import kernels
 from fsbench.discover import discover
-from fsbench.kernels.call.quantised import QuantisedHead
-from fsbench.kernels.drafting.vocabulary import DraftVocabulary
-from fsbench.kernels.shard.vocab_shard import VocabShard
-from fsbench.kernels.truncated.history import Penalties, TokenHistory
+from fsbench.kernels import (
+    DraftVocabulary,
+    Penalties,
+    QuantisedHead,
+    TokenHistory,
+    VocabShard,
+)
 from fsbench.kernels.warming.offline import CHIPS, Chip
 from fsbench.problem import Problem
 from fsbench.provider import Provider, Shard

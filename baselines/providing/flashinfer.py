@@ -80,7 +80,7 @@ def build_as_in_paper(
     """
     import torch
 
-    temperature = torch.tensor(problem.temperature, device=weight.device)
+    temperature = torch.tensor(problem.temperature, dtype=torch.float32, device=weight.device)
     V, weight = len(weight), padded(weight)
 
     def front(hidden: Tensor, weight: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:

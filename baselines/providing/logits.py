@@ -108,10 +108,11 @@ def penaliser(problem: Problem, device: torch.device) -> Callable[[Tensor], Tens
     ids = [[*row, *[next(iter(row))] * (width - len(row))] for row in rows]
     tokens = torch.tensor(ids, device=device)
     times = torch.tensor(
-        [[row[token] for token in line] for row, line in zip(rows, ids, strict=True)]
+        [[row[token] for token in line] for row, line in zip(rows, ids, strict=True)],
+        dtype=torch.float32,
     )
     less = problem.frequency_penalty * times + problem.presence_penalty * (times > 0)
-    less = less.float().to(device)
+    less = less.to(device)
     repetition = problem.repetition_penalty
 
     def penalise(logits: Tensor) -> Tensor:

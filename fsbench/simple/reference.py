@@ -59,7 +59,7 @@ def decide(
     V = logits.shape[1]
     kept = truncate(logits, temperature, top_k=top_k, top_p=top_p, min_p=min_p).kept
     undefined = ~kept.any(1)
-    T = torch.as_tensor(temperature).double().reshape(-1, 1).expand(len(logits), 1)
+    T = torch.as_tensor(temperature, dtype=torch.float64).reshape(-1, 1).expand(len(logits), 1)
     T = torch.where(undefined[:, None] | (T < SMALLEST_TEMPERATURE), 1.0, T)
     z = torch.where(undefined[:, None], 0.0, logits.double())
     p = torch.softmax((z / T).masked_fill(~kept & ~undefined[:, None], -torch.inf), 1)

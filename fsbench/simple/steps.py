@@ -89,7 +89,7 @@ class FullV:
 
     def __init__(self, B: int, V: int, temperature: float = 1.0):
         self.temperature = temperature
-        self.logits = torch.zeros(B, V)
+        self.logits = torch.zeros(B, V, dtype=torch.float32)
 
     def tokens(self, seed: Tensor, offset: Tensor) -> Tensor:
         p, undefined = probabilities(self.logits, self.temperature)
@@ -107,7 +107,7 @@ class Parallel:
 
     def __init__(self, B: int, V: int, temperature: float = 1.0, samplers: int | None = None):
         self.temperature = temperature
-        self.logits = torch.zeros(B, V)
+        self.logits = torch.zeros(B, V, dtype=torch.float32)
         self.samplers = checked_samplers(samplers)
         self._uniform = torch.empty(B, dtype=torch.float64)
         # torch's thread count belongs to the thread that sets it.

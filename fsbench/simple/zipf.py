@@ -70,7 +70,7 @@ class ZipfText:
 
     def logits(self, rows: int, first: int = 0) -> Tensor:
         """Logits [rows, V] fp32, each a step of another document: log p of the step."""
-        out = torch.empty(rows, self.V)
+        out = torch.empty(rows, self.V, dtype=torch.float32)
         weight = 0.5 ** np.arange(_CANDIDATES)
         for row in range(rows):
             law = self.law(first + row)

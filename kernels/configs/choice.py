@@ -23,6 +23,10 @@ WORTH_SPLITTING = 64_000_000
 An H200 reads them in 14 us. Five heads with 69 MB or more gain at every batch size, 1 to 7 us;
 five with 57 MB or less gain up to 2 and lose up to 4 us (results/h200/split).
 """
+NO_ADDRESS = (
+    "hidden, weight: expected tensors with memory of their own; got one without, as inside "
+    "torch.vmap: give all rows as one hidden [B, D]"
+)
 _USUAL_ROWS = 64  # of portable_rows
 _FEW_ROWS = 32  # of weights of one byte, with which the portable kernel is faster
 
@@ -51,10 +55,7 @@ def tma_possible(*matrices: Tensor) -> bool:
             if (matrix.data_ptr() | matrix.shape[1] * matrix.element_size()) % 16:
                 return False
     except RuntimeError as error:
-        raise InvalidType(
-            "hidden, weight: expected tensors with memory of their own; got one without, as inside "
-            "torch.vmap: give all rows as one hidden [B, D]"
-        ) from error
+        raise InvalidType(NO_ADDRESS) from error
     return True
 
 

@@ -10,15 +10,15 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
-from fsbench.kernels.call.operands import greedy
-from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
-from fsbench.kernels.call.request import Filters, Request, checked_request, raw_logits
-from fsbench.kernels.call.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import check_matrices, check_tensor
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
 from fsbench.kernels.fused.api import flash_sample
+from fsbench.kernels.launch.operands import greedy
+from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.launch.request import Filters, Request, checked_request, raw_logits
+from fsbench.kernels.launch.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.screened.api import screened_sample
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.truncated.api import MAX_V, compute

@@ -8,11 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from fsbench.kernels import fused, truncated
-from fsbench.kernels.call.operands import per_row
-from fsbench.kernels.call.prepared import launch_kernel
-from fsbench.kernels.call.request import Filters, Request
-from fsbench.kernels.call.result import Sample, TruncatedSample
-from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.device.rows import noise_of_rows
 from fsbench.kernels.device.stored_logits import (
@@ -22,6 +17,10 @@ from fsbench.kernels.device.stored_logits import (
     largest_of_groups,
 )
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary
+from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.launch.operands import per_row
+from fsbench.kernels.launch.request import Filters, Request
+from fsbench.kernels.launch.result import Sample, TruncatedSample
 from fsbench.kernels.noise.contract import gumbel, temperatures
 from fsbench.kernels.noise.words import bits_of_tokens
 from fsbench.kernels.truncated.history import Penalties
@@ -83,9 +82,9 @@ def launch_filtered(
     out: Sample,
 ) -> None:
     """The fused kernel leaves the draft head's logits; what the filters keep of them races."""
-    hidden, weight, V = request.hidden, request.weight, vocabulary.vocab_size
+    hidden, V = request.hidden, vocabulary.vocab_size
     stored = allocate(len(hidden), request.vocab_size, hidden.device, largest=False)
-    fused.launch.launch(request, choose(hidden, weight, request.noise), out, stored)
+    fused.launch.launch(request, "auto", None, out, stored)
     stride = triton.cdiv(V, STRIDE_UNIT) * STRIDE_UNIT
     logits = vocabulary.spread(stored.logits[:, : request.vocab_size], stride)
     truncated.launch.finish(

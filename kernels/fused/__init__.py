@@ -1,6 +1,6 @@
 """Sampling fused into the matmul: `flash_sample`, its two kernels, and `verify_drafts`.
 
-May import: call, shard, device, checks, noise, configs.
+May import: launch, shard, device, checks, noise, configs.
 """
 
 from typing import TYPE_CHECKING

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import fused
-from fsbench.kernels.call.head import PreparedHead, drawn_from
-from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
-from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
-from fsbench.kernels.call.request import Request, checked_request
-from fsbench.kernels.call.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.checks.tensors import check_matrices, check_matrix, check_tensor
 from fsbench.kernels.checks.values import (
     MAX_TOP,
@@ -22,14 +18,16 @@ from fsbench.kernels.checks.values import (
     check_noise,
 )
 from fsbench.kernels.configs.choice import choose, explanation, tma_possible
+from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.fused.draw import draw
-from fsbench.kernels.fused.op import through_operator
-from fsbench.kernels.shard.vocab_shard import VocabShard
-
-_PLAIN = (*[None] * 6, 1, False, False, False, False, 0)
-"""The options of a plain call, but for vocab_size, noise and kernel."""
+from fsbench.kernels.fused.by_reference import compute
+from fsbench.kernels.launch.heads import PreparedHead, drawn_from
+from fsbench.kernels.launch.operator import as_operator, is_traced
+from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.launch.request import Request, checked_request
+from fsbench.kernels.launch.result import Extras, Sample, empty_sample, sample_fields
+from fsbench.kernels.shard.vocab_shard import VocabShard, reachable
 
 
 def flash_sample(
@@ -107,22 +105,16 @@ def flash_sample(
     One launch (one for every four samples; one more to pack a mask of bools). The host does not
     wait for it, except where workspaces are allocated: at the first launch on a device, and at one
     that finds those set aside for captures half used. It may be captured in a CUDA graph, after one
-    launch outside (fsbench.kernels.call.workspace), and compiled (torch.ops.fsbench.flash_sample).
-    There is no gradient. On CPU tensors it runs fsbench.reference, which draws the same tokens, or
-    under TRITON_INTERPRET=1 the kernel (but not in bf16, where Triton's interpreter is wrong).
+    launch outside (fsbench.kernels.launch.workspace), and compiled, as the operator
+    torch.ops.fsbench.flash_sample. There is no gradient. On CPU tensors it runs fsbench.reference,
+    which draws the same tokens, or under TRITON_INTERPRET=1 the kernel (but not in bf16, where
+    Triton's interpreter is wrong).
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
             or range, or a kernel that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
-    asked = (return_logprob, return_logz, return_entropy, return_rank, return_top)
-    options = (bias, mask, soft_cap, shard, out, config, num_samples, *asked)
-    values = (vocab_size, noise, kernel)
-    kind = plain_kind(options, _PLAIN, values, hidden, weight, seed, offset, temperature)
-    launch = launch_of(kind, hidden)
-    if launch is not None:
-        return launch(hidden, weight, seed, offset, temperature)
     head = weight if isinstance(weight, PreparedHead) else None
     if head is not None:
         head.validate()
@@ -165,22 +157,79 @@ def flash_sample(
             head.draw(request, out)
             return out
     carry_out(request, kernel, config, out)
-    if kind is not None:
-        remember(
-            kind, request, fused, choose(request.hidden, request.weight, request.noise, kernel)
-        )
     return out
 
 
 def carry_out(
     request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
 ) -> None:
-    """What a checked request asks for, into `out`: at once, or as an operator if torch traces."""
-    real = type(request.hidden) in (torch.Tensor, torch.nn.Parameter)  # and not a fake one
-    if real and not torch.compiler.is_compiling():
+    """Draw what a checked request asks for into `out`, as an operator if torch traces.
+
+    kernel, config: as `configs.choice.choose` takes them.
+    """
+    if not is_traced(request.hidden):
         draw(request, kernel, config, out)
+        return
+    values: dict[str, Any] = dict(zip(Request._fields, request, strict=True))
+    values |= {"kernel": kernel, "config": config}
+    fields = zip(Sample._fields, out, strict=True)
+    flash_sample_op(values, {name: field for name, field in fields if field is not None})
+
+
+def draw(
+    request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
+) -> None:
+    """Draw into `out` with a kernel, or on a CPU by the reference (see runs_kernels)."""
+    hidden = request.hidden
+    # A CPU's ranks share no memory that a kernel could reach.
+    alone = request.merge_later or reachable(request.shard)
+    if hidden.is_cuda or (runs_kernels(hidden.device, hidden.dtype) and alone):
+        fused.launch.launch(request, kernel, config, out)
     else:
-        through_operator(request, kernel, config, out)
+        choose(hidden, request.weight, request.noise, kernel, config)  # refuses what cannot run
+        compute(request, out)
+
+
+def _draw_values(values: dict[str, Any], results: dict[str, Tensor]) -> None:
+    """Draw, as the operator has the request: see carry_out."""
+    kernel, config = values.pop("kernel"), values.pop("config", None)
+    request = Request(**{**dict.fromkeys(Request._fields), **values})
+    draw(request, kernel, config, Sample(**results))
+
+
+flash_sample_op = as_operator("flash_sample", _draw_values)
+
+
+def local_draw(
+    hidden: Tensor,
+    weight: Tensor | VocabShard,
+    seed: Tensor,
+    offset: Tensor,
+    temperature: float,
+    *,
+    return_logz: bool = False,
+) -> Sample:
+    """Return this rank's best candidates, packed (noise.keys.ordered_key), in place of tokens.
+
+    The largest over all ranks is the row's: the noise of a token is the same on any rank. logz is
+    that of the rank's tokens; it means nothing where these have no draw. Arguments are those of
+    flash_sample.
+    """
+    request = checked_request(
+        hidden,
+        weight,
+        seed=seed,
+        offset=offset,
+        temperature=temperature,
+        soft_cap=None,
+        bias=None,
+        mask=None,
+        vocab_size=None,
+        may_be_sharded=True,
+    )._replace(merge_later=True)
+    out = empty_sample(request, Extras(logz=return_logz))
+    draw(request, "auto", None, out)
+    return out
 
 
 def describe(

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.kernels.call.request import Request, raw_logits
-from fsbench.kernels.call.result import Sample
 from fsbench.kernels.checks.autocast import without_autocast
+from fsbench.kernels.launch.request import Request, raw_logits
+from fsbench.kernels.launch.result import Sample
 from fsbench.kernels.noise.packed import pack
 from fsbench.kernels.shard.vocab_shard import VocabShard
 

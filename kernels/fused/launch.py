@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from fsbench.kernels.call.operands import (
+from fsbench.kernels.configs.choice import choose
+from fsbench.kernels.configs.gpu import launching_on, multiprocessors
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.device.quantised import PTX
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate
+from fsbench.kernels.fused import hopper
+from fsbench.kernels.fused.portable import (
+    TARGETS_AT_ONCE,
+    flash_sampling_kernel,
+    target_logits_kernel,
+)
+from fsbench.kernels.launch.launch_cache import Launch, cached, launch_kernel, launch_key
+from fsbench.kernels.launch.operands import (
     Operands,
     Processing,
     greedy,
@@ -18,148 +30,103 @@ from fsbench.kernels.call.operands import (
     processing,
     scale_per_row,
 )
-from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, launch_kernel, prepared
-from fsbench.kernels.call.request import SAMPLES_AT_ONCE, TENSORS, Request
-from fsbench.kernels.call.result import Sample
-from fsbench.kernels.call.standing import launch_standing
-from fsbench.kernels.call.workspace import workspace
-from fsbench.kernels.configs.gpu import launching_on, multiprocessors
-from fsbench.kernels.configs.hopper import HopperConfig
-from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.device.quantised import PTX
-from fsbench.kernels.device.stored_logits import StoredLogits, allocate
-from fsbench.kernels.fused import hopper
-from fsbench.kernels.fused.portable import flash_sampling_kernel
-from fsbench.kernels.fused.targets import TARGETS_AT_ONCE, target_logits_kernel
+from fsbench.kernels.launch.ranks import launch_ranks
+from fsbench.kernels.launch.request import SAMPLES_AT_ONCE, Request, changes_logits
+from fsbench.kernels.launch.result import Sample
+from fsbench.kernels.launch.workspace import workspace
 
-_MOVING = (
-    *("hidden", "weight", "seed_ptr", "offset_ptr", "temperature"),
-    *("keys_ptr", "arrivals_ptr", "tokens_ptr", "valid_ptr", "first_sample"),
-    *("logits_ptr", "largest_ptr"),
-)
-"""Arguments that move in plain draws, in this order."""
+
+class _Prepared(NamedTuple):
+    """What launches of one key have in common.
+
+    operands: how the matrices are loaded. run: the kernel, with the arguments that stay.
+    counters: arrivals that a launch needs at least.
+    """
+
+    operands: Operands
+    run: Launch
+    counters: int
 
 
 def launch(
     request: Request,
-    config: TileConfig | HopperConfig,
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
     out: Sample,
     stored: StoredLogits | None = None,
 ) -> Tensor | None:
-    """Run the kernel of a config on a request.
+    """Run one of the fused kernels on a request.
 
     One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
-    stored: where the logits are written, too. Ranks of drawn tokens, and the largest logits, are
-    found in it afterwards, by a launch of its own.
+
+    Args:
+        kernel, config: as `configs.choice.choose` takes them.
+        stored: where the logits are written, too. Ranks of drawn tokens, and the largest logits,
+            are found in it afterwards, by a launch of its own.
 
     Returns the masses that its programs left (mass_of_programs), if log-probabilities, logz or
     entropy are asked for.
     """
     given = request.noise == "given"
     looked_at = out.top_tokens is not None or (out.rank is not None and not given)
-    if looked_at and stored is None:
-        stored = allocate(len(request.hidden), request.vocab_size, request.hidden.device, True)
     hidden, weight, samples = request.hidden, request.weight, request.num_samples
     B, device = hidden.shape[0], hidden.device
+    if looked_at and stored is None:
+        stored = allocate(B, request.vocab_size, device, True)
     at_once = min(samples, SAMPLES_AT_ONCE)
     logits = processing(request)
     stride = 0 if stored is None else stored.logits.shape[1]
-    scale = {} if request.scale is None else {"scale_ptr": request.scale}
+    key = launch_key(request, out, kernel, config, stride)
     line = None if request.shard is None or request.merge_later else request.shard.line
-    kind = (
-        config,
-        (hidden.data_ptr() | weight.data_ptr()) % 16 == 0,  # else TMA cannot load them
-        out.logprob is None,
-        out.logz is None,
-        out.entropy is None,
-        out.top_tokens is None,
-        stride,
-        *kind_of(request),
-    )
+    winners = masses = limits = sums = loaded_hidden = loaded_weight = None
     with launching_on(device):
-        work = workspace(max(B * at_once, _counters(B, config, device)), device)
-        limits = _target_logits(request, logits, out.rank) if given else None
+        if given:
+            limits = _target_logits(request, logits, out.rank)
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
-            operands, run = prepared((n, *kind), _prepare, request, config, n, logits, stride)
+            operands, run, counters = cached(
+                (n, key), _prepare, request, kernel, config, n, logits, stride
+            )
             if first_sample == 0:
+                work = workspace(max(B * at_once, counters), device)
                 loaded_hidden, loaded_weight = operands.load(hidden, weight)
                 winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
-                handed = _handed_over(operands, device)
+                if operands.handed:
+                    sums = torch.empty(operands.handed, dtype=torch.float32, device=device)
             run(
-                hidden=loaded_hidden,
-                weight=loaded_weight,
-                seed_ptr=request.seed,
-                offset_ptr=request.offset,
-                temperature=request.temperature,
-                soft_cap=request.soft_cap,
-                bias_ptr=logits.bias,
-                row_bias_ptr=logits.row_bias,
-                mask_ptr=logits.mask,
-                keys_ptr=work.keys,
-                arrivals_ptr=work.arrivals,
-                winners_ptr=winners,
-                masses_ptr=masses,
-                tokens_ptr=out.tokens,
-                valid_ptr=out.valid,
-                logprob_ptr=out.logprob,
-                logz_ptr=out.logz,
-                entropy_ptr=out.entropy,
-                rank_ptr=None if limits is None else out.rank,
-                limits_ptr=limits,
-                logits_ptr=None if stored is None else stored.logits,
-                largest_ptr=None if stored is None else stored.largest,
-                buffers_ptr=None if line is None else line.buffers,
-                counts_ptr=None if line is None else line.counts,
-                first_sample=first_sample,
-                **scale,
-                **handed,
+                {
+                    "hidden": loaded_hidden,
+                    "weight": loaded_weight,
+                    "scale_ptr": request.scale,
+                    "seed_ptr": request.seed,
+                    "offset_ptr": request.offset,
+                    "temperature": request.temperature,
+                    "soft_cap": request.soft_cap,
+                    "bias_ptr": logits.bias,
+                    "row_bias_ptr": logits.row_bias,
+                    "mask_ptr": logits.mask,
+                    "keys_ptr": work.keys,
+                    "arrivals_ptr": work.arrivals,
+                    "winners_ptr": winners,
+                    "masses_ptr": masses,
+                    "sums_ptr": sums,
+                    "tokens_ptr": out.tokens,
+                    "valid_ptr": out.valid,
+                    "logprob_ptr": out.logprob,
+                    "logz_ptr": out.logz,
+                    "entropy_ptr": out.entropy,
+                    "rank_ptr": None if limits is None else out.rank,
+                    "limits_ptr": limits,
+                    "logits_ptr": None if stored is None else stored.logits,
+                    "largest_ptr": None if stored is None else stored.largest,
+                    "buffers_ptr": None if line is None else line.buffers,
+                    "counts_ptr": None if line is None else line.counts,
+                    "first_sample": first_sample,
+                }
             )
         if looked_at and stored is not None:
-            launch_standing(request, stored, masses, out._replace(logprob=None))
+            launch_ranks(request, stored, masses, out._replace(logprob=None))
     return masses
-
-
-def plain(
-    request: Request, config: TileConfig | HopperConfig, stride: int = 0
-) -> Callable[..., Sample]:
-    """The launch of a request without options, for all that differ by addresses or by a float.
-
-    It takes hidden, weight, seed, offset and temperature, and keeps none of the request's alive.
-    stride: of the logits that are stored, too; where to is one more argument.
-    """
-    (B, _), device = request.hidden.shape, request.hidden.device
-    operands, run = _prepare(request, config, 1, processing(request), stride)
-    run.fixed = {**dict.fromkeys(run.kernel.arg_names), **run.fixed}  # None for what it has not
-
-    known: Callable[[list[Any]], None] | None = None
-
-    def again(
-        hidden: Tensor,
-        weight: Tensor,
-        seed: Tensor,
-        offset: Tensor | None,
-        temperature: float | Tensor,
-        stored: StoredLogits | tuple[None, None] = (None, None),
-    ) -> Sample:
-        nonlocal known
-        tokens = torch.empty(B, dtype=torch.int64, device=device)
-        valid = torch.empty(B, dtype=torch.bool, device=device)
-        with launching_on(device):
-            work = workspace(max(B, _counters(B, config, device)), device)
-            sums = _handed_over(operands, device)
-            given = (*operands.load(hidden, weight), seed, offset, temperature)
-            own = (work.keys, work.arrivals, tokens, valid, 0, *stored, *sums.values())
-            moving: tuple[Any, ...] = (*given, *own)
-            if known is None:
-                arguments = dict(zip((*_MOVING, *sums), moving, strict=True))
-                run(**arguments)
-                known = run.ready(**arguments)
-            else:  # in what Triton compiles for, all calls of a kind are alike
-                known([x.data_ptr() if type(x) in TENSORS else x for x in moving if x is not None])
-        return Sample(tokens, valid)
-
-    return again
 
 
 def _counters(B: int, config: TileConfig | HopperConfig, device: torch.device) -> int:
@@ -171,13 +138,6 @@ def _counters(B: int, config: TileConfig | HopperConfig, device: torch.device) -
     return 1
 
 
-def _handed_over(operands: Operands, device: torch.device) -> dict[str, Tensor]:
-    """Memory for the sums that programs hand over, as an argument, where blocks are split."""
-    if not operands.handed:
-        return {}
-    return {"sums_ptr": torch.empty(operands.handed, dtype=torch.float32, device=device)}
-
-
 def _partial_sums(
     programs_v: int, B: int, samples: int, out: Sample
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -185,7 +145,7 @@ def _partial_sums(
     winners = masses = None
     if out.logprob is not None:
         winners = out.logprob.new_empty(programs_v, B, samples)
-    if any(x is not None for x in (out.logprob, out.logz, out.entropy, out.top_tokens)):
+    if not (out.logprob is out.logz is out.entropy is out.top_tokens is None):
         device, numbers = out.tokens.device, 3 if out.entropy is None else 5
         masses = torch.empty(numbers, programs_v, B, dtype=torch.int64, device=device)
     return winners, masses
@@ -225,26 +185,28 @@ def _target_logits(request: Request, logits: Processing, rank: Tensor | None) ->
 
 def _prepare(
     request: Request,
-    config: TileConfig | HopperConfig,
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
     n: int,
     logits: Processing,
     stride: int,
-) -> tuple[Operands, PreparedLaunch]:
-    """The kernel of a config, with all that is alike in calls of one kind; n samples a launch.
+) -> _Prepared:
+    """Choose a kernel and bring together all that is alike in launches of n samples and one key.
 
     stride: of the logits that are stored, too; 0 if they are not.
     """
-    hidden, shard = request.hidden, request.shard
+    hidden, weight, shard = request.hidden, request.weight, request.shard
+    config = choose(hidden, weight, request.noise, kernel, config, changes_logits(request))
     B, D = hidden.shape
     tokens = request.vocab_size if shard is None else shard.num_tokens
     ranks = 0 if request.merge_later else 1 if shard is None else shard.ranks
-    kernel: Any
+    code: Any
     if isinstance(config, HopperConfig):
-        kernel = hopper.operands.hopper_kernel
-        operands = hopper.operands.operands(hidden, request.weight, tokens, config)
+        code = hopper.operands.hopper_kernel
+        operands = hopper.operands.operands(hidden, weight, tokens, config)
     else:
-        kernel = flash_sampling_kernel
-        operands = load_operands(hidden, request.weight, tokens, config)
+        code = flash_sampling_kernel
+        operands = load_operands(hidden, weight, tokens, config)
         operands.tiles["SLICE"] = config.slice
         if request.scale is not None and config.ctas_per_sm > 1 and PTX.value:
             operands.tiles["maxnreg"] = config.most_registers()
@@ -256,7 +218,6 @@ def _prepare(
         "mask_words": logits.mask_words,
         "samples": request.num_samples,
         "N": n,
-        "scale_ptr": None,
         "SCALE_PER_ROW": scale_per_row(request),
         "NOISE": "none" if greedy(request) and request.noise != "given" else request.noise,
         "RANKS": ranks,
@@ -268,4 +229,5 @@ def _prepare(
         **per_row(request),
         **operands.tiles,
     }
-    return operands, PreparedLaunch(kernel, operands.grid, fixed)
+    counters = _counters(B, config, hidden.device)
+    return _Prepared(operands, Launch(code, operands.grid, fixed), counters)

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fsbench.kernels.call.quantised import QuantisedHead
-    from fsbench.kernels.call.result import Sample
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
+    from fsbench.kernels.launch.quantised import QuantisedHead
+    from fsbench.kernels.launch.result import Sample
     from fsbench.kernels.shard.vocab_shard import VocabShard
 
 FULL_CONTRACT = Capabilities(
@@ -50,7 +50,7 @@ CANDIDATES_ONLY = Capabilities(
 
 def public_head(weight: Any) -> Any:
     """A head as the public calls take it: of a QuantisedWeight a QuantisedHead, others as given."""
-    from fsbench.kernels.call.quantised import QuantisedHead
+    from fsbench.kernels.launch.quantised import QuantisedHead
 
     if isinstance(weight, QuantisedWeight):
         return QuantisedHead(weight.weight, weight.scale)
@@ -106,7 +106,7 @@ class WorkspaceLaunch:
     @property
     def shared_bytes(self) -> int:
         """Memory that outlives a launch and serves all of them: the workspaces."""
-        from fsbench.kernels.call.workspace import held_bytes
+        from fsbench.kernels.launch.workspace import held_bytes
 
         return held_bytes(self._weight.device)
 
@@ -197,7 +197,7 @@ class MergedLater(WorkspaceLaunch):
         self._merge = merge
 
     def __call__(self, hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-        from fsbench.kernels.fused.local_draw import local_draw
+        from fsbench.kernels.fused.api import local_draw
 
         drawn = local_draw(hidden, self._head, seed, offset, self._temperature)
         return self._merge(drawn.tokens)

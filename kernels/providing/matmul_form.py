@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.call.operands import load_operands
 from fsbench.kernels.configs.choice import default_config
 from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 from fsbench.kernels.device.mainloop import program_share, tile_logits
+from fsbench.kernels.launch.operands import load_operands
 from fsbench.problem import Problem
 from fsbench.provider import Launch
 

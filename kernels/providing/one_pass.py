@@ -88,8 +88,8 @@ def gumbel_argmax(
     """
     import torch
 
-    from fsbench.kernels.call.workspace import workspace
     from fsbench.kernels.configs.gpu import bind_and_launch, launching_on, multiprocessors
+    from fsbench.kernels.launch.workspace import workspace
 
     B, V = logits.shape
     if temperature < SMALLEST_TEMPERATURE.value:

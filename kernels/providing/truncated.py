@@ -12,7 +12,7 @@ from fsbench.provider import Capabilities
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsbench.kernels.call.head import PreparedHead
+    from fsbench.kernels.launch.heads import PreparedHead
 
 CAPABILITIES = Capabilities(
     noise="group",

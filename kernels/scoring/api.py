@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.call.quantised import QuantisedHead
-from fsbench.kernels.call.request import Request, checked_request
-from fsbench.kernels.call.result import Sample, Score
 from fsbench.kernels.checks.tensors import check_tensor
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.api import carry_out
+from fsbench.kernels.launch.quantised import QuantisedHead
+from fsbench.kernels.launch.request import Request, checked_request
+from fsbench.kernels.launch.result import Sample, Score
 from fsbench.kernels.scoring.gradient import DifferentiableScore
 from fsbench.kernels.shard.vocab_shard import VocabShard
 

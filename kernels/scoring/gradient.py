@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fsbench import reference
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Score
 from fsbench.kernels.checks.autocast import without_autocast
+from fsbench.kernels.launch.request import Request
+from fsbench.kernels.launch.result import Score
 from fsbench.kernels.scoring.slopes import of_chunk, slopes, slopes_by_torch
 
 AT_ONCE = 1024

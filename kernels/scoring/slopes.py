@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.kernels.call.prepared import PreparedLaunch, prepared
-from fsbench.kernels.call.request import Request
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.device.epilogue import capped
+from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.launch.request import Request
 
 BLOCK = 1024  # tokens per program
 
@@ -99,20 +99,11 @@ def slopes(
     """
     bias, mask = chunk.bias, chunk.mask
     rows, tokens = logits.shape
-    grid = (rows, triton.cdiv(tokens, BLOCK))
-    fixed = {
-        "tokens": tokens,
-        "n": g.shape[1],
-        "stride": logits.stride(0),
-        "bias_stride": 0 if bias is None or bias.ndim == 1 else bias.stride(0),
-        "mask_stride": 0 if mask is None else mask.stride(0),
-        "WIDTH": numbers.shape[1],
-        "PACKED": mask is not None and mask.dtype != torch.bool,
-        "BLOCK": BLOCK,
-    }
-    kind = (_score_slopes_kernel, logits.device, grid, *fixed.values())
     with launching_on(logits.device):
-        prepared(kind, PreparedLaunch, _score_slopes_kernel, grid, fixed)(
+        launch_kernel(
+            _score_slopes_kernel,
+            logits.device,
+            (rows, triton.cdiv(tokens, BLOCK)),
             logits_ptr=logits,
             numbers_ptr=numbers,
             targets_ptr=chunk.seed,
@@ -122,6 +113,14 @@ def slopes(
             d_ptr=d,
             soft_cap=chunk.soft_cap,
             first=first,
+            tokens=tokens,
+            n=g.shape[1],
+            stride=logits.stride(0),
+            bias_stride=0 if bias is None or bias.ndim == 1 else bias.stride(0),
+            mask_stride=0 if mask is None else mask.stride(0),
+            WIDTH=numbers.shape[1],
+            PACKED=mask is not None and mask.dtype != torch.bool,
+            BLOCK=BLOCK,
         )
 
 

@@ -7,22 +7,16 @@ from typing import Any
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
-from fsbench.kernels import screened
-from fsbench.kernels.call.head import drawn_from
-from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
-from fsbench.kernels.call.request import checked_request
-from fsbench.kernels.call.result import Screened, empty_screened
 from fsbench.kernels.checks.values import check_flag, check_screen_configs
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
-from fsbench.kernels.configs.screen_choice import default_configs
 from fsbench.kernels.fused.api import flash_sample
-from fsbench.kernels.screened.copied import HeadCopy, check_copy
+from fsbench.kernels.launch.heads import drawn_from
+from fsbench.kernels.launch.request import checked_request
+from fsbench.kernels.launch.result import Screened, empty_screened
+from fsbench.kernels.screened.copied import check_copy
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.kernels.screened.op import carry_out
 from fsbench.kernels.shard.vocab_shard import SHARD_UNIT, VocabShard
-
-_PLAIN = (*[None] * 6, 1, False, False, "token")
-"""The options of a plain call."""
 
 
 def screened_sample(
@@ -76,17 +70,6 @@ def screened_sample(
             fit each other and hidden, or it is not of the shard's rows.
         CaptureError: as flash_sample.
     """
-    asked = (num_samples, return_logprob, return_logz, noise)
-    options = (bias, mask, soft_cap, vocab_size, shard, configs, *asked)
-    kind = None
-    if isinstance(head, HeadCopy):
-        parts = (head.weight, *head.copy)
-        moving = (hidden, *parts, seed, offset, temperature)
-        kind = plain_kind(options, _PLAIN, ("screened",), *moving)
-    launch = launch_of(kind, hidden)
-    if launch is not None:
-        head.source.check("head", head.weight)
-        return launch(hidden, head, seed, offset, temperature)
     check_copy(head)
     rows = head.weight if shard is None else drawn_from(head, shard)
     configs = check_screen_configs(configs)
@@ -118,7 +101,4 @@ def screened_sample(
     if not len(hidden):
         return out
     carry_out(request, head, configs, out)
-    if kind is not None:
-        B, D = hidden.shape
-        remember(kind, request, screened, head, default_configs(B, D, hidden.device))
     return out

@@ -6,12 +6,12 @@ import torch
 
 from fsbench import reference
 from fsbench.kernels import screened
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Screened
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import default_configs
+from fsbench.kernels.launch.request import Request
+from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.screened.bounds import candidates, score_bounds, screen_hidden, screen_logits
 from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.shard.vocab_shard import reachable

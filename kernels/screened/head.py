@@ -8,9 +8,6 @@ import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.kernels.call.head import PreparedHead
-from fsbench.kernels.call.request import Filters, Request
-from fsbench.kernels.call.result import Sample, Screened, TruncatedSample
 from fsbench.kernels.configs.choice import portable_rows
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import (
@@ -19,6 +16,9 @@ from fsbench.kernels.configs.screen_choice import (
     worth_filtering,
     worth_screening,
 )
+from fsbench.kernels.launch.heads import PreparedHead
+from fsbench.kernels.launch.request import Filters, Request
+from fsbench.kernels.launch.result import Sample, Screened, TruncatedSample
 from fsbench.kernels.screened import filtered
 from fsbench.kernels.screened.copied import HeadCopy, check_copy, check_weight
 from fsbench.kernels.screened.op import carry_out

@@ -14,23 +14,23 @@ import torch
 import triton
 from torch import Tensor
 
-from fsbench.kernels.call.operands import (
-    greedy,
-    matrix_operand,
-    per_row,
-    processing,
-    vocab_programs,
-)
-from fsbench.kernels.call.prepared import PreparedLaunch, kind_of, prepared
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Screened, empty_screened
-from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.checks.values import ScreenConfigs
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.configs.screen_choice import portable_config
 from fsbench.kernels.device.mainloop import ROTATION
+from fsbench.kernels.launch.launch_cache import Launch, cached, launch_key
+from fsbench.kernels.launch.operands import (
+    greedy,
+    matrix_operand,
+    per_row,
+    processing,
+    vocab_programs,
+)
+from fsbench.kernels.launch.request import Request
+from fsbench.kernels.launch.result import Screened
+from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened import hopper
 from fsbench.kernels.screened.copied import HeadCopy
@@ -48,8 +48,8 @@ class _Prepared(NamedTuple):
     codes, numbers, records, lists: shapes of the scratch memory. rows: of hidden, made even.
     """
 
-    screen: PreparedLaunch
-    resolve: PreparedLaunch
+    screen: Launch
+    resolve: Launch
     load_screen: Callable[[Tensor, Tensor], tuple[Any, Any]]
     load_resolve: Callable[[Tensor, Tensor], tuple[Any, Any]]
     codes: tuple[int, ...]
@@ -67,13 +67,10 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
     """
     hidden, weight, shard = request.hidden, request.weight, request.shard
     by_tma = tma_possible(head.codes), tma_possible(hidden, weight)
-    kind = ("screened", configs, by_tma, *kind_of(request))
+    assert out.found is not None
+    tensors = (out.tokens, out.valid, out.found, *head.copy)
+    key = launch_key(request, tensors, "screened", configs, by_tma)
     processed = processing(request)
-    of_request: dict[str, Any] = {
-        "seed_ptr": request.seed,
-        "offset_ptr": request.offset,
-        "temperature": request.temperature,
-    }
     of_logits: dict[str, Any] = {
         "soft_cap": request.soft_cap,
         "bias_ptr": processed.bias,
@@ -81,95 +78,53 @@ def launch(request: Request, head: HeadCopy, configs: ScreenConfigs, out: Screen
         "mask_ptr": processed.mask,
     }
     line = None if shard is None else shard.line
-    of_ranks: dict[str, Any] = {}
-    if line is not None:
-        of_ranks |= {"buffers_ptr": line.buffers, "counts_ptr": line.counts}
-    with launching_on(hidden.device):
-        known = prepared(kind, _prepare, request, head, configs, by_tma, processed.mask_words)
-        _run(known, hidden, weight, head, of_request, of_logits, of_ranks, out)
-
-
-def plain(
-    request: Request, head: HeadCopy, configs: ScreenConfigs
-) -> Callable[[Tensor, HeadCopy, Tensor, Tensor | None, float | Tensor], Screened]:
-    """The launches of a request without options, for all that differ by addresses or by a float.
-
-    What it returns takes hidden, the head, seed, offset and temperature. It keeps none of the
-    request's tensors alive.
-    """
-    by_tma = tma_possible(head.codes), tma_possible(request.hidden, request.weight)
-    known = _prepare(request, head, configs, by_tma, 0)
-    B, device = request.hidden.shape[0], request.hidden.device
-
-    def again(
-        hidden: Tensor,
-        head: HeadCopy,
-        seed: Tensor,
-        offset: Tensor | None,
-        temperature: float | Tensor,
-    ) -> Screened:
-        out = empty_screened(B, device)
-        of_request = {"seed_ptr": seed, "offset_ptr": offset, "temperature": temperature}
-        with launching_on(device):
-            _run(known, hidden, head.weight, head, of_request, {}, {}, out)
-        return out
-
-    return again
-
-
-def _run(
-    known: _Prepared,
-    hidden: Tensor,
-    weight: Tensor,
-    head: HeadCopy,
-    of_request: dict[str, Any],
-    of_logits: dict[str, Any],
-    of_ranks: dict[str, Any],
-    out: Screened,
-) -> None:
-    """Both launches, on the current device.
-
-    of_request, of_logits, of_ranks: arguments by name: of both launches; likewise, where logits are
-    changed; and of the exchange with other ranks.
-    """
     device = hidden.device
-    work = workspace(2 * known.rows, device)  # at least COUNTERS + rows
-    codes = torch.empty(known.codes, dtype=torch.int8, device=device)
-    lists = torch.empty(known.lists, dtype=torch.int32, device=device)
-    boxes, copy = known.load_screen(codes, head.codes)
-    of_both: dict[str, Any] = {
-        "hidden_ptr": hidden,
-        "counters_ptr": work.arrivals,
-        "lower_ptr": work.keys[known.rows :],
-        "listed_ptr": work.arrivals[COUNTERS:],
-        "list_ptr": lists,
-        "found_ptr": out.found,
-        **of_request,
-    }
-    known.screen(
-        codes_ptr=codes,
-        codes=boxes,
-        copy=copy,
-        scale_ptr=head.scale,
-        residual_ptr=head.residual,
-        norm_ptr=head.norm,
-        numbers_ptr=torch.empty(known.numbers, dtype=torch.float32, device=device),
-        records_ptr=torch.empty(known.records, dtype=torch.int32, device=device),
-        **of_both,
-        **({"copy_ptr": head.codes, **of_logits} if known.screen.kernel is screen_kernel else {}),
-    )
-    loaded_hidden, loaded_weight = known.load_resolve(hidden, weight)
-    known.resolve(
-        hidden=loaded_hidden,
-        weight=loaded_weight,
-        weight_ptr=weight,
-        keys_ptr=work.keys,
-        tokens_ptr=out.tokens,
-        valid_ptr=out.valid,
-        **of_both,
-        **of_logits,
-        **of_ranks,
-    )
+    with launching_on(device):
+        known = cached(key, _prepare, request, head, configs, by_tma, processed.mask_words)
+        work = workspace(2 * known.rows, device)  # at least COUNTERS + rows
+        codes = torch.empty(known.codes, dtype=torch.int8, device=device)
+        boxes, copy = known.load_screen(codes, head.codes)
+        of_both: dict[str, Any] = {
+            "hidden_ptr": hidden,
+            "counters_ptr": work.arrivals,
+            "lower_ptr": work.keys[known.rows :],
+            "listed_ptr": work.arrivals[COUNTERS:],
+            "list_ptr": torch.empty(known.lists, dtype=torch.int32, device=device),
+            "found_ptr": out.found,
+            "seed_ptr": request.seed,
+            "offset_ptr": request.offset,
+            "temperature": request.temperature,
+        }
+        of_portable = {"copy_ptr": head.codes, **of_logits}
+        known.screen(
+            {
+                "codes_ptr": codes,
+                "codes": boxes,
+                "copy": copy,
+                "scale_ptr": head.scale,
+                "residual_ptr": head.residual,
+                "norm_ptr": head.norm,
+                "numbers_ptr": torch.empty(known.numbers, dtype=torch.float32, device=device),
+                "records_ptr": torch.empty(known.records, dtype=torch.int32, device=device),
+                **of_both,
+                **(of_portable if known.screen.kernel is screen_kernel else {}),
+            }
+        )
+        loaded_hidden, loaded_weight = known.load_resolve(hidden, weight)
+        known.resolve(
+            {
+                "hidden": loaded_hidden,
+                "weight": loaded_weight,
+                "weight_ptr": weight,
+                "keys_ptr": work.keys,
+                "tokens_ptr": out.tokens,
+                "valid_ptr": out.valid,
+                **of_both,
+                **of_logits,
+                "buffers_ptr": None if line is None else line.buffers,
+                "counts_ptr": None if line is None else line.counts,
+            }
+        )
 
 
 def _prepare(
@@ -287,9 +242,8 @@ def _prepare(
     )
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], **fixed: Any) -> PreparedLaunch:
-    """A launch of which these arguments stay; what it is not given then is None."""
-    return PreparedLaunch(kernel, grid, {**dict.fromkeys(kernel.arg_names), **fixed})
+def _launch(kernel: Any, grid: tuple[int, ...], **fixed: Any) -> Launch:
+    return Launch(kernel, grid, fixed)
 
 
 def _boxes(

@@ -10,16 +10,6 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
-from fsbench.kernels.call.head import PreparedHead
-from fsbench.kernels.call.repeated import launch_of, plain_kind, remember
-from fsbench.kernels.call.request import (
-    Filters,
-    Request,
-    changes_logits,
-    checked_request,
-    raw_logits,
-)
-from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.tensors import check_number
 from fsbench.kernels.checks.values import (
@@ -34,6 +24,15 @@ from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.launch.heads import PreparedHead
+from fsbench.kernels.launch.request import (
+    Filters,
+    Request,
+    changes_logits,
+    checked_request,
+    raw_logits,
+)
+from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.truncated.filters import (
     amounts,
     check_fraction,
@@ -41,9 +40,6 @@ from fsbench.kernels.truncated.filters import (
     check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
-
-_PLAIN = (*[None] * 6, *[False] * 4, 0, 0)
-"""The options of a plain call, but for those whose values are of a kind."""
 
 
 def truncated_sample(
@@ -132,16 +128,6 @@ def truncated_sample(
             range, or a config that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
-    said = (return_kept, return_logprob, return_kept_logprob, return_rank)
-    given = (penalties, bias, mask, soft_cap, logprob_temperature, config)
-    options = (*given, *said, return_support, return_top)
-    # Of top_p and min_p it matters whether they cut anything off; of each, plain_kind tells 0.
-    values = (vocab_size, noise, top_k, int(type(top_p) is float and top_p >= 1.0))
-    now = (hidden, weight, seed, offset, temperature)
-    kind = plain_kind(options, _PLAIN, values, *now, top_p, min_p)
-    again = launch_of(kind, hidden)
-    if again is not None:
-        return again(*now, top_k, top_p, min_p)
     head = None
     if isinstance(weight, PreparedHead):
         head, weight = weight, weight.weight
@@ -210,8 +196,6 @@ def truncated_sample(
         head.draw_filtered(request, filters, sample)
     elif runs_kernels(device, hidden.dtype):
         truncated.launch.launch(request, choice, filters, penalties, sample, said_of)
-        if kind is not None:
-            remember(kind, request, truncated, choice, filters)
     else:
         _by_reference(request, filters, penalties, sample, said_of)
     return sample

@@ -11,10 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.call.prepared import launch_kernel
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Sample, TruncatedSample
-from fsbench.kernels.call.standing import launch_standing
 from fsbench.kernels.device.mass import (
     add_tile,
     mass_of_rows,
@@ -23,6 +19,10 @@ from fsbench.kernels.device.mass import (
 )
 from fsbench.kernels.device.rows import of_row
 from fsbench.kernels.device.stored_logits import StoredLogits, place_of_largest
+from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.launch.ranks import launch_ranks
+from fsbench.kernels.launch.request import Request
+from fsbench.kernels.launch.result import Sample, TruncatedSample
 from fsbench.kernels.noise.contract import temperatures
 from fsbench.kernels.noise.keys import ordered, ordered_key
 from fsbench.kernels.truncated.cutoff import (
@@ -144,12 +144,12 @@ def launch_kept(
     if masses is None and (sample.logprob is not None or sample.top_logprob is not None):
         masses = _sum_up(said_of, stored, None, TruncatedSample(*drawn[:2]))
     if any(out is not None for out in asked.values()):
-        launch_standing(said_of, stored, masses, drawn._replace(**asked))
+        launch_ranks(said_of, stored, masses, drawn._replace(**asked))
     if cuts is not None:
         masses = _sum_up(request, stored, cuts, sample)
     if sample.kept_logprob is not None:
         out = drawn._replace(logprob=sample.kept_logprob)
-        launch_standing(request, stored, masses, out)
+        launch_ranks(request, stored, masses, out)
 
 
 def _sum_up(

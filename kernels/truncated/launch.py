@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,14 +9,14 @@ import triton
 from torch import Tensor
 
 from fsbench.kernels import fused
-from fsbench.kernels.call.operands import per_row
-from fsbench.kernels.call.prepared import launch_kernel
-from fsbench.kernels.call.request import Filters, Request
-from fsbench.kernels.call.result import Sample, TruncatedSample
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate
+from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.launch.operands import per_row
+from fsbench.kernels.launch.request import Filters, Request
+from fsbench.kernels.launch.result import Sample, TruncatedSample
 from fsbench.kernels.truncated import narrow
 from fsbench.kernels.truncated import rows as kernels
 from fsbench.kernels.truncated.cutoff import GATHERED
@@ -60,7 +59,7 @@ def launch(
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     if penalties is None and keep_all(filters) and all(x is None for x in sample[2:]):
-        fused.launch.launch(request, choice, Sample(sample.tokens, sample.valid))
+        fused.launch.launch(request, "auto", choice, Sample(sample.tokens, sample.valid))
         return
     stored = allocate(B, V, device, largest=True)
     logz = None
@@ -68,50 +67,8 @@ def launch(
     if said and penalties is None and said_of is None:  # either would change it
         logz = torch.empty(B, dtype=torch.float32, device=device)
     out = Sample(sample.tokens, sample.valid, logz=logz)
-    masses = fused.launch.launch(request, choice, out, stored)
+    masses = fused.launch.launch(request, "auto", choice, out, stored)
     finish(request, stored, filters, penalties, sample, masses, said_of)
-
-
-def plain(
-    request: Request, choice: TileConfig | HopperConfig, filters: Filters
-) -> Callable[..., TruncatedSample]:
-    """The launches of a request that asks for tokens alone, for all that are like it.
-
-    As fused.launch.plain; it takes the three filters, too. A top_k that is a number is alike.
-    """
-    B, V, noise = len(request.hidden), request.vocab_size, request.noise
-    stores = not keep_all(filters)
-    stride = stride_for(V) if stores else 0
-    draw = fused.launch.plain(request, choice, stride)
-    number = None if isinstance(filters.top_k, Tensor) else filters.top_k
-
-    def again(
-        hidden: Tensor,
-        weight: Tensor,
-        seed: Tensor,
-        offset: Tensor | None,
-        temperature: float | Tensor,
-        top_k: int | Tensor,
-        top_p: float | Tensor,
-        min_p: float | Tensor,
-    ) -> TruncatedSample:
-        now = (hidden, weight, seed, offset, temperature)
-        if not stores:
-            drawn = draw(*now)
-            return TruncatedSample(drawn.tokens, drawn.valid)
-        stored = allocate(B, V, hidden.device, largest=True)
-        drawn = draw(*now, stored)
-        sample = TruncatedSample(drawn.tokens, drawn.valid)
-        finish(
-            Request(*now, None, None, None, V, 1, noise),
-            stored,
-            Filters(top_k if number is None else number, top_p, min_p),
-            None,
-            sample,
-        )
-        return sample
-
-    return again
 
 
 def finish(

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from fsbench.kernels.call.operands import per_row
-from fsbench.kernels.call.prepared import launch_kernel
-from fsbench.kernels.call.request import Filters, Request
-from fsbench.kernels.call.result import TruncatedSample
-from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.configs.choice import has_tma
+from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.launch.operands import per_row
+from fsbench.kernels.launch.request import Filters, Request
+from fsbench.kernels.launch.result import TruncatedSample
+from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.truncated import redraw
 
 PROGRAMS = {"test": 1320, "race": 900}

@@ -35,6 +35,42 @@ def inputs(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return row.expand(problem.B, -1).contiguous().to(dtype), weight.to(dtype)
 
 
+ON_CPU = sorted(
+    name
+    for name, entry in discover().items()
+    if entry.unavailable_reason("cpu") is None and "compiled" not in name
+)
+
+
+@pytest.fixture
+def default_dtype():
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ON_CPU)
+def test_torchs_default_dtype_changes_no_token(default_dtype, name, dtype):
+    """T, penalties and what a sampler keeps are not of it."""
+    provider = discover()[name].provider
+    penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.3, "history": 8}
+    problems = (
+        Problem(40, 16, 500, "fp32", T, "cpu", **options)
+        for T, options in ((0.7, penalties), (0.7, {}), (1.0, {}), (0.0, {}))
+    )
+    problem = next(each for each in problems if not provider.unsupported_reason(each))
+    hidden, weight = inputs(problem)
+
+    def drawn():
+        torch.manual_seed(3)
+        return provider.build(problem, weight.clone())(hidden, *NOISE)
+
+    expected = drawn()
+    default_dtype(dtype)
+    assert torch.equal(drawn(), expected)
+
+
 @pytest.mark.parametrize("name", STORING)
 @pytest.mark.parametrize("V", [50, 64])
 def test_rows_of_stored_logits_are_aligned_and_their_padding_is_never_drawn(name, V) -> None:

@@ -97,7 +97,7 @@ def test_the_parser_sees_imports_of_every_form():
 GROUND = ("errors", "late", "problem", "provider")
 """The contract: files of fsbench/ that import nothing but each other."""
 
-KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "call", "fused")
+KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "launch", "fused")
 SHARED = {f"kernels/{name}" for name in KERNEL_FLOORS}
 FILTERED = SHARED | {"kernels/screened", "kernels/truncated"}
 FLOORS: dict[str, set[str]] = {

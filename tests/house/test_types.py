@@ -91,7 +91,7 @@ def test_errors_are_reported_wherever_they_are_and_public_calls_have_types(tmp_p
     parameters = re.findall(r"[( ](\w+): ", told.split("Revealed type is ")[1])
     assert parameters == [*inspect.signature(flash_sample).parameters]
     assert "hidden: torch._tensor.Tensor, weight: torch._tensor.Tensor | " in told
-    assert told.split(" -> ")[-1].endswith('fsbench.kernels.call.result.Sample]"')
+    assert told.split(" -> ")[-1].endswith('fsbench.kernels.launch.result.Sample]"')
 
 
 def _first_module(folder: Path) -> Path:

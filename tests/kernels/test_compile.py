@@ -10,6 +10,7 @@ from compile_kernels import (
     COMPILED,
     ELSEWHERE,
     TABLE,
+    TABLED,
     compile_calls,
     elsewhere,
     read,
@@ -62,7 +63,7 @@ def is_wide(row: dict[str, str]) -> bool:
 
 
 @pytest.mark.skipif(version("triton") != TRITON, reason="the table is of another Triton")
-@pytest.mark.parametrize("named", [SOME, pytest.param("", marks=pytest.mark.full)])
+@pytest.mark.parametrize("named", [SOME, pytest.param(TABLED, marks=pytest.mark.full)])
 def test_launches_compile_to_what_the_table_says(named):
     """Registers, stack, spills and shared memory; `python tools/compile_kernels.py` writes it."""
     found = table(compile_calls(named=named))

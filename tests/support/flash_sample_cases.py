@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 
 from fsbench import reference
 from fsbench.kernels import Sample, flash_sample
-from fsbench.kernels.call import workspace as _workspace
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.launch import workspace as _workspace
 from fsbench.reference import Expected
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ import torch
 from fsbench import inputs
 from fsbench.errors import VerificationFailed
 from fsbench.kernels import flash_sample, prepare_head, screened_sample
-from fsbench.kernels.call.pack_mask import pack_mask
 from fsbench.kernels.flash_sampling_screened import PROVIDER as SCREENED
+from fsbench.kernels.launch.operands import pack_mask
 from fsbench.kernels.providing.launches import CallLaunch
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider

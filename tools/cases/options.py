@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fsbench.kernels import flash_sample
-from fsbench.kernels.call.pack_mask import pack_mask
+from fsbench.kernels.launch.operands import pack_mask
 from fsbench.kernels.providing.launches import CallLaunch
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider

@@ -92,7 +92,10 @@ def measured_on(*records: str) -> str:
 
 def source(*records: str) -> str:
     """Return one line below a table: what its records were measured on, and links to them."""
-    links = (f"[{Path(record).name}](ROOT/results/{record})" for record in records)
+    folders = (Path(record).parent for record in records)
+    of_a_run = [(RESULTS / folder / "env.json").exists() for folder in folders]
+    found = [str(Path(r).parent) if of else r for r, of in zip(records, of_a_run, strict=True)]
+    links = (f"[{Path(record).name}](ROOT/results/{record})" for record in dict.fromkeys(found))
     return f"*{measured_on(*records)}. Record: {', '.join(links)}.*"
 
 

@@ -12,7 +12,7 @@ from fsbench.records.verdicts import read_verdicts
 from fsbench.report.audit import audited, markdown
 from fsbench.report.doubts import doubts
 from pages.blocks import RESULTS, block, bullets, listed, place, source, table
-from pages.derived import checks
+from pages.tables import view
 
 AUDIT = "cpu/audit-20261123"
 
@@ -56,7 +56,7 @@ def methods() -> str:
 def verdicts() -> str:
     """Return how many checks of the full tier each sampler passed."""
     rows = []
-    for name, of in checks("h200/verify").groupby("provider"):
+    for name, of in view("checks").groupby("provider"):
         other, failed = (
             listed(f"`{each}`" for each in of.name[of.verdict == verdict]) or "none"
             for verdict in ("not exact", "FAILED")

@@ -3,23 +3,29 @@
 A view is a table of records, one row for each cell of a benchmark:
 
     files    paths below results/: a folder stands for its results.csv. "a-* | b" is the newest
-             folder that matches a-*, or b where none does.
+             folder that matches a-*, or b where none does; "*.jsonl" are all of them
     python   in place of files alone: the function of computed.py that returns the rows
+    set      new columns, by pandas expressions, before `where`; `let` after `join`
+    last     columns: of rows that are alike in them the last one counts
+    key      columns whose values, with / between, are a column `key`
     where    a pandas query that rows satisfy
     by       columns whose values become columns, with `values` in them (median_us) and a row for
              each `index` (d, v, b)
-    let      new columns, by pandas expressions
+    join     other views, and the columns `on` which their rows are joined
 
-A table has a view (`in`), `where`, `let`, and `columns`: heads and Python formats of a row's cells.
+A table has a view (`in`), `where`, `let`, and `columns`: heads and Python formats of a row's cells,
+"a || b" where b stands in for an a that shows a number which the record lacks.
 With `across`, a column whose values become heads, `cells` are the columns of each. `names` is, by
 column, which values have rows, in their order, and what they are called. A column whose head starts
 with "?" is left out where the view lacks what it shows. A number has a view, `where`, `value` and
-`show`: span, least, most, list, only, count or sum, and a format. A claim has a view, `where` and
+`show`: span, least, most, list, only, count or sum, and a format; and, where a record may still be
+missing, the words that then stand there (`missing`). A claim has a view, `where` and
 `all`, a condition that every row has to satisfy; the words on the page are written by hand.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import string
 import tomllib
@@ -30,11 +36,10 @@ from typing import Any
 
 import pandas as pd
 
-from pages import computed, derived
+from pages import computed
 from pages.blocks import RESULTS, listed, source, span, table
 
 Spec = dict[str, Any]
-MAKERS = {**vars(computed), **vars(derived)}
 DECLARED = Path(__file__).with_name("tables.toml")
 
 
@@ -54,7 +59,12 @@ def most(*columns: pd.Series[float]) -> pd.Series[float]:
     return pd.concat(columns, axis=1).max(axis=1)
 
 
-FUNCTIONS = {"least": least, "most": most}
+def choose(condition: pd.Series[bool], yes: str, no: str) -> pd.Series[str]:
+    """Return `yes` where a condition holds, else `no`."""
+    return condition.map({True: yes, False: no})
+
+
+FUNCTIONS = {"least": least, "most": most, "choose": choose}
 
 
 def evaluated(frame: pd.DataFrame, expression: str, where: str) -> Any:
@@ -74,49 +84,56 @@ def evaluated(frame: pd.DataFrame, expression: str, where: str) -> Any:
 
 def files_of(spec: Spec) -> list[str]:
     """Return the paths below results/ that a view reads."""
-    return [_newest(name) for name in spec.get("files", [])]
+    return [path for name in spec.get("files", []) for path in _found(name)]
 
 
-def _newest(name: str) -> str:
+def _found(name: str) -> list[str]:
     for pattern in name.split(" | "):
         if found := sorted(RESULTS.glob(pattern)):
-            return str(found[-1].relative_to(RESULTS))
+            paths = found if pattern.endswith("*.jsonl") else found[-1:]
+            return [str(path.relative_to(RESULTS)) for path in paths]
     raise FileNotFoundError(f"tables.toml: no record results/{name}")
 
 
 def _read(name: str) -> pd.DataFrame:
     path = RESULTS / name
+    if path.suffix.startswith(".json"):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+        found = pd.json_normalize([json.loads(line) for line in lines])
+        return found.rename(columns=lambda column: _name([column]))
     found = pd.read_csv(path / "results.csv" if path.is_dir() else path)
     if path.is_dir():
         found = found[found.status == "ok"]
-    return found.assign(run=Path(name).name)
+    return found.assign(run=path.name)
 
 
 @cache
 def view(name: str) -> pd.DataFrame:
     """Return the rows of a view; the caller must not change them."""
-    spec = declared()["view"][name]
+    spec, where = declared()["view"][name], f"view.{name}"
+    if "like" in spec:
+        spec = {**declared()["view"][spec["like"]], **spec}
     if "python" in spec:
-        frame = MAKERS[spec["python"]](*files_of(spec))
+        frame = getattr(computed, spec["python"])(*files_of(spec))
     else:
         frame = pd.concat(map(_read, files_of(spec)), ignore_index=True)
-    frame = _narrowed(frame, spec, f"view.{name}")
-    if "by" in spec:
-        frame = _wide(frame, spec)
-        frame = _let(frame, spec, f"view.{name}")
-    return frame
-
-
-def _narrowed(frame: pd.DataFrame, spec: Spec, where: str) -> pd.DataFrame:
-    if "by" not in spec:
-        frame = _let(frame, spec, where)
+    frame = _let(frame, spec, where, "set")
+    if "last" in spec:
+        frame = frame.drop_duplicates(spec["last"], keep="last")
     if "where" in spec:
         frame = frame[evaluated(frame, spec["where"], where)]
-    return frame
+    if "key" in spec:
+        frame = frame.assign(key=frame[spec["key"]].astype(str).agg("/".join, axis=1))
+    if "by" in spec:
+        frame = _wide(frame, spec)
+    for other in spec.get("join", []):
+        frame = frame.merge(view(other), on=spec["on"], how="left")
+    return _let(frame, spec, where)
 
 
-def _let(frame: pd.DataFrame, spec: Spec, where: str) -> pd.DataFrame:
-    for column, expression in spec.get("let", {}).items():
+def _let(frame: pd.DataFrame, spec: Spec, where: str, kind: str = "let") -> pd.DataFrame:
+    for column, expression in spec.get(kind, {}).items():
         frame = frame.assign(**{column: evaluated(frame, expression, where)})
     return frame
 
@@ -124,7 +141,7 @@ def _let(frame: pd.DataFrame, spec: Spec, where: str) -> pd.DataFrame:
 def _wide(frame: pd.DataFrame, spec: Spec) -> pd.DataFrame:
     by, values = _several(spec["by"]), _several(spec.get("values", "median_us"))
     index = spec.get("index", ["d", "v", "b"])
-    wide = frame.pivot_table(values, index, by, aggfunc="median", sort=False)
+    wide = frame.pivot_table(values, index, by, aggfunc=spec.get("of", "median"), sort=False)
     order = list(dict.fromkeys(frame[index].itertuples(index=False, name=None)))
     wide = wide.loc[[key if len(index) > 1 else key[0] for key in order if _has(wide, key)]]
     short = len(values) == 1
@@ -156,11 +173,13 @@ class _Cell(string.Formatter):
         return str(super().format_field(value, format_spec))
 
 
-def _filled(template: str, row: dict[str, Any], missing: str) -> str:
-    try:
-        return _Cell().vformat(template, (), row)
-    except _Missing:
-        return missing
+def _filled(templates: str, row: dict[str, Any], missing: str) -> str:
+    for template in templates.split(" || "):
+        try:
+            return _Cell().vformat(template, (), row)
+        except _Missing:
+            continue
+    return missing
 
 
 def _shows(template: str) -> set[str]:
@@ -203,8 +222,19 @@ def made_table(name: str) -> str:
             for row in frame.to_dict("records")
         ]
     text = table(heads, rows, left=spec.get("left", 1))
-    files = [*files_of(declared()["view"][spec["in"]]), *spec.get("also", [])]
-    return f"{text}\n\n{source(*files)}" if spec.get("source", True) else text
+    if not spec.get("source", True):
+        return text
+    return f"{text}\n\n{source(*records_of(spec['in']))}"
+
+
+def records_of(name: str) -> list[str]:
+    """Return the paths below results/ of all that a view is made of, for the line below a table."""
+    spec = declared()["view"][name]
+    if "like" in spec:
+        spec = {**declared()["view"][spec["like"]], **spec}
+    own = spec["record"] if "record" in spec else files_of(spec)
+    joined = [record for other in spec.get("join", []) for record in records_of(other)]
+    return list(dict.fromkeys(own + joined))
 
 
 def _across(
@@ -246,7 +276,12 @@ def made_number(name: str) -> str:
     kind, _, form = spec["show"].partition(" ")
     rows, parts = _rows(spec, where), _several(spec["value"])
     rows = rows.sort_values("b") if kind == "list" else rows
-    values = pd.concat(evaluated(rows, part, where) for part in parts).dropna()
+    try:
+        values = pd.concat(evaluated(rows, part, where) for part in parts).dropna()
+    except ValueError:
+        if "missing" in spec:
+            return str(spec["missing"])
+        raise
     if kind == "only" and values.nunique() != 1:
         raise ValueError(f"tables.toml, [{where}]: expected one value; got {list(values)}")
     if kind == "span":

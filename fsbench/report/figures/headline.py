@@ -23,7 +23,7 @@ _WORDS = {
     "fused": "fused: {}",
     "screened": "fused: {}",
     "stored": "best that stores logits: {}",
-    "flashinfer": "FlashInfer at its best: {}",
+    "flashinfer": "FlashInfer, the fastest at each B: {}",
 }
 _WIDE = ("fused", "screened")
 
@@ -43,13 +43,15 @@ def draw(alike: list[Configuration]) -> Figure | None:
 
 
 def _lines(alike: list[Configuration]) -> dict[str, tuple[str, pd.Series]]:
-    """(name, median over that of the matmul in the same run, by B) of the best of each group.
+    """Return of each group (names, smallest median over that of the matmul in the same run, by B).
 
-    Best is the least geometric mean over B, of those that were measured at the most B.
+    A line is the smallest of its group at each B; its name has every sampler that is the smallest
+    at some B. Of several runs it is of the one with the most B, then the least geometric mean.
     """
     _, with_store = logits_store.pair()
     best: dict[str, tuple[tuple[int, float], str, pd.Series]] = {}
     for each in alike:
+        ratios: dict[str, dict[str, pd.Series]] = {}
         for fused in (True, False):
             for name in each.providers(Kind.EXACT, fused=fused):
                 ratio = _over_matmul(each, name)
@@ -57,9 +59,13 @@ def _lines(alike: list[Configuration]) -> dict[str, tuple[str, pd.Series]]:
                     continue
                 group = "screened" if _SCREENED in name else "fused" if fused else "stored"
                 group = "flashinfer" if name.startswith(_FLASHINFER) else group
-                rank = (-len(ratio), math.exp(ratio.map(math.log).mean()))
-                if group not in best or rank < best[group][0]:
-                    best[group] = (rank, each.label(name), ratio)
+                ratios.setdefault(group, {})[each.label(name)] = ratio
+        for group, of in ratios.items():
+            frame = pd.DataFrame(of)
+            least = frame.min(axis=1)
+            rank = (-len(least), math.exp(least.map(math.log).mean()))
+            if group not in best or rank < best[group][0]:
+                best[group] = (rank, " or ".join(frame.idxmin(axis=1).unique()), least)
     return {group: best[group][1:] for group in _COLOURS if group in best}
 
 
@@ -85,20 +91,24 @@ def _drawn(lines: dict[str, tuple[str, pd.Series]], title: str) -> Figure:
     axes.xaxis.label.set_fontsize(10)
     axes.tick_params(labelsize=10)
     axes.grid(False, axis="x")
-    title = f"Matmul and sampling over the matmul alone: {title}"
+    title = f"Time over that of the matmul alone: {title}"
     axes.set_title(title, fontsize=11, fontweight="bold")
     _name_lines(figure, lines)
     return figure
 
 
 def _name_lines(figure: Figure, lines: dict[str, tuple[str, pd.Series]]) -> None:
-    """The name of each line at its left end: below a fused one, above another."""
+    """Write the name of each line at its left: below a fused one, above another.
+
+    A name is about as long as the first two thirds of a line, which it must not cross.
+    """
     axes = figure.axes[0]
     for group, (label, ratio) in lines.items():
         below = group in _WIDE
+        near = ratio.iloc[: max(1, 2 * len(ratio) // 3)]
         axes.annotate(
             _WORDS[group].format(label),
-            xy=(ratio.index[0], ratio.iloc[0]),
+            xy=(ratio.index[0], near.min() if below else near.max()),
             xytext=(-3, -7 if below else 7),
             textcoords="offset points",
             va="top" if below else "bottom",

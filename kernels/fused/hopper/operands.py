@@ -9,9 +9,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fsbench.kernels.call.operands import Address, Operands, vocab_programs
 from fsbench.kernels.configs.hopper import CHUNK, ROWS, HopperConfig
 from fsbench.kernels.fused.hopper.kernel import hopper_kernel
+from fsbench.kernels.launch.operands import Address, Operands, vocab_programs
 
 __all__ = ["hopper_kernel", "operands"]
 

@@ -8,16 +8,16 @@ import torch
 import triton
 
 from fsbench.kernels import truncated
-from fsbench.kernels.call.operands import matrix_operand, per_row, processing, vocab_programs
-from fsbench.kernels.call.prepared import launch_kernel
-from fsbench.kernels.call.request import Filters, Request
-from fsbench.kernels.call.result import TruncatedSample
-from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.configs.choice import tma_possible
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.screen_choice import filter_configs
 from fsbench.kernels.device.mainloop import ROTATION
 from fsbench.kernels.device.stored_logits import allocate
+from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.launch.operands import matrix_operand, per_row, processing, vocab_programs
+from fsbench.kernels.launch.request import Filters, Request
+from fsbench.kernels.launch.result import TruncatedSample
+from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.screened.filtered.candidates import (
     LEADERS,

@@ -12,24 +12,23 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fsbench.kernels.call.operands import Address
-from fsbench.kernels.call.prepared import PreparedLaunch
 from fsbench.kernels.configs.screen import HopperScreenConfig
 from fsbench.kernels.device.hopper_epilogue import ROWS
+from fsbench.kernels.launch.launch_cache import Launch
+from fsbench.kernels.launch.operands import Address
 from fsbench.kernels.screened.hopper.kernel import hopper_screen_kernel
 from fsbench.kernels.screened.hopper.loading import COLUMNS
 
 
 def prepare(
     grid: tuple[int], B: int, config: HopperScreenConfig, shared: dict[str, Any], tokens: int
-) -> tuple[PreparedLaunch, Callable[[Tensor, Tensor], tuple[Any, Any]]]:
+) -> tuple[Launch, Callable[[Tensor, Tensor], tuple[Any, Any]]]:
     """The launch, and (codes, copy) -> both as it loads them.
 
     shared: arguments of the portable screen that are also its own. tokens: of this rank, or all.
     """
     box = min(ROWS.value, max(16, 2 * triton.next_power_of_2(B)))
     fixed = {
-        **dict.fromkeys(hopper_screen_kernel.arg_names),  # None for what a launch does not give
         **shared,
         "V": tokens,
         "ROWS": config.block_b,
@@ -37,7 +36,7 @@ def prepare(
         "STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }
-    launch = PreparedLaunch(hopper_screen_kernel, grid, fixed)
+    launch = Launch(hopper_screen_kernel, grid, fixed)
     return launch, lambda codes, copy: (_boxes(codes, box), _boxes(copy, 128))
 
 

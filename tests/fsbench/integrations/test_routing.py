@@ -1,4 +1,4 @@
-"""Every combination of what rows ask for, alone and beside each other."""
+"""What requests need, and every combination of it, alone and beside each other."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from fake_vllm_states import V, params
+from vllm_play import PROMPT, Play
 
 from fsbench.integrations.routing import (
     REASONS,
@@ -93,3 +95,45 @@ def test_what_a_draw_cannot_tell_of_other_tokens_the_engine_tells():
     assert shared_out(needs, tells).tolist() == [0, Need.LOGPROB, tells, tells | Need.MASK]
     for able in (OURS, Need(0)):
         assert shared_out(needs, able) is needs
+
+
+NEEDS = {
+    "plain": ({"temperature": 0.7}, Need.TEMPERATURE),
+    "greedy": ({"temperature": 0}, Need.TEMPERATURE),
+    "seed": ({"seed": 7}, Need(0)),
+    "all tokens by top_k": ({"top_k": V}, Need(0)),
+    "top_k": ({"top_k": 50}, Need.FILTER),
+    "top_p": ({"top_p": 0.9}, Need.FILTER),
+    "min_p": ({"min_p": 0.1}, Need.FILTER),
+    "presence": ({"presence_penalty": 0.1}, Need.BIAS),
+    "frequency": ({"frequency_penalty": 0.1}, Need.BIAS),
+    "repetition": ({"repetition_penalty": 1.1}, Need.REPETITION),
+    "logit_bias": ({"logit_bias": {3: 1.0}}, Need.BIAS),
+    "allowed": ({"allowed_token_ids": [1, 2]}, Need.BIAS),
+    "min_tokens": ({"min_tokens": 2, "all_stop_token_ids": (5,)}, Need.BIAS),
+    "bad_words": ({"bad_words_token_ids": [[1], [2, 3]]}, Need.BIAS),
+    "logprobs": ({"logprobs": 0}, Need.LOGPROB),
+    "top logprobs": ({"logprobs": 2}, Need.LOGPROB | Need.TOP_LOGPROBS),
+    "many logprobs": ({"logprobs": 21}, Need.LOGPROB | Need.MORE_LOGPROBS),
+    "given logprobs": ({"logprob_token_ids": [3]}, Need.LOGPROB | Need.MORE_LOGPROBS),
+    "default logprobs": (
+        {"top_k": 50, "logprobs": 2},
+        Need.FILTER | Need.LOGPROB | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS,
+    ),
+}
+
+
+def test_what_requests_need(load):
+    """By themselves; the next request of the slot is plain again."""
+    runner = load()
+    play, adapter = Play(runner), runner._fsbench.sampling.adapter
+    for given, expected in NEEDS.values():
+        play.add("plain", params(), PROMPT)
+        play.add("mine", params(**given), PROMPT)
+        slots = np.array([play.slots[name] for name in ("plain", "mine", "plain")], np.int32)
+        assert adapter.needs(runner, slots).tolist() == [0, int(expected), 0], given
+        play.remove("mine")
+        play.add("next", params(), PROMPT)
+        assert play.slots["next"] == slots[1] and not adapter.needs(runner, slots).any()
+        play.remove("next")
+        play.remove("plain")

@@ -32,13 +32,21 @@ def without_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(
+    ("dtype", "filters"),
+    [
+        ("bf16", {}),
+        ("fp16", {}),
+        ("fp32", {}),
+        ("bf16", {"top_k": 20, "top_p": 0.9, "min_p": 0.01}),
+    ],
+)
 @pytest.mark.parametrize("name", ["offload", "shvs"])
-def test_tokens_are_those_of_the_path_on_a_cpu(name, dtype, without_cuda):
+def test_tokens_are_those_of_the_path_on_a_cpu(name, dtype, filters, without_cuda):
     provider = importlib.import_module(f"fsbench.baselines.simple_{name}").PROVIDER
-    here = Problem(48, 64, 3001, dtype, 0.9, "cpu")
+    here = Problem(48, 64, 3001, dtype, 0.9, "cpu", **filters)
     hidden, weight = make_hidden(here, 0), make_weight(here, 0)
-    there = Problem(48, 64, 3001, dtype, 0.9, "cuda")
+    there = Problem(48, 64, 3001, dtype, 0.9, "cuda", **filters)
     launch = provider.build(there, weight)
     check = check_on_problem(provider, here, launch, hidden, weight)
     assert check.passed, check

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Verified, flash_sample, step_noise, verify_drafts
-from fsbench.kernels.fused.drafts import verified_by_torch
-from fsbench.kernels.fused.followed import follow_drafts
+from fsbench.kernels.fused.drafts import follow_drafts, verified_by_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

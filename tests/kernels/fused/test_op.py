@@ -12,82 +12,65 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsbench.errors import InvalidType
 from fsbench.kernels import Sample, flash_sample, score
-from fsbench.kernels.fused.op import flash_sample_op
+from fsbench.kernels.launch.operator import arguments_of, pack, unpack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 
 
-def operands(n: int = 1, **changes) -> dict[str, Any]:
-    """Arguments of the operator: bf16, so that the reference computes it."""
+def values(**changes) -> dict[str, Any]:
+    """What the operator is given: bf16, so that the reference computes it."""
     hidden, weight = problem(3, 50, 16, torch.bfloat16)
+    request = {"hidden": hidden, "weight": weight, "seed": counter(5), "temperature": 1.0}
+    request |= {"vocab_size": 50, "num_samples": 1, "noise": "group", "merge_later": False}
+    return {**request, "kernel": "auto", **changes}
+
+
+def results(n: int = 1, *extras: str) -> dict[str, torch.Tensor]:
     shape = (3,) if n == 1 else (3, n)
-    return {
-        "hidden": hidden,
-        "weight": weight,
-        "seed": counter(5),
-        "offset": None,
-        "temperature": 1.0,
-        "temperatures": None,
-        "soft_cap": None,
-        "bias": None,
-        "mask": None,
-        "vocab_size": 50,
-        "num_samples": n,
-        "noise": "group",
-        "kernel": "auto",
-        "tiles": None,
-        "tokens": torch.zeros(shape, dtype=torch.int64),
-        "valid": torch.zeros(3, dtype=torch.bool),
-        "logprob": None,
-        "logz": None,
-        "entropy": None,
-        "rank": None,
-        "top_tokens": None,
-        "top_logprob": None,
-        "shard": None,
-        "scale": None,
-        **changes,
-    }
+    found = {"tokens": torch.zeros(shape, dtype=torch.int64)}
+    found["valid"] = torch.zeros(3, dtype=torch.bool)
+    return found | {name: torch.zeros(shape if name == "logprob" else 3) for name in extras}
+
+
+EVERYTHING: dict[str, Any] = {
+    "num_samples": 3,
+    "seed": counter(1, 2, 3),
+    "offset": counter(9),
+    "temperature": torch.tensor([0.0, 1.0, 2.0]),
+    "soft_cap": 30.0,
+    "bias": normal_logits(1, 50)[0],
+    "mask": torch.ones(3, 2, dtype=torch.int32),
+    "config": TILES,
+}
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("given", "written"),
     [
-        operands(),
-        operands(
-            3,
-            seed=counter(1, 2, 3),
-            offset=counter(9),
-            temperatures=torch.tensor([0.0, 1.0, 2.0]),
-            soft_cap=30.0,
-            bias=normal_logits(1, 50)[0],
-            mask=torch.ones(3, 2, dtype=torch.int32),
-            kernel="portable",
-            tiles=[16, 128, 64, 128, 0, 0, 4, 1, 1],
-            logprob=torch.zeros(3, 3),
-            logz=torch.zeros(3),
-        ),
-        operands(noise="token", mask=torch.ones(3, 50, dtype=torch.bool), logz=torch.zeros(3)),
-        operands(weight=torch.ones(50, 16, dtype=torch.int8), scale=torch.ones(50)),
+        (values(), results()),
+        (values(**EVERYTHING), results(3, "logprob", "logz")),
+        (values(noise="token", mask=torch.ones(3, 50, dtype=torch.bool)), results(1, "logz")),
+        (values(weight=torch.ones(50, 16).to(torch.int8), scale=torch.ones(50)), results()),
     ],
     ids=["least", "everything", "log-z-only", "quantised"],
 )
-def test_opcheck(arguments):
-    torch.library.opcheck(flash_sample_op, tuple(arguments.values()))
+def test_opcheck(given, written):
+    operator = torch.ops.fsbench.flash_sample.default
+    torch.library.opcheck(operator, arguments_of(given, written))
+
+
+def test_values_come_back_by_their_names():
+    given = values(**EVERYTHING)
+    assert unpack(*pack(given | {"shard": None})) == given
+    other = dict(reversed(given.items()))
+    assert unpack(*pack(other)) == given
 
 
 def test_no_result_has_a_default():
     """torch 2.11 leaves defaults out of what it hands on, and then misses the tensors it counts."""
     schema = torch.ops.fsbench.flash_sample.default._schema
     assert not [each.name for each in schema.arguments if each.has_default_value()]
-
-
-def test_temperatures_take_the_place_of_temperature():
-    arguments = operands(temperature=5.0, temperatures=torch.zeros(3))
-    flash_sample_op(**arguments)
-    logits = arguments["hidden"].float() @ arguments["weight"].float().T
-    assert arguments["tokens"].tolist() == logits.argmax(1).tolist()
 
 
 def call(hidden, weight, temperature, mask, offset) -> Sample:

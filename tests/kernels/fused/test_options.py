@@ -18,8 +18,7 @@ from flash_sample_cases import (
 )
 
 from fsbench.kernels import flash_sample, truncated_sample
-from fsbench.kernels.fused import draw as drawing
-from fsbench.kernels.truncated import api as truncating
+from fsbench.kernels.fused import launch as launching
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -36,8 +35,7 @@ def test_a_bias_and_a_mask_are_told_to_the_choice_of_tiles(monkeypatch):
         told.append(arguments[-1])
         return TILES
 
-    monkeypatch.setattr(drawing, "choose", choose)
-    monkeypatch.setattr(truncating, "choose", choose)
+    monkeypatch.setattr(launching, "choose", choose)
     hidden, weight = problem(2, 200, 32)
     arguments = {"hidden": hidden, "weight": weight, "seed": counter(0)}
     mask = random_mask(2, 200)

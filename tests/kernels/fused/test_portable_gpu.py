@@ -10,10 +10,10 @@ from fsbench import inputs, reference
 from fsbench.errors import CaptureError
 from fsbench.graphs import capture
 from fsbench.kernels import flash_sample
-from fsbench.kernels.call import workspace as _workspace
 from fsbench.kernels.configs.portable import BUCKETS, space
 from fsbench.kernels.configs.tables import find
 from fsbench.kernels.flash_sampling_store import flash_sampling_store
+from fsbench.kernels.launch import workspace as _workspace
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_iter
 
 from fsbench import reference
 from fsbench.kernels import score
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.launch.request import Request
 from fsbench.kernels.scoring import gradient
 from fsbench.kernels.scoring.slopes import of_chunk, slopes, slopes_by_torch
 

@@ -11,8 +11,8 @@ from gpu_cases import counter, problem
 
 from fsbench.graphs import capture
 from fsbench.kernels import Sample, flash_sample, score
-from fsbench.kernels.call.pack_mask import pack_mask
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.launch.operands import pack_mask
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,8 +14,8 @@ from torch import Tensor
 from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import flash_sample
-from fsbench.kernels.call.result import Screened
 from fsbench.kernels.configs.screen_choice import default_configs
+from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.noise.contract import gumbel
 from fsbench.kernels.screened import api
 from fsbench.kernels.screened.api import screened_sample

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import Penalties, TokenHistory, describe, prepare_head, truncated_sample
-from fsbench.kernels.call.result import TruncatedSample
 from fsbench.kernels.configs.screen_choice import FILTERED_ROWS, worth_filtering
 from fsbench.kernels.flash_sampling_topk_topp_screened import PROVIDER
+from fsbench.kernels.launch.result import TruncatedSample
 from fsbench.kernels.screened.filtered import launch
 from fsbench.kernels.screened.head import ScreenedHead
 from fsbench.verify.check import Setting

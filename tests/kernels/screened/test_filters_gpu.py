@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsbench.kernels import prepare_head, truncated_sample
-from fsbench.kernels.call.result import TruncatedSample
+from fsbench.kernels.launch.result import TruncatedSample
 
 pytestmark = pytest.mark.gpu
 

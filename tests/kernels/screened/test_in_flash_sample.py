@@ -13,10 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import describe, flash_sample, prepare_head, screened_sample
+from fsbench.kernels.configs.screen import ResolveConfig, ScreenConfig
 from fsbench.kernels.configs.screen_choice import default_configs, worth_screening
+from fsbench.kernels.launch.operator import arguments_of
 from fsbench.kernels.screened import head as module
 from fsbench.kernels.screened import op
-from fsbench.kernels.screened.op import screened_sample_op
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
@@ -116,44 +117,34 @@ def test_a_changed_weight_is_refused_by_either_way(screened_draws, monkeypatch):
 HEAD = prepare_head(problem(3, 50, 16, torch.bfloat16)[1])
 
 
-def operands(**changes: Any) -> dict[str, Any]:
-    """Arguments of the operator: bf16, so that torch computes it."""
-    return {
-        "hidden": problem(3, 50, 16, torch.bfloat16)[0],
-        "weight": HEAD.weight,
-        "head": HEAD.key,
-        "seed": counter(5),
-        "offset": None,
-        "temperature": 1.0,
-        "temperatures": None,
-        "soft_cap": None,
-        "bias": None,
-        "mask": None,
-        "vocab_size": 50,
-        "noise": "group8",
-        "screen": None,
-        "resolve": None,
+def values(**changes: object) -> dict[str, Any]:
+    """What the operator is given."""
+    request = {"hidden": torch.ones(3, 16).bfloat16(), "weight": HEAD.weight, "seed": counter(5)}
+    request |= {"temperature": 1.0, "vocab_size": 50, "num_samples": 1, "noise": "group8"}
+    return {**request, "merge_later": False, "head": HEAD, **changes}
+
+
+EVERYTHING = {
+    "seed": counter(1, 2, 3),
+    "offset": counter(9),
+    "temperature": torch.tensor([0.0, 1.0, 2.0]),
+    "soft_cap": 30.0,
+    "bias": torch.linspace(-1, 1, 50),
+    "mask": torch.ones(3, 2, dtype=torch.int32),
+    "screen": ScreenConfig(16, 128, 64, 64, False, False, 4, 1, 1, 4, 64, 128),
+    "resolve": ResolveConfig(16, 64, 16, 128, 64, 4, 1, 1),
+}
+
+
+@pytest.mark.parametrize("more", [{}, EVERYTHING], ids=["least", "everything"])
+def test_opcheck(more):
+    results = {
         "tokens": torch.zeros(3, dtype=torch.int64),
         "valid": torch.zeros(3, dtype=torch.bool),
         "found": torch.zeros(3, dtype=torch.int32),
-        **changes,
     }
-
-
-@pytest.mark.parametrize("everything", [False, True])
-def test_opcheck(everything):
-    more = {
-        "seed": counter(1, 2, 3),
-        "offset": counter(9),
-        "temperatures": torch.tensor([0.0, 1.0, 2.0]),
-        "soft_cap": 30.0,
-        "bias": torch.linspace(-1, 1, 50),
-        "mask": torch.ones(3, 2, dtype=torch.int32),
-        "screen": [16, 128, 64, 64, 0, 0, 4, 1, 1, 4, 64, 128],
-        "resolve": [16, 64, 16, 128, 64, 4, 1, 1],
-    }
-    arguments = operands(**(more if everything else {}))
-    torch.library.opcheck(screened_sample_op, tuple(arguments.values()))
+    operator = torch.ops.fsbench.screened_sample.default
+    torch.library.opcheck(operator, arguments_of(values(**more), results))
 
 
 def test_fake_tensors_have_the_shapes_and_launch_nothing(screened_draws):

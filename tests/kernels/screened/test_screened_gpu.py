@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels import ScreenedHead, flash_sample, prepare_head, screened_sample
-from fsbench.kernels.call.result import Screened
+from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.noise.contract import gumbel
 from fsbench.kernels.screened.bounds import screen_hidden, screen_logits
 from fsbench.kernels.screened.ends import rough_gumbel

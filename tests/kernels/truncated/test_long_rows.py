@@ -18,7 +18,7 @@ from tiers import first_quick, full
 from truncated_cases import check
 
 from fsbench.kernels import flash_sample, truncated_sample
-from fsbench.kernels.call.request import Filters
+from fsbench.kernels.launch.request import Filters
 from fsbench.kernels.truncated import gathered as _gathered_draw
 from fsbench.kernels.truncated import launch as launches
 from fsbench.kernels.truncated import rows as _row_kernels

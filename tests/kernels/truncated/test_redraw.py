@@ -12,7 +12,7 @@ from tiers import first_quick, full
 from truncated_cases import check
 
 from fsbench.kernels import flash_sample, truncated_sample
-from fsbench.kernels.call.request import Filters
+from fsbench.kernels.launch.request import Filters
 from fsbench.kernels.truncated import launch as launches
 from fsbench.kernels.truncated import narrow, redraw
 from fsbench.kernels.truncated import top_p as alone

@@ -26,10 +26,10 @@ def test_a_line_for_the_best_of_each_group_over_the_matmul_of_its_run():
         *(("flash_sampling", True, b, 96.0) for b in (1, 8)),
         *(("race", False, b, 150.0) for b in (1, 8)),
         *(("argmax", False, b, us) for b, us in ((1, 105.0), (8, 110.0))),
-        *(("flashinfer_gumbel", False, b, 130.0) for b in (1, 8)),
+        *(("flashinfer_gumbel", False, b, us) for b, us in ((1, 130.0), (8, 118.0))),
         *(("flashinfer_gumbel_lean", False, b, 120.0) for b in (1, 8)),
     ]
-    # The portable kernel is faster here, but at fewer B: the line does not change its sampler.
+    # The portable kernel is faster here, but at fewer B: the line does not change its run.
     other = [("flash_sampling_screened", True, 1, 60.0), ("flash_sampling", True, 1, 90.0)]
     rows = run("a", "normal:1", plain) + run("b", "normal:3", other)
     ((stem, alike),) = headline.over_logits(configurations(pd.DataFrame(rows))).items()
@@ -37,14 +37,13 @@ def test_a_line_for_the_best_of_each_group_over_the_matmul_of_its_run():
     (axes,) = figure.axes
     assert stem == "h200_d4096_v151936"
     found = [list(line.get_ydata()) for line in axes.lines[:-1]]  # the last is the matmul
-    expected = [[0.95, 0.95], [0.6], [1.05, 1.1], [1.2, 1.2]]
+    expected = [[0.95, 0.95], [0.6], [1.05, 1.1], [1.2, 1.18]]
     assert found == [pytest.approx(each) for each in expected]
     texts = [text.get_text() for text in axes.texts]
     assert texts[-1] == "the matmul alone"
-    named = [text.rsplit("Label of ")[1] for text in texts[:-1]]
-    assert named == [
-        *("flash_sampling_hopper", "flash_sampling_screened", "argmax", "flashinfer_gumbel_lean"),
-    ]
+    named = [text.split(": ", 1)[1].replace("Label of ", "") for text in texts[:-1]]
+    flashinfer = "flashinfer_gumbel_lean or flashinfer_gumbel"  # each at one B
+    assert named == ["flash_sampling_hopper", "flash_sampling_screened", "argmax", flashinfer]
     width = figure.get_size_inches()[0]
     assert all(text.get_fontsize() * 850 / 96 / width >= 8 for text in axes.texts)
 

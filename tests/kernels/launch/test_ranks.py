@@ -17,8 +17,8 @@ from flash_sample_cases import (
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Sample, flash_sample, score
-from fsbench.kernels.call import standing
 from fsbench.kernels.fused import launch
+from fsbench.kernels.launch import ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -142,4 +142,4 @@ def test_it_compiles_as_one_operator():
 
 
 def test_the_room_for_the_largest_holds_any_number_that_is_asked_for():
-    assert standing.ROOM.value > standing.PARTS.value > standing.AT_ONCE.value > 20
+    assert ranks.ROOM.value > ranks.PARTS.value > ranks.AT_ONCE.value > 20

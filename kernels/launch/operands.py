@@ -8,15 +8,19 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fsbench.kernels.call.pack_mask import pack_mask
-from fsbench.kernels.call.request import Request
 from fsbench.kernels.configs.choice import tma_possible
-from fsbench.kernels.configs.gpu import multiprocessors
+from fsbench.kernels.configs.gpu import bind_and_launch, launching_on, multiprocessors
 from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.launch.request import Request
 from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
+
+_SMALLEST_TEMPERATURE: float = SMALLEST_TEMPERATURE.value
+WORDS_AT_ONCE = 128
+"""Words of a packed mask that a program writes."""
 
 
 class Operands(NamedTuple):
@@ -144,4 +148,35 @@ def scale_per_row(request: Request) -> bool:
 def greedy(request: Request) -> bool:
     """Whether all rows are: none of them needs noise."""
     temperature = request.temperature
-    return not isinstance(temperature, Tensor) and temperature < SMALLEST_TEMPERATURE.value
+    return not isinstance(temperature, Tensor) and temperature < _SMALLEST_TEMPERATURE
+
+
+@triton.jit
+def _pack_mask_kernel(
+    mask_ptr,  # [B, V] bool
+    words_ptr,  # [B, ceil(V / 32)] int32, out
+    V,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    words = tl.cdiv(V, 32)
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    bit = tl.arange(0, 32)[None, :]
+    token = word[:, None] * 32 + bit
+    allowed = tl.load(mask_ptr + row * V + token, mask=token < V, other=0)
+    tl.store(
+        words_ptr + row * words + word,
+        tl.sum(allowed.to(tl.int32) << bit, axis=1),
+        mask=word < words,
+    )
+
+
+def pack_mask(mask: Tensor) -> Tensor:
+    """bool [B, V] -> int32 [B, ceil(V / 32)], token v in bit v % 32 of word v // 32."""
+    B, V = mask.shape
+    words = torch.empty(B, triton.cdiv(V, 32), dtype=torch.int32, device=mask.device)
+    with launching_on(mask.device):
+        grid = (B, triton.cdiv(words.shape[1], WORDS_AT_ONCE))
+        sizes = {"V": V, "BLOCK": WORDS_AT_ONCE}
+        bind_and_launch(_pack_mask_kernel, grid, mask_ptr=mask, words_ptr=words, **sizes)
+    return words

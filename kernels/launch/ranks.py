@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.kernels.call.prepared import launch_kernel
-from fsbench.kernels.call.request import Request
-from fsbench.kernels.call.result import Sample
-from fsbench.kernels.call.workspace import workspace
 from fsbench.kernels.device.mass import log_probability, mass_of_programs
 from fsbench.kernels.device.rows import temperatures_of_rows
 from fsbench.kernels.device.stored_logits import StoredLogits, place_of_largest
+from fsbench.kernels.launch.launch_cache import launch_kernel
+from fsbench.kernels.launch.request import Request
+from fsbench.kernels.launch.result import Sample
+from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.noise.group import token_of_member
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered, ordered_key, value_of
 
@@ -230,7 +230,7 @@ def _store(keys, wanted, place, mass, inverse_temperature, top_tokens_ptr, top_l
     tl.store(top_logprob_ptr + place, logprob, mask=wanted)
 
 
-def launch_standing(
+def launch_ranks(
     request: Request, stored: StoredLogits, masses: Tensor | None, out: Sample
 ) -> None:
     """Fill in out.rank, logprob, top_tokens and top_logprob, as far as they are there.

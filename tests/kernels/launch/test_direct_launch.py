@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fsbench.kernels.call import straight as module
-from fsbench.kernels.call.straight import straight
+from fsbench.kernels.launch import launch_cache as module
+from fsbench.kernels.launch.launch_cache import direct_launch
 
 BEFORE = [7, 1, 1, 40, "function", False, True, None, None, "metadata", None, None, None]
 """Of grid (7,) on stream 40."""
@@ -88,7 +88,7 @@ def driver(monkeypatch):
 
 def test_what_moves_is_put_among_what_stays(driver):
     compiled = Compiled(Launcher(driver, 0))
-    launch = straight(compiled, (7,), [None, "fixed", None, 3], [2, 0])
+    launch = direct_launch(compiled, (7,), [None, "fixed", None, 3], [2, 0])
     launch([0.5, 1024])
     driver.stream = 41
     launch([0.7, 2048])
@@ -100,7 +100,7 @@ def test_what_moves_is_put_among_what_stays(driver):
 def test_descriptors_are_laid_out_and_encoded_once(driver):
     hidden, weight, other = map(descriptor, (16, 32, 48))
     compiled = Compiled(Launcher(driver, 2))
-    launch = straight(compiled, (7,), [hidden, weight, None], [0, 1, 2])
+    launch = direct_launch(compiled, (7,), [hidden, weight, None], [0, 1, 2])
     driver.encoded.clear()
     for first in (hidden, other, hidden, other):
         launch([first, weight, 0.5])
@@ -111,8 +111,8 @@ def test_descriptors_are_laid_out_and_encoded_once(driver):
 
 
 def test_what_is_kept_of_descriptors_does_not_grow_without_end(driver, monkeypatch):
-    monkeypatch.setattr(module, "_MOST", 2)
-    launch = straight(Compiled(Launcher(driver, 1)), (7,), [descriptor(0)], [0])
+    monkeypatch.setattr(module, "MAX_KEYS", 2)
+    launch = direct_launch(Compiled(Launcher(driver, 1)), (7,), [descriptor(0)], [0])
     for address in (16, 32, 48, 16):
         launch([descriptor(address)])
     assert [arguments[-3] for arguments in driver.launched] == [
@@ -123,7 +123,7 @@ def test_what_is_kept_of_descriptors_does_not_grow_without_end(driver, monkeypat
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
 def test_hooks_are_called_by_triton(driver, name):
     compiled = Compiled(Launcher(driver, 0))
-    launch = straight(compiled, (7,), [None, 3], [0])
+    launch = direct_launch(compiled, (7,), [None, 3], [0])
     getattr(driver.hooks, name).calls.append(print)
     launch([0.5])
     assert compiled.by_triton == [(0.5, 3)] and not driver.launched
@@ -137,6 +137,6 @@ def test_another_launcher_launches_by_triton(driver):
         if run is runs[-1]:
             driver._BASE_ARGS_FORMAT = "another"
         compiled = Compiled(run)
-        straight(compiled, (7,), [None, 3], [0])([0.5])
+        direct_launch(compiled, (7,), [None, 3], [0])([0.5])
         assert compiled.by_triton == [(0.5, 3)]
     assert not driver.launched

@@ -1,7 +1,4 @@
-"""`PreparedHead`: a weight with something made from it, that flash_sample takes in its place.
-
-truncated_sample takes it, too.
-"""
+"""`PreparedHead`: a weight with something made from it, that takes its place in public calls."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.call.request import Filters, Request
-from fsbench.kernels.call.result import Sample, TruncatedSample
+from fsbench.kernels.launch.request import Filters, Request
+from fsbench.kernels.launch.result import Sample, TruncatedSample
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fsbench.errors import InvalidArgument
-from fsbench.kernels.call.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.checks.tensors import (
     check_bias,
     check_counter,
@@ -18,6 +17,7 @@ from fsbench.kernels.checks.tensors import (
     check_temperature,
 )
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_integer, check_noise, check_number
+from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 SAMPLES_AT_ONCE = 4

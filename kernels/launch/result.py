@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.kernels.call.request import Request
+from fsbench.kernels.launch.request import Request
 
 
 class Sample(NamedTuple):
@@ -48,38 +48,46 @@ class Extras(NamedTuple):
     top: int = 0
 
 
+NO_EXTRAS = Extras()
+
+_OPTIONAL = {
+    "logprob": ("logprob", torch.float32, "samples"),
+    "logz": ("logz", torch.float32, "rows"),
+    "entropy": ("entropy", torch.float32, "rows"),
+    "rank": ("rank", torch.int32, "samples"),
+    "top_tokens": ("top", torch.int64, "top"),
+    "top_logprob": ("top", torch.float32, "top"),
+}
+"""Of each optional field of Sample: the field of Extras that asks for it, dtype, and shape."""
+
+
 def sample_fields(
     request: Request, wanted: Extras
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Dtype and shape of each field of Sample that is wanted."""
     B, n = request.hidden.shape[0], request.num_samples
-    shape = (B,) if n == 1 else (B, n)
-    fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "tokens": (torch.int64, shape),
+    shapes = {"samples": (B,) if n == 1 else (B, n), "rows": (B,), "top": (B, wanted.top)}
+    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "tokens": (torch.int64, shapes["samples"]),
         "valid": (torch.bool, (B,)),
     }
-    if not any(wanted):
-        return fields
-    if wanted.logprob:
-        fields["logprob"] = (torch.float32, shape)
-    if wanted.logz:
-        fields["logz"] = (torch.float32, (B,))
-    if wanted.entropy:
-        fields["entropy"] = (torch.float32, (B,))
-    if wanted.rank:
-        fields["rank"] = (torch.int32, shape)
-    if wanted.top:
-        fields["top_tokens"] = (torch.int64, (B, wanted.top))
-        fields["top_logprob"] = (torch.float32, (B, wanted.top))
-    return fields
+    for name, (extra, dtype, shape) in _OPTIONAL.items():
+        if getattr(wanted, extra):
+            found[name] = (dtype, shapes[shape])
+    return found
 
 
 def empty_sample(request: Request, wanted: Extras) -> Sample:
     """A Sample for a launch to write to."""
     device = request.hidden.device
-    fields = {}
-    for name, (dtype, shape) in sample_fields(request, wanted).items():
-        fields[name] = torch.empty(*shape, dtype=dtype, device=device)
+    if wanted == NO_EXTRAS and request.num_samples == 1:  # as most
+        B = request.hidden.shape[0]
+        tokens = torch.empty(B, dtype=torch.int64, device=device)
+        return Sample(tokens, torch.empty(B, dtype=torch.bool, device=device))
+    fields = {
+        name: torch.empty(*shape, dtype=dtype, device=device)
+        for name, (dtype, shape) in sample_fields(request, wanted).items()
+    }
     return Sample(**fields)
 
 

@@ -1,14 +1,16 @@
-"""Calls like an earlier one on GPUs: the tokens of checked calls, on any stream and device."""
+"""Calls like an earlier one on GPUs: the tokens of first calls, on any stream and device."""
 
 from __future__ import annotations
+
+from unittest import mock
 
 import pytest
 import torch
 from gpu_cases import counter, problem
 
 from fsbench.graphs import capture
-from fsbench.kernels import Sample, flash_sample
-from fsbench.kernels.call import repeated
+from fsbench.kernels import flash_sample
+from fsbench.kernels.launch import launch_cache
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,27 +19,25 @@ pytestmark = [
 
 
 def drawn_both_ways(hidden, weight, seed, offset, temperature) -> tuple[list[int], list[int]]:
-    """Tokens of a call that is like an earlier one, and of one that is checked."""
+    """Tokens of a call that is launched from the cache, and of one that finds nothing there."""
     given = {"seed": seed, "offset": offset, "temperature": temperature}
     for _ in range(2):
         drawn = flash_sample(hidden, weight, **given)
-    assert repeated.plain_kind(
-        (), (), (None, "auto", "auto"), hidden, weight, seed, offset, temperature
-    ) in (repeated._launches)
-    out = Sample(torch.full_like(drawn.tokens, -7), torch.zeros_like(drawn.valid))
-    flash_sample(hidden, weight, **given, out=out)
-    assert drawn.valid.all() and out.valid.all()
-    return drawn.tokens.tolist(), out.tokens.tolist()
+    assert launch_cache.LAUNCHES
+    with mock.patch.object(launch_cache, "LAUNCHES", {}):
+        first = flash_sample(hidden, weight, **given)
+    assert drawn.valid.all() and first.valid.all()
+    return drawn.tokens.tolist(), first.tokens.tolist()
 
 
 @pytest.mark.parametrize("D", [512, 101], ids=["TMA", "pointers"])
 @pytest.mark.parametrize("B", [1, 16, 200])
-def test_tokens_are_those_of_checked_calls(B, D):
+def test_tokens_are_those_of_first_calls(B, D):
     hidden, weight = problem(B, 3000, D)
     for temperature in (1.0, 0.3, 0.0, torch.linspace(0, 2, B, device="cuda")):
         for moved in (hidden, hidden.clone(), torch.cat([hidden[:1], hidden])[1:]):
-            drawn, checked = drawn_both_ways(moved, weight, counter(3), counter(5), temperature)
-            assert drawn == checked
+            drawn, first = drawn_both_ways(moved, weight, counter(3), counter(5), temperature)
+            assert drawn == first
 
 
 def test_streams_at_once_have_workspaces_of_their_own():
@@ -75,6 +75,6 @@ def test_the_device_is_that_of_the_tensors():
     hidden, weight = problem(16, 3000, 512)
     _, expected = drawn_both_ways(hidden, weight, counter(3), counter(5), 1.0)
     elsewhere = [x.to("cuda:1") for x in (hidden, weight, counter(3), counter(5))]
-    drawn, checked = drawn_both_ways(*elsewhere, 1.0)
-    assert drawn == checked == expected
+    drawn, first = drawn_both_ways(*elsewhere, 1.0)
+    assert drawn == first == expected
     assert torch.cuda.current_device() == 0

@@ -1,0 +1,125 @@
+"""What a public call launches, as an operator that torch knows: one form for all families.
+
+As an operator it is one opaque node to torch.compile and to fake tensors; its arguments have been
+checked by the public call, and its results are written to tensors of the caller's. An operator
+takes tensors and numbers only, so values are taken apart here by their names, and put together
+again. Calls that neither of the two sees go past it: torch's way to an operator written in Python
+costs a step's thread more time than the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsbench.kernels.checks.keys import Keyed, by_key
+from fsbench.kernels.configs.hopper import HopperConfig
+from fsbench.kernels.configs.portable import TileConfig
+from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
+
+Run = Callable[[dict[str, Any], dict[str, Tensor]], None]
+"""(values by name, without those that are None; the tensors to write to, by name) -> launched."""
+
+CONFIGS: dict[str, Callable[..., Any]] = {
+    config.__name__: config
+    for config in (TileConfig, HopperConfig, ScreenConfig, HopperScreenConfig, ResolveConfig)
+}
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Return whether torch traces a call on this tensor: it compiles, or the tensor is fake."""
+    return torch.compiler.is_compiling() or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def as_operator(name: str, run: Run) -> Run:
+    """Register torch.ops.fsbench.<name> and return the call of it that does what `run` does.
+
+    Values may be tensors, floats, integers, flags, strings without separators, configs, objects
+    with a key (checks.keys), and None, which is left out.
+    """
+
+    def carry_out(
+        layout: str,
+        tensors: Sequence[Tensor],
+        floats: Sequence[float],
+        integers: Sequence[int],
+        results: Sequence[Tensor],
+    ) -> None:
+        names, values = layout.split("|")
+        run(
+            unpack(values, tensors, floats, integers),
+            dict(zip(names.split(";"), results, strict=True)),
+        )
+
+    operator = torch.library.custom_op(f"fsbench::{name}", mutates_args=("results",))(carry_out)
+
+    @operator.register_fake
+    def _(*arguments: object) -> None:
+        """Shapes need no inference: the results are the caller's tensors."""
+
+    def call(values: dict[str, Any], results: dict[str, Tensor]) -> None:
+        operator(*arguments_of(values, results))
+
+    return call
+
+
+def arguments_of(values: dict[str, Any], results: dict[str, Tensor]) -> tuple[Any, ...]:
+    """Return what the operator takes for these values and results."""
+    layout, *packed = pack(values)
+    return f"{';'.join(results)}|{layout}", *packed, list(results.values())
+
+
+def pack(values: dict[str, Any]) -> tuple[str, list[Tensor], list[float], list[int]]:
+    """Return the layout, "name:kind" or "name:kind:text" of each value, and what is no text."""
+    parts: list[str] = []
+    tensors: list[Tensor] = []
+    floats: list[float] = []
+    integers: list[int] = []
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, Tensor):
+            kind = "tensor"
+            tensors.append(value)
+        elif isinstance(value, str):
+            kind = f"text:{value}"
+        elif isinstance(value, bool):
+            kind = f"flag:{int(value)}"
+        elif isinstance(value, float):
+            kind = "float"
+            floats.append(value)
+        elif isinstance(value, Keyed):
+            kind = f"key:{value.key}"
+        elif is_dataclass(value) and not isinstance(value, type):
+            numbers = ",".join([str(int(field)) for field in astuple(value)])
+            kind = f"config:{type(value).__name__},{numbers}"
+        else:
+            kind = "integer"
+            integers.append(value)
+        parts.append(f"{name}:{kind}")
+    return ";".join(parts), tensors, floats, integers
+
+
+def unpack(
+    layout: str, tensors: Sequence[Tensor], floats: Sequence[float], integers: Sequence[int]
+) -> dict[str, Any]:
+    numbered = {"tensor": iter(tensors), "float": iter(floats), "integer": iter(integers)}
+    values: dict[str, Any] = {}
+    for part in layout.split(";"):
+        name, kind, *text = part.split(":")
+        if kind in numbered:
+            values[name] = next(numbered[kind])
+        elif kind == "text":
+            values[name] = text[0]
+        elif kind == "flag":
+            values[name] = text[0] == "1"
+        elif kind == "key":
+            values[name] = by_key(text[0], Keyed)
+        else:
+            config, *numbers = text[0].split(",")
+            values[name] = CONFIGS[config](*map(int, numbers))
+    return values
