@@ -27,8 +27,8 @@ FEW = (
     r"^(portable B=\d+ plain|portable B=64 everything|score B=64|screened B=(16|64)"
     r"|truncated B=64 (k = 50|p)|flash_sampling_\w+ B=16)$"
 )
-UNTUNED = re.compile("everything|score|pointers|kept|2 samples|4 samples|D=16384")
-"""Calls that nobody has tuned for."""
+UNTUNED = re.compile("everything|D=1000")
+"""Calls that nobody has tuned for; rows of the copy are not aligned for D = 1000."""
 SMALL = {"standing", "rank", "sampling_look", "sampling_cutoff", "sampling_race"}
 SMALL |= {"sampling_narrow", "sampling_redraw", "akunu_exact", "akunu_faithful", "pivot_search"}
 """Kernels without a matrix product, in which a program has a row's candidates in registers."""
@@ -49,7 +49,7 @@ def test_tuned_launches_keep_everything_in_registers():
     spilled = {
         f"{row['kernel']}, {row['launch']}": int(row["stack"])
         for row in ROWS
-        if int(row["stack"]) > (640 if is_wide(row) else 0)
+        if int(row["stack"]) > (160 if is_wide(row) else 0)
         and row["kernel"] not in SMALL
         and not UNTUNED.search(row["launch"])
     }
