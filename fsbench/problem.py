@@ -19,6 +19,9 @@ from fsbench.errors import InvalidArgument, unknown_name
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Element types of hidden and weight, with their size in bytes."""
 
+PRESETS = ("paper", "lean", "tp", "quick", "truncated", "score", "smoke", "cpu")
+"""Presets of `fsbench run` (fsbench.measure.presets), of which a sampler names its own."""
+
 DEVICES = ("cuda", "cpu")
 
 QUANTISED = ("int8", "fp8")

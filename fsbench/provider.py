@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fsbench.errors import InvalidArgument, one_line
-from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, QUANTISED, Problem
+from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, PRESETS, QUANTISED, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -235,17 +235,10 @@ def _line(value: Any) -> bool:
 
 def _some(*known: str) -> Callable[[Any], bool]:
     """Whether a value is a tuple of texts, and of these, if there are any."""
-
-    def fits(value: Any) -> bool:
-        several = isinstance(value, tuple | list) and all(map(_line, value))
-        return several and (not known or set(value) <= set(known))
-
-    return fits
-
-
-def _capability(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) for n in value)
+    return lambda value: (
+        isinstance(value, tuple | list)
+        and all(map(_line, value))
+        and (not known or set(value) <= set(known))
     )
 
 
@@ -253,12 +246,18 @@ _FIELDS: _Checks = {
     "a line of text": (("name", "label", "call"), _line),
     "a Kind": (("kind",), lambda value: isinstance(value, Kind)),
     "Capabilities": (("capabilities",), lambda value: isinstance(value, Capabilities)),
-    "a tuple of texts": (("requires", "presets"), _some()),
-    "(major, minor) or None": (("compute_capability",), _capability),
+    "a tuple of texts": (("requires",), _some()),
+    f"some of {', '.join(PRESETS)}": (("presets",), _some(*PRESETS)),
+    "(major, minor) or None": (
+        ("compute_capability",),
+        lambda value: (
+            value is None or (isinstance(value, tuple) and [*map(type, value)] == [int] * 2)
+        ),
+    ),
     "True or False": (("tunes",), lambda value: isinstance(value, bool)),
     "a function": (("build", "supports", "kept_bytes", "not_built"), callable),
     "a function or None": (
-        ("sample", "score", "noise_map", "build_sharded", "matmul_form"),
+        ("sample", "score", "accept", "noise_map", "build_sharded", "matmul_form"),
         lambda value: value is None or callable(value),
     ),
     "a Tuning or None": (("tuning",), lambda value: value is None or isinstance(value, Tuning)),
@@ -300,8 +299,7 @@ class Provider:
     kind: what its tokens mean (`Kind`); only like is compared with like.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
-    not_built: None, or why what it needs besides packages is not there, in one line: a library that
-        is compiled at install. Imports no torch.
+    not_built: None, or one line on a library to be compiled that is missing. Imports no torch.
     compute_capability: the only one of NVIDIA GPUs that it runs on; None for any.
     capabilities: what it can do; a test holds it to each of them.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
@@ -315,6 +313,7 @@ class Provider:
         claimed. None if the sampler is only what `build` returns.
     score: of a SCORE, the full call, score(hidden, weight, targets, *, ...), with the arguments and
         the result of fsbench.kernels.score, as far as they are claimed; or None.
+    accept: which drafts int64 [B, k] the tokens sampled [B, k + 1] confirm: verify_drafts.
     call: the public function of fsbench.kernels that does this by default; "" if there is none.
     tuning: if `fsbench tune` can choose its tile shapes.
     build_sharded: as build, for problems with tp > 1: (problem, Shard) -> launch. All ranks build
@@ -342,6 +341,7 @@ class Provider:
     kept_bytes: Callable[[Problem], int] = lambda problem: 0
     sample: Callable[..., Drawn] | None = None
     score: Callable[..., Any] | None = None
+    accept: Callable[[Tensor, Tensor], Any] | None = None
     call: str = ""
     noise_map: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     tuning: Tuning | None = None

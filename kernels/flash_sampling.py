@@ -17,6 +17,7 @@ from functools import partial
 from fsbench.kernels.providing.launches import (
     FULL_CONTRACT,
     FlashSampling,
+    accept,
     build_sharded,
     flash_sample,
     matmul_form,
@@ -36,6 +37,7 @@ PROVIDER = Provider(
     build=partial(FlashSampling, kernel="portable"),
     build_sharded=partial(build_sharded, kernel="portable"),
     sample=partial(flash_sample, kernel="portable"),
+    accept=accept,
     call="flash_sample",
     presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("portable"),

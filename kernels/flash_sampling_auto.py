@@ -13,6 +13,7 @@ from functools import partial
 from fsbench.kernels.providing.launches import (
     FULL_CONTRACT,
     FlashSampling,
+    accept,
     build_sharded,
     flash_sample,
     noise_map,
@@ -30,6 +31,7 @@ PROVIDER = Provider(
     build=partial(FlashSampling, kernel="auto"),
     build_sharded=partial(build_sharded, kernel="auto"),
     sample=partial(flash_sample, kernel="auto"),
+    accept=accept,
     call="flash_sample",
     presets=("paper", "quick", "lean", "tp"),
 )

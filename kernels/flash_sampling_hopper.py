@@ -11,6 +11,7 @@ from functools import partial
 from fsbench.kernels.providing.launches import (
     FULL_CONTRACT,
     FlashSampling,
+    accept,
     build_sharded,
     flash_sample,
     noise_map,
@@ -39,6 +40,7 @@ PROVIDER = Provider(
     build=partial(FlashSampling, kernel="hopper"),
     build_sharded=partial(build_sharded, kernel="hopper"),
     sample=partial(flash_sample, kernel="hopper"),
+    accept=accept,
     call="flash_sample",
     presets=("paper", "quick", "lean", "tp"),
     tuning=tuning("hopper"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels.providing.launches import FULL_CONTRACT, noise_map
+from fsbench.kernels.providing.launches import FULL_CONTRACT, accept, noise_map
 from fsbench.kernels.providing.screened import (
     ScreenedLaunch,
     build_sharded,
@@ -44,6 +44,7 @@ PROVIDER = Provider(
     build=ScreenedLaunch,
     build_sharded=build_sharded,
     sample=sample,
+    accept=accept,
     call="screened_sample",
     kept_bytes=kept_bytes,
     supports=unsupported_reason,

@@ -11,6 +11,7 @@ from functools import partial
 from fsbench.kernels.providing.launches import (
     FULL_CONTRACT,
     FlashSampling,
+    accept,
     flash_sample,
     matmul_form,
     noise_map,
@@ -27,6 +28,7 @@ PROVIDER = Provider(
     capabilities=replace(FULL_CONTRACT, noise="token"),
     build=partial(FlashSampling, noise="token"),
     sample=partial(flash_sample, noise="token"),
+    accept=accept,
     presets=("lean",),
     tuning=tuning("portable-token"),
     matmul_form=partial(matmul_form, noise="token"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsbench.kernels.providing.launches import noise_map
+from fsbench.kernels.providing.launches import accept, noise_map
 from fsbench.kernels.providing.truncated import CAPABILITIES, TruncatedLaunch, unsupported_reason
 from fsbench.provider import Kind, Provider
 
@@ -38,6 +38,7 @@ PROVIDER = Provider(
     supports=unsupported_reason,
     build=TruncatedLaunch,
     sample=sample,
+    accept=accept,
     call="truncated_sample",
     presets=("truncated",),
 )

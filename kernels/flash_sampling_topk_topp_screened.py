@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fsbench.kernels.providing import screened, truncated
-from fsbench.kernels.providing.launches import noise_map
+from fsbench.kernels.providing.launches import accept, noise_map
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Provider
 
@@ -48,6 +48,7 @@ PROVIDER = Provider(
     supports=unsupported_reason,
     build=partial(truncated.TruncatedLaunch, screened=True),
     sample=sample,
+    accept=accept,
     call="truncated_sample",
     kept_bytes=screened.kept_bytes,
 )

@@ -12,29 +12,28 @@ import importlib
 import sys
 from pathlib import Path
 
-from fsbench.cli.judging import judged, recorder
+from fsbench.cli.verify import judged, recorder
 from fsbench.discover import Found
 
 
 def main(path: Path) -> None:
     bugs = importlib.import_module("planted_bugs")
-    record = recorder(path, print)
-    for bug in sorted(bugs.KNOWN, key=lambda bug: (bug in bugs.IN_THE_FAR_TAIL, bug)):
-        sampler, check = {**bugs.BUGS, **bugs.IN_THE_FAR_TAIL}[bug][:2]
-        found = judged(
-            [Found(bug, "tests/support/planted_bugs.py", sampler)],
-            named=True,
-            device="cpu",
-            dtype="fp32",
-            temperatures=[1.0, 0.6],
-            tier="full" if bug in bugs.IN_THE_FAR_TAIL else "ci",
-            only=[check],
-            record=lambda line, bug=bug: record(  # type: ignore[misc]
-                {**line, "provider": bug} if "provider" in line else line
-            ),
-            skip=print,
-        )
-        list(found)
+    with recorder(path, print) as record:
+        for bug in sorted(bugs.KNOWN, key=lambda bug: (bug in bugs.IN_THE_FAR_TAIL, bug)):
+            sampler, check = {**bugs.BUGS, **bugs.IN_THE_FAR_TAIL}[bug][:2]
+            found = judged(
+                [Found(bug, "tests/support/planted_bugs.py", sampler)],
+                named=True,
+                device="cpu",
+                dtype="fp32",
+                temperatures=[1.0, 0.6],
+                tier="full" if bug in bugs.IN_THE_FAR_TAIL else "ci",
+                only=[check],
+                record=lambda line, bug=bug: record(  # type: ignore[misc]
+                    {**line, "provider": bug} if "provider" in line else line
+                ),
+            )
+            list(found)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fsbench.e2e.vllm_engine import OPEN_LOOP
 from fsbench.integrations.vllm import ADAPTERS
-from fsbench.integrations.vllm_expected import Expected, differences
+from fsbench.integrations.vllm_expected import ExpectedApi, differences
 
 KEPT = {
     "vllm": ("vllm/v1/", "vllm/distributed/", "vllm/model_executor/layers/", "vllm/engine/"),
@@ -50,7 +50,7 @@ class Rival:
     """A release that baselines call.
 
     calls: function -> the parameters that are given to it; those without a default must be among
-        them. attributes: as of Expected.
+        them. attributes: as of ExpectedApi.
     """
 
     package: str
@@ -199,7 +199,7 @@ class Source:
         return None
 
 
-def check(expected: Expected, root: Path) -> list[str]:
+def check(expected: ExpectedApi, root: Path) -> list[str]:
     """A line for each thing that differs between what is expected and the source below root."""
     source = Source(root)
     lines = differences(expected, source.parameters, source.fields)

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from fsbench import __version__
 from fsbench.cli import (
-    audit,
     compare,
     doctor,
     e2e,
@@ -48,7 +47,7 @@ app.command("export")(export.export)
 app.command("recommend")(recommend.recommend)
 app.command("list")(listing.list_)
 app.command("verify")(verify.verify)
-app.command("audit")(audit.audit)
+app.command("audit", hidden=True)(verify.verify)  # its name until 0.2
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.command("e2e")(e2e.e2e)

@@ -1,7 +1,7 @@
 """`fsbench doctor`: what this machine lacks, and the command that fixes it.
 
-Each check is a plain function without arguments that returns one Check. A check looks, and changes
-nothing.
+Each check is a plain function without arguments that returns one DoctorCheck. A check looks, and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROOMY_BYTES = 8e9  # the paper's larger head is 2.1 GB; logits, copies and the 
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One line of `fsbench doctor`: `fix` is a command (or what to do), empty if all is well."""
 
     name: str
@@ -56,95 +56,101 @@ def _sees_cuda() -> bool:
     return torch is not None and torch.cuda.is_available()
 
 
-def check_python() -> Check:
+def check_python() -> DoctorCheck:
     """The Python in use; older than 3.11 cannot import this package."""
-    return Check("python", "ok", platform.python_version())
+    return DoctorCheck("python", "ok", platform.python_version())
 
 
-def check_torch() -> Check:
+def check_torch() -> DoctorCheck:
     """torch imports, and sees the GPU if there is one."""
     torch = _torch()
     if torch is None:
-        return Check("torch", "missing", "cannot be imported", "pip install 'torch>=2.11'")
+        return DoctorCheck("torch", "missing", "cannot be imported", "pip install 'torch>=2.11'")
     built = f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
     if _sees_cuda() or not hardware.gpus():
-        return Check("torch", "ok", built)
+        return DoctorCheck("torch", "ok", built)
     if torch.version.cuda is None:
         fix = (
             "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
         )
-        return Check("torch", "missing", f"{built}: the GPU is not used", fix)
+        return DoctorCheck("torch", "missing", f"{built}: the GPU is not used", fix)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         detail = f"{built}: sees no GPU, CUDA_VISIBLE_DEVICES={hidden!r}"
-        return Check("torch", "missing", detail, "unset CUDA_VISIBLE_DEVICES")
+        return DoctorCheck("torch", "missing", detail, "unset CUDA_VISIBLE_DEVICES")
     driver = hardware.gpus()[0].driver
     detail = f"{built}: sees no GPU with driver {driver}"
-    return Check(
+    return DoctorCheck(
         "torch", "missing", detail, "update the NVIDIA driver (CUDA 13 needs 580 or newer)"
     )
 
 
-def check_nvml() -> Check:
+def check_nvml() -> DoctorCheck:
     """NVML answers: without it GPUs run, but clocks and throttling are not recorded."""
     problem = hardware.nvml_problem()
     if problem is None:
-        return Check("nvml", "ok", f"nvidia-ml-py {package_version('nvidia-ml-py')}")
+        return DoctorCheck("nvml", "ok", f"nvidia-ml-py {package_version('nvidia-ml-py')}")
     if package_version("nvidia-ml-py") is None:
-        return Check("nvml", "missing", problem, "pip install nvidia-ml-py")
-    return Check("nvml", "warning", problem, "install the NVIDIA driver, until nvidia-smi works")
+        return DoctorCheck("nvml", "missing", problem, "pip install nvidia-ml-py")
+    return DoctorCheck(
+        "nvml", "warning", problem, "install the NVIDIA driver, until nvidia-smi works"
+    )
 
 
-def check_gpu() -> Check:
+def check_gpu() -> DoctorCheck:
     """NVIDIA GPUs and their driver."""
     gpus = hardware.gpus()
     if not gpus:
         detail = "no NVIDIA GPU found: `fsbench run` measures the samplers that run on CPUs"
-        return Check("gpu", "warning", detail, "run on a machine with an NVIDIA GPU")
+        return DoctorCheck("gpu", "warning", detail, "run on a machine with an NVIDIA GPU")
     names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in gpus)
-    return Check("gpu", "ok", f"{names}; driver {gpus[0].driver}")
+    return DoctorCheck("gpu", "ok", f"{names}; driver {gpus[0].driver}")
 
 
-def check_compute_capability() -> Check:
+def check_compute_capability() -> DoctorCheck:
     """Compute capability >= 8.0 (bf16 tensor cores), of every GPU that torch sees."""
     if not _sees_cuda():
-        return Check("capability", "warning", "torch sees no CUDA device")
+        return DoctorCheck("capability", "warning", "torch sees no CUDA device")
     torch = _torch()
     found = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
     names = ", ".join(f"{major}.{minor}" for major, minor in found)
     if min(found) < (8, 0):
         detail = f"{names}: the kernels need 8.0 (A100) or newer"
-        return Check("capability", "missing", detail, "choose another GPU with fsbench run --gpu")
-    return Check("capability", "ok", names)
+        return DoctorCheck(
+            "capability", "missing", detail, "choose another GPU with fsbench run --gpu"
+        )
+    return DoctorCheck("capability", "ok", names)
 
 
-def check_gpu_memory() -> Check:
+def check_gpu_memory() -> DoctorCheck:
     """Free memory on every GPU that torch sees."""
     if not _sees_cuda():
-        return Check("gpu memory", "warning", "torch sees no CUDA device")
+        return DoctorCheck("gpu memory", "warning", "torch sees no CUDA device")
     torch = _torch()
     free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
     detail = ", ".join(f"{index}: {size / 1e9:.1f} GB free" for index, size in enumerate(free))
     if min(free) < _ROOMY_BYTES:
-        return Check("gpu memory", "warning", detail, "nvidia-smi  # shows which process holds it")
-    return Check("gpu memory", "ok", detail)
+        return DoctorCheck(
+            "gpu memory", "warning", detail, "nvidia-smi  # shows which process holds it"
+        )
+    return DoctorCheck("gpu memory", "ok", detail)
 
 
-def check_triton() -> Check:
+def check_triton() -> DoctorCheck:
     """Triton >= 3.6, which the fused kernels are written in."""
     return _at_least("triton", "triton", "3.6", "pip install 'triton>=3.6'")
 
 
-def check_flashinfer() -> Check:
+def check_flashinfer() -> DoctorCheck:
     """FlashInfer >= 0.6.9, the strongest baseline of the paper. Any later version may stay."""
     return _at_least("flashinfer", "flashinfer-python", "0.6.9", _GPU_EXTRA)
 
 
-def check_nvcc() -> Check:
+def check_nvcc() -> DoctorCheck:
     """The compiler with which FlashInfer builds its kernels at first use, or prebuilt ones."""
     prebuilt = package_version("flashinfer-jit-cache")
     if prebuilt:
-        return Check("nvcc", "ok", f"not needed: flashinfer-jit-cache {prebuilt}")
+        return DoctorCheck("nvcc", "ok", f"not needed: flashinfer-jit-cache {prebuilt}")
     # Where FlashInfer looks, in its order.
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     on_path = shutil.which("nvcc")
@@ -152,10 +158,10 @@ def check_nvcc() -> Check:
     if not home and on_path:
         nvcc = Path(on_path)
     if nvcc.exists():
-        return Check("nvcc", "ok", str(nvcc))
+        return DoctorCheck("nvcc", "ok", str(nvcc))
     if not hardware.gpus():
-        return Check("nvcc", "warning", f"no {nvcc}; {_WITHOUT_GPU}")
-    return Check(
+        return DoctorCheck("nvcc", "warning", f"no {nvcc}; {_WITHOUT_GPU}")
+    return DoctorCheck(
         "nvcc",
         "missing",
         f"no {nvcc}: FlashInfer cannot compile its kernels",
@@ -164,34 +170,34 @@ def check_nvcc() -> Check:
     )
 
 
-def check_cupti() -> Check:
+def check_cupti() -> DoctorCheck:
     """CUPTI for Python: the headline timer, tried on the GPU if there is one."""
     version = package_version("cupti-python")
     if version is None:
         return _absent("cupti", _GPU_EXTRA)
     if not _sees_cuda():
-        return Check("cupti", "ok", f"{version} (not tried: torch sees no CUDA device)")
+        return DoctorCheck("cupti", "ok", f"{version} (not tried: torch sees no CUDA device)")
     from fsbench.timers import make_timer
 
     try:
         make_timer("cupti", "cuda", l2="warm")
     except TimerUnavailable as error:
-        return Check("cupti", "missing", str(error), "fsbench run --timer events")
-    return Check("cupti", "ok", version)
+        return DoctorCheck("cupti", "missing", str(error), "fsbench run --timer events")
+    return DoctorCheck("cupti", "ok", version)
 
 
-def check_cpu_samplers() -> Check:
+def check_cpu_samplers() -> DoctorCheck:
     """The C++ core of the CPU decision plane, which is built at install if there is a compiler."""
     from fsbench.simple import native
 
     fix = "install g++ (or another C++ compiler), then fsbench again: pip install -e ."
     try:
-        return Check("cpu core", "ok", f"C++ core built, {native.isa()}")
+        return DoctorCheck("cpu core", "ok", f"C++ core built, {native.isa()}")
     except ProviderUnavailable as error:
-        return Check("cpu core", "missing", str(error), fix)
+        return DoctorCheck("cpu core", "missing", str(error), fix)
 
 
-def check_output() -> Check:
+def check_output() -> DoctorCheck:
     """Results can be written below the current folder."""
     here = Path.cwd()
     try:
@@ -199,29 +205,31 @@ def check_output() -> Check:
             pass
     except OSError as error:
         detail = f"cannot write in {here}: {error.strerror}"
-        return Check("output", "warning", detail, "fsbench run --out DIR  # a folder you may write")
-    return Check("output", "ok", f"{here} is writable")
+        return DoctorCheck(
+            "output", "warning", detail, "fsbench run --out DIR  # a folder you may write"
+        )
+    return DoctorCheck("output", "ok", f"{here} is writable")
 
 
-def _at_least(name: str, distribution: str, least: str, fix: str) -> Check:
+def _at_least(name: str, distribution: str, least: str, fix: str) -> DoctorCheck:
     """Check that the installed version of a distribution is not older than `least`."""
     version = package_version(distribution)
     if version is None:
         return _absent(name, fix)
     installed, needed = ([int(n) for n in re.findall(r"\d+", each)] for each in (version, least))
     if installed < needed:
-        return Check(name, "missing", f"{version} is older than {least}", fix)
-    return Check(name, "ok", version)
+        return DoctorCheck(name, "missing", f"{version} is older than {least}", fix)
+    return DoctorCheck(name, "ok", version)
 
 
-def _absent(package: str, fix: str) -> Check:
+def _absent(package: str, fix: str) -> DoctorCheck:
     """A package that only GPUs need is not installed."""
     if hardware.gpus():
-        return Check(package, "missing", "not installed", fix)
-    return Check(package, "warning", f"not installed; {_WITHOUT_GPU}", fix)
+        return DoctorCheck(package, "missing", "not installed", fix)
+    return DoctorCheck(package, "warning", f"not installed; {_WITHOUT_GPU}", fix)
 
 
-CHECKS: tuple[Callable[[], Check], ...] = (
+CHECKS: tuple[Callable[[], DoctorCheck], ...] = (
     check_python,
     check_torch,
     check_nvml,
@@ -237,7 +245,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
 )
 
 
-def diagnose() -> list[Check]:
+def diagnose() -> list[DoctorCheck]:
     """Every check, in the order in which one would fix things."""
     return [check() for check in CHECKS]
 

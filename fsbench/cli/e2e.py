@@ -112,9 +112,9 @@ def e2e(
     writes CSV, Markdown and a figure. Nothing is downloaded.
     """
     from fsbench.cli.measuring import new_folder
-    from fsbench.e2e.measure import Plan, measure
+    from fsbench.e2e.measure import DecodePlan, measure
     from fsbench.e2e.models import decoder, default_samplers
-    from fsbench.e2e.records import Store
+    from fsbench.e2e.records import StepStore
     from fsbench.machine.environment import environment
     from fsbench.machine.packages import package_version
 
@@ -129,7 +129,7 @@ def e2e(
         samplers = _drafts(speculate, drafter, sampler, output_tokens)
     else:
         samplers = _names(sampler) if sampler else default_samplers()[engine]
-    plan = Plan(
+    plan = DecodePlan(
         models=tuple(decoder(name) for name in names),
         batches=tuple(int_list(batch, "--batch")),
         samplers=tuple(samplers),
@@ -151,7 +151,7 @@ def e2e(
     make_engine(engine, device, Path(), memory).check(plan)  # before anything is written
     folder = out or new_folder(facts, "e2e")
     chosen = make_engine(engine, device, folder, memory)
-    store = Store(folder, facts)
+    store = StepStore(folder, facts)
     try:
         failed = measure(plan, chosen, store, lambda text: print(text, file=sys.stderr, flush=True))
     finally:

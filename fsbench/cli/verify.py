@@ -1,28 +1,79 @@
-"""`fsbench verify`: does a sampler draw what it should?"""
+"""`fsbench verify`, also called `audit`: do samplers draw what they should, and what they claim?"""
 
 from __future__ import annotations
 
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
+import fsbench
 from fsbench.cli.devices import device_to_use
-from fsbench.cli.judging import Providers, RecordFile, Tier, judged, recorder
-from fsbench.cli.options import WORD, Device, Dtype, Json, ProviderPath, Weights, number, option
+from fsbench.cli.options import (
+    FILE,
+    PATH,
+    WORD,
+    Device,
+    Dtype,
+    Json,
+    ProviderPath,
+    Weights,
+    argument,
+    number,
+    option,
+)
 from fsbench.cli.tables import plain_table
+from fsbench.errors import (
+    InvalidArgument,
+    ProviderUnavailable,
+    ResultsError,
+    UnsupportedProblem,
+    one_line,
+)
+from fsbench.machine.packages import versions
+from fsbench.provider import Kind, Provider
+from fsbench.records.lines import Lines
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fsbench.discover import Found
+    from fsbench.report.audit import Audited
     from fsbench.verify.check import Check
+
+SCHEMA = 2
+"""Version of the record that --json prints and --output writes."""
+
+Record = Callable[[dict[str, Any]], None]
 
 
 def verify(
-    provider: Providers = None,
+    records: Annotated[
+        list[Path] | None,
+        argument("RECORDS", PATH, "Records of verify, or folders of some, in place of a new run."),
+    ] = None,
+    provider: Annotated[
+        list[str] | None,
+        option("--provider", WORD, "A sampler; may be repeated. Default: all that can run here."),
+    ] = None,
     provider_path: ProviderPath = None,
-    tier: Tier = "ci",
+    tier: Annotated[
+        str,
+        option(
+            "--tier",
+            WORD,
+            "gate: what `run` asks before it times. ci: every check, in seconds. "
+            "full: with as many draws as a claim of exactness needs.",
+        ),
+    ] = "ci",
     check: Annotated[
         list[str] | None,
         option("--check", WORD, "Run only this check, such as tail; may be repeated."),
@@ -36,13 +87,16 @@ def verify(
             "--temperature",
             number(0, above=True),
             "Temperature > 0 of the sampled checks; given twice, each has about half of them. "
-            "Default: 1 and 0.5.",
+            "Default: 1.3 and 0.7.",
         ),
     ] = None,
     as_json: Json = False,
-    output: RecordFile = None,
+    output: Annotated[
+        Path | None,
+        option("--output", FILE, "Append the record, a line of JSON for each check, to this file."),
+    ] = None,
 ) -> None:
-    """Judge samplers by a battery of tests, each with its power.
+    """Check samplers for correctness; each check reports how large an error it would detect.
 
     Token by token against the oracle, where a sampler follows the documented
     noise; edge shapes, filters, and what a token must not depend on; the
@@ -51,64 +105,192 @@ def verify(
     what none can. An honest sampler fails with probability 1e-6; seeds are fixed.
 
     Verdicts: ok; not exact, where a sampler declares that it deviates and keeps
-    to that; FAILED. At the end a sentence about each sampler: passed, or rejected
-    and why. Exit code 1 if a check failed, 4 if a sampler that was asked for by
-    name cannot run here.
+    to that; FAILED. One table: of several samplers the checks that are not ok, of
+    one sampler all. At the end a sentence about each: passed, or rejected and why,
+    and the commands that repeat the checks that failed.
+
+    Exit code 0 if nothing was found but what samplers declare, 1 for a bias, 5 for
+    a defect, 4 if a sampler that was asked for by name cannot run here.
     """
     from rich.console import Console
 
-    from fsbench.discover import discover, select
-    from fsbench.verify.check import conclusion
+    from fsbench.records.verdicts import read_verdicts
+    from fsbench.report.audit import EXIT_CODES, audited, worst
+    from fsbench.verify.check import TEMPERATURES
 
-    found = discover(provider_path or [])
-    temperatures = temperature or [1.0, 0.5]
+    write = partial(print, flush=True) if as_json else None
+    lines: list[dict[str, Any]] = []
+    if records:
+        for line in read_verdicts(records):
+            lines.append(line)
+            if write:
+                write(json.dumps(line))
+        if not lines:
+            raise ResultsError("RECORDS: expected records of fsbench verify; got none")
+    else:
+        from fsbench.discover import discover, select
+
+        found = discover(provider_path or [])
+        with recorder(output, write) as written:
+
+            def record(line: dict[str, Any]) -> None:
+                lines.append(line)
+                written(line)
+
+            for name, checks, seconds in judged(
+                select(found, provider) if provider else found.values(),
+                named=bool(provider),
+                device=device_to_use(device),
+                dtype=dtype,
+                weights=weights or "",
+                temperatures=temperature or [*TEMPERATURES],
+                tier=tier,
+                only=check or (),
+                record=record,
+            ):
+                failed = sum(not each.passed for each in checks)
+                told = f"{failed} of {len(checks)} checks failed; {seconds:.0f} s"
+                print(f"{name}: {told}", file=sys.stderr, flush=True)
+    samplers, skipped = audited(lines)
     console = Console(highlight=False, stderr=as_json)
-
-    def say(reason: str) -> None:
-        if not as_json:
-            console.print(f"not checked: {reason}", markup=False)
-
-    device = device_to_use(device)
-    at = " and ".join(f"{T:g}" for T in temperatures)
-    conclusions, passed = {}, True
-    for name, checks, seconds in judged(
-        select(found, provider) if provider else found.values(),
-        named=bool(provider),
-        device=device,
-        dtype=dtype,
-        weights=weights or "",
-        temperatures=temperatures,
-        tier=tier,
-        only=check or (),
-        record=recorder(output, partial(print, flush=True) if as_json else None),
-        skip=say,
-    ):
-        if not as_json:
-            title = f"{name}: {device}, {dtype}, T = {at}; {seconds:.0f} s"
-            console.print(_table(title, checks))
-        conclusions[name] = conclusion(checks)
-        passed &= all(done.passed for done in checks)
-    for name, sentence in conclusions.items():
-        console.print(f"{name} {sentence}.", markup=False, soft_wrap=True)
-    if not passed:
-        raise typer.Exit(1)
+    if not as_json:
+        for why in skipped.values():
+            console.print(f"not checked: {why}", markup=False)
+        console.print(_table(samplers))
+    for line in lines:
+        if "conclusion" in line:
+            sentence = f"{line['provider']} {line['conclusion']}."
+            console.print(sentence, markup=False, soft_wrap=True)
+    for finding in (found for each in samplers for found in each.findings):
+        if finding.severity != "declared":
+            console.print(f"again: {finding.command}", markup=False, soft_wrap=True)
+    if code := EXIT_CODES[worst(samplers)]:
+        raise typer.Exit(code)
 
 
-def _table(title: str, checks: list[Check]) -> Table:
+def _table(samplers: Collection[Audited]) -> Table:
+    """Of one sampler every check, of several those that are not ok."""
+    title = "; ".join(dict.fromkeys(each.on for each in samplers))
     table = plain_table(title, title_justify="center", padding=(0, 1, 0, 0))
-    for column in ("check", "verdict", "draws", "p", "seen", "would find"):
+    for column in ("sampler", "check", "verdict", "draws", "p", "seen", "would find"):
         table.add_column(column, overflow="fold")
-    for done in checks:
-        table.add_row(
-            done.name,
-            done.verdict,
-            _short(done.draws),
-            "" if done.p_value is None else f"{done.p_value:.2g}",
-            escape(done.detail),
-            escape(done.detects or ""),
-        )
+    for each in samplers:
+        shown = [line for line in each.lines if len(samplers) == 1 or line["verdict"] != "ok"]
+        for line in shown:
+            table.add_row(
+                each.sampler,
+                line["name"],
+                line["verdict"],
+                _short(line["draws"]),
+                "" if line["p_value"] is None else f"{line['p_value']:.2g}",
+                escape(line["detail"]),
+                escape(line.get("detects") or ""),
+            )
+        if not shown:
+            table.add_row(each.sampler, f"{each.checks} checks", "ok", _short(each.draws))
     return table
 
 
 def _short(draws: int) -> str:
     return str(draws) if draws < 10**6 else f"{draws:.1e}"
+
+
+@contextmanager
+def recorder(output: Path | None, write: Callable[[str], object] | None = None) -> Iterator[Record]:
+    """A function that gives a line of the record to `write`, and appends it to the file at once.
+
+    Raises ResultsError: the file cannot be written, or holds other lines.
+    """
+    lines = Lines.open(output) if output is not None else None  # refused before any check runs
+
+    def record(line: dict[str, Any]) -> None:
+        if write is not None:
+            write(json.dumps(line))
+        if lines is not None:
+            lines.append(line)
+
+    try:
+        yield record
+    finally:
+        if lines is not None:
+            lines.close()
+
+
+def judged(
+    chosen: Iterable[Found],
+    *,
+    named: bool,
+    device: str,
+    dtype: str,
+    weights: str = "",
+    temperatures: list[float],
+    tier: str,
+    only: Collection[str] = (),
+    record: Record,
+) -> Iterator[tuple[str, list[Check], float]]:
+    """Each sampler with its checks, and the seconds that they took; `record` gets every line.
+
+    named: a sampler that cannot be checked is an error; otherwise a line says why.
+    """
+    import torch
+
+    from fsbench.discover import available
+    from fsbench.machine.environment import environment
+    from fsbench.verify import verify as run_checks
+    from fsbench.verify.battery import TIERS, require_names
+    from fsbench.verify.check import Setting, conclusion
+
+    if device == "cpu":
+        # The operations are small, and threads that wait for each other cost more than they do: on
+        # two cores that others use as well, one battery took 13 s with one thread, 62 s with two.
+        torch.set_num_threads(1)
+    if len(temperatures) > 2:
+        raise InvalidArgument(f"--temperature: expected one or two; got {len(temperatures)}")
+    require_names("--tier", [tier], TIERS)
+    require_names("--check", only)
+    told = {"tier": tier, "dtype": dtype, "weights": weights, "temperatures": temperatures}
+    record({"schema": SCHEMA, "environment": environment(device, sys.argv), "setting": told})
+    first, *second = temperatures
+    setting = Setting(device, dtype, first, False, second[0] if second else None, weights)
+    found = False
+    for entry in chosen:
+        checks: list[Check] = []
+        began = since = time.monotonic()
+        try:
+            sampler = available(entry, device)
+            _require_checkable(sampler, dtype)
+            record({"provider": entry.name, **_presented(entry, sampler)})
+            for done in run_checks(sampler, setting, tier, only):
+                checks.append(done)
+                now = time.monotonic()
+                took = {"verdict": done.verdict, "seconds": round(now - since, 3)}
+                record({"provider": sampler.name, **took, **asdict(done)})
+                since = now
+        except (ProviderUnavailable, UnsupportedProblem) as error:
+            if named:  # it was asked for by name
+                raise
+            record({"provider": entry.name, "skipped": one_line(error)})
+        if checks:
+            found = True
+            record({"provider": entry.name, "conclusion": conclusion(checks)})
+            yield entry.name, checks, since - began
+    if not found:
+        raise UnsupportedProblem("verify: no sampler can be checked here; `fsbench list` says why")
+
+
+def _presented(entry: Found, sampler: Provider) -> dict[str, Any]:
+    """Where a sampler comes from, the versions of its packages, and what it claims."""
+    able = sampler.capabilities
+    package = f"fsbench {fsbench.__version__}"
+    if ".kernels." not in entry.source:
+        package = versions(sampler.requires or ("torch",))
+    claims = {f.name: value for f in fields(able) if (value := getattr(able, f.name)) != f.default}
+    return {"source": entry.source, "package": package, "claims": claims}
+
+
+def _require_checkable(sampler: Provider, dtype: str) -> None:
+    if sampler.kind is Kind.LOWER_BOUND:
+        raise UnsupportedProblem(f"{sampler.name}: is a lower bound, not a sampler")
+    if dtype not in sampler.capabilities.dtypes:
+        able = ", ".join(sampler.capabilities.dtypes)
+        raise UnsupportedProblem(f"{sampler.name}: takes {able}, not {dtype}")

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fsbench.e2e.hf_drafts import Drafted, drafts_label
-from fsbench.e2e.measure import Plan, Session
+from fsbench.e2e.hf_drafts import DraftSession, drafts_label
+from fsbench.e2e.measure import DecodePlan, Session
 from fsbench.e2e.models import PLAIN, Decoder
 from fsbench.e2e.records import Decoded, Profile
 from fsbench.e2e.trace import step_profile
@@ -72,7 +72,7 @@ class HuggingFace:
         self.device = device
         self.gpu = torch.cuda.get_device_name() if device == "cuda" else ""
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: DecodePlan) -> None:
         for sampler in plan.samplers:
             self.label(sampler)
         if plan.tp != (1,):
@@ -98,31 +98,31 @@ class HuggingFace:
     def missing(self, sampler: str) -> str | None:
         return None if drafts_label(sampler) else missing(sampler, self.device)
 
-    def open(self, plan: Plan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
+    def open(self, plan: DecodePlan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
         if plan.speculate:
             device = torch.device(self.device)
-            return Drafted(plan, random_model(decoder, plan, device), device)
+            return DraftSession(plan, random_model(decoder, plan, device), device)
         return Loaded(plan, decoder, self.device)
 
 
 class Loaded:
     """See Session: one model, and the batch size that is being measured."""
 
-    def __init__(self, plan: Plan, decoder: Decoder, device: str):
+    def __init__(self, plan: DecodePlan, decoder: Decoder, device: str):
         self._plan = plan
         self._device = torch.device(device)
         self._model = random_model(decoder, plan, self._device)
         weight = self._model.lm_head.weight.detach()
         self._head = Head(weight, decoder.V)
         self._draws: dict[str, Draw] = {}
-        self._batch: Batch | None = None
+        self._batch: HfBatch | None = None
         self._steps: dict[str, Callable[[], object]] = {}
 
     def prepare(self, sampler: str, B: int, requests: str = PLAIN) -> None:
         if self._batch is None or self._batch.B != B:
             self._steps.clear()
             self._batch = None  # frees its cache before the next is made
-            self._batch = Batch(self._model, self._plan, B, self._device)
+            self._batch = HfBatch(self._model, self._plan, B, self._device)
         if sampler not in self._draws:
             self._draws[sampler] = make_draw(sampler, self._head)
         self._steps[sampler] = self._batch.compiled(self._draws[sampler])
@@ -147,13 +147,13 @@ class Loaded:
             torch.cuda.empty_cache()
 
 
-class Batch:
+class HfBatch:
     """B requests over one model: cache, tokens, positions, and the step from one to the next.
 
     sequence: int64 [B, prompt_tokens + output_tokens], prompts and what was drawn.
     """
 
-    def __init__(self, model: Any, plan: Plan, B: int, device: Any):
+    def __init__(self, model: Any, plan: DecodePlan, B: int, device: Any):
         self.B = B
         self._model, self._plan, self._device = model, plan, device
         length = plan.prompt_tokens + plan.output_tokens
@@ -281,7 +281,7 @@ class Batch:
             torch.cuda.synchronize()
 
 
-def random_model(decoder: Decoder, plan: Plan, device: Any) -> Any:
+def random_model(decoder: Decoder, plan: DecodePlan, device: Any) -> Any:
     """The model on the device, in the plan's dtype, with random weights of a fixed seed."""
     length = plan.prompt_tokens + plan.output_tokens
     config = Qwen3Config(**decoder.config(plan.dtype, length))

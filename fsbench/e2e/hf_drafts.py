@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench.e2e.measure import Plan
+from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.records import Decoded, Drafting
 from fsbench.errors import EngineFailed, InvalidArgument, unknown_name
 from fsbench.integrations.draw import FLASH_SAMPLE
@@ -58,10 +58,10 @@ def drafts_label(sampler: str) -> str | None:
     return f"{k} drafts, {name}" if name in DRAFTERS else None
 
 
-class Drafted:
+class DraftSession:
     """See Session: one model, and the batch size that is being measured."""
 
-    def __init__(self, plan: Plan, model: Any, device: torch.device):
+    def __init__(self, plan: DecodePlan, model: Any, device: torch.device):
         self._plan, self._model, self._device = plan, model, device
         self._of: dict[str, tuple[Decoding, Callable[[], object]]] = {}
         self._drafts: dict[str, tuple[Callable[[], object], ...]] = {}

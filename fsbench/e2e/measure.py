@@ -9,12 +9,12 @@ from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
 from fsbench.e2e.models import PLAIN, Decoder
-from fsbench.e2e.records import Case, Decoded, Drafting, Profile, Served, Store
+from fsbench.e2e.records import Case, Decoded, Drafting, Profile, Served, StepStore
 from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
 
 @dataclass(frozen=True)
-class Plan:
+class DecodePlan:
     """What to measure. samplers: names, the baseline first. requests: kinds of requests.
 
     runs: recorded decodings of each sampler and batch. dtype: bfloat16, float16 or float32.
@@ -49,10 +49,10 @@ class Session(Protocol):
         """Untimed: what the first decoding of B requests of this kind has to do."""
 
     def decode(self, sampler: str, B: int, requests: str) -> Decoded:
-        """B requests from their prompts to their last tokens, as Plan says."""
+        """B requests from their prompts to their last tokens, as DecodePlan says."""
 
     def profile(self, sampler: str, B: int, requests: str) -> Profile | Drafting | None:
-        """A few steps of such a decoding, under a profiler. With Plan.speculate, a draft's time."""
+        """Profile a few steps of such a decoding; with plan.speculate, time a draft."""
 
     def counts(self, sampler: str) -> dict[str, Any] | None:
         """Tokens since the start that the sampler served or left to the engine; None: all its."""
@@ -66,7 +66,7 @@ class Arriving(Protocol):
     """A session of an engine to which requests can come by themselves."""
 
     def arrive(self, sampler: str, rate: float, run_seed: int, requests: str) -> Served:
-        """Plan.arriving requests of a Poisson process of this seed, `rate` per second."""
+        """DecodePlan.arriving requests of a Poisson process of this seed, `rate` per second."""
 
 
 class Engine(Protocol):
@@ -76,7 +76,7 @@ class Engine(Protocol):
     device: str
     gpu: str
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: DecodePlan) -> None:
         """Raises InvalidArgument for what it can never do: an unknown sampler, several GPUs."""
 
     def label(self, sampler: str) -> tuple[str, bool]:
@@ -85,12 +85,15 @@ class Engine(Protocol):
     def missing(self, sampler: str) -> str | None:
         """None if this sampler can run here, else why not."""
 
-    def open(self, plan: Plan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
+    def open(self, plan: DecodePlan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Session:
         """Load a model."""
 
 
 def measure(
-    plan: Plan, engine: Engine, store: Store, say: Callable[[str], None] = lambda text: None
+    plan: DecodePlan,
+    engine: Engine,
+    store: StepStore,
+    say: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Measure the plan; returns the number of cases that failed.
 
@@ -107,9 +110,9 @@ def measure(
 
 
 def _measure_model(
-    plan: Plan,
+    plan: DecodePlan,
     engine: Engine,
-    store: Store,
+    store: StepStore,
     say: Callable[[str], None],
     decoder: Decoder,
     tp: int,
@@ -147,10 +150,10 @@ def _measure_model(
 
 
 def _measure_batch(
-    plan: Plan,
+    plan: DecodePlan,
     session: Session,
     cases: dict[str, Case],
-    store: Store,
+    store: StepStore,
     say: Callable[[str], None],
 ) -> set[str]:
     """Returns the samplers that failed."""
@@ -209,7 +212,7 @@ def _in_turn(
     ]
 
 
-def _case(plan: Plan, engine: Engine, decoder: Decoder, tp: int, name: str) -> Case:
+def _case(plan: DecodePlan, engine: Engine, decoder: Decoder, tp: int, name: str) -> Case:
     label, fused = engine.label(name)
     return Case(
         engine=engine.name,

@@ -141,7 +141,7 @@ def _require_positive(sample: Any, *names: str) -> None:
             raise ValueError(f"{name}: expected a number above 0; got {getattr(sample, name)!r}")
 
 
-class Store:
+class StepStore:
     """The file steps.jsonl of a folder, for appending. Each line is on disk before the next.
 
     Raises:

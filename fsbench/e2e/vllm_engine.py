@@ -22,13 +22,13 @@ from typing import IO, Any
 
 import torch
 
-from fsbench.e2e.measure import Plan
+from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.models import Decoder, check_kind
 from fsbench.e2e.records import Decoded, Profile, Served
 from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
 from fsbench.integrations.vllm import DRAFTS, MARKS, MEASURED, SWITCH, adapter_of
-from fsbench.integrations.vllm_expected import Expected
+from fsbench.integrations.vllm_expected import ExpectedApi
 from fsbench.machine.packages import package_version
 
 WITH_FLASHINFER = "vllm-flashinfer"
@@ -37,7 +37,7 @@ OWN = {"vllm": "vLLM's own sampler", WITH_FLASHINFER: "vLLM's own, FlashInfer's 
 FlashInfer's filters, whatever the environment says of them."""
 
 _ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
-OPEN_LOOP = Expected(
+OPEN_LOOP = ExpectedApi(
     MEASURED,
     signatures={
         f"{_ENGINE}.from_engine_args": (
@@ -93,7 +93,7 @@ class Vllm:
         self.gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         self._logs, self._memory = logs, memory
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: DecodePlan) -> None:
         for sampler in plan.samplers:
             self.label(sampler)
         for kind in plan.requests:
@@ -110,7 +110,7 @@ class Vllm:
             return "package flashinfer is not installed"
         return None if sampler in OWN else missing(sampler, self.device)
 
-    def open(self, plan: Plan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Engines:
+    def open(self, plan: DecodePlan, decoder: Decoder, tp: int, samplers: Sequence[str]) -> Engines:
         return Engines(plan, decoder, tp, samplers, self._logs, self._memory)
 
 
@@ -119,7 +119,7 @@ class Engines:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: DecodePlan,
         decoder: Decoder,
         tp: int,
         samplers: Sequence[str],
@@ -127,7 +127,7 @@ class Engines:
         memory: float,
     ):
         self._folder = tempfile.TemporaryDirectory(prefix="fsbench-e2e-")
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, EngineProcess] = {}
         self._lost: dict[str, EngineFailed] = {}
         self._arriving = plan.arriving
         positions = plan.prompt_tokens + plan.output_tokens + plan.drafts
@@ -146,7 +146,7 @@ class Engines:
                     of_drafter = {"method": "eagle", "model": str(folder / "drafter")}
                     drafts = {**of_drafter, "num_speculative_tokens": plan.drafts}
                 environment = engine_environment(name, plan.drafts > 0)
-                process = self._processes[name] = Process(environment, log)
+                process = self._processes[name] = EngineProcess(environment, log)
                 process.send(
                     {
                         "do": "start",
@@ -209,7 +209,7 @@ class Engines:
         return process.receive(seconds or _ANSWER_S)
 
 
-def cache_bytes(plan: Plan, decoder: Decoder, tp: int) -> int:
+def cache_bytes(plan: DecodePlan, decoder: Decoder, tp: int) -> int:
     """Of keys and values on one GPU, with room for half as many tokens again as are needed."""
     tokens = max(plan.batches) * (plan.prompt_tokens + plan.output_tokens + plan.drafts)
     size = 4 if plan.dtype == "float32" else 2
@@ -233,7 +233,7 @@ def engine_environment(sampler: str, drafts: bool = False) -> dict[str, str]:
     }
 
 
-class Process:
+class EngineProcess:
     """A child that answers lines of JSON. What it prints besides goes to the file `log`."""
 
     def __init__(

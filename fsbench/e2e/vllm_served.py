@@ -19,8 +19,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from fsbench.e2e.arrivals import arrival_times, open_loop
 from fsbench.e2e.models import parameters
-from fsbench.e2e.records import Decoded
-from fsbench.e2e.records import Served as Record
+from fsbench.e2e.records import Decoded, Served
 from fsbench.e2e.trace import read_events, step_profile
 from fsbench.errors import EngineFailed
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
@@ -29,7 +28,7 @@ _PROFILED = 24  # steps
 _TRACES = "traces"
 
 
-class Served:
+class ServingEngine:
     """An engine that is up. The engine core runs in a process of its own, as in serving.
 
     Args:
@@ -246,7 +245,7 @@ class Opened:
         kept = {name: value for name, value in settings.items() if name != "profiler_config"}
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**kept, disable_log_stats=True))
 
-    def arrive(self, rate: float, number: int, run_seed: int, requests: str) -> Record:
+    def arrive(self, rate: float, number: int, run_seed: int, requests: str) -> Served:
         """See Arriving.arrive. run_seed decides when they arrive; prompts are always the same."""
         sizes = self._vocabulary, self._prompt_tokens, self._output_tokens
         batch = request_batch(requests, number, self._seed, *sizes)

@@ -30,7 +30,7 @@ def answer(served: list[Any], request: dict[str, Any]) -> Any:
     """What a request asks for. served: the engine, once it is started."""
     action = request.pop("do")
     if action == "start":
-        served.append(e2e.vllm_served.Served(**request))
+        served.append(e2e.vllm_served.ServingEngine(**request))
         return {}
     if action == "decode":
         return asdict(served[0].decode(**request))

@@ -53,7 +53,7 @@ class Head:
     soft_cap: float | None = None
 
 
-class Asked(NamedTuple):
+class LogprobRequest(NamedTuple):
     """What log-probabilities to tell beside tokens.
 
     top: of how many of the likeliest tokens, too, up to 20. raw: those of softmax(logits) under the
@@ -86,7 +86,7 @@ class Rows(NamedTuple):
     bias: Tensor | None = None
     mask: Tensor | None = None
     penalties: Penalties | None = None
-    asked: Asked | None = None
+    asked: LogprobRequest | None = None
     apart: Tensor | None = None
     screened: bool = False
 
@@ -104,7 +104,7 @@ class Told(NamedTuple):
     ranks: Tensor
 
 
-class Drawn(NamedTuple):
+class DrawResult(NamedTuple):
     """tokens: int64 [B]; -1 where a row has no draw, if the sampler can tell."""
 
     tokens: Tensor
@@ -116,7 +116,7 @@ class Draw(Protocol):
 
     able: Need
 
-    def __call__(self, rows: Rows) -> Drawn:
+    def __call__(self, rows: Rows) -> DrawResult:
         """Draw a token for each row."""
 
     def screens(self, B: int, largest_k: int) -> bool:
@@ -238,7 +238,7 @@ class FlashSampleDraw:
         )
         return drawn.tokens.clamp(min=0)
 
-    def __call__(self, rows: Rows) -> Drawn:
+    def __call__(self, rows: Rows) -> DrawResult:
         weight, asked = self._head.weight, rows.asked
         same: dict[str, Any] = {
             "temperature": rows.temperature,
@@ -255,7 +255,7 @@ class FlashSampleDraw:
         }
         if rows.filters is None and rows.penalties is None:
             sample = flash_sample(rows.hidden, self._copy or weight, **same)
-            return Drawn(sample.tokens, self._told(rows, sample))
+            return DrawResult(sample.tokens, self._told(rows, sample))
         assert isinstance(weight, Tensor)
         of_kept = asked is not None and not asked.raw
         top_k, top_p, min_p = rows.filters or (0, 1.0, 0.0)
@@ -271,7 +271,7 @@ class FlashSampleDraw:
             logprob_temperature=None if asked is None or of_kept else 1.0,
             **same,
         )
-        return Drawn(cut.tokens, self._told(rows, among_kept(cut, rows) if of_kept else cut))
+        return DrawResult(cut.tokens, self._told(rows, among_kept(cut, rows) if of_kept else cut))
 
     def _told(self, rows: Rows, sample: Sample | TruncatedSample) -> Told | None:
         """What a draw tells, in vLLM's form."""
@@ -378,9 +378,9 @@ class ProviderDraw:
         self._weight = head.weight[: head.vocab_size]
         self._launch = cache(self._build)
 
-    def __call__(self, rows: Rows) -> Drawn:
+    def __call__(self, rows: Rows) -> DrawResult:
         launch = self._launch(len(rows.hidden))
-        return Drawn(launch(rows.hidden, rows.seed[:1], rows.offset[:1]))
+        return DrawResult(launch(rows.hidden, rows.seed[:1], rows.offset[:1]))
 
     def screens(self, B: int, largest_k: int) -> bool:
         return False

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsbench.integrations.draw import Asked, Draw, Drawn, Rows, Told
+from fsbench.integrations.draw import Draw, DrawResult, LogprobRequest, Rows, Told
 
 _WARM_UP = 2  # the first call compiles, the second has all memory that a capture needs
 _LOG = logging.getLogger("vllm.fsbench")
 
 
-class Kind(NamedTuple):
+class GraphKind(NamedTuple):
     """What one set of graphs draws: with filters or not, and which log-probabilities it tells.
 
     screened: as in Rows.
     """
 
     filters: bool = False
-    asked: Asked | None = None
+    asked: LogprobRequest | None = None
     screened: bool = False
 
 
@@ -31,11 +31,11 @@ class Graph(NamedTuple):
     """A captured draw. bytes: what the device has less of since."""
 
     replay: Callable[[], None]
-    drawn: Drawn
+    drawn: DrawResult
     bytes: int
 
 
-Capture = Callable[[Callable[[], Drawn]], Graph]
+Capture = Callable[[Callable[[], DrawResult]], Graph]
 
 
 class GraphedDraw:
@@ -89,9 +89,9 @@ class GraphedDraw:
             torch.zeros_like(ones),
         )
         self._given: list[Tensor] = []
-        self._graphs: dict[tuple[Kind, int], Graph | None] = {}
+        self._graphs: dict[tuple[GraphKind, int], Graph | None] = {}
 
-    def capture_all(self, kind: Kind) -> None:
+    def capture_all(self, kind: GraphKind) -> None:
         """Make the graphs of a kind, the largest first, so that the others fit into its memory."""
         for B in reversed(self._sizes):
             self._make(kind, B)
@@ -99,13 +99,13 @@ class GraphedDraw:
     def screens(self, B: int, largest_k: int) -> bool:
         return self._draw.screens(self._size(B) or B, largest_k)
 
-    def __call__(self, rows: Rows) -> Drawn:
+    def __call__(self, rows: Rows) -> DrawResult:
         B = len(rows.hidden)
         size = self._size(B)
         eager = rows.bias is not None or rows.mask is not None or rows.penalties is not None
         if eager or size is None:
             return self._draw(rows)
-        kind = Kind(rows.filters is not None, rows.asked, rows.screened)
+        kind = GraphKind(rows.filters is not None, rows.asked, rows.screened)
         if (kind, size) not in self._graphs and self._lazily:
             self._make(kind, size)
         graph = self._graphs.get((kind, size))
@@ -114,7 +114,7 @@ class GraphedDraw:
         self._fill(rows, size)
         graph.replay()
         tokens, told = graph.drawn
-        return Drawn(tokens[:B], None if told is None else Told(*(each[:B] for each in told)))
+        return DrawResult(tokens[:B], None if told is None else Told(*(each[:B] for each in told)))
 
     def _size(self, B: int) -> int | None:
         """Rows of the graphs that B rows take, or None if there are too many for one."""
@@ -137,7 +137,7 @@ class GraphedDraw:
             self._rows.temperature[B:size].zero_()
         self._given = given  # kept, so that no other tensor can pass for them
 
-    def _make(self, kind: Kind, B: int) -> None:
+    def _make(self, kind: GraphKind, B: int) -> None:
         """Capture one graph, or remember that there is none."""
         hidden, temperature, seed, offset, *_ = self._rows
         top_k, top_p, min_p = self._filters
@@ -168,7 +168,7 @@ def cuda_capture(device: torch.device) -> Capture:
         return lambda draw: Graph(lambda: None, draw(), 0)
     pool: Any = torch.cuda.graph_pool_handle()
 
-    def capture(draw: Callable[[], Drawn]) -> Graph:
+    def capture(draw: Callable[[], DrawResult]) -> Graph:
         free = torch.cuda.mem_get_info(device)[0]
         with torch.inference_mode():
             for _ in range(_WARM_UP):

@@ -53,9 +53,9 @@ from fsbench.integrations.draw import (
     known,
     make_draw,
 )
-from fsbench.integrations.graphed import GraphedDraw, Kind, sizes_up_to
+from fsbench.integrations.graphed import GraphedDraw, GraphKind, sizes_up_to
 from fsbench.integrations.routing import Need
-from fsbench.integrations.vllm_batch import Counts, Sampling
+from fsbench.integrations.vllm_batch import BatchSampler, Counts
 from fsbench.integrations.vllm_expected import (
     RUNNER,
     RUNNER_V1,
@@ -64,13 +64,13 @@ from fsbench.integrations.vllm_expected import (
     check_source,
     find,
 )
-from fsbench.integrations.vllm_head import Found, find_draft_head, find_head
+from fsbench.integrations.vllm_head import FoundHead, find_draft_head, find_head
 from fsbench.machine.packages import package_version
 
 SWITCH, MARKS, DRAFTS = "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"
 """Variables of the environment that switch the plug-in on."""
 MEASURED = vllm_0_26.EXPECTED.version
-ADAPTERS = {each.expected.version: each for each in (vllm_0_26.Adapter, vllm_0_33.Adapter)}
+ADAPTERS = {each.expected.version: each for each in (vllm_0_26.Adapter, vllm_0_33.Adapter033)}
 """Version of vLLM -> what reads and fills its structures."""
 
 _GREEDY = "_greedy_sample_draft"
@@ -133,11 +133,11 @@ class Plugged:
 
     def __init__(self, adapter: vllm_0_26.Adapter, runner: Any, name: str):
         self._name = name
-        self._found: Found | None = None
+        self._found: FoundHead | None = None
         self._made: list[HeadDraw] = []  # what draws, without graphs; and drafts of another head
         self._graphs: tuple[int, Tensor] | None = None  # rows of the largest, and a row like theirs
         self._stale = False
-        self.sampling = Sampling(adapter, None, lacks="vLLM's own")
+        self.sampling = BatchSampler(adapter, None, lacks="vLLM's own")
         if not name:
             return
         if runner.sampler is None:
@@ -254,11 +254,11 @@ class Plugged:
         assert draw is not None and self._graphs is not None
         whole = runner.parallel_config.tensor_parallel_size == 1
         graphed = GraphedDraw(draw, *self._graphs, self.sampling.V, lazily=whole)
-        graphed.capture_all(Kind())
+        graphed.capture_all(GraphKind())
         self.sampling.draw = graphed
 
     def sample(self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, own: Any) -> Any:
-        """See Sampling.sample."""
+        """See BatchSampler.sample."""
         if self._stale:
             self._stale = False
             if self._found is None or self._found.moved(runner):

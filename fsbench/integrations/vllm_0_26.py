@@ -30,7 +30,7 @@ from fsbench.integrations.vllm_expected import (
     TP_GROUP,
     UNQUANTISED,
     WORKER,
-    Expected,
+    ExpectedApi,
     check_parts,
     find,
 )
@@ -39,7 +39,7 @@ from fsbench.kernels import Penalties
 _EDIT = ("self", "logits", "expanded_idx_mapping", "idx_mapping_np")
 _TOKENS = ("input_ids", "expanded_local_pos")
 
-PLAIN = Expected(
+PLAIN = ExpectedApi(
     "0.26.0",
     signatures={
         f"{RUNNER}.load_model": ("self", "load_dummy_weights", "args", "kwargs"),

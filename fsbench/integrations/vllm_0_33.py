@@ -63,7 +63,7 @@ EXPECTED = _OLD.but(
 )
 
 
-class Adapter(vllm_0_26.Adapter):
+class Adapter033(vllm_0_26.Adapter):
     """See vllm_0_26.Adapter. Biases, penalties and bad words are a list of logits processors."""
 
     expected = EXPECTED

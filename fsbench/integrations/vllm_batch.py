@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsbench.integrations.draw import Asked, Draw, Rows, Told
+from fsbench.integrations.draw import Draw, LogprobRequest, Rows, Told
 from fsbench.integrations.routing import MOST_LOGPROBS, Group, Need, Way, reason, route, shared_out
 from fsbench.integrations.vllm_0_26 import Adapter
 from fsbench.integrations.vllm_parts import (
     NOT_BESIDE_DRAFTS,
-    Drafted,
+    DraftedBatch,
     Own,
     on_device,
     part,
@@ -59,7 +59,7 @@ class Settings(NamedTuple):
 
 
 @dataclass
-class Sampling:
+class BatchSampler:
     """The plug-in's part of one model runner.
 
     draw: what draws in place of vLLM, or None: then `lacks` says why, and vLLM draws it all.
@@ -91,7 +91,7 @@ class Sampling:
         if runner.speculative_config is not None:
             able &= ~NOT_BESIDE_DRAFTS
         if batch.num_draft_tokens:
-            drafted = Drafted(batch, grammar, runner.num_speculative_steps)
+            drafted = DraftedBatch(batch, grammar, runner.num_speculative_steps)
             batch, grammar = drafted.batch, drafted.grammar
         complete = self._complete(runner, batch)
         needs, groups = self._route(runner, batch, grammar, able)
@@ -211,7 +211,7 @@ class Sampling:
         asked = apart = None
         if any_of & Need.LOGPROB:
             raw = runner.sampler.logprobs_mode == "raw_logprobs"
-            asked = Asked(MOST_LOGPROBS if any_of & Need.TOP_LOGPROBS else 0, raw)
+            asked = LogprobRequest(MOST_LOGPROBS if any_of & Need.TOP_LOGPROBS else 0, raw)
             changed = (needs & Need.OTHER_LOGPROB != 0) & (needs & _CHANGES != 0)
             apart = on_device(np.flatnonzero(changed), hidden.device) if changed.any() else None
         return Rows(

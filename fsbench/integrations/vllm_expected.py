@@ -34,7 +34,7 @@ UNQUANTISED = "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEm
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedApi:
     """What is relied on; each key is module:name or module:class.method.
 
     signatures: function -> all its parameters. fields: dataclass or NamedTuple -> those used of it,
@@ -57,7 +57,7 @@ class Expected:
         fields: Mapping[str, tuple[str, ...]] | None = None,
         attributes: Mapping[str, tuple[str, ...]] | None = None,
         filled: tuple[str, ...] = (),
-    ) -> Expected:
+    ) -> ExpectedApi:
         """The same of another version: less the functions `without`, and with these."""
         kept = {name: value for name, value in self.signatures.items() if name not in without}
         return replace(
@@ -71,7 +71,7 @@ class Expected:
 
 
 def differences(
-    expected: Expected,
+    expected: ExpectedApi,
     parameters: Callable[[str], Sequence[str] | None],
     fields: Callable[[str], Mapping[str, bool] | None],
 ) -> list[str]:
@@ -100,7 +100,7 @@ def differences(
     return lines
 
 
-def check_source(expected: Expected) -> None:
+def check_source(expected: ExpectedApi) -> None:
     """Raise EngineMismatch, naming what differs, unless the vLLM that is imported has all of it."""
     lines = differences(
         expected, lambda where: tuple(inspect.signature(find(where)).parameters), _fields
@@ -118,7 +118,7 @@ def _fields(where: str) -> dict[str, bool]:
     return {name: name in cls._field_defaults for name in cls._fields}
 
 
-def check_parts(expected: Expected, parts: Mapping[str, object]) -> None:
+def check_parts(expected: ExpectedApi, parts: Mapping[str, object]) -> None:
     """Raise EngineMismatch unless these objects, by class, have the attributes expected of it."""
     for where, names in expected.attributes.items():
         if where not in parts:

@@ -17,7 +17,7 @@ _PLAIN = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 _HEADLESS = "model: no lm_head.weight and logits_processor"
 
 
-class Found(NamedTuple):
+class FoundHead(NamedTuple):
     """head: to draw from. weight: the engine's own. copied: bytes of head that are not weight's."""
 
     head: Head
@@ -43,7 +43,7 @@ def head_owner(model: Any) -> Any | None:
     return None
 
 
-def find_head(runner: Any) -> Found | str:
+def find_head(runner: Any) -> FoundHead | str:
     """The LM head of a loaded model, or why the plug-in leaves this model to vLLM.
 
     All ranks of a model come here together, and find the same.
@@ -59,15 +59,15 @@ def find_head(runner: Any) -> Found | str:
     weight = owner.lm_head.weight.detach()
     V, soft_cap = owner.logits_processor.org_vocab_size, owner.logits_processor.soft_cap
     if group is None:
-        return Found(Head(weight, V, soft_cap), weight, 0)
+        return FoundHead(Head(weight, V, soft_cap), weight, 0)
     steps = 0 if runner.speculative_config is None else runner.num_speculative_steps
     slots = max(4096, runner.max_num_reqs * (1 + steps))
     shard = VocabShard(weight, group.device_group, vocab_size=V, slots=slots)
     own = weight.untyped_storage().data_ptr() == shard.weight.untyped_storage().data_ptr()
-    return Found(Head(shard, V, soft_cap), weight, 0 if own else shard.weight.nbytes)
+    return FoundHead(Head(shard, V, soft_cap), weight, 0 if own else shard.weight.nbytes)
 
 
-def find_draft_head(runner: Any) -> tuple[Found, Tensor | None] | str:
+def find_draft_head(runner: Any) -> tuple[FoundHead, Tensor | None] | str:
     """(the drafter's LM head, d2t) of a loaded model, or why vLLM draws the drafts.
 
     d2t: int64 of each row of the head: its token of the target less the row's own number. Or None.

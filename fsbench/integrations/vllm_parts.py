@@ -21,7 +21,7 @@ NOT_BESIDE_DRAFTS = Need.REPETITION | Need.MORE_LOGPROBS
 vLLM tells further log-probabilities of its own tokens only."""
 
 
-class Drafted:
+class DraftedBatch:
     """A batch of which requests have drafts, as one with a request for each row of logits.
 
     A row draws what plain decoding would draw there, if the drafts before it are right: its noise

@@ -18,7 +18,7 @@ def as_column(
         numbers in fp32. A tensor is used as it is.
     """
     if not isinstance(value, Tensor):
-        value = torch.tensor(value, dtype=dtype)
+        value = torch.tensor(value, dtype=dtype, device=device)
     return value.to(device).double().reshape(-1, 1)
 
 

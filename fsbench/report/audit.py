@@ -34,15 +34,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audited:
-    """A sampler of one version in one setting. checks, draws: how many in all."""
+    """A sampler of one version in one setting. lines: of its record, one for each check."""
 
     sampler: str
     package: str
     on: str
     claims: str
-    checks: int
-    draws: int
     findings: tuple[Finding, ...]
+    lines: tuple[_Line, ...]
+
+    @property
+    def checks(self) -> int:
+        """How many checks it faced."""
+        return len(self.lines)
+
+    @property
+    def draws(self) -> int:
+        """How many tokens were drawn in all."""
+        return sum(line["draws"] for line in self.lines)
 
     @property
     def severity(self) -> str:
@@ -105,9 +114,9 @@ def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audit
         if line["verdict"] != "ok"
     ]
     findings.sort(key=lambda each: -_RANKS.index(each.severity))
-    draws = sum(line["draws"] for line, _ in checks)
     sampler, package, on, claims = key
-    return Audited(sampler, package, on, claims, len(checks), draws, tuple(findings))
+    lines = tuple(line for line, _ in checks)
+    return Audited(sampler, package, on, claims, tuple(findings), lines)
 
 
 def _severity(line: _Line) -> str:

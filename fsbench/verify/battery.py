@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 from fsbench.errors import (
+    InvalidArgument,
     ProviderUnavailable,
     UnsupportedProblem,
     VerificationFailed,
@@ -54,14 +55,21 @@ def verify(
 
     VerificationFailed in a check says what is wrong. Any other exception is a failed check, too: a
     sampler that crashes is not verified. Three say nothing about the sampler and are raised:
-    UnsupportedProblem (it cannot do what the checks ask), ProviderUnavailable and lack of memory.
+    UnsupportedProblem (it cannot do what the checks ask, or none of `only` applies),
+    ProviderUnavailable and lack of memory.
     """
     require_names("--tier", [tier], TIERS)
     require_names("--check", only)
     subject = subject_of(serving(provider, setting.weights), setting, tier)
-    for name, check in todo(subject):
-        if only and name not in only and not (name.startswith("tail") and "tail" in only):
-            continue
+    checks = list(todo(subject))
+    chosen = [(name, check) for name, check in checks if not only or {name, _kind(name)} & {*only}]
+    if only and not chosen:
+        able = ", ".join(dict.fromkeys(_kind(name) for name, _ in checks)) or "none"
+        raise UnsupportedProblem(
+            f"{provider.name}: --check {', '.join(only)} does not apply to it in the tier {tier}; "
+            f"these do: {able}"
+        )
+    for name, check in chosen:
         try:
             yield check(subject)
         except (UnsupportedProblem, ProviderUnavailable):
@@ -74,9 +82,19 @@ def verify(
             yield Check(name, False, describe(error))
 
 
+def _kind(name: str) -> str:
+    """The name in CHECKS: of `tail 10` it is `tail`."""
+    return "tail" if name.startswith("tail ") else name
+
+
 def require_names(option: str, given: Collection[str], known: Collection[str] = CHECKS) -> None:
     """Raise InvalidArgument unless all are known; what is near to a wrong one is named."""
     for name in given:
+        if name == "filters" and known is CHECKS:
+            raise InvalidArgument(
+                f"{option}: filters: masks and biases are checked by `masks`; top-k, top-p and "
+                "min-p by `truncation`, `truncated draws`, `truncated oracle` and `requests`"
+            )
         if name not in known and not name.startswith("tail "):
             raise unknown_name(option, name, known)
 
@@ -112,7 +130,7 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
         ("undefined rows", form, pathwise.check_undefined_rows),
         ("greedy", greedy, support.check_greedy),
         ("edges", samples, support.check_edges),
-        ("filters", samples and (able.mask or able.bias), call.check_filters),
+        ("masks", samples and (able.mask or able.bias), call.check_masks),
         ("call", draws and options, call.check_call),
         ("invariance", samples and able.batch_invariant, invariance.check_invariance),
         ("fit", draws, distribution.check_fit),

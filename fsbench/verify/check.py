@@ -61,7 +61,7 @@ WRONG = {
     "undefined rows": "rows without a draw do not give -1, or disturb others",
     "greedy": "it is not greedy at T = 0",
     "edges": "it draws tokens that have no probability",
-    "filters": "masks, biases or greedy rows are not kept to",
+    "masks": "masks, biases or greedy rows are not kept to",
     "call": "rows with a temperature or seed of their own, or log-probabilities, are wrong",
     "invariance": "a token depends on what it must not depend on",
     "fit": "its tokens do not follow softmax(logits / T)",
@@ -102,12 +102,16 @@ def conclusion(checks: Sequence[Check]) -> str:
     return f"rejected: {said}" + (f"; also fails {', '.join(also)}" if also else "")
 
 
+TEMPERATURES = (1.3, 0.7)
+"""What `fsbench verify` asks for, unless told otherwise: no powers of two, so that logits / T are
+rounded once more by a sampler that does so, and one on either side of 1."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """Where and at what temperatures a provider is checked.
 
-    second: another temperature, of about half of the checks; None for the same. At a power of two
-        every logit / T is exact, as the logits are.
+    second: another temperature, of about half of the checks; None for the same.
     truncated: the gate looks at what it does with filters; the other tiers always do.
     weights: of the problems, see Problem; a quantised head is not looked at with filters.
     """

@@ -30,16 +30,18 @@ _PARTS = 8  # of the vocabulary, in its bins
 def check_fit(subject: Subject) -> Check:
     """G-test of the tokens of one row, token by token; the rarest are pooled, never dropped.
 
-    A shorter test comes first, of a law with all logits negative and large: padding of the
-    vocabulary that is taken for a logit of zero shows there, and scores of too few bits.
+    Two shorter tests come first, of laws with all logits large, negative or positive: padding of
+    the vocabulary that is taken for a logit of zero shows there, and scores of too few bits.
     """
     tokens, draws, known = subject.tokens, subject.small, subject.able.known_deviation
     draws.seed(12)
-    counts = draws.counts("negative", min(2**14, tokens.numel()))
-    law = draws.probabilities("negative").cpu()
-    check = goodness_of_fit(counts.numpy(), law.numpy(), known, "all logits negative: ")
-    if not check.passed:
-        return check
+    for sign in ("negative", "positive"):
+        counts = draws.counts(sign, min(2**13, tokens.numel()))
+        law = draws.probabilities(sign).cpu()
+        what = f"all logits {sign}: "
+        check = goodness_of_fit(counts.numpy(), law.numpy(), known, what, tests=2)
+        if not check.passed:
+            return check
     counts = torch.bincount(tokens.flatten(), minlength=draws.problem.V).cpu()
     return goodness_of_fit(counts.numpy(), draws.probabilities("row").cpu().numpy(), known)
 

@@ -22,7 +22,7 @@ class Effort:
         variation by 0.002.
     gaps, tail_tokens: of `tail`, random numbers spent on each gap.
     joint_steps, other_steps: launches of 256 equal rows, of the seed and of each other seed.
-    call_steps: launches of `call`. filtered, filter_steps: (B, V) of `filters`, launches of each
+    call_steps: launches of `call`. filtered, filter_steps: (B, V) of `masks`, launches of each
         filter. codes: of `noise map`. maxima: rows of `maximum`.
     truncated_draws: of each law of `truncation`, and of `truncated draws`.
     request_draws, request_launches: of each of `requests`, at most. request_sizes: its batches.
@@ -64,7 +64,8 @@ _B = (1, 3, 16, 17, 64, 65, 256, 300)
 _V = (1, 2, 127, 128, 129, 1000, 50257, 151936)
 _FEW = tuple(zip(_B, reversed(_V), strict=True))
 _ALL = tuple((B, V) for B in _B for V in _V)
-_GAPS, _BATCHES, _SOME = (16, 18, 20), (1, 17, 64, 256), (1, 2, 16, 17, 65, 257)
+_GAPS, _BATCHES, _SOME = (16, 18, 20), (1, 17, 64, 129, 256), (1, 2, 16, 17, 65, 257)
+_FEWER = (1, 17, 129)
 _ODD = ((1, 1000), (3, 1), (16, 129), (17, 2))
 _MANY = (1, 2, 3, 15, 16, 17, 33, 64, 65, 129, 255, 256, 257)
 
@@ -86,7 +87,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "other_steps": (12, 16, 128, 1024),
     "call_steps": (32, 256, 128, 1024),
     "filtered": ((256, 300), (256, 300), (256, 151_936), (256, 151_936)),
-    "filter_steps": (54, 256, 128, 1024),
+    "filter_steps": (80, 256, 128, 1024),
     "truncated_draws": (2**12, 2**16, 2**16, 2**20),
     "request_draws": (2**11, 2**16, 2**16, 2**18),
     "request_launches": (2**7, 2**11, 2**11, 2**13),
@@ -99,7 +100,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "shapes": ((*SHAPES, (64, 128), (300, 2)), (*SHAPES, *_FEW), (*SHAPES, *_FEW), _ALL),
     "sizes": (_SOME, _MANY, _SOME, tuple(range(1, 258))),
     "any_shapes": (_ODD, _FEW, _ODD, _FEW),
-    "any_sizes": ((1, 17, 64), _BATCHES, (1, 17, 64), _BATCHES),
+    "any_sizes": (_FEWER, _BATCHES, _FEWER, _BATCHES),
 }
 EFFORTS = {
     (tier, device): Effort(**{name: row[2 * (device == "cuda") + (tier == "full")]

@@ -144,11 +144,16 @@ class _Calls:
         call = partial(self.called, self.hidden, self.seed)
         whole = call()
         # At random, so that no exchange of rows, such as b with b xor 8, keeps the pattern.
-        changed = (torch.rand(_WHOLE, generator=torch.Generator().manual_seed(2)) < 0.5).to(device)
+        generator = torch.Generator().manual_seed(2)
+        changed = (torch.rand(_WHOLE, generator=generator) < 0.5).to(device)
         if able.per_row_temperature:
             T = torch.full((_WHOLE,), self.T, device=device)
             T[changed] = 0.0 if able.greedy_rows else self.T / 2
             self.equal("neighbours of another T", call(temperature=T)[~changed], whole[~changed])
+        if able.bias:
+            bias = self.T * torch.randn(_WHOLE, _VOCABULARY, generator=generator).to(device)
+            bias[~changed] = 0.0
+            self.equal("neighbours with a bias", call(bias=bias)[~changed], whole[~changed])
         if able.mask:
             mask = torch.ones(_WHOLE, _VOCABULARY, dtype=torch.bool, device=device)
             mask[changed, 100:] = False

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsbench.provider import Capabilities
 from fsbench.verify.check import ALPHA, Check
-from fsbench.verify.drawing import Draws, require_form, require_inside, scalar
+from fsbench.verify.drawing import require_form, require_inside, scalar
 from fsbench.verify.statistics import (
     MIN_EXPECTED,
     agreement_p,
+    binomial_p,
     coverage,
     detectable_factor,
     detectable_spike,
@@ -26,11 +28,13 @@ from fsbench.verify.statistics import (
     independence_p,
     largest_count_p,
     poisson_p,
+    surprisal_p_values,
 )
 from fsbench.verify.subject import FIT_SEED, SEED, Subject
 
 ROW_LAGS = (1, 2, 16, 32, 64, 128)
 STEP_LAGS = range(1, 129)
+_AGREEING_LAGS = (1, 2, 4, 16, 64)
 _BLOCK = 128  # tokens of the smallest tile
 _FEW_PLACES = 16  # of which are told apart where the draws are few
 _SHIFTED_STEPS = 256  # most steps of which any two rows are compared, shifted or not
@@ -86,22 +90,26 @@ def check_collisions(subject: Subject) -> Check:
 
 
 def check_rows(subject: Subject) -> Check:
-    """Rows of one launch are independent: at some lags, and any two of all."""
+    """Rows of a launch are independent: at some lags, and any two of all. Each follows the law."""
     flat, tokens = subject.flat, subject.tokens
+    V, B = subject.large.problem.V, tokens.shape[1]
     pairs = [
         (f"row + {lag}", flat[:, :-lag], flat[:, lag:]) for lag in ROW_LAGS if lag < flat.shape[1]
     ]
+    equal, law = torch.full((V,), 1 / V), subject.small.probabilities("row")
     streams = [
-        alike("rows", subject.large, "flat", flat[:_SHIFTED_STEPS].T, range(flat.shape[1])),
-        alike("rows", subject.small, "row", tokens.T, range(tokens.shape[1])),
+        alike("rows", equal, subject.able, flat[:_SHIFTED_STEPS].T, range(flat.shape[1]), True),
+        alike("rows", law, subject.able, tokens.T, range(B)),
+        *(agreement("row", lag, tokens.T, law, subject.able) for lag in ROW_LAGS if lag < B),
+        least_likely("row", tokens.T, range(B), law, subject.able),
     ]
-    return _independent("rows", subject.large.problem.V, pairs, streams)
+    return _independent("rows", V, pairs, streams)
 
 
 def check_steps(subject: Subject) -> Check:
     """Steps of one seed are independent: at some lags, any two of all, and far ones.
 
-    Far ones are a power of two ahead, so that a counter of few bits shows.
+    Far ones are a power of two ahead, so that a counter of few bits shows. Each follows the law.
     """
     flat, tokens, small = subject.flat, subject.tokens, subject.small
     pairs = [(f"step + {lag}", flat[:-lag], flat[lag:]) for lag in STEP_LAGS if lag < len(flat)]
@@ -111,7 +119,12 @@ def check_steps(subject: Subject) -> Check:
             small.skip_to(FIT_SEED, step)
             far.append(small.draw("row", 1))
             names.append(step)
-    streams = [alike("steps", small, "row", torch.cat([tokens, *far]), names)]
+    law, drawn = small.probabilities("row"), torch.cat([tokens, *far])
+    streams = [
+        alike("steps", law, subject.able, drawn, names),
+        *(agreement("step", lag, tokens, law, subject.able) for lag in _AGREEING_LAGS),
+        least_likely("step", drawn, names, law, subject.able),
+    ]
     return _independent("steps", subject.large.problem.V, pairs, streams)
 
 
@@ -134,7 +147,8 @@ def check_seeds(subject: Subject) -> Check:
     for seed in seeds:
         small.seed(seed)
         tokens.append(small.draw("flat", 1)[0])
-    streams = [alike("seeds", small, "flat", torch.stack(tokens), seeds)]
+    equal = small.probabilities("flat")
+    streams = [alike("seeds", equal, subject.able, torch.stack(tokens), seeds, True)]
     return _independent("seeds", large.problem.V, pairs, streams)
 
 
@@ -168,31 +182,30 @@ def check_samples(subject: Subject) -> Check:
     pairs = [(f"sample + {lag}", mine[:, :, :-lag], mine[:, :, lag:]) for lag in (1, 2, 3)]
     pairs.append(("seed + 1", mine, others))
     pairs.append(("seed + 1, sample - 1", mine[:, :, 1:], others[:, :, :-1]))
-    streams = [alike("samples", draws, "flat", mine.flatten(0, 1).T, range(n))]
+    equal = torch.full((V,), 1 / V)
+    streams = [alike("samples", equal, subject.able, mine.flatten(0, 1).T, range(n), True)]
     return _independent("samples", V, pairs, streams)
 
 
 def alike(
     what: str,
-    draws: Draws,
-    row: str,
+    law: Tensor,
+    able: Capabilities,
     tokens: Tensor,
     names: Sequence[object],
-    law: Tensor | None = None,
+    shifted: bool = False,
 ) -> Alike:
     """How much any two streams of draws from one row of logits agree, place by place.
 
-    Two that share their noise agree in all places, whatever their distance. Of the row `flat`
-    counts the commonest difference modulo V: also a stream that repeats another's noise some tokens
-    further on is found.
+    Two that share their noise agree in all places, whatever their distance.
 
     Args:
-        tokens: [m, n], m streams of n draws. names: of the streams.
-        law: probabilities [V] of a row that is filtered, whose differences are not looked at.
+        law: probabilities [V] of the row. tokens: [m, n], m streams of n draws. names: of the
+            streams.
+        shifted: the law is flat, and the commonest difference modulo V counts: also a stream that
+            repeats another's noise some tokens further on is found.
     """
-    p, shifted = draws.probabilities(row) if law is None else law, law is None and row == "flat"
-    V, known = draws.problem.V, draws.able.known_deviation
-    m, n = tokens.shape
+    V, (m, n) = len(law), tokens.shape
     most, partner = [], []
     for first in range(m - 1):
         difference = tokens[first + 1 :] - tokens[first]
@@ -204,11 +217,44 @@ def alike(
     first = int(times.argmax())
     second = first + 1 + int(partner[first])
     agreed = int(times[first])
-    # Of two draws from a law that far from p, at most.
-    p_equal = min(1.0, float((p * p).sum()) + 2 * known * (float(p.max()) + known))
+    _, p_equal = _agreeing(law, able)
     p_value = agreement_p(agreed, n, p_equal, m * (m - 1) // 2 * (V if shifted else 1))
     told = f"{what} {names[first]} and {names[second]}: {agreed} of {n} draws agree"
     return told, p_value
+
+
+def _agreeing(law: Tensor, able: Capabilities) -> tuple[float, float]:
+    """The least and the largest chance that two draws are equal, from a law near that [V]."""
+    p_equal, known = float((law * law).sum()), able.known_deviation
+    moved = 2 * known * (float(law.max()) + known)
+    return max(0.0, p_equal - moved), min(1.0, p_equal + moved)
+
+
+def agreement(what: str, lag: int, tokens: Tensor, law: Tensor, able: Capabilities) -> Alike:
+    """Whether streams that are `lag` apart agree as often as chance has it: not less often, either.
+
+    Args:
+        tokens: [m, n], m streams of n draws from law [V]. Each stream is in one pair at most, so
+            that the pairs are independent.
+    """
+    first = [at for at in range(len(tokens) - lag) if at // lag % 2 == 0]
+    if not first:
+        return "", 1.0
+    x = tokens[first]
+    hits = int((x == tokens[[at + lag for at in first]]).sum())
+    low, high = _agreeing(law, able)
+    told = f"{what} + {lag}: {hits} of {x.numel()} draws agree, {x.numel() * low:.0f} expected"
+    return told, binomial_p(hits, x.numel(), low, high)
+
+
+def least_likely(
+    what: str, tokens: Tensor, names: Sequence[object], law: Tensor, able: Capabilities
+) -> Alike:
+    """The stream [n] of tokens [m, n] whose draws are the least likely from law [V]."""
+    p_values = surprisal_p_values(tokens, law, able.known_deviation)
+    worst = int(p_values.argmin())
+    told = f"{what} {names[worst]}: its draws are not as likely as they should be"
+    return told, min(1.0, len(p_values) * float(p_values[worst]))
 
 
 def _longest_runs(values: Tensor) -> Tensor:

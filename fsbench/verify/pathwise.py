@@ -21,6 +21,7 @@ from fsbench.reference import Truncation
 from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.drawing import exact_head, launched_tokens, random_logits, require_support
 from fsbench.verify.scores import scores_on_problem
+from fsbench.verify.statistics import surprisal_p_value
 from fsbench.verify.subject import Subject
 
 _PROBLEM_STEPS = {"cuda": 64, "cpu": 4}
@@ -255,34 +256,3 @@ def truncation(
         keeps_ties=able.ties == "kept",
         logits_error=logits_error,
     )
-
-
-def surprisal_p_value(
-    tokens: Tensor, logp: Tensor, error: float = 0.0, known_deviation: float = 0.0
-) -> float:
-    """A bound on the chance that honest draws are as surprising, or as unsurprising, as these.
-
-    The statistic is the sum of the surprisals -log p of the drawn tokens. Its moment generating
-    function is known, E exp(t X) = sum over v of p_v^(1 - t), so Chernoff's bound holds for any
-    law and any number of draws; few suffice to see tokens that have nothing to do with the law.
-
-    Args:
-        tokens: [steps, B] ids in [0, V).
-        logp: [B, V] log-probabilities.
-        error: bound on the error of each logit divided by T; it moves a surprisal by twice that.
-        known_deviation: total variation distance from logp that is allowed (see Capabilities):
-            at worst that much probability is on the token where exp(t X) is largest.
-    """
-    steps, B = tokens.shape
-    surprisal = -float(logp.gather(1, tokens.long().T).double().sum())
-    slack = 2.0 * error * steps * B
-    log_bound = 0.0
-    for t in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
-        for sign in (1.0, -1.0):
-            log_mgf = torch.logsumexp((1.0 - sign * t) * logp, 1).double()
-            if known_deviation:
-                worst = (-sign * t * logp).max(1).values.double()
-                log_mgf = torch.logaddexp(log_mgf, worst + math.log(known_deviation))
-            log_chance = steps * float(log_mgf.sum()) - t * (sign * surprisal - slack)
-            log_bound = min(log_bound, log_chance)
-    return min(1.0, 2.0 * math.exp(log_bound))

@@ -111,7 +111,7 @@ class _Hard(NamedTuple):
     By turns: normal logits; few different ones, so ties; one leader, 20 T above all others; all
     equal. Every third row has a mask, the first of them with three tokens left.
 
-    kept: the logits as stored, float64 [B, V], and -inf of forbidden tokens.
+    kept: the logits as stored and the bias, float64 [B, V], and -inf of forbidden tokens.
     logp: log softmax(kept / T), float64 [B, V]; greedy rows at T = 1. allowed: what fp32 may be
     off, of numbers near 0, [B]. options: of the full call.
     """
@@ -125,7 +125,7 @@ class _Hard(NamedTuple):
 
     @staticmethod
     def of(subject: Subject) -> _Hard:
-        """Of the sizes of `filters`, at the second temperature."""
+        """Of the sizes of `masks`, at the second temperature."""
         able, device = subject.able, subject.setting.device
         (B, V), base = subject.effort.filtered, subject.setting.second_temperature
         problem = subject.setting.problem(min(B, 64), V, base)
@@ -147,10 +147,14 @@ class _Hard(NamedTuple):
             mask[0] = False
             mask[:, [0, V // 3, V - 1]] = True
             options["mask"] = mask = mask.to(device)
+        bias = torch.zeros(V)
+        if able.bias:
+            bias = min(base, 1e3) * torch.randint(-4, 5, (V,), generator=generator) / 2
+            options["bias"] = bias = bias.to(device)
         for name in ("logprob", "entropy", "rank"):
             if getattr(able, name) and (name != "logprob" or subject.provider.sample):
                 options[f"return_{name}"] = True
-        kept = logits.double().masked_fill(~mask.to(device), -torch.inf)
+        kept = (logits + bias.to(device)).double().masked_fill(~mask.to(device), -torch.inf)
         inverse = reference.inverse_temperature(T, kept.device)
         logp = (kept * inverse).log_softmax(1)
         allowed = ERROR + 2.0**-22 * (logits.double() * inverse).abs().amax(1)
@@ -159,7 +163,7 @@ class _Hard(NamedTuple):
     def judge(self, subject: Subject, result: Any, tokens: Tensor) -> float:
         """How far log-probabilities of tokens [B, n], and entropies, are off; ranks are exact."""
         able, worst = subject.able, 0.0
-        shape = (len(tokens),) if subject.provider.sample else tokens.shape
+        shape = (len(tokens),) if tokens.shape[1] == 1 else tokens.shape
         ignored = tokens == -100
         tokens = tokens.masked_fill(ignored, 0)
         if able.logprob:
@@ -185,13 +189,17 @@ def _of_draws(subject: Subject, hard: _Hard) -> float:
     device, V = hard.kept.device, hard.kept.shape[1]
     top = min(20, V) if subject.able.top else 0
     options = {**hard.options, "return_top": top} if top else {**hard.options}
+    B, n = len(hard.hidden), 3 if subject.able.num_samples else 1
+    if n > 1:
+        options["num_samples"] = n
     if "top_k" in subject.able.filters:  # it changes which tokens are drawn, not what is said
         options["top_k"] = max(2, V // 8)
     torch.manual_seed(0)
     result = subject.provider.sample(
         hard.hidden, hard.weight, seed=scalar(43, device), offset=scalar(0, device), **options
     )
-    tokens = require_form(result.tokens, (len(hard.hidden),)).long()[:, None]
+    shape = (B, n) if n > 1 else (B,)
+    tokens = require_form(result.tokens, shape).long().view(B, n)
     require_inside(tokens, V)
     worst = hard.judge(subject, result, tokens)
     if top:

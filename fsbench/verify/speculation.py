@@ -65,7 +65,8 @@ class _Model:
         # A few tokens have most of the mass, so that a guess is right now and then.
         logits = min(base, 1e3) * 3 * torch.randn(_STATES, _VOCABULARY, generator=generator)
         self.states, self.weight, self.logits = exact_head(problem, logits.to(problem.device))
-        self.sample, self.device = subject.provider.sample, self.weight.device
+        self.sample, self.accept = subject.provider.sample, subject.provider.accept
+        self.device = self.weight.device
         request = torch.arange(_REQUESTS, device=self.device)
         self.seed = request * 0x0123456789ABCD - 7
         self.T: float | Tensor = base
@@ -119,7 +120,7 @@ class _Model:
             rows = request.repeat_interleave(k + 1)
             sampled = self.draw(rows, fed.flatten(), (at[:, None] + behind).flatten())
             sampled = sampled.view(-1, k + 1)
-            accepted = (sampled[:, :k] == drafts).long().cumprod(1).sum(1)
+            accepted = self._accepted(sampled, drafts)
             stands = (behind <= accepted[:, None]) & (at[:, None] + behind < length)
             stands &= (done < length)[:, None]
             wrong = stands & (sampled != wanted)
@@ -136,6 +137,28 @@ class _Model:
             if steps * (k + 1) >= length and (done[:_REQUESTS] < length).any():
                 raise VerificationFailed("drafts that are right: not all of them were accepted")
         return self.rows * length
+
+    def _accepted(self, sampled: Tensor, drafts: Tensor) -> Tensor:
+        """How many drafts [rows, k] the sampled tokens [rows, k + 1] confirm, int64 [rows].
+
+        Raises VerificationFailed if the sampler's own acceptance has another number, or tokens.
+        """
+        k = drafts.shape[1]
+        accepted = (sampled[:, :k] == drafts).long().cumprod(1).sum(1)
+        if self.accept is not None:
+            found = self.accept(sampled.contiguous(), drafts.contiguous())
+            stands = torch.arange(k + 1, device=drafts.device) <= accepted[:, None]
+            wrong = (found.num_accepted != accepted) | (
+                found.tokens != sampled.masked_fill(~stands, -1)
+            ).any(1)
+            if wrong.any():
+                row = int(wrong.nonzero()[0])
+                raise VerificationFailed(
+                    f"drafts that are {_DRAFTERS[row // _REQUESTS]}: {int(accepted[row])} of "
+                    f"{drafts[row].tolist()} were drawn ({sampled[row].tolist()}); "
+                    f"{int(found.num_accepted[row])} accepted"
+                )
+        return accepted
 
     def _drafts(self, wanted: Tensor, last: Tensor, generator: torch.Generator) -> Tensor:
         """What each drafter proposes, int64 [rows, k]."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+import torch
 from scipy.optimize import brentq
 from scipy.stats import (
     binom,
@@ -27,6 +28,13 @@ from fsbench.verify.check import ALPHA, FAMILY, POWER, Check
 
 Counted = tuple[str, Tensor, Tensor]
 """(whose draws these are, counts int64 [n], probabilities float64 [n])."""
+
+_TILTS = [
+    sign * t
+    for t in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    for sign in (1.0, -1.0)
+]
+"""Exponents that Chernoff's bound of surprisals is tried at."""
 
 MIN_EXPECTED = 25
 """Draws that every bin of a G-test must expect; rarer bins are pooled, never dropped."""
@@ -240,3 +248,49 @@ def independence_p(table: np.ndarray) -> float:
     if not (table.sum(1).all() and table.sum(0).all()):
         return 0.0  # a part of the vocabulary is never drawn; see joint.independence for the odds
     return float(chi2_contingency(table, correction=False, lambda_="log-likelihood").pvalue)
+
+
+def surprisal_p_value(
+    tokens: Tensor, logp: Tensor, error: float = 0.0, known_deviation: float = 0.0
+) -> float:
+    """A bound on the chance that honest draws are as surprising, or as unsurprising, as these.
+
+    The statistic is the sum of the surprisals -log p of the drawn tokens. Its moment generating
+    function is known, E exp(t X) = sum over v of p_v^(1 - t), so Chernoff's bound holds for any
+    law and any number of draws; few suffice to see tokens that have nothing to do with the law.
+
+    Args:
+        tokens: [steps, B] ids in [0, V).
+        logp: [B, V] log-probabilities.
+        error: bound on the error of each logit divided by T; it moves a surprisal by twice that.
+        known_deviation: total variation distance from logp that is allowed (see Capabilities):
+            at worst that much probability is on the token where exp(t X) is largest.
+    """
+    steps, B = tokens.shape
+    surprisal = -float(logp.gather(1, tokens.long().T).double().sum())
+    slack = 2.0 * error * steps * B
+    log_bound = 0.0
+    for t in _TILTS:
+        log_chance = steps * float(_log_mgf(t, logp, known_deviation).sum()) - t * surprisal
+        log_bound = min(log_bound, log_chance + abs(t) * slack)
+    return min(1.0, 2.0 * math.exp(log_bound))
+
+
+def surprisal_p_values(tokens: Tensor, law: Tensor, known_deviation: float = 0.0) -> Tensor:
+    """The same bound for each of m streams of tokens [m, n], all from law [V]: float64 [m]."""
+    logp = law.double().log()
+    surprisal = -logp[tokens].sum(1)
+    log_bound = torch.zeros_like(surprisal)
+    for t in _TILTS:
+        log_mgf = float(_log_mgf(t, logp[None], known_deviation))
+        log_bound = torch.minimum(log_bound, tokens.shape[1] * log_mgf - t * surprisal)
+    return (2.0 * log_bound.exp()).clamp_max(1.0)
+
+
+def _log_mgf(t: float, logp: Tensor, known_deviation: float) -> Tensor:
+    """log E exp(t X) of the surprisal X of a draw from each of logp [B, V]: float64 [B]."""
+    log_mgf = torch.logsumexp((1.0 - t) * logp, 1).double()
+    if known_deviation:
+        worst = (-t * logp).max(1).values.double()
+        log_mgf = torch.logaddexp(log_mgf, worst + math.log(known_deviation))
+    return log_mgf

@@ -43,8 +43,8 @@ class Subject:
 
     @cached_property
     def small(self) -> Draws:
-        """500 tokens with normal logits: `row`, and with all logits `negative`, near -1000
-        (of a quantised head -16).
+        """500 tokens with normal logits: `row`, and with all logits `negative` or `positive`, near
+        -1000 and 1000 (of a quantised head 16).
 
         The logits scale with T, so the law is much the same at every T; the first and the last
         token are likely ones. Also all equal (`flat`), and the rows of `block_classes`. At the
@@ -57,7 +57,8 @@ class Subject:
         scale = min(T, 1e3)  # fp16 ends at 65504
         # Of one byte, a token that has -1000 in one row has steps of 8 in the others.
         shift = min(16.0 if self.setting.weights else 1000.0, 5e4 / scale)
-        rows = {"negative": scale * (row - shift), "row": scale * row, "flat": torch.zeros(V)}
+        rows = {"negative": scale * (row - shift), "positive": scale * (row + shift)}
+        rows |= {"row": scale * row, "flat": torch.zeros(V)}
         for name, classes in block_classes(V).items():
             rows[name] = -scale * classes.bincount()[classes].log()
         return Draws(self.provider, self.setting.problem(B, V, T), rows)

@@ -21,7 +21,7 @@ from fsbench.provider import Capabilities
 from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.drawing import Draws
 from fsbench.verify.joint import alike
-from fsbench.verify.pathwise import compared, truncation
+from fsbench.verify.pathwise import compared, penalised, truncation
 from fsbench.verify.statistics import Counted, all_fit
 from fsbench.verify.subject import SEED, Subject
 
@@ -63,7 +63,7 @@ REQUESTS: Sequence[Filters] = (
 
 PENALISED: Filters = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1,
                       "history": 150}  # fmt: skip
-"""Penalties of which the samplers' tokens are compared with the oracle's."""
+"""Penalties of which the samplers' tokens, or how often they come, are compared with the oracle."""
 
 _SIZES = (64, 500)  # B, V
 
@@ -73,7 +73,8 @@ def check_truncation(subject: Subject) -> Check:
 
     For every case that the sampler can do, of three rows of logits: `normal` ones; `tied`, few
     different values, so that equal logits stand at every boundary; `flat`, all equal.
-    In a mixed batch the rows with the same filters are tested together.
+    In a mixed batch the rows with the same filters are tested together. Then penalties, if the
+    sampler applies them (`_penalised_counts`).
     """
     provider, able, setting = subject.provider, subject.able, subject.setting
     found: list[Counted] = []
@@ -92,13 +93,41 @@ def check_truncation(subject: Subject) -> Check:
             found += _counted(drawn, name, math.ceil(subject.effort.truncated_draws / B))
     if not found:
         raise UnsupportedProblem(f"{provider.name}: takes none of the filters that are checked")
-    return all_fit("truncation", found, able.known_deviation)
+    return all_fit("truncation", [*found, *_penalised_counts(subject)], able.known_deviation)
+
+
+def _penalised_counts(subject: Subject) -> list[Counted]:
+    """Draws with penalties, counted by what the row's history has of the token.
+
+    Every row has a history, and so a law, of its own. A class of tokens is: in the prompt or not,
+    in the output never, once or more often, and a logit above 0 or not. Counts of a class over all
+    rows vary less than those of draws from one law: the G-test errs on the safe side.
+    """
+    B, V = _SIZES
+    T = subject.setting.second_temperature
+    problem = replace(subject.setting.problem(B, V, T), **{**PENALISED, "history": 400})
+    if subject.gate or subject.provider.unsupported_reason(problem):
+        return []
+    row = min(T, 1e3) * (torch.randn(V, generator=torch.Generator().manual_seed(5)) - 1)
+    drawn = Draws(subject.provider, problem, {"normal": row})
+    logits, _ = penalised(problem, drawn.logits("normal").double().cpu().expand(B, V))
+    prompts, outputs = (
+        reference.token_counts(tokens, V) for tokens in zip(*problem.row_histories(), strict=True)
+    )
+    kind = (prompts > 0) * 6 + outputs.clamp_max(2) * 2 + (drawn.logits("normal").cpu() > 0)
+    drawn.seed(3)
+    steps = math.ceil(subject.effort.truncated_draws / B)
+    tokens = drawn.draw("normal", steps).cpu()
+    counts = torch.bincount(kind.gather(1, tokens.T).flatten(), minlength=12)
+    laws = torch.softmax(logits / T, 1)
+    shares = torch.zeros(12, dtype=torch.float64).index_add_(0, kind.flatten(), laws.flatten())
+    return [(f"{problem}: by the row's history", counts, shares / B)]
 
 
 def check_requests(subject: Subject) -> Check:
     """The same of REQUESTS, at an engine's batch sizes and with the vocabulary of a model.
 
-    A sampler may have a way of its own for few rows, or for many tokens. The logits of
+    A sampler may have a way of its own for few rows, for many tokens, or for T = 1. The logits of
     a row are -2 T log(rank), shuffled: no filter ends among tokens that are equal in bf16.
     """
     provider, able, setting, effort = (
@@ -108,7 +137,7 @@ def check_requests(subject: Subject) -> Check:
     order = torch.randperm(V, generator=torch.Generator().manual_seed(7))
     ranked = -2.0 * torch.log(torch.arange(1, V + 1, dtype=torch.float64))
     for number, request in enumerate(REQUESTS):
-        T = setting.second_temperature if request else setting.sampled_temperature
+        T = setting.second_temperature if request else 1.0
         rows = {"zipf": (min(T, 1e3) * ranked)[order]}
         for B in effort.request_sizes:
             problem = replace(setting.problem(B, V, T), **request)
@@ -152,12 +181,15 @@ def check_truncated_draws(subject: Subject) -> Check:
     """
     able, setting = subject.able, subject.setting
     B, V = _SIZES
+    T = setting.second_temperature
+    rows, name = _rows(T, able), "all different"
+    if able.ties != "any":
+        # Of many tokens, whose law is flat: also a limit of the sampler's own to k shows.
+        V, name = subject.effort.vocabulary, "flat"
+        rows = {name: torch.full((V,), -min(T, 1e3))}
     halves = ({"top_k": V // 2}, {"top_p": 0.5}, {"min_p": 0.2})
-    problem = setting.problem(B, V, setting.second_temperature)
     (half, *_) = [each for each in halves if set(each) <= set(able.filters)]
-    rows = _rows(problem.temperature, able)
-    problem = _settled(replace(problem, **half), able, rows)
-    name = "flat" if "flat" in rows and "min_p" not in half else next(iter(rows))
+    problem = _settled(replace(setting.problem(B, V, T), **half), able, rows)
     draws = Draws(subject.provider, problem, rows)
     seeds = (SEED, SEED + able.seed_stride, SEED + max(able.seed_stride, 2**32))
     steps = max(2, math.ceil(subject.effort.truncated_draws / B / len(seeds)))
@@ -168,9 +200,12 @@ def check_truncated_draws(subject: Subject) -> Check:
         names += [f"of seed {seed} step {step}" for step in range(steps)]
     tokens = torch.cat(streams)
     (law,) = row_laws(problem, able, draws.logits(name))
+    law = law.to(tokens.device)
+    fit = all_fit("kept", [("", torch.bincount(tokens.flatten(), minlength=V), law)])
     found = [
-        alike("launches", draws, name, tokens, names, law),
-        alike("rows", draws, name, tokens.T, range(B), law),
+        alike("launches", law, able, tokens, names),
+        alike("rows", law, able, tokens.T, range(B)),
+        (f"the kept: {fit.detail}", fit.p_value or 0.0) if not able.known_deviation else ("", 1.0),
     ]
     p_value = min(1.0, len(found) * min(p for _, p in found))
     told = min(found, key=lambda each: each[1])[0]

@@ -17,6 +17,20 @@ from fsbench.kernels.checks.values import check_number, either
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
+def check_dense(name: str, value: object) -> Tensor:
+    """Return the tensor itself, if it is one, neither sparse nor nested.
+
+    Raises:
+        InvalidType: not a tensor. InvalidArgument: another layout.
+    """
+    if not isinstance(value, Tensor):
+        raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else str(value.layout)
+        raise InvalidArgument(f"{name}: expected a dense tensor; got one that is {kind}")
+    return value
+
+
 def check_tensor(
     name: str,
     value: object,
@@ -29,8 +43,7 @@ def check_tensor(
     Raises:
         InvalidType: not a tensor, or of another dtype. InvalidArgument: anything else.
     """
-    if not isinstance(value, Tensor):
-        raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
+    value = check_dense(name, value)
     if value.dtype not in dtypes:
         raise InvalidType(f"{name}: expected dtype {either(dtypes)}; got {value.dtype}")
     for shape in shapes:  # not `in shapes`, which torch.compile gets wrong for dynamic shapes
@@ -48,8 +61,7 @@ def check_tensor(
 
 def check_matrix(name: str, value: object, rows: int = 1) -> Tensor:
     """The tensor itself, if it has two dimensions, so many rows or more, and a column."""
-    if not isinstance(value, Tensor):
-        raise InvalidType(f"{name}: expected a tensor; got {type(value).__name__}")
+    value = check_dense(name, value)
     if value.ndim != 2 or value.shape[0] < rows or value.shape[1] == 0:
         raise InvalidArgument(f"{name}: expected a non-empty matrix; got {list(value.shape)}")
     return value
@@ -80,6 +92,16 @@ def check_temperature(value: object, B: int, device: torch.device) -> float | Te
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"temperature: expected a number or a tensor; got {type(value).__name__}")
     return check_number("temperature", value)
+
+
+def check_top_k(name: str, value: object, B: int, V: int, device: torch.device) -> int | Tensor:
+    """An integer in [0, V), 0 if it is off; or int32 or int64 [B]."""
+    if isinstance(value, Tensor):
+        return check_tensor(name, value, [torch.int32, torch.int64], [(B,)], device)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{name}: expected an integer; got {type(value).__name__}")
+    # What is below 0 is off, as in other libraries; so is what keeps all V tokens.
+    return value if 0 < value < V else 0
 
 
 def check_mask(value: object, B: int, V: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import drafting
 from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.tensors import check_matrices, check_tensor
+from fsbench.kernels.checks.tensors import check_matrices, check_top_k
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
 from fsbench.kernels.fused.api import flash_sample
@@ -25,7 +25,6 @@ from fsbench.kernels.truncated.api import MAX_V, compute
 from fsbench.kernels.truncated.filters import (
     check_fraction,
     check_penalties,
-    check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
 
@@ -130,9 +129,12 @@ def _checked(vocabulary: object, weight: Tensor) -> tuple[Tensor, int]:
             "vocabulary: expected a DraftVocabulary, of prepare_draft_vocabulary; "
             f"got {type(vocabulary).__name__}"
         )
-    ids, V = vocabulary
-    rows = ids.numel()
-    check_tensor("vocabulary.token_ids", ids, [torch.int64], [(rows,)], weight.device)
+    ids, V = vocabulary.token_ids, vocabulary.vocab_size
+    rows = len(ids)
+    if ids.device != weight.device:
+        raise InvalidArgument(
+            f"vocabulary.token_ids: expected it on {weight.device} as the others; got {ids.device}"
+        )
     if rows > len(weight):
         raise InvalidArgument(
             f"vocabulary: expected at most {len(weight)} tokens, the rows of the head; got {rows}"
@@ -156,11 +158,11 @@ def _on(filters: Filters) -> bool:
 
 
 def _noise(request: Request, vocabulary: DraftVocabulary) -> Tensor:
-    ids, V = vocabulary
+    ids, V = vocabulary.token_ids, vocabulary.vocab_size
     if runs_kernels(ids.device, request.hidden.dtype):
         return drafting.launch.scaled_noise(request, ids)
     B = len(request.hidden)
-    return noise_by_reference(ids, V, request.seed, request.offset, request.temperature, B)
+    return noise_by_reference(ids, V, request.seed, request.steps(), request.temperature, B)
 
 
 def _greedy(request: Request, bias: Tensor | None) -> dict[str, Any]:

@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fsbench import reference
-from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.tensors import check_bias, check_mask, check_tensor
+from fsbench.errors import InvalidArgument
+from fsbench.kernels.checks.tensors import check_bias, check_dense, check_mask, check_tensor
 from fsbench.kernels.checks.values import check_integer
 
 
-class DraftVocabulary(NamedTuple):
-    """What prepare_draft_vocabulary returns.
+@dataclass(frozen=True, eq=False)
+class DraftVocabulary:
+    """Which of the target's tokens a draft head has; made by prepare_draft_vocabulary.
 
     token_ids: int64 [V_draft]: the target's token of each row of the draft head.
     vocab_size: V, how many tokens the target has.
+
+    The host waits for the device, to look at the values.
+
+    Raises:
+        InvalidType, InvalidArgument: not a tensor of this kind, a token outside [0, V), or a token
+            of two rows.
     """
 
     token_ids: Tensor
     vocab_size: int
+
+    def __post_init__(self) -> None:
+        V, ids = check_integer("vocab_size", self.vocab_size, 1, 2**31 - 1), self.token_ids
+        rows = check_dense("token_ids", ids).numel()
+        if not 0 < rows <= V:
+            raise InvalidArgument(f"token_ids: expected 1 to {V} of them; got {rows}")
+        check_tensor("token_ids", ids, [torch.int64], [(rows,)], ids.device)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= V:
+            raise InvalidArgument(
+                f"token_ids: expected tokens 0 to {V - 1}; got {low if low < 0 else high}"
+            )
+        times = torch.bincount(ids, minlength=V)
+        if int(times.max()) > 1:
+            raise InvalidArgument(
+                "token_ids: expected a different token in each row; "
+                f"got token {int(times.argmax())} in {int(times.max())} rows"
+            )
 
     def bias(self, bias: Tensor | None, B: int) -> Tensor | None:
         """The columns of a bias [V] or [B, V] that the draft head has."""
@@ -57,37 +82,17 @@ def prepare_draft_vocabulary(token_ids: Tensor, vocab_size: int) -> DraftVocabul
     The host waits for the device, to look at the values.
 
     Raises:
-        InvalidType, InvalidArgument: not a tensor of this kind, a token outside [0, V), or a token
-            of two rows.
+        InvalidType, InvalidArgument: as DraftVocabulary.
     """
-    if not isinstance(token_ids, torch.Tensor):
-        raise InvalidType(f"token_ids: expected a tensor; got {type(token_ids).__name__}")
-    V = check_integer("vocab_size", vocab_size, 1, 2**31 - 1)
-    rows = token_ids.numel()
-    if not 0 < rows <= V:
-        raise InvalidArgument(f"token_ids: expected 1 to {V} of them; got {rows}")
-    check_tensor("token_ids", token_ids, [torch.int32, torch.int64], [(rows,)], token_ids.device)
-    ids = token_ids.long()
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= V:
-        raise InvalidArgument(
-            f"token_ids: expected tokens 0 to {V - 1}; got {low if low < 0 else high}"
-        )
-    times = torch.bincount(ids, minlength=V)
-    if int(times.max()) > 1:
-        raise InvalidArgument(
-            "token_ids: expected a different token in each row; "
-            f"got token {int(times.argmax())} in {int(times.max())} rows"
-        )
-    return DraftVocabulary(ids, V)
+    given = check_dense("token_ids", token_ids)
+    return DraftVocabulary(given.long() if given.dtype == torch.int32 else given, vocab_size)
 
 
 def noise_by_reference(
-    ids: Tensor, V: int, seed: Tensor, offset: Tensor | None, temperature: float | Tensor, B: int
+    ids: Tensor, V: int, seed: Tensor, step: Tensor, temperature: float | Tensor, B: int
 ) -> Tensor:
     """T times the Gumbel of each token of ids [N], by fsbench.reference: fp32 [B, N]."""
-    step = torch.zeros(1, dtype=torch.int64) if offset is None else offset
-    rows = torch.arange(B) * (seed.numel() == 1)
+    rows = torch.arange(B, device=ids.device) * (seed.numel() == 1)
     T = reference.as_column(temperature, ids.device)
     T = torch.where((T >= 0) & (torch.inf > T), T, torch.nan)
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)

@@ -8,7 +8,12 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import fused
-from fsbench.kernels.checks.tensors import check_matrices, check_matrix, check_tensor
+from fsbench.kernels.checks.tensors import (
+    check_matrices,
+    check_matrix,
+    check_tensor,
+    check_top_k,
+)
 from fsbench.kernels.checks.values import (
     MAX_TOP,
     MAX_V,
@@ -259,6 +264,8 @@ def describe(
     hidden, rows = check_matrices(check_matrix("hidden", hidden), rows, dtypes)
     kernel = check_kernel(kernel, config)
     filtered = top_k is not None
+    if filtered:
+        check_top_k("top_k", top_k, len(hidden), len(rows), hidden.device)
     if filtered and isinstance(weight, PreparedHead) and noise == "auto":
         noise = "token"
     noise, why = check_noise(noise), check_flag("why", why)

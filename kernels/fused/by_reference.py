@@ -25,7 +25,7 @@ def compute(request: Request, out: Sample) -> None:
         # Of the other ranks' tokens nothing is known here.
         logits[:, : shard.first_token] = -torch.inf
         logits[:, shard.first_token + shard.num_tokens :] = -torch.inf
-    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    step = request.steps()
     logz = reference.log_partition(logits, temperature)
     merging = shard if not request.merge_later else None
     if merging is not None:

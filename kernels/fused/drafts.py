@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.tensors import check_tensor
+from fsbench.errors import InvalidArgument
+from fsbench.kernels.checks.tensors import check_dense, check_tensor
 from fsbench.kernels.checks.values import check_integer
 from fsbench.kernels.configs.gpu import bind_and_launch, launching_on
 
@@ -82,8 +82,7 @@ def verify_drafts(
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device or layout.
     """
-    if not isinstance(drafts, torch.Tensor):
-        raise InvalidType(f"drafts: expected a tensor; got {type(drafts).__name__}")
+    check_dense("drafts", drafts)
     if drafts.ndim != 2:
         raise InvalidArgument(f"drafts: expected a matrix [B, k]; got {list(drafts.shape)}")
     (B, k), device = drafts.shape, drafts.device
@@ -146,8 +145,7 @@ def step_noise(
     Raises:
         InvalidType, InvalidArgument: as verify_drafts.
     """
-    if not isinstance(position, torch.Tensor):
-        raise InvalidType(f"position: expected a tensor; got {type(position).__name__}")
+    check_dense("position", position)
     B, device = position.numel(), position.device
     check_tensor("position", position, [torch.int64], [(B,)], device)
     check_tensor("seed", seed, [torch.int64], [(B,)], device)

@@ -53,6 +53,12 @@ class Request(NamedTuple):
     merge_later: bool = False
     scale: Tensor | None = None
 
+    def steps(self) -> Tensor:
+        """Return the offset, or a 0 in its place: int64 [1 or B]."""
+        if self.offset is not None:
+            return self.offset
+        return torch.zeros(1, dtype=torch.int64, device=self.hidden.device)
+
 
 class Filters(NamedTuple):
     """The checked filters of truncated_sample, as it documents them; top_k is 0 if it is off."""
@@ -152,7 +158,8 @@ def raw_logits(request: Request) -> Tensor:
             return logits
         scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
         return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
-    logits = torch.zeros(request.hidden.shape[0], request.vocab_size, dtype=torch.float32)
+    hidden = request.hidden
+    logits = hidden.new_zeros(hidden.shape[0], request.vocab_size, dtype=torch.float32)
     mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
     logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
     return logits

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
+    from fsbench.kernels.fused.drafts import Verified
     from fsbench.kernels.launch.quantised import QuantisedHead
     from fsbench.kernels.launch.result import Sample
     from fsbench.kernels.shard.vocab_shard import VocabShard
@@ -70,6 +71,13 @@ def flash_sample(hidden: Tensor, weight: Any, **named: Any) -> Sample:
     from fsbench.kernels.fused.api import flash_sample
 
     return flash_sample(hidden, public_head(weight), **named)
+
+
+def accept(sampled: Tensor, drafts: Tensor) -> Verified:
+    """fsbench.kernels.verify_drafts, loaded when it is called."""
+    from fsbench.kernels.fused.drafts import verify_drafts
+
+    return verify_drafts(sampled, drafts)
 
 
 def noise_map(codes: Tensor) -> tuple[Tensor, Tensor]:

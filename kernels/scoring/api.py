@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.checks.tensors import check_tensor
+from fsbench.errors import InvalidArgument
+from fsbench.kernels.checks.tensors import check_dense, check_tensor
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
@@ -66,8 +66,7 @@ def score(
             or range, or a kernel that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
-    if not isinstance(targets, Tensor):
-        raise InvalidType(f"targets: expected a tensor; got {type(targets).__name__}")
+    check_dense("targets", targets)
     n = targets.shape[1] if targets.ndim == 2 else 1
     if not 1 <= n <= MAX_SAMPLES:
         raise InvalidArgument(

@@ -46,13 +46,19 @@ class DifferentiableScore(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: Request,
+    def forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, request: Request,
                 carry_out: Any) -> Score:  # fmt: skip
-        found: Score = carry_out(request)
-        ctx.save_for_backward(hidden, weight, bias, request.seed, found.logz, found.entropy)
-        ctx.request = request
-        ctx.mark_non_differentiable(*(x for x in (found.valid, found.rank) if x is not None))
+        # Those of the request may be wrapped by torch.func.grad.
+        found: Score = carry_out(request._replace(hidden=hidden, weight=weight, bias=bias))
         return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        hidden, weight, bias, request, _ = inputs
+        found = Score(*output)
+        ctx.save_for_backward(hidden, weight, bias, request.seed, found.logz, found.entropy)
+        ctx.request = request._replace(hidden=None, weight=None, bias=None, seed=None)
+        ctx.mark_non_differentiable(*(x for x in (found.valid, found.rank) if x is not None))
 
     @staticmethod
     @once_differentiable

@@ -17,7 +17,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.checks.keys import Keyed
 from fsbench.kernels.checks.source import Source
-from fsbench.kernels.checks.tensors import check_tensor
+from fsbench.kernels.checks.tensors import check_dense, check_tensor
 from fsbench.kernels.screened.sizes import LARGEST_CODE, LARGEST_D, extra_bytes
 
 LARGEST_ENTRY = 2.0**50
@@ -188,6 +188,8 @@ def _bounded(w: Tensor, codes: Tensor, scale: Tensor, residual: Tensor, norm: Te
 
 def check_weight(weight: object) -> None:
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    if isinstance(weight, torch.Tensor):
+        check_dense("weight", weight)
     if not isinstance(weight, torch.Tensor) or weight.dtype not in dtypes:
         got = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
         raise InvalidType(f"weight: expected a tensor of bf16, fp16 or fp32; got {got}")

@@ -41,8 +41,8 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     B = hidden.shape[0]
     T = reference.as_column(request.temperature, hidden.device).float().expand(B, 1)
     T = torch.where(T < reference.logits.SMALLEST_TEMPERATURE, 0.0, T)
-    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
-    rows = torch.arange(B) * (request.seed.numel() == 1)
+    step = request.steps()
+    rows = torch.arange(B, device=hidden.device) * (request.seed.numel() == 1)
     head = HeadCopy(*(part[:count] for part in (head.weight, *head.copy)))
     allowed = None
     if request.mask is not None:
@@ -69,7 +69,7 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     # What no row may draw is left out; a row's other tokens count as forbidden.
     chosen = torch.nn.functional.pad(chosen, (own.start, V - own.stop))
     some = chosen.any(0).nonzero()[:, 0]
-    logits = torch.full((B, V), -torch.inf, dtype=torch.float32)
+    logits = torch.full((B, V), -torch.inf, dtype=torch.float32, device=hidden.device)
     logits[:, some] = hidden.float() @ head.weight[some - own.start].float().T
     logits = reference.processed_logits(
         logits, soft_cap=request.soft_cap, bias=request.bias, mask=chosen

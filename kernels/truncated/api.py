@@ -11,7 +11,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.kernels import truncated
 from fsbench.kernels.checks.autocast import without_autocast
-from fsbench.kernels.checks.tensors import check_number
+from fsbench.kernels.checks.tensors import check_top_k
 from fsbench.kernels.checks.values import (
     MAX_SUPPORT,
     MAX_TOP,
@@ -19,6 +19,7 @@ from fsbench.kernels.checks.values import (
     check_flag,
     check_integer,
     check_kernel,
+    check_number,
 )
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
@@ -37,7 +38,6 @@ from fsbench.kernels.truncated.filters import (
     amounts,
     check_fraction,
     check_penalties,
-    check_top_k,
 )
 from fsbench.kernels.truncated.history import Penalties
 
@@ -229,7 +229,7 @@ def compute(
         seen, counts = penalties.history.dense(logits.shape[1])
         logits = reference.penalised(logits, seen, counts, **amounts(penalties))
     kept = reference.truncate(logits, request.temperature, **filters._asdict())
-    step = torch.zeros(1, dtype=torch.int64) if request.offset is None else request.offset
+    step = request.steps()
     noise = "token" if request.noise == "none" else request.noise
     tokens = reference.expect(
         logits, request.seed, step, request.temperature, noise, truncation=kept

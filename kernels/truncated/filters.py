@@ -12,16 +12,6 @@ from fsbench.kernels.truncated.history import Penalties, TokenHistory
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def check_top_k(name: str, value: object, B: int, V: int, device: torch.device) -> int | Tensor:
-    """An integer in [0, V), 0 if it is off; or int32 or int64 [B]."""
-    if isinstance(value, torch.Tensor):
-        return check_tensor(name, value, [torch.int32, torch.int64], [(B,)], device)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name}: expected an integer; got {type(value).__name__}")
-    # What is below 0 is off, as in other libraries; so is what keeps all V tokens.
-    return value if 0 < value < V else 0
-
-
 def check_fraction(name: str, value: object, B: int, device: torch.device) -> float | Tensor:
     """A number that is finite in fp32, or fp32 [B]."""
     if isinstance(value, torch.Tensor):

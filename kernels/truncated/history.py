@@ -31,6 +31,7 @@ class TokenHistory:
     def __init__(self, rows: int, capacity: int, device: torch.device | str):
         check_integer("rows", rows, 0, _LARGEST)
         check_integer("capacity", capacity, 1, _LARGEST)
+        device = _usable(device)
         self.tokens = torch.full((rows, capacity), -1, dtype=torch.int32, device=device)
         self.counts = torch.zeros_like(self.tokens)
         self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -54,6 +55,7 @@ class TokenHistory:
             raise InvalidArgument(
                 f"outputs: expected one for each of {len(prompts)} prompts; got {len(outputs)}"
             )
+        device = _usable(device)
         history = cls(len(prompts), capacity, "cpu")
         for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             counts = Counter(_ids("outputs", row, output))
@@ -64,10 +66,9 @@ class TokenHistory:
                     f"capacity: expected at least {n}, the distinct tokens of row {row}; "
                     f"got {capacity}"
                 )
-            history.tokens[row, :n] = torch.tensor(distinct, dtype=torch.int32)
-            history.counts[row, :n] = torch.tensor(
-                [counts[token] for token in distinct], dtype=torch.int32
-            )
+            both = [distinct, [counts[token] for token in distinct]]
+            found = torch.tensor(both, dtype=torch.int32, device="cpu")
+            history.tokens[row, :n], history.counts[row, :n] = found
             history.lengths[row] = n
         for name in ("tokens", "counts", "lengths", "overflowed"):
             setattr(history, name, getattr(history, name).to(device))
@@ -117,6 +118,23 @@ class TokenHistory:
             1, at, torch.where(used, self.counts, 0).long()
         )
         return seen, counts
+
+
+def _usable(device: object) -> torch.device:
+    """Return a device that torch can put a tensor on.
+
+    Raises:
+        InvalidType: not a device or a name. InvalidArgument: none that is there.
+    """
+    if not isinstance(device, str | torch.device):
+        raise InvalidType(f"device: expected a torch.device or its name; got {device!r}")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise InvalidArgument(
+            f"device: expected one of this machine; got {device}: {reason}"
+        ) from None
 
 
 def _ids(name: str, row: int, given: Sequence[int]) -> list[int]:

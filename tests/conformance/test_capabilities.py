@@ -12,15 +12,14 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from mutant_samplers import (
+from planted_calls import (
     contract,
     logits_stored,
     one_offset_forever,
     options_by_the_host,
-    planted,
-    tile_of_the_batch_size,
     tokens_by_the_host,
 )
+from planted_samplers import planted, tile_of_the_batch_size
 from quantised_heads import form_of
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -47,13 +46,13 @@ BATTERY = {
     "zero_temperature": "greedy",
     "batch_invariant": "invariance",
     "per_row_temperature": "call",
-    "per_request_seed": "invariance",
+    "per_request_seed": "call",
     "logprob": "call",
     "entropy": "score",
     "rank": "score",
     "top": "score",
-    "greedy_rows": "filters",
-    "mask": "filters",
+    "greedy_rows": "masks",
+    "mask": "masks",
 }
 """Capability -> the check of the battery that judges it."""
 
@@ -66,11 +65,11 @@ def small(monkeypatch, request, effort):
     request.getfixturevalue("eager")
     sizes = {"shapes": ((1, 1), (6, 200)), "sizes": (1, 16)}
     sizes |= {"any_shapes": sizes["shapes"], "any_sizes": sizes["sizes"]}
-    sizes |= {"call_steps": 1, "filtered": (16, 200), "filter_steps": 1}
+    sizes |= {"vocabulary": 300, "call_steps": 1, "filtered": (16, 200), "filter_steps": 1}
     effort("ci", **sizes)
     fits = Check("fit", True, "not asked", p_value=1.0)
     for module, values in (
-        (call, {"_ROWS": 16, "_VOCABULARY": 200, "all_fit": lambda *_: fits}),
+        (call, {"_ROWS": 16, "_VOCABULARY": 200, "_MASK_ROWS": 4, "all_fit": lambda *_: fits}),
         (invariance, {"_WHOLE": 17, "_VOCABULARY": 200, "_SHARDS": (0, 128, 200)}),
     ):
         for name, value in values.items():
@@ -325,15 +324,15 @@ def test_every_capability_has_a_check():
 # Samplers that do not do what they claim
 
 
-def rows_behind(T: float | Tensor, seed: Tensor) -> float | Tensor:
+def rows_behind(T: float | Tensor, *_: object) -> float | Tensor:
     return T.roll(1) if isinstance(T, Tensor) else T
 
 
 WRONG = {  # mistake -> (the promise that it breaks, sampler)
-    "tokens as floats": ("dtypes", contract(tokens=lambda tokens: tokens.float())),
-    "the next token": ("dtypes", contract(tokens=lambda tokens: (tokens + 1) % 200)),
-    "half of the seed": ("noise", contract(seed=lambda seed: seed % 2**32)),
-    "never quite greedy": ("zero_temperature", contract(temperature=lambda T, _: max(T, 0.3))),
+    "tokens as floats": ("dtypes", contract(tokens=lambda tokens, *_: tokens.float())),
+    "the next token": ("dtypes", contract(tokens=lambda tokens, *_: (tokens + 1) % 200)),
+    "half of the seed": ("noise", contract(seed=lambda seed, _: seed % 2**32)),
+    "never quite greedy": ("zero_temperature", contract(temperature=lambda T, *_: max(T, 0.3))),
     "noise by batch size": (
         "batch_invariant",
         planted(tile_of_the_batch_size, batch_invariant=True),
@@ -341,15 +340,15 @@ WRONG = {  # mistake -> (the promise that it breaks, sampler)
     "temperatures of rows behind": ("per_row_temperature", contract(temperature=rows_behind)),
     "greedy rows drawn": (
         "greedy_rows",
-        contract(temperature=lambda T, _: T.clamp_min(0.3) if isinstance(T, Tensor) else T),
+        contract(temperature=lambda T, *_: T.clamp_min(0.3) if isinstance(T, Tensor) else T),
     ),
-    "half of the bias": ("bias", contract(bias=lambda bias: bias / 2)),
-    "the first row's bias": ("bias", contract(bias=lambda bias: bias.view(-1, 200)[0])),
+    "half of the bias": ("bias", contract(bias=lambda bias, _: bias / 2)),
+    "the first row's bias": ("bias", contract(bias=lambda bias, _: bias.view(-1, 200)[0])),
     "no mask": ("mask", contract(mask=lambda allowed, *_: allowed | True)),
     "the first row's mask": ("mask", contract(mask=lambda allowed, *_: allowed[:1])),
     "row numbers too": (
         "per_request_seed",
-        contract(seed=lambda seed: seed + torch.arange(len(seed))),
+        contract(seed=lambda seed, _: seed + torch.arange(len(seed))),
     ),
     "no logprob": ("logprob", contract(logprob=lambda logprob: None)),
     "logprob in bits": ("logprob", contract(logprob=lambda logprob: logprob / 0.6931)),

@@ -11,11 +11,14 @@ from functools import partial
 
 import pytest
 import torch
+from plug_in import plug_in
 from tiers import full
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsbench.discover import Found, discover
 from fsbench.inputs import make_hidden, make_weight
-from fsbench.problem import DEVICES, DTYPES, Problem
+from fsbench.measure import presets
+from fsbench.problem import DEVICES, DTYPES, PRESETS, Problem
 from fsbench.provider import Kind, Provider
 from fsbench.verify import verify
 from fsbench.verify.check import Setting
@@ -62,6 +65,14 @@ def test_it_is_described(entry: Found):
     assert set(made.capabilities.dtypes) <= set(DTYPES) and made.capabilities.dtypes
     assert sys.modules[entry.source].__doc__
     assert not any("." in name for name in made.requires)
+
+
+def test_presets_are_those_of_run(tmp_path):
+    assert tuple(presets.PRESETS) == PRESETS
+    source = plug_in("mine").replace("build=build,", "build=build, presets=('papre',),")
+    (tmp_path / "mine.py").write_text(source)
+    broken = discover([tmp_path / "mine.py"])["mine"].broken
+    assert "presets: expected some of paper, lean" in broken and "papre" in broken
 
 
 def test_labels_are_all_different():
@@ -205,3 +216,54 @@ def test_steps_draw_afresh(name, eager):
         draws.append(launch(hidden, seed, offset).clone())
         offset += 1
     assert len({tuple(tokens.tolist()) for tokens in draws}) == 4
+
+
+class Products(TorchDispatchMode):
+    """Notes how many columns each matrix product has whose right side is as wide as a head."""
+
+    def __init__(self, D: int):
+        super().__init__()
+        self.D, self.columns = D, []
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        if operation in (torch.ops.aten.mm.default, torch.ops.aten.mm.dtype):
+            left, right = arguments[:2]
+            if right.shape[0] == self.D and left.shape[1] == self.D:
+                self.columns.append(right.shape[1])
+        return operation(*arguments, **(options or {}))
+
+
+ALONE = ("simple_full_v", "simple_offload", "simple_parallel", "simple_shvs")
+"""SIMPLE's samplers write V columns, to where its processes read (docs/methodology.md)."""
+STORING = [
+    pytest.param(entry, device, id=f"{entry.name}-{device}", marks=mark)
+    for entry in FOUND.values()
+    if not entry.provider.capabilities.fused and entry.name not in ALONE
+    for device, mark in (("cpu", ()), ("cuda", pytest.mark.gpu))
+    if device in entry.provider.capabilities.devices
+]
+
+
+@pytest.mark.parametrize(("entry", "device"), STORING)
+def test_a_sampler_that_stores_logits_pads_its_weight(entry, device, eager):
+    """As docs/methodology.md promises: products have a multiple of 64 columns, made in `build`."""
+    if reason := entry.unavailable_reason(device):
+        pytest.skip(reason)
+    made, (B, D, V) = entry.provider, (3, 48, 1000)
+    problem = Problem(B, D, V, made.capabilities.dtypes[0], 1.0, device)
+    if reason := made.unsupported_reason(problem):
+        pytest.skip(reason)
+    hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
+    launch = made.build(problem, weight)
+    with Products(D) as seen:
+        launch(hidden, *(counter.to(device) for counter in _seeds()))
+    assert all(columns % 64 == 0 for columns in seen.columns), (
+        f"{entry.name} multiplies by {seen.columns} columns of V = {V}: expected the weight of "
+        "fsbench.provider.padded, made once in `build`"
+    )
+
+
+def test_an_unpadded_product_is_noticed():
+    with Products(48) as seen:
+        torch.zeros(3, 48) @ torch.zeros(1000, 48).T
+    assert seen.columns == [1000]

@@ -12,7 +12,7 @@ import pytest
 from pages import tables
 from pages.blocks import BLOCKS, source
 from pages.code import shown_commands
-from pages.tables import check_claim, declared
+from pages.tables import check_claim, declared, rows_of
 from pages.write import BLOCK, CLAIM, NUMBER, pages, regenerated
 from tree import H200, ROOT
 from typer.testing import CliRunner
@@ -106,6 +106,24 @@ def test_words_before_a_number_are_what_it_shows() -> None:
     assert not wrong
 
 
+UP_TO = (
+    r"[Uu]p to B = ([\d,]*\d)(?:(?!<!--|[.;,:|]|\band\b).)*<!--([nc]) ([\w.-]+)-->",
+    r"<!--([nc]) ([\w.-]+)-->(?:(?!<!--[nc]|[.;|]\s).)*?(?:B up to|up to B =) ([\d,]*\d)",
+)
+
+
+def test_up_to_a_batch_size_is_up_to_it_in_the_rows() -> None:
+    """Where a page says "up to B = 64", the rows of the number or claim end at B = 64."""
+    text, checked, wrong = BLOCK.sub("", texts()), 0, []
+    for found in (each for pattern in UP_TO for each in re.finditer(pattern, text)):
+        size, kind, name = sorted(found.groups(), key=lambda x: (not x[0].isdigit(), len(x)))
+        last = rows_of({"n": "number", "c": "claim"}[kind], name).b.max()
+        checked += 1
+        if last != int(size.replace(",", "")):
+            wrong.append(f"{found[0]}: the rows end at B = {last}")
+    assert not wrong and checked > 15
+
+
 def test_a_sentence_about_every_row_has_a_claim() -> None:
     """Next to a number, "every", "each", "all" and "none" are conditions to recompute."""
     wrong = [
@@ -155,7 +173,13 @@ def test_tables_name_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "missing": "-",
         "source": False,
     }
-    known = {"view": {"v": view}, "table": {"t": entry, "u": {"like": "t", "where": "lacking > 1"}}}
+    number = {"in": "v", "value": "b + us", "show": "most .1f"}
+    later = {"in": "v", "value": "new", "show": "most .1f", "missing": "not recorded"}
+    known = {
+        "view": {"v": view},
+        "table": {"t": entry, "u": {"like": "t", "where": "lacking > 1"}},
+        "number": {"n": number, "m": later},
+    }
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "declared", lambda: known)
     tables.view.cache_clear()
@@ -166,6 +190,7 @@ def test_tables_name_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "| X | 1.0 | - |",
     ]
     assert tables.made_table("t").splitlines() == rows
+    assert (tables.made_number("n"), tables.made_number("m")) == ("10.0", "not recorded")
     with pytest.raises(ValueError, match=r"\[table.u\]: 'lacking > 1'.*the columns are b, what"):
         tables.made_table("u")
     tables.view.cache_clear()

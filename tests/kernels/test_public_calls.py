@@ -1,6 +1,7 @@
 """What all public calls have in common.
 
-The same bits under torch.autocast and any default dtype of torch; an empty result for no rows.
+The same bits under torch.autocast and any default dtype and device of torch; an empty result for
+no rows; errors that name the argument.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flash_sample_cases import problem
 from torch import Tensor
 
 from fsbench import kernels, reference
-from fsbench.errors import InvalidArgument
+from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import Penalties, TokenHistory
 
 B, V, D = 3, 96, 32
@@ -38,6 +39,7 @@ def surroundings(device: str) -> dict[str, Any]:
         "autocast to fp16": lambda: torch.autocast(device, torch.float16),
         "default bf16": lambda: default_dtype(torch.bfloat16),
         "default fp64": lambda: default_dtype(torch.float64),
+        "meta": lambda: torch.device("meta"),  # the default device
     }
 
 
@@ -149,14 +151,14 @@ def logits_in(dtype: torch.dtype) -> Tensor:
     return problem(B, V, D)[1].T[:B, :V].contiguous().to(dtype)
 
 
-def counts() -> Tensor:
-    return torch.arange(B * V).view(B, V) % 3
+COUNTER = torch.tensor([3])
+COUNTS = torch.arange(B * V).view(B, V) % 3
 
 
 REFERENCE = {
-    "expect": lambda y: reference.expect(y, torch.tensor([3]), torch.tensor([0]), 0.7),
+    "expect": lambda y: reference.expect(y, COUNTER, COUNTER, 0.7),
     "expect, groups": lambda y: reference.expect(
-        y, torch.tensor([3]), torch.tensor([0]), 0.7, "group"
+        y, COUNTER, COUNTER, 0.7, "group"
     ),
     "truncate": lambda y: reference.truncate(y, 0.7, top_k=9, top_p=0.7, min_p=0.01),
     "filtered_probabilities": lambda y: [
@@ -164,7 +166,7 @@ REFERENCE = {
     ],
     "penalised": lambda y: [
         reference.penalised(
-            y, counts(), counts(), repetition=1.3, presence=0.7, frequency=0.1
+            y, COUNTS, COUNTS, repetition=1.3, presence=0.7, frequency=0.1
         )
     ],
     "log_partition": lambda y: [reference.log_partition(y, 0.7)],
@@ -175,7 +177,7 @@ REFERENCE = {
     "coupled_acceptance": lambda y: [
         reference.coupled_acceptance(y.softmax(1), (0.7 * y.double()).softmax(1))
     ],
-    "matmul_error": lambda y: [torch.tensor(reference.matmul_error(y, y), dtype=torch.float64)],
+    "matmul_error": lambda y: [y.new_tensor(reference.matmul_error(y, y))],
 }  # fmt: skip
 
 
@@ -213,3 +215,64 @@ def test_no_rows_have_an_empty_result(name, device, dtype, rows):
                 assert not other.any()
             else:
                 assert len(other) == 0 and other.shape[1:] == one.shape[1:]
+
+
+def nested(like: Tensor) -> Tensor:
+    return torch.nested.nested_tensor([like[0], like[1]])
+
+
+ODD = {
+    "csr": lambda x: x.to_sparse_csr(),
+    "coo": lambda x: x.to_sparse(),
+    "nested": nested,
+    "meta": lambda x: x.to("meta"),
+}
+"""Tensors without the memory of a matrix."""
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("kind", ODD)
+def test_a_tensor_that_is_no_dense_matrix_here_is_refused_by_name(kind):
+    hidden, weight = problem(B, V, D)
+    seed, odd = torch.tensor([3]), ODD[kind]
+    calls = {
+        "hidden": lambda: kernels.flash_sample(odd(hidden), weight, seed=seed),
+        "weight": lambda: kernels.flash_sample(hidden, odd(weight), seed=seed),
+        "bias": lambda: kernels.flash_sample(
+            hidden, weight, seed=seed, bias=odd(torch.zeros(B, V))
+        ),
+        "targets": lambda: kernels.score(hidden, weight, odd(torch.ones(B, 2).long())),
+        "drafts": lambda: kernels.verify_drafts(torch.ones(9).long(), odd(torch.ones(3, 2).long())),
+        "token_ids": lambda: kernels.prepare_draft_vocabulary(odd(torch.ones(2, 2).long()), 9),
+    }
+    if kind != "meta":
+        calls["weight of prepare_head"] = lambda: kernels.prepare_head(odd(weight))
+        calls["weight of quantise_head"] = lambda: kernels.quantise_head(odd(weight))
+    else:  # which has no device to differ from
+        del calls["drafts"], calls["token_ids"]
+    for name, call in calls.items():
+        with pytest.raises((InvalidArgument, InvalidType), match=f"^{name.split()[0]}: expected"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda h, w: TokenHistory(3, 4, "cuda:77"), "device: expected one of this machine"),
+        (lambda h, w: TokenHistory(3, 4, "nonsense"), "device: expected one of this machine"),
+        (lambda h, w: TokenHistory(3, 4, 7.5), "device: expected a torch.device or its name"),
+        (lambda h, w: kernels.describe(h, w, top_k="x"), "top_k: expected an integer; got str"),
+        (
+            lambda h, w: kernels.DraftVocabulary(torch.tensor([1, 500]), 96),
+            "token_ids: expected tokens 0 to 95; got 500",
+        ),
+        (lambda h, w: kernels.DraftVocabulary([1, 2], 96), "token_ids: expected a tensor"),
+        (
+            lambda h, w: kernels.DraftVocabulary(torch.tensor([1]), "x"),
+            "vocab_size: expected an integer",
+        ),
+    ],
+)
+def test_errors_name_the_argument(call, message):
+    with pytest.raises((InvalidArgument, InvalidType), match=message):
+        call(*problem(B, V, D))

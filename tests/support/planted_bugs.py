@@ -1,33 +1,34 @@
 """Bugs that real samplers have had, or could have: each a correct sampler with one thing changed.
 
 BUGS are found in the ci tier: bug -> (sampler, the check that must see it). A sampler is `planted`
-or `filtered` (a launch), or `complete` or `contract` (a full call).
+or `filtered` (a launch), or `complete` or `contract` (a full call). RARE and IN_THE_FAR_TAIL take
+the draws of a GPU. BIASED and NOT_GREEDY are steps (`stepped`) that the gate finds.
 """
 
 from __future__ import annotations
 
 import re
 
-import mutant_samplers as samplers
+import planted_samplers as samplers
 import torch
-from mutant_samplers import (
+from planted_calls import complete, contract
+from planted_samplers import (
     argmax,
     by_inverse_cdf,
-    closed_map,
-    contract,
+    filtered,
     fine_exponential,
     generator,
     gumbel,
     mixed,
+    noisy,
     of_key,
     of_tiles,
     planted,
-    rounded_map,
     whole_noise,
 )
+from planted_since import SINCE
 from torch import Tensor
 
-from fsbench import reference
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
 
@@ -79,6 +80,11 @@ def race_in_fp32(logits, T, noise):
     return (torch.softmax(logits / T, 1) / E).argmax(1)
 
 
+def step_100_greedy(logits, T, seed, offset):
+    noise = whole_noise(int(seed), int(offset), *logits.shape)
+    return argmax(logits, T, noise * (int(offset) != 100))
+
+
 # Launches
 
 
@@ -117,62 +123,19 @@ def frozen_at_capture() -> Provider:
     return Provider("frozen", "Frozen", Kind.EXACT, build, capabilities=honest.capabilities)
 
 
-def filtered(
-    second_seed=lambda seed: mixed(seed, 2),
-    neighbours=False,
-    keeps_ties=False,
-    one_more=lambda B, V: False,
-    **able,
-) -> Provider:
-    """Top-k by two races: among all tokens; where the winner is cut off, among the kept.
-
-    second_seed: of the second race. neighbours: its noise depends on the largest k of the batch.
-    keeps_ties: of tokens equal to the kth all are kept, though it is said that the first are.
-    one_more: at which (B, V) it keeps k + 1 tokens, by a way of its own.
-    """
-
-    def build(problem: Problem, weight: Tensor):
-        filters = torch.tensor(problem.row_filters(), dtype=torch.float64)
-
-        def launch(hidden, seed, offset):
-            logits = (hidden @ weight.T).double()
-            B, V = logits.shape
-            top_k = filters[:, 0] + (one_more(B, V) & (filters[:, 0] > 0))
-            kept = reference.truncate(
-                logits, problem.temperature, top_k=top_k, keeps_ties=keeps_ties
-            ).kept
-            seed, step = int(seed), int(offset)
-            salt = int(filters[:B, 0].sum()) if neighbours else 0
-            first, second = (
-                argmax(scores, problem.temperature, whole_noise(key + salt, step, B, V))
-                for scores, key in (
-                    (logits, seed),
-                    (logits.masked_fill(~kept, -torch.inf), second_seed(seed)),
-                )
-            )
-            return torch.where(kept.gather(1, first[:, None])[:, 0], first, second)
-
-        return launch
-
-    capabilities = Capabilities(
-        ("cpu",), ("fp32", "bf16"), filters=("top_k",), mixed_filters=True, **able
-    )
-    return Provider("filtered", "Filtered", Kind.TRUNCATED, build, capabilities=capabilities)
-
-
 # Of the full call: what `contract` gives to a mistake -> what is used instead
 
 
 def forbidden_once_in_17000(allowed: Tensor, seed: Tensor, step: Tensor) -> Tensor:
     """One row in 17,000 has a token that is masked."""
-    u = generator(mixed(int(seed[0]), int(step), 3)).random(len(allowed))
+    u = generator(mixed(int(seed[0]), int(step[0]), 3)).random(len(allowed))
     return allowed ^ (torch.from_numpy(u) < 1 / 17_000)[:, None]
 
 
 def of_row_xor(bit: int) -> samplers.Change:
     """The temperature of another row, where T is a tensor."""
 
-    def change(T: float | Tensor, seed: Tensor) -> float | Tensor:
+    def change(T: float | Tensor, *_: object) -> float | Tensor:
         if not isinstance(T, Tensor):
             return T
         rows = torch.arange(len(T))
@@ -187,34 +150,30 @@ def last_of_equals_first(order: Tensor, logits: Tensor) -> Tensor:
     return logits.shape[1] - 1 - order
 
 
-def complete(**mistake: samplers.Change) -> Provider:
-    """A sampler with the full call that does not say whose noise it has."""
-    return contract(own=True, **mistake)
-
-
-def drawn(draw, **options) -> Provider:
-    """planted, with a mistake in its draw, of (logits, T, noise)."""
-    return planted(draw=draw, **options)
-
-
 BUGS = {
     # Draws.
-    "noise sign flipped": (drawn(lambda y, T, g: (y - T * g).argmax(1)), "fit"),
-    "temperature ignored": (drawn(lambda y, T, g: (y + g).argmax(1)), "fit"),
-    "T twice from row 8 on": (drawn(temperature_twice_from_row_8), "fit"),
-    "fp16 scores": (drawn(lambda y, T, g: (y + T * g).half().argmax(1)), "fit"),
+    "noise sign flipped": (planted(draw=lambda y, T, g: (y - T * g).argmax(1)), "fit"),
+    "temperature ignored": (planted(draw=lambda y, T, g: (y + g).argmax(1)), "fit"),
+    "T twice from row 8 on": (planted(draw=temperature_twice_from_row_8), "fit"),
+    "fp16 scores": (planted(draw=lambda y, T, g: (y + T * g).half().argmax(1)), "fit"),
     # What is missing of 1 goes to the last token.
     "CDF draw falls on the last token": (
-        drawn(by_inverse_cdf(lambda p: (0.99 * p).cumsum(1))),
+        planted(draw=by_inverse_cdf(lambda p: (0.99 * p).cumsum(1))),
         "fit",
     ),
-    "CDF summed in bf16": (drawn(by_inverse_cdf(lambda p: p.bfloat16().cumsum(1))), "variation"),
-    "top-p where none was asked for": (drawn(samplers.crossing_token_dropped), "fit"),
-    "ties to the last": (drawn(samplers.ties_to_the_last), "tiles"),
-    "the last V mod 32 tokens 18 % too rare": (drawn(last_block_rarer), "blocks"),
-    "padding with 0 for -inf": (drawn(samplers.padded_with_zero), "edges"),
-    "padding returned": (drawn(samplers.padding_returned), "edges"),
-    "T = 0 sampled": (drawn(lambda y, T, g: argmax(y, max(T, 0.3), g), greedy=True), "greedy"),
+    "CDF summed in bf16": (
+        planted(draw=by_inverse_cdf(lambda p: p.bfloat16().cumsum(1))),
+        "variation",
+    ),
+    "top-p where none was asked for": (planted(draw=samplers.crossing_token_dropped), "fit"),
+    "ties to the last": (planted(draw=samplers.ties_to_the_last), "tiles"),
+    "the last V mod 32 tokens 18 % too rare": (planted(draw=last_block_rarer), "blocks"),
+    "padding with 0 for -inf": (planted(draw=samplers.padded_with_zero), "edges"),
+    "padding returned": (planted(draw=samplers.padding_returned), "edges"),
+    "T = 0 sampled": (
+        planted(draw=lambda y, T, g: argmax(y, max(T, 0.3), g), greedy=True),
+        "greedy",
+    ),
     # Noise.
     "same noise for all rows": (
         planted(lambda seed, step, B, V, u: whole_noise(seed, step, 1, V, u).expand(B, V)),
@@ -228,6 +187,7 @@ BUGS = {
         planted(of_key(lambda seed, step: (seed, step % 256))),
         "steps",
     ),
+    "step 100 is greedy": (samplers.stepped(step_100_greedy, zero_temperature=False), "steps"),
     "a graph repeats its samples (vllm-omni 4261)": (frozen_at_capture(), "steps"),
     "same noise in every tile": (
         planted(of_tiles(lambda seed, step, tile: mixed(seed, step))),
@@ -273,38 +233,39 @@ BUGS = {
         "truncation",
     ),
     "another way for few rows keeps one token more": (
-        filtered(one_more=lambda B, V: B < 8),
+        filtered(k_of=lambda k, B, V: k + (B < 8)),
         "requests",
     ),
     "another way for large vocabularies keeps one token more": (
-        filtered(one_more=lambda B, V: V > 2000),
+        filtered(k_of=lambda k, B, V: k + (V > 2000)),
         "requests",
     ),
     # The full call.
     "greedy rows sampled": (
-        contract(temperature=lambda T, _: T.clamp_min(0.3) if isinstance(T, Tensor) else T),
-        "filters",
+        contract(temperature=lambda T, *_: T.clamp_min(0.3) if isinstance(T, Tensor) else T),
+        "masks",
     ),
-    "mask ignored": (contract(mask=lambda allowed, *_: allowed | True), "filters"),
+    "mask ignored": (contract(mask=lambda allowed, *_: allowed | True), "masks"),
     "masked tokens emitted rarely (SGLang 33423)": (
         complete(mask=forbidden_once_in_17000),
-        "filters",
+        "masks",
     ),
     "mask of the neighbour": (
         contract(mask=lambda a, *_: a & a.roll(1, 0) | ~a.any(1, keepdim=True)),
         "invariance",
     ),
+    "seeds of requests cut to 32 bits": (complete(seed=lambda seed, _: seed % 2**32), "call"),
     "request keyed by its row": (
-        contract(seed=lambda seed: seed + torch.arange(len(seed))),
+        contract(seed=lambda seed, _: seed + torch.arange(len(seed))),
         "invariance",
     ),
     "T of row b xor 8": (complete(temperature=of_row_xor(8)), "call"),
     "the noise of a request depends on how many rows its step has": (
-        contract(seed=lambda seed: seed + len(seed)),
+        contract(seed=lambda seed, _: seed + len(seed)),
         "speculation",
     ),
     "another law with seeds (sglang-omni 1239)": (
-        complete(temperature=lambda T, seed: T if len(seed) == 1 else 0.8 * T),
+        complete(temperature=lambda T, seed, _: T if len(seed) == 1 else 0.8 * T),
         "call",
     ),
     "log-probability 0": (complete(logprob=torch.zeros_like), "call"),
@@ -335,15 +296,16 @@ BUGS = {
     "sample added to the seed": (contract(sample=lambda of: (sum(of), 0)), "samples"),
     "offset one ahead": (contract(step=lambda offset: offset + 1), "oracle"),
     "offset cut to 31 bits": (contract(step=lambda offset: offset & 0x7FFFFFFF), "oracle"),
-    "NaN rows drawn": (contract(tokens=lambda tokens: tokens.clamp_min(0)), "undefined rows"),
-    "noise map not monotone": (contract(noise_map=rounded_map), "noise map"),
-    "noise map not finite": (contract(noise_map=closed_map), "noise map"),
+    "NaN rows drawn": (contract(tokens=lambda tokens, *_: tokens.clamp_min(0)), "undefined rows"),
+    "noise map not monotone": (contract(noise_map=samplers.rounded_map), "noise map"),
+    "noise map not finite": (contract(noise_map=samplers.closed_map), "noise map"),
 }
+BUGS |= SINCE
 RARE = {"tokens 0 mod 128 0.3 % too often": (first_of_blocks_likelier(), "blocks")}
 """Found where 2^25 draws are affordable: on a GPU, and in the full tier."""
 
 IN_THE_FAR_TAIL = {
-    "a race in fp32 (vLLM 43150)": (drawn(race_in_fp32), "tail 18", 2**31),
+    "a race in fp32 (vLLM 43150)": (planted(draw=race_in_fp32), "tail 18", 2**31),
     "24-bit u (vLLM 51367)": (planted(uniform=samplers.coarse_exponential), "tail 18", 3 * 2**29),
     "u = 1 gives +inf": (planted(uniform=samplers.closed_exponential), "tail 20", 2**29),
 }
@@ -351,3 +313,69 @@ IN_THE_FAR_TAIL = {
 
 KNOWN = {bug for bug in {**BUGS, **IN_THE_FAR_TAIL} if re.search(r"\(.* [0-9a-f]+\)$", bug)}
 """Those that were in released samplers, by the project and the number of the issue or commit."""
+
+
+# For the gate
+
+
+def without_first(step: samplers.Step) -> samplers.Step:
+    """The first token is not looked at."""
+    return lambda y, *of: step(y[:, 1:], *of) + 1 if y.shape[1] > 1 else y.argmax(1)
+
+
+def without_last(step: samplers.Step) -> samplers.Step:
+    return lambda y, *of: step(y[:, : max(1, y.shape[1] - 1)], *of)
+
+
+def greedy(logits, T, seed, offset):
+    return logits.argmax(1)
+
+
+honest = noisy(argmax)
+
+
+BIASED: dict[str, samplers.Step] = {
+    "temperature ignored": noisy(lambda y, T, g: (y + g).argmax(1)),
+    "temperature squared": noisy(lambda y, T, g: (y + T * T * g).argmax(1)),
+    "noise sign flipped": noisy(lambda y, T, g: (y - T * g).argmax(1)),
+    "last token never drawn": without_last(honest),
+    "first token never drawn": without_first(honest),
+    "shifted by one": lambda y, *of: (honest(y, *of) + 1) % y.shape[1],
+    "outside the vocabulary": lambda y, *of: honest(y, *of).sub(1) % (y.shape[1] + 1),
+    "negative ids": lambda y, *of: honest(y, *of) - 1,
+    "always the same token": lambda y, *of: torch.full((len(y),), 3 % y.shape[1]),
+    "greedy": greedy,
+    "uniform": lambda y, *of: torch.randint(y.shape[1], (len(y),)),
+    "noise capped": noisy(lambda y, T, g: (y + T * g.clamp_max(5)).argmax(1)),
+}
+
+
+def second_best(logits, T, seed, offset):
+    return logits.topk(min(2, logits.shape[1]), 1).indices[:, -1]
+
+
+def of_many(step: samplers.Step) -> samplers.Step:
+    """A mistake of more than one tile of 128 tokens."""
+    return lambda y, *of: (step if y.shape[1] > 128 else greedy)(y, *of)
+
+
+NOT_GREEDY: dict[str, samplers.Step] = {
+    "second best": second_best,
+    "padding wins over negative logits": lambda y, *of: (
+        torch.nn.functional.pad(y, (0, -y.shape[1] % 64)).argmax(1).clamp_max(y.shape[1] - 1)
+    ),
+    "last token unseen": without_last(greedy),
+    "first token unseen": without_first(greedy),
+    "last of many unseen": of_many(without_last(greedy)),
+    "first of many unseen": of_many(without_first(greedy)),
+    "rows beyond 16 lost": lambda y, *of: y.argmax(1).where(torch.arange(len(y)) < 16, 0),
+    **{
+        name: BIASED[name]
+        for name in (
+            "shifted by one",
+            "outside the vocabulary",
+            "always the same token",
+            "temperature ignored",
+        )
+    },
+}

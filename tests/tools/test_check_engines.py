@@ -9,7 +9,7 @@ import check_engines
 import pytest
 
 from fsbench.discover import discover
-from fsbench.integrations.vllm_expected import Expected
+from fsbench.integrations.vllm_expected import ExpectedApi
 
 BASE = (
     "class Base:\n    def __init__(self):\n        self.deep = 1\n    def kept(self, a, *, b): ..."
@@ -47,9 +47,9 @@ def root(tmp_path):
     return tmp_path
 
 
-def expected(**of) -> Expected:
+def expected(**of) -> ExpectedApi:
     given = {"signatures": {}, "fields": {}, "attributes": {}, **of}
-    return Expected("1.0", **given)
+    return ExpectedApi("1.0", **given)
 
 
 def test_what_is_there_is_no_difference(root):

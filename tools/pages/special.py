@@ -69,14 +69,13 @@ def verdicts() -> str:
 
 @block
 def audit(record: str = f"{AUDIT}/audit.jsonl") -> str:
-    """Return the audit of the samplers that run on one kind of machine."""
-    found, skipped = audited(read_verdicts([RESULTS / record]))
-    text = markdown(found, {})
-    if skipped:
-        known = discover()
-        missing = [name for name, why in skipped.items() if "lower bound" not in why]
-        others = ", ".join(f"`{name}`" for name in missing if name in known)
-        text += f"\n\nNot in this record: {others}."
+    """Return what the audit of one kind of machine found, and which samplers it found clean."""
+    found, _ = audited(read_verdicts([RESULTS / record]))
+    clean = [each for each in found if not each.findings]
+    names = listed(f"`{each.sampler}`" for each in clean)
+    text = f"Clean: {names}. The record has the number of checks and draws of each."
+    if len(clean) < len(found):
+        text = f"{markdown([each for each in found if each.findings], {})}\n\n{text}"
     return f"{text}\n\n{source(record)}"
 
 

@@ -262,7 +262,13 @@ def _across(
     ]
 
 
-def _rows(spec: Spec, where: str) -> pd.DataFrame:
+def rows_of(kind: str, name: str) -> pd.DataFrame:
+    """Return the rows that a number or a claim is about.
+
+    Raises:
+        ValueError: there are none.
+    """
+    spec, where = declared()[kind][name], f"{kind}.{name}"
     frame = _let(view(spec["in"]), spec, where)
     frame = frame[evaluated(frame, spec["where"], where)] if "where" in spec else frame
     if frame.empty:
@@ -274,7 +280,7 @@ def made_number(name: str) -> str:
     """Return a number of [number] as a page shows it."""
     spec, where = declared()["number"][name], f"number.{name}"
     kind, _, form = spec["show"].partition(" ")
-    rows, parts = _rows(spec, where), _several(spec["value"])
+    rows, parts = rows_of("number", name), _several(spec["value"])
     rows = rows.sort_values("b") if kind == "list" else rows
     try:
         values = pd.concat(evaluated(rows, part, where) for part in parts).dropna()
@@ -300,7 +306,7 @@ def check_claim(name: str) -> None:
         ValueError: some row of its view contradicts the claim; the message has the first ones.
     """
     spec, where = declared()["claim"][name], f"claim.{name}"
-    frame = _rows(spec, where)
+    frame = rows_of("claim", name)
     wrong = frame[~evaluated(frame, spec["all"], where).astype(bool)]
     if len(wrong):
         raise ValueError(

@@ -258,7 +258,7 @@ def assert_records_named(fsbench, folder, seed):
     code, _, err = fsbench("audit", record)
     assert code in (0, 1, 2, 5) and "Traceback" not in err, f"seed {seed}: {way}: {err}"
     shutil.rmtree(folder / "e2e", ignore_errors=True)
-    store = e2e.Store(folder / "e2e", {})
+    store = e2e.StepStore(folder / "e2e", {})
     case = e2e.Case("hf", "m", 8, 9, "fp32", 1, 2, "s", "S", True, True, "cpu", "")
     store.append_run(case, 0, e2e.Decoded(4, 4, 1.0, 2.0, [1.0, 2.0], [2, 2], 1.0, 50.0))
     store.append_run(replace(case, sampler="t"), 0, e2e.Decoded(4, 4, 1.0, 2.0, [1.0, 2.0]))

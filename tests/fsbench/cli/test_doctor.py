@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fsbench.cli import app
 from fsbench.cli import doctor as diagnosis
-from fsbench.cli.doctor import Check
+from fsbench.cli.doctor import DoctorCheck
 from fsbench.errors import ProviderUnavailable, TimerUnavailable
 from fsbench.machine import hardware
 
@@ -182,7 +182,7 @@ def test_the_command_prints_json(box):
     result = CliRunner().invoke(app, ["doctor", "--json"])
     found = json.loads(result.output)
     assert found["can_run"] is True
-    assert [Check(**check) for check in found["checks"]] == diagnosis.diagnose()
+    assert [DoctorCheck(**check) for check in found["checks"]] == diagnosis.diagnose()
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from cells import results_row
-from mutant_samplers import contract
+from planted_calls import contract
 from tree import H200
 from typer.testing import CliRunner
 

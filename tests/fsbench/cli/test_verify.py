@@ -17,8 +17,8 @@ def fsbench(monkeypatch, capsys, effort):
     effort("gate", fit_draws=2**13)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fsbench", "verify", *map(str, arguments)])
+    def call(*arguments, command="verify"):
+        monkeypatch.setattr(sys, "argv", ["fsbench", command, *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_:
             cli.main()
         out, err = capsys.readouterr()
@@ -39,13 +39,14 @@ TWO = ("--provider", "greedy", "--provider", "multinomial", "--tier", "gate")
 def test_the_record(fsbench, tmp_path):
     """The same lines are printed and appended; the first says where and how."""
     path = tmp_path / "verify.jsonl"
-    path.write_text("before\n")
-    code, out, _ = fsbench(*TWO, "--json", "--output", path)
-    assert code == 0
-    assert path.read_text() == "before\n" + out
+    code, out, err = fsbench(*TWO, "--json", "--output", path)
+    assert code == 0 and "multinomial: 0 of 1 checks failed; " in err
+    written = [{**json.loads(line)} for line in path.read_text().splitlines()]
+    assert all(line.pop("running_crc32") for line in written)
+    assert written == [json.loads(line) for line in out.splitlines()]
     first, *rows = map(json.loads, out.splitlines())
     assert first["schema"] == 2 and first["environment"]["argv"][:2] == ["fsbench", "verify"]
-    setting = {"tier": "gate", "dtype": "bf16", "weights": "", "temperatures": [1.0, 0.5]}
+    setting = {"tier": "gate", "dtype": "bf16", "weights": "", "temperatures": [1.3, 0.7]}
     assert first["setting"] == setting
     first, greedy, first_end, second, fit, second_end = rows
     for row, name in ((first, "greedy"), (second, "multinomial")):
@@ -63,30 +64,47 @@ def test_the_record(fsbench, tmp_path):
 
 
 def test_the_record_is_written_check_by_check(fsbench, monkeypatch, tmp_path):
-    """What was judged before a run is killed is not lost."""
+    """What was judged before a run is killed is not lost; a line cut short is removed."""
     path = tmp_path / "verify.jsonl"
-    monkeypatch.setattr(cli.judging, "_require_checkable", _killed_at("multinomial"))
-    code, _, _ = fsbench(*TWO, "--output", path)
-    assert code != 0
-    assert json.loads(path.read_text().splitlines()[-1])["provider"] == "greedy"
 
-
-def _killed_at(name):
-    def check(sampler, dtype):
-        if sampler.name == name:
+    def killed(entry, device):
+        if entry.name == "multinomial":
             raise KeyboardInterrupt
+        return entry.provider
 
-    return check
+    with monkeypatch.context() as patched:
+        patched.setattr("fsbench.discover.available", killed)
+        code, _, _ = fsbench(*TWO, "--output", path)
+    assert code != 0
+    *_, last = whole = path.read_text().splitlines()
+    assert json.loads(last)["conclusion"].startswith("passed: 1 check")
+    path.write_text("\n".join([*whole, last[: len(last) // 2]]))
+    assert fsbench(path)[0] == 0
+    assert fsbench(*TWO, "--output", path)[0] == 0
+    lines = path.read_text().splitlines()
+    assert lines[: len(whole)] == whole and len(lines) > len(whole) + 2
 
 
-def test_the_table(fsbench):
-    code, out, _ = fsbench("--provider", "greedy", "--dtype", "fp16")
-    assert code == 0
-    assert "greedy: cpu, fp16, T = 1 and 0.5" in out
+@pytest.mark.parametrize("command", ["verify", "audit"])
+def test_the_table_of_a_run_is_that_of_its_record(fsbench, tmp_path, command):
+    path = tmp_path / "verify.jsonl"
+    one = ("--provider", "greedy", "--dtype", "fp16")
+    code, out, _ = fsbench(*one, "--output", path, command=command)
+    assert (code, out) == (0, fsbench(path, command=command)[1])
+    assert "fp16, T = 1.3 and 0.7" in " ".join(out.split())
     assert out.splitlines()[-1].startswith("greedy passed: 3 checks of ")
     words = out.split()
     assert words.count("ok") == 3 and {"greedy", "edges", "invariance"} <= set(words)
     assert max(map(len, out.splitlines())) <= 80
+    code, out, _ = fsbench(*TWO)
+    assert out.count("verdict") == 1 and out.split().count("ok") == 2
+
+
+def test_another_file_is_no_record(fsbench, tmp_path):
+    (tmp_path / "points.jsonl").write_text('{"setting": {}}')
+    code, out, err = fsbench(tmp_path / "points.jsonl")
+    assert (code, out) == (2, "")
+    assert err.endswith("points.jsonl: expected a record of fsbench verify; got another\n")
 
 
 def test_one_check_of_the_full_tier(fsbench):
@@ -96,16 +114,16 @@ def test_one_check_of_the_full_tier(fsbench):
 
 
 @pytest.mark.parametrize(
-    ("draw", "kind"),
-    [("argmin(1)", "GREEDY"), ("argmax(1)", "EXACT"), ("no_such_method()", "GREEDY")],
+    ("draw", "kind", "severity"),
+    [("argmin(1)", "GREEDY", 5), ("argmax(1)", "EXACT", 1), ("no_such_method()", "GREEDY", 5)],
 )
-def test_a_failed_check_exits_1(fsbench, mine, draw, kind):
-    code, out, _ = fsbench(*mine(draw, kind=kind), "--tier", "gate")
-    assert code == 1 and "FAILED" in out
+def test_a_failed_check_exits_by_its_severity(fsbench, mine, draw, kind, severity):
+    code, out, _ = fsbench(*mine(draw, kind=kind, zero=kind == "GREEDY"), "--tier", "gate")
+    assert code == severity and "FAILED" in out
     assert out.splitlines()[-1].startswith("mine rejected: ")
 
 
-@pytest.mark.parametrize(("given", "seen"), [("", {1.0, 0.5}), ("--temperature 0.25", {0.25})])
+@pytest.mark.parametrize(("given", "seen"), [("", {1.3, 0.7}), ("--temperature 0.25", {0.25})])
 def test_two_temperatures_are_tested_unless_one_is_given(fsbench, mine, tmp_path, given, seen):
     log = tmp_path / "asked"
     noted = f'open(r"{log}", "a").write(f"{{problem.temperature}} ")'
@@ -130,6 +148,12 @@ def test_what_cannot_be_checked_is_said_and_is_no_failure(fsbench, monkeypatch, 
     [
         ("--output no/such/folder", 2, "cannot write no/such/folder: No such file"),
         (3 * "--temperature 1 ", 2, "--temperature: expected one or two; got 3"),
+        ("--check filters", 2, "--check: filters: masks and biases are checked by `masks`"),
+        (
+            "--provider greedy --check masks",
+            2,
+            "greedy: --check masks does not apply to it in the tier ci; these do: greedy, edges",
+        ),
         ("--device cuda", 4, "--device cuda: torch sees no CUDA device"),
         ("--provider matmul_only", 2, "matmul_only: is a lower bound, not a sampler"),
         ("--provider weight_stream", 4, "weight_stream: runs on cuda only"),

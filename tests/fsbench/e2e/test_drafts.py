@@ -10,12 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.e2e.measure import Plan
+from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.models import decoder
 from fsbench.errors import InvalidArgument, InvalidOption
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PLAN = Plan((decoder("tiny"),), (3,), ("flash_sample",), prompt_tokens=5, output_tokens=12,
+PLAN = DecodePlan((decoder("tiny"),), (3,), ("flash_sample",), prompt_tokens=5, output_tokens=12,
             dtype="bfloat16")  # fmt: skip
 CPU = torch.device("cpu")
 

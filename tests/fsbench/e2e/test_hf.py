@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from fsbench.e2e.measure import Plan
+from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.models import decoder
 from fsbench.errors import EngineUnavailable
 from fsbench.integrations.draw import Head, make_draw
 from fsbench.kernels import flash_sample
 
 if TYPE_CHECKING:
-    from fsbench.e2e.hf import Batch
+    from fsbench.e2e.hf import HfBatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PLAN = Plan((decoder("tiny"),), (3,), ("flash_sample",), prompt_tokens=5, output_tokens=6,
+PLAN = DecodePlan((decoder("tiny"),), (3,), ("flash_sample",), prompt_tokens=5, output_tokens=6,
             dtype="bfloat16")  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -32,10 +32,10 @@ def model():
     return random_model(decoder("tiny"), PLAN, CPU)
 
 
-def decoded(model, B: int, draw) -> Batch:
-    from fsbench.e2e.hf import Batch
+def decoded(model, B: int, draw) -> HfBatch:
+    from fsbench.e2e.hf import HfBatch
 
-    batch = Batch(model, PLAN, B, CPU)
+    batch = HfBatch(model, PLAN, B, CPU)
     batch.decode(lambda: batch.step(draw))
     return batch
 
@@ -115,12 +115,12 @@ def test_transformers_missing_is_named(monkeypatch):
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_graph_draws_what_eager_steps_draw():
-    from fsbench.e2e.hf import Batch, random_model
+    from fsbench.e2e.hf import HfBatch, random_model
 
     cuda = torch.device("cuda")
     model = random_model(decoder("tiny"), PLAN, cuda)
     draw = make_draw("flash_sample", Head(model.lm_head.weight.detach(), 1000))
-    batch = Batch(model, PLAN, 3, cuda)
+    batch = HfBatch(model, PLAN, 3, cuda)
     replay = batch.compiled(draw)
     batch.decode(replay)
     graph = batch.sequence.clone()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsbench.e2e.records import Case, Decoded, Profile, Store, read
+from fsbench.e2e.records import Case, Decoded, Profile, StepStore, read
 from fsbench.e2e.summary import COLUMNS, step_quantiles, summary
 from fsbench.e2e.tables import markdown, write_tables
 from fsbench.errors import ResultsError
@@ -30,7 +30,7 @@ def decoded(tpot_us: float, steps: list[float] | None = None) -> Decoded:
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Baseline: 4000 us, of which 600 for drawing, 450 of that for the LM head; ours saves 5 %."""
-    store = Store(tmp_path / "run", {"gpu": "NVIDIA H200"})
+    store = StepStore(tmp_path / "run", {"gpu": "NVIDIA H200"})
     for b in (1, 4):
         for run, (base, ours) in enumerate([(4000, 3800), (4100, 3854), (3900, 3744)]):
             store.append_run(case("base", b), run, decoded(base))
@@ -61,7 +61,7 @@ def test_numbers(folder):
 
 
 def test_the_gpus_own_time_is_the_median_of_profiles_compared_in_pairs(tmp_path):
-    store = Store(tmp_path / "run", {})
+    store = StepStore(tmp_path / "run", {})
     for run, (base, ours) in enumerate([(4000, 3600), (4200, 3738), (5000, 4600), (4000, 0)]):
         store.append_run(case("base"), run, decoded(9000))
         store.append_profile(case("base"), Profile(20, 600 + run, 450, 3300, base), run)
@@ -81,7 +81,7 @@ def test_the_gpus_own_time_is_the_median_of_profiles_compared_in_pairs(tmp_path)
 
 def test_runs_are_compared_in_pairs(folder, tmp_path):
     """A run that one of them lacks does not count for the other's gain."""
-    store = Store(tmp_path / "more", {})
+    store = StepStore(tmp_path / "more", {})
     for run, us in enumerate([4000, 4000, 9000]):
         store.append_run(case("base"), run, decoded(us))
     for run in (0, 1):
@@ -92,7 +92,7 @@ def test_runs_are_compared_in_pairs(folder, tmp_path):
 
 
 def test_without_a_baseline_nothing_is_compared(tmp_path):
-    store = Store(tmp_path / "run", {})
+    store = StepStore(tmp_path / "run", {})
     store.append_run(case("ours"), 0, decoded(3000))
     store.close()
     row = summary(read(store.folder)).iloc[0]
@@ -129,7 +129,7 @@ def test_tables(folder):
     "other", [{"engine": "hf"}, {"model": "tiny"}, {"tp": 2}, {"requests": "top-p"}]
 )
 def test_the_paper_stands_beside_what_it_measured_only(tmp_path, other):
-    store = Store(tmp_path / "run", {})
+    store = StepStore(tmp_path / "run", {})
     for sampler, us in (("base", 4000), ("ours", 3800)):
         store.append_run(case(sampler, **other), 0, decoded(us))
     store.close()
@@ -169,7 +169,7 @@ def test_a_cut_line_is_left_out_and_a_damaged_one_named(folder):
 
 def test_results_are_never_mixed(folder, tmp_path):
     with pytest.raises(ResultsError, match="it has results already"):
-        Store(folder, {})
+        StepStore(folder, {})
     with pytest.raises(ResultsError, match="expected results of `fsbench e2e`"):
         read(tmp_path)
     facts = json.loads((folder / "env.json").read_text())

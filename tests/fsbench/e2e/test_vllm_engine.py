@@ -10,15 +10,15 @@ import pytest
 from tiers import full
 
 from fsbench.e2e import vllm_engine
-from fsbench.e2e.measure import Plan, measure
+from fsbench.e2e.measure import DecodePlan, measure
 from fsbench.e2e.models import decoder, kinds, parameters
-from fsbench.e2e.records import Store, read
+from fsbench.e2e.records import StepStore, read
 from fsbench.e2e.tables import write_tables
 from fsbench.e2e.vllm_engine import Engines, Vllm, cache_bytes, engine_environment
 from fsbench.errors import EngineFailed, EngineMismatch, EngineUnavailable, InvalidArgument
 
 FAKE = Path(__file__).parent / "fake_engine"
-PLAN = Plan((decoder("tiny"),), (1, 3), ("vllm", "flash_sample"), runs=2, prompt_tokens=4,
+PLAN = DecodePlan((decoder("tiny"),), (1, 3), ("vllm", "flash_sample"), runs=2, prompt_tokens=4,
             output_tokens=40, requests=("default", "mixed"))  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def opened(tmp_path: Path, samplers=("vllm", "flash_sample")) -> Engines:
 
 
 def test_a_whole_plan(tmp_path):
-    store = Store(tmp_path / "run", {})
+    store = StepStore(tmp_path / "run", {})
     failed = measure(PLAN, Vllm("cuda", tmp_path / "run"), store)
     lines = read(tmp_path / "run")
     assert failed == 0
@@ -79,7 +79,7 @@ def test_vllm_with_flashinfers_filters_is_a_sampler_of_its_own(monkeypatch, tmp_
 
 def test_drafts_in_all_engines(tmp_path):
     plan = replace(PLAN, batches=(3,), requests=("default",), drafts=2)
-    store = Store(tmp_path / "run", {})
+    store = StepStore(tmp_path / "run", {})
     assert measure(plan, Vllm("cuda", tmp_path / "run"), store) == 0
     runs = [line for line in read(tmp_path / "run") if "decoded" in line]
     assert len(runs) == 4
@@ -94,7 +94,7 @@ def test_drafts_in_all_engines(tmp_path):
 def test_requests_that_arrive_by_themselves(tmp_path):
     """Each sampler gets the same arrivals; another run has others. A warm-up is not recorded."""
     plan = replace(PLAN, batches=(3,), requests=("mixed",), arrivals=(400.0, 900.0), arriving=9)
-    store = Store(tmp_path / "run", {})
+    store = StepStore(tmp_path / "run", {})
     assert measure(plan, Vllm("cuda", tmp_path / "run"), store) == 0
     lines = read(tmp_path / "run")
     runs = [line for line in lines if "served" in line]
@@ -119,9 +119,9 @@ def test_requests_that_arrive_by_themselves(tmp_path):
 def test_only_the_time_counts_in_which_all_decode(monkeypatch):
     """Two requests, the second sent when the first has two tokens already."""
     monkeypatch.syspath_prepend(FAKE)
-    from fsbench.e2e.vllm_served import Served
+    from fsbench.e2e.vllm_served import ServingEngine
 
-    served = object.__new__(Served)
+    served = object.__new__(ServingEngine)
     served._prompt_tokens, served._output_tokens, served._drafts = 4, 6, 0
     arrived = {"1": [1.0, 1.5, 2.0, 2.1, 2.2, 2.3], "2": [2.0, 2.1, 2.2, 2.3, 3.0, 4.0]}
     deliveries = [(1.0, 1), (1.5, 1), *((t, 2) for t in (2.0, 2.1, 2.2, 2.3)), (3.0, 1), (4.0, 1)]
@@ -176,7 +176,7 @@ def test_one_that_does_not_start_leaves_the_others_alone(tmp_path, monkeypatch):
         "engine_environment",
         lambda name, drafts: real(name) | ({"FAKE_VLLM": "fail"} if name == "flash_sample" else {}),
     )
-    store = Store(tmp_path / "run", {})
+    store = StepStore(tmp_path / "run", {})
     assert measure(PLAN, Vllm("cuda", tmp_path / "run"), store) == 4  # one per kind and batch size
     lines = read(tmp_path / "run")
     status = {line["case"]["sampler"]: line["reason"] for line in lines if "status" in line}
@@ -209,7 +209,7 @@ def test_what_is_missing_is_named(monkeypatch, tmp_path):
 
 
 def test_the_cache_has_room_for_all_tokens():
-    plan = Plan((), (64,), (), prompt_tokens=128, output_tokens=128)
+    plan = DecodePlan((), (64,), (), prompt_tokens=128, output_tokens=128)
     tokens = cache_bytes(plan, decoder("qwen3-8b"), 1) / (36 * 2 * 8 * 128 * 2)
     assert 64 * 256 * 1.4 < tokens < 64 * 256 * 1.7
     assert cache_bytes(plan, decoder("qwen3-8b"), 2) < 0.6 * cache_bytes(

@@ -7,8 +7,8 @@ import torch
 
 from fsbench.errors import InvalidArgument, ProviderUnavailable
 from fsbench.integrations.draw import (
-    Asked,
     Head,
+    LogprobRequest,
     Rows,
     history,
     known,
@@ -44,7 +44,9 @@ def test_flash_sample_gets_all_of_a_request():
         "temperature": temperature, "seed": counters, "offset": counters + 1, "bias": bias,
         "mask": mask, "soft_cap": 3.0, "vocab_size": V,
     }  # fmt: skip
-    rows = Rows(hidden, temperature, counters, counters + 1, bias=bias, mask=mask, asked=Asked(3))
+    rows = Rows(
+        hidden, temperature, counters, counters + 1, bias=bias, mask=mask, asked=LogprobRequest(3)
+    )
     direct = flash_sample(
         hidden, weight, return_logprob=True, return_rank=True, return_top=3, **same
     )
@@ -133,8 +135,8 @@ def test_the_screened_head_draws_the_tokens_of_token_noise_at_every_batch_size(s
         given = {"temperature": rows.temperature, "seed": counters, "offset": counters + 9}
         direct = flash_sample(hidden, weight, noise="token", vocab_size=V, **given)
         off = filters([V] * B, [1.0] * B, [0.0] * B)
-        for asked in (rows, rows._replace(filters=off), rows._replace(asked=Asked(2)),
-                      rows._replace(asked=Asked(2), filters=off)):  # fmt: skip
+        for asked in (rows, rows._replace(filters=off), rows._replace(asked=LogprobRequest(2)),
+                      rows._replace(asked=LogprobRequest(2), filters=off)):  # fmt: skip
             assert torch.equal(draw(asked).tokens, direct.tokens)
         few = filters([5] * B, [0.9] * B, [0.0] * B)
         cut = dict(zip(("top_k", "top_p", "min_p"), few, strict=True))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsbench.integrations.draw import Asked, Drawn, Rows, Told
-from fsbench.integrations.graphed import Graph, GraphedDraw, Kind, sizes_up_to
+from fsbench.integrations.draw import DrawResult, LogprobRequest, Rows, Told
+from fsbench.integrations.graphed import Graph, GraphedDraw, GraphKind, sizes_up_to
 from fsbench.integrations.routing import Need
 
 V, D, ROWS = 100, 8, 20
@@ -21,13 +21,13 @@ class Fake:
     able = Need.FILTER
 
     def __init__(self, bytes_each: int = 0, fails: Exception | None = None):
-        self.captured: list[tuple[Kind, int]] = []
+        self.captured: list[tuple[GraphKind, int]] = []
         self.eager = 0
         self._bytes, self._fails, self._capturing = bytes_each, fails, False
 
-    def __call__(self, rows: Rows) -> Drawn:
+    def __call__(self, rows: Rows) -> DrawResult:
         if self._capturing:
-            kind = Kind(rows.filters is not None, rows.asked, rows.screened)
+            kind = GraphKind(rows.filters is not None, rows.asked, rows.screened)
             self.captured.append((kind, len(rows.hidden)))
             self.seen = rows
         else:
@@ -36,9 +36,9 @@ class Fake:
         if rows.filters is not None:
             tokens = tokens + 10000000 * rows.filters[0]
         if rows.asked is None:
-            return Drawn(tokens)
+            return DrawResult(tokens)
         ids = tokens[:, None].repeat(1, 1 + rows.asked.top)
-        return Drawn(tokens, Told(ids, rows.hidden[:, : ids.shape[1]].float(), tokens % 5))
+        return DrawResult(tokens, Told(ids, rows.hidden[:, : ids.shape[1]].float(), tokens % 5))
 
     def screens(self, B: int, largest_k: int) -> bool:
         return B <= 10 and largest_k <= 64
@@ -88,13 +88,13 @@ def test_every_batch_has_a_graph_that_is_not_much_larger(largest):
 def test_one_kind_is_made_at_once_and_others_when_they_are_used():
     fake = Fake()
     draw = graphed(fake)
-    draw.capture_all(Kind())
-    assert fake.captured == [(Kind(), B) for B in (20, 16, 8, 4, 2, 1)]
+    draw.capture_all(GraphKind())
+    assert fake.captured == [(GraphKind(), B) for B in (20, 16, 8, 4, 2, 1)]
     draw(rows(3))
     draw(rows(5, **filtered(5)))
     draw(rows(6, **filtered(6)))
-    draw(rows(6, asked=Asked(2)))
-    assert fake.captured[6:] == [(Kind(True), 8), (Kind(False, Asked(2)), 8)]
+    draw(rows(6, asked=LogprobRequest(2)))
+    assert fake.captured[6:] == [(GraphKind(True), 8), (GraphKind(False, LogprobRequest(2)), 8)]
     assert fake.eager == 0 and draw.able is Fake.able
 
 
@@ -104,7 +104,7 @@ def test_what_is_drawn_is_what_the_draw_draws():
     draw = graphed(fake)
     same = rows(5, 1)
     for given in [same, rows(1), rows(20, 2), rows(5, 3, **filtered(5)), same, same,
-                  rows(5, 1, asked=Asked()), rows(4, asked=Asked(3)),
+                  rows(5, 1, asked=LogprobRequest()), rows(4, asked=LogprobRequest(3)),
                   rows(5, 3, **filtered(5, 7)), rows(4)]:  # fmt: skip
         found, direct = draw(given), Fake()(given)
         assert torch.equal(found.tokens, direct.tokens)
@@ -120,7 +120,7 @@ def test_which_kernels_draw_filters_is_part_of_the_kind():
     for screened in (True, False, True):
         given = rows(3, **filtered(3), screened=screened)
         assert torch.equal(draw(given).tokens, Fake()(given).tokens)
-    assert fake.captured == [(Kind(True, None, True), 4), (Kind(True), 4)]
+    assert fake.captured == [(GraphKind(True, None, True), 4), (GraphKind(True), 4)]
     # What draws is decided for the rows of the graph: 9 are filled up to 16.
     asked = [(8, 64), (8, 65), (9, 5), (ROWS + 5, 5)]
     assert [draw.screens(B, k) for B, k in asked] == [True, False, False, False]
@@ -151,8 +151,8 @@ def test_what_has_no_graph():
 def test_where_ranks_make_graphs_together_none_is_made_later():
     fake = Fake()
     draw = graphed(fake, lazily=False)
-    draw.capture_all(Kind())
-    draw(rows(3, asked=Asked()))
+    draw.capture_all(GraphKind())
+    draw(rows(3, asked=LogprobRequest()))
     assert fake.eager == 1 and len(fake.captured) == 6
 
 
@@ -176,7 +176,7 @@ def test_out_of_memory_is_said_once_and_drawn_without(caplog, error):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_settings_are_fp32_whatever_torchs_default_dtype_is(dtype):
-    fake, given = Fake(), rows(3, asked=Asked(2), **filtered(3))
+    fake, given = Fake(), rows(3, asked=LogprobRequest(2), **filtered(3))
     given = given._replace(temperature=torch.full((3,), 0.7))
     torch.set_default_dtype(dtype)
     try:

@@ -22,7 +22,7 @@ from fake_vllm_states import SLOTS, V, params
 from tree import ROOT
 from triton.language.extra import libdevice
 
-from fsbench.integrations.vllm_parts import Drafted
+from fsbench.integrations.vllm_parts import DraftedBatch
 
 PACKAGE = "vllm.v1.worker.gpu.sample"
 VERSIONS = ["0.26.0", "0.33.0"]
@@ -232,7 +232,7 @@ def test_greedy_requests_accept_the_drafts_that_vllm_accepts(real):
         torch.zeros(B, dtype=torch.int64),
         steps,
     )
-    drafted = Drafted(batch, None, steps)
+    drafted = DraftedBatch(batch, None, steps)
     assert drafted.batch.num_reqs == N and drafted.batch.idx_mapping_np.tolist() == (
         batch.expanded_idx_mapping.tolist()
     )

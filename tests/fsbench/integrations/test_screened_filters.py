@@ -13,7 +13,7 @@ from fake_vllm import Model
 from fake_vllm_states import D, V, params
 from vllm_play import GRAMMAR, PROMPT, Play
 
-from fsbench.integrations.draw import Asked, Drawn, Head, Rows, make_draw
+from fsbench.integrations.draw import DrawResult, Head, LogprobRequest, Rows, make_draw
 from fsbench.integrations.graphed import Graph, GraphedDraw
 from fsbench.kernels import Penalties, TokenHistory, truncated_sample
 from fsbench.kernels.screened import head as screened_head
@@ -49,11 +49,11 @@ class Recording:
 
     def __init__(self, draw: Any, real: bool = True):
         self.able, self.screens, self.sent = draw.able, draw.screens, []
-        self._draw = draw if real else lambda rows: Drawn(torch.zeros(len(rows.hidden)).long())
+        self._draw = draw if real else lambda rows: DrawResult(torch.zeros(len(rows.hidden)).long())
 
-    def __call__(self, rows: Rows) -> Drawn:
+    def __call__(self, rows: Rows) -> DrawResult:
         self.sent.append(rows.screened)
-        drawn: Drawn = self._draw(rows)
+        drawn: DrawResult = self._draw(rows)
         return drawn
 
 
@@ -150,7 +150,7 @@ def test_only_the_screened_draw_screens_and_only_what_it_can(filter_screens):
     rows = rows._replace(screened=True)
     assert draw(rows).tokens.tolist() == tokens and len(filter_screens) == 1
     # Asked for what needs every logit, it has it from the weight's kernels.
-    assert draw(rows._replace(asked=Asked(2))).tokens.tolist() == tokens
+    assert draw(rows._replace(asked=LogprobRequest(2))).tokens.tolist() == tokens
     penalties = Penalties(TokenHistory.of([[1], [2]], [[], []], 4, "cpu"), 1.5)
     draw(rows._replace(penalties=penalties))
     assert len(filter_screens) == 1
@@ -159,7 +159,7 @@ def test_only_the_screened_draw_screens_and_only_what_it_can(filter_screens):
 def replayed(draw: Any) -> Graph:
     """In place of a CUDA graph: a replay draws again from the same tensors."""
     drawn = draw()
-    return Graph(lambda: drawn.tokens.copy_(draw().tokens), Drawn(drawn.tokens), 0)
+    return Graph(lambda: drawn.tokens.copy_(draw().tokens), DrawResult(drawn.tokens), 0)
 
 
 def test_rows_that_fill_up_a_graph_are_never_computed_in_full(filter_screens):
@@ -186,7 +186,7 @@ def test_both_ways_are_compiled_at_the_start(load):
     drawn, draw = [], runner._fsbench.sampling.draw
 
     class Noting(Recording):
-        def __call__(self, rows: Rows) -> Drawn:
+        def __call__(self, rows: Rows) -> DrawResult:
             if rows.filters is not None and rows.bias is None:
                 drawn.append((len(rows.hidden), rows.screened))
             return super().__call__(rows)

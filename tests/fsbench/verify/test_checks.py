@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gate_samplers import provider
-from mutant_samplers import mixed, own_exponential
+from planted_samplers import mixed, own_exponential
+from planted_samplers import stepped as provider
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument, VerificationFailed

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gate_samplers import BIASED, NOT_GREEDY, SETTING, greedy, honest, provider, token_noise
+from planted_bugs import BIASED, NOT_GREEDY, greedy, honest
+from planted_samplers import stepped as provider
+from planted_samplers import token_noise
 
 from fsbench import reference
 from fsbench.errors import ProviderUnavailable, UnsupportedProblem
@@ -17,6 +19,7 @@ from fsbench.verify.statistics import goodness_of_fit
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAWS = 2**15
+SETTING = Setting("cpu", "fp32", 0.7)  # a temperature whose neglect shows
 
 
 @pytest.fixture(autouse=True)

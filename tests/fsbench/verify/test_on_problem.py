@@ -5,27 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gate_samplers import (
-    BIASED,
-    SETTING,
-    Step,
-    greedy,
-    honest,
-    provider,
-    second_best,
-    token_noise,
-)
+from planted_bugs import BIASED, greedy, honest, second_best
+from planted_samplers import Step, token_noise
+from planted_samplers import stepped as provider
 
 from fsbench import inputs
 from fsbench.errors import VerificationFailed
 from fsbench.problem import Problem
 from fsbench.provider import Kind
 from fsbench.verify import pathwise, verify
-from fsbench.verify.check import ALPHA, Check
-from fsbench.verify.pathwise import (
-    check_on_problem,
-    surprisal_p_value,
-)
+from fsbench.verify.check import ALPHA, Check, Setting
+from fsbench.verify.pathwise import check_on_problem
+from fsbench.verify.statistics import surprisal_p_value
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -141,5 +132,5 @@ def test_tokens_of_the_wrong_form_are_found_everywhere(form):
 
     with pytest.raises(VerificationFailed, match="tokens: expected int32 or int64 of shape"):
         _on_problem(step)
-    for check in verify(provider(step, noise="token"), SETTING):
+    for check in verify(provider(step, noise="token"), Setting("cpu", "fp32", 0.7)):
         assert not check.passed and "tokens: expected" in check.detail, check

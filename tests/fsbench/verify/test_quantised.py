@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mutant_samplers import contract
+from planted_calls import contract
 from quantised_heads import numbers
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from fsbench.verify.pathwise import check_on_problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CHECKS = ["score", "oracle", "undefined rows", "greedy", "edges", "filters", "quantised"]
+CHECKS = ["score", "oracle", "undefined rows", "greedy", "edges", "masks", "quantised"]
 
 
 def reading(made: Callable[[QuantisedWeight], Tensor]) -> Provider:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mutant_samplers import told
+from planted_calls import honest_score, scorer, told
 
 from fsbench import inputs
 from fsbench.errors import VerificationFailed
 from fsbench.kernels import flash_score
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Kind, Provider
+from fsbench.provider import Provider
 from fsbench.verify import verify
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
@@ -22,41 +22,21 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SETTING = Setting("cpu", "fp32", 0.7)
 
 
-def scorer(mistake=None, fused: bool = False) -> Provider:
-    """log_softmax and gather; a mistake makes log-probabilities of (logits, T, targets)."""
-
-    def build(problem, weight):
-        targets = torch.tensor(problem.row_targets())
-
-        def launch(hidden, seed, offset):
-            logits = (hidden @ weight.T).float()
-            return (mistake or honest)(logits, problem.temperature, targets)
-
-        return launch
-
-    able = Capabilities(("cpu",), ("fp32", "bf16"), fused=fused)
-    return Provider("made_up", "", Kind.SCORE, build, capabilities=able)
-
-
-def honest(logits, T, targets):
-    return (logits / T).log_softmax(1).gather(1, targets[:, None])[:, 0]
-
-
 def chunks_overlap(logits, T, targets):
     """Rows from 16 on are scored by the logits of the chunk before."""
-    return honest(logits[torch.arange(len(logits)) % 16], T, targets)
+    return honest_score(logits[torch.arange(len(logits)) % 16], T, targets)
 
 
 WRONG = {
-    "without T": lambda y, T, t: honest(y, 1.0, t),
-    "in bits": lambda y, T, t: honest(y, T, t) / 0.6931,
-    "0.1 % off": lambda y, T, t: 1.001 * honest(y, T, t),
-    "the next target": lambda y, T, t: honest(y, T, (t + 1) % y.shape[1]),
+    "without T": lambda y, T, t: honest_score(y, 1.0, t),
+    "in bits": lambda y, T, t: honest_score(y, T, t) / 0.6931,
+    "0.1 % off": lambda y, T, t: 1.001 * honest_score(y, T, t),
+    "the next target": lambda y, T, t: honest_score(y, T, (t + 1) % y.shape[1]),
     "log Z without the last token": lambda y, T, t: (
         y.gather(1, t[:, None])[:, 0] / T - (y[:, : max(1, y.shape[1] - 1)] / T).logsumexp(1)
     ),
     "another chunk's rows": chunks_overlap,
-    "NaN": lambda y, T, t: honest(y, T, t) * torch.nan,
+    "NaN": lambda y, T, t: honest_score(y, T, t) * torch.nan,
 }
 
 
@@ -162,7 +142,7 @@ def test_rounded_logits_are_refused_of_a_score_that_claims_to_be_fused():
 
 @pytest.mark.parametrize("change", [lambda x: x.double(), lambda x: x[:, None]])
 def test_another_form_is_refused(change):
-    check = judged(scorer(lambda *of: change(honest(*of))))
+    check = judged(scorer(lambda *of: change(honest_score(*of))))
     assert not check.passed and "expected torch.float32 of shape" in check.detail
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mutant_samplers import contract
+from planted_calls import contract
 
 from fsbench.provider import Provider
 from fsbench.verify import verify

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mutant_samplers import own_exponential
+from planted_samplers import own_exponential
 from tiers import full
 
 from fsbench import reference

@@ -265,3 +265,19 @@ def test_no_more_than_64_mb_are_held_beside_the_gradients(rows, D, by_kernel, dt
     if by_kernel and D <= 4096 and dtype == torch.bfloat16:
         assert launched[0] == (2048, 2048) and len(launched) == 8 * 75
     assert bool(launched) == by_kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_by_torch_func_is_that_of_backward(dtype):
+    inputs = [*problem(3, 96, 32, dtype), torch.linspace(-1, 1, 96, dtype=dtype)]
+    targets = torch.tensor([1, 2, -100])
+
+    def loss(hidden, weight, bias):
+        found = score(hidden, weight, targets, bias=bias, temperature=0.7, return_entropy=True)
+        return found.logprob.sum() + found.entropy.sum() + found.logz.sum()
+
+    found = torch.func.grad(loss, argnums=(0, 1, 2))(*inputs)
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    loss(*leaves).backward()
+    for one, leaf in zip(found, leaves, strict=True):
+        assert torch.equal(one, leaf.grad)
