@@ -37,7 +37,7 @@ def e2e(
         option(
             "--engine",
             one_of(lambda: ("hf", "vllm")),
-            "hf: a decode loop over transformers. vllm: vLLM 0.26.0 or 0.33.0.",
+            "hf: a decode loop over transformers. vllm: vLLM 0.26.0.",
         ),
     ] = "hf",
     model: Annotated[

@@ -257,7 +257,7 @@ def _print_pipelines(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def _read_fit(folder: Path) -> tuple[Coverage, Cost, pd.DataFrame]:
-    """What `fit` wrote. Raises ResultsError."""
+    """Read what `fit` wrote. Raises ResultsError."""
     import numpy as np
     import pandas as pd
 

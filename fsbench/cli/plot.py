@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from fsbench.cli.options import WORDS, FigureFolder, Formats, Results, option
+from fsbench.cli.options import FOLDER, WORDS, Formats, Results, option
 from fsbench.errors import ResultsError
 
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def plot(
     results: Results,
-    out: FigureFolder = Path("plots"),
+    out: Annotated[
+        Path | None,
+        option("--out", FOLDER, "Folder for the figures. Default: plots/ in the first RESULTS."),
+    ] = None,
     figures: Annotated[
         str | None, option("--figure", WORDS, "Comma list, as breakdown,costs. Default: all.")
     ] = None,
@@ -26,7 +29,8 @@ def plot(
 
     These are runtime, speedup, roofline and bandwidth; headline: the time over that of the matmul;
     the breakdown of kernel time into matmul and sampling; costs: energy, memory and the first call;
-    and what storing the logits adds. What was not measured is left out.
+    and what storing the logits adds. A figure that does not apply is left out; one that --figure
+    names is explained.
     Where several LM heads were measured alike, also the fastest sampler by B and LM head; where
     several numbers of GPUs were, the time against these. Of problems with filters, heat maps of
     the time over that of the matmul alone; their other figures only if --figure names them. Of
@@ -37,64 +41,53 @@ def plot(
     from fsbench.cli.reading import measured_results
     from fsbench.e2e.records import STEPS, read
     from fsbench.e2e.summary import summary
-    from fsbench.provider import Kind
-    from fsbench.report import scaling
-    from fsbench.report.figures import configuration as of_one
-    from fsbench.report.figures import end_to_end, filters, headline, winners
-    from fsbench.report.figures import scaling as of_ranks
+    from fsbench.report.figures import end_to_end
+    from fsbench.report.figures.catalog import FIGURES, plain, planned
     from fsbench.report.figures.parallel import drawn
-    from fsbench.report.figures.parts import check_formats, save
+    from fsbench.report.figures.parts import check_formats, each_once, save
     from fsbench.report.figures.style import styles
-    from fsbench.report.tables import configurations, families
+    from fsbench.report.tables import configurations
 
-    names = (name.strip() for name in figures.split(",")) if figures else of_one.ALL
-    chosen = of_one.check_figures(names)
+    known = (*FIGURES, "tpot")
+    chosen = each_once("--figure", map(str.strip, (figures or ",".join(known)).split(",")), known)
     suffixes = check_formats(name.strip() for name in formats.split(","))
+    folder = results[0] / "plots" if out is None else out
+
+    def written(name: str, stem: str, drawing: Callable[[], Figure | None]) -> list[str]:
+        """Draw a figure and write it; returns what to print."""
+        figure = drawing()
+        if figure is None:
+            return [f"no {name} figure for {stem}: {FIGURES[name].absent}"] if figures else []
+        paths = [folder / f"{name}_{stem}.{suffix}" for suffix in suffixes]
+        for path in paths:
+            save(figure, path)
+        return [f"wrote {path}" for path in paths]
+
     tasks: list[Callable[[], list[str]]] = []
-
-    def add(name: str, drawing: Callable[[], Figure | None], absent: str = "") -> None:
-        """Plan a figure: a task that writes it, or says `absent`, and returns what to print."""
-
-        def task() -> list[str]:
-            figure = drawing()
-            if figure is None:
-                return [absent] if absent else []
-            paths = [out / f"{name}.{suffix}" for suffix in suffixes]
-            for path in paths:
-                save(figure, path)
-            return [f"wrote {path}" for path in paths]
-
-        tasks.append(task)
-
     decodings = [folder for folder in results if (folder / STEPS).is_file()]
     if "tpot" in chosen:
         lines = (line for folder in decodings for line in read(folder))
         for engine, figure in end_to_end.draw_engines(summary(lines)):
-            add(f"tpot_{engine}", partial(lambda figure: figure, figure))
+            tasks.append(partial(written, "tpot", engine, partial(lambda figure: figure, figure)))
     runs = [folder for folder in results if folder not in decodings]
-    if runs:
+    of_runs = [name for name in chosen if name in FIGURES]
+    if runs and of_runs:
         frame = measured_results(runs)
-        found, looks = configurations(frame), styles(frame)
-        for one in found:
-            if one.drawn is Kind.TRUNCATED and not figures:
-                continue  # a sweep has dozens
-            for name in (name for name in chosen if name in of_one.FIGURES):
-                absent = f"no {name} figure for {one.stem}: {of_one.ABSENT.get(name)}"
-                add(f"{name}_{one.stem}", partial(of_one.draw, name, one, looks), absent)
-        for stem, alike in scaling.over_ranks(found).items() if "scaling" in chosen else ():
-            add(f"scaling_{stem}", partial(of_ranks.draw, alike, looks))
-        for stem, same in headline.over_logits(found).items() if "headline" in chosen else ():
-            add(f"headline_{stem}", partial(headline.draw, same))
-        for stem, alike in families(found).items() if "winner" in chosen else ():
-            add(f"winner_{stem}", partial(winners.draw, alike, looks))
-        for stem, alike in filters.over_filters(found).items() if "filters" in chosen else ():
-            absent = f"no filters figure for {stem}: no lower bound was measured"
-            add(f"filters_{stem}", partial(filters.draw, alike), absent)
-    wrote = False
+        found = configurations(frame)
+        shown = found if figures else plain(found)
+        groups = {name: found if name == "filters" else shown for name in of_runs}
+        looks = styles(frame)
+        for name, same in groups.items():
+            plans = list(planned(same, [name], looks))
+            tasks += [partial(written, *plan) for plan in plans]
+            if figures and not plans:
+                print(f"no {name} figure: {FIGURES[name].absent}")
+    wrote = 0
     for said in drawn(tasks):
-        wrote = wrote or any(line.startswith("wrote ") for line in said)
+        wrote += sum(line.startswith("wrote ") for line in said)
         print(*said, sep="\n", end="\n" if said else "", flush=True)
     if not wrote:
         raise ResultsError(
             f"--figure: expected one that these results have; got {', '.join(chosen)}"
         )
+    print(f"{wrote} figures in {folder}")

@@ -363,6 +363,7 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
             memory[each["best"]] = max(each["extra_bytes"], memory.get(each["best"], 0))
     for name, needs in facts["cannot"].items():
         lacking.setdefault(", ".join(needs), []).append(name)
+    alone = [each["b"] for each in facts["advice"] if each["instead_of"] is None]
     print_(table)
     for folder, letter in runs.items():
         utc, commit = facts["runs"][folder].values()
@@ -380,6 +381,7 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
             f"{', '.join(names)}, without {n}" for n, names in lacking.items()
         ],
         "not exact": [f"{name}, {what}" for name, what in facts["deviates"].items()],
+        "nothing else was measured": [f"B = {_numbers(alone)}"] if alone else [],
         "not measured": [facts["unmeasured"]] if facts["unmeasured"] else [],
         "not in these runs": [f"{n}: {what}" for n, what in facts["elsewhere"].items()],
     }.items():

@@ -12,9 +12,10 @@ def report(
     results: Results,
     out: Annotated[Path, option("--out", FOLDER, "Folder for the pages.")] = Path("report"),
 ) -> None:
-    """Write results as an HTML page for each GPU that needs no network: figures, sorting tables.
+    """Write an HTML page for each GPU that needs no network, and an index with their verdicts.
 
-    Cells that several commits measured have a history. Records of verify make a further page.
+    A page has figures, sorting tables, and a history of cells that several commits measured.
+    Records of verify make a further page, and those of planted bugs one of their own.
     """
     from fsbench.cli.reading import by_time, measured_results, run_folders
     from fsbench.errors import ResultsError
@@ -22,10 +23,10 @@ def report(
     from fsbench.records.store import read_environment
     from fsbench.records.verdicts import read_verdicts
     from fsbench.report.audit import audited
-    from fsbench.report.html import audit_page, pages
+    from fsbench.report.html import audit_pages, index_page, pages
 
     judged, _ = audited(read_verdicts(path for path in results if path.is_dir()))
-    made = [("audit", audit_page(judged))] if judged else []
+    made = list(audit_pages(judged))
     try:
         folders = by_time(run_folders(results))
     except ResultsError:
@@ -34,8 +35,10 @@ def report(
         folders = []
     if folders:
         environments = {folder: read_environment(folder) for folder in folders}
-        made += pages(measured_results(folders), environments)
-    for name, text in made:
+        made = [*pages(measured_results(folders), environments), *made]
+    texts = {"index": index_page(card for *_, card in made)}
+    texts |= {name: text for name, text, _ in made}
+    for name, text in texts.items():
         path = out / f"{name}.html"
         with refusals("write a report to", path):
             out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What `fsbench e2e` decodes: models (models.toml) and kinds of requests (requests.toml), by name.
+"""Models (models.toml) and kinds of requests (requests.toml) of `fsbench e2e`, by name.
 
 Models are Hugging Face configs: no weights, nothing is downloaded.
 """

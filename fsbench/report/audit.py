@@ -42,6 +42,12 @@ class Audited:
     claims: str
     findings: tuple[Finding, ...]
     lines: tuple[_Line, ...]
+    source: str = ""
+
+    @property
+    def planted(self) -> bool:
+        """Whether a test's file defines it: a bug that was planted to see whether it is found."""
+        return "tests" in self.source.split("/")
 
     @property
     def checks(self) -> int:
@@ -94,7 +100,8 @@ def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:
             source = str(own.get("source", ""))
             path = f" --provider-path {shlex.quote(source)}" if source.endswith(".py") else ""
             command = f"fsbench verify --provider {name}{path} {options}"
-            key = (name, own.get("package", "not recorded"), on, _claims(own.get("claims", {})))
+            claims = _claims(own.get("claims", {}))
+            key = (name, own.get("package", "not recorded"), on, claims, source)
             checks.setdefault(key, {})[line["name"]] = line, command
     found = [_of_checks(key, list(each.values())) for key, each in checks.items()]
     found.sort(key=lambda each: (-_RANKS.index(each.severity), each.sampler, each.package))
@@ -114,9 +121,9 @@ def _of_checks(key: Sequence[str], checks: Sequence[tuple[_Line, str]]) -> Audit
         if line["verdict"] != "ok"
     ]
     findings.sort(key=lambda each: -_RANKS.index(each.severity))
-    sampler, package, on, claims = key
+    sampler, package, on, claims, source = key
     lines = tuple(line for line, _ in checks)
-    return Audited(sampler, package, on, claims, tuple(findings), lines)
+    return Audited(sampler, package, on, claims, tuple(findings), lines, source)
 
 
 def _severity(line: _Line) -> str:

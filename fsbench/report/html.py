@@ -18,13 +18,14 @@ from fsbench.provider import Kind
 from fsbench.records.stats import LEVEL
 from fsbench.report.audit import HEADINGS, Audited
 from fsbench.report.doubts import doubts
-from fsbench.report.figures import configuration as plotting
-from fsbench.report.figures import filters, winners
+from fsbench.report.figures.catalog import plain, planned
+from fsbench.report.figures.configuration import speedups
 from fsbench.report.figures.parallel import drawn
 from fsbench.report.figures.parts import Styles, encoded
 from fsbench.report.figures.style import styles
 from fsbench.report.history import history
-from fsbench.report.tables import Configuration, configurations, families
+from fsbench.report.recommend import recommend
+from fsbench.report.tables import Configuration, configurations
 
 _Cell = dict[str, str]
 _RUN = {
@@ -41,102 +42,124 @@ _RUN = {
 
 def pages(
     frame: pd.DataFrame, environments: dict[Path, dict[str, Any]]
-) -> Iterator[tuple[str, str]]:
-    """(short name of a GPU, or cpu; its page as HTML), for each in the results.
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield a page for each GPU in the results, or for a CPU.
 
     Args:
         frame: results of one or several runs, at least one cell of them with status ok.
         environments: env.json of every run, by its folder.
+
+    Yields:
+        (short name of the GPU, or cpu; its page as HTML; its card on the index).
     """
     looks = styles(frame)
     by_gpu: dict[str, list[Configuration]] = {}
     for each in configurations(frame):
         by_gpu.setdefault(each.rows.gpu.iloc[0] or "cpu", []).append(each)
     for name, found in by_gpu.items():
-        yield name, _page(found, looks, environments)
+        yield name, *_page(name, found, looks, environments)
 
 
-def audit_page(found: Iterable[Audited]) -> str:
-    """The audit (fsbench.report.audit) as a page of the report."""
-    rows = [
-        {"cells": [_cell(text.replace("`", "")) for text in row], "bound": False}
-        for each in found
-        for row in each.rows(repeated=True)
-    ]
-    table = {"title": "Samplers, worst first", "headings": HEADINGS, "rows": rows}
-    part = {"title": "What samplers claim, and what they were found to do", "tables": [table]}
-    told = "By the records of fsbench verify; docs/audit.md says how to read it."
-    return _rendered(
-        title="Audit of samplers",
-        parts=[{**part, "conditions": told, "figures": [], "absent": []}],
-    )
+def audit_pages(found: Iterable[Audited]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the pages of the audit: of samplers, and of bugs that were planted to be found."""
+    found = list(found)
+    for name, title, planted in (
+        ("audit", "Audit of samplers", False),
+        ("planted", "Planted bugs, and what finds them", True),
+    ):
+        same = [each for each in found if each.planted is planted]
+        if not same:
+            continue
+        rows = [
+            {"cells": [_cell(text.replace("`", "")) for text in row], "bound": False}
+            for each in same
+            for row in each.rows(repeated=True)
+        ]
+        table = {"title": "Samplers, worst first", "headings": HEADINGS, "rows": rows}
+        part = {"title": "What samplers claim, and what they were found to do", "tables": [table]}
+        told = "By the records of fsbench verify; docs/audit.md says how to read it."
+        text = _rendered(title=title, parts=[{**part, "conditions": told, "figure": None}])
+        wrong = len({each.sampler for each in same if each.severity in ("bias", "defect")})
+        verdict = f"{wrong} of {len({each.sampler for each in same})} samplers failed a check."
+        yield name, text, {"name": name, "title": title, "verdict": verdict, "figure": None}
+
+
+def index_page(cards: Iterable[dict[str, Any]]) -> str:
+    """Return the first page: a verdict and a figure for each page, and a link to it."""
+    return _rendered(title="fsbench results", cards=list(cards), parts=[])
 
 
 def _rendered(**given: Any) -> str:
     template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     none: dict[str, Any] = {"run_columns": [], "runs": [], "doubts": [], "overview": []}
+    none |= {"cards": [], "verdict": ""}
     made = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return made.from_string(template).render(**{**none, **given})
 
 
 def _page(
-    found: list[Configuration], looks: Styles, environments: dict[Path, dict[str, Any]]
-) -> str:
+    name: str,
+    found: list[Configuration],
+    looks: Styles,
+    environments: dict[Path, dict[str, Any]],
+) -> tuple[str, dict[str, Any]]:
+    """The page of a GPU, and its card: those with more cells and heads are shown first."""
     rows = pd.concat([each.rows for each in found])
     folders = set(rows.folder)
     runs = {folder: record for folder, record in environments.items() if str(folder) in folders}
-    # A sweep of filters has dozens of configurations: their figure is the heat map.
-    drawn_ones = [each for each in found if each.drawn is not Kind.TRUNCATED]
-    tasks = [
-        partial(_inline, "winner", partial(winners.draw, alike, looks))
-        for alike in families(found).values()
-    ]
-    tasks += [
-        partial(_inline, "filters", partial(filters.draw, alike))
-        for alike in filters.over_filters(found).values()
-    ]
-    overview = len(tasks)
-    tasks += [
-        partial(_inline, name, partial(plotting.draw, name, each, looks))
-        for each in drawn_ones
-        for name in plotting.FIGURES
-    ]
-    figures = list(drawn(tasks))
-    each_has = len(plotting.FIGURES)
-    shown = {
-        each.stem: figures[start : start + each_has]
-        for each, start in zip(drawn_ones, range(overview, len(figures), each_has), strict=True)
-    }
+    plans = list(planned(found, ("winner", "filters"), looks))
+    plans += planned(plain(found), ("runtime",), looks)
+    drawings = [partial(_inline, kind, drawing) for kind, _, drawing in plans]
+    figures = list(zip(plans, drawn(drawings), strict=True))
+    of_each = {stem: figure for (kind, stem, _), figure in figures if kind == "runtime"}
+    overview = [figure for (kind, *_), figure in figures if figure and kind != "runtime"]
     when = {
         str(folder): (_short("utc", record.get("utc")), _short("git_sha", record.get("git_sha")))
         for folder, record in runs.items()
     }
-    parts = []
-    for each in found:
-        own = dict(zip(plotting.FIGURES, shown.get(each.stem, ()), strict=False))
-        parts.append(
-            {
-                "title": each.title,
-                "conditions": each.conditions,
-                "tables": [_times(each), *_speedups(each), *_history(each, when)],
-                "figures": [figure for figure in own.values() if figure],
-                "absent": [
-                    f"{name}: {plotting.ABSENT[name]}"
-                    for name, figure in own.items()
-                    if figure is None
-                ],
-            }
-        )
-    return _rendered(
-        title=f"Exact sampling on {rows.gpu_name.iloc[0] or 'a CPU'}",
+    title = f"Exact sampling on {rows.gpu_name.iloc[0] or 'a CPU'}"
+    verdict = verdict_in_words(found)
+    text = _rendered(
+        title=title,
+        verdict=verdict,
         run_columns=["run", *_RUN.values()],
         runs=[
-            [folder.name, *(_short(name, record.get(name)) for name in _RUN)]
+            [folder.name, *(_short(field, record.get(field)) for field in _RUN)]
             for folder, record in runs.items()
         ],
-        doubts=doubts(rows) if "roofline_pct" in rows else [],
-        overview=[figure for figure in figures[:overview] if figure],
-        parts=parts,
+        doubts=doubts(rows),
+        overview=overview,
+        parts=[
+            {
+                "title": each.heading,
+                "conditions": each.conditions,
+                "tables": [_times(each), *_speedups(each), *_history(each, when)],
+                "figure": of_each.get(each.stem),
+            }
+            for each in found
+        ],
+    )
+    shown = next(iter([*overview, *filter(None, of_each.values())]), None)
+    return text, {"name": name, "title": title, "verdict": verdict, "figure": shown}
+
+
+def verdict_in_words(found: list[Configuration]) -> str:
+    """Say how often a fused sampler is the fastest, and what it saves, over all plain points."""
+    advice = [
+        (bool(each.rows[each.rows.provider == one.best].fused.iloc[0]), one.saves)
+        for each in plain(found)
+        for one in recommend(each, each.providers(each.drawn))
+        if one.saves is not None and len(each.measured.fused.unique()) > 1
+    ]
+    saved = sorted(saves for fused, saves in advice if fused)
+    if not saved:
+        return "No point has a fused sampler that is faster than one that stores its logits."
+    middle = saved[len(saved) // 2]
+    return (
+        f"A fused sampler is the fastest at {len(saved)} of {len(advice)} points (LM head, "
+        "conditions and B) where fused ones and others were measured; there it saves "
+        f"{saved[0]:.0%} to {saved[-1]:.0%} of the time of the fastest that stores logits, "
+        f"{middle:.0%} at the median."
     )
 
 
@@ -192,7 +215,7 @@ def _times(configuration: Configuration) -> dict[str, Any]:
 def _speedups(configuration: Configuration) -> list[dict[str, Any]]:
     """For each fused exact sampler, its speedup over every unfused one, by B."""
     tables = []
-    for fused, ratios in plotting.speedups(configuration).items():
+    for fused, ratios in speedups(configuration).items():
         rows = []
         for other, table in ratios.items():
             cells = {

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from fsbench.errors import ResultsError, one_line
-from fsbench.problem import PENALTIES, Problem
+from fsbench.problem import PENALTIES, Problem, models
 from fsbench.provider import Kind
 from fsbench.records.disk import refusals, write_atomically
 from fsbench.records.iomodel import gpu_slug
@@ -50,6 +50,31 @@ class Configuration:
         first = self.rows.iloc[0]
         parallel = f", TP = {first.tp}" if first.tp != 1 else ""
         return f"{first.gpu_name or 'CPU'}, D = {first.d:,}, V = {first.v:,}{parallel}"
+
+    @property
+    def head(self) -> str:
+        """The models that have this LM head, by name, and its size D x V."""
+        first = self.rows.iloc[0]
+        names = [one.name for one in models().values() if (first.d, first.v) == (one.D, one.V)]
+        return ", ".join([*names, f"{first.d:,} × {first.v:,}"])
+
+    @property
+    def heading(self) -> str:
+        """What was measured, in words that tell it from other configurations of its GPU."""
+        first = self.rows.iloc[0]
+        what = "Log-probabilities" if self.drawn is Kind.SCORE else "Sampling"
+        if filters := filters_in_words(first):
+            what += f" with {filters}"
+        unusual = {
+            f"{first.weights} head": bool(first.weights),
+            f"TP = {first.tp}": first.tp != 1,
+            first["dtype"]: first["dtype"] != "bf16",
+            f"T = {first.temperature:g}": first.temperature != 1,
+            f"logits {first.logits}": first.logits != "normal:1",
+            "eager": not first.graph,
+            f"{first.l2} L2": first.l2 not in ("cold", ""),
+        }
+        return ", ".join([f"{what}: {self.head}", *(words for words, on in unusual.items() if on)])
 
     @property
     def conditions(self) -> str:

@@ -5,7 +5,6 @@ Input is a `tables.Configuration` (rows of results.csv), so a figure needs no GP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial
 
 import pandas as pd
@@ -14,13 +13,11 @@ from matplotlib.figure import Figure
 from fsbench.provider import Kind
 from fsbench.records import iomodel
 from fsbench.records.stats import LEVEL
-from fsbench.report import logits_store
 from fsbench.report.figures.parts import (
     PLAIN,
     Styles,
     batch_axis,
     draw_all,
-    each_once,
     laid_out,
     legend,
     panel_row,
@@ -29,21 +26,12 @@ from fsbench.report.figures.parts import (
     with_bars,
 )
 from fsbench.report.figures.style import ROOFS
+from fsbench.report.logits_store import overhead, pair
 from fsbench.report.tables import Configuration
 
 
-def check_figures(names: Iterable[str]) -> list[str]:
-    """The figures asked for, each once; an unknown one raises InvalidArgument."""
-    return each_once("--figure", names, ALL)
-
-
 @laid_out
-def draw(name: str, configuration: Configuration, styles: Styles) -> Figure | None:
-    """One of FIGURES for a configuration; None where it would be empty (ABSENT says why)."""
-    return FIGURES[name](configuration, styles)
-
-
-def _runtime(configuration: Configuration, styles: Styles) -> Figure:
+def runtime(configuration: Configuration, styles: Styles) -> Figure:
     figure, (axes,) = panel_row(configuration, ["Time per decode step"])
     draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.median_us))
     axes.set_yscale("log")
@@ -65,7 +53,8 @@ def speedups(configuration: Configuration) -> dict[str, dict[str, pd.DataFrame]]
     return {fused: ratios for fused, ratios in found.items() if ratios}
 
 
-def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
+@laid_out
+def speedup(configuration: Configuration, styles: Styles) -> Figure | None:
     """Paper Figure 2: one panel per fused sampler, one line per unfused exact one."""
     panels = speedups(configuration)
     if not panels:
@@ -92,7 +81,8 @@ def _speedup(configuration: Configuration, styles: Styles) -> Figure | None:
     return figure
 
 
-def _roofline(configuration: Configuration, styles: Styles) -> Figure:
+@laid_out
+def roofline(configuration: Configuration, styles: Styles) -> Figure:
     """Paper Figure 6, left: FLOP/s of the matmul against the intensity of the fused step."""
     figure, (axes,) = panel_row(configuration, ["Roofline"])
     intensity = {
@@ -124,7 +114,8 @@ def _roofline(configuration: Configuration, styles: Styles) -> Figure:
     return figure
 
 
-def _bandwidth(configuration: Configuration, styles: Styles) -> Figure:
+@laid_out
+def bandwidth(configuration: Configuration, styles: Styles) -> Figure:
     """Paper Figure 6, right: bytes no exact sampler can avoid, per second, against B."""
     figure, (axes,) = panel_row(configuration, ["Bandwidth utilisation"])
     draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.gb_per_s))
@@ -142,7 +133,8 @@ def _bandwidth(configuration: Configuration, styles: Styles) -> Figure:
     return figure
 
 
-def _breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
+@laid_out
+def breakdown(configuration: Configuration, styles: Styles) -> Figure | None:
     """Paper Figure 4 and Table 1: kernel time of sampling and of the matmul, and their share."""
     if "matmul_us" not in configuration.rows:
         return None
@@ -175,7 +167,8 @@ def _sampling_share(rows: pd.DataFrame) -> pd.Series:
     return rows.sampling_us / (rows.matmul_us + rows.sampling_us + rows.other_us)
 
 
-def _costs(configuration: Configuration, styles: Styles) -> Figure | None:
+@laid_out
+def costs(configuration: Configuration, styles: Styles) -> Figure | None:
     """What a sampler costs beside time: energy, memory, and the first call."""
     panels = {
         "Energy": ("j_per_token", "Joules per step of B tokens, log scale"),
@@ -224,13 +217,14 @@ def _known(configuration: Configuration, column: str) -> Configuration | None:
     return None if part.measured.empty else part
 
 
-def _logits_store(configuration: Configuration, styles: Styles) -> Figure | None:
+@laid_out
+def logits_store(configuration: Configuration, styles: Styles) -> Figure | None:
     """Paper Table 9: what storing the logits adds, and the line that the I/O model predicts."""
-    table = logits_store.overhead(configuration)
+    table = overhead(configuration)
     if table.empty:
         return None
     figure, (axes,) = panel_row(configuration, ["Storing the logits from the fused kernel"])
-    fused, stored = logits_store.pair()
+    fused, stored = pair()
     axes.plot(table.index, table.predicted_pct, label="predicted: 2B/D", **ROOFS[0])
     label = f"{configuration.label(stored)}\nover {configuration.label(fused)}"
     columns = (table[name] for name in ("measured_pct", "lo_pct", "hi_pct"))
@@ -249,26 +243,3 @@ def _roofs(configuration: Configuration) -> list[iomodel.Roof]:
     """Datasheet roof, then the measured one; empty for a GPU whose peaks are unknown."""
     gpu = iomodel.find_gpu(configuration.rows.gpu.iloc[0])
     return [roof for roof in (gpu.datasheet, gpu.measured) if roof] if gpu else []
-
-
-FIGURES: dict[str, Callable[[Configuration, Styles], Figure | None]] = {
-    "runtime": _runtime,
-    "speedup": _speedup,
-    "roofline": _roofline,
-    "bandwidth": _bandwidth,
-    "breakdown": _breakdown,
-    "costs": _costs,
-    "logits_store": _logits_store,
-}
-"""The figures of a configuration, by the name that begins their files' names."""
-
-ALL = (*FIGURES, "headline", "winner", "scaling", "filters", "tpot")
-"""And those of several configurations together, each in its file; tpot is end_to_end's."""
-
-ABSENT = {
-    "speedup": "no fused and unfused exact sampler were measured in one run",
-    "breakdown": "not measured: no kernel times, as `fsbench run --breakdown` takes them",
-    "costs": "not measured: neither energy (`fsbench run --energy`) nor memory nor first calls",
-    "logits_store": "not measured: no run has the fused kernel with and without the store",
-}
-"""Why `draw` returns None, by the name of the figure."""

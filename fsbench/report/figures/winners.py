@@ -7,7 +7,6 @@ from collections import Counter
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fsbench.problem import models
 from fsbench.provider import Kind
 from fsbench.report.figures.parts import laid_out
 from fsbench.report.figures.style import Style
@@ -21,12 +20,16 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
 
     The number in a cell is the share of time that it saves over the fastest sampler of the other
     way: over stored logits if it is fused, and the reverse. Which that is depends on what was
-    measured: it is named below, by a mark. None for fewer than two LM heads.
+    measured: it is named below, by a mark. A cell in which one way alone was measured stays empty:
+    nothing is the fastest of one. None for fewer than two LM heads.
 
     Args:
         alike: configurations that differ in nothing but the LM head (tables.families).
     """
-    rows = [(each, recommend(each, each.providers(Kind.EXACT))) for each in alike]
+    rows = [
+        (each, [one for one in recommend(each, each.providers(Kind.EXACT)) if one.instead_of])
+        for each in alike
+    ]
     rows = sorted((row for row in rows if row[1]), key=lambda row: _size(row[0]))
     if len(rows) < 2:
         return None
@@ -45,7 +48,7 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     axes.set_xlim(-0.5, len(batches) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xticks(range(len(batches)), [str(B) for B in batches])
-    axes.set_yticks(range(len(rows)), [_head(*_size(each)) for each, _ in rows])
+    axes.set_yticks(range(len(rows)), [each.head for each, _ in rows])
     axes.tick_params(length=0)
     axes.grid(False)
     axes.set_xlabel("Batch size B (rows)")
@@ -79,12 +82,6 @@ def _has(configuration: Configuration, provider: str) -> bool:
 def _size(configuration: Configuration) -> tuple[int, int]:
     first = configuration.rows.iloc[0]
     return int(first.d), int(first.v)
-
-
-def _head(D: int, V: int) -> str:
-    """The models that have this LM head, by name, and its size."""
-    names = [f"{model.name}, " for model in models().values() if (model.D, model.V) == (D, V)]
-    return f"{''.join(names)}{D:,} × {V:,}"
 
 
 def _saving(advice: Advice) -> str:

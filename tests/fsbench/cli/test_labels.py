@@ -95,7 +95,7 @@ def test_markdown_keeps_its_columns(folder):
 def test_figures_print_the_signs_as_they_are(folder):
     frame = read_results([folder])
     (found, _) = tables.configurations(frame)
-    figure = configuration.draw("runtime", found, styles(frame))
+    figure = configuration.runtime(found, styles(frame))
     texts = {text.get_text(): text for text in figure.axes[0].get_legend().get_texts()}
     assert {"costs $5 and $6", "$\\frac{$", "private", "two lines"} <= texts.keys()
     assert not texts["costs $5 and $6"].get_parse_math()

@@ -66,8 +66,14 @@ def test_draws_what_was_measured_of_each_configuration_and_prints_it(tmp_path):
     assert _names(out) == names
     wrote = [line for line in result.stdout.splitlines() if line.startswith("wrote")]
     assert sorted(wrote) == [f"wrote {out / name}" for name in names]
+    assert result.stdout.endswith(f"\n{len(names)} figures in {out}\n")
+    assert "no " not in result.stdout  # figures that do not apply are nothing to read of
+    named = "breakdown,costs,scaling,runtime"
+    result = _plot(tmp_path / "a", "--figure", named)
     for name in ("breakdown", "costs"):
         assert f"no {name} figure for h200_d64_v1000: not measured" in result.stdout
+    assert "no scaling figure: one number of GPUs was measured" in result.stdout
+    assert _names(tmp_path / "a" / "plots") == ["runtime_h200_d64_v1000.png"]
 
 
 def test_merges_folders_and_tells_machines_apart(tmp_path):
@@ -85,9 +91,10 @@ def test_a_killed_run_without_csv_is_read_and_left_alone_and_a_missing_figure_is
     tmp_path,
 ):
     _results(tmp_path / "a", providers=("slow", "floor"), export=False)
-    result = _plot(tmp_path / "a", "--out", tmp_path / "out")
+    named = "runtime,speedup,roofline"
+    result = _plot(tmp_path / "a", "--out", tmp_path / "out", "--figure", named)
     assert "no speedup figure for h200_d64_v1000: no fused and unfused" in result.stdout
-    assert len(_names(tmp_path / "out")) == 3
+    assert len(_names(tmp_path / "out")) == 2
     assert _names(tmp_path / "a") == ["env.json", "points.jsonl"]
 
 
@@ -128,6 +135,7 @@ def test_a_run_without_any_cell(tmp_path):
 @pytest.mark.parametrize("text", ["", "a,b\n1,2,3\n4\n", "\xff"])
 def test_a_csv_that_is_none(tmp_path, text):
     _results(tmp_path / "a")
+    (tmp_path / "a" / "points.jsonl").unlink()  # else the table is derived from it
     (tmp_path / "a" / "results.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(ResultsError, match=r"results\.csv"):
         _plot(tmp_path / "a")

@@ -9,7 +9,7 @@ from cells import cell
 
 from fsbench.records.cell import CellRecord, Round
 from fsbench.records.summary import frame
-from fsbench.report.doubts import doubts
+from fsbench.report.doubts import doubtful, doubts
 
 
 def _row(provider: str, **changes: Any) -> dict[str, Any]:
@@ -19,7 +19,17 @@ def _row(provider: str, **changes: Any) -> dict[str, Any]:
 
 
 def _doubts(*rows: dict[str, Any]) -> list[str]:
-    return doubts(pd.DataFrame(rows))
+    return [doubt.text for doubt in doubts(pd.DataFrame(rows))]
+
+
+def test_doubts_are_data():
+    """For the pages: the reason, the cells and the size of each."""
+    rows = [_row("a"), _row("b", sm_mhz=1800.0), _row("a", b=2, throttle="hw_thermal_slowdown")]
+    throttled, clocks = found = doubts(pd.DataFrame(rows))
+    assert (throttled.reason, throttled.cells) == ("throttled", (("a", 2, 64, 1000),))
+    assert (clocks.reason, clocks.mhz) == ("clocks", 100.0)
+    assert clocks.cells == (("a", 1, 64, 1000), ("b", 1, 64, 1000))
+    assert doubtful(found, 1, 64, 1000) == [clocks] and doubtful(found, 4, 64, 1000) == []
 
 
 def test_a_good_run_raises_none():

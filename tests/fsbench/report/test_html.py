@@ -10,12 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from cells import results_row
-from tree import H200
+from tree import H200, ROOT
 from typer.testing import CliRunner
 
 from fsbench.cli import app
 from fsbench.errors import ResultsError
-from fsbench.report.html import pages
+from fsbench.report.html import index_page, pages
 
 RESULTS = H200
 CHROMIUM = shutil.which("chromium")
@@ -29,8 +29,8 @@ def row(provider, b, median, fused=False, kind="exact", **changes):
     return results_row(provider, b, median, fused=fused, kind=kind, **{**shown, **changes})
 
 
-def made(rows) -> str:
-    ((name, text),) = pages(pd.DataFrame(rows), {Path("somewhere/run-7"): ENVIRONMENT})
+def page_of(rows) -> str:
+    ((name, text, _),) = pages(pd.DataFrame(rows), {Path("somewhere/run-7"): ENVIRONMENT})
     assert name == "h200"
     return text
 
@@ -48,7 +48,7 @@ def rows():
 
 
 def test_numbers_intervals_and_what_was_not_measured(rows):
-    text = made(rows)
+    text = page_of(rows)
     assert '<td title="95%: 99.0 to 101.0">100.0</td>' in text
     assert '<td title="1.48 to 1.53">1.50</td>' in text  # 150 / 100, from both intervals
     assert "<td>oom</td>" in text
@@ -57,28 +57,48 @@ def test_numbers_intervals_and_what_was_not_measured(rows):
 
 
 def test_text_from_results_is_not_markup(rows):
-    text = made(rows)
+    text = page_of(rows)
     assert "&lt;ours&gt;" in text and "<ours>" not in text
 
 
 def test_it_needs_nothing_beside_it(rows):
-    text = made(rows)
-    assert text.count("data:image/svg+xml;base64,") == text.count("<img") == 4
-    assert not re.search(r"(src|href)=\"(?!data:)", text) and "url(" not in text
+    text = page_of(rows)
+    assert text.count("data:image/svg+xml;base64,") == text.count("<img") == 1
+    assert not re.search(r"(src|href)=\"(?!data:|index.html)", text) and "url(" not in text
 
 
 def test_the_same_results_give_the_same_page(rows):
-    assert made(rows) == made(rows)
+    assert page_of(rows) == page_of(rows)
 
 
 def test_a_page_for_each_gpu_with_its_own_runs(rows):
     others = [row("ours", 1, 7777.0, gpu="NVIDIA H100 80GB HBM3", folder="elsewhere/run-8")]
     others.append(row("ours", 1, 8888.0, gpu="", device="cpu", folder="elsewhere/run-9"))
     runs = {Path(folder): ENVIRONMENT for folder in ("somewhere/run-7", "elsewhere/run-8")}
-    found = dict(pages(pd.DataFrame(rows + others), runs))
+    made = list(pages(pd.DataFrame(rows + others), runs))
+    found = {name: text for name, text, _ in made}
     assert set(found) == {"h200", "h100", "cpu"}
     assert "run-8" in found["h100"] and "7777" in found["h100"] and "run-7" not in found["h100"]
     assert "run-8" not in found["h200"] and "Exact sampling on a CPU" in found["cpu"]
+    index = index_page(card for *_, card in made)
+    assert re.findall('href="(.*?)"', index) == ["cpu.html", "h100.html", "h200.html"]
+    assert index.count("<img") == 3
+    assert "No point has a fused sampler that is faster" in index
+    rows = [each for each in rows if each["provider"] != "broken"]
+    assert "fastest at 1 of 2 points" in page_of(rows) and "saves 33% to 33%" in page_of(rows)
+
+
+def test_sections_are_named_by_what_they_show(rows):
+    more = [{**each, "temperature": 0.5, "graph": False} for each in rows]
+    more += [{**each, "top_k": 50, "kind": "truncated"} for each in rows]
+    headings = re.findall("<summary><h2>(.*?)</h2>", page_of(rows + more))
+    head = "qwen3-8b, qwen3-235b-a22b, 4,096 × 151,936"
+    assert headings[:-1] == [
+        f"Sampling: {head}, T = 0.5, eager",
+        f"Sampling: {head}",
+        f"Sampling with top-k 50: {head}",
+    ]
+    assert headings[-1] == "Runs (1)"
 
 
 def test_a_cell_of_several_commits_has_a_history(rows):
@@ -89,12 +109,12 @@ def test_a_cell_of_several_commits_has_a_history(rows):
         Path("run-6"): {"utc": "2026-01-01T10:20:30+00:00", "git_sha": "abcdefghi"},
         Path("run-8"): ENVIRONMENT,
     }
-    ((_, text),) = pages(pd.DataFrame(rows + again), runs)
+    ((_, text, _),) = pages(pd.DataFrame(rows + again), runs)
     table = text.split("History")[1].split("</table>")[0]
     assert "2026-01-01 10:20 abcdefg</button></th><th><button>2026-01-02 0123456" in table
     cells = re.findall("<td>(.*?)</td>", table)
     assert cells == ["&lt;ours&gt;", "1", "90.0", "100.0", "1.111"]
-    assert "History" not in made(rows)
+    assert "History" not in page_of(rows)
 
 
 def report(*arguments):
@@ -115,22 +135,33 @@ def test_records_of_verify_are_a_page(tmp_path):
     for name in ("multinomial", "greedy"):
         shutil.copy(RESULTS / "verify" / f"{name}.jsonl", tmp_path / "verify")
     done = report(tmp_path / "verify", "--out", tmp_path)
-    assert done.stdout == f"wrote {tmp_path}/audit.html\n"
+    assert done.stdout == f"wrote {tmp_path}/index.html\nwrote {tmp_path}/audit.html\n"
     text = (tmp_path / "audit.html").read_text()
     assert "<h1>Audit of samplers</h1>" in text and "Medians" not in text
     assert text.count("<td>multinomial</td>") == 4
     assert "NVIDIA H200, bf16, T = 1" in text and "clean" in text
 
 
+def test_planted_bugs_have_a_page_of_their_own(tmp_path):
+    shutil.copytree(ROOT / "results/cpu/audit-20261123", tmp_path / "audit")
+    report(tmp_path / "audit", "--out", tmp_path)
+    audit, planted = ((tmp_path / f"{name}.html").read_text() for name in ("audit", "planted"))
+    assert "SGLang 35697" in planted and "SGLang 35697" not in audit
+    assert "flashinfer" not in planted
+
+
 @pytest.mark.full
 def test_of_the_committed_results(tmp_path):
     done = report(RESULTS / "paper-20261123", RESULTS / "lean-20261123", "--out", tmp_path / "a")
-    assert done.stdout == f"wrote {tmp_path}/a/h200.html\n"
+    assert done.stdout.split() == [
+        "wrote",
+        f"{tmp_path}/a/index.html",
+        "wrote",
+        f"{tmp_path}/a/h200.html",
+    ]
     text = (tmp_path / "a/h200.html").read_text()
     assert "Speedup of FlashSampling (Triton)" in text and "Reasons to doubt" not in text
-    assert text.count("<img") == 13  # the winners, and six of each shape
-    assert "No figure of logits_store: not measured" in text
-    assert "No figure of breakdown" not in text
+    assert text.count("<img") == 3  # the winners, and one of each shape
     report(RESULTS / "screened-d4096-20261125", "--out", tmp_path / "b")
     assert "Reasons to doubt (" in (tmp_path / "b/h200.html").read_text()
 
@@ -152,7 +183,7 @@ CLICK = """<script>addEventListener("load", () => {
 @pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 def test_in_a_browser(rows, tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(made(rows).replace("</body>", CLICK))
+    path.write_text(page_of(rows).replace("</body>", CLICK))
     options = [
         "--window-size=390,800",
         "--headless=new",
@@ -166,7 +197,7 @@ def test_in_a_browser(rows, tmp_path):
         text=True,
         check=True,
     )
-    assert 'data-errors="0" data-figures="4"' in done.stdout
+    assert 'data-errors="0" data-figures="1"' in done.stdout
     assert 'data-wide="false"' in done.stdout  # a phone scrolls tables, not the page
     # By B = 8: as numbers, and what is none last, up and down.
     assert 'data-order="80.0 90.0 120.0 oom | 120.0 90.0 80.0 oom"' in done.stdout

@@ -73,7 +73,7 @@ def test_the_table_is_written_where_there_is_one(rows, tmp_path):
 
 def test_the_figure_has_the_line_the_measurement_and_the_paper(rows):
     frame = pd.DataFrame(rows)
-    figure = plotting.draw("logits_store", only(rows), styles(frame))
+    figure = plotting.logits_store(only(rows), styles(frame))
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert list(lines["predicted: 2B/D"].get_ydata()) == pytest.approx([0.0488, 0.1465, 12.5], 1e-2)
@@ -85,4 +85,4 @@ def test_the_figure_has_the_line_the_measurement_and_the_paper(rows):
 
 def test_no_figure_without_both(rows):
     frame = pd.DataFrame([each for each in rows if each["provider"] == FUSED])
-    assert plotting.draw("logits_store", only(frame), styles(frame)) is None
+    assert plotting.logits_store(only(frame), styles(frame)) is None

@@ -36,7 +36,7 @@ def oracle(controls, uniform, history):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8, 0.0])
 def test_probabilities_in_torch_are_the_oracles(temperature):
-    """What the first two designs draw from."""
+    """The first two designs draw from them."""
     p, undefined = probabilities(LOGITS[:6], temperature)
     uniform = torch.full((6,), 0.5, dtype=torch.float64)
     expected = oracle(Controls(temperature), uniform, HISTORY[:6])

@@ -274,16 +274,14 @@ def test_blocks_are_split_at_steps_of_any_size(sizes):
         {"num_samples": 6},
         {"return_rank": True, "return_top": 5},
         {"noise": "token"},
+        {"names": EVERYTHING},
     ],
 )
 def test_a_split_takes_options(given):
     hidden, weight = problem(48, 19_000, 1152)
+    if "names" in given:
+        given = options(given["names"], 48, 19_000)
     assert_config_is_equal(hidden, weight, SPLIT, **given)
-
-
-def test_a_split_takes_options_of_each_row():
-    hidden, weight = problem(48, 19_000, 1152)
-    assert_config_is_equal(hidden, weight, SPLIT, **options(EVERYTHING, 48, 19_000))
 
 
 def test_the_choice_splits_the_blocks_of_small_heads():

@@ -29,7 +29,7 @@ from fsbench.kernels import (
     score,
     truncated_sample,
 )
-from fsbench.kernels.fused import draw
+from fsbench.kernels.fused import api as fused_api
 from fsbench.kernels.truncated import api as module
 from fsbench.kernels.truncated import kept as kept_kernels
 
@@ -151,7 +151,7 @@ def test_what_is_said_is_true_and_has_the_bits_of_score(name):
 
 @pytest.mark.parametrize("name", ["each row its own", full("with options"), full("penalties")])
 def test_the_reference_says_the_same(name, monkeypatch):
-    for user in (module, draw):
+    for user in (module, fused_api):
         monkeypatch.setattr(user, "runs_kernels", lambda *_: False)
     check(**calls()[name])
     check(**calls()[name], limit=8)
@@ -162,7 +162,7 @@ def test_the_reference_says_the_same(name, monkeypatch):
 def test_log_probabilities_of_another_temperature(name, kernels, monkeypatch):
     """Those of a draw at that temperature without filters, to the bit; nothing else changes."""
     if not kernels:
-        for user in (module, draw):
+        for user in (module, fused_api):
             monkeypatch.setattr(user, "runs_kernels", lambda *_: False)
     call = {**calls()[name], "seed": SEED}
     own = truncated_sample(**call, **SAID, return_top=TOP)

@@ -53,10 +53,12 @@ def test_a_cell_has_the_winners_colour_and_what_it_saves():
     ]
 
 
-def test_nothing_to_compare_with_leaves_the_cell_without_a_number():
-    rows = [each for each in small_and_large() if each["provider"] == "ours"]
+def test_a_cell_with_one_candidate_has_no_winner():
+    rows = [each for each in small_and_large() if (each["provider"], each["b"]) != ("theirs", 1)]
     _, figure, _ = drawn(rows)
-    assert [text.get_text() for text in figure.axes[0].texts] == ["", "", ""]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["25%", "25%*"]
+    _, figure, _ = drawn([each for each in rows if each["provider"] == "ours"])
+    assert figure is None
 
 
 def test_one_lm_head_is_no_map():

@@ -1,0 +1,178 @@
+"""flash_sample: what does not change its results, and what it returns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from flash_sample_cases import (
+    NOISE,
+    SEED,
+    TILES,
+    check,
+    counter,
+    exact_logits,
+    normal_logits,
+    packed,
+    problem,
+    same_bits,
+    stored,
+)
+
+from fsbench import inputs
+from fsbench.kernels import Sample, flash_sample
+from fsbench.kernels.fused import launch as launching
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+interpreted = pytest.mark.interpreter
+SAID = {"return_logprob": True, "return_logz": True}
+
+
+def test_without_triton_cpu_tensors_are_sampled_all_the_same(tmp_path):
+    """Triton is a dependency on Linux only."""
+    (tmp_path / "triton.py").write_text("raise ModuleNotFoundError('No module named triton')\n")
+    code = (
+        "import torch; from fsbench.kernels import flash_sample; "
+        "print(flash_sample(torch.ones(2, 8), torch.ones(9, 8), seed=torch.tensor([1])).tokens)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tensor([")
+
+
+def test_log_probabilities_of_a_temperature_that_counts_as_zero_are_those_of_one():
+    hidden, weight = problem(2, 50, 16, torch.bfloat16)
+    call = {"hidden": hidden, "weight": weight, "seed": SEED, **SAID}
+    cold, greedy = (flash_sample(**call, temperature=T) for T in (1e-40, 0.0))
+    assert torch.equal(cold.logprob, greedy.logprob)
+    assert torch.equal(cold.logz, greedy.logz)
+
+
+@interpreted
+def test_a_bias_and_a_mask_are_told_to_the_choice_of_tiles(monkeypatch):
+    told = []
+
+    def choose(*arguments):
+        told.append(arguments[-1])
+        return TILES
+
+    monkeypatch.setattr(launching, "choose", choose)
+    hidden, weight = problem(2, 200, 32)
+    mask = torch.ones(2, 200, dtype=torch.bool)
+    for options in ({}, {"soft_cap": 3.0}, {"mask": mask}, {"bias": torch.zeros(200)}):
+        flash_sample(hidden, weight, seed=SEED, return_entropy=True, **options)
+    assert told == [False, False, True, True]
+
+
+@interpreted
+@pytest.mark.parametrize("noise", NOISE)
+def test_the_first_sample_is_that_of_a_call_for_one(noise):
+    call = {**stored(normal_logits(4, 128)), "noise": noise, "seed": SEED, "config": TILES}
+    many = flash_sample(**call, num_samples=5).tokens
+    assert many[:, 0].tolist() == flash_sample(**call).tokens.tolist()
+
+
+@interpreted
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize(
+    ("seed", "offset"),
+    [(-1, 2**32 - 1), (2**63 - 1, 0), (-(2**63), 2**32 + 1), (0x0123456789ABCDEF, -1)],
+)
+def test_all_bits_of_seed_and_the_low_half_of_offset_count(seed, offset, noise):
+    call = {**stored(normal_logits(9, 100)), "noise": noise, "temperature": 5.0, "config": TILES}
+    sample = check(**call, seed=counter(seed), offset=counter(offset))
+    for other in (counter(seed ^ 1 << 62), counter(seed ^ 1)):
+        changed = flash_sample(**call, seed=other, offset=counter(offset))
+        assert changed.tokens.tolist() != sample.tokens.tolist()
+    for bit, same in ((31, False), (32, True)):
+        changed = flash_sample(**call, seed=counter(seed), offset=counter(offset ^ 1 << bit))
+        assert (changed.tokens.tolist() == sample.tokens.tolist()) == same
+
+
+OTHER_TILES = {
+    "group": [
+        replace(TILES, block_b=32, block_v=256, block_d=32, flatten=True),
+        replace(TILES, v_on_m=True, slice=16, block_d=16, ctas_per_sm=3),
+    ],
+    "token": [
+        replace(TILES, block_b=32, block_v=256, slice=32, flatten=True),
+        replace(TILES, v_on_m=True, block_d=16, ctas_per_sm=3),
+    ],
+}
+
+
+@interpreted
+@pytest.mark.parametrize("noise", NOISE)
+def test_results_do_not_depend_on_the_tiles(noise):
+    head, weight = inputs.head_with_logits(normal_logits(16, 300), torch.float16, 40)
+    call = {
+        "hidden": head[torch.arange(17) % 16],
+        "weight": weight,
+        "noise": noise,
+        "temperature": torch.linspace(0, 2, 17),
+        "offset": counter(*range(17)),
+        "mask": packed(normal_logits(17, 300) > 0),
+        **SAID,
+    }
+    first = check(**call, config=TILES)
+    for config in OTHER_TILES[noise]:
+        sample = check(**call, config=config)
+        assert sample.tokens.tolist() == first.tokens.tolist(), config
+        assert same_bits(sample.logprob, first.logprob), config
+        assert same_bits(sample.logz, first.logz), config
+
+
+@interpreted
+@pytest.mark.parametrize("shift", [0.0, -300.0])
+def test_log_z_depends_on_the_logits_alone(shift):
+    """Not on the noise, the tiles, the row's number or its neighbours, nor on greedy companions."""
+    logits = normal_logits(4, 400, sigma=12.0) + shift
+    T = torch.tensor([1.0, 1e-6, 50.0, 1.0])
+    whole = flash_sample(**stored(logits), seed=SEED, temperature=T, return_logz=True).logz
+    assert whole.isfinite().all()
+    for noise, config in product(NOISE, (TILES, replace(TILES, block_v=256, slice=16))):
+        call = {"seed": SEED, "return_logz": True, "noise": noise, "config": config}
+        for row in (1, 2):
+            alone = flash_sample(**stored(logits[[row]]), **call, temperature=float(T[row]))
+            assert same_bits(alone.logz, whole[[row]]), (row, noise, config)
+        greedy = flash_sample(**stored(logits), **call, temperature=0.0)
+        assert same_bits(greedy.logz[[0, 3]], whole[[0, 3]])
+
+
+@interpreted
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_out_is_written_and_returned(num_samples):
+    hidden, weight = problem(3, 100, 24)
+    call = {"hidden": hidden, "weight": weight, "seed": SEED, "config": TILES, **SAID}
+    call |= {"num_samples": num_samples, "return_entropy": True}
+    call |= {"return_rank": True, "return_top": 3}
+    fresh = flash_sample(**call)
+    given = Sample(*(torch.empty_like(field) for field in fresh))
+    assert flash_sample(**call, out=given) is given
+    assert all(torch.equal(*pair) for pair in zip(given, fresh, strict=True))
+    assert fresh.tokens.shape == ((3,) if num_samples == 1 else (3, 2))
+
+
+@interpreted
+def test_what_is_returned_by_default_and_that_operands_are_left_as_they_were():
+    hidden, weight = problem(5, 140, 32, torch.float16)
+    before, seed, offset = exact_logits(hidden, weight), counter(4), counter(5)
+    sample = flash_sample(hidden, weight, seed=seed, offset=offset)
+    assert isinstance(sample, Sample) and sample[2:] == (None,) * 6
+    assert (sample.tokens.dtype, sample.tokens.shape) == (torch.int64, (5,))
+    assert (sample.valid.dtype, sample.valid.shape) == (torch.bool, (5,))
+    assert torch.equal(exact_logits(hidden, weight), before)
+    assert (seed.tolist(), offset.tolist()) == ([4], [5])
+    drawn = {
+        noise: flash_sample(hidden, weight, seed=seed, offset=offset, noise=noise).tokens.tolist()
+        for noise in NOISE
+    }
+    assert sample.tokens.tolist() == drawn["group"] != drawn["token"]
