@@ -42,7 +42,7 @@ from fsbench.integrations.draw import (
     make_draw,
     missing,
 )
-from fsbench.integrations.speculating import captured
+from fsbench.integrations.speculating import captured, synchronize
 
 try:
     from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
@@ -212,7 +212,7 @@ class HfBatch:
         """See Session. A token's time is when the host has it."""
         at = []
         with torch.inference_mode():
-            self._synchronize()
+            synchronize(self._device)
             begin = time.perf_counter()
             self.start()
             for _ in range(self._plan.output_tokens):
@@ -246,7 +246,7 @@ class HfBatch:
                         self._model.lm_head(hidden)
                 for _ in range(steps):
                     self.step(draw)
-                self._synchronize()
+                synchronize(self._device)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             recorded.export_chrome_trace(str(path))
@@ -274,11 +274,7 @@ class HfBatch:
     def _receive(self) -> None:
         """The newest tokens, to the host."""
         self._received.copy_(self._newest, non_blocking=True)
-        self._synchronize()
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self._device)
 
 
 def random_model(decoder: Decoder, plan: DecodePlan, device: Any) -> Any:

@@ -27,6 +27,7 @@ from fsbench.integrations.speculating import (
     captured,
     ngram,
     no_drafts,
+    synchronize,
 )
 
 DRAFTERS = ("ngram", "early-exit")
@@ -177,16 +178,12 @@ class DraftSession:
     def _timed(self, work: Callable[[], object]) -> float:
         """Microseconds of one."""
         work()
-        self._synchronize()
+        synchronize(self._device)
         begin = time.perf_counter()
         for _ in range(_REPEATS):
             work()
-        self._synchronize()
+        synchronize(self._device)
         return (time.perf_counter() - begin) * 1e6 / _REPEATS
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
 
     def _forget(self) -> None:
         for kept in (self._of, self._drafts, self._expected):

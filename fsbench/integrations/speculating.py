@@ -164,22 +164,18 @@ class Decoding:
     def run(self, step: Callable[[], object]) -> Steps:
         """From the prompts until every request has its tokens; step: self.step, or a replay."""
         at, gained = [], []
-        self._synchronize()
+        synchronize(self.tokens.device)
         begin = time.perf_counter()
         self.start()
         left = torch.full((len(self.prompts),), self.length - self.prompts.shape[1])
         while bool((left > 0).any()):
             step()
             self._received.copy_(self._newest, non_blocking=True)
-            self._synchronize()
+            synchronize(self.tokens.device)
             at.append(time.perf_counter() - begin)
             gained.append(self._received[:, 0] * (left > 0))
             left -= gained[-1]
         return Steps(at, torch.stack(gained))
-
-    def _synchronize(self) -> None:
-        if self.tokens.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 Drafter = Callable[[Decoding], Tensor]
@@ -243,3 +239,9 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], o
     with torch.cuda.graph(graph):
         work()
     return graph.replay
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU; a CPU's work is already finished."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -36,9 +36,6 @@ class Cost:
     c_interval_us: tuple[float, float]
     c0_interval_us: tuple[float, float]
 
-    def scan_us(self, H: np.ndarray | float) -> np.ndarray | float:
-        return self.c0_us + self.c_us * H
-
 
 def fit(H: np.ndarray, times_us: np.ndarray, resamples: int = 1000) -> Cost:
     """Weighted least squares of the medians of times_us [len(H), repeats], weights 1 / T.

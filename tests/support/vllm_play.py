@@ -10,6 +10,8 @@ import torch
 from fake_vllm import SLOTS, D, GrammarOutput, InputBatch, V
 from fake_vllm_states import params
 
+from fsbench.integrations.draw import DrawResult, Rows
+
 GRAMMAR = [3, 31, 32, 400, 699]
 KINDS = {
     "plain": {},
@@ -171,6 +173,20 @@ class Play:
                     self.logprobs.setdefault(name, []).append([each[at] for each in tensors[:3]])
             self._fed[name] = len(self.runner.req_states.tokens[slot]) - 1
         return output
+
+
+class Recording:
+    """A draw that keeps what it is given. real: it draws, too; else all tokens are 0."""
+
+    def __init__(self, draw: Any, real: bool = True):
+        self.able, self.screens, self.rows = draw.able, draw.screens, []
+        self._draw = draw if real else None
+
+    def __call__(self, rows: Rows) -> DrawResult:
+        self.rows.append(rows)
+        if self._draw is not None:
+            return self._draw(rows)
+        return DrawResult(torch.zeros(len(rows.hidden), dtype=torch.int64))
 
 
 def grammar(

@@ -23,7 +23,6 @@ from fsbench.discover import discover
 from fsbench.e2e import summary as e2e
 from fsbench.machine.environment import environment
 from fsbench.measure.presets import PRESETS
-from fsbench.problem import DTYPES
 from fsbench.records import breakdown, summary
 from fsbench.records.cell import COLUMNS, STATUSES, Energy, Host, Round, Sustained
 from fsbench.verify.check import Check
@@ -140,26 +139,21 @@ def contract(kind: str) -> str:
 
 @block
 def capabilities() -> str:
-    """What each sampler can do."""
+    """Return what each sampler can do, as a list."""
     rows = []
     for entry in discover().values():
         if entry.provider is None:
             continue
         able = entry.provider.capabilities
-        values = [
-            *(device in able.devices for device in ("cuda", "cpu")),
-            *(dtype in able.dtypes for dtype in DTYPES),
-            *(getattr(able, name) for name in CLAIMS),
-        ]
-        rows.append([f"`{entry.name}`", *map(_mark, values)])
-    heads = ["sampler", "GPU", "CPU", *DTYPES, *(head for head, _ in CLAIMS.values())]
-    return table(heads, rows, left=len(heads))
+        claims = [_claim(name, getattr(able, name)) for name in CLAIMS if getattr(able, name)]
+        where = ", ".join({"cuda": "GPU", "cpu": "CPU"}[device] for device in able.devices)
+        rows.append([f"`{entry.name}`", where, ", ".join(able.dtypes), ", ".join(claims)])
+    return table(["sampler", "on", "dtypes", "capabilities"], rows, left=4)
 
 
-def _mark(value: object) -> str:
-    if isinstance(value, tuple):  # filters, or forms of a head
-        return "".join(name.removeprefix("top_")[0] for name in value)
-    return value if isinstance(value, str) else "yes" if value else ""
+def _claim(name: str, value: object) -> str:
+    words = " ".join(value) if isinstance(value, tuple) else value if value is not True else ""
+    return f"{name} ({words})" if words else name
 
 
 @block

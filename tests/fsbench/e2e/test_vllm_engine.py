@@ -91,6 +91,7 @@ def test_drafts_in_all_engines(tmp_path):
     assert "default requests, 2 drafts per step" in told and "accepted per step" in told
 
 
+@pytest.mark.full
 def test_requests_that_arrive_by_themselves(tmp_path):
     """Each sampler gets the same arrivals; another run has others. A warm-up is not recorded."""
     plan = replace(PLAN, batches=(3,), requests=("mixed",), arrivals=(400.0, 900.0), arriving=9)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_vllm import Model
 from fake_vllm_states import D, V, params
-from vllm_play import GRAMMAR, PROMPT, Play
+from vllm_play import GRAMMAR, PROMPT, Play, Recording
 
 from fsbench.integrations.draw import DrawResult, Head, LogprobRequest, Rows, make_draw
 from fsbench.integrations.graphed import Graph, GraphedDraw
@@ -44,19 +44,6 @@ def step(play: Play, kinds: list[str]) -> list[int]:
     return [play.remove(kind)[1][0] for kind in kinds]
 
 
-class Recording:
-    """A draw that notes which groups come from the screen. real: draws them, too."""
-
-    def __init__(self, draw: Any, real: bool = True):
-        self.able, self.screens, self.sent = draw.able, draw.screens, []
-        self._draw = draw if real else lambda rows: DrawResult(torch.zeros(len(rows.hidden)).long())
-
-    def __call__(self, rows: Rows) -> DrawResult:
-        self.sent.append(rows.screened)
-        drawn: DrawResult = self._draw(rows)
-        return drawn
-
-
 SCREENED = [
     (["k = 64", "greedy", "k = 1", "default"], [4]),
     (["default", "biased", "grammar"], [3]),
@@ -72,7 +59,9 @@ def test_requests_with_a_small_top_k_come_from_the_screen(
     sampling = play.runner._fsbench.sampling
     sampling.draw = recording = Recording(sampling.draw)
     tokens = step(play, kinds)
-    assert recording.sent.count(True) == len(screened)  # so that no graph is made twice
+    assert sum(rows.screened for rows in recording.rows) == len(
+        screened
+    )  # so that no graph is made twice
     assert [len(found) for found in filter_screens] == screened
     assert all(found > 0 for rows in filter_screens for found in rows)  # none in full
     assert sampling.counts.as_dict() == {"served": len(kinds), "left": {}}
@@ -97,7 +86,7 @@ def test_other_batches_do_not_come_from_the_screen(load, filter_screens, kinds):
     sampling = play.runner._fsbench.sampling
     sampling.draw = recording = Recording(sampling.draw, real=False)
     step(play, kinds)
-    assert recording.sent and not any(recording.sent)
+    assert recording.rows and not any(rows.screened for rows in recording.rows)
 
 
 def test_who_draws_is_decided_without_the_values_on_the_device(load, filter_screens):
@@ -183,15 +172,13 @@ def test_rows_that_fill_up_a_graph_are_never_computed_in_full(filter_screens):
 def test_both_ways_are_compiled_at_the_start(load):
     """One of each graph's batch size, as the third launch is compiled for powers of two."""
     runner = load("screened", model=Model(dtype=torch.float16))
-    drawn, draw = [], runner._fsbench.sampling.draw
-
-    class Noting(Recording):
-        def __call__(self, rows: Rows) -> DrawResult:
-            if rows.filters is not None and rows.bias is None:
-                drawn.append((len(rows.hidden), rows.screened))
-            return super().__call__(rows)
-
-    runner._fsbench.sampling.draw = Noting(draw, real=False)
+    sampling = runner._fsbench.sampling
+    sampling.draw = recording = Recording(sampling.draw, real=False)
     runner._dummy_sampler_run(torch.randn(33, D).half())
+    drawn = [
+        (len(rows.hidden), rows.screened)
+        for rows in recording.rows
+        if rows.filters is not None and rows.bias is None
+    ]
     plain = [(B, False) for B in (1, 16, 32)]
     assert drawn == [*plain, *((B, True) for B in (1, 2, 4, 8, 16, 24, 32))]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_vllm import DraftModelSpeculator, Model
 from fake_vllm_states import D, V, params
-from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
+from vllm_play import GRAMMAR, KINDS, PROMPT, Play, Recording, request
 
 from fsbench.integrations.draw import OWN
 from fsbench.kernels import flash_sample
@@ -262,19 +262,9 @@ def test_drafts_are_verified_only_if_asked_for_and_by_what_serves_requests(
 
 def test_rows_of_drafts_are_warmed_up_too(speculating):
     runner = speculating(max_num_tokens=9)
-    drawn = []
     sampling = runner._fsbench.sampling
-    draw = sampling.draw
-
-    class Seen:
-        able, screens = draw.able, draw.screens
-
-        def __call__(self, rows):
-            drawn.append(len(rows.hidden))
-            return draw(rows)
-
-    sampling.draw = Seen()
+    sampling.draw = recording = Recording(sampling.draw)
     runner._dummy_sampler_run(torch.randn(2, D).bfloat16())
-    assert set(drawn) == {1, 8}
+    assert {len(rows.hidden) for rows in recording.rows} == {1, 8}
     runner._dummy_sampler_run(torch.randn(3, D).bfloat16())
-    assert set(drawn) == {1, 8, 9}
+    assert {len(rows.hidden) for rows in recording.rows} == {1, 8, 9}
