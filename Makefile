@@ -88,7 +88,6 @@ docs: setup
 # in the interpreter.
 check-engines: setup
 	$(VENV)/bin/python tools/check_engines.py
-	$(VENV)/bin/python tools/check_rivals.py
 	$(ON_CPU) tests/fsbench/integrations/test_real_kernels.py tests/baselines/test_real_vllm.py
 
 clean:

@@ -17,7 +17,7 @@ returns token 0.
 
 from __future__ import annotations
 
-from fsbench.baselines.providing.race import build_race
+from fsbench.baselines.providing.compiled import build_race
 from fsbench.provider import Capabilities, Kind, Provider
 
 PROVIDER = Provider(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines.providing.race import build_race
+from fsbench.baselines.providing.compiled import build_race
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider
 

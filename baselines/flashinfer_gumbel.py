@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.flashinfer import build_as_in_paper
-from fsbench.baselines.providing.gathered import Gather, gathering
+from fsbench.baselines.providing.logits import Gather, gathering
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.flashinfer import TOP_K_TOP_P, build_as_in_paper, top_k_and_top_p
-from fsbench.baselines.providing.gathered import Gather, gathering
+from fsbench.baselines.providing.logits import Gather, gathering
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.compiled import compile_step
-from fsbench.baselines.providing.gathered import Gather, gathering
-from fsbench.baselines.providing.logits import scaled_logits
+from fsbench.baselines.providing.logits import Gather, gathering, scaled_logits
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, Shard, padded
 

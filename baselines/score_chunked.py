@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines.providing.logits import scaled_logits
-from fsbench.baselines.providing.scores import STORED, row_targets
+from fsbench.baselines.providing.logits import STORED, row_targets, scaled_logits
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider, padded
 

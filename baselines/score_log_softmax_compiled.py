@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsbench.baselines.providing.compiled import compile_step
-from fsbench.baselines.providing.scores import STORED, row_targets, target_logprob
+from fsbench.baselines.providing.logits import STORED, row_targets, target_logprob
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider, padded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines.providing.penalties import penaliser
+from fsbench.baselines.providing.logits import penaliser
 from fsbench.baselines.providing.sorted import SORTED, limits, make_step
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, padded

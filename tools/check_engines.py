@@ -1,11 +1,11 @@
-"""Hold what is built on vLLM to its real source (`make check-engines`).
+"""Compare what fsbench calls in other packages with their real source (`make check-engines`).
 
     python tools/check_engines.py [--source vllm-0.26.0=FOLDER ...]
 
-Downloads each wheel (about 300 MB) from the package index, keeps its Python files in
-build/engines, and compares signatures, fields and attributes with what the adapters of
-fsbench.integrations and `fsbench e2e --arrivals` expect, without importing the engine. Prints a
-line for each difference; exit code 1 if there is one.
+Downloads each wheel (up to 300 MB) from the package index, keeps its Python files in build/engines,
+and reads signatures, fields and attributes without importing the package. They must be those that
+the adapters of fsbench.integrations and `fsbench e2e --arrivals` expect, and take what baselines
+give (RIVALS). Prints a line for each difference; exit code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 from fsbench.e2e.vllm_engine import OPEN_LOOP
@@ -28,6 +29,74 @@ KEPT = {
     "flashinfer-python": ("flashinfer/sampling", "flashinfer/cake_sampling"),
 }
 FOLDER = Path("build/engines")
+
+
+_SAMPLE = "vllm.v1.worker.gpu.sample"
+_FLASHINFER = {
+    "flashinfer.sampling:sampling_from_logits": ("logits", "indices", "seed", "offset"),
+    "flashinfer.sampling:sampling_from_probs": ("probs", "seed", "offset"),
+    "flashinfer.sampling:softmax": ("logits", "temperature"),
+    "flashinfer.sampling:top_k_top_p_sampling_from_logits": (
+        *("logits", "top_k", "top_p", "indices", "seed", "offset"),
+    ),
+    "flashinfer.sampling:top_k_top_p_sampling_from_probs": (
+        *("probs", "top_k", "top_p", "filter_apply_order", "seed", "offset"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A release that baselines call.
+
+    calls: function -> the parameters that are given to it; those without a default must be among
+        them. attributes: as of ExpectedApi.
+    """
+
+    package: str
+    version: str
+    calls: dict[str, tuple[str, ...]]
+    attributes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+RIVALS = (
+    Rival(
+        "vllm",
+        "0.26.0",
+        {
+            "vllm.v1.worker.gpu.states:RequestState.__init__": (
+                *("max_num_reqs", "max_model_len", "max_num_batched_tokens"),
+                *("num_speculative_steps", "vocab_size", "device"),
+            ),
+            f"{_SAMPLE}.sampler:Sampler.__init__": (
+                *("max_num_reqs", "vocab_size", "device", "req_states", "logprobs_mode"),
+            ),
+            f"{_SAMPLE}.sampler:Sampler.add_request": ("req_idx", "prompt_len", "sampling_params"),
+            f"{_SAMPLE}.sampler:Sampler.apply_staged_writes": (),
+            f"{_SAMPLE}.sampler:Sampler.sample": (
+                *("logits", "expanded_idx_mapping", "idx_mapping_np", "pos", "input_ids"),
+                *("expanded_local_pos", "return_logprobs"),
+            ),
+            f"{_SAMPLE}.logprob:compute_token_logprobs": ("logits", "token_ids"),
+        },
+        attributes={
+            f"{_SAMPLE}.sampler:Sampler": ("use_flashinfer", "sampling_states"),
+            f"{_SAMPLE}.states:SamplingStates": ("seeds",),
+        },
+    ),
+    Rival("flashinfer-python", "0.6.9", _FLASHINFER),
+    Rival(
+        "flashinfer-python",
+        "0.7.2.post1",
+        {
+            **_FLASHINFER,
+            "flashinfer.cake_sampling:cake_sampling_route": ("probs", "top_k", "top_k_max"),
+            "flashinfer.cake_sampling:top_k_top_p_sampling_from_probs": (
+                *("probs", "top_k", "top_p", "top_k_max"),
+            ),
+        },
+    ),
+)
 
 
 class Source:
@@ -142,6 +211,27 @@ def check(expected: ExpectedApi, root: Path) -> list[str]:
     return lines
 
 
+def check_rival(rival: Rival, root: Path) -> list[str]:
+    """A line for each thing that differs between a rival's calls and the source below root."""
+    source, lines = Source(root), []
+    for where, given in rival.calls.items():
+        known = source.parameters(where)
+        if known is None:
+            lines.append(f"{where}: expected it; there is none")
+            continue
+        known = [name for name in known if name != "self"]
+        needed = source.required(where)
+        if unknown := [name for name in given if name not in known]:
+            lines.append(f"{where}: expected parameters {', '.join(unknown)}; got {known}")
+        if absent := [name for name in needed if name not in (*given, "self")]:
+            lines.append(f"{where}: needs {', '.join(absent)}, which are not given")
+    for where, attributes in rival.attributes.items():
+        there = source.attributes(where) or set()
+        if absent := [name for name in attributes if name not in there]:
+            lines.append(f"{where}: expected attributes {', '.join(absent)}")
+    return lines
+
+
 def download(package: str, version: str) -> Path:
     """The Python files of a version, from the package index if they are not here."""
     folder = FOLDER / f"{package}-{version}"
@@ -171,16 +261,17 @@ def download(package: str, version: str) -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--source", action="append", default=[], metavar="NAME-VERSION=FOLDER")
+    parser.add_argument("--source", action="append", default=[], metavar="PACKAGE-VERSION=FOLDER")
     given = dict(each.split("=", 1) for each in parser.parse_args(arguments).source)
     adapters = [adapter.expected for adapter in ADAPTERS.values()]
+    checks = [("vllm", each.version, partial(check, each)) for each in (*adapters, OPEN_LOOP)]
+    checks += [(each.package, each.version, partial(check_rival, each)) for each in RIVALS]
     failed = 0
-    for expected in (*adapters, OPEN_LOOP):
-        name = f"vllm-{expected.version}"
-        root = Path(given[name]) if name in given else download("vllm", expected.version)
-        lines = check(expected, root)
+    for package, version, differ in checks:
+        root = Path(given.get(f"{package}-{version}") or download(package, version))
+        lines = differ(root)
         failed += len(lines)
-        print(f"vllm {expected.version}: {len(lines) or 'no'} differences in {root}")
+        print(f"{package} {version}: {len(lines) or 'no'} differences in {root}")
         for line in lines:
             print(f"  {line}")
     return 1 if failed else 0

@@ -28,9 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fsbench.baselines.providing.compiled import compile_step
-from fsbench.baselines.providing.gathered import Gather
-from fsbench.baselines.providing.logits import float_logits, matmul_logits
-from fsbench.baselines.providing.penalties import penaliser
+from fsbench.baselines.providing.logits import Gather, float_logits, matmul_logits, penaliser
 from fsbench.problem import Problem
 from fsbench.provider import ALIGNED, Launch, padded
 
@@ -78,7 +76,7 @@ def build_as_in_paper(
 
     The front makes logits [B, V] in the problem's dtype, divides them by the temperature (a 0-d
     device tensor, also at T = 1) and makes the index of every row, int32 [B]. gather: brings the
-    logits of a sharded weight together (providing.gathered).
+    logits of a sharded weight together (`logits.gathering`).
     """
     import torch
 

@@ -46,7 +46,7 @@ def limits(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
 def make_step(
     problem: Problem, penalise: Callable[[Tensor], Tensor] = lambda logits: logits
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The step: hidden, weight (padded), k, p -> tokens [B]; penalise: `providing.penalties`."""
+    """The step: hidden, weight (padded), k, p -> tokens [B]. penalise: of `logits.penaliser`."""
     import torch
 
     V, temperature, filtered = problem.V, problem.temperature, bool(problem.filters)

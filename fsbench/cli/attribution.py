@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fsbench.cli.reading import read_results
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import console, print_table
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind
 from fsbench.report import attribution
@@ -73,34 +73,31 @@ def _print_part(part: dict[str, Any]) -> None:
     print_ = console(soft_wrap=False).print
     print_(part["title"], style="bold")
     for pair in part["speedups"]:
-        table = plain_table(
-            f"\nSpeedup of {part['fused_label']} over {pair['label']}",
+        print_table(
             ("B", "I/O model", "measured", "gaps", "passes", "matmul", "if sampling\nwere free"),
+            [
+                (
+                    str(row["b"]),
+                    *(f"{row[name]:.3f}" for name in ("predicted", "measured")),
+                    *(_text(row[name], "+.3f") for name in ("gaps", "passes", "matmul")),
+                    f"{row['bound']:.3f}",
+                )
+                for row in pair["rows"]
+            ],
+            f"\nSpeedup of {part['fused_label']} over {pair['label']}",
         )
-        for row in pair["rows"]:
-            table.add_row(
-                str(row["b"]),
-                *(f"{row[name]:.3f}" for name in ("predicted", "measured")),
-                *(_text(row[name], "+.3f") for name in ("gaps", "passes", "matmul")),
-                f"{row['bound']:.3f}",
-            )
-        print_(table)
     if part["extended"]:
-        table = plain_table(
-            "\nThe model with two terms more: time = matmul + fixed + passes over the logits",
+        print_table(
             ("sampler", "kernels", "fixed us", "of it\ngaps us", "passes", "error at\nother B"),
-            left=("sampler",),
+            [
+                (
+                    *(row["label"], _text(row["kernels"], "d"), f"{row['fixed_us']:.1f}"),
+                    *(_text(row["gaps_us"], ".1f"), f"{row['passes']:.1f}", f"{row['worst']:.1%}"),
+                )
+                for row in part["extended"]
+            ],
+            "\nThe model with two terms more: time = matmul + fixed + passes over the logits",
         )
-        for row in part["extended"]:
-            table.add_row(
-                row["label"],
-                _text(row["kernels"], "d"),
-                f"{row['fixed_us']:.1f}",
-                _text(row["gaps_us"], ".1f"),
-                f"{row['passes']:.1f}",
-                f"{row['worst']:.1%}",
-            )
-        print_(table)
     print_()
 
 

@@ -1,4 +1,4 @@
-"""What `fsbench compare` shows: environments, cells side by side, and the summary."""
+"""Print what `fsbench compare` shows: environments, cells side by side, and the summary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsbench import paper as published
-from fsbench.cli.tables import console, plain_table
+from fsbench.cli.tables import interval, print_table, split
 from fsbench.records.stats import LEVEL
 from fsbench.report import against_paper
 from fsbench.report import compare as runs
@@ -15,7 +15,6 @@ from fsbench.report.tables import conditions_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
     from fsbench.report.tables import Configuration
 
@@ -44,22 +43,23 @@ def print_runs(cells: pd.DataFrame, margin: float) -> None:
     for _, group in measured.groupby(runs.PROBLEM):
         first = group.iloc[0]
         print(f"\nD = {first.d:,}, V = {first.v:,}: {conditions_in_words(first)}\n")
-        shown = _table("sampler", "B", "A, us", "B, us", f"B / A [{LEVEL:.0%}]", "verdict")
-        for cell in group.itertuples():
-            shown.add_row(
-                *(cell.provider, str(cell.b)),
-                *(f"{cell.median_us_a:.1f}", f"{cell.median_us_b:.1f}"),
-                *(_interval(cell.ratio, cell.lo, cell.hi, 3), cell.verdict),
-            )
-        _print(shown)
+        print_table(
+            ("sampler", "B", "A, us", "B, us", f"B / A [{LEVEL:.0%}]", "verdict"),
+            [
+                (
+                    *(cell.provider, str(cell.b)),
+                    *(f"{cell.median_us_a:.1f}", f"{cell.median_us_b:.1f}"),
+                    *(interval(cell.ratio, cell.lo, cell.hi, 3), cell.verdict),
+                )
+                for cell in group.itertuples()
+            ],
+        )
     print()
     for run, other in ("ab", "ba"):
         for line in lost_in_words(cells, other):
             print(line)
-        alone = cells[cells[f"status_{other}"] == runs.ABSENT]
-        if len(alone):
-            names = ", ".join(alone["provider"].unique())
-            print(f"only in {run.upper()}: {len(alone)} cells: {names}")
+        for why, count in runs.only_in(cells, run):
+            print(f"only in {run.upper()}, {count} cells: {why}")
     counts = ", ".join(f"{verdicts.count(one)} {one}" for one in runs.Verdict)
     print(
         f"{len(measured)} cells in both: {counts}. SAME: the interval of B / A lies within "
@@ -70,7 +70,7 @@ def print_runs(cells: pd.DataFrame, margin: float) -> None:
 def slow_in_words(cells: pd.DataFrame, limit: float) -> list[str]:
     """Each cell that takes longer in B than in A by more than a limit, with certainty."""
     return [
-        f"{_name(cell)}: B / A = {_interval(cell.ratio, cell.lo, cell.hi, 3)}"
+        f"{_name(cell)}: B / A = {interval(cell.ratio, cell.lo, cell.hi, 3)}"
         for _, cell in cells[cells["lo"] > 1 + limit].iterrows()
     ]
 
@@ -109,17 +109,17 @@ def print_speedups(
     for configuration, cells in found:
         print(f"\nTable {cells['table'].iloc[0]}, {gpu.upper()}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
-        shown = _table("vs", "B", f"ours [{LEVEL:.0%}]", "paper", "ours / paper", "verdict")
-        for cell in cells.itertuples():
-            shown.add_row(
-                *(cell.method, str(cell.b), _interval(cell.ours, cell.lo, cell.hi, 2)),
-                *(
-                    f"{cell.paper:.2f}",
-                    f"{cell.ratio:.3f}",
-                    against_paper.verdict(cell.ratio, margin),
-                ),
-            )
-        _print(shown)
+        print_table(
+            ("vs", "B", f"ours [{LEVEL:.0%}]", "paper", "ours / paper", "verdict"),
+            [
+                (
+                    *(cell.method, str(cell.b), interval(cell.ours, cell.lo, cell.hi, 2)),
+                    *(f"{cell.paper:.2f}", f"{cell.ratio:.3f}"),
+                    against_paper.agreement(cell.ratio, margin),
+                )
+                for cell in cells.itertuples()
+            ],
+        )
         missing = [name for name in baselines if name not in set(cells["method"])]
         if missing:
             print(f"not in these results: {', '.join(missing)}")
@@ -130,11 +130,13 @@ def print_shares(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
     for configuration, shares in found:
         print(f"\nTable 1, {published.source()['table']['1']}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
-        shown = _table("sampler", "B", "ours, %", "paper, %", "split by")
-        for row in shares.itertuples():
-            by = "names" if row.split_by == "names" else f"difference to {row.split_by} form"
-            shown.add_row(row.method, str(row.b), f"{row.ours:.1f}", f"{row.paper:.1f}", by)
-        _print(shown)
+        print_table(
+            ("sampler", "B", "ours, %", "paper, %", "split by"),
+            [
+                (row.method, str(row.b), f"{row.ours:.1f}", f"{row.paper:.1f}", split(row.split_by))
+                for row in shares.itertuples()
+            ],
+        )
 
 
 def print_stores(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
@@ -142,12 +144,17 @@ def print_stores(found: list[tuple[Configuration, pd.DataFrame]]) -> None:
     for configuration, table in found:
         print(f"\nTable 9, {published.source()['table']['9']}; ours: {configuration.title}")
         print(f"  {configuration.conditions}\n")
-        shown = _table("B", "2B/D, %", f"ours, % [{LEVEL:.0%}]", "paper, %")
-        for B, row in table.iterrows():
-            ours = _interval(row["measured_pct"], row["lo_pct"], row["hi_pct"], 2)
-            theirs = "" if row["paper_pct"] != row["paper_pct"] else f"{row['paper_pct']:.1f}"
-            shown.add_row(str(B), f"{row['predicted_pct']:.2f}", ours, theirs)
-        _print(shown)
+        print_table(
+            ("B", "2B/D, %", f"ours, % [{LEVEL:.0%}]", "paper, %"),
+            [
+                (
+                    *(str(row.Index), f"{row.predicted_pct:.2f}"),
+                    interval(row.measured_pct, row.lo_pct, row.hi_pct, 2),
+                    "" if row.paper_pct != row.paper_pct else f"{row.paper_pct:.1f}",
+                )
+                for row in table.itertuples()
+            ],
+        )
 
 
 def print_summary(found: list[pd.DataFrame], margin: float) -> None:
@@ -166,25 +173,10 @@ def print_summary(found: list[pd.DataFrame], margin: float) -> None:
 
 
 def _print_summary(cells: pd.DataFrame, margin: float) -> None:
-    verdicts = [against_paper.verdict(ratio, margin) for ratio in cells["ratio"]]
-    agree, better, worse = (verdicts.count(one) for one in against_paper.Verdict)
+    verdicts = [against_paper.agreement(ratio, margin) for ratio in cells["ratio"]]
+    agree, better, worse = (verdicts.count(one) for one in against_paper.Agreement)
     print(
         f"{len(cells)} cells: {agree} agree within {100 * margin:g} %, {better} better, {worse} "
         f"worse. Ours / paper: median {cells['ratio'].median():.3f}, "
         f"from {cells['ratio'].min():.3f} to {cells['ratio'].max():.3f}."
     )
-
-
-def _interval(value: float, lo: float, hi: float, digits: int) -> str:
-    return f"{value:.{digits}f} [{lo:.{digits}f}, {hi:.{digits}f}]"
-
-
-def _table(*headings: str) -> Table:
-    """An empty table; columns of figures are aligned to the right."""
-    words = ("sampler", "vs", "verdict", "split by")
-    return plain_table(None, headings, words, no_wrap=True, padding=(0, 1, 0, 0))
-
-
-def _print(table: Table) -> None:
-    # As wide as the table needs: cut names and figures would be worse than long lines.
-    console(width=200, soft_wrap=False).print(table)

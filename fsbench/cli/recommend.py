@@ -104,7 +104,7 @@ def recommend(
     that the I/O model allows, marked so.
     """
     from fsbench.discover import discover
-    from fsbench.report.calls import calls, has_public_call
+    from fsbench.report.recommend import calls, has_public_call
     from fsbench.report.recommend import recommend as advise
 
     shape = _shape(model, d, v)

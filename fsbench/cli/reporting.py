@@ -169,27 +169,22 @@ def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from fsbench.cli.tables import plain_table
+    from fsbench.cli.tables import print_table, split
     from fsbench.records.breakdown import Part, kernel_rows
     from fsbench.report.tables import configurations
 
-    # As wide as the table needs: cut names and figures would be worse than long lines.
     console = Console(highlight=False, soft_wrap=True, width=200)
     for configuration in configurations(table):
         console.print(f"\n[bold]Time in kernels, us[/]: {escape(configuration.title)}")
-        shown = plain_table(padding=(0, 1, 0, 0))
-        for heading in ("sampler", "B", "matmul", "sampling", "other", "sampling, %", "split by"):
-            left = heading in ("sampler", "split by")
-            shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
         measured = configuration.measured
+        rows = []
         for row in measured[measured["matmul_us"].notna()].itertuples():
             parts = (row.matmul_us, row.sampling_us, row.other_us)
-            by = row.split_by if row.split_by == "names" else f"difference to {row.split_by} form"
-            shown.add_row(
-                *(escape(row.label), str(row.b), *(f"{part:.1f}" for part in parts)),
-                *(f"{100 * row.sampling_us / sum(parts):.1f}", by),
-            )
-        console.print(shown)
+            share = f"{100 * row.sampling_us / sum(parts):.1f}"
+            times = (f"{part:.1f}" for part in parts)
+            rows.append((row.label, str(row.b), *times, share, split(row.split_by)))
+        headings = ("sampler", "B", "matmul", "sampling", "other", "sampling, %", "split by")
+        print_table(headings, rows)
         unsplit = measured[measured["matmul_us"].isna()]["label"].unique()
         if len(unsplit):
             console.print(f"not split: {', '.join(unsplit)}", markup=False)
@@ -205,31 +200,31 @@ def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
 
 def print_energy(table: pd.DataFrame) -> None:
     """Energy of a token by sampler and B, of every configuration that has any."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    from fsbench.report.tables import configurations
-
-    console = Console(highlight=False, soft_wrap=True)
     measured = table[table["j_per_token"].notna()]
-    for configuration in configurations(measured):
-        idle = configuration.measured["idle_w"].median()
-        console.print(f"\n[bold]Energy, mJ per token[/]: {escape(configuration.title)}")
-        console.print(f"of the whole GPU, which draws {idle:.0f} W when idle\n", markup=False)
-        console.print(_by_batch(configuration, configuration.measured["j_per_token"] * 1e3))
+    if len(measured):
+        idle = f"of the whole GPU, which draws {measured['idle_w'].median():.0f} W when idle"
+        measured = measured.assign(value=measured["j_per_token"] * 1e3)
+        _print_by_batch(measured, "Energy, mJ per token", idle)
 
 
 def print_sustained(table: pd.DataFrame) -> None:
     """Time of a step of many, back to back, by sampler and B."""
+    measured = table[table["sustained_us"].notna()]
+    _print_by_batch(measured.assign(value=measured["sustained_us"]), "Back to back, us per step")
+
+
+def _print_by_batch(table: pd.DataFrame, title: str, note: str = "") -> None:
+    """Print the column `value` of every configuration of a table."""
     from rich.console import Console
     from rich.markup import escape
 
     from fsbench.report.tables import configurations
 
     console = Console(highlight=False, soft_wrap=True)
-    for configuration in configurations(table[table["sustained_us"].notna()]):
-        console.print(f"\n[bold]Back to back, us per step[/]: {escape(configuration.title)}\n")
-        console.print(_by_batch(configuration, configuration.measured["sustained_us"]))
+    for configuration in configurations(table):
+        console.print(f"\n[bold]{title}[/]: {escape(configuration.title)}")
+        console.print(f"{note}\n" if note else "", markup=False)
+        console.print(_by_batch(configuration, configuration.measured["value"]))
 
 
 def _times(configuration: Configuration) -> Table:

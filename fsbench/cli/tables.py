@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -16,6 +16,32 @@ def console(**options: Any) -> Console:
     from rich.console import Console
 
     return Console(**{"highlight": False, "markup": False, "soft_wrap": True, **options})
+
+
+def print_table(
+    headings: Iterable[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    left: Collection[str] = ("sampler", "vs", "verdict", "split by"),
+) -> None:
+    """Print a table as wide as it needs: cut names and figures would be worse than long lines.
+
+    left: the headings of columns of words; those of numbers are aligned to the right.
+    """
+    table = plain_table(title, headings, left, no_wrap=True, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    console(width=200, soft_wrap=False).print(table)
+
+
+def split(by: str) -> str:
+    """Return in words how kernel time was split into matmul and sampling (column `split_by`)."""
+    return by if by == "names" else f"difference to {by} form"
+
+
+def interval(value: float, lo: float, hi: float, digits: int) -> str:
+    """Return a value with its interval, as '1.03 [1.01, 1.05]'."""
+    return f"{value:.{digits}f} [{lo:.{digits}f}, {hi:.{digits}f}]"
 
 
 def plain_table(

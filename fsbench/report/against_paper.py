@@ -23,7 +23,7 @@ WITHIN = 0.05
 that both give (one GPU, Blackwell), and it does not say how the L2 cache was treated."""
 
 
-class Verdict(StrEnum):
+class Agreement(StrEnum):
     """Our speedup against the published one."""
 
     AGREES = "agrees"
@@ -31,13 +31,13 @@ class Verdict(StrEnum):
     WORSE = "worse"
 
 
-def verdict(ratio: float, within: float) -> Verdict:
+def agreement(ratio: float, within: float) -> Agreement:
     """Of our speedup / the paper's: at most `within` away from 1, above or below."""
     if ratio > 1 + within:
-        return Verdict.BETTER
+        return Agreement.BETTER
     if ratio < 1 - within:
-        return Verdict.WORSE
-    return Verdict.AGREES
+        return Agreement.WORSE
+    return Agreement.AGREES
 
 
 def cells(configuration: Configuration, gpu: str, fused: str) -> pd.DataFrame:

@@ -7,6 +7,7 @@ sampler, the shape and the way of measuring may not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -106,6 +107,32 @@ def lost(cells: pd.DataFrame, run: str) -> pd.DataFrame:
     return cells[tried & cells[["status_a", "status_b"]].eq("ok").any(axis=1)]
 
 
+def only_in(cells: pd.DataFrame, run: str) -> list[tuple[str, int]]:
+    """Return (what the other run lacks, how many cells) of those that one run alone has.
+
+    run: 'a' or 'b', the one that has them.
+    """
+    other = {"a": "b", "b": "a"}[run]
+    alone = cells[cells[f"status_{other}"] == ABSENT]
+    there = cells[cells[f"status_{other}"] != ABSENT]
+    problems = set(there[PROBLEM].itertuples(index=False, name=None))
+    batches = set(there[[*PROBLEM, "b"]].itertuples(index=False, name=None))
+    samplers = set(there["provider"])
+    reasons: dict[str, int] = {}
+    for _, cell in alone.iterrows():
+        problem = tuple(cell[PROBLEM])
+        if cell.provider not in samplers:
+            why = f"sampler {cell.provider}"
+        elif problem not in problems:
+            why = f"D = {cell.d:,}, V = {cell.v:,}: {conditions_in_words(cell)}"
+        elif (*problem, cell.b) not in batches:
+            why = f"B = {cell.b}"
+        else:
+            why = f"sampler {cell.provider} at B = {cell.b}"
+        reasons[why] = reasons.get(why, 0) + 1
+    return list(reasons.items())
+
+
 def clock_differences(cells: pd.DataFrame) -> list[tuple[str, Any, Any]]:
     """As `environment_differences`: median clocks over the cells that both runs measured."""
     both = cells[cells["ratio"].notna()]
@@ -116,7 +143,7 @@ def clock_differences(cells: pd.DataFrame) -> list[tuple[str, Any, Any]]:
     return [(name, a, b) for name, a, b in medians if abs(a - b) > 0]  # false where not known
 
 
-_OF_EVERY_RUN = {"schema", "utc", "argv", "options", "resumed"}
+_OF_EVERY_RUN = {"schema", "utc", "argv", "options", "resumed", "times"}
 """Fields of env.json that say nothing of the machine and the programs, or are taken apart below."""
 
 
@@ -131,8 +158,15 @@ def environment_differences(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[
 
 
 def _facts(environment: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: value for name, value in environment.items() if name not in _OF_EVERY_RUN},
-        **{f"options.{name}": x for name, x in environment.get("options", {}).items()},
-        "resumed": len(environment.get("resumed", [])),
-    }
+    facts = {name: value for name, value in environment.items() if name not in _OF_EVERY_RUN}
+    facts["options"] = environment.get("options", {})
+    return {**dict(_flat(facts)), "resumed": len(environment.get("resumed", []))}
+
+
+def _flat(facts: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of what a record holds at any depth, named as in `options.iters`."""
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, ", ".join(map(str, value)) if isinstance(value, list) else value

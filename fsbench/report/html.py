@@ -23,7 +23,6 @@ from fsbench.report.figures.configuration import speedups
 from fsbench.report.figures.parallel import drawn
 from fsbench.report.figures.parts import Styles, encoded
 from fsbench.report.figures.style import styles
-from fsbench.report.history import history
 from fsbench.report.recommend import recommend
 from fsbench.report.tables import Configuration, configurations
 
@@ -181,15 +180,22 @@ def _inline(name: str, drawing: Callable[[], Figure | None]) -> dict[str, str] |
 def _history(
     configuration: Configuration, when: dict[str, tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    """The cells that several commits measured, a column for each run; no table without any."""
-    found = history(configuration, when)
+    """The cells that several commits measured, a column for each run; no table without any.
+
+    when: folder -> (when in UTC, commit). A cell has a time for each run, "" where it has none.
+    """
+    ok = configuration.rows[configuration.rows.status == "ok"]
+    ok = ok.assign(commit=ok.folder.map({folder: commit for folder, (_, commit) in when.items()}))
+    ok = ok[ok.groupby(["provider", "b"]).commit.transform("nunique") > 1]
+    order = sorted((*when[folder], folder) for folder in ok.folder.unique())
     rows = []
-    for (provider, B), times in found.cells.items():
-        known = [us for us in times if us is not None]
-        texts = ["" if us is None else f"{us:.1f}" for us in times]
+    for (provider, B), same in ok.groupby(["provider", "b"], sort=False):
+        times = same.drop_duplicates("folder", keep="last").set_index("folder").median_us
+        known = [float(times[folder]) for *_, folder in order if folder in times]
+        texts = [f"{times[folder]:.1f}" if folder in times else "" for *_, folder in order]
         cells = [configuration.label(provider), str(B), *texts, f"{known[-1] / known[0]:.3f}"]
         rows.append({"cells": [_cell(text) for text in cells], "bound": False})
-    headings = [f"{utc} {commit}" for _, utc, commit in found.runs]
+    headings = [f"{utc} {commit}" for utc, commit, _ in order]
     title = "History: median time by run and commit, µs"
     table = {"title": title, "headings": ["sampler", "B", *headings, "last / first"], "rows": rows}
     return [table] if rows else []

@@ -173,6 +173,11 @@ def normalized(frame: pd.DataFrame) -> pd.DataFrame:
     missing = [name for name in _SHAPE + CONDITIONS + _OTHERS if name not in frame]
     if missing:
         raise ResultsError(f"results.csv: expected columns {', '.join(missing)}; they are missing")
+    for name in ("b", "d", "v", "tp"):
+        if len(wrong := frame[name][~(frame[name] >= 1)]):
+            got = f"{name}: expected an integer >= 1; got {wrong.iloc[0]!r:.40}"
+            raise ResultsError(f"results.csv: {got}")
+    frame = frame.astype(dict.fromkeys(("b", "d", "v", "tp"), "int64"))
     frame = frame.assign(folder=frame.get("folder", ""))
     frame["mixed"] = frame.mixed.astype(bool)
     for name in ("gpu", "l2"):  # '' and 'n/a', which pandas reads as NaN

@@ -152,7 +152,7 @@ def flash_sample(
         out = empty_sample(request, wanted)
     else:
         _check_out(out, request, wanted)
-    if not len(request.hidden):
+    if request.hidden.shape[0] == 0:
         return out
     plain = request.num_samples == 1 and not any(wanted)
     if head is not None and plain and kernel == "auto":

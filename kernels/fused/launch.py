@@ -40,12 +40,14 @@ class _Prepared(NamedTuple):
     """What launches of one key have in common.
 
     operands: how the matrices are loaded. run: the kernel, with the arguments that stay.
-    counters: arrivals that a launch needs at least.
+    counters: arrivals that a launch needs at least. is_plain: no option is asked for that has an
+    argument of its own, so all of these are None.
     """
 
     operands: Operands
     run: Launch
     counters: int
+    is_plain: bool
 
 
 def launch(
@@ -84,34 +86,38 @@ def launch(
             limits = _target_logits(request, logits, out.rank)
         for first_sample in range(0, samples, at_once):
             n = min(at_once, samples - first_sample)
-            operands, run, counters = cached(
-                (n, key), _prepare, request, kernel, config, n, logits, stride
+            operands, run, counters, is_plain = cached(
+                (n, key), _prepare, request, kernel, config, n, logits, stride, out
             )
             if first_sample == 0:
                 work = workspace(max(B * at_once, counters), device)
                 loaded_hidden, loaded_weight = operands.load(hidden, weight)
-                winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
+                if not is_plain:
+                    winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
                 if operands.handed:
                     sums = torch.empty(operands.handed, dtype=torch.float32, device=device)
-            run(
-                {
-                    "hidden": loaded_hidden,
-                    "weight": loaded_weight,
+            moving: dict[str, Any] = {
+                "hidden": loaded_hidden,
+                "weight": loaded_weight,
+                "seed_ptr": request.seed,
+                "offset_ptr": request.offset,
+                "temperature": request.temperature,
+                "keys_ptr": work.keys,
+                "arrivals_ptr": work.arrivals,
+                "sums_ptr": sums,
+                "tokens_ptr": out.tokens,
+                "valid_ptr": out.valid,
+                "first_sample": first_sample,
+            }
+            if not is_plain:
+                moving |= {
                     "scale_ptr": request.scale,
-                    "seed_ptr": request.seed,
-                    "offset_ptr": request.offset,
-                    "temperature": request.temperature,
                     "soft_cap": request.soft_cap,
                     "bias_ptr": logits.bias,
                     "row_bias_ptr": logits.row_bias,
                     "mask_ptr": logits.mask,
-                    "keys_ptr": work.keys,
-                    "arrivals_ptr": work.arrivals,
                     "winners_ptr": winners,
                     "masses_ptr": masses,
-                    "sums_ptr": sums,
-                    "tokens_ptr": out.tokens,
-                    "valid_ptr": out.valid,
                     "logprob_ptr": out.logprob,
                     "logz_ptr": out.logz,
                     "entropy_ptr": out.entropy,
@@ -121,9 +127,8 @@ def launch(
                     "largest_ptr": None if stored is None else stored.largest,
                     "buffers_ptr": None if line is None else line.buffers,
                     "counts_ptr": None if line is None else line.counts,
-                    "first_sample": first_sample,
                 }
-            )
+            run(moving)
         if looked_at and stored is not None:
             launch_ranks(request, stored, masses, out._replace(logprob=None))
     return masses
@@ -190,6 +195,7 @@ def _prepare(
     n: int,
     logits: Processing,
     stride: int,
+    out: Sample,
 ) -> _Prepared:
     """Choose a kernel and bring together all that is alike in launches of n samples and one key.
 
@@ -230,4 +236,6 @@ def _prepare(
         **operands.tiles,
     }
     counters = _counters(B, config, hidden.device)
-    return _Prepared(operands, Launch(code, operands.grid, fixed), counters)
+    options = (request.scale, request.soft_cap, shard, *logits[:3], *out[2:])
+    is_plain = stride == 0 and all(option is None for option in options)
+    return _Prepared(operands, Launch(code, operands.grid, fixed), counters, is_plain)

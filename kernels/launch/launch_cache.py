@@ -28,7 +28,7 @@ from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels.configs.choice import NO_ADDRESS
 from fsbench.kernels.configs.gpu import bind_and_launch
 from fsbench.kernels.launch.operands import greedy
-from fsbench.kernels.launch.request import TENSORS, Request
+from fsbench.kernels.launch.request import Request
 
 MAX_KEYS = 4096
 """Keys of the cache, and encoded descriptors of a launch: a server sees far fewer of either."""
@@ -145,7 +145,7 @@ class Launch:
         else:
             self._direct(
                 [
-                    x.data_ptr() if type(x) in TENSORS else x
+                    x.data_ptr() if isinstance(x, Tensor) else x
                     for x in moving.values()
                     if x is not None
                 ]
@@ -168,7 +168,7 @@ def launch_kernel(
             kinds.append(None)
         elif kind in _BY_VALUE:
             kinds.append(value)
-        elif kind in TENSORS or (kind is not float and isinstance(value, Tensor)):
+        elif kind is not float and isinstance(value, Tensor):
             address = value.data_ptr()
             values.append(address)
             kinds.append(value.dtype)

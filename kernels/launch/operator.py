@@ -3,8 +3,8 @@
 As an operator it is one opaque node to torch.compile and to fake tensors; its arguments have been
 checked by the public call, and its results are written to tensors of the caller's. An operator
 takes tensors and numbers only, so values are taken apart here by their names, and put together
-again. Calls that neither of the two sees go past it: torch's way to an operator written in Python
-costs a step's thread more time than the launch.
+again. A call that neither of the two sees does not use the operator: torch's way to one that is
+written in Python takes the host longer than the launch.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from fsbench.errors import InvalidArgument
 from fsbench.kernels.checks.tensors import (
@@ -22,10 +21,6 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 
 SAMPLES_AT_ONCE = 4
 """Samples whose candidates a program keeps in registers; more take further launches."""
-
-
-TENSORS = (Tensor, Parameter)
-"""Types of tensors that have memory of their own: not what derives from them, as a fake one."""
 
 
 class Request(NamedTuple):

@@ -1,8 +1,25 @@
-"""Launches of truncated_sample: the fused kernel, a look at its logits, and the rest."""
+"""Launches of truncated_sample: the fused kernel, a look at its logits, and the rest.
+
+Which launches follow the fused kernel depends on the filters of the call (`launches_for`):
+
+    filters                                            redraws  look  searches  cutoff  race
+    none, and tokens alone are asked for               0        no    0         no      no
+    top_p alone, one number from 0.25 on (*)           2 n - 1  no    0         no      no
+    top_k, one number up to 448                        0        yes   0         no      no
+    neither top_k nor top_p                            0        yes   0         no      yes
+    top_k, one number up to 2048 and below the groups  0        yes   0         yes     yes
+    others                                             0        yes   4         yes     yes
+    others, where rows may be tested (*)               0        yes   3         yes     yes
+
+(*) without penalties, and where nothing that depends on the cutoff is asked for: a token's row is
+then done when a test finds that it is kept (truncated.redraw). n tests have n - 1 races between
+them. Filters whose numbers differ by row are "others": the look does what it can of each row, and
+leaves a plan for the launches that follow, of which a row takes part in those that it needs.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,7 +29,7 @@ from fsbench.kernels import fused
 from fsbench.kernels.configs.gpu import launching_on
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.device.stored_logits import StoredLogits, allocate
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
 from fsbench.kernels.launch.launch_cache import launch_kernel
 from fsbench.kernels.launch.operands import per_row
 from fsbench.kernels.launch.request import Filters, Request
@@ -25,7 +42,7 @@ from fsbench.kernels.truncated.history import Penalties, TokenHistory
 from fsbench.kernels.truncated.kept import launch_kept
 from fsbench.kernels.truncated.look import GATHERED_K, GROUP, HEADER, sampling_look_kernel
 from fsbench.kernels.truncated.plan import NUMBERS, PLAN
-from fsbench.kernels.truncated.top_p import early, launch_redraws, tests_needed
+from fsbench.kernels.truncated.top_p import early, is_alone, launch_redraws, tests_needed
 
 SMALL_K = 448
 """Up to this k of all rows, one launch draws from the logits of few groups."""
@@ -36,6 +53,46 @@ TESTED_SEARCHES = 3
 race and test. Of rows that are searched then, for a large k or a small p, few have more tokens left
 than there is room for."""
 LOOK = {"num_warps": 8}
+
+
+class Launches(NamedTuple):
+    """Launches after the fused kernel, by kernel: a row of the module's table.
+
+    redraws: of sampling_redraw_kernel, tests and the races between them. look: one of
+    sampling_look_kernel. searches: of sampling_narrow_kernel. cutoff, race: one of
+    sampling_cutoff_kernel and of sampling_race_kernel.
+    """
+
+    redraws: int = 0
+    look: bool = False
+    searches: int = 0
+    cutoff: bool = False
+    race: bool = False
+
+
+def launches_for(
+    filters: Filters, B: int, groups: int, *, only_tokens: bool, tested: bool
+) -> Launches:
+    """Return the row of the module's table for a call.
+
+    Args:
+        groups: of 32 tokens, in a row.
+        only_tokens: whether there are no penalties, and no field beside tokens is asked for.
+        tested: whether rows may be tested, (*) of the table.
+    """
+    top_k, top_p, _ = filters
+    if only_tokens and keep_all(filters):
+        return Launches()
+    if tested and isinstance(top_p, float) and is_alone(filters):
+        return Launches(redraws=2 * tests_needed(top_p, B) - 1)
+    if is_small(top_k):
+        return Launches(look=True)
+    if isinstance(top_k, int) and top_k == 0 and isinstance(top_p, float) and top_p >= 1.0:
+        return Launches(look=True, race=True)
+    if isinstance(top_k, int) and 0 < top_k <= GATHERED_K.value and top_k < groups:
+        return Launches(look=True, cutoff=True, race=True)
+    searches = TESTED_SEARCHES if tested else SEARCHES
+    return Launches(look=True, searches=searches, cutoff=True, race=True)
 
 
 ROW_WARPS = 4
@@ -58,7 +115,9 @@ def launch(
     said_of: the request at the temperature of sample.logprob and top_logprob, if that is another.
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
-    if penalties is None and keep_all(filters) and all(x is None for x in sample[2:]):
+    only_tokens = penalties is None and all(x is None for x in sample[2:])
+    groups = stride_for(V) // GROUP.value
+    if not any(launches_for(filters, B, groups, only_tokens=only_tokens, tested=False)):
         fused.launch.launch(request, "auto", choice, Sample(sample.tokens, sample.valid))
         return
     stored = allocate(B, V, device, largest=True)
@@ -89,24 +148,24 @@ def finish(
     """
     B, V, device = len(request.hidden), request.vocab_size, request.hidden.device
     stride = stored.logits.shape[1]
+    history = None if penalties is None else penalties.history
+    asked = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
+    tested = history is None and request.noise != "none" and not asked
+    steps = launches_for(filters, B, stride // GROUP.value, only_tokens=False, tested=tested)
+    if steps.redraws:
+        assert isinstance(filters.top_p, float)
+        with launching_on(device):
+            launch_redraws(request, filters.top_p, steps.redraws, stored.logits, sample)
+            launch_kept(request, said_of or request, stored, masses, None, sample)
+        return
     few = chunk(filters.top_k)
     found = torch.empty(B, HEADER.value + few, dtype=torch.int32, device=device)
     most = min(few * GROUP.value, GATHERED.value)
     keys = torch.empty(B, most, dtype=torch.int64, device=device)
     plan = numbers = None
-    if not is_small(filters.top_k):
+    if steps.race:
         plan = torch.empty(B, PLAN.value, dtype=torch.int64, device=device)
         numbers = torch.empty(B, NUMBERS.value, dtype=torch.float32, device=device)
-    history = None if penalties is None else penalties.history
-    asked = any(x is not None for x in (sample.kept, sample.kept_logprob, sample.support))
-    tests = tests_needed(filters, B)
-    tested = history is None and request.noise != "none" and not asked
-    if tested and tests > 0:
-        assert isinstance(filters.top_p, float)
-        with launching_on(device):
-            launch_redraws(request, filters.top_p, tests, stored.logits, sample)
-            launch_kept(request, said_of or request, stored, masses, None, sample)
-        return
     if history is None and request.noise == "none":
         history = TokenHistory(B, 1, device)  # an empty one: no draw from all tokens is expected
     cuts = None
@@ -147,13 +206,13 @@ def finish(
             **LOOK,
         )
         if plan is not None and numbers is not None:
-            _launch_rows(request, filters, stored, plan, numbers, sample, cuts, tested)
+            _launch_rows(request, steps, stored, plan, numbers, sample, cuts, tested)
         launch_kept(request, said_of or request, stored, masses, cuts, sample)
 
 
 def _launch_rows(
     request: Request,
-    filters: Filters,
+    steps: Launches,
     stored: StoredLogits,
     plan: Tensor,
     numbers: Tensor,
@@ -189,15 +248,13 @@ def _launch_rows(
         "tokens_ptr": sample.tokens,
         "valid_ptr": sample.valid,
     }
-    times = searches(filters, stride // 32)
-    times = min(times, TESTED_SEARCHES) if tested else times
     tops = masses = before = None
-    if times > 0:
+    if steps.searches:
         sums = logits.new_empty(B, blocks, narrow.SECTIONS.value)
         if tested:
             tops, before = logits.new_empty(2, B, blocks)
             masses = plan.new_empty(B, blocks, 2)
-        for turn in range(times):
+        for turn in range(steps.searches):
             race = tested and turn % 2 == 1
             launch_kernel(
                 narrow.sampling_narrow_kernel,
@@ -218,7 +275,7 @@ def _launch_rows(
                 OFFSET_PER_ROW=per["OFFSET_PER_ROW"],
                 num_warps=ROW_WARPS,
             )
-    if times >= 0:
+    if steps.cutoff:
         gathered = plan.new_empty(B, kernels.GATHERED.value)
         launch_kernel(
             kernels.sampling_cutoff_kernel,
@@ -230,7 +287,7 @@ def _launch_rows(
             tops_ptr=tops,
             masses_ptr=masses,
             cuts_ptr=cuts,
-            launch=times,
+            launch=steps.searches,
             blocks=blocks,
             **CUTOFF,
         )
@@ -243,7 +300,7 @@ def _launch_rows(
         largest_ptr=stored.largest,
         tops_ptr=tops,
         masses_ptr=masses,
-        launch=times + 1,
+        launch=steps.searches + steps.cutoff,
         blocks=blocks,
         num_warps=ROW_WARPS,
     )
@@ -260,16 +317,6 @@ def keep_all(filters: Filters) -> bool:
 def is_small(top_k: int | Tensor) -> bool:
     """Whether all rows need few logits, unless many are equal: then one launch does everything."""
     return isinstance(top_k, int) and 0 < top_k <= SMALL_K
-
-
-def searches(filters: Filters, groups: int) -> int:
-    """How often rows may need a search before their tokens can be gathered; -1: nor is that."""
-    top_k, top_p = filters.top_k, filters.top_p
-    if not isinstance(top_k, int):
-        return SEARCHES
-    if top_k == 0 and isinstance(top_p, float) and top_p >= 1.0:
-        return -1
-    return 0 if 0 < top_k <= GATHERED_K.value and top_k < groups else SEARCHES
 
 
 def chunk(top_k: int | Tensor) -> int:

@@ -24,21 +24,23 @@ LEFT = 0.02
 """Rows that may be left to one program each, on average."""
 
 
-def tests_needed(filters: Filters, B: int) -> int:
-    """How often many programs look whether tokens stand, before one program does what is left.
-
-    0: top-p is not the only filter, so small that a search is faster, or each row has its own.
-
-    Each race is among the tokens before the last one, so the mass before a row's token falls by a
-    factor that is uniform in [0, 1], and it takes the row as many tests to have less than p as
-    a Poisson process of rate 1 takes to log(1 / p): the row fails n of them with the probability of
-    n events or more. What is left then takes one program a hundred microseconds or so.
-    """
+def is_alone(filters: Filters) -> bool:
+    """Whether top-p is the only filter: one number for all rows, from LEAST on."""
     top_k, top_p, min_p = filters
-    if isinstance(top_k, Tensor) or isinstance(min_p, Tensor) or top_k != 0 or min_p > 0.0:
-        return 0
-    if isinstance(top_p, Tensor) or not redraw.LEAST.value <= top_p < 1.0:
-        return 0
+    if isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or isinstance(min_p, Tensor):
+        return False
+    return top_k == 0 and min_p <= 0.0 and redraw.LEAST.value <= top_p < 1.0
+
+
+def tests_needed(top_p: float, B: int) -> int:
+    """Return how often many programs test tokens, before one program does what is left.
+
+    top_p: of is_alone. Each race is among the tokens before the last one, so the mass before a
+    row's token falls by a factor that is uniform in [0, 1], and it takes the row as many tests to
+    have less than p as a Poisson process of rate 1 takes to log(1 / p): the row fails n of them
+    with the probability of n events or more. What is left then takes one program a hundred
+    microseconds or so.
+    """
     events = -math.log(top_p)
     n, chance, fails = 1, top_p, 1.0 - top_p  # of no event; of n or more
     while n == 1 or B * fails > LEFT:
@@ -59,16 +61,16 @@ def early(device: torch.device) -> dict[str, bool]:
 
 
 def launch_redraws(
-    request: Request, top_p: float, tests: int, logits: Tensor, sample: TruncatedSample
+    request: Request, top_p: float, turns: int, logits: Tensor, sample: TruncatedSample
 ) -> None:
     """Put kept tokens in place of those in sample.tokens that top-p cuts off.
 
-    tests: of tests_needed; tokens do not depend on it. logits: of StoredLogits.
+    turns: tests, of tests_needed, and the races between them; tokens do not depend on how many.
+    logits: of StoredLogits.
     sample.tokens: the draws from all tokens.
     """
     (B, stride), device = logits.shape, logits.device
     blocks = -(-stride // redraw.BLOCK.value)
-    turns = 2 * tests - 1  # with a race between tests
     undecided = torch.empty(turns, B, dtype=torch.int32, device=device)
     largest = torch.empty(B, blocks, dtype=torch.float32, device=device)
     masses = torch.empty(B, blocks, 2, dtype=torch.int64, device=device)

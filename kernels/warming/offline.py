@@ -14,12 +14,14 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import triton
+from torch._library.custom_ops import CustomOpDef
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -35,7 +37,7 @@ class Chip(NamedTuple):
     """What decides how a GPU's kernels are compiled, and which.
 
     shared_bytes: a program may use, opted in. clocks: as torch's clock_rate, memory_clock_rate (in
-    kHz) and memory_bus_width tell them; 0 where it does not.
+    kHz) and memory_bus_width tell them; 0 where it does not. amd: architecture of an AMD GPU.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Chip(NamedTuple):
     multiprocessors: int
     shared_bytes: int
     clocks: tuple[int, ...]
+    amd: str = ""
 
     @classmethod
     def here(cls) -> Chip:
@@ -94,11 +97,21 @@ class Compiled(NamedTuple):
     cached: bool
 
 
-class _Driver:
-    """Triton's driver, for a GPU of which no more than the compute capability is asked."""
+class Launch(NamedTuple):
+    """A kernel, Triton's key of what it is compiled for, and a function that compiles it."""
 
-    def __init__(self, capability: tuple[int, int]):
-        self._target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+    kernel: JITFunction[Any]
+    key: str
+    compile: partial[Any]
+
+
+class _Driver:
+    """Triton's driver, for a GPU of which no more than the architecture is asked."""
+
+    def __init__(self, chip: Chip):
+        major, minor = chip.capability
+        nvidia = GPUTarget("cuda", major * 10 + minor, 32)
+        self._target = GPUTarget("hip", chip.amd, 64) if chip.amd else nvidia
 
     def get_current_device(self) -> int:
         return 0
@@ -150,15 +163,29 @@ def _compile(number: int) -> Compiled:
 
 def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
     """Become a process on a GPU that is not there, and note what the calls compile."""
-    triton.runtime.driver.set_active(_Driver(chip.capability))
-    compile_, run = JITFunction._do_compile, JITFunction.run
     known = set()
-    at = shapes[0]
+    with without_gpu(chip) as launches:
+        for shape in shapes:
+            call(shape)
+            for launch in launches:
+                if launch[:2] not in known:
+                    known.add(launch[:2])
+                    _jobs.append((launch.kernel.__name__, shape, launch.compile))
+            launches.clear()
+
+
+@contextmanager
+def without_gpu(chip: Chip) -> Iterator[list[Launch]]:
+    """Run public calls on tensors of `cuda` without memory; note what each launch would compile.
+
+    Nothing is compiled, and an operator runs its own code. Triton's driver stays the chip's.
+    """
+    triton.runtime.driver.set_active(_Driver(chip))
+    launches: list[Launch] = []
+    compile_, run = JITFunction._do_compile, JITFunction.run
 
     def note(self: Any, key: str, *rest: Any) -> None:
-        if (self, key) not in known:
-            known.add((self, key))
-            _jobs.append((self.__name__, at, partial(compile_, self, key, *rest)))
+        launches.append(Launch(self, key, partial(compile_, self, key, *rest)))
 
     properties = mock.Mock(
         multi_processor_count=chip.multiprocessors,
@@ -175,14 +202,15 @@ def _collect(chip: Chip, shapes: Sequence[Shape]) -> None:
     }
     with (
         mock.patch.multiple(torch.cuda, **cuda),
+        mock.patch.object(torch.version, "hip", chip.amd or None),
         mock.patch.object(FakeTensor, "data_ptr", lambda tensor: 0),  # aligned, as allocations are
         mock.patch.object(api, "is_traced", lambda tensor: False),
+        mock.patch.object(CustomOpDef, "__call__", lambda op, *a, **k: op._init_fn(*a, **k)),
         mock.patch.object(JITFunction, "_do_compile", note),
         mock.patch.object(JITFunction, "run", lambda *a, **k: run(*a, **{**k, "warmup": True})),
         FakeTensorMode(),
     ):
-        for at in shapes:
-            call(at)
+        yield launches
 
 
 def call(shape: Shape) -> None:

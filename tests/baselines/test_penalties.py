@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsbench.baselines.providing.penalties import penaliser
+from fsbench.baselines.providing.logits import penaliser
 from fsbench.problem import Problem
 from fsbench.verify.pathwise import penalised
 

@@ -154,7 +154,9 @@ def check(**arguments) -> Sample:
     with guarded_memory():
         assert flash_sample(**arguments, out=out) is out
     for each, tokens in zip(expected, out.tokens.view(-1, n).T, strict=True):
-        assert each.accepts(tokens).all(), (tokens, each.tokens)
+        assert each.accepts(tokens).all(), (
+            f"flash_sample drew {tokens.tolist()}, the reference {each.tokens.tolist()}"
+        )
     assert out.valid.tolist() == valid.tolist()
     assert_log_probabilities(out, arguments)
     assert_at_rest(len(valid) * n)

@@ -1,4 +1,4 @@
-"""Bugs that the ci tier of fsbench 0.2.0 passed, each with the check that finds it now.
+"""Bugs that the ci tier of fsbench 0.2.0 passed in bf16, each with the check that finds it now.
 
 SINCE is a part of planted_bugs.BUGS.
 """
@@ -133,7 +133,10 @@ SINCE = {
     ),
     "seed 0 counts as none": (complete(seed=seed_0_is_none), "call"),
     "seeds are ignored where there is a mask": (
-        complete(seed=lambda seed, mask: seed if mask is None else seed[:1]),
+        replace_able(
+            complete(seed=lambda seed, mask: seed if mask is None else seed[:1]),
+            batch_invariant=False,
+        ),
         "masks",
     ),
     "the last row of odd batches above 100 has another seed": (

@@ -54,12 +54,29 @@ def check(
     expected = reference.expect(
         logits, seed, step, temperature, noise, truncation=kept, logits_error=error
     )
-    accepted = expected.accepts(sample.tokens)
-    assert accepted.all(), (sample.tokens.tolist(), expected.tokens.tolist())
+    wrong = ~expected.accepts(sample.tokens)
+    assert not wrong.any(), differing("token", wrong, sample.tokens, expected.tokens)
     assert torch.equal(sample.valid, sample.tokens >= 0)
-    assert (sample.kept >= kept.surely.sum(1)).all(), (sample.kept, kept.surely.sum(1))
-    assert (sample.kept <= kept.possibly.sum(1)).all(), (sample.kept, kept.possibly.sum(1))
+    require_kept(sample.kept, kept)
     return sample
+
+
+def require_kept(n: torch.Tensor, bounds: reference.Truncation) -> None:
+    """Fail unless the kernel keeps n [B] tokens, within what rounding leaves of the reference."""
+    for what, bound, wrong in (
+        ("number of kept tokens, too few", bounds.surely.sum(1), n < bounds.surely.sum(1)),
+        ("number of kept tokens, too many", bounds.possibly.sum(1), n > bounds.possibly.sum(1)),
+    ):
+        assert not wrong.any(), differing(what, wrong, n, bound)
+
+
+def differing(what: str, wrong: torch.Tensor, kernel: torch.Tensor, expected: torch.Tensor) -> str:
+    """Say which rows of `wrong` [B] differ, and which number is whose."""
+    rows = wrong.nonzero()[:, 0].tolist()
+    return (
+        f"{what} of rows {rows}: the kernel has {kernel[rows].tolist()}, "
+        f"fsbench.reference {expected[rows].tolist()}"
+    )
 
 
 def history(B: int, V: int, capacity: int = 80) -> TokenHistory:

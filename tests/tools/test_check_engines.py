@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
 import check_engines
 import pytest
 
+from fsbench.discover import discover
 from fsbench.integrations.vllm_expected import ExpectedApi
 
 BASE = (
@@ -28,7 +30,11 @@ class Output(NamedTuple):
     counts: int
     extra: int | None = None
 
+class Limits:
+    def __init__(self, size, *, mode="raw"): ...
+
 def free(x, y): ...
+def draw(probs, k, p=1.0, *, seed, offset=None): ...
 """
 
 
@@ -90,7 +96,51 @@ def test_a_difference_is_a_line(root, of, line):
     assert check_engines.check(expected(**of), root) == [line]
 
 
+GIVEN = ("probs", "k", "seed")
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ({"calls": {"engine.parts:draw": GIVEN, "engine.parts:Limits.__init__": ("size",)}}, []),
+        (
+            {"calls": {"engine.parts:draw": (*GIVEN, "top_k")}},
+            ["engine.parts:draw: expected parameters top_k; "
+             "got ['probs', 'k', 'p', 'seed', 'offset']"],
+        ),
+        (
+            {"calls": {"engine.parts:draw": ("probs",)}},
+            ["engine.parts:draw: needs k, seed, which are not given"],
+        ),
+        ({"calls": {"engine.gone:f": ()}}, ["engine.gone:f: expected it; there is none"]),
+        (
+            {"attributes": {"engine.parts:Sampler": ("states", "seeds")}},
+            ["engine.parts:Sampler: expected attributes seeds"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_baseline_gives_must_be_taken(root, of, said):
+    rival = check_engines.Rival("engine", "1.0", **{"calls": {}, **of})
+    assert check_engines.check_rival(rival, root) == said
+
+
 def test_the_exit_code_says_it(root, capsys):
-    sources = [f"--source=vllm-{version}={root}" for version in check_engines.ADAPTERS]
-    assert check_engines.main(sources) == 1
-    assert re.search(r"vllm 0\.26\.0: \d+ differences", capsys.readouterr().out)
+    versions = {("vllm", each.expected.version) for each in check_engines.ADAPTERS.values()}
+    versions |= {("vllm", check_engines.OPEN_LOOP.version)}
+    versions |= {(each.package, each.version) for each in check_engines.RIVALS}
+    assert check_engines.main([f"--source={p}-{version}={root}" for p, version in versions]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"vllm 0\.26\.0: \d+ differences", out)
+    assert "flashinfer-python 0.6.9: 5 differences in" in out
+
+
+ABSENT = ("hf_generate", "llama_cpp_chain", "vllm_gumbel", "vllm_flashinfer", "flashinfer_cake")
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_rival_says_which_package_it_lacks(name, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    entry = discover()[name]
+    missing = ", ".join(entry.provider.requires)
+    for device in entry.provider.capabilities.devices:
+        assert entry.unavailable_reason(device) == f"package {missing} is not installed"

@@ -66,7 +66,7 @@ def beside_the_paper(name: str) -> pd.DataFrame:
     """Return our speedups over the paper's on an H200 (Tables 4 and 5), with verdicts."""
     found = beside_paper.compare(measured(name), "h200", paper.source()["fused"]["provider"])
     cells = pd.concat([cells for _, cells in found], ignore_index=True)
-    verdicts = [str(beside_paper.verdict(ratio, beside_paper.WITHIN)) for ratio in cells.ratio]
+    verdicts = [str(beside_paper.agreement(ratio, beside_paper.WITHIN)) for ratio in cells.ratio]
     return cells.assign(verdict=verdicts)
 
 

@@ -6,7 +6,7 @@ from cells import results_row
 
 from fsbench import paper
 from fsbench.errors import InvalidArgument, ResultsError
-from fsbench.report.against_paper import Verdict, cells, compare, shares, spread, verdict
+from fsbench.report.against_paper import Agreement, agreement, cells, compare, shares, spread
 from fsbench.report.tables import configurations
 
 FUSED = paper.source()["fused"]["provider"]
@@ -38,14 +38,14 @@ def _only(rows):
 @pytest.mark.parametrize(
     ("ratio", "expected"),
     [
-        (1.051, Verdict.BETTER),
-        (1.05, Verdict.AGREES),
-        (0.95, Verdict.AGREES),
-        (0.949, Verdict.WORSE),
+        (1.051, Agreement.BETTER),
+        (1.05, Agreement.AGREES),
+        (0.95, Agreement.AGREES),
+        (0.949, Agreement.WORSE),
     ],
 )
 def test_the_verdict_is_about_the_distance_from_the_published_value(ratio, expected):
-    assert verdict(ratio, 0.05) == expected
+    assert agreement(ratio, 0.05) == expected
 
 
 @pytest.mark.parametrize("gpu", paper.GPUS)

@@ -104,6 +104,18 @@ def test_a_cell_that_b_could_not_measure_is_lost_and_an_absent_one_is_not():
     assert found["ratio"].notna().sum() == 1
 
 
+def test_why_only_one_run_has_a_cell_is_said():
+    a = [_row("one", b, 10.0) for b in (1, 2)] + [_row("two", 1, 10.0), _row("two", 2, 10.0)]
+    b = [_row("one", 1, 10.0), _row("two", 1, 10.0), _row("one", 1, 10.0, d=64)]
+    b += [_row("three", b, 10.0) for b in (1, 2)]
+    found = _pairs(a, b)
+    assert runs.only_in(found, "a") == [("sampler one at B = 2", 1), ("sampler two at B = 2", 1)]
+    (whole, other) = runs.only_in(found, "b")
+    assert whole[0].startswith("D = 64, V = 151,936: bf16, T = 1") and whole[1] == 1
+    assert other == ("sampler three", 2)
+    assert runs.only_in(_pairs(a, b[:2]), "a") == [("B = 2", 2)]
+
+
 def test_a_time_of_a_cell_that_failed_after_some_rounds_is_no_time():
     a = [_row("one", b, 10.0) for b in (1, 2)]
     found = _pairs(a, [a[0], {**a[1], "status": "oom"}])
@@ -126,8 +138,11 @@ def test_environments_differ_in_machine_programs_and_options_not_in_time_and_pla
     assert environment_differences(a, {**a, "utc": "today", "argv": ["run", "--out", "x"]}) == []
     b = {**a, "driver": "590", "options": {"iters": 50, "seed": 0}, "resumed": [{}, {}]}
     del b["cupti"]
+    a["times"], b["times"] = [{"phases": {"timing": 1.0}}], [{"phases": {"timing": 2.0}}]
+    a["sizes"], b["sizes"] = {"l2": {"mb": 50}, "sms": 132}, {"l2": {"mb": 60}, "sms": 132}
     assert environment_differences(a, b) == [
         ("driver", "580", "590"),
+        ("sizes.l2.mb", 50, 60),
         ("options.iters", 100, 50),
         ("resumed", 0, 2),
     ]

@@ -193,6 +193,13 @@ def test_missing_columns_are_named(rows):
         configurations(pd.DataFrame(rows).drop(columns=["l2", "ci_lo_us"]))
 
 
+@pytest.mark.parametrize("name", ["b", "d", "v", "tp"])
+def test_a_size_that_is_none_is_named(rows, name):
+    for size in (-1.0, 0, float("nan")):
+        with pytest.raises(ResultsError, match=rf"results.csv: {name}: expected an integer >= 1"):
+            configurations(pd.DataFrame([{**rows[0], name: size}, *rows[1:]]))
+
+
 def test_write_tables(tmp_path, rows):
     written = write_tables(tmp_path / "new", pd.DataFrame(rows).drop(columns="folder"))
     names = ["speedup_h200_d4096_v151936.csv", "speedup_h200_d4096_v151936.md"]

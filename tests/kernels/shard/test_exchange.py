@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from kernel_compiler import compile_variants
+from compile_kernels import compile_calls
 from tree import ROOT
 
 LOAD = re.compile(r"ld\.global\.b32\s+\{ %r\d+ \}, \[ (%rd\d+) \+ 0 \]")
@@ -37,19 +37,21 @@ def test_both_kernels_exchange_masses_before_candidates(file):
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("family", "exchanges"),
+    ("kernel", "call", "exchanges"),
     [
-        *(("flash_sampling", 4), ("flash_sampling_hopper", 4), ("flash_sampling_two_step", 1)),
-        ("resolve", 1),
+        ("flash_sampling", "portable B=64 logz, 2 ranks", 4),
+        ("hopper", "hopper B=64 logz, 2 ranks", 4),
+        ("exchange", "flash_sampling_two_step B=64 2 ranks", 1),
+        ("resolve", "flash_sampling_screened B=64 2 ranks", 1),
     ],
 )
-def test_no_warp_counts_on_while_another_may_still_load_the_count(family, exchanges):
+def test_no_warp_counts_on_while_another_may_still_load_the_count(kernel, call, exchanges):
     """A warp that loaded the next count would wait for words that nobody sends."""
-    compiled = compile_variants(families=[family], capability=90, named="2 ranks", ptx=True)
-    assert compiled
-    for each in compiled:
+    found = compile_calls(kernels=f"^{kernel}$", named=f"^{call}$", ptx=True)
+    assert found
+    for each in found:
         between = counted(each.instructions)
-        assert len(between) == exchanges, each.title
+        assert len(between) == exchanges, each.launches
         for code in between:
             # Behind the last loop, the wait for the others' words.
-            assert BARRIER.search(code.rsplit("$L__BB", 1)[-1]), each.title
+            assert BARRIER.search(code.rsplit("$L__BB", 1)[-1]), each.launches

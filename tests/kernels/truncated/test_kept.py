@@ -19,7 +19,7 @@ from flash_sample_cases import (
     stored,
 )
 from tiers import full
-from truncated_cases import FILTERS, history
+from truncated_cases import FILTERS, differing, history, require_kept
 
 from fsbench import reference
 from fsbench.kernels import (
@@ -57,7 +57,7 @@ def check(limit: int = 1024, penalties: Penalties | None = None, **call) -> Trun
     filters = {name: call[name] for name in FILTERS if name in call}
     if penalties is None:
         bounds = reference.truncate(logits, T, **filters, logits_error=error)
-        assert (bounds.surely.sum(1) <= n).all() and (n <= bounds.possibly.sum(1)).all()
+        require_kept(n, bounds)
     # The kept tokens are the first of one order.
     order = logits.sort(dim=1, descending=True, stable=True).indices
     first = torch.arange(logits.shape[1]) < n[:, None]
@@ -68,9 +68,11 @@ def check(limit: int = 1024, penalties: Penalties | None = None, **call) -> Trun
     assert_near(sample.kept_logprob, reference.log_probability(among, token, T).where(valid, NAN))
     limits = logits.gather(1, token[:, None])
     above, below = ((logits > limits + way * error).sum(1).where(valid, -1) for way in (2, -2))
-    assert ((above <= sample.rank) & (sample.rank <= below)).all()
+    wrong = ~((above <= sample.rank) & (sample.rank <= below))
+    assert not wrong.any(), differing("rank", wrong, sample.rank, above)
     fits = n <= limit
-    assert ((sample.support >= 0).sum(1) == n.where(fits, 0)).all()
+    found = (sample.support >= 0).sum(1)
+    assert torch.equal(found, n.where(fits, 0)), f"support has {found.tolist()}, kept {n.tolist()}"
     support = order.where(first & fits[:, None], -1)[:, :limit]
     if not error:
         assert torch.equal(sample.support[:, : support.shape[1]], support)

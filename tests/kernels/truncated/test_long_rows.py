@@ -18,7 +18,6 @@ from tiers import first_quick, full
 from truncated_cases import check
 
 from fsbench.kernels import flash_sample, truncated_sample
-from fsbench.kernels.launch.request import Filters
 from fsbench.kernels.truncated import gathered as _gathered_draw
 from fsbench.kernels.truncated import launch as launches
 from fsbench.kernels.truncated import rows as _row_kernels
@@ -147,19 +146,6 @@ def test_how_many_programs_share_a_row_does_not_matter(programs):
     with mock.patch.dict(launches.PROGRAMS, dict.fromkeys(launches.PROGRAMS, programs)):
         other = truncated_sample(**call)
     assert torch.equal(other.tokens, whole.tokens) and torch.equal(other.kept, whole.kept)
-
-
-def test_launches_that_no_row_can_need_are_left_out():
-    def times(groups=200, **filters):
-        return launches.searches(
-            Filters(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}), groups
-        )
-
-    assert times(min_p=0.1) == -1
-    assert times(top_k=150, top_p=0.5) == 0
-    assert times(top_k=200) == times(top_p=0.9) == times(top_p=torch.ones(1)) == launches.SEARCHES
-    assert times(top_k=torch.ones(1)) == launches.SEARCHES
-    assert launches.is_small(448) and not launches.is_small(449) and not launches.is_small(0)
 
 
 @triton.jit

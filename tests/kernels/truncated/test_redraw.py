@@ -12,7 +12,6 @@ from tiers import first_quick, full
 from truncated_cases import check
 
 from fsbench.kernels import flash_sample, truncated_sample
-from fsbench.kernels.launch.request import Filters
 from fsbench.kernels.truncated import launch as launches
 from fsbench.kernels.truncated import narrow, redraw
 from fsbench.kernels.truncated import top_p as alone
@@ -73,7 +72,7 @@ def test_neither_tests_nor_programs_matter(tests, programs):
     assert (expected.tokens != flash_sample(**stored(normal_logits(12, V)), seed=SEED).tokens).any()
     shares = dict.fromkeys(alone.PROGRAMS, programs)
     with (
-        mock.patch.object(launches, "tests_needed", lambda filters, B: tests),
+        mock.patch.object(launches, "tests_needed", lambda top_p, B: tests),
         mock.patch.dict(alone.PROGRAMS, shares),
     ):
         assert torch.equal(truncated_sample(**call).tokens, expected.tokens)
@@ -125,20 +124,6 @@ def test_a_draw_below_the_threshold_of_min_p_is_not_kept(B):
         assert sample.kept.median() > 600 and (first != sample.tokens).sum() > B // 4
 
 
-def needed(B: int, **filters: object) -> int:
-    return alone.tests_needed(Filters(**{"top_k": 0, "top_p": 0.9, "min_p": 0.0, **filters}), B)
-
-
-def test_top_p_alone_needs_no_look_if_it_is_a_number():
-    assert needed(1) == needed(1, min_p=-1.0) == 2
-    others = [{"top_k": 50}, {"top_k": torch.zeros(1)}, {"min_p": 0.1}, {"min_p": torch.zeros(1)}]
-    others += [{"top_p": 1.0}, {"top_p": 0.0}, {"top_p": torch.ones(1)}]
-    assert not any(needed(1, **filters) for filters in others)
-    search = mock.Mock(side_effect=AssertionError("a cutoff is searched for"))
-    with mock.patch.object(launches, "launch_kernel", search):
-        truncated_sample(**stored(normal_logits(2, 300)), seed=SEED, top_p=0.5)
-
-
 @pytest.mark.parametrize("B", [3, 40])
 def test_rows_of_tensors_without_top_k_are_not_searched(B):
     """But for a small p, and where what depends on the cutoff is asked for."""
@@ -158,12 +143,11 @@ def test_tests_are_as_many_as_leave_few_rows(B, p):
     generator = torch.Generator().manual_seed(0)
     mass = torch.rand(400_000, 8, generator=generator, dtype=torch.float64).cumprod(1)
     left = B * (mass >= p).double().mean(0)
-    n = needed(B, top_p=p)
+    n = alone.tests_needed(p, B)
     assert left[n - 1] < 0.03 and (n == 2 or left[n - 2] > 0.015)
 
 
-def test_a_small_p_is_searched_for_whatever_the_batch():
-    assert [needed(B, top_p=0.9) for B in (1, 16, 64, 256)] == [2, 3, 3, 4]
-    assert [needed(B, top_p=0.5) for B in (1, 16, 64, 256)] == [4, 5, 6, 7]
-    assert needed(1, top_p=0.25) > 0 and needed(100_000, top_p=0.25) < 20
-    assert needed(1, top_p=0.24) == needed(256, top_p=0.24) == needed(256, top_p=-1.0) == 0
+def test_more_rows_take_more_tests():
+    assert [alone.tests_needed(0.9, B) for B in (1, 16, 64, 256)] == [2, 3, 3, 4]
+    assert [alone.tests_needed(0.5, B) for B in (1, 16, 64, 256)] == [4, 5, 6, 7]
+    assert 0 < alone.tests_needed(0.25, 100_000) < 20

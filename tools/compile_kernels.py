@@ -1,0 +1,391 @@
+"""Compile what public calls launch, for GPUs that are not there: registers, stack, instructions.
+
+    python tools/compile_kernels.py
+
+writes tools/kernels.csv, which tests hold: for each launch on compute capability 9.0 the registers
+of a thread, bytes of stack, and instructions that load or store a spilled register or an array.
+
+    python tools/compile_kernels.py --compare OLD_TREE [--kernels REGEX] [--architecture sm_80]
+
+compares the machine code of another checkout with that of this one, launch by launch: registers,
+memory, and every opcode with its operands. The exit code is 1 if one differs. So a change that is
+to change no kernel can be held to it (git worktree add /tmp/before HEAD~1).
+
+    python tools/compile_kernels.py --elsewhere
+
+writes what the plain portable kernel takes on GPUs that nobody has timed it on, for `make docs`.
+
+The calls are those of kernel_calls.py, on tensors without memory, in a process that has the tree's
+fsbench. Results are kept from run to run, in $FSBENCH_KERNEL_CACHE, else in ~/.cache/fsbench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TOOLS = Path(__file__).resolve().parent
+TABLE = TOOLS / "kernels.csv"
+COMPILED = TOOLS / "pages" / "compiled.csv"
+ELSEWHERE = ("sm_80", "sm_89", "sm_100", "sm_120", "gfx942")
+"""GPUs that the portable kernel is compiled for and has not been timed on."""
+TABLED = (
+    r"^(portable B=\d+ plain|(portable|hopper) B=64 (logprob|everything|top 20|rank)"
+    r"|hopper B=256 logprob|portable B=16 int8|hopper B=64 fp8|score B=64( everything)?"
+    r"|gradient of score, 3 numbers|truncated B=64 (k = 50|k = 1000|p|min-p, p|kept)"
+    r"|screened B=(16( D=1000)?|64)"
+    r"|filters from the screen B=16 D=4096|draft B=4|verify|pack a mask|noise map"
+    r"|(akunu_\w+|pivot_search|gumbel_argmax|group_gumbel_parallel|weight_stream"
+    r"|flash_sampling_(hopper|store|all_reduce)) B=16|flash_sampling_token B=64 matmul form"
+    r"|flash_sampling_hopper B=256|flash_sampling_(gather|two_step|screened) B=64 2 ranks)$"
+)
+"""Calls that kernels.csv has: every kernel, and what is tuned."""
+FORMAT = 2
+"""Raised when what is kept of a kernel changes."""
+
+
+class Compiled(NamedTuple):
+    """A kernel as some launches compile it.
+
+    launches: names of calls, with # and a number for the second launch of the kernel in a call.
+    registers: of a thread. stack: bytes of a thread. shared: bytes of a program.
+    spills: instructions that load from the stack or store to it.
+    instructions: in order, each an opcode with its operands; lines of PTX if those were asked for.
+    config: of the portable kernel's tiles, as its constants have it.
+    """
+
+    kernel: str
+    launches: list[str]
+    registers: int
+    stack: int
+    shared: int
+    spills: int
+    instructions: list[str]
+    constants: dict[str, Any]
+
+
+def compile_calls(
+    tree: Path = TOOLS.parent,
+    architecture: str = "sm_90",
+    kernels: str = "",
+    named: str = "",
+    ptx: bool = False,
+) -> list[Compiled]:
+    """Compile the launches of a tree, each different one once.
+
+    Args:
+        architecture: one of kernel_calls.CHIPS_OF.
+        kernels, named: regular expressions of names of kernels and of calls; those that match.
+        ptx: lines of PTX in place of the instructions, and 0 for numbers.
+
+    Raises:
+        RuntimeError: a call fails or a kernel does not compile; with what the process printed.
+    """
+    with _site(tree.resolve()) as site, tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "compiled.jsonl"
+        worker = ["--worker", str(out), "--architecture", architecture]
+        done = subprocess.run(
+            # -P: the modules beside this file are not the tree's.
+            [sys.executable, "-P", __file__, *worker, f"--kernels={kernels}", f"--named={named}"]
+            + ["--ptx"] * ptx,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(site), str(TOOLS)]),
+                "TRITON_INTERPRET": "0",
+                # With line numbers, ptxas names registers by where a function stands in its file.
+                "TRITON_DISABLE_LINE_INFO": "1",
+                "TRITON_CACHE_DIR": str(Path(folder) / "triton"),  # too large to be kept
+            },
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{tree}: its kernels do not compile\n{done.stderr[-4000:]}")
+        return [Compiled(*json.loads(line)) for line in out.read_text("utf-8").splitlines()]
+
+
+@contextmanager
+def _site(tree: Path) -> Iterator[Path]:
+    """A folder of links to import a tree's fsbench from, its kernels and baselines included."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "fsbench"
+        package.mkdir()
+        for entry in (tree / "kernels", tree / "baselines", *(tree / "fsbench").iterdir()):
+            link = package / entry.name
+            if entry.exists() and not link.is_symlink():
+                link.symlink_to(entry.resolve())
+        yield Path(folder)
+
+
+def first_difference(old: Sequence[str], new: Sequence[str]) -> tuple[int, str, str] | None:
+    """(place, one, the other) of the first that two lists of instructions have different."""
+    for place, (one, other) in enumerate(zip_longest(old, new, fillvalue="the end")):
+        if one != other:
+            return place, one, other
+    return None
+
+
+def report(old: list[Compiled], new: list[Compiled]) -> Iterator[tuple[bool, str]]:
+    """Lines of (whether all in it is well, text): a table by kernel, then what is different."""
+    before, after = (
+        {(each.kernel, launch): each for each in found for launch in each.launches}
+        for found in (old, new)
+    )
+    by_kernel: dict[str, list[str]] = defaultdict(list)
+    for kernel, launch in before | after:
+        by_kernel[kernel].append(launch)
+    notes = []
+    header = ("launches", "identical", "different", "missing", "instructions")
+    yield True, " ".join([f"{'kernel':24}", *(f"{word:>12}" for word in header)])
+    total = [0] * len(header)
+    for kernel, launches in sorted(by_kernel.items()):
+        counts = [len(launches), 0, 0, 0, 0]
+        for launch in launches:
+            one, other = before.get((kernel, launch)), after.get((kernel, launch))
+            if one is None or other is None:
+                counts[3] += 1
+                notes.append(
+                    f"{kernel}, {launch}: only in the {'new' if one is None else 'old'} tree"
+                )
+                continue
+            counts[4] += len(other.instructions)
+            found = first_difference(_lines(one), _lines(other))
+            counts[1 if found is None else 2] += 1
+            if found:
+                place, was, now = found
+                notes.append(f"{kernel}, {launch}: line {place}\n    old  {was}\n    new  {now}")
+        yield counts[0] == counts[1], _row(kernel, counts)
+        total = [sum(pair) for pair in zip(total, counts, strict=True)]
+    yield True, _row("total", total)
+    for note in notes:
+        yield False, note
+
+
+def _lines(compiled: Compiled) -> list[str]:
+    """What a kernel takes, then its instructions."""
+    taken = f"{compiled.registers} registers, {compiled.stack} B stack, {compiled.shared} B shared"
+    return [taken, *compiled.instructions]
+
+
+def _row(name: str, counts: Sequence[int]) -> str:
+    return " ".join([f"{name:24}", *(f"{count:12,}" for count in counts)])
+
+
+def table(compiled: list[Compiled]) -> list[dict[str, str]]:
+    """Rows of kernels.csv: one for each launch, sorted by kernel and call."""
+    columns = ("registers", "stack", "spills", "shared")
+    rows = [
+        {"kernel": each.kernel, "launch": launch}
+        | {name: str(getattr(each, name)) for name in columns}
+        for each in compiled
+        for launch in each.launches
+    ]
+    return sorted(rows, key=lambda row: (row["kernel"], row["launch"]))
+
+
+def elsewhere() -> list[dict[str, str]]:
+    """Registers of a thread, bytes of stack and of shared memory on each of ELSEWHERE."""
+    rows = []
+    for gpu in ELSEWHERE:
+        for each in compile_calls(architecture=gpu, named="^portable B=\\d+ plain$"):
+            taken = {name: str(getattr(each, name)) for name in ("registers", "stack", "shared")}
+            rows.append({"gpu": gpu, "config": _config(each.constants), **taken})
+    return rows
+
+
+def _config(constants: dict[str, Any]) -> str:
+    """The tiles of a launch of the portable kernel."""
+    sizes = zip("bvds", ("BLOCK_B", "BLOCK_V", "BLOCK_D", "SLICE"), strict=True)
+    tiles = "".join(f"{letter}{constants[name]}" for letter, name in sizes)
+    turned = "M" if constants["V_ON_M"] else "N"
+    return f"{tiles}{turned}w{constants['num_warps']}p{constants['num_stages']}"
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write a table, with Triton's version in each row."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["triton", *rows[0]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"triton": version("triton"), **row} for row in rows)
+
+
+def read(path: Path) -> tuple[str, list[dict[str, str]]]:
+    """(Triton's version, rows) of a table."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return rows[0]["triton"], [{k: v for k, v in row.items() if k != "triton"} for row in rows]
+
+
+_work: list[tuple[Any, Any, Any]] = []
+"""(source, target, options) of each launch: what forked processes inherit."""
+
+
+def _compile(number: int) -> list[Any]:
+    """[registers, stack, shared, spills, instructions] of a launch."""
+    import triton
+
+    source, target, options = _work[number]
+    environment = sorted(
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith("TRITON_") and name != "TRITON_CACHE_DIR"
+    )
+    key = f"{FORMAT} {triton.__version__} {target} {options} {environment} {source.hash()}"
+    default = Path.home() / ".cache" / "fsbench" / "kernels"
+    folder = Path(os.environ.get("FSBENCH_KERNEL_CACHE", default))
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json.gz"
+    if kept.exists():
+        known: list[Any] = json.loads(gzip.decompress(kept.read_bytes()))
+        return known
+    compiled = triton.compile(source, target=target, options=options.__dict__)
+    found = _of_amd(compiled) if target.backend == "hip" else _of_nvidia(compiled)
+    temporary = kept.with_suffix(f".{os.getpid()}")  # whole or not at all
+    temporary.write_bytes(gzip.compress(json.dumps(found).encode(), 5))
+    temporary.replace(kept)
+    return found
+
+
+def _of_nvidia(compiled: Any) -> list[Any]:
+    import triton
+
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run([program, form, file.name], capture_output=True, text=True, check=True)
+            for form in ("-res-usage", "-sass")
+        )
+    taken = dict(re.findall(r"(REG|STACK):(\d+)", usage.stdout))
+    lines = instructions_of(code.stdout)
+    spills = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in lines)
+    return [int(taken["REG"]), int(taken["STACK"]), compiled.metadata.shared, spills, lines]
+
+
+def _of_amd(compiled: Any) -> list[Any]:
+    """Without the instructions: cuobjdump knows none of these."""
+    said = dict(re.findall(r"^ +\.(\w+): +(\d+)$", compiled.asm["amdgcn"], re.MULTILINE))
+    stack = int(said["private_segment_fixed_size"])
+    return [int(said["vgpr_count"]), stack, compiled.metadata.shared, 0, []]
+
+
+def _translate(number: int) -> list[Any]:
+    """The same with lines of PTX, which are not kept."""
+    import triton
+
+    source, target, options = _work[number]
+    compiled = triton.compile(source, target=target, options=options.__dict__)
+    return [0, 0, 0, 0, compiled.asm["ptx"].splitlines()]
+
+
+def instructions_of(code: str) -> list[str]:
+    """The instructions of what `cuobjdump -sass` prints, without their addresses and encodings."""
+    found = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", code, re.MULTILINE)
+    return [re.sub(r"\s+", " ", instruction) for instruction in found]
+
+
+def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> None:
+    """Collect the launches, with a tree's fsbench, then compile them in parallel."""
+    import kernel_calls
+    import triton
+
+    from fsbench.errors import InvalidArgument
+    from fsbench.kernels.warming.offline import without_gpu
+
+    kernel_calls.without_cuda()
+    found: dict[tuple[Any, str], list[str]] = {}
+    jobs = []
+    with without_gpu(kernel_calls.CHIPS_OF[architecture]) as launches:
+        for call in kernel_calls.calls(architecture):
+            if not re.search(named, call.name):
+                continue
+            launches.clear()
+            try:
+                call.run()
+            except Exception as error:
+                if architecture != "sm_90" and isinstance(error, InvalidArgument):
+                    continue  # a kernel for Hopper, or a dtype that this GPU has not
+                raise RuntimeError(f"{architecture}, {call.name}: {error}") from error
+            numbers: dict[str, int] = defaultdict(int)
+            for launch in launches:
+                name = launch.kernel.__name__.strip("_").removesuffix("_kernel")
+                numbers[name] += 1
+                if not re.search(kernels, name):
+                    continue
+                where = call.name + (f" #{numbers[name]}" if numbers[name] > 1 else "")
+                if (launch.kernel, launch.key) not in found:
+                    found[launch.kernel, launch.key] = []
+                    jobs.append((name, launch))
+                found[launch.kernel, launch.key].append(where)
+        target = triton.runtime.driver.active.get_current_target()
+    constants = []
+    for _, launch in jobs:
+        kernel, _, signature, _, constexprs, options, attributes, *_ = launch.compile.args
+        _work.append((kernel.ASTSource(kernel, signature, constexprs, attributes), target, options))
+        named_constants = {kernel.arg_names[at[0]]: value for at, value in constexprs.items()}
+        numbers_ = {n: getattr(options, n, None) for n in ("num_warps", "num_stages")}
+        constants.append(
+            {n: v for n, v in (named_constants | numbers_).items() if isinstance(v, int | str)}
+        )
+    # Forked, so that nothing is imported again.
+    with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
+        results = pool.map(_translate if ptx else _compile, range(len(_work)), chunksize=1)
+    with out.open("w", encoding="utf-8") as file:
+        for (name, launch), result, values in zip(jobs, results, constants, strict=True):
+            line = [name, found[launch.kernel, launch.key], *result, values]
+            file.write(json.dumps(line) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--compare", type=Path, metavar="TREE", help="with this checkout")
+    parser.add_argument("--architecture", default="sm_90", help="sm_80, sm_90, sm_100")
+    parser.add_argument("--kernels", default="", help="a regular expression of names")
+    parser.add_argument("--elsewhere", action="store_true", help=f"write {COMPILED.name}")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--named", default="", help="a regular expression of names of calls")
+    parser.add_argument("--ptx", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    which = (given.architecture, given.kernels, given.named)
+    if given.worker:
+        work(given.worker, *which, given.ptx)
+        return
+    if given.elsewhere:
+        write(COMPILED, elsewhere())
+        return
+    try:
+        if not given.compare:
+            write(TABLE, table(compile_calls(named=TABLED)))
+            return
+        new = compile_calls(TOOLS.parent, *which)
+        old = compile_calls(given.compare, *which)
+    except RuntimeError as error:
+        sys.exit(f"{error}")
+    if not old or not new:
+        sys.exit("no launches: is --kernels the name of a kernel?")
+    lines = list(report(old, new))
+    print("\n".join(line for _, line in lines))
+    sys.exit(0 if all(fine for fine, _ in lines) else 1)
+
+
+if __name__ == "__main__":
+    main()

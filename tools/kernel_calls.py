@@ -1,0 +1,360 @@
+"""Calls that launch every kernel, on tensors without memory: what compile_kernels.py compiles.
+
+Every sampler of fsbench that needs Triton is built and launched, so that a new one is compiled
+without a change here. Added to that are the options of the public calls. Only public functions and
+the fields of Provider are used, so that the calls run on other commits, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fsbench import kernels
+from fsbench.discover import discover
+from fsbench.kernels import (
+    DraftVocabulary,
+    Penalties,
+    QuantisedHead,
+    TokenHistory,
+    VocabShard,
+)
+from fsbench.kernels.warming.offline import CHIPS, Chip
+from fsbench.problem import Problem
+from fsbench.provider import Provider, Shard
+
+CHIPS_OF: dict[str, Chip] = {
+    "sm_90": CHIPS["h200"],
+    "sm_80": CHIPS["a100"],
+    "sm_100": CHIPS["b200"],
+    "sm_89": Chip("NVIDIA L40S", (8, 9), 142, 101376, (2520000, 9001000, 384)),
+    "sm_120": Chip("NVIDIA GeForce RTX 5090", (12, 0), 170, 101376, (2407000, 14001000, 512)),
+    "gfx942": Chip("AMD Instinct MI300X", (9, 4), 304, 65536, (0, 0, 0), "gfx942"),
+}
+"""By architecture. For the last three the plain portable kernel alone is compiled."""
+PLAIN_ONLY = ("sm_89", "sm_120", "gfx942")
+D, V = 4096, 151_936
+BUCKETS = (16, 32, 64, 128, 192, 256)
+"""Batch sizes that differ in tile shapes."""
+QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+class Call(NamedTuple):
+    """Something that launches kernels. name: unique, and the same in every tree."""
+
+    name: str
+    run: Callable[[], object]
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
+    return torch.zeros(*shape, dtype=dtype, device="cuda")
+
+
+whole = partial(zeros, dtype=torch.int64)
+bf16 = partial(zeros, dtype=torch.bfloat16)
+
+
+def step(rows: int = 1) -> dict[str, Any]:
+    """seed and offset, of all rows or of each."""
+    return {"seed": whole(rows), "offset": whole(rows)}
+
+
+def matrices(B: int, dtype: torch.dtype = torch.bfloat16, D: int = D, V: int = V) -> list[Any]:
+    return [zeros(B, D, dtype=dtype), zeros(V, D, dtype=dtype)]
+
+
+def quantised(form: str) -> QuantisedHead:
+    return QuantisedHead(zeros(V, D, dtype=QUANTISED[form]), zeros(V))
+
+
+def per_row(B: int) -> dict[str, Any]:
+    return {**step(B), "temperature": zeros(B)}
+
+
+def changed(B: int) -> dict[str, Any]:
+    """Everything that changes logits."""
+    mask = zeros(B, -(-V // 32), dtype=torch.int32)
+    return {"soft_cap": 30.0, "bias": bf16(B, V), "mask": mask}
+
+
+def options(B: int) -> dict[str, dict[str, Any]]:
+    """The options of flash_sample, alone and together."""
+    scores = {"return_logprob": True, "return_logz": True}
+    every = {**per_row(B), **changed(B), **scores}
+    return {
+        "logprob": {"return_logprob": True},
+        "entropy": {"return_entropy": True},
+        "rank": {"return_rank": True},
+        "top 20": {"return_top": 20},
+        "temperatures": {"temperature": zeros(B)},
+        "token noise": {"noise": "token"},
+        "2 samples": {"num_samples": 2},
+        "everything": every,
+        "everything, 2 samples": {**every, "num_samples": 2},
+    }
+
+
+def fused() -> Iterator[Call]:
+    """flash_sample with its options, for both kernels where both run."""
+    for kernel in ("portable", "hopper"):
+        for name in options(1):
+            yield Call(f"{kernel} B=64 {name}", partial(_option, 64, name, kernel))
+    for name in ("logprob", "temperatures", "everything"):
+        yield Call(f"hopper B=256 {name}", partial(_option, 256, name, "hopper"))
+    yield Call("portable B=16 everything", partial(_option, 16, "everything", "portable"))
+    yield Call("pointers B=64", partial(_flash, 64, torch.bfloat16, 4100))
+    yield Call("float16 B=64", partial(_flash, 64, torch.float16, D))
+    for form in QUANTISED:
+        for kernel, B in (("portable", 16), ("portable", 64), ("hopper", 64), ("hopper", 128)):
+            yield Call(f"{kernel} B={B} {form}", partial(_bytes, B, form, kernel))
+    yield Call("portable B=64 int8 bias", partial(_bytes, 64, "int8", "portable", bias=True))
+
+
+def ranked() -> Iterator[Call]:
+    """flash_sample on a shard, with masses to exchange as well as candidates."""
+    for kernel in ("portable", "hopper"):
+        yield Call(f"{kernel} B=64 logz, 2 ranks", partial(_masses_of_ranks, kernel))
+
+
+def _masses_of_ranks(kernel: str) -> None:
+    with other_ranks(2) as group:
+        shard = VocabShard(bf16(V // 512 * 256, D), group)
+        kernels.flash_sample(bf16(64, D), shard, **step(), return_logz=True, kernel=kernel)
+
+
+def _option(B: int, name: str, kernel: str) -> None:
+    kernels.flash_sample(*matrices(B), **{**step(), **options(B)[name]}, kernel=kernel)
+
+
+def _flash(B: int, dtype: torch.dtype, D: int) -> None:
+    kernels.flash_sample(*matrices(B, dtype, D), **step())
+
+
+def _bytes(B: int, form: str, kernel: str, bias: bool = False) -> None:
+    given = {"bias": zeros(V)} if bias else {}
+    kernels.flash_sample(bf16(B, D), quantised(form), **step(), **given, kernel=kernel)
+
+
+def scores() -> Iterator[Call]:
+    """score, its options, and what its gradient launches."""
+    every: dict[str, Any] = {"return_entropy": True, "return_rank": True}
+    for B in (64, 256):
+        yield Call(f"score B={B}", partial(_score, B))
+    yield Call("score B=64 entropy", partial(_score, 64, return_entropy=True))
+    yield Call("score B=64 everything", lambda: _score(64, 4, **{**every, **changed(64)}))
+    yield Call("score B=64 int8", lambda: kernels.score(bf16(64, D), quantised("int8"), whole(64)))
+    for width in (3, 5):
+        yield Call(f"gradient of score, {width} numbers", partial(_slopes, width))
+
+
+def _score(B: int, targets: int = 1, **given: Any) -> None:
+    hidden, weight = matrices(B)
+    kernels.score(hidden, weight, whole(B, targets), **given)
+
+
+def _slopes(width: int) -> None:
+    """backward cannot run without a device."""
+    from fsbench.kernels.scoring.slopes import of_chunk, slopes
+
+    request = mock.Mock(bias=None, mask=None, soft_cap=None)
+    if width == 5:
+        request = mock.Mock(**{**changed(64), "bias": bf16(64, V)})
+    request.seed = whole(64, 1)
+    request._replace = lambda **given: mock.Mock(soft_cap=request.soft_cap, **given)
+    chunk = of_chunk(request, slice(0, 64), slice(0, 4096))
+    slopes(zeros(64, 4096), chunk, 0, zeros(64, width), zeros(64, 1), bf16(64, 4096))
+
+
+def filtered() -> Iterator[Call]:
+    """truncated_sample: few tokens kept, many, and unknown; top-p alone; penalties."""
+    kept: dict[str, Any] = {
+        "return_logprob": True,
+        "return_kept_logprob": True,
+        "return_rank": True,
+    }
+    kept |= {"return_kept": True, "return_support": 64, "return_top": 20}
+    cases: dict[str, Callable[[int], dict[str, Any]]] = {
+        "k = 50": lambda B: {"top_k": 50},
+        "k = 1000": lambda B: {"top_k": 1000, "top_p": 0.9},
+        "p": lambda B: {"top_p": 0.9},
+        "min-p, p": lambda B: {"min_p": 0.05, "top_p": 0.9},
+        "rows": lambda B: {
+            **per_row(B),
+            "top_k": zeros(B, dtype=torch.int32),
+            "top_p": zeros(B),
+            "min_p": zeros(B),
+        },
+        "penalties": lambda B: {"top_k": 50, "penalties": _penalties(B)},
+        "kept": lambda B: {"top_k": 50, "top_p": 0.9, **kept},
+        "everything": lambda B: {**per_row(B), **changed(B), "top_p": 0.9, **kept},
+    }
+    for name, given in cases.items():
+        for B in (64,):
+            yield Call(f"truncated B={B} {name}", partial(_truncated, B, given))
+
+
+def _truncated(B: int, given: Callable[[int], dict[str, Any]]) -> None:
+    hidden, weight = matrices(B)
+    kernels.truncated_sample(hidden, weight, **{**step(), **given(B)})
+
+
+def _penalties(B: int) -> Penalties:
+    return Penalties(TokenHistory(B, 1024, bf16(1).device), 1.1, 0.1, 0.1)
+
+
+@cache
+def screened_head(D: int = D, V: int = V) -> Any:
+    return kernels.prepare_head(bf16(V, D))
+
+
+def screened() -> Iterator[Call]:
+    """The screen and its exact part: by rows, with options, and under filters."""
+    for B in (1, 16, 64, 128):
+        yield Call(f"screened B={B}", partial(_screened, B))
+    yield Call("screened B=16 D=1000", partial(_screened, 16, D=1000))
+    yield Call("screened B=64 everything", partial(_screened_everything, 64))
+    for B, D_ in ((8, 4096), (16, 4096), (8, 1000)):
+        yield Call(f"filters from the screen B={B} D={D_}", partial(_from_screen, B, D_))
+    yield Call(
+        "filters from the screen B=8 everything",
+        lambda: _from_screen(8, D, **per_row(8), **changed(8)),
+    )
+
+
+def _screened_everything(B: int) -> None:
+    _screened(B, **per_row(B), **changed(B))
+
+
+def _screened(B: int, D: int = D, **given: Any) -> None:
+    kernels.screened_sample(bf16(B, D), screened_head(D), **{**step(), **given})
+
+
+def _from_screen(B: int, D: int, **given: Any) -> None:
+    kernels.truncated_sample(
+        bf16(B, D), screened_head(D), **{**step(), **given}, top_k=20, top_p=0.95
+    )
+
+
+def drafts() -> Iterator[Call]:
+    """Draft steps and their verification."""
+
+    def drafted(**given: Any) -> None:
+        # Its check reads the ids, which are nowhere.
+        with mock.patch.object(DraftVocabulary, "__post_init__", lambda self: None, create=True):
+            vocabulary = DraftVocabulary(whole(32_768), V)
+        kernels.draft_sample(bf16(4, D), bf16(32_768, D), vocabulary, **{**step(), **given})
+
+    yield Call("draft B=4", drafted)
+    yield Call("draft B=4 rows", lambda: drafted(**per_row(4)))
+    yield Call("verify", lambda: kernels.verify_drafts(whole(16), whole(4, 3)))
+    yield Call("pack a mask", lambda: kernels.flash_sample(
+        *matrices(4), mask=zeros(4, V, dtype=torch.bool), **step()))  # fmt: skip
+
+
+def samplers() -> Iterator[Call]:
+    """Every sampler that needs Triton, as `fsbench run` launches it."""
+    for name, found in discover().items():
+        provider = found.provider
+        if provider is None or provider.missing_packages() or not _on_gpu(provider):
+            continue
+        if name == "scaled_matmul":  # compiled by Inductor
+            continue
+        able = provider.capabilities
+        cut: dict[str, Any] = {"top_k": 50, "top_p": 0.9} if able.filters else {}
+        tuned = name in ("flash_sampling_hopper", "flash_sampling_token")
+        for B in BUCKETS if tuned else (16,):
+            problem = Problem(B, D, V, **cut)
+            if provider.unsupported_reason(problem):
+                continue
+            yield Call(f"{name} B={B}", partial(_launch, provider, problem))
+            if provider.matmul_form and B == 64:
+                form = partial(_launch, provider, problem, provider.matmul_form)
+                yield Call(f"{name} B={B} matmul form", form)
+        if able.mixed_filters:
+            mixed = Problem(16, D, V, mixed=True, **cut)
+            yield Call(f"{name} B=16 mixed", partial(_launch, provider, mixed))
+        if provider.build_sharded and name != "group_gumbel_distributed":
+            for ranks in (2, 8):
+                yield Call(f"{name} B=64 {ranks} ranks", partial(_of_ranks, provider, ranks))
+    noise = discover()["flash_sampling"].provider
+    assert noise is not None and noise.noise_map is not None
+    yield Call("noise map", lambda: noise.noise_map(whole(4096)))  # type: ignore[misc]
+
+
+def _on_gpu(provider: Provider) -> bool:
+    return "triton" in provider.requires and "cuda" in provider.capabilities.devices
+
+
+def _launch(provider: Provider, problem: Problem, build: Any = None) -> None:
+    launch = (build or provider.build)(problem, bf16(problem.V, problem.D))
+    launch(bf16(problem.B, problem.D), whole(1), whole(1))
+
+
+def _of_ranks(provider: Provider, ranks: int) -> None:
+    assert provider.build_sharded is not None
+    sizes = (V // ranks // 256 * 256,) * ranks
+    with other_ranks(ranks) as group:
+        shard = Shard(bf16(sizes[0], D), sizes, 0, group)
+        launch = provider.build_sharded(Problem(64, D, sum(sizes), tp=ranks), shard)
+        launch(bf16(64, D), whole(1), whole(1))
+
+
+@contextmanager
+def other_ranks(ranks: int) -> Iterator[Any]:
+    """A process group of ranks that are not there, whose memory this process maps."""
+
+    def gathered(facts: list[object], mine: object, group: object = None) -> None:
+        facts[:] = [mine] * len(facts)
+
+    rendezvous = mock.Mock(return_value=mock.Mock(buffer_ptrs=[0] * ranks))
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        with (
+            mock.patch.object(dist, "all_gather_object", gathered),
+            mock.patch.multiple(symmetric, empty=torch.empty, rendezvous=rendezvous),
+            mock.patch.multiple(torch.cuda, device=mock.MagicMock(), synchronize=mock.Mock()),
+        ):
+            yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def plain() -> Iterator[Call]:
+    """The portable kernel as it is chosen, of every tile shape."""
+    for B in BUCKETS:
+        yield Call(f"portable B={B} plain", partial(_portable, B))
+
+
+def _portable(B: int) -> None:
+    kernels.flash_sample(*matrices(B), **step(), kernel="portable")
+
+
+def calls(architecture: str) -> list[Call]:
+    """All calls for a GPU; those that it does not take raise when they are run."""
+    parts = [plain] if architecture in PLAIN_ONLY else [
+        plain, fused, ranked, scores, filtered, screened, drafts, samplers
+    ]  # fmt: skip
+    found = [call for part in parts for call in part()]
+    assert len({call.name for call in found}) == len(found), "two calls of one name"
+    return found
+
+
+def without_cuda() -> None:
+    """Let torch index tensors of `cuda` where it was built without CUDA, by the guard of the CPU.
+
+    c10's table of device guards is indexed by DeviceType: 0 is the CPU, 1 is CUDA.
+    """
+    if torch.version.cuda is None:
+        c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        guards = (ctypes.c_void_p * 2).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+        guards[1] = guards[1] or guards[0]
