@@ -376,10 +376,10 @@ def run(
     if effort.energy is not None:
         require_energy(device, indices)
     options = _to_repeat({**context.params, "device": device, "preset": name})
+    names, paths = [one.name for one in plan.providers], map(str, samplers.provider_path or [])
     job = Job(
-        plan, [entry.name for entry in plan.providers],
-        list(map(str, samplers.provider_path or [])), reasons(plan.providers), device,
-        indices, timer, machine.l2, effort.timeout, several, plan.helpers(effort.warmers),
+        plan, names, list(paths), reasons(plan.providers), device, indices, timer, machine.l2,
+        effort.timeout, several, plan.helpers(effort.warmers),
     )  # fmt: skip
     exit_code = 0
     for index in [None] if several else indices:
