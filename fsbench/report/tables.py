@@ -173,6 +173,9 @@ def normalized(frame: pd.DataFrame) -> pd.DataFrame:
     missing = [name for name in _SHAPE + CONDITIONS + _OTHERS if name not in frame]
     if missing:
         raise ResultsError(f"results.csv: expected columns {', '.join(missing)}; they are missing")
+    for name in ("provider", "dtype", "logits", "timer"):
+        if frame[name].isna().any():
+            raise ResultsError(f"results.csv: {name}: expected a text in every row; got none")
     for name in ("b", "d", "v", "tp"):
         if len(wrong := frame[name][~(frame[name] >= 1)]):
             got = f"{name}: expected an integer >= 1; got {wrong.iloc[0]!r:.40}"

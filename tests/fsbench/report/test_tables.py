@@ -200,6 +200,12 @@ def test_a_size_that_is_none_is_named(rows, name):
             configurations(pd.DataFrame([{**rows[0], name: size}, *rows[1:]]))
 
 
+@pytest.mark.parametrize("name", ["provider", "dtype", "logits", "timer"])
+def test_a_text_that_is_missing_is_named(rows, name):
+    with pytest.raises(ResultsError, match=f"results.csv: {name}: expected a text in every row"):
+        configurations(_through_csv([{**rows[0], name: None}, *rows[1:]]))
+
+
 def test_write_tables(tmp_path, rows):
     written = write_tables(tmp_path / "new", pd.DataFrame(rows).drop(columns="folder"))
     names = ["speedup_h200_d4096_v151936.csv", "speedup_h200_d4096_v151936.md"]
