@@ -369,8 +369,7 @@ def run(
     if results.dry_run:
         from fsbench.cli.reporting import print_plan
 
-        print_plan(plan)
-        return
+        return print_plan(plan)
     if device == "cuda":
         require_gpus(indices)
     if effort.energy is not None:
