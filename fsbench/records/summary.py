@@ -141,7 +141,8 @@ def _read_csv(folder: Path) -> pd.DataFrame:
         raise ResultsError(f"cannot read {path}: {one_line(error)}") from error
     if lacking := [name for name in _REQUIRED if name not in table]:
         raise ResultsError(f"{path}: expected columns {', '.join(_REQUIRED)}; got no {lacking[0]}")
-    table = table.assign(**{name: None for name in COLUMNS if name not in {*table, *CELL_COLUMNS}})
+    more = [name for name in COLUMNS if name not in {*table, *CELL_COLUMNS}]
+    table = table.reindex(columns=[*table, *more])
     for name in table.columns.intersection(list(_TYPES)):
         column, hint = table[name], _TYPES[name]
         if name in _NAMES:
