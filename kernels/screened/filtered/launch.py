@@ -127,6 +127,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
             (B, LISTERS.value),
             counters_ptr=work.arrivals,
             tokens_ptr=out.tokens,
+            valid_ptr=out.valid,
             listed_ptr=listed,
             LIST=config.row_room,
             SHARE=share_of_groups(stride),

@@ -15,6 +15,7 @@ from fsbench import reference
 from fsbench.errors import InvalidArgument
 from fsbench.graphs import capture
 from fsbench.kernels import Sample, describe, flash_sample, score
+from fsbench.kernels.configs.choice import portable_rows
 from fsbench.kernels.configs.hopper import HopperConfig
 
 pytestmark = [
@@ -358,9 +359,10 @@ def test_every_size_of_groups_draws_the_portable_tokens(B, noise, names):
 
 
 def test_the_choice_is_visible_and_can_be_forced():
-    hidden, weight = problem(65, 500, 64)
+    most = portable_rows(torch.device("cuda", torch.cuda.current_device()))  # 64 on an H200
+    hidden, weight = problem(most + 1, 500, 64)
     assert describe(hidden, weight).startswith("hopper-")
-    few = hidden[:64]
+    few = hidden[:most]
     assert not describe(few, weight).startswith("hopper-")
     assert describe(few, weight, kernel="hopper").startswith("hopper-")
     assert not describe(hidden, weight, kernel="portable").startswith("hopper-")

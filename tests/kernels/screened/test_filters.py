@@ -87,6 +87,28 @@ def test_rows_with_too_many_candidates_are_computed_in_full_and_counted():
 K_OF_ROWS = torch.tensor([20, 0, 64, 65, -3, 1, 10**12, 7])
 
 
+def test_a_row_that_is_drawn_by_tests_is_valid_whatever_was_in_memory(monkeypatch, long_lists):
+    """Its token is stored by a race between two tests, which stores no validity."""
+    hidden, weight = matrices(8, 64, 6000)
+    head, empty = prepare_head(weight), torch.empty
+
+    def zeroed(*sizes: Any, **options: Any) -> Tensor:
+        tensor = empty(*sizes, **options)
+        return tensor.zero_() if tensor.dtype == torch.bool else tensor
+
+    monkeypatch.setattr(torch, "empty", zeroed)
+    options = {
+        "top_k": torch.zeros(8, dtype=torch.int64),
+        "top_p": torch.full((8,), 0.9),
+        "min_p": torch.full((8,), 0.04),
+        "temperature": 10.0,
+        "seed": torch.arange(8),
+    }
+    sample = truncated_sample(hidden, head, **options)
+    assert sample.found is not None and (sample.found == -1).all()
+    assert sample.valid.all()
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("filters", [{}, {"min_p": 0.05}, {"top_p": 0.6}], ids=str)
 def test_rows_of_another_k_are_computed_in_full(dtype, filters, long_lists):
