@@ -120,7 +120,9 @@ def test_one_check_of_the_full_tier(fsbench):
 def test_a_failed_check_exits_by_its_severity(fsbench, mine, draw, kind, severity):
     code, out, _ = fsbench(*mine(draw, kind=kind, zero=kind == "GREEDY"), "--tier", "gate")
     assert code == severity and "FAILED" in out
-    assert out.splitlines()[-1].startswith("mine rejected: ")
+    *_, verdict, again = out.splitlines()
+    assert verdict.startswith("mine rejected: ")
+    assert again.startswith("again: fsbench verify --provider mine ")
 
 
 @pytest.mark.parametrize(("given", "seen"), [("", {1.3, 0.7}), ("--temperature 0.25", {0.25})])
