@@ -130,7 +130,7 @@ def test_results_of_many_gpus_and_hosts_are_read_together(tmp_path):
         store.close()
     fsbench("report", tmp_path, "--out", tmp_path / "report")
     pages = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("report/*")}
-    assert set(pages) == {"h100", "h200"} and "paper-a" in pages["h100"]
+    assert set(pages) == {"index", "h100", "h200"} and "paper-a" in pages["h100"]
     assert "paper-b" in pages["h200"] and "paper-c" in pages["h200"]
     shown = fsbench("compare", tmp_path / "H200" / "paper-b", tmp_path / "H200" / "paper-c")
     assert "cpu: b in A, c in B" in shown and "1.050" in shown

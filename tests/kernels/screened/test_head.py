@@ -153,10 +153,7 @@ def test_a_compiled_call_whose_head_is_gone_says_so():
         keys.append(head.key)
         del head
     assert len(set(keys)) == 20
-    out = (torch.empty(3, dtype=dtype) for dtype in (torch.int64, torch.bool, torch.int32))
-    draw = torch.ops.fsbench.screened_sample
+    out = [torch.empty(3, dtype=dtype) for dtype in (torch.int64, torch.bool, torch.int32)]
+    layout = f"tokens;valid;found|hidden:tensor;seed:tensor;head:key:{keys[0]}"
     with pytest.raises(InvalidArgument, match="keep a reference to it"):
-        draw(
-            hidden, weight_of(), keys[0], seed, None, 1.0, None, None, None, None, 70, "token",
-            None, None, *out,
-        )  # fmt: skip
+        torch.ops.fsbench.screened_sample(layout, [hidden, seed], [], [], out)
