@@ -73,6 +73,8 @@ def _typed(file: Path, line: Line) -> dict[str, Any]:
                 raise ValueError(f"temperatures: expected numbers; got {given!r:.40}")
             if not fits(setting.get("weights", ""), str):
                 raise ValueError(f"weights: expected a text; got {setting['weights']!r:.40}")
+        if not fits(value.get("detects"), str | None):  # older records lack it
+            raise ValueError(f"detects: expected a text; got {value['detects']!r:.40}")
         if kind == "package":
             for name, claim in value["claims"].items():
                 if not fits(claim, list[str] | str | float | bool | None):
