@@ -1,6 +1,6 @@
 """akunu's CPU pipeline: the logits go to the host, which filters and draws, row after row.
 
-    copy, fp32, / T, softmax, the k largest, min-p, top-p, normalise, categorical draw
+    copy, fp32, / T, softmax, the k largest, min-p, top-p, normalize, categorical draw
 
 What akunu falls back to without its Metal kernel, and what engines did before sampling moved to the
 GPU: each step waits for the copy. The k largest come from torch.topk; of equal logits it keeps any.

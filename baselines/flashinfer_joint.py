@@ -4,7 +4,7 @@
 
 One kernel proposes tokens and accepts the first that both filters keep, narrowing what it proposes
 by two pivots after each rejection (the FlashInfer blog of March 2025); no probability is cut or
-normalised anew before. p counts of the whole mass, not of what top-k left: this keeps at least as
+normalized anew before. p counts of the whole mass, not of what top-k left: this keeps at least as
 many tokens as top-k first. One matmul with fp32 output and FlashInfer's softmax come before. Random
 numbers: see `providing.flashinfer`.
 

@@ -8,7 +8,7 @@ matmul with fp32 output comes before; the probabilities are fp32. Random numbers
 `providing.flashinfer`.
 
 With filters the probabilities go to FlashInfer's sampler for them, top-k first: a kernel that cuts
-to k tokens and normalises anew, then rejection sampling for top-p. `flashinfer_joint` is the other
+to k tokens and normalizes anew, then rejection sampling for top-p. `flashinfer_joint` is the other
 order, which needs no pass of its own for top-k.
 
 Undefined rows, by reading: as `flashinfer_top_k_top_p`, token 0.

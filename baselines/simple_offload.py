@@ -2,7 +2,7 @@
 
     token = first v whose running sum of exp((logits_v - max) / T) exceeds u times the total
 
-One vectorised pass over the row by blocks, from the cache; then one block is read again to find the
+One vectorized pass over the row by blocks, from the cache; then one block is read again to find the
 token. Filters act before any softmax. Penalties as sparse edits are the same code (fsbench.simple),
 which keeps them from step to step; a Problem's are of one step.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.baselines.providing.logits import penaliser
+from fsbench.baselines.providing.logits import penalizer
 from fsbench.baselines.providing.sorted import SORTED, limits, make_step
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Launch, Provider, padded
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(problem: Problem, weight: Tensor) -> Launch:
-    step = make_step(problem, penaliser(problem, weight.device))
+    step = make_step(problem, penalizer(problem, weight.device))
     weight = padded(weight)
     k, p = limits(problem, weight.device)
 

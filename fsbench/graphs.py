@@ -14,7 +14,7 @@ from fsbench.provider import Launch
 def capture(launch: Launch, hidden: Tensor, seed: Tensor, offset: Tensor) -> Callable[[], Tensor]:
     """A function that replays launch(hidden, seed, offset) and returns its (static) output.
 
-    The launch is called on a side stream first, so that lazy initialisation is not captured. The
+    The launch is called on a side stream first, so that lazy initialization is not captured. The
     graph reads hidden, seed and offset in place at every replay. The function keeps them alive, and
     the launch: a graph knows addresses only, those of the launch's own tensors among them.
     """

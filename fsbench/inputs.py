@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fsbench.problem import Problem, parse_logits
-from fsbench.provider import Provider, QuantisedWeight
+from fsbench.provider import Provider, QuantizedWeight
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -27,7 +27,7 @@ _WORDS_AT_ONCE = 2**22  # of a fingerprint: bounds its scratch to 100 MB
 def make_weight(problem: Problem, seed: int) -> Tensor:
     """weight [V, D] of the problem's dtype and device, deterministic in seed on one device type.
 
-    Of a head that is quantised itself: its numbers.
+    Of a head that is quantized itself: its numbers.
     """
     law, parameter = parse_logits(problem.logits)
     device = torch.device(problem.device)
@@ -46,8 +46,8 @@ def make_weight(problem: Problem, seed: int) -> Tensor:
     return stored(problem, weight)
 
 
-def quantised(weight: Tensor, form: str) -> QuantisedWeight:
-    """weight [V, D] rounded to one of fsbench.problem.QUANTISED.
+def quantized(weight: Tensor, form: str) -> QuantizedWeight:
+    """weight [V, D] rounded to one of fsbench.problem.QUANTIZED.
 
     A row's scale is the least power of two by which its largest entry fits, and at least 2^-15. So
     bf16, fp16 and fp32 have the head's numbers exactly, and a head made of these has the same.
@@ -63,14 +63,14 @@ def quantised(weight: Tensor, form: str) -> QuantisedWeight:
         scales.copy_((exponent + 127 << 23).view(torch.float32))  # a power of two, to the bit
         entries = rows.float() / scales[:, None]
         into.copy_(entries.round() if form == "int8" else entries)
-    return QuantisedWeight(numbers, scale)
+    return QuantizedWeight(numbers, scale)
 
 
 def stored(problem: Problem, weight: Tensor) -> Tensor:
-    """The numbers [V, D] that a problem's head has of a weight: itself, if it is not quantised."""
+    """The numbers [V, D] that a problem's head has of a weight: itself, if it is not quantized."""
     if not problem.weights:
         return weight
-    head = quantised(weight, problem.weights)
+    head = quantized(weight, problem.weights)
     exact = torch.empty_like(weight)
     for rows, numbers, scales in zip(
         *(part.split(_ROWS_AT_ONCE) for part in (exact, head.weight, head.scale)), strict=True
@@ -80,17 +80,17 @@ def stored(problem: Problem, weight: Tensor) -> Tensor:
 
 
 def serving(provider: Provider, form: str) -> Provider:
-    """The sampler such that it takes the numbers of a quantised head, and makes the head of them.
+    """The sampler such that it takes the numbers of a quantized head, and makes the head of them.
 
     form: of the head. Itself, if it does not take such a head.
     """
-    if form not in provider.capabilities.quantised:
+    if form not in provider.capabilities.quantized:
         return provider
 
     def given(call: Any) -> Any:
         def served(first: Any, weight: Tensor, *rest: Any, **options: Any) -> Any:
             plain = isinstance(first, Problem) and not first.weights
-            return call(first, weight if plain else quantised(weight, form), *rest, **options)
+            return call(first, weight if plain else quantized(weight, form), *rest, **options)
 
         return call and served
 

@@ -24,7 +24,7 @@ PRESETS = ("paper", "lean", "tp", "quick", "truncated", "score", "smoke", "cpu")
 
 DEVICES = ("cuda", "cpu")
 
-QUANTISED = ("int8", "fp8")
+QUANTIZED = ("int8", "fp8")
 """Forms of one byte that a head may have itself; fp8 is e4m3."""
 
 FILTERS = ("top_k", "top_p", "min_p")
@@ -55,11 +55,11 @@ class Problem:
     top_p the fewest likeliest of probability p together, 1 is off; min_p those of at least min_p
     times the largest probability, 0 is off. mixed: not every row has all of them (`row_filters`).
 
-    Penalties (fsbench.reference.penalised), of all rows: on the tokens of a synthetic history of
+    Penalties (fsbench.reference.penalized), of all rows: on the tokens of a synthetic history of
     `history` tokens in each row (`row_histories`).
 
-    weights: one of QUANTISED, if the head is quantised itself, with a scale for each row that is a
-    power of two (fsbench.inputs.quantised); "" if its numbers are of `dtype`. With one GPU, and
+    weights: one of QUANTIZED, if the head is quantized itself, with a scale for each row that is a
+    power of two (fsbench.inputs.quantized); "" if its numbers are of `dtype`. With one GPU, and
     neither filters nor penalties.
     """
 
@@ -118,8 +118,8 @@ class Problem:
                 f"history: expected tokens if there are penalties, and only then; "
                 f"got {self.history} with {', '.join(self.penalties) or 'no penalty'}"
             )
-        if self.weights and self.weights not in QUANTISED:
-            raise unknown_name("weights", self.weights, QUANTISED)
+        if self.weights and self.weights not in QUANTIZED:
+            raise unknown_name("weights", self.weights, QUANTIZED)
         beside = [*self.filters, *self.penalties, *(["tp"] if self.tp > 1 else [])]
         if self.weights and beside:
             raise InvalidArgument(

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fsbench.errors import InvalidArgument, one_line
-from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, PRESETS, QUANTISED, Problem
+from fsbench.problem import DEVICES, DTYPES, FILTER_ORDER, FILTERS, PRESETS, QUANTIZED, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,7 @@ class Capabilities:
     graph_safe: may be captured in a CUDA graph.
     host_sync_free: a launch after the first never makes the host wait for the GPU.
     batch_invariant: given equal logits, a row's token depends on neither B nor the other rows.
-    quantised: of these forms it takes a head as it is: a QuantisedWeight in place of the weight, in
+    quantized: of these forms it takes a head as it is: a QuantizedWeight in place of the weight, in
         `build`, `sample` and `score`. Of others it gets a weight of the problem's dtype with the
         head's numbers.
     known_deviation: total variation distance from the softmax that an EXACT sampler is known to
@@ -165,7 +165,7 @@ class Capabilities:
     rank: bool = False
     top: bool = False
     num_samples: bool = False
-    quantised: tuple[str, ...] = ()
+    quantized: tuple[str, ...] = ()
     known_deviation: float = 0.0
     exact_to_gap: float | None = None
     excess_beyond_gap: float = 0.0
@@ -178,8 +178,8 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
-class QuantisedWeight:
-    """An LM head that is quantised itself: the logit of token v is scale[v] (hidden . weight[v]).
+class QuantizedWeight:
+    """An LM head that is quantized itself: the logit of token v is scale[v] (hidden . weight[v]).
 
     weight: [V, D] int8 or float8_e4m3fn, contiguous. scale: fp32 [V], powers of two.
     """
@@ -267,7 +267,7 @@ _CAPABILITIES: _Checks = {
     f"some of {', '.join(DEVICES)}": (("devices",), _some(*DEVICES)),
     f"some of {', '.join(DTYPES)}": (("dtypes",), _some(*DTYPES)),
     f"some of {', '.join(FILTERS)}": (("filters",), _some(*FILTERS)),
-    f"some of {', '.join(QUANTISED)}": (("quantised",), _some(*QUANTISED)),
+    f"some of {', '.join(QUANTIZED)}": (("quantized",), _some(*QUANTIZED)),
     f"{', '.join(FILTER_ORDER)} in some order": (
         ("filter_order",),
         lambda value: _some()(value) and sorted(value) == sorted(FILTER_ORDER),

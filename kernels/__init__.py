@@ -5,7 +5,7 @@
 top-p, min-p and penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
 (docs/log-probabilities.md); `screened_sample` draws the tokens of token noise from a head with an
 int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md). Heads of
-int8 or fp8 themselves, `QuantisedHead`, go where a weight goes (docs/quantised-heads.md).
+int8 or fp8 themselves, `QuantizedHead`, go where a weight goes (docs/quantized-heads.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, launch, fused, then
 truncated and scoring, screened, then drafting and warming, then providing, then the sampler files.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fsbench.kernels.drafting.vocabulary import DraftVocabulary, prepare_draft_vocabulary
     from fsbench.kernels.fused.api import describe, flash_sample
     from fsbench.kernels.fused.drafts import Verified, step_noise, verify_drafts
-    from fsbench.kernels.launch.quantised import QuantisedHead, quantise_head
+    from fsbench.kernels.launch.quantized import QuantizedHead, quantize_head
     from fsbench.kernels.launch.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.scoring.api import score
     from fsbench.kernels.screened.api import screened_sample
@@ -41,7 +41,7 @@ __all__ = [
     "HopperConfig",
     "HopperScreenConfig",
     "Penalties",
-    "QuantisedHead",
+    "QuantizedHead",
     "ResolveConfig",
     "Sample",
     "Score",
@@ -60,7 +60,7 @@ __all__ = [
     "load_head",
     "prepare_draft_vocabulary",
     "prepare_head",
-    "quantise_head",
+    "quantize_head",
     "save_head",
     "score",
     "screened_sample",
@@ -72,7 +72,7 @@ __all__ = [
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
     __getattr__ = late(
         __name__,
-        launch__quantised=("QuantisedHead", "quantise_head"),
+        launch__quantized=("QuantizedHead", "quantize_head"),
         launch__result=("Sample", "Score", "Screened", "TruncatedSample"),
         configs__hopper=("HopperConfig",),
         configs__portable=("TileConfig",),

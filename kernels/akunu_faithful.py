@@ -39,7 +39,7 @@ def akunu_scores(
 
     Args:
         logits: [B, V] with contiguous rows, bf16, fp16 or fp32; read as fp16.
-        seed, offset: int64 [1], added: neighbouring seeds are neighbouring positions.
+        seed, offset: int64 [1], added: neighboring seeds are neighboring positions.
     """
     import torch
 
@@ -74,7 +74,7 @@ PROVIDER = Provider(
         filters=FILTERS,
         filter_order=AKUNU_ORDER,
         ties="kept",
-        known_deviation=0.5,  # fp16: of logits near -1000 two neighbours are 0.5 apart
+        known_deviation=0.5,  # fp16: of logits near -1000 two neighbors are 0.5 apart
         seed_stride=2**20,
     ),
     build=draw_of_stored(akunu_faithful),

@@ -24,7 +24,7 @@ from fsbench.kernels.providing.launches import (
     noise_map,
 )
 from fsbench.kernels.providing.tuning import tuning
-from fsbench.problem import QUANTISED
+from fsbench.problem import QUANTIZED
 from fsbench.provider import Kind, Provider
 
 PROVIDER = Provider(
@@ -33,7 +33,7 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     requires=("triton",),
     noise_map=noise_map,
-    capabilities=replace(FULL_CONTRACT, quantised=QUANTISED),
+    capabilities=replace(FULL_CONTRACT, quantized=QUANTIZED),
     build=partial(FlashSampling, kernel="portable"),
     build_sharded=partial(build_sharded, kernel="portable"),
     sample=partial(flash_sample, kernel="portable"),

@@ -18,7 +18,7 @@ from fsbench.kernels.providing.launches import (
     flash_sample,
     noise_map,
 )
-from fsbench.problem import QUANTISED
+from fsbench.problem import QUANTIZED
 from fsbench.provider import Kind, Provider
 
 PROVIDER = Provider(
@@ -27,7 +27,7 @@ PROVIDER = Provider(
     kind=Kind.EXACT,
     requires=("triton",),
     noise_map=noise_map,
-    capabilities=replace(FULL_CONTRACT, quantised=QUANTISED),
+    capabilities=replace(FULL_CONTRACT, quantized=QUANTIZED),
     build=partial(FlashSampling, kernel="auto"),
     build_sharded=partial(build_sharded, kernel="auto"),
     sample=partial(flash_sample, kernel="auto"),

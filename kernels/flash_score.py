@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsbench.kernels.providing.launches import WorkspaceLaunch, empty_hidden, matrix, public_head
-from fsbench.problem import QUANTISED, Problem
-from fsbench.provider import Capabilities, Kind, Provider, QuantisedWeight
+from fsbench.problem import QUANTIZED, Problem
+from fsbench.provider import Capabilities, Kind, Provider, QuantizedWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ def score(hidden: Tensor, weight: Any, targets: Tensor, **named: Any) -> Score:
 class FlashScore(WorkspaceLaunch):
     """`score` of the problem's targets, at its temperature."""
 
-    def __init__(self, problem: Problem, weight: Tensor | QuantisedWeight):
+    def __init__(self, problem: Problem, weight: Tensor | QuantizedWeight):
         import torch
 
         from fsbench.kernels.fused.api import describe
@@ -57,7 +57,7 @@ PROVIDER = Provider(
         logprob=True,
         entropy=True,
         rank=True,
-        quantised=QUANTISED,
+        quantized=QUANTIZED,
     ),
     build=FlashScore,
     score=score,

@@ -1,4 +1,4 @@
-"""A scaled matmul of one byte over stored logits, for a head that is quantised itself.
+"""A scaled matmul of one byte over stored logits, for a head that is quantized itself.
 
 Hidden is rounded to the head's form, e4m3 or int8, with a scale for each row; torch's scaled or
 integer matmul writes bf16 logits, and one pass over these draws. So it draws from other logits than
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from fsbench.kernels.providing.launches import WorkspaceLaunch
 from fsbench.kernels.providing.one_pass import gumbel_argmax
-from fsbench.problem import QUANTISED, Problem
-from fsbench.provider import Capabilities, Kind, Provider, QuantisedWeight, padded
+from fsbench.problem import QUANTIZED, Problem
+from fsbench.provider import Capabilities, Kind, Provider, QuantizedWeight, padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ def int8_logits(hidden: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 class _ScaledMatmul(WorkspaceLaunch):
-    def __init__(self, problem: Problem, weight: QuantisedWeight):
+    def __init__(self, problem: Problem, weight: QuantizedWeight):
         import torch
 
         super().__init__(problem, padded(weight.weight))
@@ -76,7 +76,7 @@ PROVIDER = Provider(
     supports=unsupported_reason,
     capabilities=Capabilities(
         host_sync_free=True,
-        quantised=QUANTISED,
+        quantized=QUANTIZED,
         known_deviation=0.1,  # of hidden in one byte, with logits of standard deviation 3
     ),
     build=_ScaledMatmul,

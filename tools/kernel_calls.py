@@ -25,7 +25,7 @@ from fsbench.discover import discover
 from fsbench.kernels import (
     DraftVocabulary,
     Penalties,
-    QuantisedHead,
+    QuantizedHead,
     TokenHistory,
     VocabShard,
 )
@@ -46,7 +46,7 @@ PLAIN_ONLY = ("sm_89", "sm_120", "gfx942")
 D, V = 4096, 151_936
 BUCKETS = (16, 32, 64, 128, 192, 256)
 """Batch sizes that differ in tile shapes."""
-QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class Call(NamedTuple):
@@ -73,8 +73,8 @@ def matrices(B: int, dtype: torch.dtype = torch.bfloat16, D: int = D, V: int = V
     return [zeros(B, D, dtype=dtype), zeros(V, D, dtype=dtype)]
 
 
-def quantised(form: str) -> QuantisedHead:
-    return QuantisedHead(zeros(V, D, dtype=QUANTISED[form]), zeros(V))
+def quantized(form: str) -> QuantizedHead:
+    return QuantizedHead(zeros(V, D, dtype=QUANTIZED[form]), zeros(V))
 
 
 def per_row(B: int) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def fused() -> Iterator[Call]:
     yield Call("portable B=16 everything", partial(_option, 16, "everything", "portable"))
     yield Call("pointers B=64", partial(_flash, 64, torch.bfloat16, 4100))
     yield Call("float16 B=64", partial(_flash, 64, torch.float16, D))
-    for form in QUANTISED:
+    for form in QUANTIZED:
         for kernel, B in (("portable", 16), ("portable", 64), ("hopper", 64), ("hopper", 128)):
             yield Call(f"{kernel} B={B} {form}", partial(_bytes, B, form, kernel))
     yield Call("portable B=64 int8 bias", partial(_bytes, 64, "int8", "portable", bias=True))
@@ -142,7 +142,7 @@ def _flash(B: int, dtype: torch.dtype, D: int) -> None:
 
 def _bytes(B: int, form: str, kernel: str, bias: bool = False) -> None:
     given = {"bias": zeros(V)} if bias else {}
-    kernels.flash_sample(bf16(B, D), quantised(form), **step(), **given, kernel=kernel)
+    kernels.flash_sample(bf16(B, D), quantized(form), **step(), **given, kernel=kernel)
 
 
 def scores() -> Iterator[Call]:
@@ -152,7 +152,7 @@ def scores() -> Iterator[Call]:
         yield Call(f"score B={B}", partial(_score, B))
     yield Call("score B=64 entropy", partial(_score, 64, return_entropy=True))
     yield Call("score B=64 everything", lambda: _score(64, 4, **{**every, **changed(64)}))
-    yield Call("score B=64 int8", lambda: kernels.score(bf16(64, D), quantised("int8"), whole(64)))
+    yield Call("score B=64 int8", lambda: kernels.score(bf16(64, D), quantized("int8"), whole(64)))
     for width in (3, 5):
         yield Call(f"gradient of score, {width} numbers", partial(_slopes, width))
 

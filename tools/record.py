@@ -133,7 +133,7 @@ def samplers() -> list[str]:
         for each in json.loads(listed.stdout)["providers"]
         if each["kind"] in ("exact", "greedy") and each["cuda"] == "yes"
         if each["capabilities"].get("graph_safe", True)
-        if each["name"] != "scaled_matmul"  # which takes quantised heads alone
+        if each["name"] != "scaled_matmul"  # which takes quantized heads alone
     ]
 
 

@@ -27,7 +27,7 @@ def compile_step(
     `step` must trace as one graph. Shapes are static: a sweep compiles once per batch size, as
     engines do for their captured batch sizes, and no kernel pays for a symbolic B.
 
-    Dynamo keeps its specialisations on the code object and refuses a ninth (`recompile_limit`),
+    Dynamo keeps its specializations on the code object and refuses a ninth (`recompile_limit`),
     which a sweep over nine batch sizes reaches. So every call here compiles a copy of the code
     object: its limit counts one build, its guards are the only ones a launch checks, and it is
     freed with the launch.

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fsbench.baselines.providing.compiled import compile_step
-from fsbench.baselines.providing.logits import Gather, float_logits, matmul_logits, penaliser
+from fsbench.baselines.providing.logits import Gather, float_logits, matmul_logits, penalizer
 from fsbench.problem import Problem
 from fsbench.provider import ALIGNED, Launch, padded
 
@@ -107,13 +107,13 @@ def build_lean(problem: Problem, weight: Tensor, sample: Callable[..., Tensor]) 
     contiguous rows: of a padded weight all, where the padding's logits are set to -inf.
     """
     weight = padded(weight)
-    penalise = penaliser(problem, weight.device)
+    penalize = penalizer(problem, weight.device)
 
     def launch(hidden: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
         logits = float_logits(hidden, weight)
         if logits.shape[1] > problem.V:
             logits[:, problem.V :] = -math.inf
-        return sample(penalise(logits), **philox(seed, offset))
+        return sample(penalize(logits), **philox(seed, offset))
 
     return _loaded(launch, problem, weight)
 

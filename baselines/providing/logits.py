@@ -87,7 +87,7 @@ def gathering(shard: Shard) -> Gather:
     return gather
 
 
-def penaliser(problem: Problem, device: torch.device) -> Callable[[Tensor], Tensor]:
+def penalizer(problem: Problem, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return a function that changes logits [B, V] in place by the problem's penalties.
 
     It touches the tokens seen alone, as leanly as plain torch can. Engines count tokens over the
@@ -115,12 +115,12 @@ def penaliser(problem: Problem, device: torch.device) -> Callable[[Tensor], Tens
     less = less.to(device)
     repetition = problem.repetition_penalty
 
-    def penalise(logits: Tensor) -> Tensor:
+    def penalize(logits: Tensor) -> Tensor:
         y = logits.gather(1, tokens).float()
         y = torch.where(y > 0, y / repetition, y * repetition) - less
         return logits.scatter_(1, tokens, y.to(logits.dtype))
 
-    return penalise
+    return penalize
 
 
 def row_targets(problem: Problem, device: torch.device) -> Tensor:

@@ -44,15 +44,15 @@ def limits(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def make_step(
-    problem: Problem, penalise: Callable[[Tensor], Tensor] = lambda logits: logits
+    problem: Problem, penalize: Callable[[Tensor], Tensor] = lambda logits: logits
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The step: hidden, weight (padded), k, p -> tokens [B]. penalise: of `logits.penaliser`."""
+    """The step: hidden, weight (padded), k, p -> tokens [B]. penalize: of `logits.penalizer`."""
     import torch
 
     V, temperature, filtered = problem.V, problem.temperature, bool(problem.filters)
 
     def step(hidden: Tensor, weight: Tensor, k: Tensor, p: Tensor) -> Tensor:
-        logits = penalise(matmul_logits(hidden, weight, V).float()) / temperature
+        logits = penalize(matmul_logits(hidden, weight, V).float()) / temperature
         if filtered:
             ranked, index = logits.sort(dim=-1)
             kth = ranked.gather(1, (ranked.shape[1] - k)[:, None])

@@ -150,7 +150,7 @@ CLAIMS = {
     "num_samples": ("n", "n samples per row"),
     "filters": ("kpm", "top-k, top-p, min-p; in capitals: each row may have its own"),
     "penalties": ("pen", "repetition, presence and frequency penalties"),
-    "quantised": ("head", "quantised heads that it takes as they are: int8, fp8"),
+    "quantized": ("head", "quantized heads that it takes as they are: int8, fp8"),
 }
 """Field of Capabilities -> head and meaning of its column."""
 

@@ -18,7 +18,7 @@ import typer
 
 from fsbench.cli.parsing import MOST, int_list, number_list
 from fsbench.errors import InvalidArgument, InvalidOption, ResultsError, shown, unknown_name
-from fsbench.problem import DEVICES, DTYPES, QUANTISED, models, parse_logits
+from fsbench.problem import DEVICES, DTYPES, QUANTIZED, models, parse_logits
 from fsbench.records.typed import fits
 
 
@@ -214,8 +214,8 @@ Weights = Annotated[
     str | None,
     option(
         "--weights",
-        one_of(lambda: QUANTISED),
-        "int8 or fp8: the head is quantised itself. Default: it is of --dtype.",
+        one_of(lambda: QUANTIZED),
+        "int8 or fp8: the head is quantized itself. Default: it is of --dtype.",
     ),
 ]
 Device = Annotated[

@@ -42,7 +42,7 @@ class Decoder:
 
         dtype: bfloat16, float16 or float32.
         """
-        quantised = {
+        quantized = {
             "quant_method": "fp8",
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
@@ -68,7 +68,7 @@ class Decoder:
             "bos_token_id": None,
             "eos_token_id": None,
             "torch_dtype": dtype,
-            **({"quantization_config": quantised} if self.fp8 else {}),
+            **({"quantization_config": quantized} if self.fp8 else {}),
         }
 
     def drafter_config(self, dtype: str, positions: int) -> dict[str, Any]:

@@ -336,7 +336,7 @@ def family(pid: int) -> list[int]:
 
 
 def shares(cores: Sequence[int], processes: int) -> list[list[int]]:
-    """Cores of each process: as many for each, neighbours. [] if there is less than one each."""
+    """Cores of each process: as many for each, neighbors. [] if there is less than one each."""
     each = len(cores) // processes
     if not each:
         return []

@@ -48,7 +48,7 @@ class Way(Enum):
 
     FUSED = "flash_sample"
     FILTERED = "truncated_sample"
-    PENALISED = "truncated_sample with penalties"
+    PENALIZED = "truncated_sample with penalties"
     ENGINE = "the engine"
 
 
@@ -67,7 +67,7 @@ def route(needs: np.ndarray, able: Need) -> list[Group]:
 
         the row needs                          it is drawn by
         something that `able` lacks            ENGINE
-        a repetition penalty                   PENALISED
+        a repetition penalty                   PENALIZED
         top-k, top-p or min-p                  FILTERED
         log-probabilities of what is not       FILTERED
           drawn from
@@ -76,10 +76,10 @@ def route(needs: np.ndarray, able: Need) -> list[Group]:
     FUSED and FILTERED draw the same token for a row without a filter, so the last line saves a pass
     over the LM head and changes nothing. A request's token depends on no other request.
     """
-    fused, filtered, penalised, engine = range(4)  # in the order of Way
+    fused, filtered, penalized, engine = range(4)  # in the order of Way
     ways = np.full(len(needs), fused)
     ways[needs & (Need.FILTER | Need.OTHER_LOGPROB) != 0] = filtered
-    ways[needs & Need.REPETITION != 0] = penalised
+    ways[needs & Need.REPETITION != 0] = penalized
     ways[needs & ~np.int64(able) != 0] = engine
     if (ways == filtered).any():
         ways[ways == fused] = filtered

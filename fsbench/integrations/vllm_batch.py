@@ -198,13 +198,13 @@ class BatchSampler:
         else:
             last = batch.logits_indices if index is None else batch.logits_indices[index]
             mine, offset = hidden[last], batch.positions[last]
-        penalised = group.way is Way.PENALISED
+        penalized = group.way is Way.PENALIZED
         bias = penalties = None
         if any_of & Need.BIAS:
             bias = hidden.new_zeros(n, self.V, dtype=torch.float32)
             part_of = batch if index is None else subset(batch, group.rows, index)
-            self.adapter.add_biases(runner, part_of, bias, not penalised)
-        if penalised:
+            self.adapter.add_biases(runner, part_of, bias, not penalized)
+        if penalized:
             lengths = batch.seq_lens_cpu_upper_bound.numpy()[group.rows]
             capacity = min(self.V, 1 << int(lengths.max()).bit_length())
             penalties = self.adapter.penalties(runner, settings.slots, self.V, capacity)

@@ -30,7 +30,7 @@ LOGPROBS = "vllm.v1.outputs:LogprobsTensors"
 GRAMMAR = "vllm.v1.core.sched.output:GrammarOutput"
 TP_GROUP = "vllm.distributed.parallel_state:get_tp_group"
 PROCESSOR = "vllm.model_executor.layers.logits_processor:LogitsProcessor"
-UNQUANTISED = "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod"
+UNQUANTIZED = "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod"
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def unfit(runner: Any) -> str | None:
     head, processor = owner.lm_head, owner.logits_processor
     weight = head.weight
     if type(head.quant_method).__name__ not in _PLAIN:
-        return "model: quantised LM head"
+        return "model: quantized LM head"
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return f"model: LM head in {weight.dtype}"
     if processor.head_dtype not in (None, weight.dtype):

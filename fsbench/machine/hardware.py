@@ -40,7 +40,7 @@ class Gpu:
 
 @cache
 def _nvml() -> tuple[Any, str]:
-    """(pynvml, initialised once per process; "") or (None, why it cannot be used)."""
+    """(pynvml, initialized once per process; "") or (None, why it cannot be used)."""
     if pynvml is None:
         return None, "No module named 'pynvml'; pip install nvidia-ml-py"
     try:

@@ -22,21 +22,21 @@ from fsbench.measure.intact import ProcessState, SpoiledProcess
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.problem import Problem
-from fsbench.provider import Kind, Launch, Provider, QuantisedWeight
+from fsbench.provider import Kind, Launch, Provider, QuantizedWeight
 from fsbench.records.cell import Cell, CellRecord
 from fsbench.verify.pathwise import check_on_problem
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every launch of one problem reads. head: None if it is not quantised itself.
+    """What every launch of one problem reads. head: None if it is not quantized itself.
 
     layout: shape, strides, dtype and address of every tensor, by name, as it was made.
     """
 
     problem: Problem
     weight: Tensor
-    head: QuantisedWeight | None
+    head: QuantizedWeight | None
     hidden: Tensor
     seed: Tensor
     offset: Tensor
@@ -69,7 +69,7 @@ class Inputs:
 
     def served_to(self, provider: Provider) -> Any:
         """The head as a sampler takes it, in place of the weight."""
-        takes = self.problem.weights in provider.capabilities.quantised
+        takes = self.problem.weights in provider.capabilities.quantized
         return self.head if takes else self.weight
 
 
@@ -153,7 +153,7 @@ def form_builds(
     if not plan.forms or provider.kind is not Kind.EXACT or not able.fused:
         return {}
     found: dict[str, Callable[[Tensor], Launch]] = {}
-    if provider.matmul_form and problem.weights not in able.quantised:
+    if provider.matmul_form and problem.weights not in able.quantized:
         found["matmul"] = partial(provider.matmul_form, problem)
     if able.zero_temperature and problem.temperature > 0:
         found["greedy"] = partial(provider.build, replace(problem, temperature=0.0))
@@ -170,7 +170,7 @@ class Preparation:
     plan: Plan
     outcomes: Outcomes
     ahead: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
-    _weight: tuple[tuple[object, ...], Tensor, QuantisedWeight | None] | None = None
+    _weight: tuple[tuple[object, ...], Tensor, QuantizedWeight | None] | None = None
     _called: set[str] = field(default_factory=set)
     _marks: dict[str, int] = field(default_factory=dict)
 
@@ -210,7 +210,7 @@ class Preparation:
         if self._weight is None or self._weight[0] != key:
             self._weight = None  # free the old one before making the new
             weight = inputs.make_weight(problem, self.plan.seed)
-            self._weight = (key, weight, inputs.quantised(weight, form) if form else None)
+            self._weight = (key, weight, inputs.quantized(weight, form) if form else None)
         torch.manual_seed(self.plan.seed)
         device = torch.device(problem.device)
         made = Inputs(
@@ -362,9 +362,9 @@ def _config(launch: Launch) -> str:
 
 
 def spread_seed(seed: int) -> int:
-    """An int64 far from those of neighbouring seeds (the finaliser of splitmix64).
+    """An int64 far from those of neighboring seeds (the finalizer of splitmix64).
 
-    Some samplers use neighbouring seeds as neighbouring positions of one stream.
+    Some samplers use neighboring seeds as neighboring positions of one stream.
     """
     mask = 2**64 - 1
     z = (seed + 0x9E3779B97F4A7C15) & mask

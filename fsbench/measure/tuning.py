@@ -176,7 +176,7 @@ def time_configs(
 def select(timings: Sequence[Timing]) -> list[tuple[int | None, Any]]:
     """The choice for one bucket: (largest D or None for any, config), by ascending D.
 
-    A config is good for a D if it is within SLACK of the fastest there; neighbouring D share a
+    A config is good for a D if it is within SLACK of the fastest there; neighboring D share a
     config as long as one is good for all of them. Of several, one in use stays; else the fastest.
     """
     by_d = _times_by_d(timings)

@@ -88,7 +88,7 @@ def _local_vocabulary(problem: Problem) -> int:
 def traffic(problem: Problem) -> Traffic:
     """Least HBM bytes of baseline and fused sampling, and the FLOPs of the matmul (2 B D V).
 
-    A head that is quantised itself is read as it is.
+    A head that is quantized itself is read as it is.
     """
     size = DTYPES[problem.dtype]
     V = _local_vocabulary(problem)
@@ -108,7 +108,7 @@ def arithmetic_intensity(problem: Problem) -> Intensity:
 
 
 def predicted_speedup(problem: Problem) -> float:
-    """M_baseline / M_fused: 1 + 2 / (D/B + D/V + 1/V), unless the head is quantised itself."""
+    """M_baseline / M_fused: 1 + 2 / (D/B + D/V + 1/V), unless the head is quantized itself."""
     work = traffic(problem)
     return work.baseline_bytes / work.fused_bytes
 

@@ -41,7 +41,7 @@ from fsbench.reference.truncation import (
     REACHED,
     Truncation,
     filtered_probabilities,
-    penalised,
+    penalized,
     token_counts,
     truncate,
 )
@@ -69,7 +69,7 @@ __all__ = [
     "log_partition",
     "log_probability",
     "matmul_error",
-    "penalised",
+    "penalized",
     "philox4x32",
     "processed_logits",
     "token_counts",

@@ -1,4 +1,4 @@
-"""The logits that are sampled, and their normaliser."""
+"""The logits that are sampled, and their normalizer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random words -> noise: of every token, or of every group of 4, 8, 16 or 32 tokens.
 
 Noise is a pure function of (seed, step, row, token or group, sample). It does not depend on the
-tile shape, the batch size, the neighbours in the batch or how the vocabulary is sharded.
+tile shape, the batch size, the neighbors in the batch or how the vocabulary is sharded.
 
 Token noise: one Gumbel(0, 1) per token,
 

@@ -9,7 +9,7 @@ token id. So what all of them keep together is the beginning of that order, too.
             number in float64, a tensor in its own dtype. What is within 2^-22 p of p counts as p
             (REACHED)
 
-Probabilities are those of what earlier filters left, normalised anew, at the temperature if that
+Probabilities are those of what earlier filters left, normalized anew, at the temperature if that
 was applied earlier, else at T = 1. The order is a property of a sampler (ORDER is fsbench's
 own): top-p after top-k counts p of the mass of the k tokens, before it ("joint") of all. Whatever
 the order, at least one token is kept.
@@ -99,7 +99,7 @@ def token_counts(histories: Sequence[Sequence[int]], V: int) -> Tensor:
     )
 
 
-def penalised(
+def penalized(
     logits: Tensor,
     prompt_counts: Tensor,
     output_counts: Tensor,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fsbench.reference.logits import SMALLEST_TEMPERATURE
-from fsbench.reference.truncation import penalised as dense_penalised
+from fsbench.reference.truncation import penalized as dense_penalized
 from fsbench.reference.truncation import token_counts, truncate
 
 
@@ -47,7 +47,7 @@ def decide(
 ) -> Decided:
     """Inverse CDF of the filtered softmax, tokens in the order of their places.
 
-    Filters act after the temperature: min-p, then top-k, then top-p on what is left, normalised
+    Filters act after the temperature: min-p, then top-k, then top-p on what is left, normalized
     anew, with the token that crosses p. Of equal logits the lowest token goes first.
 
     Args:
@@ -71,7 +71,7 @@ def decide(
     return Decided(torch.where(undefined, -1, place[at]), kept, high - p, high)
 
 
-def penalised(
+def penalized(
     logits: Tensor,
     prompts: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
@@ -80,9 +80,9 @@ def penalised(
     presence: float = 0.0,
     frequency: float = 0.0,
 ) -> Tensor:
-    """fsbench.reference.penalised of the rows' histories: what the samplers keep in steps."""
+    """fsbench.reference.penalized of the rows' histories: what the samplers keep in steps."""
     counts = (token_counts(part, logits.shape[1]) for part in (prompts, outputs))
-    return dense_penalised(
+    return dense_penalized(
         logits.float(), *counts, repetition=repetition, presence=presence, frequency=frequency
     )
 

@@ -5,7 +5,7 @@
     Offload   the C++ core: penalties as sparse edits, filters before any softmax, one pass
     Shvs      the same on the hot tokens only, where that settles the row
 
-B, V and the controls are fixed when one is made; the core's designs also filter and penalise. Then:
+B, V and the controls are fixed when one is made; the core's designs also filter and penalize. Then:
 
     logits    [B, V]: to be written before a step
     begin     a request, with prompt and output so far, takes a row (the core's designs)
@@ -63,7 +63,7 @@ class Controls:
             raise InvalidArgument(f"{name}: expected a value in range; got {getattr(self, name)}")
 
     @property
-    def penalises(self) -> bool:
+    def penalizes(self) -> bool:
         """Whether tokens that were seen are treated in another way than others."""
         return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
 
@@ -153,12 +153,12 @@ class Offload:
         self.controls, self.rows = controls, B
         shape = RingShape(slots, B, V, dtype=dtype)
         self.plane = Plane(
-            shape, samplers, requests=B if controls.penalises else 0, order=order, buffer=buffer
+            shape, samplers, requests=B if controls.penalizes else 0, order=order, buffer=buffer
         )
         ring = self.plane.ring
         for name, value in controls.law.items():
             ring.parts[name].fill_(value)
-        if controls.penalises:
+        if controls.penalizes:
             ring.request.copy_(torch.arange(B))
         if self.hot:
             ring.parts["shape"].copy_(torch.tensor(shape.hot(self.hot)))

@@ -148,7 +148,7 @@ def todo(subject: Subject) -> Iterator[tuple[str, Callable[[Subject], Check]]]:
         ("truncation", filters, truncation.check_truncation),
         ("truncated draws", filters, truncation.check_truncated_draws),
         ("requests", draws and not weights, truncation.check_requests),
-        ("quantised", form and weights in able.quantised, pathwise.check_quantised),
+        ("quantized", form and weights in able.quantized, pathwise.check_quantized),
         ("speculation", draws and form and seeds, speculation.check_speculation),
     )
     for name, applies, check in rows:

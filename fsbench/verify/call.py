@@ -189,7 +189,7 @@ def check_call(subject: Subject) -> Check:
     """All that is claimed at once: T, seed and offset of each row, samples, log-probabilities.
 
     Of the rows of each T a G-test; rows of T = 0 are greedy. No two requests of one T share their
-    noise, whose seeds or offsets are neighbours or differ in one bit; a request's token is its own
+    noise, whose seeds or offsets are neighbors or differ in one bit; a request's token is its own
     in any row. The first tokens are the oracle's, under the noise contract, and every
     log-probability is that of its token.
     """

@@ -79,7 +79,7 @@ WRONG = {
     "truncation": "filters do not keep what they should, or its law is wrong",
     "truncated draws": "draws under filters share noise",
     "requests": "the requests of engines are not drawn from their law",
-    "quantised": "a quantised head's tokens are not those of its numbers",
+    "quantized": "a quantized head's tokens are not those of its numbers",
     "speculation": "drafts change its tokens, or are accepted too often or too rarely",
 }
 """What is wrong if a check fails, in words; the name of a `tail` ends with its gap."""
@@ -113,7 +113,7 @@ class Setting:
 
     second: another temperature, of about half of the checks; None for the same.
     truncated: the gate looks at what it does with filters; the other tiers always do.
-    weights: of the problems, see Problem; a quantised head is not looked at with filters.
+    weights: of the problems, see Problem; a quantized head is not looked at with filters.
     """
 
     device: str

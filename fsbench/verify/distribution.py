@@ -162,7 +162,7 @@ def _binned(counts: Tensor, p: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def position_bins(p: Tensor) -> Tensor:
-    """The bin of every token, int64 [V]; bins that are alike in probability are neighbours."""
+    """The bin of every token, int64 [V]; bins that are alike in probability are neighbors."""
     V = len(p)
     token = torch.arange(V)
     decade = (-torch.log10(p)).floor().long()

@@ -34,10 +34,10 @@ _SHARDS = (0, 1280, 2560, 3840, _VOCABULARY)  # multiples of 128: no group of to
 
 
 def check_invariance(subject: Subject) -> Check:
-    """Tokens of a row are the same in batches of other sizes, other neighbours, graph or eager.
+    """Tokens of a row are the same in batches of other sizes, other neighbors, graph or eager.
 
     Of what is claimed, also: a request that moves with its seed to another row of another batch;
-    neighbours with filters, a mask or a temperature of their own; a shard of the vocabulary alone,
+    neighbors with filters, a mask or a temperature of their own; a shard of the vocabulary alone,
     where the winner is in it.
     """
     calls = _Calls(subject)
@@ -46,7 +46,7 @@ def check_invariance(subject: Subject) -> Check:
     calls.mixed()
     if subject.provider.sample is not None:
         calls.moved()
-        calls.neighbours()
+        calls.neighbors()
     sizes = subject.sizes
     told = f"{calls.compared} tokens unchanged, in batches of {len(sizes)} sizes up to {max(sizes)}"
     return Check("invariance", True, told, calls.compared)
@@ -102,7 +102,7 @@ class _Calls:
         changed[kept] = self.hidden[kept]
         torch.manual_seed(0)
         others = launched_tokens(launch, changed, 21, 4)
-        self.equal("other neighbours", others[kept], whole[kept])
+        self.equal("other neighbors", others[kept], whole[kept])
 
     def graph(self) -> None:
         if self.problem.device != "cuda" or not self.able.graph_safe:
@@ -125,7 +125,7 @@ class _Calls:
             values: dict[str, Any] = dict(zip(_FILTERS, own, strict=True))
             _, alone = self.launched(self.hidden, **values)
             self.equal(
-                f"neighbours with other filters than {values}", mixed[turn::4], alone[turn::4]
+                f"neighbors with other filters than {values}", mixed[turn::4], alone[turn::4]
             )
 
     def moved(self) -> None:
@@ -139,7 +139,7 @@ class _Calls:
             part = self.called(self.hidden[rows].contiguous(), self.seed[rows])
             self.equal(f"requests moved to a batch of {B}", part, whole[rows])
 
-    def neighbours(self) -> None:
+    def neighbors(self) -> None:
         able, device = self.able, self.hidden.device
         call = partial(self.called, self.hidden, self.seed)
         whole = call()
@@ -149,15 +149,15 @@ class _Calls:
         if able.per_row_temperature:
             T = torch.full((_WHOLE,), self.T, device=device)
             T[changed] = 0.0 if able.greedy_rows else self.T / 2
-            self.equal("neighbours of another T", call(temperature=T)[~changed], whole[~changed])
+            self.equal("neighbors of another T", call(temperature=T)[~changed], whole[~changed])
         if able.bias:
             bias = self.T * torch.randn(_WHOLE, _VOCABULARY, generator=generator).to(device)
             bias[~changed] = 0.0
-            self.equal("neighbours with a bias", call(bias=bias)[~changed], whole[~changed])
+            self.equal("neighbors with a bias", call(bias=bias)[~changed], whole[~changed])
         if able.mask:
             mask = torch.ones(_WHOLE, _VOCABULARY, dtype=torch.bool, device=device)
             mask[changed, 100:] = False
-            self.equal("neighbours with a mask", call(mask=mask)[~changed], whole[~changed])
+            self.equal("neighbors with a mask", call(mask=mask)[~changed], whole[~changed])
             for first, end in pairwise(_SHARDS):
                 mask = torch.zeros(_WHOLE, _VOCABULARY, dtype=torch.bool, device=device)
                 mask[:, first:end] = True

@@ -129,7 +129,7 @@ def check_steps(subject: Subject) -> Check:
 
 
 def check_seeds(subject: Subject) -> Check:
-    """Seeds are independent: neighbours, at the same and the next step, and distant ones.
+    """Seeds are independent: neighbors, at the same and the next step, and distant ones.
 
     Any two of those that differ in one bit from the same seed, too.
     """

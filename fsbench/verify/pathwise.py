@@ -27,8 +27,8 @@ from fsbench.verify.subject import Subject
 _PROBLEM_STEPS = {"cuda": 64, "cpu": 4}
 """Most steps of `check_on_problem`: a step on a CPU can take a good part of a second."""
 
-_QUANTISED = {"cuda": (4096, 32_768, (1, 16, 64, 256), 64), "cpu": (64, 300, (1, 17), 2)}
-"""D, V, batches and steps of `check_quantised`, by device."""
+_QUANTIZED = {"cuda": (4096, 32_768, (1, 16, 64, 256), 64), "cpu": (64, 300, (1, 17), 2)}
+"""D, V, batches and steps of `check_quantized`, by device."""
 
 
 Asked = tuple[int, Problem, Sequence[tuple[int, int]]]
@@ -65,7 +65,7 @@ def compared(name: str, provider: Provider, asked: Iterable[Asked]) -> Check:
     rows = ties = 0
     for number, problem, counters in asked:
         hidden, weight, logits = exact_head(problem, random_logits(problem, number))
-        logits, error = penalised(problem, logits)
+        logits, error = penalized(problem, logits)
         kept = truncation(problem, provider.capabilities, logits, error)
         launch = provider.build(problem, weight)
         for seed, step in counters:
@@ -95,15 +95,15 @@ def require_accepted(expected: reference.Expected, tokens: Tensor, where: str = 
         )
 
 
-def check_quantised(subject: Subject) -> Check:
-    """Of a quantised head, rows of a real matmul: the oracle's tokens for the head's numbers.
+def check_quantized(subject: Subject) -> Check:
+    """Of a quantized head, rows of a real matmul: the oracle's tokens for the head's numbers.
 
     Beside them the tokens that the sampler draws from a weight of these numbers are counted that
     are others: sums in another order may give some, at a rounding tie.
     """
     setting, provider = subject.setting, subject.provider
     draws = others = 0
-    D, V, batches, steps = _QUANTISED[setting.device]
+    D, V, batches, steps = _QUANTIZED[setting.device]
     for B in batches:
         problem = replace(setting.problem(B, V), D=D, logits="normal:3")
         require_support(provider, problem)
@@ -125,11 +125,11 @@ def check_quantised(subject: Subject) -> Check:
             draws += B
             others += int((tokens != launched_tokens(plain, hidden, 5, step)).sum())
     told = f"{draws} tokens are the oracle's, {others} not those of its numbers in {setting.dtype}"
-    return Check("quantised", True, told, draws, float(others))
+    return Check("quantized", True, told, draws, float(others))
 
 
 def check_undefined_rows(subject: Subject) -> Check:
-    """Rows with NaN, +inf or no finite logit give -1; their neighbours are not disturbed."""
+    """Rows with NaN, +inf or no finite logit give -1; their neighbors are not disturbed."""
     problem = subject.setting.problem(6, 300)
     require_support(subject.provider, problem)
     hidden, weight, _ = exact_head(problem, random_logits(problem, 0))
@@ -172,7 +172,7 @@ def check_on_problem(
     error = reference.matmul_error(hidden, weight)
     if not able.fused:
         error += float(logits.abs().max()) * torch.finfo(hidden.dtype).eps
-    logits, error = penalised(problem, logits, error)
+    logits, error = penalized(problem, logits, error)
     greedy = provider.kind is Kind.GREEDY or problem.temperature == 0
     kept = None if greedy else truncation(problem, able, logits, error)
     if greedy or able.noise is not None:
@@ -212,7 +212,7 @@ def noise_of(problem: Problem, able: Capabilities) -> str:
     return "token" if problem.penalties else able.noise or "token"
 
 
-def penalised(problem: Problem, logits: Tensor, error: float = 0.0) -> tuple[Tensor, float]:
+def penalized(problem: Problem, logits: Tensor, error: float = 0.0) -> tuple[Tensor, float]:
     """The problem's penalties on the logits [B, V] of its rows, and the error that these leave."""
     if not problem.penalties:
         return logits, error
@@ -220,7 +220,7 @@ def penalised(problem: Problem, logits: Tensor, error: float = 0.0) -> tuple[Ten
         reference.token_counts(tokens, problem.V).to(logits.device)
         for tokens in zip(*problem.row_histories(), strict=True)
     )
-    logits = reference.penalised(
+    logits = reference.penalized(
         logits,
         prompts,
         outputs,

@@ -60,7 +60,7 @@ class Fit:
 def pooled(expected: np.ndarray) -> np.ndarray:
     """Where bins begin, so that each holds MIN_EXPECTED of `expected` [n]: indices for reduceat.
 
-    Neighbours are pooled, in the order given; a short rest joins the last bin.
+    Neighbors are pooled, in the order given; a short rest joins the last bin.
     """
     edges, gathered = [], float(MIN_EXPECTED)
     for position, value in enumerate(expected):

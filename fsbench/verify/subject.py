@@ -44,7 +44,7 @@ class Subject:
     @cached_property
     def small(self) -> Draws:
         """500 tokens with normal logits: `row`, and with all logits `negative` or `positive`, near
-        -1000 and 1000 (of a quantised head 16).
+        -1000 and 1000 (of a quantized head 16).
 
         The logits scale with T, so the law is much the same at every T; the first and the last
         token are likely ones. Also all equal (`flat`), and the rows of `block_classes`. At the

@@ -21,7 +21,7 @@ from fsbench.provider import Capabilities
 from fsbench.verify.check import ALPHA, Check
 from fsbench.verify.drawing import Draws
 from fsbench.verify.joint import alike
-from fsbench.verify.pathwise import compared, penalised, truncation
+from fsbench.verify.pathwise import compared, penalized, truncation
 from fsbench.verify.statistics import Counted, all_fit
 from fsbench.verify.subject import SEED, Subject
 
@@ -61,7 +61,7 @@ REQUESTS: Sequence[Filters] = (
 )
 """What engines are asked for."""
 
-PENALISED: Filters = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1,
+PENALIZED: Filters = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1,
                       "history": 150}  # fmt: skip
 """Penalties of which the samplers' tokens, or how often they come, are compared with the oracle."""
 
@@ -74,7 +74,7 @@ def check_truncation(subject: Subject) -> Check:
     For every case that the sampler can do, of three rows of logits: `normal` ones; `tied`, few
     different values, so that equal logits stand at every boundary; `flat`, all equal.
     In a mixed batch the rows with the same filters are tested together. Then penalties, if the
-    sampler applies them (`_penalised_counts`).
+    sampler applies them (`_penalized_counts`).
     """
     provider, able, setting = subject.provider, subject.able, subject.setting
     found: list[Counted] = []
@@ -93,10 +93,10 @@ def check_truncation(subject: Subject) -> Check:
             found += _counted(drawn, name, math.ceil(subject.effort.truncated_draws / B))
     if not found:
         raise UnsupportedProblem(f"{provider.name}: takes none of the filters that are checked")
-    return all_fit("truncation", [*found, *_penalised_counts(subject)], able.known_deviation)
+    return all_fit("truncation", [*found, *_penalized_counts(subject)], able.known_deviation)
 
 
-def _penalised_counts(subject: Subject) -> list[Counted]:
+def _penalized_counts(subject: Subject) -> list[Counted]:
     """Draws with penalties, counted by what the row's history has of the token.
 
     Every row has a history, and so a law, of its own. A class of tokens is: in the prompt or not,
@@ -105,12 +105,12 @@ def _penalised_counts(subject: Subject) -> list[Counted]:
     """
     B, V = _SIZES
     T = subject.setting.second_temperature
-    problem = replace(subject.setting.problem(B, V, T), **{**PENALISED, "history": 400})
+    problem = replace(subject.setting.problem(B, V, T), **{**PENALIZED, "history": 400})
     if subject.gate or subject.provider.unsupported_reason(problem):
         return []
     row = min(T, 1e3) * (torch.randn(V, generator=torch.Generator().manual_seed(5)) - 1)
     drawn = Draws(subject.provider, problem, {"normal": row})
-    logits, _ = penalised(problem, drawn.logits("normal").double().cpu().expand(B, V))
+    logits, _ = penalized(problem, drawn.logits("normal").double().cpu().expand(B, V))
     prompts, outputs = (
         reference.token_counts(tokens, V) for tokens in zip(*problem.row_histories(), strict=True)
     )
@@ -276,7 +276,7 @@ def check_truncated_oracle(subject: Subject) -> Check:
     setting, asked = subject.setting, []
     for number, (B, V) in enumerate(subject.shapes):
         cases = [CASES[(3 * number + turn) % len(CASES)] for turn in range(3)]
-        for turn, case in enumerate([*cases, {**cases[0], **PENALISED}]):
+        for turn, case in enumerate([*cases, {**cases[0], **PENALIZED}]):
             T = (setting.second_temperature, setting.sampled_temperature)[turn % 2]
             problem = replace(setting.problem(B, V, T), **case)
             if not subject.provider.unsupported_reason(problem):

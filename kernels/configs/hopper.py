@@ -28,12 +28,12 @@ class HopperConfig:
     warpgroups: that compute, each on 64 batch rows of a program.
     block_v, block_d: vocabulary rows and hidden columns of a stage.
     num_stages: of the ring between the loading warp and the computing warpgroups.
-    contiguous: the tiles of a program are neighbours; else those of a round are.
+    contiguous: the tiles of a program are neighbors; else those of a round are.
     split: two programs may share a block of tokens (fused.hopper.split), so that all have equal
         work; the order of tiles is that of `contiguous` then. Up to 64 rows.
     paired: two blocks of rows have those of their third warpgroups in common, 320 in all, and there
         each has half of a tile's tokens.
-    one_byte: for weights of one byte (fused.hopper.quantised): both warpgroups have all rows of a
+    one_byte: for weights of one byte (fused.hopper.quantized): both warpgroups have all rows of a
         program, each its own tokens; blocks are split, too. With more than 64 rows, 3 stages fit.
     """
 

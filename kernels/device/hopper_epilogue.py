@@ -182,7 +182,7 @@ def _processed(y, v0, row, index, B, V, processing, mask_words):
 def _store(y, m, v0, row, index, there, logits_ptr, largest_ptr, stride, B):
     """Write the logits of a tile to memory, and the largest of each group: m.
 
-    Two tokens that are neighbours go as one number of 64 bits.
+    Two tokens that are neighbors go as one number of 64 bits.
     """
     block = v0 + index // 4 * 128
     there = there & (block < stride)

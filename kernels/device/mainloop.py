@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fsbench.kernels.device.quantised import converted, finished
+from fsbench.kernels.device.quantized import converted, finished
 
 ROTATION = tl.constexpr(256)
 """Tokens that share a first column block, and columns of such a block. Tile sizes divide it."""

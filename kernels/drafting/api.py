@@ -16,7 +16,7 @@ from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.drafting.vocabulary import DraftVocabulary, noise_by_reference
 from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.launch.operands import greedy
-from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.launch.quantized import LARGEST_NUMBERS, QuantizedHead
 from fsbench.kernels.launch.request import Filters, Request, checked_request, raw_logits
 from fsbench.kernels.launch.result import Extras, Sample, Screened, TruncatedSample, empty_sample
 from fsbench.kernels.screened.api import screened_sample
@@ -31,7 +31,7 @@ from fsbench.kernels.truncated.history import Penalties
 
 def draft_sample(
     hidden: Tensor,
-    head: Tensor | ScreenedHead | QuantisedHead,
+    head: Tensor | ScreenedHead | QuantizedHead,
     vocabulary: DraftVocabulary,
     *,
     temperature: float | Tensor = 1.0,
@@ -54,7 +54,7 @@ def draft_sample(
 
     Args:
         hidden: [B, D] of the drafter. head: its weight, [>= V_draft, D], a ScreenedHead of it, or a
-            QuantisedHead.
+            QuantizedHead.
         vocabulary: which tokens the head has, from prepare_draft_vocabulary.
         temperature, top_k, top_p, min_p, penalties, bias, mask, seed, offset, soft_cap: those of
             the target's request, over the target's vocabulary, as truncated_sample takes them. The
@@ -77,9 +77,9 @@ def draft_sample(
             range, or a ScreenedHead with filters or penalties; nothing has been launched.
         CaptureError: as flash_sample.
     """
-    screened, quantised = isinstance(head, ScreenedHead), isinstance(head, QuantisedHead)
-    weight = head.weight if isinstance(head, ScreenedHead | QuantisedHead) else head
-    hidden, weight = check_matrices(hidden, weight, tuple(LARGEST_NUMBERS) if quantised else ())
+    screened, quantized = isinstance(head, ScreenedHead), isinstance(head, QuantizedHead)
+    weight = head.weight if isinstance(head, ScreenedHead | QuantizedHead) else head
+    hidden, weight = check_matrices(hidden, weight, tuple(LARGEST_NUMBERS) if quantized else ())
     ids, V = _checked(vocabulary, weight)
     B, device = len(hidden), hidden.device
     filters = Filters(
@@ -91,7 +91,7 @@ def draft_sample(
         check_penalties(penalties, B, device)
     request = checked_request(
         hidden,
-        head if isinstance(head, QuantisedHead) else weight,
+        head if isinstance(head, QuantizedHead) else weight,
         seed=seed,
         offset=offset,
         temperature=temperature,
@@ -100,7 +100,7 @@ def draft_sample(
         mask=vocabulary.mask(mask, B),
         vocab_size=len(ids),
         noise="token",
-        may_be_quantised=True,
+        may_be_quantized=True,
     )
     if not B:
         return empty_sample(request, Extras())

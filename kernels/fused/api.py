@@ -29,7 +29,7 @@ from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.by_reference import compute
 from fsbench.kernels.launch.heads import PreparedHead, drawn_from
 from fsbench.kernels.launch.operator import as_operator, is_traced
-from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.launch.quantized import LARGEST_NUMBERS, QuantizedHead
 from fsbench.kernels.launch.request import Request, checked_request
 from fsbench.kernels.launch.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.shard.vocab_shard import VocabShard, reachable
@@ -37,7 +37,7 @@ from fsbench.kernels.shard.vocab_shard import VocabShard, reachable
 
 def flash_sample(
     hidden: Tensor,
-    weight: Tensor | VocabShard | PreparedHead | QuantisedHead,
+    weight: Tensor | VocabShard | PreparedHead | QuantizedHead,
     *,
     temperature: float | Tensor = 1.0,
     bias: Tensor | None = None,
@@ -71,8 +71,8 @@ def flash_sample(
             those that one GPU would draw (docs/several-gpus.md). Or a ScreenedHead: the call is one
             of screened_sample where that is faster (`describe` says why; tokens do not depend on
             it), else one with the head's own weight. A config, a kernel, several samples and
-            log-probabilities take the fused kernels. Or a QuantisedHead, whose own logits are
-            sampled (docs/quantised-heads.md).
+            log-probabilities take the fused kernels. Or a QuantizedHead, whose own logits are
+            sampled (docs/quantized-heads.md).
         temperature: >= 0, or fp32 [B]; 0 is greedy, and so is anything below 2^-120. A row whose
             temperature in a tensor is negative or not finite has no draw.
         bias: [V] or [B, V], bf16, fp16 or fp32. -inf forbids a token.
@@ -136,7 +136,7 @@ def flash_sample(
         num_samples=num_samples,
         noise=noise,
         may_be_sharded=True,
-        may_be_quantised=True,
+        may_be_quantized=True,
     )
     wanted = Extras(
         check_flag("return_logprob", return_logprob),
@@ -239,7 +239,7 @@ def local_draw(
 
 def describe(
     hidden: Tensor,
-    weight: Tensor | VocabShard | PreparedHead | QuantisedHead,
+    weight: Tensor | VocabShard | PreparedHead | QuantizedHead,
     *,
     noise: str = "auto",
     kernel: str = "auto",
@@ -258,9 +258,9 @@ def describe(
     Raises:
         InvalidType, InvalidArgument: as flash_sample.
     """
-    heads = VocabShard | PreparedHead | QuantisedHead
+    heads = VocabShard | PreparedHead | QuantizedHead
     rows = weight.weight if isinstance(weight, heads) else weight
-    dtypes = tuple(LARGEST_NUMBERS) if isinstance(weight, QuantisedHead) else ()
+    dtypes = tuple(LARGEST_NUMBERS) if isinstance(weight, QuantizedHead) else ()
     hidden, rows = check_matrices(check_matrix("hidden", hidden), rows, dtypes)
     kernel = check_kernel(kernel, config)
     filtered = top_k is not None

@@ -76,7 +76,7 @@ def verify_drafts(
     Noise: give every position its own (`step_noise`). Then the draw at a position is the one that
     plain decoding makes there, and speculation changes no token, whatever is in drafts and parents.
 
-    On a GPU it is one launch. No host synchronisation: may be compiled, and captured in a CUDA
+    On a GPU it is one launch. No host synchronization: may be compiled, and captured in a CUDA
     graph after a call with as many drafts.
 
     Raises:

@@ -12,7 +12,7 @@ from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
-from fsbench.kernels.device.quantised import PTX
+from fsbench.kernels.device.quantized import PTX
 from fsbench.kernels.device.stored_logits import StoredLogits, allocate
 from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import (

@@ -28,7 +28,7 @@ from fsbench.kernels.device.mass import (
     no_mass,
     store_mass,
 )
-from fsbench.kernels.device.quantised import converted, scaled, scales_of_tokens
+from fsbench.kernels.device.quantized import converted, scaled, scales_of_tokens
 from fsbench.kernels.device.rows import settings
 from fsbench.kernels.device.stored_logits import store_largest, store_logits
 from fsbench.kernels.noise.arithmetic import halves
@@ -48,7 +48,7 @@ TARGETS_AT_ONCE = tl.constexpr(16)
 def flash_sampling_kernel(
     hidden,  # [B, D] descriptor (USE_TMA) or pointer
     weight,  # [>= num_tokens, D] descriptor (USE_TMA) or pointer
-    scale_ptr,  # [V] or [1] fp32, of a quantised weight; or None
+    scale_ptr,  # [V] or [1] fp32, of a quantized weight; or None
     seed_ptr,  # [1] or [B] int64; the targets [B, samples] of "given" noise
     offset_ptr,  # [1] or [B] int64, or None: 0
     temperature,  # fp32, or pointer to [B] fp32
@@ -302,7 +302,7 @@ def _consume(
 def target_logits_kernel(
     hidden_ptr,  # [B, D]
     weight_ptr,  # [>= V, D]
-    scale_ptr,  # [V] or [1] fp32, of a quantised weight; or None
+    scale_ptr,  # [V] or [1] fp32, of a quantized weight; or None
     targets_ptr,  # [B, samples] int64
     soft_cap,
     bias_ptr,

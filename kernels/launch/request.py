@@ -16,7 +16,7 @@ from fsbench.kernels.checks.tensors import (
     check_temperature,
 )
 from fsbench.kernels.checks.values import MAX_SAMPLES, check_integer, check_noise, check_number
-from fsbench.kernels.launch.quantised import LARGEST_NUMBERS, QuantisedHead
+from fsbench.kernels.launch.quantized import LARGEST_NUMBERS, QuantizedHead
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 SAMPLES_AT_ONCE = 4
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     """The checked arguments of flash_sample, as it documents them.
 
     weight, shard: if the vocabulary is sharded, the shard's own rows, and the shard.
-    scale: of a QuantisedHead, whose numbers the weight then has.
+    scale: of a QuantizedHead, whose numbers the weight then has.
     noise: "group" or "token"; "none" leaves the largest logit; "given" takes the tokens in seed,
         int64 [B, num_samples], and leaves their log-probabilities.
     merge_later: return packed candidates of this weight (noise.keys) in place of tokens.
@@ -70,7 +70,7 @@ def changes_logits(request: Request) -> bool:
 
 def checked_request(
     hidden: Tensor,
-    weight: Tensor | VocabShard | QuantisedHead,
+    weight: Tensor | VocabShard | QuantizedHead,
     *,
     seed: Tensor,
     offset: Tensor | None,
@@ -82,11 +82,11 @@ def checked_request(
     num_samples: int = 1,
     noise: str = "group",
     may_be_sharded: bool = False,
-    may_be_quantised: bool = False,
+    may_be_quantized: bool = False,
 ) -> Request:
     """The request that the arguments of a public call make; flash_sample says what each may be.
 
-    may_be_sharded, may_be_quantised: whether this call takes a VocabShard, or a QuantisedHead, in
+    may_be_sharded, may_be_quantized: whether this call takes a VocabShard, or a QuantizedHead, in
         place of a weight.
 
     Raises:
@@ -96,7 +96,7 @@ def checked_request(
     shard = weight if may_be_sharded and isinstance(weight, VocabShard) else None
     if shard is not None:
         shard.check_source()
-    head = weight if may_be_quantised and isinstance(weight, QuantisedHead) else None
+    head = weight if may_be_quantized and isinstance(weight, QuantizedHead) else None
     part = shard or head
     rows = weight if part is None else part.weight
     hidden, matrix = check_matrices(hidden, rows, () if head is None else tuple(LARGEST_NUMBERS))

@@ -206,7 +206,7 @@ def akunu_exact_kernel(
     top_p,
     min_p,
     tokens_ptr,  # [B] int64, out
-    stride,  # of the rows of logits; specialised: aligned ones are read 16 bytes at a time
+    stride,  # of the rows of logits; specialized: aligned ones are read 16 bytes at a time
     V,  # likewise
     PER_ROW: tl.constexpr,
     WIDE: tl.constexpr,  # logits in 16 bytes

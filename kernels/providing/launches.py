@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fsbench.problem import Problem
-from fsbench.provider import Capabilities, Launch, QuantisedWeight, Shard
+from fsbench.provider import Capabilities, Launch, QuantizedWeight, Shard
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fsbench.kernels.configs.hopper import HopperConfig
     from fsbench.kernels.configs.portable import TileConfig
     from fsbench.kernels.fused.drafts import Verified
-    from fsbench.kernels.launch.quantised import QuantisedHead
+    from fsbench.kernels.launch.quantized import QuantizedHead
     from fsbench.kernels.launch.result import Sample
     from fsbench.kernels.shard.vocab_shard import VocabShard
 
@@ -50,11 +50,11 @@ CANDIDATES_ONLY = Capabilities(
 
 
 def public_head(weight: Any) -> Any:
-    """A head as the public calls take it: of a QuantisedWeight a QuantisedHead, others as given."""
-    from fsbench.kernels.launch.quantised import QuantisedHead
+    """A head as the public calls take it: of a QuantizedWeight a QuantizedHead, others as given."""
+    from fsbench.kernels.launch.quantized import QuantizedHead
 
-    if isinstance(weight, QuantisedWeight):
-        return QuantisedHead(weight.weight, weight.scale)
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedHead(weight.weight, weight.scale)
     return weight
 
 
@@ -94,8 +94,8 @@ def vocab_shard(shard: Shard) -> VocabShard:
     return VocabShard(shard.weight, shard.group)
 
 
-def matrix(weight: Tensor | VocabShard | QuantisedHead) -> Tensor:
-    """The rows themselves: of a whole weight, of a shard, or of a quantised head its numbers."""
+def matrix(weight: Tensor | VocabShard | QuantizedHead) -> Tensor:
+    """The rows themselves: of a whole weight, of a shard, or of a quantized head its numbers."""
     import torch
 
     return weight if isinstance(weight, torch.Tensor) else weight.weight
@@ -147,7 +147,7 @@ class FlashSampling(WorkspaceLaunch):
     def __init__(
         self,
         problem: Problem,
-        weight: Tensor | VocabShard | QuantisedWeight,
+        weight: Tensor | VocabShard | QuantizedWeight,
         noise: str = "auto",
         kernel: str = "auto",
         temperature: float | None = None,

@@ -13,7 +13,7 @@ from fsbench.kernels.checks.values import MAX_SAMPLES, check_flag, check_kernel
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.api import carry_out
-from fsbench.kernels.launch.quantised import QuantisedHead
+from fsbench.kernels.launch.quantized import QuantizedHead
 from fsbench.kernels.launch.request import Request, checked_request
 from fsbench.kernels.launch.result import Sample, Score
 from fsbench.kernels.scoring.gradient import DifferentiableScore
@@ -25,7 +25,7 @@ L2_BYTES = 32 << 20
 
 def score(
     hidden: Tensor,
-    weight: Tensor | VocabShard | QuantisedHead,
+    weight: Tensor | VocabShard | QuantizedHead,
     targets: Tensor,
     *,
     temperature: float | Tensor = 1.0,
@@ -84,7 +84,7 @@ def score(
         vocab_size=vocab_size,
         num_samples=n,
         may_be_sharded=True,
-        may_be_quantised=True,
+        may_be_quantized=True,
     )
     B, device = request.hidden.shape[0], request.hidden.device
     shapes = [(B,), (B, n)] if targets.ndim == 2 else [(B,)]

@@ -227,7 +227,7 @@ def compute(
     """The same as launch, by fsbench.reference, of logits fp32 [B, V] before penalties."""
     if penalties is not None:
         seen, counts = penalties.history.dense(logits.shape[1])
-        logits = reference.penalised(logits, seen, counts, **amounts(penalties))
+        logits = reference.penalized(logits, seen, counts, **amounts(penalties))
     kept = reference.truncate(logits, request.temperature, **filters._asdict())
     step = request.steps()
     noise = "token" if request.noise == "none" else request.noise

@@ -25,7 +25,7 @@ class TokenHistory:
 
     tokens: int32 [B, capacity]. counts: int32 [B, capacity], 0 for a token of the prompt only.
     lengths: int32 [B], how many of a row's places are in use. overflowed: bool [B], rows that had
-    no place for a token, which is then not penalised: make the capacity larger.
+    no place for a token, which is then not penalized: make the capacity larger.
     """
 
     def __init__(self, rows: int, capacity: int, device: torch.device | str):
@@ -154,7 +154,7 @@ def _ids(name: str, row: int, given: Sequence[int]) -> list[int]:
 
 
 class Penalties(NamedTuple):
-    """Penalties on the tokens of a history, as engines apply them (fsbench.reference.penalised).
+    """Penalties on the tokens of a history, as engines apply them (fsbench.reference.penalized).
 
     repetition: > 0; a seen token's logit is divided by it if positive, else multiplied.
     presence, frequency: subtracted once, and for every occurrence in the output.

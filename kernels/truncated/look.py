@@ -110,7 +110,7 @@ def sampling_look_kernel(
         often = of_row(frequency, row, tl.float32, FREQUENCY_PER_ROW)
         defined = (repeat > 0.0) & (repeat < float("inf"))
         defined &= (tl.abs(present) < float("inf")) & (tl.abs(often) < float("inf"))
-        _penalise(
+        _penalize(
             logits_ptr, largest_ptr, row, B, history_ptr + row.to(tl.int64) * capacity,
             counts_ptr + row.to(tl.int64) * capacity, tl.load(lengths_ptr + row), repeat, present,
             often, V,
@@ -265,7 +265,7 @@ def _smallest_of_sample(logits_ptr, top, stride):
 
 
 @triton.jit
-def _penalise(logits_ptr, largest_ptr, row, B, history_ptr, counts_ptr, length, repetition,
+def _penalize(logits_ptr, largest_ptr, row, B, history_ptr, counts_ptr, length, repetition,
               presence, frequency, V):  # fmt: skip
     """Change the logits of the tokens in a row's history, and the largest of their groups.
 

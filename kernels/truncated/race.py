@@ -9,7 +9,7 @@ from fsbench.kernels.noise.words import bits_of_tokens, first_of_word
 from fsbench.kernels.truncated.cutoff import is_kept
 
 RUN = tl.constexpr(32)
-"""Neighbouring tokens that race together: eight Philox words."""
+"""Neighboring tokens that race together: eight Philox words."""
 
 
 @triton.jit

@@ -61,7 +61,7 @@ def _two_sums(a, b, axis: tl.constexpr):
 
 @triton.jit
 def _units_of_four(mass):
-    """Sums of four neighbours in MASS_UNITS: fp32 [N, BLOCK] -> int64 [N, BLOCK / 4].
+    """Sums of four neighbors in MASS_UNITS: fp32 [N, BLOCK] -> int64 [N, BLOCK / 4].
 
     In this order and no other, and a fourth of the integers to make.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsbench.baselines.providing.logits import penaliser
+from fsbench.baselines.providing.logits import penalizer
 from fsbench.problem import Problem
-from fsbench.verify.pathwise import penalised
+from fsbench.verify.pathwise import penalized
 
 
 @pytest.mark.parametrize("history", [1, 2, 301])
@@ -20,9 +20,9 @@ def test_penalties_are_those_of_the_reference(history: int) -> None:
         history=history,
     )
     logits = torch.randn(5, 200, generator=torch.Generator().manual_seed(history))
-    wanted, _ = penalised(problem, logits)
+    wanted, _ = penalized(problem, logits)
     assert (wanted != logits).any(1).all()
-    changed = penaliser(problem, torch.device("cpu"))(logits)
+    changed = penalizer(problem, torch.device("cpu"))(logits)
     assert changed is logits
     assert torch.allclose(changed, wanted, rtol=1e-6, atol=1e-6)
 
@@ -30,5 +30,5 @@ def test_penalties_are_those_of_the_reference(history: int) -> None:
 def test_without_penalties_nothing_is_done() -> None:
     logits = torch.randn(2, 9)
     before = logits.clone()
-    assert penaliser(Problem(2, 8, 9, "fp32"), torch.device("cpu"))(logits) is logits
+    assert penalizer(Problem(2, 8, 9, "fp32"), torch.device("cpu"))(logits) is logits
     assert torch.equal(logits, before)

@@ -20,7 +20,7 @@ from planted_calls import (
     tokens_by_the_host,
 )
 from planted_samplers import planted, tile_of_the_batch_size
-from quantised_heads import form_of
+from quantized_heads import form_of
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -169,7 +169,7 @@ def check_graph_safe(provider: Provider, device: str, dtype: str) -> None:
 
 
 def check_host_sync_free(provider: Provider, device: str, dtype: str) -> None:
-    """torch sees no synchronisation in a launch, nor in a full call with all that is claimed."""
+    """torch sees no synchronization in a launch, nor in a full call with all that is claimed."""
     logits = logits_of(device)
     launch, hidden = launched(provider, logits, dtype)
     seed, offset = counter(5, device), counter(9, device)
@@ -184,7 +184,7 @@ def check_host_sync_free(provider: Provider, device: str, dtype: str) -> None:
         try:
             make()
         except RuntimeError as error:
-            raise AssertionError("it synchronises") from error
+            raise AssertionError("it synchronizes") from error
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -314,9 +314,9 @@ def test_a_claim_that_cannot_be_shown_is_refused(option):
 
 
 def test_every_capability_has_a_check():
-    """But devices, where they run, deviations, filters, penalties (verify), quantised heads."""
+    """But devices, where they run, deviations, filters, penalties (verify), quantized heads."""
     deviations = {"known_deviation", "exact_to_gap", "excess_beyond_gap", "seed_stride"}
-    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties", "quantised"}
+    deviations |= {"filters", "mixed_filters", "filter_order", "ties", "penalties", "quantized"}
     named = {field.name for field in fields(Capabilities)} - {"devices", *deviations}
     assert {*OWN, *BATTERY} == named and not {*OWN} & {*BATTERY}
 

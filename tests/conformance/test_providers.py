@@ -86,8 +86,8 @@ def test_it_says_what_it_cannot_do(entry: Found):
     able = made.capabilities
     dtype = able.dtypes[0]
     if refused := made.supports(Problem(4, 64, 1000, dtype)):
-        assert able.quantised and "--weights" in refused
-    problem = partial(Problem, weights=able.quantised[0] if refused else "")
+        assert able.quantized and "--weights" in refused
+    problem = partial(Problem, weights=able.quantized[0] if refused else "")
     for device in DEVICES:
         reason = made.unsupported_reason(problem(4, 64, 1000, dtype, device=device))
         assert (reason is None) == (device in able.devices), reason

@@ -10,7 +10,7 @@ import torch
 
 from fsbench import inputs
 from fsbench.inputs import TORCH_DTYPES, head_with_logits, make_hidden, make_weight
-from fsbench.problem import QUANTISED, Problem
+from fsbench.problem import QUANTIZED, Problem
 
 
 def _problem(logits: str, **changes) -> Problem:
@@ -93,12 +93,12 @@ def test_the_weight_is_made_in_blocks_without_a_seam(monkeypatch):
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
 @pytest.mark.parametrize("logits", ["normal:0", "normal:0.01", "normal:3", "zipf:1", "peaked:12"])
-@pytest.mark.parametrize("form", QUANTISED)
-def test_a_quantised_head_has_the_numbers_of_its_weight(form, logits, dtype, monkeypatch):
+@pytest.mark.parametrize("form", QUANTIZED)
+def test_a_quantized_head_has_the_numbers_of_its_weight(form, logits, dtype, monkeypatch):
     monkeypatch.setattr(inputs, "_ROWS_AT_ONCE", 128)  # in blocks, the last of them shorter
     problem = _problem(logits, dtype=dtype, V=300, weights=form)
     weight, plain = make_weight(problem, 0), make_weight(replace(problem, weights=""), 0)
-    head = inputs.quantised(weight, form)
+    head = inputs.quantized(weight, form)
     assert torch.equal(head.weight.double() * head.scale.double()[:, None], weight.double())
     assert torch.equal(inputs.stored(problem, weight), weight)
     assert torch.equal(head.scale.log2(), head.scale.log2().round())

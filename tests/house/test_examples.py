@@ -16,7 +16,7 @@ PAGES = {
     "docs/using-the-kernel.md": "flash_sample",
     "docs/truncated.md": "truncated_sample",
     "docs/screened-head.md": "screened_sample",
-    "docs/quantised-heads.md": "flash_sample",
+    "docs/quantized-heads.md": "flash_sample",
     "docs/speculation.md": "draft_sample",
     "docs/log-probabilities.md": "score",
 }

@@ -135,7 +135,7 @@ def test_rows_of_every_kind(draw, T):
 
 
 @pytest.mark.parametrize("draw", IN_TORCH)
-def test_an_undefined_row_leaves_its_neighbours_alone(draw):
+def test_an_undefined_row_leaves_its_neighbors_alone(draw):
     hidden = torch.randn(4, 8)
     hidden[1], hidden[2] = NAN, -INF
     tokens, _ = draw(hidden, torch.ones(50, 8), 1.0)
@@ -265,4 +265,4 @@ def test_the_choice_of_a_group_is_independent_of_noise_rows_and_steps():
     for number in group:
         assert_law(number, half)  # not one choice for all rows
     assert_law((group[0] == group[1]).long(), half)  # nor one for all steps
-    assert_law((group[:, 1:] == group[:, :-1]).long(), half)  # nor for neighbours
+    assert_law((group[:, 1:] == group[:, :-1]).long(), half)  # nor for neighbors

@@ -65,7 +65,7 @@ def scored(hidden: Tensor, weight: Tensor, **options: Any) -> object:
     return *found, hidden.grad, weight.grad
 
 
-def penalised(hidden: Tensor, **options: Any) -> Penalties:
+def penalized(hidden: Tensor, **options: Any) -> Penalties:
     history = TokenHistory.of([[1, 2]] * len(hidden), [[3, 3]] * len(hidden), 8, hidden.device)
     return Penalties(history, 1.3, 0.7, 0.1)
 
@@ -79,11 +79,11 @@ CALLS: dict[str, Any] = {
     "flash_sample, screened": lambda h, w, o: kernels.flash_sample(
         h, kernels.prepare_head(w), **o
     ),
-    "flash_sample, quantised": lambda h, w, o: kernels.flash_sample(
-        h, kernels.quantise_head(w), return_logprob=True, **o
+    "flash_sample, quantized": lambda h, w, o: kernels.flash_sample(
+        h, kernels.quantize_head(w), return_logprob=True, **o
     ),
     "truncated_sample": lambda h, w, o: kernels.truncated_sample(
-        h, w, top_k=9, top_p=0.7, min_p=0.01, penalties=penalised(h), return_kept=True,
+        h, w, top_k=9, top_p=0.7, min_p=0.01, penalties=penalized(h), return_kept=True,
         return_logprob=True, return_kept_logprob=True, return_rank=True, return_support=5,
         return_top=3, logprob_temperature=0.9, **o,
     ),
@@ -93,14 +93,14 @@ CALLS: dict[str, Any] = {
     "screened_sample": lambda h, w, o: kernels.screened_sample(h, kernels.prepare_head(w), **o),
     "draft_sample": lambda h, w, o: drafts(h, w, **o),
     "draft_sample, screened": lambda h, w, o: drafts(h, w, kernels.prepare_head, **o),
-    "draft_sample, quantised and filtered": lambda h, w, o: drafts(
-        h, w, kernels.quantise_head, top_p=0.7, min_p=0.01, penalties=penalised(h), **o
+    "draft_sample, quantized and filtered": lambda h, w, o: drafts(
+        h, w, kernels.quantize_head, top_p=0.7, min_p=0.01, penalties=penalized(h), **o
     ),
     "verify_drafts": lambda h, w, o: verified(h, w, **o),
     "prepare_head": lambda h, w, o: kernels.prepare_head(w).copy,
-    "quantise_head": lambda h, w, o: vars(kernels.quantise_head(w)).values(),
-    "quantise_head, fp8": lambda h, w, o: vars(
-        kernels.quantise_head(w, torch.float8_e4m3fn, per_row=False)
+    "quantize_head": lambda h, w, o: vars(kernels.quantize_head(w)).values(),
+    "quantize_head, fp8": lambda h, w, o: vars(
+        kernels.quantize_head(w, torch.float8_e4m3fn, per_row=False)
     ).values(),
     "describe": lambda h, w, o: kernels.describe(h, w, why=True),
 }  # fmt: skip
@@ -164,8 +164,8 @@ REFERENCE = {
     "filtered_probabilities": lambda y: [
         reference.filtered_probabilities(y, reference.truncate(y, 0.7, top_p=0.9), 0.7)
     ],
-    "penalised": lambda y: [
-        reference.penalised(
+    "penalized": lambda y: [
+        reference.penalized(
             y, COUNTS, COUNTS, repetition=1.3, presence=0.7, frequency=0.1
         )
     ],
@@ -247,7 +247,7 @@ def test_a_tensor_that_is_no_dense_matrix_here_is_refused_by_name(kind):
     }
     if kind != "meta":
         calls["weight of prepare_head"] = lambda: kernels.prepare_head(odd(weight))
-        calls["weight of quantise_head"] = lambda: kernels.quantise_head(odd(weight))
+        calls["weight of quantize_head"] = lambda: kernels.quantize_head(odd(weight))
     else:  # which has no device to differ from
         del calls["drafts"], calls["token_ids"]
     for name, call in calls.items():

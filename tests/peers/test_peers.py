@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from flash_sample_cases import stored
-from peer_cases import KEPT, VLLM, Kept, Penalised, Preferred, penalties
+from peer_cases import KEPT, VLLM, Kept, Penalized, Preferred, penalties
 
 from fsbench import reference
 from fsbench.kernels import Penalties, TokenHistory, truncated_sample
@@ -61,7 +61,7 @@ def test_the_kernels_keep_what_the_peer_keeps(case: Kept):
         assert all(int(token) in case.tokens for token in found.tokens)
 
 
-def changed(case: Penalised) -> torch.Tensor:
+def changed(case: Penalized) -> torch.Tensor:
     """Log-probabilities of every token under the case's penalties, by truncated_sample: [V]."""
     history = TokenHistory.of([case.prompt], [case.output], 16, "cpu")
     found = truncated_sample(
@@ -73,13 +73,13 @@ def changed(case: Penalised) -> torch.Tensor:
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("case", penalties(), ids=lambda case: case.source)
-def test_penalties_are_the_peers(case: Penalised):
+def test_penalties_are_the_peers(case: Penalized):
     expected = torch.tensor(case.expected)
     if not case.of_softmax:
         expected = expected.softmax(0)
     V = len(case.logits)
     seen, counts = (reference.token_counts([ids], V) for ids in (case.prompt, case.output))
-    by_reference = reference.penalised(case.logits[None], seen, counts, **case.amounts)[0]
+    by_reference = reference.penalized(case.logits[None], seen, counts, **case.amounts)[0]
     tolerance = 1e-3 if case.of_softmax else 1e-6
     assert torch.allclose(by_reference.softmax(0), expected, atol=tolerance)
     if not case.of_softmax:
@@ -94,7 +94,7 @@ def test_penalties_prefer_what_vllms_prefer(case: Preferred):
     of = {kind: [v for v, k in enumerate(kinds) if k == kind] for kind in set(kinds)}
     output = of["once"] + of["thrice"] * 3
     logits = torch.full((12,), 1e-2)
-    found = changed(Penalised("vLLM", logits, of["prompt"], output, case.amounts, []))
+    found = changed(Penalized("vLLM", logits, of["prompt"], output, case.amounts, []))
     for value, expected in ((found.max(), case.largest), (found.min(), case.least)):
         there = {kinds[v] for v in range(12) if math.isclose(found[v], value, abs_tol=1e-6)}
         assert there == expected

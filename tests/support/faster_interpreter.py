@@ -63,19 +63,19 @@ def look_up_once(np_dtype):
 
 
 def reduce_by_halves(reduce):
-    """tl.reduce with a function of our own: as on a GPU, neighbours are combined until one is left.
+    """tl.reduce with a function of our own: as on a GPU, neighbors are combined until one is left.
 
     Triton's interpreter calls the function for each element.
     """
 
     def halved(self, data):
         size = data[0].handle.data.shape[self.axis]
-        neighbours = [
+        neighbors = [
             self.to_tensor(x.handle.data.take(range(first, size, 2), self.axis), x.dtype)
             for first in (0, 1)
             for x in data
         ]
-        combined = self.combine_fn.fn(*neighbours)
+        combined = self.combine_fn.fn(*neighbors)
         return combined if isinstance(combined, tuple) else (combined,)
 
     def reduced(self, data):

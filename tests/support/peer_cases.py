@@ -26,7 +26,7 @@ class Kept(NamedTuple):
     order: tuple[str, ...] = ("temperature", "min_p", "top_k", "top_p")
 
 
-class Penalised(NamedTuple):
+class Penalized(NamedTuple):
     """One row of logits before penalties and after; or probabilities, if `of_softmax`."""
 
     source: str
@@ -182,7 +182,7 @@ def flashsampling() -> list[Kept]:
     return found
 
 
-def penalties() -> list[Penalised]:
+def penalties() -> list[Penalized]:
     found = []
     fifth = log(*[0.2] * 5)
     of_llama = [  # its sampling test: test_penalties; (seen, repetition, both others, result)
@@ -196,7 +196,7 @@ def penalties() -> list[Penalised]:
     for seen, repetition, other, expected in of_llama:
         amounts = {"repetition": repetition, "frequency": other, "presence": other}
         source = f"llama.cpp penalties {seen} {repetition} {other}"
-        found.append(Penalised(source, fifth, [], seen, amounts, expected, True))
+        found.append(Penalized(source, fifth, [], seen, amounts, expected, True))
     tenth = torch.full((10,), 0.1)  # transformers: test_repetition_penalty_dist_process
     for token, y, ids in ((0, -0.1, [0, 1]), (5, 0.4, [5, 0])):
         logits = tenth.clone()
@@ -205,11 +205,11 @@ def penalties() -> list[Penalised]:
         for i in ids:
             expected[i] = expected[i] * 2 if expected[i] < 0 else expected[i] / 2
         amounts = {"repetition": 2.0}
-        found.append(Penalised(f"transformers {ids}", logits, ids, [], amounts, expected))
+        found.append(Penalized(f"transformers {ids}", logits, ids, [], amounts, expected))
     for f in (0.12, -0.12):  # SGLang: penaltylib's test of frequencies; token i was drawn i times
         expected = [1.0, 1.0 - f, 1.0 - 2 * f, 1.0, 1.0]
         amounts = {"frequency": f}
-        found.append(Penalised(f"SGLang {f}", torch.ones(5), [], [1, 2, 2], amounts, expected))
+        found.append(Penalized(f"SGLang {f}", torch.ones(5), [], [1, 2, 2], amounts, expected))
     return found
 
 

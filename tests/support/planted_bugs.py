@@ -224,8 +224,8 @@ BUGS = {
         filtered(second_seed=lambda seed: seed + 1),
         "truncated draws",
     ),
-    "a neighbour's top-k changes a token (SGLang 35697)": (
-        filtered(neighbours=True, batch_invariant=True),
+    "a neighbor's top-k changes a token (SGLang 35697)": (
+        filtered(neighbors=True, batch_invariant=True),
         "invariance",
     ),
     "ties at the boundary over-accepted (FlashInfer 3774)": (
@@ -250,7 +250,7 @@ BUGS = {
         complete(mask=forbidden_once_in_17000),
         "masks",
     ),
-    "mask of the neighbour": (
+    "mask of the neighbor": (
         contract(mask=lambda a, *_: a & a.roll(1, 0) | ~a.any(1, keepdim=True)),
         "invariance",
     ),

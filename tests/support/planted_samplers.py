@@ -227,15 +227,15 @@ def token_noise(**mistakes: Change) -> Step:
 
 def filtered(
     second_seed: Callable[[int], int] = lambda seed: mixed(seed, 2),
-    neighbours: bool = False,
+    neighbors: bool = False,
     keeps_ties: bool = False,
     k_of: Callable[[Tensor, int, int], Tensor] = lambda k, B, V: k,
-    penalise: Callable[..., Tensor] = reference.penalised,
+    penalize: Callable[..., Tensor] = reference.penalized,
     **able: object,
 ) -> Provider:
     """Penalties, then top-k by two races: among all tokens, else among the kept.
 
-    second_seed: of the second race. neighbours: its noise depends on the largest k of the batch.
+    second_seed: of the second race. neighbors: its noise depends on the largest k of the batch.
     keeps_ties: of tokens equal to the kth all are kept, though it is said that the first are.
     k_of: (k of each row, B, V) -> the k that it applies.
     """
@@ -250,7 +250,7 @@ def filtered(
             logits = (hidden @ weight.T).double()
             B, V = logits.shape
             if problem.penalties:
-                logits = penalise(
+                logits = penalize(
                     logits,
                     *counts,
                     repetition=problem.repetition_penalty,
@@ -262,7 +262,7 @@ def filtered(
                 logits, problem.temperature, top_k=top_k, keeps_ties=keeps_ties
             ).kept
             seed, step = int(seed), int(offset)
-            salt = int(filters[:B, 0].sum()) if neighbours else 0
+            salt = int(filters[:B, 0].sum()) if neighbors else 0
             first, second = (
                 argmax(scores, problem.temperature, whole_noise(key + salt, step, B, V))
                 for scores, key in (

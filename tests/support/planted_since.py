@@ -73,17 +73,17 @@ def behind_the_first_wrong(sampled: Tensor, drafts: Tensor):
 
 
 def output_ignored(logits, prompts, outputs, **penalties):
-    return reference.penalised(logits, prompts, torch.zeros_like(outputs), **penalties)
+    return reference.penalized(logits, prompts, torch.zeros_like(outputs), **penalties)
 
 
 def prompt_counted(logits, prompts, outputs, **penalties):
-    return reference.penalised(logits, prompts, prompts + outputs, **penalties)
+    return reference.penalized(logits, prompts, prompts + outputs, **penalties)
 
 
 def always_divided(logits, prompts, outputs, **penalties):
     """The repetition penalty divides logits below 0, too, which makes them likelier."""
     seen, repeated = (prompts + outputs) > 0, logits / penalties.pop("repetition")
-    return reference.penalised(torch.where(seen, repeated, logits), prompts, outputs, **penalties)
+    return reference.penalized(torch.where(seen, repeated, logits), prompts, outputs, **penalties)
 
 
 def antithetic(of_rows: bool) -> samplers.Noise:
@@ -188,9 +188,9 @@ SINCE = {
     ),
     "log-probabilities without the bias": (complete(scored_from=lambda y, masked: masked), "score"),
     # Of penalties and filters.
-    "penalties ignore the output": (filtered(penalise=output_ignored), "truncation"),
-    "penalties count the prompt as output": (filtered(penalise=prompt_counted), "truncation"),
-    "repetition divides logits below 0": (filtered(penalise=always_divided), "truncation"),
+    "penalties ignore the output": (filtered(penalize=output_ignored), "truncation"),
+    "penalties count the prompt as output": (filtered(penalize=prompt_counted), "truncation"),
+    "repetition divides logits below 0": (filtered(penalize=always_divided), "truncation"),
     "top-k above 1024 counts as 1024": (
         filtered(k_of=lambda k, B, V: k.clamp_max(1024)),
         "truncated draws",

@@ -44,7 +44,7 @@ def check(
     logits, error = exact_logits(**arguments), logits_error(**arguments)
     if penalties is not None:
         counts = penalties.history.dense(logits.shape[1])
-        logits = reference.penalised(
+        logits = reference.penalized(
             logits.float(), *counts, **dict(zip(penalties._fields[1:], penalties[1:], strict=True))
         ).double()
         error += 1e-6 * float(logits.nan_to_num(0, 0, 0).abs().max())

@@ -32,7 +32,7 @@ KINDS = {
     "default logprobs": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "logprobs": 5},
     "cut logprobs": {"temperature": 0.7, "top_k": 3, "logprobs": 5},
     "biased logprobs": {"logit_bias": {5: 5.0, 6: 4.5, 7: -100.0}, "logprobs": 2},
-    "penalised logprobs": {"repetition_penalty": 1.4, "top_k": 30, "logprobs": 2},
+    "penalized logprobs": {"repetition_penalty": 1.4, "top_k": 30, "logprobs": 2},
     "grammar logprobs": {"temperature": 0.8, "logprobs": 6},
     "many logprobs": {"temperature": 0.8, "logprobs": 30},
     "given logprobs": {"logprob_token_ids": [3, 500]},

@@ -23,7 +23,7 @@ from fsbench.kernels import (
     flash_sample,
     prepare_draft_vocabulary,
     prepare_head,
-    quantise_head,
+    quantize_head,
     step_noise,
     verify_drafts,
 )
@@ -36,8 +36,8 @@ DRAFTS = 3
 ABLE = Capabilities(devices=("cuda", "cpu"), dtypes=("bf16", "fp16", "fp32"), zero_temperature=True)
 
 
-def quantised(problem: Problem, weight: Tensor, dtype: torch.dtype, **options: Any) -> Launch:
-    head = quantise_head(weight, dtype)
+def quantized(problem: Problem, weight: Tensor, dtype: torch.dtype, **options: Any) -> Launch:
+    head = quantize_head(weight, dtype)
     return CallLaunch(flash_sample, problem, head, noise="token", **options)
 
 
@@ -79,8 +79,8 @@ def provider(name: str, build: Callable[..., Launch], **fields: Any) -> Provider
 
 
 HEADS: dict[str, Callable[..., Launch]] = {
-    "int8": partial(quantised, dtype=torch.int8),
-    "fp8": partial(quantised, dtype=torch.float8_e4m3fn),
+    "int8": partial(quantized, dtype=torch.int8),
+    "fp8": partial(quantized, dtype=torch.float8_e4m3fn),
     "reduced": partial(reduced, screened=False),
     "reduced_screened": partial(reduced, screened=True),
 }

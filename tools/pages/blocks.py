@@ -62,7 +62,7 @@ def environments(path: Path) -> list[dict[str, Any]]:
             found = found.get("environment", found)
             return [found, *found.get("resumed", [])]
     if path.is_dir():
-        names = [each for each in path.glob("*.jsonl") if not each.name.startswith("quantised-")]
+        names = [each for each in path.glob("*.jsonl") if not each.name.startswith("quantized-")]
         return [each for name in sorted(names) for each in environments(name)]
     if path.suffix == ".csv":
         return environments(path.parent)

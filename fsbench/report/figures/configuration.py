@@ -117,7 +117,7 @@ def roofline(configuration: Configuration, styles: Styles) -> Figure:
 @laid_out
 def bandwidth(configuration: Configuration, styles: Styles) -> Figure:
     """Paper Figure 6, right: bytes no exact sampler can avoid, per second, against B."""
-    figure, (axes,) = panel_row(configuration, ["Bandwidth utilisation"])
+    figure, (axes,) = panel_row(configuration, ["Bandwidth utilization"])
     draw_all(axes, configuration, styles, lambda rows: (rows.b, rows.gb_per_s))
     roofs = _roofs(configuration)
     for roof, style in zip(roofs, ROOFS, strict=False):

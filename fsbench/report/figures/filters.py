@@ -95,8 +95,8 @@ def _heat(axes: Axes, cells: pd.DataFrame, norm: LogNorm) -> AxesImage:
     for y, values in enumerate(cells.to_numpy()):
         for x, value in enumerate(values):
             if not math.isnan(value):
-                colour = "white" if norm(value) > 0.55 else "black"
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+                color = "white" if norm(value) > 0.55 else "black"
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
     axes.set_xticks(range(cells.shape[1]), [str(B) for B in cells.columns], fontsize=8)
     axes.tick_params(length=0)
     axes.grid(False)

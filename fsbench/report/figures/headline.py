@@ -13,12 +13,12 @@ from fsbench.report.figures.parts import laid_out, log2_axis
 from fsbench.report.tables import Configuration, stems
 
 _SCREENED, _FLASHINFER = "screened", "flashinfer"  # in the names of samplers
-_COLOURS = {
+_COLORS = {
     "fused": "#D55E00",
     "screened": "#009E73",
     "stored": "#0072B2",
     "flashinfer": "#882255",
-}  # of Okabe and Ito, and of Tol; safe for colour-blind readers
+}  # of Okabe and Ito, and of Tol; safe for color-blind readers
 _WORDS = {
     "fused": "fused: {}",
     "screened": "fused: {}",
@@ -66,7 +66,7 @@ def _lines(alike: list[Configuration]) -> dict[str, tuple[str, pd.Series]]:
             rank = (-len(least), math.exp(least.map(math.log).mean()))
             if group not in best or rank < best[group][0]:
                 best[group] = (rank, " or ".join(frame.idxmin(axis=1).unique()), least)
-    return {group: best[group][1:] for group in _COLOURS if group in best}
+    return {group: best[group][1:] for group in _COLORS if group in best}
 
 
 def _over_matmul(each: Configuration, name: str) -> pd.Series:
@@ -81,7 +81,7 @@ def _drawn(lines: dict[str, tuple[str, pd.Series]], title: str) -> Figure:
     batches = sorted({B for _, ratio in lines.values() for B in ratio.index})
     for group, (_, ratio) in lines.items():
         width = 3.0 if group in _WIDE else 2.0
-        axes.plot(ratio.index, ratio, "o-", color=_COLOURS[group], linewidth=width, markersize=5)
+        axes.plot(ratio.index, ratio, "o-", color=_COLORS[group], linewidth=width, markersize=5)
     axes.axhline(1, color="#444444", linewidth=1.2, linestyle="--", zorder=1)
     log2_axis(axes, batches, "Batch size B (rows), log scale")
     axes.set_xlim(batches[0] * 0.85, batches[-1] * 1.12)
@@ -113,7 +113,7 @@ def _name_lines(figure: Figure, lines: dict[str, tuple[str, pd.Series]]) -> None
             textcoords="offset points",
             va="top" if below else "bottom",
             fontsize=10,
-            color=_COLOURS[group],
+            color=_COLORS[group],
             fontweight="bold" if below else "normal",
         )
     axes.annotate(

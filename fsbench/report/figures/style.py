@@ -16,7 +16,7 @@ from matplotlib.typing import RcKeyType
 
 from fsbench.provider import Kind
 
-# Warm colours for fused samplers, cool ones for the rest, grey for lower bounds.
+# Warm colors for fused samplers, cool ones for the rest, grey for lower bounds.
 _FUSED = ("#d7301f", "#f28e2b", "#c2187a", "#7f0000", "#d9a400", "#b35900")
 _UNFUSED = (
     *("#1f77b4", "#2ca02c", "#9467bd", "#17becf", "#8c564b"),
@@ -63,7 +63,7 @@ def styles(rows: pd.DataFrame) -> dict[str, Style]:
     """Style of every provider that was measured in these results rows."""
     families: dict[tuple[Kind, bool], list[str]] = {}
     for row in rows[rows.status == "ok"].drop_duplicates("provider", keep="last").itertuples():
-        kind = Kind(row.kind)  # only exact samplers have other colours if they are fused
+        kind = Kind(row.kind)  # only exact samplers have other colors if they are fused
         families.setdefault((kind, kind is Kind.EXACT and bool(row.fused)), []).append(row.provider)
     return {
         name: Style(kind, _line(kind, fused, slot))

@@ -1,4 +1,4 @@
-"""The fastest exact sampler at each B and LM head, as one figure of coloured cells."""
+"""The fastest exact sampler at each B and LM head, as one figure of colored cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fsbench.report.tables import Configuration, conditions_in_words
 
 @laid_out
 def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
-    """One row per LM head, one column per B, in the colour of the fastest exact sampler.
+    """One row per LM head, one column per B, in the color of the fastest exact sampler.
 
     The number in a cell is the share of time that it saves over the fastest sampler of the other
     way: over stored logits if it is fused, and the reverse. Which that is depends on what was
@@ -41,8 +41,8 @@ def draw(alike: list[Configuration], styles: dict[str, Style]) -> Figure | None:
     for y, (_, found) in enumerate(rows):
         for advice in found:
             x = batches.index(advice.b)
-            colour = styles[advice.best].line["color"]
-            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
+            color = styles[advice.best].line["color"]
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, edgecolor="white"))
             text = _saving(advice) + marks.get(advice.instead_of or "", "")
             axes.text(x, y, text, ha="center", va="center", color="white", fontsize=8)
     axes.set_xlim(-0.5, len(batches) - 0.5)

@@ -11,7 +11,7 @@ static int32_t greedy(Scratch& scratch, Reader& read, const int32_t* ids, size_t
     return best.place;
 }
 
-// Takes the penalised tokens beyond `hot` out of the tail's maximum and sum, and puts them in again
+// Takes the penalized tokens beyond `hot` out of the tail's maximum and sum, and puts them in again
 // with their penalties. The sum is relative to the maximum, before and after: a token may rise by
 // more than the exponential of a double can say. False if the rest would have lost its precision.
 static bool corrected_tail(
@@ -85,7 +85,7 @@ static Decision decide(
     const float min_p = ring.min_p[cell];
     const bool filtered =
         sampled && (filters.top_k > 0 || filters.top_p < 1 || min_p > 0);
-    // Only top-p alone, and no filter at all, need the normaliser of the whole vocabulary.
+    // Only top-p alone, and no filter at all, need the normalizer of the whole vocabulary.
     const bool need_sum = sampled && !(filters.top_k > 0 || min_p > 0);
 
     float tail_max = -INFINITY;

@@ -41,7 +41,7 @@ from fsbench.kernels.device.mass import (
     mass_of_programs,
 )
 from fsbench.kernels.device.rows import temperatures_of_rows
-from fsbench.kernels.fused.hopper.quantised import (
+from fsbench.kernels.fused.hopper.quantized import (
     COLUMNS,
     compute_bytes,
     load_bytes,
@@ -75,14 +75,14 @@ def _finish(
     logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N: gl.constexpr,
     NOISE: gl.constexpr, TEMPERATURE_PER_ROW: gl.constexpr, RANKS: gl.constexpr,
     WATCH: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_V: gl.constexpr, CONTIGUOUS: gl.constexpr,
-    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr, QUANTISED: gl.constexpr,
+    BLOCK_D: gl.constexpr, SPLIT: gl.constexpr, PAIRED: gl.constexpr, QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """The last program of a block of rows: decode its tokens, reset the workspace."""
     SPAN: gl.constexpr = _power_of_2(BLOCK_B)
     PROGRAMS: gl.constexpr = MASSES_AT_ONCE * 128 // max(128, SPAN)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, PROGRAMS], [32, 1], [4, 1], [1, 0])
     b0, _, programs_v, first_token, num_tokens = share
-    parts_v = programs_v * 2 if QUANTISED or PAIRED else programs_v
+    parts_v = programs_v * 2 if QUANTIZED or PAIRED else programs_v
     entropy_ptr, ranking = scores
     row = b0 + gl.arange(0, SPAN, gl.SliceLayout(1, LAYOUT))
     there = row < B
@@ -105,7 +105,7 @@ def _finish(
         if winners_ptr is not None:
             token = token_of_key(key)
             own = token - first_token
-            if QUANTISED:
+            if QUANTIZED:
                 source = program_of_block(
                     own // 256, share_of_blocks(share)[4], programs_v, D, COLUMNS
                 )
@@ -199,17 +199,17 @@ def hopper_kernel(
     PAIRED: gl.constexpr,  # two blocks share the rows of their third warpgroup
     BOXES: gl.constexpr,  # of hidden, by which the rows of one are loaded
     BLOCK_V: gl.constexpr,
-    CONTIGUOUS: gl.constexpr,  # the tiles of a program are neighbours, not programs apart
+    CONTIGUOUS: gl.constexpr,  # the tiles of a program are neighbors, not programs apart
     BLOCK_D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    QUANTISED: gl.constexpr = scale_ptr is not None
+    QUANTIZED: gl.constexpr = scale_ptr is not None
     BLOCKS: gl.constexpr = 2 if PAIRED else 1
     BOX: gl.constexpr = hidden.block_type.shape[0]
     SETS: gl.constexpr = 2 if BOX == ROWS else 1
-    BLOCK_B: gl.constexpr = SETS * ROWS if QUANTISED else PAIR if PAIRED else WARPGROUPS * ROWS
+    BLOCK_B: gl.constexpr = SETS * ROWS if QUANTIZED else PAIR if PAIRED else WARPGROUPS * ROWS
     SPLIT: gl.constexpr = sums_ptr is not None
-    if QUANTISED:
+    if QUANTIZED:
         ring = ring_of_bytes(weight, hidden, SETS * BOX * BOXES, STAGES)
     else:
         ring = allocated_ring(weight, hidden, WARPGROUPS, BLOCK_V, BLOCK_D, STAGES)
@@ -239,7 +239,7 @@ def hopper_kernel(
         () if entropy_ptr is None else (entropy_ptr,),
         () if rank_ptr is None else (rank_ptr, limits_ptr),
     )
-    if QUANTISED:
+    if QUANTIZED:
         # The flags follow the counters.
         handing = own_sums(
             sums_ptr, arrivals_ptr + num_tiles_b, pid_b * programs_v, SETS * BOX * BOXES
@@ -327,5 +327,5 @@ def hopper_kernel(
             share, seed_ptr, temperature, keys_ptr, winners_ptr, masses_ptr, tokens_ptr, valid_ptr,
             logprob_ptr, logz_ptr, scores, line, B, V, D, samples, first_sample, N, NOISE,
             TEMPERATURE_PER_ROW, RANKS, WATCH, BLOCK_B, BLOCK_V, CONTIGUOUS, BLOCK_D, SPLIT,
-            PAIRED, QUANTISED,
+            PAIRED, QUANTIZED,
         )  # fmt: skip

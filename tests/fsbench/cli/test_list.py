@@ -63,7 +63,7 @@ def test_json_has_the_facts_of_a_provider(no_gpu):
             "devices": list(able.devices),
             "dtypes": list(able.dtypes),
             "filters": list(able.filters),
-            "quantised": list(able.quantised),
+            "quantized": list(able.quantized),
             "filter_order": list(able.filter_order),
         }
 

@@ -86,7 +86,7 @@ def test_penalties_are_columns_of_the_results_and_applied(fsbench, tmp_path):
     assert code == 0 and "history=1024" in out
 
 
-def test_a_quantised_head_is_a_column_of_the_results(fsbench, tmp_path):
+def test_a_quantized_head_is_a_column_of_the_results(fsbench, tmp_path):
     options = ["--weights", "int8", "--batch", "3", "--out", "here", "--check"]
     names = ["multinomial", "scaled_matmul", "matmul_only"]
     providers = [word for name in names for word in ("--provider", name)]

@@ -13,8 +13,8 @@ from fsbench.records.store import read_records
 def measured(fsbench, plugin, tmp_path):
     """Runs a sampler that misbehaves at B = 3 between two others: (exit code, table, output)."""
 
-    def run(misbehaviour="pass", more=(), **parts):
-        launch = f"if problem.B == 3 and step == 4: {misbehaviour}"  # in its second round
+    def run(misbehavior="pass", more=(), **parts):
+        launch = f"if problem.B == 3 and step == 4: {misbehavior}"  # in its second round
         mine = plugin(launch=launch, **parts)
         names = ("--provider", "greedy", *mine, "--provider", "matmul_only")
         code, out, err = fsbench("run", *TINY, *names, "--out", "x", *more)
@@ -26,7 +26,7 @@ def measured(fsbench, plugin, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("misbehaviour", "reason"),
+    ("misbehavior", "reason"),
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by SIGSEGV"),
         ("os._exit(0)", "its process exited with code 0"),
@@ -41,9 +41,9 @@ def measured(fsbench, plugin, tmp_path):
     ],
 )
 def test_a_cell_that_ends_its_process_has_a_reason_and_the_rest_goes_on(
-    measured, fsbench, tmp_path, misbehaviour, reason
+    measured, fsbench, tmp_path, misbehavior, reason
 ):
-    code, table, _ = measured(misbehaviour)
+    code, table, _ = measured(misbehavior)
     assert code == 3
     failed = table.loc[("mine", 3)]
     assert (failed.status, failed.reason, int(failed.n_samples)) == ("error", reason, 2)

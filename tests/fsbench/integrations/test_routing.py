@@ -41,7 +41,7 @@ def expected(need: Need, able: Need, filtered_beside: bool = False) -> Way:
     if need & ~able:
         return Way.ENGINE
     if Need.REPETITION in need:
-        return Way.PENALISED
+        return Way.PENALIZED
     if need & STORED or filtered_beside:
         return Way.FILTERED
     return Way.FUSED

@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "biased": {**DEFAULT, "logit_bias": {5: 5.0, 6: 4.5}},
     "grammar": {**DEFAULT, "temperature": 3.0},
     "logprobs": {**DEFAULT, "logprobs": 2},
-    "penalised": {**DEFAULT, "repetition_penalty": 1.4},
+    "penalized": {**DEFAULT, "repetition_penalty": 1.4},
 }
 
 
@@ -47,7 +47,7 @@ def step(play: Play, kinds: list[str]) -> list[int]:
 SCREENED = [
     (["k = 64", "greedy", "k = 1", "default"], [4]),
     (["default", "biased", "grammar"], [3]),
-    (["greedy", "default", "penalised"], [2]),  # the last is a group of its own
+    (["greedy", "default", "penalized"], [2]),  # the last is a group of its own
 ]
 
 

@@ -208,7 +208,7 @@ MODELS = {
     ),
     "a small bias": (lambda: Edited(lambda logits: logits + 1e-3), "model: compute_logits"),
     "head.bias": (lambda: changed(lm_head__bias=torch.zeros(704)), "model: LM head with a bias"),
-    "quantised": (lambda: changed(lm_head__quant_method=FP8), "model: quantised LM head"),
+    "quantized": (lambda: changed(lm_head__quant_method=FP8), "model: quantized LM head"),
     "scaled": (lambda: changed(logits_processor__scale=0.5), "model: scaled logits"),
     "no head": (lambda: changed(lm_head=None), "model: no lm_head.weight and logits_processor"),
     "fp32": (lambda: Model(dtype=torch.float32), "model: LM head in torch.float32"),

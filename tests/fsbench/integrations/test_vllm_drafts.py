@@ -16,12 +16,12 @@ from fsbench.kernels import flash_sample
 STEPS = 3
 BESIDE = {
     "repetition": "repetition penalty",
-    "penalised logprobs": "repetition penalty",
+    "penalized logprobs": "repetition penalty",
     "many logprobs": "many logprobs",
     "given logprobs": "many logprobs",
 }
 """Kinds that are left to vLLM beside drafts, and why."""
-CONSTRAINED = ("grammar", "penalised")
+CONSTRAINED = ("grammar", "penalized")
 
 
 @pytest.fixture

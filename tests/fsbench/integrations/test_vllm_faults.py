@@ -9,7 +9,7 @@ from fake_vllm_states import D
 from vllm_play import GRAMMAR, KINDS, PROMPT, Play, request
 
 ALONE: dict[tuple[str, int], list[int]] = {}
-"""(kind, seed) -> the tokens of a request without neighbours and faults."""
+"""(kind, seed) -> the tokens of a request without neighbors and faults."""
 
 
 def tokens_alone(load, kind: str, seed: int) -> list[int]:
@@ -26,7 +26,7 @@ def mixed_requests(load, number: int, fault=lambda runner: None) -> dict[str, in
     """Decode requests of all kinds among each other: cancelled, preempted, constrained, restarted.
 
     Each has 4 tokens at most. fault: what is broken in the engine that has them together; what they
-    are compared with has no neighbours and no faults. Raises AssertionError for a request that is
+    are compared with has no neighbors and no faults. Raises AssertionError for a request that is
     lost, or has other tokens than alone. Returns how often each thing happened.
     """
     random, kinds = np.random.default_rng(11), list(KINDS)
@@ -70,7 +70,7 @@ def test_a_thousand_requests_to_an_engine_that_dies(load):
     assert min(happened.values()) >= 3, happened
 
 
-def _a_neighbours_seed(sampling):
+def _a_neighbors_seed(sampling):
     settings = sampling.adapter.settings
 
     def shifted(runner, slots):
@@ -96,7 +96,7 @@ def _a_mask_of_another_row(sampling):
 
 
 @pytest.mark.parametrize(
-    "fault", [_a_neighbours_seed, _a_batch_that_changed_is_not_seen, _a_mask_of_another_row]
+    "fault", [_a_neighbors_seed, _a_batch_that_changed_is_not_seen, _a_mask_of_another_row]
 )
 def test_planted_faults_of_routing_are_found(load, fault):
     """What the thousand would find: each within a few requests."""

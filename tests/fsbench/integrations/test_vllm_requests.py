@@ -18,7 +18,7 @@ BY_VLLM = ("many logprobs", "given logprobs")
 
 
 def decoded(play: Play, kind: str, steps: int = 5, beside: list[str] = (), preempt: int = -1):
-    """Tokens of a request of a kind, with neighbours that come and go."""
+    """Tokens of a request of a kind, with neighbors that come and go."""
     play.add("mine", request(kind), PROMPT)
     for number, other in enumerate(beside):
         play.add(f"{other} {number}", request(other, number), [20 + number, 21])
@@ -201,7 +201,7 @@ def test_log_probabilities_and_ranks_are_vllms(load, mode, greedy):
 
 
 def test_tokens_are_those_of_the_kernels_called_directly(load):
-    """Each kind with its own settings: nothing of a neighbour's reaches it."""
+    """Each kind with its own settings: nothing of a neighbor's reaches it."""
     runner = load()
     play = Play(runner)
     weight = runner.model.lm_head.weight

@@ -185,7 +185,7 @@ def test_a_sampler_that_cannot_do_the_shapes_of_the_checks_is_unsupported(sample
 
 
 @pytest.mark.parametrize("name", ["weight", "scale"])
-def test_a_quantised_head_is_made_once_and_kept_intact(sampler, run, name):
+def test_a_quantized_head_is_made_once_and_kept_intact(sampler, run, name):
     given, seen = [], []
 
     def build(writes, problem, head):
@@ -201,7 +201,7 @@ def test_a_quantised_head_is_made_once_and_kept_intact(sampler, run, name):
 
     found = []
     for letter, writes in (("A", True), ("B", False)):
-        made = sampler(letter, able={"quantised": ("int8",)})
+        made = sampler(letter, able={"quantized": ("int8",)})
         own = replace(made.provider, build=partial(build, writes))
         found.append(replace(made, provider=own))
     problems = [replace(SMALL, B=B, weights="int8") for B in (1, 2)]

@@ -35,7 +35,7 @@ def build_sharded(problem, shard):
     first = sum(shard.sizes[: shard.rank])
 
     def launch(hidden, seed, offset):
-        {misbehaviour}
+        {misbehavior}
         score, token = (hidden @ shard.weight.T).max(1)
         scores = [torch.empty_like(score) for _ in shard.sizes]
         tokens = [torch.empty_like(token) for _ in shard.sizes]
@@ -53,7 +53,7 @@ PROVIDER = Provider(
 )
 """
 
-MISBEHAVIOUR = {
+MISBEHAVIOR = {
     "sound": "pass",
     "dies": "if shard.rank == 1: os.kill(os.getpid(), signal.SIGSEGV)",
     # What the other rank sees first is that the connection closed.
@@ -66,7 +66,7 @@ MISBEHAVIOUR = {
 
 def plugin(name: str) -> str:
     """The source of a sampler that misbehaves as its name says."""
-    return PLUGIN.format(name=name, misbehaviour=MISBEHAVIOUR[name], disagrees=name == "disagrees")
+    return PLUGIN.format(name=name, misbehavior=MISBEHAVIOR[name], disagrees=name == "disagrees")
 
 
 def started(tmp_path: Path, *names: str, more: tuple[str, ...] = ()) -> Popen[str]:

@@ -42,7 +42,7 @@ def timings(times, in_use="a"):
         # One for all D that is about the fastest on each, though the fastest on none.
         ({64: {"b": 99, "c": 90, "d": 90.3}, 128: {"b": 20, "c": 21, "d": 20.05}}, [(None, "d")]),
         ({64: {"a": 99, "b": 50, "c": 50.2}, 128: {"a": 99, "b": 70, "c": 60}}, [(None, "c")]),
-        # Else one for each range of D; neighbours that agree share a row.
+        # Else one for each range of D; neighbors that agree share a row.
         ({8192: {"a": 20, "b": 10}, 4096: {"a": 10, "b": 20}}, [(6144, "a"), (None, "b")]),
         (
             {1: {"a": 9, "b": 5}, 3: {"a": 9, "b": 5}, 7: {"a": 5, "b": 9}},

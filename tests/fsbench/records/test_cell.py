@@ -37,7 +37,7 @@ def test_columns_from_before_filters_and_penalties():
     assert Cell.of(old) == cell()
 
 
-@pytest.mark.parametrize("changes", [{"b": 0}, {"colour": "red"}, {"dtype": "int3"}])
+@pytest.mark.parametrize("changes", [{"b": 0}, {"color": "red"}, {"dtype": "int3"}])
 def test_columns_that_are_no_cell(changes):
     with pytest.raises((TypeError, ValueError)):
         cell(**changes)

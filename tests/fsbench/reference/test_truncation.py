@@ -214,19 +214,19 @@ def test_penalties_by_hand():
     logits = torch.tensor([[2.0, -2.0, 1.0, -1.0, 0.5, -INF]])
     prompt = reference.token_counts([[0, 1, 1, 5]], 6)
     output = reference.token_counts([[1, 2, 2, 2, 5]], 6)
-    found = reference.penalised(
+    found = reference.penalized(
         logits, prompt, output, repetition=2.0, presence=0.25, frequency=0.5
     )
     wanted = [1.0, -4.0 - 0.75, 0.5 - 1.75, -1.0, 0.5, -INF]
     assert found[0].tolist() == wanted
-    same = reference.penalised(logits, prompt, output)
+    same = reference.penalized(logits, prompt, output)
     assert torch.equal(same, logits)
 
 
 def test_penalties_of_every_row():
     logits = torch.ones(2, 3)
     counts = reference.token_counts([[0], [0]], 3)
-    found = reference.penalised(
+    found = reference.penalized(
         logits, counts, counts, repetition=torch.tensor([2.0, 1.0]), presence=torch.tensor([0, 1.0])
     )
     assert found.tolist() == [[0.5, 1.0, 1.0], [0.0, 1.0, 1.0]]

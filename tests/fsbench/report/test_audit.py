@@ -112,7 +112,7 @@ def test_damaged_records_are_named(tmp_path, damage):
 
 
 SEVERE = dict.fromkeys(("masks", "truncation", "invariance", "call"), "defect")
-QUICK = "a neighbour's top-k changes a token (SGLang 35697)"
+QUICK = "a neighbor's top-k changes a token (SGLang 35697)"
 IN_CI = [bug if bug == QUICK else full(bug) for bug in sorted(KNOWN & BUGS.keys())]
 
 

@@ -119,7 +119,7 @@ def test_penalties_kept_in_steps_are_the_dense_ones(given, hot, dtype):
             plane.ring.tail_max[slot], plane.ring.tail_sum[slot] = largest, total
         tokens = drawn(plane, rows[:, order], number, **parameters)
         uniforms(uniform, torch.tensor([7]), torch.tensor([number]))
-        z = reference.penalised(rows, prompts, outputs, **given)
+        z = reference.penalized(rows, prompts, outputs, **given)
         expected = reference.decide(z, uniform, temperature=0.8, order=order, **filters)
         assert expected.accepts(tokens, uniform).all(), (number, tokens, expected.tokens)
         for row, token in enumerate(tokens.tolist()):
@@ -141,7 +141,7 @@ def test_a_tail_token_that_is_raised_far_above_the_tail_keeps_its_mass(temperatu
     plane.ring.parts["shape"][0] = torch.tensor(plane.shape.hot(hot))
     plane.ring.tail_max[0], plane.ring.tail_sum[0] = reference.tail(rows, hot, temperature)
     uniform = torch.empty(n, dtype=torch.float64)
-    z = reference.penalised(rows, [[raised]] * n, [[]] * n, repetition=repetition)
+    z = reference.penalized(rows, [[raised]] * n, [[]] * n, repetition=repetition)
     for step in range(2):
         request = torch.arange(n, dtype=torch.int32)
         tokens = drawn(plane, rows, step, temperature=temperature, request=request)

@@ -10,7 +10,7 @@ import torch
 from fsbench.errors import InvalidArgument
 from fsbench.simple import native
 from fsbench.simple.plane import uniforms
-from fsbench.simple.reference import decide, penalised
+from fsbench.simple.reference import decide, penalized
 from fsbench.simple.steps import PLAIN, Controls, FullV, Offload, Parallel, Shvs, probabilities
 from fsbench.simple.zipf import ZipfText
 
@@ -29,8 +29,8 @@ HISTORY = [([1, 2, 3, row], [row, row, 7]) for row in range(64)]
 
 def oracle(controls, uniform, history):
     logits = LOGITS[: len(uniform)]
-    if controls.penalises:
-        logits = penalised(logits, *zip(*history, strict=True), **controls.penalties)
+    if controls.penalizes:
+        logits = penalized(logits, *zip(*history, strict=True), **controls.penalties)
     return decide(logits, uniform, **controls.law)
 
 
@@ -56,7 +56,7 @@ def test_designs_draw_the_oracles_tokens_step_by_step(design, controls):
     """From uniforms of the step, and with what was drawn before counted."""
     step = design(64, V, controls.temperature if design is Parallel else controls, 2)
     history = [(prompt, list(output)) for prompt, output in HISTORY]
-    for row, seen in enumerate(history if controls.penalises else ()):
+    for row, seen in enumerate(history if controls.penalizes else ()):
         step.begin(row, *seen)
     uniform = torch.empty(64, dtype=torch.float64)
     for number in range(4):

@@ -112,13 +112,13 @@ def test_a_declared_excess_is_held_to_its_size(effort):
 
 
 def test_seeds_closer_than_the_declared_stride_are_not_compared():
-    def neighbours_share(logits, T, seed, offset):
+    def neighbors_share(logits, T, seed, offset):
         torch.manual_seed(mixed((int(seed) + 1) // 4, int(offset)))
         return race(logits, T, seed, offset)
 
-    (check,) = verify(provider(neighbours_share), SETTING, "ci", ["seeds"])
+    (check,) = verify(provider(neighbors_share), SETTING, "ci", ["seeds"])
     assert not check.passed and "seed + 1: " in check.detail
-    (check,) = verify(provider(neighbours_share, seed_stride=4), SETTING, "ci", ["seeds"])
+    (check,) = verify(provider(neighbors_share, seed_stride=4), SETTING, "ci", ["seeds"])
     assert check.passed
 
 

@@ -120,7 +120,7 @@ def test_undefined_rows():
         expected = reference.expect(logits, seed, offset, T)
         return expected.tokens
 
-    def neighbours_disturbed(logits, T, seed, offset):
+    def neighbors_disturbed(logits, T, seed, offset):
         return torch.where((defined(logits, T, seed, offset) < 0).any(), -1, defined(
             logits, T, seed, offset
         ))  # fmt: skip
@@ -129,7 +129,7 @@ def test_undefined_rows():
         return logits.nan_to_num(nan=-1e30, neginf=-1e30).argmax(1)
 
     assert gate(provider(defined, noise="token"), "undefined rows").passed
-    for wrong in (neighbours_disturbed, maximum_of_what_there_is, token_noise()):
+    for wrong in (neighbors_disturbed, maximum_of_what_there_is, token_noise()):
         assert not gate(provider(wrong, noise="token"), "undefined rows").passed
 
 

@@ -38,7 +38,7 @@ HONEST = {
     "inverse CDF": (planted(draw=by_inverse_cdf(samplers.exact_cdf)), ()),
     "contract": (
         contract(noise_map=samplers.honest_map),
-        [name for name in SHARP if name not in (*OF_FILTERS, "quantised")],
+        [name for name in SHARP if name not in (*OF_FILTERS, "quantized")],
     ),
     "filters": (filtered(), OF_FILTERS[1:]),
 }
@@ -124,7 +124,7 @@ def test_an_honest_full_call_passes():
 
 def test_every_check_finds_a_planted_bug():
     found = {name for table in (BUGS, IN_THE_FAR_TAIL, RARE) for _, name, *_ in table.values()}
-    elsewhere = {"philox", "maximum", "quantised"}  # in test_checks.py, test_quantised.py
+    elsewhere = {"philox", "maximum", "quantized"}  # in test_checks.py, test_quantized.py
     assert {name.split()[0] if "tail" in name else name for name in found} == (
         set(battery.CHECKS) - elsewhere - {"truncated oracle"}
     )

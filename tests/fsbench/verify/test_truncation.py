@@ -184,10 +184,10 @@ def test_what_is_timed_is_checked_with_its_penalties(noise):
     problem = Problem(8, 32, 400, "fp32", 1.0, "cpu", top_k=2, repetition_penalty=9.0, history=900)
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
     honest = made(noise=noise)
-    logits, _ = pathwise.penalised(problem, hidden @ weight.T)
+    logits, _ = pathwise.penalized(problem, hidden @ weight.T)
     assert (logits != hidden @ weight.T).any(1).all()
     other_head = torch.linalg.lstsq(hidden.double(), logits.double()).solution.T.float()
-    launch = honest.build(problem, other_head)  # has the penalised logits
+    launch = honest.build(problem, other_head)  # has the penalized logits
     assert check_on_problem(honest, problem, launch, hidden, weight).passed
     forgetful = honest.build(problem, weight)
     assert not check_on_problem(honest, problem, forgetful, hidden, weight).passed

@@ -45,7 +45,7 @@ def setting(sampler):
         return Setting("cuda", "bf16", 1.0, second=0.5)
     if sampler.unsupported_reason(SETTING.problem(64, 1000)) is None:
         return SETTING
-    return replace(SETTING, weights=sampler.capabilities.quantised[0])
+    return replace(SETTING, weights=sampler.capabilities.quantized[0])
 
 
 def test_it_passes_the_battery(sampler, setting):

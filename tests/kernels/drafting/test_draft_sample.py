@@ -14,7 +14,7 @@ from fsbench.kernels import (
     draft_sample,
     prepare_draft_vocabulary,
     prepare_head,
-    quantise_head,
+    quantize_head,
     truncated_sample,
 )
 
@@ -99,7 +99,7 @@ def test_penalties_are_on_the_targets_tokens(dtype):
         penalties=Penalties(history, repetition=3.0, frequency=1.0),
     )  # fmt: skip
     seen, counts = history.dense(V)
-    wanted = expected(reference.penalised(logits, seen, counts, repetition=3.0, frequency=1.0))
+    wanted = expected(reference.penalized(logits, seen, counts, repetition=3.0, frequency=1.0))
     assert torch.equal(drawn.tokens, wanted)
     assert not torch.equal(drawn.tokens, expected(logits))
 
@@ -116,9 +116,9 @@ def test_a_screened_head_gives_the_same_tokens(dtype):
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.8}])
 @pytest.mark.parametrize("per_row", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_quantised_head_draws_by_its_own_logits(dtype, per_row, filters):
+def test_a_quantized_head_draws_by_its_own_logits(dtype, per_row, filters):
     hidden, weight, vocabulary, logits = case(dtype)
-    head = quantise_head(weight, per_row=per_row)
+    head = quantize_head(weight, per_row=per_row)
     own = head.scale.expand(len(weight))[:, None] * head.weight.float()
     logits[:, vocabulary.token_ids] = hidden.float() @ own[:ROWS].T
     drawn = draft_sample(
@@ -208,7 +208,7 @@ def test_truncated_sample_names_its_noise():
 def test_a_scale_that_is_none_leaves_no_draw(dtype, filters, wrong):
     hidden, weight, vocabulary, _ = case(dtype)
     for per_row in (True, False):
-        head = quantise_head(weight, per_row=per_row)
+        head = quantize_head(weight, per_row=per_row)
         head.scale[... if not per_row else 7] = wrong
         drawn = draft_sample(
             hidden, head, vocabulary, temperature=T, seed=SEED, offset=OFFSET, **filters

@@ -133,7 +133,7 @@ def test_results_do_not_depend_on_the_tiles(noise):
 @interpreted
 @pytest.mark.parametrize("shift", [0.0, -300.0])
 def test_log_z_depends_on_the_logits_alone(shift):
-    """Not on the noise, the tiles, the row's number or its neighbours, nor on greedy companions."""
+    """Not on the noise, the tiles, the row's number or its neighbors, nor on greedy companions."""
     logits = normal_logits(4, 400, sigma=12.0) + shift
     T = torch.tensor([1.0, 1e-6, 50.0, 1.0])
     whole = flash_sample(**stored(logits), seed=SEED, temperature=T, return_logz=True).logz

@@ -53,7 +53,7 @@ EVERYTHING: dict[str, Any] = {
         (values(noise="token", mask=torch.ones(3, 50, dtype=torch.bool)), results(1, "logz")),
         (values(weight=torch.ones(50, 16).to(torch.int8), scale=torch.ones(50)), results()),
     ],
-    ids=["least", "everything", "log-z-only", "quantised"],
+    ids=["least", "everything", "log-z-only", "quantized"],
 )
 def test_opcheck(given, written):
     operator = torch.ops.fsbench.flash_sample.default

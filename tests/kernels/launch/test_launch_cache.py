@@ -19,7 +19,7 @@ from fsbench.kernels import (
     Sample,
     flash_sample,
     prepare_head,
-    quantise_head,
+    quantize_head,
     score,
     screened_sample,
     truncated_sample,
@@ -154,7 +154,7 @@ KEYS = [
     {"num_samples": 2},
     {"noise": "token"},
     *(
-        {"weight": quantise_head(torch.zeros(V, D), dtype, per_row=each), "may_be_quantised": True}
+        {"weight": quantize_head(torch.zeros(V, D), dtype, per_row=each), "may_be_quantized": True}
         for dtype, each in ((torch.int8, True), (torch.float8_e4m3fn, True), (torch.int8, False))
     ),
 ]
@@ -191,7 +191,7 @@ def calls() -> Iterator[tuple[Callable[..., tuple], dict]]:
     }
     yield flash_sample, matrices
     yield flash_sample, everything
-    yield flash_sample, matrices | {"weight": quantise_head(weight)}
+    yield flash_sample, matrices | {"weight": quantize_head(weight)}
     yield truncated_sample, matrices | {"top_k": 5}
     yield screened_sample, {"head": prepare_head(weight), **matrices, "weight": None}
     scored = {name: everything[name] for name in ("hidden", "weight", "bias", "mask")}

@@ -195,7 +195,7 @@ def test_a_lone_member_is_drawn(step):
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-42, 1e-38, 1e-30, 2.0**-60, 1e-10, 1.0, 1e30, 3e38])
 def test_rows_at_temperature_zero_take_the_largest_however_near_the_others_are(scale):
-    """Members of one group that are neighbours among the numbers of fp32, of either sign."""
+    """Members of one group that are neighbors among the numbers of fp32, of either sign."""
     bits = torch.tensor(scale).view(torch.int32)
     near = bits + torch.randint(-1, 2, (64, 128), generator=torch.Generator().manual_seed(1))
     logits = near.int().view(torch.float32)

@@ -111,7 +111,7 @@ def test_the_bits_are_those_of_flash_sample(name, noise):
 
 
 @interpreted
-def test_the_bits_do_not_depend_on_tiles_rows_or_neighbours():
+def test_the_bits_do_not_depend_on_tiles_rows_or_neighbors():
     logits = normal_logits(18, 700, sigma=9.0)
     targets = torch.randint(0, 700, (18, 6), generator=torch.Generator().manual_seed(1))
     whole = check(targets, **stored(logits), temperature=0.9)

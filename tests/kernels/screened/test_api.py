@@ -155,7 +155,7 @@ def test_log_probabilities_are_exact_and_change_no_token(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_undefined_rows_disturb_no_neighbour(dtype):
+def test_undefined_rows_disturb_no_neighbor(dtype):
     hidden, weight = matrices(5, 64, 300, dtype)
     hidden[1, 3], hidden[3, 0] = torch.nan, torch.inf
     seed = torch.tensor([3])

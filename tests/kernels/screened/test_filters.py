@@ -177,7 +177,7 @@ def test_nothing_else_is_touched(name):
     assert (sample.found[3:] == -1).all()
 
 
-def test_undefined_rows_disturb_no_neighbour(long_lists):
+def test_undefined_rows_disturb_no_neighbor(long_lists):
     hidden, weight = matrices(5, 64, 300)
     hidden[1, 3], hidden[3, 0] = torch.nan, torch.inf
     sample = assert_same(hidden, weight, top_k=20, top_p=0.9)

@@ -51,7 +51,7 @@ def check(limit: int = 1024, penalties: Penalties | None = None, **call) -> Trun
     if penalties is not None:
         amounts = {name: getattr(penalties, name) for name in penalties._fields[1:]}
         counts = penalties.history.dense(logits.shape[1])
-        logits = reference.penalised(logits.float(), *counts, **amounts).double()
+        logits = reference.penalized(logits.float(), *counts, **amounts).double()
         call = {**stored(logits.float()), "temperature": T}
     valid, token, n = sample.valid, sample.tokens.clamp_min(0), sample.kept
     filters = {name: call[name] for name in FILTERS if name in call}

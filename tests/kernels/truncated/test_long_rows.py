@@ -128,7 +128,7 @@ def test_a_token_far_above_the_others_does_not_keep_the_search_from_narrowing(fi
 
 
 @pytest.mark.full
-def test_the_largest_tokens_may_be_neighbours():
+def test_the_largest_tokens_may_be_neighbors():
     """Few blocks of 128 tokens have them, in each of their groups: these must not be too many."""
     V, k = 26_700, 12
     logits = normal_logits(1, V)

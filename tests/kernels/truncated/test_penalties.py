@@ -20,8 +20,8 @@ from fsbench.kernels import Penalties, TokenHistory, truncated_sample
 from fsbench.kernels.flash_sampling_topk_topp import PROVIDER
 from fsbench.verify.check import Setting
 from fsbench.verify.drawing import exact_head, random_logits
-from fsbench.verify.pathwise import penalised, truncation
-from fsbench.verify.truncation import PENALISED
+from fsbench.verify.pathwise import penalized, truncation
+from fsbench.verify.truncation import PENALIZED
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("one_thread")]
 
@@ -63,10 +63,10 @@ def test_a_long_history_takes_several_blocks():
 def test_the_sampler_has_the_penalties_of_its_problem():
     setting = Setting("cpu", "fp16")
     for case in ({"top_k": 20, "top_p": 0.9}, {}, {"min_p": 0.1}):
-        problem = replace(setting.problem(5, 600), **case, **PENALISED)
+        problem = replace(setting.problem(5, 600), **case, **PENALIZED)
         hidden, weight, logits = exact_head(problem, random_logits(problem, 1))
         tokens = PROVIDER.build(problem, weight)(hidden, SEED, counter(3))
-        logits, _ = penalised(problem, logits)
+        logits, _ = penalized(problem, logits)
         kept = truncation(problem, PROVIDER.capabilities, logits, 1e-5)
         expected = reference.expect(
             logits, SEED, counter(3), truncation=kept, logits_error=1e-5

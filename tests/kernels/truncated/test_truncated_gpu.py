@@ -222,7 +222,7 @@ def test_penalties(amounts):
     sample = drawn(hidden, weight, seed=counter(2), penalties=penalties, **filters)
     names = ("repetition", "presence", "frequency")
     seen, counts = history.dense(V)
-    changed = reference.penalised(logits, seen, counts, **dict(zip(names, amounts, strict=True)))
+    changed = reference.penalized(logits, seen, counts, **dict(zip(names, amounts, strict=True)))
     assert_expected(sample, changed, counter(2), counter(0), error=1e-5, noise="token", **filters)
 
 

@@ -31,7 +31,7 @@ def drawn(rows):
     return stem, winners.draw(alike, looks), looks
 
 
-def test_a_cell_has_the_winners_colour_and_what_it_saves():
+def test_a_cell_has_the_winners_color_and_what_it_saves():
     stem, figure, looks = drawn(small_and_large())
     assert stem == "h200"
     (axes,) = figure.axes

@@ -1,4 +1,4 @@
-"""Problems of a quantised head: every sampler is held to the law of the head's numbers."""
+"""Problems of a quantized head: every sampler is held to the law of the head's numbers."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import replace
 import pytest
 import torch
 from planted_calls import contract
-from quantised_heads import numbers
+from quantized_heads import numbers
 from torch import Tensor
 
 from fsbench.baselines import multinomial
-from fsbench.inputs import make_hidden, make_weight, quantised, serving
+from fsbench.inputs import make_hidden, make_weight, quantized, serving
 from fsbench.kernels import scaled_matmul
-from fsbench.problem import QUANTISED, Problem
-from fsbench.provider import Kind, Provider, QuantisedWeight
+from fsbench.problem import QUANTIZED, Problem
+from fsbench.provider import Kind, Provider, QuantizedWeight
 from fsbench.verify import verify
 from fsbench.verify.check import Setting
 from fsbench.verify.pathwise import check_on_problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CHECKS = ["score", "oracle", "undefined rows", "greedy", "edges", "masks", "quantised"]
+CHECKS = ["score", "oracle", "undefined rows", "greedy", "edges", "masks", "quantized"]
 
 
-def reading(made: Callable[[QuantisedWeight], Tensor]) -> Provider:
-    """The reference, which takes quantised heads and reads them so."""
+def reading(made: Callable[[QuantizedWeight], Tensor]) -> Provider:
+    """The reference, which takes quantized heads and reads them so."""
     plain = contract()
 
     def weight_of(given):
-        return made(given) if isinstance(given, QuantisedWeight) else given
+        return made(given) if isinstance(given, QuantizedWeight) else given
 
     return replace(
         plain,
-        capabilities=replace(plain.capabilities, quantised=QUANTISED),
+        capabilities=replace(plain.capabilities, quantized=QUANTIZED),
         build=lambda problem, weight: plain.build(problem, weight_of(weight)),
         sample=lambda hidden, weight, **options: plain.sample(hidden, weight_of(weight), **options),
     )
@@ -45,7 +45,7 @@ def few(effort):
     effort("ci", fit_draws=2**12, shapes=((1, 1), (17, 129)), filtered=(64, 300), filter_steps=27)
 
 
-@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("form", QUANTIZED)
 def test_a_sampler_of_the_head_passes(form):
     checks = list(verify(reading(numbers), Setting("cpu", "fp32", weights=form), "ci", CHECKS))
     assert [check.name for check in checks] == CHECKS
@@ -62,7 +62,7 @@ def test_a_sampler_of_the_head_passes(form):
     ],
     ids=["one scale for all", "the scale of another row", "one percent"],
 )
-@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("form", QUANTIZED)
 def test_a_sampler_of_other_numbers_is_found(form, made):
     checks = verify(reading(made), Setting("cpu", "fp32", weights=form), "ci", CHECKS)
     assert {check.name for check in checks if not check.passed} & {"oracle", "score"}
@@ -73,17 +73,17 @@ def test_tokens_that_are_only_not_those_of_the_dtype_are_counted():
     plain, made = contract(), reading(numbers)
 
     def build(problem, weight):
-        if isinstance(weight, QuantisedWeight):
+        if isinstance(weight, QuantizedWeight):
             return made.build(problem, weight)
         return lambda hidden, seed, offset: plain.build(problem, weight)(hidden, seed, offset) + 1
 
     (check,) = verify(
-        replace(made, build=build), Setting("cpu", "fp32", weights="int8"), "ci", ["quantised"]
+        replace(made, build=build), Setting("cpu", "fp32", weights="int8"), "ci", ["quantized"]
     )
     assert check.passed and check.statistic == check.draws == 36
 
 
-@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("form", QUANTIZED)
 def test_a_sampler_of_the_weight_is_held_to_the_same_law(form):
     setting = Setting("cpu", "bf16", weights=form)
     fit, edges = verify(multinomial.PROVIDER, setting, "ci", ["fit", "edges"])
@@ -97,20 +97,20 @@ def test_a_sampler_of_the_weight_is_held_to_the_same_law(form):
         assert check.passed == passes, check
 
 
-@pytest.mark.parametrize("form", QUANTISED)
-def test_filters_are_not_asked_of_a_quantised_head(form):
+@pytest.mark.parametrize("form", QUANTIZED)
+def test_filters_are_not_asked_of_a_quantized_head(form):
     able = replace(contract().capabilities, filters=("top_k",))
     asked = verify(replace(contract(), capabilities=able), Setting("cpu", "fp32", weights=form))
     assert "truncation" not in {check.name for check in asked}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("form", QUANTIZED)
 def test_a_scaled_matmul_has_the_logits_of_a_rounded_hidden_state(form, dtype):
     problem = Problem(5, 256, 1000, dtype, 1.0, "cpu", "normal:3", weights=form)
     hidden, weight = make_hidden(problem, 0), make_weight(problem, 0)
     hidden[2] = 0
-    head = quantised(weight, form)
+    head = quantized(weight, form)
     logits = {"fp8": scaled_matmul.fp8_logits, "int8": scaled_matmul.int8_logits}[form]
     found = logits(hidden, head.weight, head.scale)
     exact = hidden.double() @ weight.double().T
@@ -128,7 +128,7 @@ def test_serving_makes_heads_for_who_takes_them_alone():
     def watching(*arguments):
         given.append(arguments[1])
 
-    able = replace(contract().capabilities, quantised=("fp8",))
+    able = replace(contract().capabilities, quantized=("fp8",))
     made = replace(
         contract(), kind=Kind.SCORE, build=watching, sample=watching, score=watching,
         capabilities=able,

@@ -1,4 +1,4 @@
-"""Device code of a quantised head: the scales of tokens, and what they make of a sum."""
+"""Device code of a quantized head: the scales of tokens, and what they make of a sum."""
 
 import torch
 import triton

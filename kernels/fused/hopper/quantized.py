@@ -26,7 +26,7 @@ from fsbench.kernels.device.hopper_mainloop import (
     rows_of_warpgroup,
 )
 from fsbench.kernels.device.mainloop import first_column
-from fsbench.kernels.device.quantised import converted, scaled, scales_of_tokens
+from fsbench.kernels.device.quantized import converted, scaled, scales_of_tokens
 from fsbench.kernels.fused.hopper.split import piece, pieces_of, raise_flag, wait_for_flag
 from fsbench.kernels.fused.hopper.warpgroup import begin, enter, merge
 
@@ -82,7 +82,7 @@ def load_bytes(
         d0 = (first_column(first_token + row0, D) // COLUMNS + first) % steps * COLUMNS
         for step in range(first, end):
             if step % 2 == 0:
-                # Neighbours are asked for together: 256 bytes of a row.
+                # Neighbors are asked for together: 256 bytes of a row.
                 following, its_phase = next_stage(stage, phase, STAGES)
                 mbarrier.wait(free.index(following), its_phase)
             mbarrier.wait(free.index(stage), phase)

@@ -1,19 +1,19 @@
-"""What tests of quantised heads share."""
+"""What tests of quantized heads share."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from fsbench.problem import Problem
-from fsbench.provider import Provider, QuantisedWeight
+from fsbench.provider import Provider, QuantizedWeight
 
 
 def form_of(provider: Provider) -> str:
-    """A form of heads that are quantised, of a sampler that takes nothing else; or ""."""
+    """A form of heads that are quantized, of a sampler that takes nothing else; or ""."""
     refused = provider.supports(Problem(1, 16, 64, provider.capabilities.dtypes[0]))
-    return provider.capabilities.quantised[0] if refused else ""
+    return provider.capabilities.quantized[0] if refused else ""
 
 
-def numbers(head: QuantisedWeight) -> Tensor:
+def numbers(head: QuantizedWeight) -> Tensor:
     """Its numbers, [V, D] fp32."""
     return head.weight.float() * head.scale[:, None]

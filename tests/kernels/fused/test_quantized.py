@@ -1,4 +1,4 @@
-"""Heads that are quantised themselves: the same bits as from a weight with the same numbers."""
+"""Heads that are quantized themselves: the same bits as from a weight with the same numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fsbench.errors import InvalidArgument, InvalidType
 from fsbench.kernels import (
-    QuantisedHead,
+    QuantizedHead,
     TileConfig,
     VocabShard,
     describe,
     flash_sample,
     prepare_draft_vocabulary,
     prepare_head,
-    quantise_head,
+    quantize_head,
     score,
     screened_sample,
     truncated_sample,
@@ -90,7 +90,7 @@ def test_scales_that_round_nothing_give_the_bits_of_the_weight_with_those_number
         (torch.tensor(2.0**-8), weight.float() * 2.0**-8),
     ):
         wanted = flash_sample(hidden, exact.to(hidden_dtype), **options)
-        found = flash_sample(hidden, QuantisedHead(weight, scales), **options)
+        found = flash_sample(hidden, QuantizedHead(weight, scales), **options)
         assert found.valid.all() and found.tokens.lt(V).all()
         assert_alike(found, wanted)
 
@@ -100,7 +100,7 @@ def test_scales_that_round_nothing_give_the_bits_of_the_weight_with_those_number
 def test_draws_are_those_of_the_heads_own_logits(dtype, noise):
     """Scales that round: the law is that of scale[v] (hidden . q[v]), rounded once."""
     hidden, weight = problem(4, 150, 40, torch.float16)
-    head = quantise_head(weight, dtype)
+    head = quantize_head(weight, dtype)
     options: dict[str, Any] = {"noise": noise, "num_samples": 3, "return_logprob": True}
     found = flash_sample(hidden, head, seed=SEED, vocab_size=140, **options)
     logits = (hidden.float() @ head.weight.float().T * head.scale)[:, :140].contiguous()
@@ -117,7 +117,7 @@ def test_scores_and_ranks_are_those_of_the_weight_with_those_numbers(hidden_dtyp
     targets = torch.tensor([[0, 130], [17, -100], [64, 2]])
     options: dict[str, Any] = {"return_entropy": True, "return_rank": True, "soft_cap": 20.0}
     exact = (weight.float() * scale[:, None]).to(hidden_dtype)
-    head = QuantisedHead(weight, scale)
+    head = QuantizedHead(weight, scale)
     assert_alike(score(hidden, head, targets, **options), score(hidden, exact, targets, **options))
     options |= {"seed": SEED, "return_logprob": True, "return_top": 3}
     drawn = flash_sample(hidden, head, **options)
@@ -130,7 +130,7 @@ def test_scores_and_ranks_are_those_of_the_weight_with_those_numbers(hidden_dtyp
 @pytest.mark.parametrize("bad", [-1.0, torch.nan, torch.inf, -torch.inf])
 def test_an_undefined_scale_leaves_no_row_a_draw_unless_its_token_is_forbidden(bad, hidden_dtype):
     hidden = problem(2, 100, 16, hidden_dtype)[0]
-    head = quantise_head(problem(2, 100, 16)[1])
+    head = quantize_head(problem(2, 100, 16)[1])
     head.scale[40] = bad
     mask = torch.ones(2, 100, dtype=torch.bool)
     mask[1, 40] = False
@@ -141,7 +141,7 @@ def test_an_undefined_scale_leaves_no_row_a_draw_unless_its_token_is_forbidden(b
 
 def test_a_scale_of_0_and_an_undefined_number():
     weight = numbers(60, 16, E4M3)
-    head = QuantisedHead(weight, torch.zeros(60))
+    head = QuantizedHead(weight, torch.zeros(60))
     uniform = flash_sample(torch.ones(2, 16), head, seed=SEED, return_logz=True)
     torch.testing.assert_close(uniform.logz, torch.full((2,), 60.0).log())
     weight[7, 3] = torch.nan  # which the interpreter reads as 480; bf16 takes the reference
@@ -151,11 +151,11 @@ def test_a_scale_of_0_and_an_undefined_number():
 @pytest.mark.parametrize("per_row", [True, False])
 @pytest.mark.parametrize("dtype", [INT8, E4M3], ids=str)
 @pytest.mark.parametrize("of", [torch.bfloat16, torch.float32], ids=str)
-def test_quantise_head_rounds_to_the_nearest_number(of, dtype, per_row):
+def test_quantize_head_rounds_to_the_nearest_number(of, dtype, per_row):
     weight = problem(1, 300, 24, of)[1] * torch.logspace(-6, 3, 300).to(of)[:, None]
     weight[5] = 0
     weight[6] = 1e-42 if of == torch.float32 else 0  # of which no scale is a normal number
-    head = quantise_head(weight.requires_grad_(), dtype, per_row=per_row)
+    head = quantize_head(weight.requires_grad_(), dtype, per_row=per_row)
     assert head.weight.dtype == dtype and not head.weight.requires_grad
     assert head.scale.shape == ((300,) if per_row else ())
     every = torch.arange(256, dtype=torch.uint8).view(dtype).double()
@@ -170,7 +170,7 @@ def test_quantise_head_rounds_to_the_nearest_number(of, dtype, per_row):
         assert (largest[7:] == every.max()).all() and (largest[5:7] == 0).all()
 
 
-GOOD = quantise_head(torch.ones(100, 16))
+GOOD = quantize_head(torch.ones(100, 16))
 HIDDEN = torch.ones(2, 16)
 TYPE, VALUE = InvalidType, InvalidArgument
 
@@ -192,21 +192,21 @@ PARTS = [
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        *((partial(QuantisedHead, weight, scale), *rest) for weight, scale, *rest in PARTS),
-        (lambda: quantise_head(torch.ones(4, 8), torch.float8_e5m2), TYPE, "dtype: expected"),
-        (lambda: quantise_head(GOOD.weight), TYPE, "weight: expected dtype"),
-        (lambda: quantise_head(torch.tensor([[1.0], [torch.inf]])), VALUE, "in row 1"),
-        (lambda: quantise_head(torch.ones(4, 8), per_row=1), TYPE, "per_row: expected True"),
+        *((partial(QuantizedHead, weight, scale), *rest) for weight, scale, *rest in PARTS),
+        (lambda: quantize_head(torch.ones(4, 8), torch.float8_e5m2), TYPE, "dtype: expected"),
+        (lambda: quantize_head(GOOD.weight), TYPE, "weight: expected dtype"),
+        (lambda: quantize_head(torch.tensor([[1.0], [torch.inf]])), VALUE, "in row 1"),
+        (lambda: quantize_head(torch.ones(4, 8), per_row=1), TYPE, "per_row: expected True"),
         (lambda: flash_sample(torch.ones(2, 8), GOOD, seed=SEED), VALUE, "weight: expected shape"),
         (lambda: flash_sample(HIDDEN, GOOD.weight, seed=SEED), TYPE, "weight: expected dtype"),
         (lambda: flash_sample(HIDDEN, GOOD, seed=SEED, kernel="hopper"), VALUE, "capability 9.0"),
         (lambda: score(HIDDEN.clone().requires_grad_(), GOOD, torch.zeros(2).long()),
-         VALUE, "to compute gradients; got a QuantisedHead"),
-        (lambda: truncated_sample(HIDDEN, GOOD, top_k=3, seed=SEED), TYPE, "QuantisedHead"),
-        (lambda: screened_sample(HIDDEN, GOOD, seed=SEED), TYPE, "QuantisedHead"),
-        (lambda: prepare_head(GOOD), TYPE, "QuantisedHead"),
-        (lambda: prepare_draft_vocabulary(GOOD, torch.arange(8)), TYPE, "QuantisedHead"),
-        (lambda: VocabShard(GOOD), TYPE, "QuantisedHead"),
+         VALUE, "to compute gradients; got a QuantizedHead"),
+        (lambda: truncated_sample(HIDDEN, GOOD, top_k=3, seed=SEED), TYPE, "QuantizedHead"),
+        (lambda: screened_sample(HIDDEN, GOOD, seed=SEED), TYPE, "QuantizedHead"),
+        (lambda: prepare_head(GOOD), TYPE, "QuantizedHead"),
+        (lambda: prepare_draft_vocabulary(GOOD, torch.arange(8)), TYPE, "QuantizedHead"),
+        (lambda: VocabShard(GOOD), TYPE, "QuantizedHead"),
     ],
 )  # fmt: skip
 def test_bad_heads_and_calls_that_take_none(call, error, said):
@@ -215,7 +215,7 @@ def test_bad_heads_and_calls_that_take_none(call, error, said):
 
 
 def test_describe_and_the_choice_on_a_gpu(monkeypatch):
-    assert "pointers" in describe(torch.ones(2, 24), quantise_head(torch.ones(100, 24)))
+    assert "pointers" in describe(torch.ones(2, 24), quantize_head(torch.ones(100, 24)))
     assert describe(HIDDEN, GOOD, why=True).startswith("b16v256d64s128N")
     gpu = torch.device("cuda", 5)
     known = {"shared_memory_per_block_optin": 232448, "multi_processor_count": 132}

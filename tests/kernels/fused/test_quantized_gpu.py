@@ -1,4 +1,4 @@
-"""Quantised heads on a GPU: the bits of a 16-bit weight that has the same numbers."""
+"""Quantized heads on a GPU: the bits of a 16-bit weight that has the same numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import triton.language as tl
 from flash_sample_cases import same_bits
 from gpu_cases import counter, problem
 
-from fsbench.kernels import QuantisedHead, flash_sample, quantise_head, score
-from fsbench.kernels.device.quantised import converted
+from fsbench.kernels import QuantizedHead, flash_sample, quantize_head, score
+from fsbench.kernels.device.quantized import converted
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,17 +38,17 @@ def test_every_byte_becomes_the_number_that_it_is(dtype, weight_dtype):
 
 
 def kernels(B: int, D: int) -> list[str]:
-    """Those that can draw from a quantised head here."""
+    """Those that can draw from a quantized head here."""
     hopper = torch.cuda.get_device_capability() == (9, 0) and D % 16 == 0
     return ["portable", "hopper"] if hopper else ["portable"]
 
 
 def pair(
     B: int, V: int, D: int, dtype: torch.dtype, weight_dtype: torch.dtype
-) -> tuple[torch.Tensor, QuantisedHead, torch.Tensor]:
+) -> tuple[torch.Tensor, QuantizedHead, torch.Tensor]:
     """hidden, a head whose scales round nothing, and the weight of its numbers."""
     hidden, weight = problem(B, V, D, dtype)
-    head = quantise_head(weight, weight_dtype)
+    head = quantize_head(weight, weight_dtype)
     head.scale.copy_(head.scale.log2().round().exp2())
     return hidden, head, (head.weight.float() * head.scale[:, None]).to(dtype)
 
@@ -129,10 +129,10 @@ def test_an_undefined_number_or_scale_leaves_no_row_a_draw(kernel):
         pytest.skip("needs a GPU of compute capability 9.0")
     options = {"seed": counter(1), "kernel": kernel}
     for dtype in (torch.int8, torch.float8_e4m3fn):
-        head = quantise_head(weight, dtype)
+        head = quantize_head(weight, dtype)
         head.scale[100] = -1.0
         assert not flash_sample(hidden, head, **options).valid.any()
-    numbers = quantise_head(weight, torch.float8_e4m3fn).weight
+    numbers = quantize_head(weight, torch.float8_e4m3fn).weight
     numbers[7, 3] = torch.nan
     one = torch.ones((), device="cuda")
-    assert not flash_sample(hidden, QuantisedHead(numbers, one), **options).valid.any()
+    assert not flash_sample(hidden, QuantizedHead(numbers, one), **options).valid.any()

@@ -1,4 +1,4 @@
-"""`QuantisedHead`: an LM head of one-byte numbers with their scales, and how one is made."""
+"""`QuantizedHead`: an LM head of one-byte numbers with their scales, and how one is made."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fsbench.kernels.checks.tensors import FLOATS, check_matrix, check_tensor
 from fsbench.kernels.checks.values import check_flag, either
 
 LARGEST_NUMBERS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The dtypes of a quantised weight, and the largest number that is made of an entry."""
+"""The dtypes of a quantized weight, and the largest number that is made of an entry."""
 _SMALLEST_SCALE = 2.0**-126
 _AT_ONCE = 1 << 24  # entries in float64: 128 MiB, and as much again for what is made of them
 
 
 @dataclass(frozen=True, eq=False)
-class QuantisedHead:
-    """A head that is quantised itself: the logit of token v is scale[v] (hidden . weight[v]).
+class QuantizedHead:
+    """A head that is quantized itself: the logit of token v is scale[v] (hidden . weight[v]).
 
     weight: [V, D] int8 or float8_e4m3fn, contiguous.
     scale: fp32 [V], or of no dimension for the whole weight, on its device. One that is negative
@@ -41,9 +41,9 @@ class QuantisedHead:
 
 
 @without_autocast
-def quantise_head(
+def quantize_head(
     weight: Tensor, dtype: torch.dtype = torch.int8, *, per_row: bool = True
-) -> QuantisedHead:
+) -> QuantizedHead:
     """Round weight [V, D] to int8 or float8_e4m3fn on its device.
 
     A scale is the largest entry of the row, or with per_row=False of the weight, over 127 or 448.
@@ -72,4 +72,4 @@ def quantise_head(
         if dtype == torch.int8:
             entries = entries.round()
         into.copy_(entries.clamp(-LARGEST_NUMBERS[dtype], LARGEST_NUMBERS[dtype]))
-    return QuantisedHead(rounded, scale)
+    return QuantizedHead(rounded, scale)
