@@ -160,7 +160,9 @@ def _measure_batch(
             store.append_profile(cases[name], found, number)
 
     names = list(cases)
-    todo = [(name, partial(session.prepare, name, B, requests)) for name in names]
+    todo: list[tuple[str, Callable[[], None]]] = [
+        (name, partial(session.prepare, name, B, requests)) for name in names
+    ]
     todo += _in_turn(names, plan.runs, run) + _in_turn(names, plan.profiles, profile)
     for name, action in todo:
         if name in broken:
