@@ -90,7 +90,7 @@ def test_ci_runs_every_test_once():
         "test-rest": "full and not gpu",
     }
     called = re.findall(r"^make (\S+)$", text(".ci/run"), re.MULTILINE)
-    assert called == ["lint", "test", "test-rest"]
+    assert called == ["lint", "test", "test-rest", "site"]
     assert "- run: bash .ci/run" in text(".github/workflows/test.yml")
 
 
