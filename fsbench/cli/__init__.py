@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from fsbench import __version__
+from fsbench import __version__, interrupts
 from fsbench.cli import (
     compare,
     doctor,
@@ -72,6 +72,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
@@ -81,6 +82,8 @@ def _options(
     Exit codes: 0 ok, 1 a check failed, 2 usage, 3 some cells failed, 4 no usable device or timer,
     5 a defect that audit found.
     """
+    if context.invoked_subcommand != "run":  # `run` checks arguments and imports torch first
+        interrupts.raise_exceptions()
 
 
 _COMMANDS: list[Any] = [*app.registered_commands, *hotvocab.app.registered_commands]
