@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import inspect
 import io
@@ -92,13 +93,32 @@ for each in (app.registered_callback, *_COMMANDS):
     each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
 
 
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Print a byte of a file's name that is not UTF-8 as it is, and "?" for other letters.
+
+    An encoding may lack letters; a name that is printed can be copied into a shell.
+    """
+    assert isinstance(error, UnicodeEncodeError)
+    letter = error.object[error.start]
+    if "\udc80" <= letter <= "\udcff":
+        return bytes([ord(letter) - 0xDC00]), error.start + 1
+    return "?", error.start + 1
+
+
+codecs.register_error("fsbench", _replace)
+
+
 def main() -> None:
     """Console script `fsbench`: run a command; an FsbenchError becomes one line and a code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # letters that its encoding lacks
+            stream.reconfigure(errors="fsbench")
     if os.environ.get("COLUMNS", "").strip() == "0":  # from a terminal that does not know its width
         del os.environ["COLUMNS"]
+    try:
+        os.getcwd()
+    except OSError as error:
+        _exit(f"working folder: {error.strerror}: `cd` to one that exists", UnusableFile.exit_code)
     try:
         try:
             app(prog_name="fsbench")  # for `python -m fsbench` too: completion needs one word
