@@ -57,7 +57,7 @@ def filter_configs(B: int, D: int, device: torch.device) -> tuple[ScreenConfig, 
 
 
 FILTERED_ROWS = 32
-"""Rows up to which filters are from the screen: at 64 the weight wins (docs/screened-head.md)."""
+"""Rows up to which filters are from the screen: at 64 the weight wins."""
 FILTERED_K = 64
 """The largest k of it; see screened.filtered.candidates."""
 
@@ -88,10 +88,10 @@ def worth_filtering(
 MEASURED = {1: (64, 32), 4: (64, 32), 8: (32, 16), 16: (16, 8), 32: (8, 4)}
 """By size of the groups: rows up to which the screen is chosen for D <= 6144, and for more.
 
-Those of token noise were measured on an H200 (docs/screened-head.md); they are twice as many where
-a GPU's portable_rows are, as an H100's, where 128 rows pay at D = 4096. With groups most of the
-time beyond the copy's goes to the rows of the weight that are read, on any GPU. By the times at
-D = 4096 (docs/noise.md) these numbers pay, or break even, with twice as many candidates, as
+Those of token noise were measured on an H200 (docs/guide/screened-head.md); they are twice as many
+where a GPU's portable_rows are, as an H100's, where 128 rows pay at D = 4096. With groups most of
+the time beyond the copy's goes to the rows of the weight that are read, on any GPU. By the times at
+D = 4096 (docs/design/noise.md) these numbers pay, or break even, with twice as many candidates, as
 logits of sigma 4 leave them in place of 3; for larger D they are estimates."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads of fewer bytes take the screen up to so many rows: its fixed cost is large there."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import tarfile
 import tomllib
 from glob import glob
 from pathlib import Path
 
+import pytest
 from tree import ROOT
 
 import fsbench
@@ -113,3 +118,30 @@ def test_every_data_file_is_installed():
     assert data_files == installed - records
     assert {"results.csv", "env.json"} <= {path.name for path in records}
     assert not any(path.suffix == ".jsonl" for path in records)
+
+
+@pytest.mark.full
+def test_the_distributions_install_and_run_the_smoke_preset(tmp_path):
+    """`python -m build` makes an sdist and a wheel, and the wheel runs without the checkout."""
+
+    def call(*command: object, **options) -> str:
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith("fsbench/kernels/fused/api.py") for name in archive.getnames())
+    site = tmp_path / "site"
+    call(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel)
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    run = ("-m", "fsbench", "run", "--preset", "smoke", "--batch", "1", "--provider", "multinomial")
+    out = call(sys.executable, *run, "--out", "out", cwd=tmp_path, env=env)
+    assert "Multinomial" in out
+    assert (tmp_path / "out" / "results.csv").is_file()
+    imported = call(
+        sys.executable, "-c", "import fsbench; print(fsbench.__file__)", cwd=tmp_path, env=env
+    )
+    assert imported.startswith(str(site))
