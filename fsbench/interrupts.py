@@ -25,7 +25,7 @@ def exit_at_once() -> None:
 
 
 def raise_exceptions() -> None:
-    """Let each of SIGNALS raise instead, if `exit_at_once` was called: KeyboardInterrupt or SystemExit."""
+    """Let each of SIGNALS raise KeyboardInterrupt or SystemExit, if `exit_at_once` was called."""
     for number in SIGNALS:
         if signal.getsignal(number) is _exit:
             handler = signal.default_int_handler if number == signal.SIGINT else _raise

@@ -108,7 +108,7 @@ def test_versions_are_those_of_the_distributions(monkeypatch):
 @pytest.mark.parametrize("commit", ["../../etc", "a/b", "-rf", "x" * 65, "two words", "é"])
 def test_a_commit_that_is_no_name_of_a_folder_is_refused(monkeypatch, commit):
     monkeypatch.setenv("FSBENCH_COMMIT", commit)
-    with pytest.raises(InvalidArgument, match="FSBENCH_COMMIT: expected .*; got"):
+    with pytest.raises(InvalidArgument, match=r"FSBENCH_COMMIT: expected .*; got"):
         environment("cpu", [])
     monkeypatch.setenv("FSBENCH_COMMIT", "")  # as if it were not set
     assert environment("cpu", [])["git_sha"] != ""
