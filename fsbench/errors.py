@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class FsbenchError(Exception):
-    """Base of all; `exit_code` is what the command line returns for it (docs/results-format.md)."""
+    """Base of all; `exit_code` is what the command line returns for it."""
 
     exit_code = 1
 

@@ -2,9 +2,9 @@
 
 `flash_sample` is what an engine should run: each request has a temperature, seed and filters of its
 own. `screened` is the same with token noise and an int8 copy of the head, by which small batches of
-requests that are plain, or have a small top-k, are drawn (docs/screened-head.md). Any other name is
-an exact sampler of `fsbench list`, put into the engine to be compared with: it draws as `fsbench
-run` times it, at T = 1 and with one seed for the batch.
+requests that are plain, or have a small top-k, are drawn (docs/guide/screened-head.md). Any other
+name is an exact sampler of `fsbench list`, put into the engine to be compared with: it draws as
+`fsbench run` times it, at T = 1 and with one seed for the batch.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def screened_sample(
     """The tokens of flash_sample(hidden, head.weight, noise="token"), at about half of the bytes.
 
     Arguments are those of flash_sample, with `head` from prepare_head or load_head in place of the
-    weight. On a GPU the tokens are the same, not merely of the same law (docs/screened-head.md).
+    weight. On a GPU the tokens are the same, not merely of the same law
+    (docs/guide/screened-head.md).
 
     Args:
         num_samples: above 1, the call is one of flash_sample: the same tokens, four to a pass over
@@ -51,7 +52,7 @@ def screened_sample(
         noise: "token", or "auto", which is the same here.
         shard: whose rows the head is of, prepare_head of its weight. All ranks call together with
             the same arguments, each with its own head, and get the tokens of the whole vocabulary,
-            those of one GPU (docs/screened-head.md).
+            those of one GPU (docs/guide/screened-head.md).
         configs: tile shapes of the two launches; by default those in use for B and this GPU.
 
     Returns:

@@ -1,7 +1,7 @@
 """The screen in plain torch: logits from the int8 copy, the bound of their error, candidates.
 
-It is the specification of the device code and what runs on a CPU; docs/screened-head.md has the
-proof. For row b and token v
+It is the specification of the device code and what runs on a CPU; docs/guide/screened-head.md has
+the proof. For row b and token v
 
     z_bv = scale_v step_b (256 code_v . high_b + code_v . low_b)
     |logit_bv - z_bv| <= residual_v reach_b + norm_v spread_b
@@ -42,7 +42,7 @@ _AT_ONCE = 1 << 24  # codes that are float64 at a time: 128 MiB
 def accumulation_error(D: int) -> float:
     """|logit - exact| <= this times sum |h w|, for any order of summation in fp32.
 
-    One rounding of each of D additions, twice over; see docs/screened-head.md.
+    One rounding of each of D additions, twice over; see docs/guide/screened-head.md.
     """
     return (D + 8) * 2.0**-23
 

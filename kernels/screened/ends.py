@@ -1,7 +1,7 @@
 """Device code of the screen: what every score lies between.
 
 `screened.bounds.score_bounds` is the same in torch and defines the constants;
-docs/screened-head.md proves it.
+docs/guide/screened-head.md proves it.
 """
 
 import triton

@@ -7,7 +7,7 @@ writes the tokens and puts back to rest what the next call needs.
 
 Over several ranks that program exchanges one word per row first, whatever became of the rows: so
 each rank sends and expects B words a call, and a row that one of them computes in full only comes
-later (docs/several-gpus.md).
+later (docs/guide/multi-gpu.md).
 """
 
 import triton
