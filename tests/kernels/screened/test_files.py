@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fsbench.errors import InvalidArgument, InvalidType, UnusableFile
-from fsbench.kernels.screened.head_file import PARTS, load_head, save_head
 from fsbench.kernels.screened.head import prepare_head
+from fsbench.kernels.screened.head_file import PARTS, load_head, save_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
