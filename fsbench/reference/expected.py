@@ -19,7 +19,7 @@ from fsbench.reference.noise import (
 )
 from fsbench.reference.truncation import Truncation
 
-# The bounds below are what fp32 samplers are held to; docs/noise.md derives them.
+# The bounds below are what fp32 samplers are held to; docs/design/noise.md derives them.
 _SCORE_ULP = 2.0**-23  # T, T g and the sum are each rounded once
 _SUM_ERROR = 2.0**-18  # of a running sum of 32 exponentials, relative to the whole
 _EXPONENT_ULP = 2.0**-22  # of y / T, which moves an exponential by as much

@@ -32,7 +32,7 @@ from torch import Tensor
 from fsbench.reference.philox import random_words
 
 GUMBEL_ERROR = 4e-6
-"""Bound of |g_fp32 - g|: 2.6e-6 by analysis, 1.9e-6 seen (docs/noise.md)."""
+"""Bound of |g_fp32 - g|: 2.6e-6 by analysis, 1.9e-6 seen (docs/design/noise.md)."""
 
 GROUP_STREAM = 1 << 16
 """Counter word 3 of group noise for sample 0; samples are numbered below it."""
