@@ -99,6 +99,11 @@ def shown(given: str) -> str:
     return repr(given) if len(given) <= 80 else f"{given[:77]!r}..."
 
 
+def printable(path: str) -> str:
+    """Return a path's text with bytes that are not UTF-8 (surrogateescape) replaced by U+FFFD."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def as_text(value: object) -> str:
     """str(value), whatever it is: what is not Unicode is escaped, and a failure of str is named."""
     try:

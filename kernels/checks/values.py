@@ -57,6 +57,16 @@ def check_noise(value: object) -> str:
     return "group" if value == "auto" else value
 
 
+def check_screened_noise(value: object) -> str:
+    """Return "token", the only noise of a ScreenedHead, if the argument agrees with it."""
+    if value == "auto" or check_noise(value) == "token":
+        return "token"
+    raise InvalidArgument(
+        f"noise: expected auto or token with a ScreenedHead; got {value!r}: a screened head draws "
+        "with token noise; for group noise pass the weight itself (head.weight)"
+    )
+
+
 def check_kernel(value: object, config: object) -> str:
     """The kernel that is meant: a config says which, where value is "auto"."""
     if not isinstance(value, str):

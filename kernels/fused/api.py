@@ -21,6 +21,7 @@ from fsbench.kernels.checks.values import (
     check_integer,
     check_kernel,
     check_noise,
+    check_screened_noise,
 )
 from fsbench.kernels.configs.choice import choose, explanation, tma_possible
 from fsbench.kernels.configs.gpu import runs_kernels
@@ -94,8 +95,8 @@ def flash_sample(
             20. With either the logits are stored, fp32 [B, V], and looked at by a launch of its
             own (docs/guide/log-probabilities.md). Not with a VocabShard, nor above 2^20 tokens.
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
-            design/noise.md). "auto" is "group", always: tokens must not depend on where they are
-            drawn.
+            design/noise.md). "auto" is "group", or "token" with a ScreenedHead, which has no other:
+            tokens must not depend on where they are drawn.
         shard: whose rows a ScreenedHead is of, prepare_head of its weight; else None.
         out: a Sample to write to and return; its fields must match what is asked for.
         kernel: "hopper", "portable", or "auto": the Hopper kernel where it can run, is the faster
@@ -124,6 +125,7 @@ def flash_sample(
     head = weight if isinstance(weight, PreparedHead) else None
     if head is not None:
         head.validate()
+        noise = check_screened_noise(noise)
     request = checked_request(
         hidden,
         drawn_from(weight, shard),
@@ -158,7 +160,7 @@ def flash_sample(
     plain = request.num_samples == 1 and not any(wanted)
     if head is not None and plain and kernel == "auto":
         own = request.vocab_size if shard is None else shard.num_tokens
-        chosen, _ = head.choice(request.hidden, own, request.noise)
+        chosen, _ = head.choice(request.hidden, own)
         if chosen is not None:
             head.draw(request, out)
             return out
@@ -267,16 +269,15 @@ def describe(
     filtered = top_k is not None
     if filtered:
         check_top_k("top_k", top_k, len(hidden), len(rows), hidden.device)
-    if filtered and isinstance(weight, PreparedHead) and noise == "auto":
-        noise = "token"
-    noise, why = check_noise(noise), check_flag("why", why)
+    screened = isinstance(weight, PreparedHead)
+    noise, why = (check_screened_noise if screened else check_noise)(noise), check_flag("why", why)
     by_tma = tma_possible(hidden, rows)
     choice = choose(hidden, rows, noise, kernel, config)
     found = str(choice)
     if not isinstance(choice, HopperConfig):
         found += " tma" if by_tma else " pointers"
     if isinstance(weight, PreparedHead) and kernel == "auto":
-        chosen, reason = weight.choice(hidden, len(rows), noise, top_k)
+        chosen, reason = weight.choice(hidden, len(rows), top_k)
         found = f"{chosen or found}; {reason}"
         if chosen:
             return found
