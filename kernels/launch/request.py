@@ -22,6 +22,9 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 SAMPLES_AT_ONCE = 4
 """Samples whose candidates a program keeps in registers; more take further launches."""
 
+_CONVERTED_NUMBERS = 2**20
+"""Numbers of a weight that are converted to fp32 at once: 4 MiB."""
+
 
 class Request(NamedTuple):
     """The checked arguments of flash_sample, as it documents them.
@@ -165,21 +168,37 @@ def checked_request(
     return check_request(unchecked_request(hidden, weight, **arguments))
 
 
+@torch.no_grad()
 def raw_logits(request: Request) -> Tensor:
     """Return hidden @ weight.T in fp32, times the scales, [B, V].
 
-    A token whose scale is negative or not finite has NaN. Of a shard's logits those of other ranks
-    are 0.
+    A token whose scale is negative or not finite has NaN, and a token of another rank has 0.
     """
     shard = request.shard
+    hidden = request.hidden.float()
     if shard is None:
-        logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
+        logits = hidden.new_empty(hidden.shape[0], request.vocab_size)
+        _multiply(hidden, request.weight[: request.vocab_size], logits)
         if request.scale is None:
             return logits
         scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
         return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
-    hidden = request.hidden
-    logits = hidden.new_zeros(hidden.shape[0], request.vocab_size, dtype=torch.float32)
-    mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
-    logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
+    logits = hidden.new_zeros(hidden.shape[0], request.vocab_size)
+    columns = slice(shard.first_token, shard.first_token + shard.num_tokens)
+    _multiply(hidden, request.weight[: shard.num_tokens], logits[:, columns])
     return logits
+
+
+def _multiply(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Store hidden @ weight.T, computed in fp32, into `out`, [B, weight.shape[0]].
+
+    A weight in another dtype is converted a few rows at a time, into a buffer that stays in the
+    cache: converting all of it at once takes ten times as long as the product on a CPU.
+    """
+    if weight.dtype == torch.float32:
+        torch.mm(hidden, weight.T, out=out)
+        return
+    rows = max(1, _CONVERTED_NUMBERS // weight.shape[1])
+    buffer = hidden.new_empty(min(rows, weight.shape[0]), weight.shape[1])
+    for part, columns in zip(weight.split(rows), out.split(rows, dim=1), strict=True):
+        torch.mm(hidden, buffer[: len(part)].copy_(part).T, out=columns)
