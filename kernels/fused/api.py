@@ -129,16 +129,13 @@ def flash_sample(
             or range, or a kernel that cannot run here; nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
-    head = None
-    if type(weight) is not Tensor or shard is not None:
-        if isinstance(weight, PreparedHead):
-            head = weight
-            head.validate()
-            noise = check_screened_noise(noise)
-        weight = drawn_from(weight, shard)
+    head = weight if isinstance(weight, PreparedHead) else None
+    if head is not None:
+        head.validate()
+        noise = check_screened_noise(noise)
     request = unchecked_request(
         hidden,
-        weight,
+        drawn_from(weight, shard),
         seed=seed,
         offset=offset,
         temperature=temperature,

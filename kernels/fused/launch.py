@@ -141,7 +141,8 @@ class FusedLaunch:
         self, request: Request, out: Sample, stored: StoredLogits | None = None
     ) -> Tensor | None:
         """Launch for a request of the key, checked or not; see `launch`."""
-        operands, optional = self.operands, {}
+        operands = self.operands
+        optional: dict[str, Any] = {}
         masses = sums = None
         with launching_on(self.device):
             work = workspace(self.slots, self.device)

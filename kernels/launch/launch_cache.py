@@ -74,7 +74,7 @@ def _keep(key: Hashable, value: Any) -> None:
 
 
 def launch_key(
-    request: Request, results: Iterable[Tensor | None], *choices: Hashable
+    request: Request, results: Iterable[Tensor | None], *choices: object
 ) -> tuple[Hashable, ...] | None:
     """Return all that decides whether a request is valid, and how it is launched.
 
@@ -108,7 +108,7 @@ def launch_key(
         return None
     values = (vocab_size, num_samples, noise, merge_later, *choices)
     # 1, 1.0 and True are equal, but not equally valid.
-    key: list[Hashable] = [values, tuple(map(type, values)), is_greedy, soft_cap is None]
+    key: list[object] = [values, tuple(map(type, values)), is_greedy, soft_cap is None]
     key.append(None if shard is None else shard.key)
     tensors = (hidden, weight, seed, offset, by_row, bias, mask, scale, *results)
     addresses = 0
