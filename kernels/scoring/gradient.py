@@ -50,6 +50,10 @@ class _Rows(NamedTuple):
     entropy: Tensor | None
     entropy_factor: Tensor | None
 
+    def part(self, rows: slice) -> _Rows:
+        optional = (None if x is None else x[rows] for x in (self.entropy, self.entropy_factor))
+        return _Rows(self.inverse[rows], self.logz[rows], self.factor[rows], *optional)
+
 
 class DifferentiableScore(torch.autograd.Function):
     """Compute the fields of Score from (hidden, weight, bias, request, compute).
@@ -147,7 +151,7 @@ def gradients(
         h = torch.empty_like(hidden[rows]) if d_hidden is None else d_hidden[rows]
         h.copy_(hidden[rows]).masked_fill_(~defined[rows], 0.0)
         sums = None if sums_buffer is None else sums_buffer[: len(h)]
-        row_numbers = _Rows(*(None if x is None else x[rows] for x in numbers))
+        row_numbers = numbers.part(rows)
         for first in range(0, V, num_tokens):
             tokens = slice(first, min(V, first + num_tokens))
             w = weight[tokens]
