@@ -217,7 +217,7 @@ class FlashSampleDraw:
         if self._copy is None:
             return False
         hidden = self._copy.weight[:1].expand(B, -1)  # of which only the shape is read
-        configs, _ = self._copy.choice(hidden, self._head.vocab_size, self._noise, largest_k)
+        configs, _ = self._copy.choice(hidden, self._head.vocab_size, largest_k)
         return configs is not None
 
     def greedy(self, hidden: Tensor) -> Tensor:
