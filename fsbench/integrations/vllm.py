@@ -5,10 +5,11 @@
 It hooks into vLLM's model runner V2, the default for Qwen3 and with VLLM_USE_V2_MODEL_RUNNER=1 for
 others:
 
-    load_model                 finds the LM head (vllm_head), and tries whether the model's logits
-                               are hidden @ weight.T (with a soft cap) and nothing else
-    _dummy_sampler_run         compiles the draw, and captures graphs of it, before vLLM measures
-                               what memory is left
+    load_model                 starts to compile in other processes (compile_ahead); then finds the
+                               LM head (vllm_head), and tries whether the model's logits are
+                               hidden @ weight.T (with a soft cap) and nothing else
+    _dummy_sampler_run         waits for the kernels, loads them, and captures graphs of the draw,
+                               before vLLM measures what memory is left
     sample                     draws the rows that can be drawn (routing, vllm_batch); vLLM draws
                                the others
     compile_or_warm_up_model   forgets what warm-up has counted
@@ -33,28 +34,30 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from torch.profiler import record_function
 
-from fsbench.errors import EngineMismatch, InvalidArgument
+from fsbench.errors import EngineMismatch, InvalidArgument, one_line
 from fsbench.integrations import vllm_0_26
+from fsbench.integrations.compile_ahead import CompileAhead, EngineSpec, ensure_cache
 from fsbench.integrations.draw import (
     DRAW_MARK,
     MATMUL_MARK,
     OWN,
+    SCREENED,
     FlashSampleDraw,
     HeadDraw,
-    Rows,
     known,
     make_draw,
 )
-from fsbench.integrations.graphed import GraphedDraw, GraphKind, sizes_up_to
-from fsbench.integrations.routing import Need
+from fsbench.integrations.draw_kinds import SIZES, DrawKind, served_kinds, warm
+from fsbench.integrations.graphed import GraphedDraw
 from fsbench.integrations.vllm_batch import BatchSampler, Counts
 from fsbench.integrations.vllm_expected import (
     RUNNER,
@@ -65,6 +68,8 @@ from fsbench.integrations.vllm_expected import (
     find,
 )
 from fsbench.integrations.vllm_head import FoundHead, find_draft_head, find_head
+from fsbench.kernels import verify_drafts
+from fsbench.kernels.warming.offline import Chip
 from fsbench.machine.packages import package_version
 
 SWITCH, MARKS, DRAFTS = "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"
@@ -75,7 +80,8 @@ SUPPORTED = vllm_0_26.EXPECTED.version
 _GREEDY = "_greedy_sample_draft"
 _RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 _LOG = logging.getLogger("vllm.fsbench")
-_WARMED = 1, 16, 32, 64, 128, 192, 256  # one of each bucket that kernels are compiled for
+WAIT_S = 10.0
+"""How long a start waits at most for kinds of draws that few requests need."""
 
 
 def register() -> None:
@@ -126,20 +132,30 @@ def carry_to_ray() -> None:
 class Plugged:
     """The plug-in in one model runner whose model is loaded. All ranks make it together.
 
-    name: the sampler, or '' for vLLM's own.
+    Args:
+        name: the sampler, or '' for vLLM's own.
+        ahead: processes that compile its kernels, or None.
 
     Raises:
         EngineMismatch: the runner has not what is read of it.
         InvalidArgument: the sampler cannot take this LM head.
     """
 
-    def __init__(self, adapter: vllm_0_26.Adapter, runner: Any, name: str):
-        self._name = name
+    def __init__(
+        self,
+        adapter: vllm_0_26.Adapter,
+        runner: Any,
+        name: str,
+        ahead: CompileAhead | None = None,
+    ):
+        self._name, self._ahead = name, ahead
+        self._waiting: list[DrawKind] = []  # kinds that vLLM draws until they are compiled
         self._found: FoundHead | None = None
         self._made: list[HeadDraw] = []  # what draws, without graphs; and drafts of another head
         self._graphs: tuple[int, Tensor] | None = None  # rows of the largest, and a row like theirs
-        self._stale = False
-        self.sampling = BatchSampler(adapter, None, lacks="vLLM's own")
+        self._stale = self._has_failed = False
+        self._warm_rows: Tensor | None = None  # hidden states to load kernels with
+        self.sampling = BatchSampler(adapter, None, lacks="vLLM's own", is_ready=self.is_ready)
         if not name:
             return
         if runner.sampler is None:
@@ -152,6 +168,7 @@ class Plugged:
             _LOG.info("fsbench: vLLM draws all tokens (%s)", self.sampling.lacks)
             return
         _LOG.info("fsbench: %s draws", name)
+        self._compile_for(self._found)
         # Copies are made behind the measurement of what the model takes.
         copies = sum(each.extra_bytes for each in self._made)
         runner.model_memory_usage += self._found.copied + copies
@@ -219,45 +236,109 @@ class Plugged:
         """Look the head up again before the next draw."""
         self._stale = bool(self._name)
 
+    def _compile_for(self, found: FoundHead) -> None:
+        """Compile ahead for the head that was found, if it is not the one that was expected."""
+        if self._ahead is None:
+            return
+        spec = EngineSpec.of_head(
+            self._name, found.head, self._ahead.spec.max_rows, self._ahead.spec.raw
+        )
+        if spec != self._ahead.spec:
+            self._ahead.stop()
+            self._ahead = None if spec is None else start_compiling(spec)
+
     def warm_up(self, runner: Any, hidden: Tensor) -> None:
-        """Compile the draw, and capture it, for up to as many rows as hidden [*, D] has."""
+        """Load the kernels of all draws, and capture graphs, for up to the rows of hidden [*, D].
+
+        What the processes have not compiled yet is left to vLLM until they have; what they will not
+        compile any more is compiled here.
+        """
         draw = self.sampling.draw
         if draw is None or self._graphs is not None:
             return
         if runner.speculative_config is not None:  # rows of drafts, too
             hidden = hidden.repeat(1 + runner.num_speculative_steps, 1)[: runner.max_num_tokens]
-        n, device = len(hidden), hidden.device
-        fp32 = hidden.new_ones(n, dtype=torch.float32)  # torch's default dtype may be another
-        counters = torch.arange(n, device=device)
-        rows = Rows(hidden.contiguous(), fp32, counters, counters)
-        draw(rows)
-        V = self.sampling.V
-        if draw.able & Need.BIAS:  # what takes most memory, so that vLLM leaves it free
-            rows = rows._replace(bias=fp32.new_zeros(n, V))
-        if draw.able & Need.FILTER:
-            k = 20
-            top_k = torch.full((n,), k, dtype=torch.int32, device=device)
-            top_p, min_p = torch.full_like(fp32, 0.95), torch.zeros_like(fp32)
-            rows = rows._replace(filters=(top_k, top_p, min_p))
-            # Graphs with filters are made later; by then nobody should wait for a compiler.
-            sizes = [(B, False) for B in _WARMED if n >= B]
-            sizes += [(B, True) for B in sizes_up_to(n) if draw.screens(B, k)]
-            for B, screened in sizes:
-                filters = top_k[:B], top_p[:B], min_p[:B]
-                plain = hidden[:B].contiguous(), rows.temperature[:B], counters[:B], counters[:B]
-                draw(Rows(*plain, filters=filters, screened=screened))
-        draw(rows)
+        hidden = hidden.contiguous()
+        self._graphs = (len(hidden), hidden[:1].clone()) if hidden.is_cuda else None
+        raw = runner.sampler.logprobs_mode == "raw_logprobs"
+        kinds = served_kinds(draw.able, raw, self._name == SCREENED)
+        self._waiting = self._not_compiled(kinds)
+        for kind in kinds:
+            if kind not in self._waiting:
+                warm(draw, kind, hidden, self.sampling.V)
+        if runner.speculative_config is not None:
+            self._warm_up_drafts(runner, hidden)
+        self._warm_rows = hidden.clone() if self._waiting else None
         if hidden.is_cuda:
-            self._graphs = n, hidden[:1].clone()
             self._capture(runner)
+
+    def _not_compiled(self, kinds: list[DrawKind]) -> list[DrawKind]:
+        """Wait for the processes; return the kinds that they are still compiling."""
+        ahead = self._ahead
+        if ahead is None:
+            return []
+        ahead.wait([kind for kind in kinds if kind.is_common])
+        ahead.wait(kinds, WAIT_S)
+        waiting = [kind for kind in kinds if not ahead.is_ready(kind)]
+        if waiting and not ahead.is_running:
+            _LOG.warning(
+                "fsbench: compiling ahead has ended (%s); the engine compiles %d of %d kinds of "
+                "draws itself, which takes longer",
+                *(ahead.failure, len(waiting), len(kinds)),
+            )
+            ensure_cache()
+            return []
+        if waiting:
+            _LOG.info(
+                "fsbench: vLLM draws %d of %d kinds of requests until they are compiled",
+                *(len(waiting), len(kinds)),
+            )
+        return waiting
+
+    def _warm_up_drafts(self, runner: Any, hidden: Tensor) -> None:
+        """Load the kernels that draw drafts, and those that verify them."""
+        steps, rows = runner.num_speculative_steps, [B for B in SIZES if len(hidden) >= B]
+        for draw in self._made:
+            if isinstance(draw, FlashSampleDraw):
+                for B in rows:
+                    draw.greedy(hidden[:B])
+        for B in rows:
+            tokens = torch.zeros(B, steps + 1, dtype=torch.int64, device=hidden.device)
+            verify_drafts(tokens, tokens[:, 1:].contiguous())
+
+    def is_ready(self, kind: DrawKind) -> bool:
+        """Return whether a draw of this kind compiles nothing; load its kernels if they are new."""
+        if kind not in self._waiting:
+            return True
+        ahead, draw, hidden = self._ahead, self._made[0], self._warm_rows
+        assert ahead is not None and hidden is not None
+        if not ahead.is_ready(kind):
+            if not ahead.is_running and not self._has_failed:
+                self._has_failed = True
+                _LOG.warning(
+                    "fsbench: compiling has ended (%s); vLLM draws %d kinds of requests",
+                    *(ahead.failure, len(self._waiting)),
+                )
+            return False
+        # They are on disk. vLLM's monitor takes a kernel that is loaded for one that is compiled.
+        with _no_compile_hook():
+            warm(draw, kind, hidden, self.sampling.V)
+        self._waiting.remove(kind)
+        return True
 
     def _capture(self, runner: Any) -> None:
         draw = self.sampling.draw
         assert draw is not None and self._graphs is not None
         whole = runner.parallel_config.tensor_parallel_size == 1
         graphed = GraphedDraw(draw, *self._graphs, self.sampling.V, lazily=whole)
-        graphed.capture_all(GraphKind())
+        graphed.capture_all(DrawKind())
         self.sampling.draw = graphed
+
+    def end(self) -> None:
+        """Log what was served, and end the processes that still compile."""
+        self.sampling.counts.log()
+        if self._ahead is not None:
+            self._ahead.stop()
 
     def sample(self, runner: Any, hidden: Tensor, batch: Any, grammar: Any, own: Any) -> Any:
         """See BatchSampler.sample."""
@@ -271,6 +352,28 @@ class Plugged:
         return self.sampling.sample(runner, hidden, batch, grammar, own)
 
 
+def start_compiling(spec: EngineSpec) -> CompileAhead | None:
+    """Start processes that compile the kernels of an engine on the current GPU, or log why not."""
+    ensure_cache()
+    try:
+        return CompileAhead(spec, Chip.here())
+    except OSError as error:
+        _LOG.warning("fsbench: cannot compile ahead (%s)", one_line(error))
+        return None
+
+
+@contextmanager
+def _no_compile_hook() -> Iterator[None]:
+    """Keep Triton from reporting the kernels that are loaded inside."""
+    hooks: Any = triton.knobs.runtime
+    hook = hooks.jit_post_compile_hook
+    hooks.jit_post_compile_hook = None
+    try:
+        yield
+    finally:
+        hooks.jit_post_compile_hook = hook
+
+
 def _install(adapter: vllm_0_26.Adapter, name: str, marked: bool) -> None:
     """Replace the methods of vLLM's classes. `name` is the sampler, or '' for vLLM's own."""
     runner, runner_v1, worker = find(RUNNER), find(RUNNER_V1), find(WORKER)
@@ -280,10 +383,12 @@ def _install(adapter: vllm_0_26.Adapter, name: str, marked: bool) -> None:
     mark = record_function if marked else _no_mark
 
     def load(self: Any, *args: Any, **kwargs: Any) -> None:
+        spec = adapter.engine_spec(self, name) if torch.cuda.is_available() else None
+        ahead = None if spec is None else start_compiling(spec)
         load_model(self, *args, **kwargs)
         if marked:
             self.model.compute_logits = _marked(self.model.compute_logits)
-        self._fsbench = Plugged(adapter, self, name)
+        self._fsbench = Plugged(adapter, self, name, ahead)
 
     def warm_up(self: Any, hidden_states: Tensor) -> None:
         dummy_run(self, hidden_states)
@@ -296,7 +401,7 @@ def _install(adapter: vllm_0_26.Adapter, name: str, marked: bool) -> None:
 
     def end(self: Any) -> None:
         if self._fsbench is not None:
-            self._fsbench.sampling.counts.log()
+            self._fsbench.end()
         shutdown(self)
 
     def compiled(self: Any) -> Any:
