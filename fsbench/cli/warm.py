@@ -66,8 +66,7 @@ def warm(
     its first calls of these shapes compile nothing. No GPU is needed with --gpu, no memory with
     either.
     """
-    from fsbench.integrations.compile_ahead import EngineSpec, engine_calls
-    from fsbench.integrations.vllm_0_26 import PADDING
+    from fsbench.integrations.compile_ahead import PADDING, EngineSpec, engine_calls
     from fsbench.kernels.warming.offline import CHIPS, DTYPES, REQUESTS, Chip, Shape, compiled
 
     heads = shapes(models or [], d, v)

@@ -37,6 +37,10 @@ from fsbench.kernels.warming.offline import DTYPES, Chip, compiled
 
 ROOM_BYTES = 256 << 20
 """Free space that Triton's cache needs for all kernels of an engine."""
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""dtype of an LM head -> its name in EngineSpec."""
+PADDING = 64
+"""vLLM pads an LM head to a multiple of so many rows."""
 _LOG = logging.getLogger("vllm.fsbench")
 _MODULE = "fsbench.integrations.compile_ahead"
 _MOST_PROCESSES = 16
@@ -62,8 +66,7 @@ class EngineSpec(NamedTuple):
     @classmethod
     def of_head(cls, sampler: str, head: Head, max_rows: int, raw: bool) -> EngineSpec | None:
         """Return the spec of a head that is loaded, or None where nothing is compiled ahead."""
-        names = {dtype: name for name, dtype in DTYPES.items()}
-        weight = head.weight
+        weight, names = head.weight, DTYPE_NAMES
         if sampler not in OWN or not isinstance(weight, torch.Tensor) or weight.dtype not in names:
             return None
         matrix = (*weight.shape, names[weight.dtype])
@@ -101,20 +104,25 @@ def engine_calls(spec: EngineSpec) -> list[KindCall]:
 class CompileAhead:
     """Processes that compile an engine's kernels, and what they have compiled so far.
 
-    failure: why they ended early, in a line, or ''.
+    Args:
+        chip: the GPU to compile for; None is the current one.
+        command: what to start in place of this module.
+
+    Attributes:
+        failure: why the processes ended early, in a line, or ''.
     """
 
     def __init__(
         self,
         spec: EngineSpec,
-        chip: Chip,
+        chip: Chip | None = None,
         command: Sequence[str] = (sys.executable, "-m", _MODULE),
     ):
         self.spec, self.failure = spec, ""
         self._ready: set[DrawKind] = set()
         self._ended = False
         self._changed = threading.Condition()
-        request = {"spec": spec, "chip": chip, "parent": os.getpid()}
+        request = {"spec": spec, "chip": chip or Chip.here(), "parent": os.getpid()}
         # Neither the GPU nor the interpreter of a test is anything to these processes.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
         self._process = subprocess.Popen(

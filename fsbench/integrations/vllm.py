@@ -69,7 +69,6 @@ from fsbench.integrations.vllm_expected import (
 )
 from fsbench.integrations.vllm_head import FoundHead, find_draft_head, find_head
 from fsbench.kernels import verify_drafts
-from fsbench.kernels.warming.offline import Chip
 from fsbench.machine.packages import package_version
 
 SWITCH, MARKS, DRAFTS = "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"
@@ -356,7 +355,7 @@ def start_compiling(spec: EngineSpec) -> CompileAhead | None:
     """Start processes that compile the kernels of an engine on the current GPU, or log why not."""
     ensure_cache()
     try:
-        return CompileAhead(spec, Chip.here())
+        return CompileAhead(spec)
     except OSError as error:
         _LOG.warning("fsbench: cannot compile ahead (%s)", one_line(error))
         return None

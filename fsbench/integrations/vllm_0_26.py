@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fsbench.integrations.compile_ahead import EngineSpec
+from fsbench.integrations.compile_ahead import DTYPE_NAMES, PADDING, EngineSpec
 from fsbench.integrations.draw import OWN, Told, history
 from fsbench.integrations.routing import Need, logprob_needs
 from fsbench.integrations.vllm_expected import (
@@ -36,10 +36,7 @@ from fsbench.integrations.vllm_expected import (
     find,
 )
 from fsbench.kernels import Penalties
-from fsbench.kernels.warming.offline import DTYPES
 
-PADDING = 64
-"""vLLM pads an LM head to a multiple of so many rows."""
 _EDIT = ("self", "logits", "expanded_idx_mapping", "idx_mapping_np")
 _TOKENS = ("input_ids", "expanded_local_pos")
 
@@ -135,9 +132,8 @@ class Adapter:
         None where nothing is compiled ahead: several GPUs, LoRA, another sampler or dtype.
         """
         model = runner.model_config
-        names = {dtype: name for name, dtype in DTYPES.items()}
         several = runner.parallel_config.tensor_parallel_size > 1
-        if sampler not in OWN or several or runner.lora_config or model.dtype not in names:
+        if sampler not in OWN or several or runner.lora_config or model.dtype not in DTYPE_NAMES:
             return None
         steps = runner.num_speculative_steps if runner.speculative_config is not None else 0
         V = model.get_vocab_size()
@@ -146,7 +142,7 @@ class Adapter:
             V=V,
             rows=-(-V // PADDING) * PADDING,
             D=model.get_hidden_size(),
-            dtype=names[model.dtype],
+            dtype=DTYPE_NAMES[model.dtype],
             soft_cap=getattr(model.hf_text_config, "final_logit_softcapping", None),
             max_rows=runner.max_num_reqs * (1 + steps),
             raw=model.logprobs_mode == "raw_logprobs",
