@@ -1,4 +1,4 @@
-"""Results of `fsbench e2e`: an append-only file of raw samples. docs/end-to-end.md has its fields.
+"""Results of `fsbench e2e`: an append-only file of raw samples. docs/guide/vllm.md has its fields.
 
 A folder holds
 

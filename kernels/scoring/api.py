@@ -42,7 +42,7 @@ def score(
 
     The bits are those that flash_sample(..., return_logprob=True) returns for the same token: with
     either noise, any kernel, tile shape and batch, at any row, over any number of GPUs. They
-    depend on the row's logits and its temperature alone (docs/log-probabilities.md).
+    depend on the row's logits and its temperature alone (docs/guide/log-probabilities.md).
 
     Args:
         hidden, weight, temperature, soft_cap, bias, mask, vocab_size, kernel, config: as

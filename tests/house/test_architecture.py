@@ -146,7 +146,7 @@ UPPER = {
     "verify": {"inputs", "graphs"},
     "measure": {"inputs", "graphs", "discover"},
     "integrations": {"discover"},
-    "cli": {"discover"},
+    "cli": {"discover", "interrupts"},
 }
 """Room -> files of fsbench/ above the contract that it may import."""
 
