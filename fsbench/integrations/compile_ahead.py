@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -69,15 +70,17 @@ class EngineSpec(NamedTuple):
         weight, names = head.weight, DTYPE_NAMES
         if sampler not in OWN or not isinstance(weight, torch.Tensor) or weight.dtype not in names:
             return None
-        matrix = (*weight.shape, names[weight.dtype])
-        return cls(sampler, head.vocab_size, *matrix, head.soft_cap, max_rows, raw)
+        rows, D = weight.shape
+        dtype = names[weight.dtype]
+        return cls(sampler, head.vocab_size, rows, D, dtype, head.soft_cap, max_rows, raw)
 
     def kinds(self) -> list[DrawKind]:
         """Return the kinds of draws that this engine serves, the most common first."""
         return served_kinds(WHOLE_ABLE, self.raw, self.sampler == SCREENED)
 
 
-class KindCall(NamedTuple):
+@dataclass(frozen=True)
+class KindCall:
     """A function that draws rows of one kind at all batch sizes, on an LM head of zeros."""
 
     spec: EngineSpec

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +82,8 @@ REQUESTS = ("plain", "rows", "greedy", "logprobs", "filters", "row-filters")
 T = 0; log-probabilities of such rows; top-k and top-p for all; filters of each row."""
 
 
-class Shape(NamedTuple):
+@dataclass(frozen=True)
+class Shape:
     """A kind of call on an LM head, which makes that call on zeros. dtype: bf16 or fp16."""
 
     request: str
@@ -94,7 +96,7 @@ class Shape(NamedTuple):
         return f"{self.request} B={self.B} D={self.D} V={self.V}"
 
     def __call__(self) -> None:
-        request, B, D, V, dtype = self
+        request, B, D, V, dtype = self.request, self.B, self.D, self.V, self.dtype
         zeros = partial(torch.zeros, device="cuda")
         matrices = [zeros(size, D, dtype=DTYPES[dtype]) for size in (B, V)]
         by_row = request in ("rows", "logprobs", "row-filters")

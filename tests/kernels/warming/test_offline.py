@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ print(json.dumps(hits))
 def test_a_call_on_the_gpu_finds_what_was_compiled_without_touching_it(cache, request_):
     shape = Shape(request_, 16, 512, 8192, "bf16")
     list(compiled(Chip.here(), [shape], 2))
-    command = [sys.executable, "-c", NEW_PROCESS, json.dumps(shape)]
+    command = [sys.executable, "-c", NEW_PROCESS, json.dumps(astuple(shape))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     hits = json.loads(done.stdout)
     assert hits and all(hits)
