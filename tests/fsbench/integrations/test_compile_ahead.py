@@ -22,6 +22,7 @@ from fake_vllm_states import D, V
 from vllm_play import GRAMMAR, KINDS, Play, Recording, request
 
 from fsbench.integrations import vllm as plugin
+from fsbench.integrations import vllm_runner
 from fsbench.integrations.compile_ahead import (
     CompileAhead,
     EngineSpec,
@@ -52,7 +53,9 @@ def plugged(load):
 
     def made(ahead: CompileAhead) -> Any:
         runner = load()
-        runner._fsbench = plugin.Plugged(plugin.adapter_of("0.26.0"), runner, "flash_sample", ahead)
+        runner._fsbench = vllm_runner.Plugged(
+            plugin.adapter_of("0.26.0"), runner, "flash_sample", ahead
+        )
         return runner
 
     return made
@@ -134,7 +137,7 @@ def test_processes_that_die_make_the_engine_slower_and_no_worse(plugged, caplog)
 
 def test_what_is_not_compiled_is_left_to_vllm_until_it_is(plugged, monkeypatch, tmp_path):
     """A biased request; the processes end it while others are served."""
-    monkeypatch.setattr(plugin, "WAIT_S", 0.0)
+    monkeypatch.setattr(vllm_runner, "WAIT_S", 0.0)
     done = tmp_path / "done"
     rest = f"while not os.path.exists({str(done)!r}): time.sleep(0.01)"
     script = f"import os, time\n{numbers(3)}\n{rest}\n{numbers(len(SPEC.kinds()))}\ntime.sleep(60)"
@@ -170,7 +173,7 @@ def test_what_is_not_compiled_is_left_to_vllm_until_it_is(plugged, monkeypatch, 
 
 
 def test_processes_that_fail_while_the_engine_serves_are_named_once(plugged, monkeypatch, caplog):
-    monkeypatch.setattr(plugin, "WAIT_S", 0.0)
+    monkeypatch.setattr(vllm_runner, "WAIT_S", 0.0)
     script = f"import sys, time\n{numbers(3)}\ntime.sleep(1)\nsys.exit('no\\nspace left')"
     ahead = double(script)
     runner = plugged(ahead)
@@ -188,7 +191,7 @@ def test_processes_that_fail_while_the_engine_serves_are_named_once(plugged, mon
 
 def test_another_head_than_expected_is_compiled_for(plugged, monkeypatch):
     started: list[EngineSpec] = []
-    monkeypatch.setattr(plugin, "start_compiling", started.append)
+    monkeypatch.setattr(vllm_runner, "start_compiling", started.append)
     ahead = double("import time; time.sleep(60)", SPEC._replace(V=V + 1))
     plugged(ahead)
     assert [each.V for each in started] == [V]
