@@ -9,7 +9,7 @@ read.
 
 Not corrected here, because it is what is deployed: torch's fp32 Exp(1) is never below 2^-24, so no
 token gains more than log 2^24 = 16.6 on its logit, and unlikely tokens are drawn too rarely
-(docs/exactness.md has how rarely, as measured).
+(docs/design/exactness.md has how rarely, as measured).
 
 Undefined rows: a NaN logit, or no finite one, makes every probability of the row NaN; argmax then
 returns token 0.

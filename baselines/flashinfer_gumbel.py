@@ -6,7 +6,7 @@ Passes over the logits beyond the matmul: division by T, FlashInfer's cast to fp
 `flashinfer_gumbel_lean` omits the first two. Random numbers: see `providing.flashinfer`.
 
 FlashInfer's fp32 uniforms end short of 1, so tokens some 16 T below the leader and further down are
-drawn too rarely (docs/exactness.md has how rarely, as measured).
+drawn too rarely (docs/design/exactness.md has how rarely, as measured).
 
 Undefined rows, by reading: after a NaN the running maximum restarts, so the token is arbitrary; a
 row of -inf only ends on a padding lane, so the id may be V or more.

@@ -1,4 +1,4 @@
-"""FI2 without the passes that the paper's version need not pay (docs/methodology.md, Fairness).
+"""FI2 without the passes that the paper's version need not pay.
 
     tokens = argmax_v (logits_v / T + g_v)
 

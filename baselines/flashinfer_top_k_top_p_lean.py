@@ -1,4 +1,4 @@
-"""FI1 without the passes that its filters cost when they are off (docs/methodology.md, Fairness).
+"""FI1 without the passes that its filters cost when they are off.
 
     tokens = inverse_cdf_sample(softmax(logits / T))
 

@@ -45,7 +45,7 @@ PROVIDER = Provider(
         devices=("cuda", "cpu"),
         dtypes=("bf16", "fp16", "fp32"),
         host_sync_free=True,
-        exact_to_gap=10.0,  # of the fast logarithm in torch's exponential: docs/exactness.md
+        exact_to_gap=10.0,  # of the fast logarithm in torch's exponential: docs/design/exactness.md
         excess_beyond_gap=0.2,
     ),
     presets=("smoke", "cpu"),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class FsbenchError(Exception):
-    """Base of all; `exit_code` is what the command line returns for it (docs/results-format.md)."""
+    """Base of all; `exit_code` is what the command line returns for it."""
 
     exit_code = 1
 
@@ -97,6 +97,11 @@ class ResultsError(FsbenchError):
 def shown(given: str) -> str:
     """What a caller gave, quoted and cut at 80 characters."""
     return repr(given) if len(given) <= 80 else f"{given[:77]!r}..."
+
+
+def printable(path: str) -> str:
+    """Return a path's text with bytes that are not UTF-8 (surrogateescape) replaced by U+FFFD."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def as_text(value: object) -> str:

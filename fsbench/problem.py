@@ -47,7 +47,7 @@ class Problem:
 
     hidden is [B, D] and weight [V, D], both `dtype`; temperature 0 means greedy.
 
-    `logits` names the law the inputs are made to follow (docs/methodology.md, Inputs):
+    `logits` names the law the inputs are made to follow (docs/design/methodology.md, Inputs):
     `normal:S` independent normal logits of standard deviation S; `zipf:A` the token of rank r has
     logit -A log r; `peaked:G` one token lies G above all others.
 

@@ -1,7 +1,7 @@
 """What a sampler is: `Provider`, and the contract between a sampler's file and the harness.
 
 A leaf: it imports only errors and problem, so a plug-in needs nothing else
-(docs/adding-a-sampler.md has a worked example).
+(docs/guide/adding-a-sampler.md has a worked example).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ a SCORE with `Provider.score`."""
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a sampler can do; docs/adding-a-sampler.md says how each is checked.
+    """What a sampler can do; docs/guide/adding-a-sampler.md says how each is checked.
 
     devices: "cuda", "cpu"; elsewhere it is listed as unavailable.
     dtypes: of hidden and weight; other problems are unsupported.

@@ -1,11 +1,12 @@
 """The fused kernels: one sampler per file here, what they are made of in the folders.
 
 `flash_sample` is the function a serving engine calls; `draft_sample`, `step_noise` and
-`verify_drafts` are for speculative steps (docs/speculation.md); `truncated_sample` has top-k,
-top-p, min-p and penalties (docs/truncated.md); `score` has the log-probabilities of given tokens
-(docs/log-probabilities.md); `screened_sample` draws the tokens of token noise from a head with an
-int8 copy, which `prepare_head` makes, at about half of the bytes (docs/screened-head.md). Heads of
-int8 or fp8 themselves, `QuantizedHead`, go where a weight goes (docs/quantized-heads.md).
+`verify_drafts` are for speculative steps (docs/guide/speculation.md); `truncated_sample` has top-k,
+top-p, min-p and penalties (docs/guide/filters-and-penalties.md); `score` has the log-probabilities
+of given tokens (docs/guide/log-probabilities.md); `screened_sample` draws the tokens of token noise
+from a head with an int8 copy, which `prepare_head` makes, at about half of the bytes
+(docs/guide/screened-head.md). Heads of int8 or fp8 themselves, `QuantizedHead`, go where a weight
+goes (docs/guide/quantized-heads.md).
 
 Who may import whom, from the ground up: configs, noise, checks, device, shard, launch, fused, then
 truncated and scoring, screened, then drafting and warming, then providing, then the sampler files.
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from fsbench.kernels.launch.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.scoring.api import score
     from fsbench.kernels.screened.api import screened_sample
-    from fsbench.kernels.screened.files import load_head, save_head
     from fsbench.kernels.screened.head import ScreenedHead, prepare_head
+    from fsbench.kernels.screened.head_file import load_head, save_head
     from fsbench.kernels.shard.vocab_shard import VocabShard, even_blocks
     from fsbench.kernels.truncated.api import truncated_sample
     from fsbench.kernels.truncated.history import Penalties, TokenHistory

@@ -4,7 +4,7 @@ cuBLAS; one program of 1024 threads per row, which writes logit + T Gumbel in fp
 another launch. What differs from the law: top-k ends where 12 bisections do, 0.007 of a logit from
 the right place, top-p where 8 do, and it keeps at most p; u is cut to [1e-7, 1 - 1e-7]; the scores
 have 11 bits, so that some of the winners are ties that go to the lower token. `akunu_exact` repairs
-these; docs/truncated.md has what they cost.
+these; docs/guide/filters-and-penalties.md has what they cost.
 
 Undefined rows, by reading: a NaN logit is never above a threshold and may win or not, as argmax has
 it; a row without a finite logit gives token 0.

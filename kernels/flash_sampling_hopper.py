@@ -1,4 +1,4 @@
-"""FlashSampling for Hopper: TMA, wgmma and warp specialization, in Gluon (docs/kernel.md).
+"""FlashSampling for Hopper: TMA, wgmma and warp specialization, in Gluon (docs/design/kernels.md).
 
 flash_sample runs it on a GPU of compute capability 9.0 where it is the faster of its two kernels.
 Logits and tokens are those of flash_sampling, bit for bit.

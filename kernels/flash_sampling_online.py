@@ -68,7 +68,7 @@ PROVIDER = Provider(
         dtypes=("bf16", "fp16", "fp32"),
         zero_temperature=True,
         fused=True,
-        exact_to_gap=10.0,  # of torch's exponential: docs/exactness.md
+        exact_to_gap=10.0,  # of torch's exponential: docs/design/exactness.md
         excess_beyond_gap=0.2,
         host_sync_free=True,
     ),

@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens by the kernel that draws: `fsbench.kernels.score`.
 
 The logits never reach memory. The bits are those that flash_sample returns for the same tokens
-(docs/log-probabilities.md). Seed and offset are not read.
+(docs/guide/log-probabilities.md). Seed and offset are not read.
 """
 
 from __future__ import annotations

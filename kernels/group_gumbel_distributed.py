@@ -103,7 +103,7 @@ PROVIDER = Provider(
         dtypes=("bf16", "fp16", "fp32"),
         zero_temperature=True,
         fused=True,
-        exact_to_gap=14.0,  # of torch's exponential: docs/exactness.md
+        exact_to_gap=14.0,  # of torch's exponential: docs/design/exactness.md
     ),
     build=build,
 )

@@ -1,9 +1,9 @@
 """Parallel Group-Gumbel-Max over stored logits: a sample and a log-mass per group, then a group.
 
 Algorithm I.2 of the FlashSampling paper, after a matmul that stores the logits. One program per
-(row, group) finds the group's exact sample z_k, with token noise (docs/noise.md), and its log-mass
-L_k = log sum exp(y / T). A second kernel draws the group by Gumbel-max on L_k with noise of its own
-(Lemma D.2) and returns z_k and log Z = log sum_k exp(L_k).
+(row, group) finds the group's exact sample z_k, with token noise (docs/design/noise.md), and its
+log-mass L_k = log sum exp(y / T). A second kernel draws the group by Gumbel-max on L_k with noise
+of its own (Lemma D.2) and returns z_k and log Z = log sum_k exp(L_k).
 
 The kernels keep T L_k, not L_k: like a token's score it then takes T times the noise, and it is
 finite at every temperature.

@@ -1,6 +1,6 @@
-"""Where there is no GPU, Triton kernels run in the interpreter; tests that need a GPU are skipped.
+"""Shared fixtures. Without a GPU, kernels run in Triton's interpreter and GPU tests are skipped.
 
-The interpreter is chosen when a kernel is decorated, so it must be set before any is imported.
+Triton chooses the interpreter when a kernel is decorated, so the variable is set before imports.
 """
 
 import gc
@@ -15,19 +15,19 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# What is imported stays: to look for garbage among it takes a third of the time of collection.
+# Imported modules are never freed; scanning them for garbage takes a third of collection time.
 gc.disable()
 
-# Ignored in a shell's background, and then in all processes that tests start and interrupt.
+# A shell ignores SIGINT in background jobs, and every process that a test starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples every time, however long a busy machine takes to make and to try them.
+# Hypothesis tries the same examples in every run, and a busy machine fails no deadline.
 settings.register_profile(
     "fsbench", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fsbench")
 
-# What is printed and drawn does not depend on the shell that tests are started from.
+# Output and results must not depend on the environment of the shell that starts the tests.
 for name in (
     *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),
     *("FSBENCH_TILES", "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"),
@@ -45,7 +45,7 @@ if not torch.cuda.is_available():
 
 @pytest.fixture(autouse=True)
 def same_numbers():
-    """What a test draws without a seed does not depend on the tests before it."""
+    """Seed the global generators, so that a test does not depend on earlier tests."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def same_numbers():
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """For tests of small tensors: waking a second thread costs more than it saves."""
+    """Use one thread: for small tensors, waking a second thread costs more than it saves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -62,7 +62,7 @@ def one_thread():
 
 @pytest.fixture
 def effort(monkeypatch):
-    """effort(tier, **changes): the checks of `fsbench verify` do less, or more, on a CPU."""
+    """Return effort(tier, **changes), which changes the CPU work of a tier of `fsbench verify`."""
     from fsbench.verify.effort import EFFORTS
 
     def change(tier: str, **changes: object) -> None:
@@ -73,12 +73,12 @@ def effort(monkeypatch):
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Compiled samplers without the compiler: their logic at many shapes in little time."""
+    """Replace torch.compile by the identity: tests check samplers, not the compiler."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
 
 class _FailuresAtOnce:
-    """Print the name of a test as soon as it fails: a long run may be stopped before its end."""
+    """Print the name of a test as soon as it fails, because a long run may be stopped early."""
 
     def __init__(self, config: pytest.Config):
         self._reporter = config.pluginmanager.get_plugin("terminalreporter")

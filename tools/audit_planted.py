@@ -3,7 +3,7 @@
     PYTHONPATH=tests/support python tools/audit_planted.py results/cpu/audit-20261123/planted.jsonl
 
 The samplers are the planted ones of tests/support/planted_bugs.py (KNOWN), on the CPU, fp32, T = 1
-and 0.6. docs/audit.md shows the record. Takes ten minutes with one thread.
+and 0.6. docs/results/audit.md shows the record. Takes ten minutes with one thread.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Downloads each wheel (up to 300 MB) from the package index, keeps its Python files in build/engines,
 and reads signatures, fields and attributes without importing the package. They must be those that
-the adapters of fsbench.integrations and `fsbench e2e --arrivals` expect, and take what baselines
-give (RIVALS). Prints a line for each difference; exit code 1 if there is one.
+the adapter of fsbench.integrations expects, and take what baselines give (RIVALS). Prints a line
+for each difference; exit code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from fsbench.e2e.vllm_engine import OPEN_LOOP
-from fsbench.integrations.vllm import ADAPTERS
+from fsbench.integrations.vllm_0_26 import EXPECTED
 from fsbench.integrations.vllm_expected import ExpectedApi, differences
 
 KEPT = {
@@ -263,8 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--source", action="append", default=[], metavar="PACKAGE-VERSION=FOLDER")
     given = dict(each.split("=", 1) for each in parser.parse_args(arguments).source)
-    adapters = [adapter.expected for adapter in ADAPTERS.values()]
-    checks = [("vllm", each.version, partial(check, each)) for each in (*adapters, OPEN_LOOP)]
+    checks = [("vllm", EXPECTED.version, partial(check, EXPECTED))]
     checks += [(each.package, each.version, partial(check_rival, each)) for each in RIVALS]
     failed = 0
     for package, version, differ in checks:

@@ -146,33 +146,18 @@ def _bytes(B: int, form: str, kernel: str, bias: bool = False) -> None:
 
 
 def scores() -> Iterator[Call]:
-    """score, its options, and what its gradient launches."""
+    """score and its options."""
     every: dict[str, Any] = {"return_entropy": True, "return_rank": True}
     for B in (64, 256):
         yield Call(f"score B={B}", partial(_score, B))
     yield Call("score B=64 entropy", partial(_score, 64, return_entropy=True))
     yield Call("score B=64 everything", lambda: _score(64, 4, **{**every, **changed(64)}))
     yield Call("score B=64 int8", lambda: kernels.score(bf16(64, D), quantized("int8"), whole(64)))
-    for width in (3, 5):
-        yield Call(f"gradient of score, {width} numbers", partial(_slopes, width))
 
 
 def _score(B: int, targets: int = 1, **given: Any) -> None:
     hidden, weight = matrices(B)
     kernels.score(hidden, weight, whole(B, targets), **given)
-
-
-def _slopes(width: int) -> None:
-    """backward cannot run without a device."""
-    from fsbench.kernels.scoring.slopes import of_chunk, slopes
-
-    request = mock.Mock(bias=None, mask=None, soft_cap=None)
-    if width == 5:
-        request = mock.Mock(**{**changed(64), "bias": bf16(64, V)})
-    request.seed = whole(64, 1)
-    request._replace = lambda **given: mock.Mock(soft_cap=request.soft_cap, **given)
-    chunk = of_chunk(request, slice(0, 64), slice(0, 4096))
-    slopes(zeros(64, 4096), chunk, 0, zeros(64, width), zeros(64, 1), bf16(64, 4096))
 
 
 def filtered() -> Iterator[Call]:

@@ -8,9 +8,9 @@
         torchrun --nproc-per-node 2 tools/sanitize.py --sharded
 
 Shapes have a remainder in every dimension. memcheck is to report nothing; racecheck nothing but
-what it reports for the control, which specializes warps and does nothing else (docs/kernel.md).
-NCCL asks the driver for kernels that are not there, and its own read past small buffers.
-Set PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that memcheck knows where each tensor ends.
+what it reports for the control, which specializes warps and does nothing else
+(docs/design/kernels.md). NCCL asks the driver for kernels that are not there, and its own read past
+small buffers. Set PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that memcheck knows where each tensor ends.
 """
 
 from __future__ import annotations

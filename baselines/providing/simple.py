@@ -2,7 +2,7 @@
 
 On a GPU the logits are copied into pinned memory, where the samplers read them in place; the
 launch waits for the copy and for the samplers, so all that an engine could overlap is exposed here
-(docs/simple.md has both times). On a CPU the matmul writes to where the samplers read.
+(docs/guide/cpu-sampling.md has both times). On a CPU the matmul writes to where the samplers read.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ SORTED: dict[str, Any] = {
     "devices": ("cuda", "cpu"),
     "dtypes": ("bf16", "fp16", "fp32"),
     "host_sync_free": True,
-    "exact_to_gap": 10.0,  # of torch's exponential: docs/exactness.md
+    "exact_to_gap": 10.0,  # of torch's exponential: docs/design/exactness.md
     "excess_beyond_gap": 0.2,
     "filters": ("top_k", "top_p"),
     "mixed_filters": True,

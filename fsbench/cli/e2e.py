@@ -21,7 +21,7 @@ from fsbench.cli.options import (
     option,
     whole,
 )
-from fsbench.cli.parsing import int_list, number_list
+from fsbench.cli.parsing import int_list
 from fsbench.cli.tables import console
 from fsbench.errors import InvalidArgument, shown
 
@@ -66,17 +66,6 @@ def e2e(
     profiles: Annotated[
         int, option("--profiles", whole(), "Profiles of each sampler, for the GPU's own time.")
     ] = 10,
-    arrivals: Annotated[
-        str | None,
-        option(
-            "--arrivals",
-            WORDS,
-            "Requests per second, comma list: an open loop, Poisson arrivals (vllm).",
-        ),
-    ] = None,
-    arriving: Annotated[
-        int, option("--arriving", whole(2), "Requests of a run of --arrivals.")
-    ] = 256,
     speculate: Annotated[
         int | None,
         option("--speculate", whole(), "Drafts per step: hf compares with none; vllm, samplers."),
@@ -141,8 +130,6 @@ def e2e(
         seed=seed,
         requests=tuple(_names(requests)),
         profiles=profiles,
-        arrivals=_rates(arrivals),
-        arriving=arriving,
         speculate=0 if in_vllm else speculate or 0,
         drafts=speculate or 0 if in_vllm else 0,
     )
@@ -198,15 +185,6 @@ def _of_vllm(sampler: str | None, drafters: str | None) -> Sequence[str]:
                 f"--sampler: expected {', '.join(able)} with --speculate; got {shown(name)}"
             )
     return found
-
-
-def _rates(text: str | None) -> tuple[float, ...]:
-    """Of --arrivals."""
-    rates = number_list(text, "--arrivals") if text else []
-    for rate in rates:
-        if rate <= 0:
-            raise InvalidArgument(f"--arrivals: expected numbers above 0; got {rate:g}")
-    return tuple(rates)
 
 
 def _names(text: str) -> list[str]:

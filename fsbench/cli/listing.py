@@ -132,7 +132,7 @@ def _where(row: dict[str, Any]) -> str:
 
 
 CLAIMS = {
-    "noise": ("noise", "tokens follow docs/noise.md, with token or group noise"),
+    "noise": ("noise", "tokens follow docs/design/noise.md, with token or group noise"),
     "fused": ("fused", "the logits never reach memory"),
     "zero_temperature": ("T=0", "temperature 0 is accepted and greedy"),
     "graph_safe": ("graph", "may be captured in a CUDA graph"),

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsbench import interrupts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,6 +25,7 @@ def measure(
     from fsbench.machine.environment import environment
     from fsbench.measure.session import Session
 
+    interrupts.raise_exceptions()
     device = f"cuda:{job.indices[0]}" if job.device == "cuda" else "cpu"
     facts = {**environment(device, sys.argv), "options": options}
     session = Session(job, facts, out, resume, suffix)

@@ -17,7 +17,14 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from fsbench.cli.parsing import MOST, int_list, number_list
-from fsbench.errors import InvalidArgument, InvalidOption, ResultsError, shown, unknown_name
+from fsbench.errors import (
+    InvalidArgument,
+    InvalidOption,
+    ResultsError,
+    printable,
+    shown,
+    unknown_name,
+)
 from fsbench.problem import DEVICES, DTYPES, QUANTIZED, models, parse_logits
 from fsbench.records.typed import fits
 
@@ -143,7 +150,7 @@ def _law(text: str, name: str) -> None:
 
 def _path(text: str, name: str) -> Path:
     try:
-        fine = bool(text.strip() and text.isprintable() and text.encode())
+        fine = bool(text.strip() and printable(text).isprintable())
         Path(text).exists()  # a name that is too long raises
     except (OSError, ValueError):
         fine = False
@@ -243,6 +250,8 @@ def as_before(context: typer.Context, folder: Path | None) -> Path | None:
             )
         for parameter in context.command.params:
             value = options.get(parameter.name or "")
+            if parameter.name == "provider_path" and fits(value, list[Any]):
+                value = [printable(path) if isinstance(path, str) else path for path in value]
             texts = parameter.multiple
             if not fits(value, list[str] | None if texts else str | float | bool | None):
                 expected = "a list of texts" if texts else "a text or a number"

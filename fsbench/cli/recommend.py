@@ -335,9 +335,9 @@ def _print(facts: dict[str, Any]) -> None:
     for (python, vllm), names in calls.items():
         print_(f"\nIn Python, {', '.join(names)}:\n" + indent(python, "  "))
         if vllm:
-            print_(f"In vLLM, where docs/end-to-end.md says so:\n  {vllm}")
+            print_(f"In vLLM, where docs/guide/vllm.md says so:\n  {vllm}")
     if facts["needs"]:
-        print_("\nNo time is with --needs; docs/using-the-kernel.md says what options cost.")
+        print_("\nNo time is with --needs; docs/guide/sampling.md says what options cost.")
 
 
 def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:

@@ -101,7 +101,7 @@ def verify(
     Token by token against the oracle, where a sampler follows the documented
     noise; edge shapes, filters, and what a token must not depend on; the
     distribution of one row, out to its far tail; the independence of rows,
-    steps, seeds and samples. docs/exactness.md says what each check sees, and
+    steps, seeds and samples. docs/design/exactness.md says what each check sees, and
     what none can. An honest sampler fails with probability 1e-6; seeds are fixed.
 
     Verdicts: ok; not exact, where a sampler declares that it deviates and keeps

@@ -1,7 +1,7 @@
 """`fsbench e2e`: time per output token of a whole model, with one sampler or another in it.
 
 An engine (hf, vllm_engine) decodes, measure asks it in turn for each sampler, records keeps what it
-said, summary, arrivals and tables make of that what one reads.
+said, summary and tables make of that what one reads.
 """
 
 from typing import TYPE_CHECKING

@@ -79,8 +79,6 @@ class HuggingFace:
             raise InvalidArgument(f"--tp: expected 1 with --engine hf; got {max(plan.tp)}")
         if fp8 := [each.name for each in plan.models if each.fp8]:
             raise InvalidArgument(f"--model: expected none in fp8 with --engine hf; got {fp8[0]}")
-        if plan.arrivals:
-            raise InvalidArgument("--arrivals: expected none with --engine hf; it decodes batches")
         if plan.requests != (PLAIN,):
             given = shown(",".join(plan.requests))
             raise InvalidArgument(f"--requests: expected plain with --engine hf; got {given}")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from fsbench.e2e.models import PLAIN, Decoder
-from fsbench.e2e.records import Case, Decoded, Drafting, Profile, Served, StepStore
+from fsbench.e2e.records import Case, Decoded, Drafting, Profile, StepStore
 from fsbench.errors import EngineFailed, describe, is_out_of_memory
 
 
@@ -18,11 +18,9 @@ class DecodePlan:
     """What to measure. samplers: names, the baseline first. requests: kinds of requests.
 
     runs: recorded decodings of each sampler and batch. dtype: bfloat16, float16 or float32.
-    profiles: of each sampler and batch. arrivals: rates of an open loop, requests per second; then
-    nothing is decoded in a closed loop, and a batch is the most requests that run at a time.
-    arriving: requests of an open loop. speculate: drafts of a step; then samplers are flash_sample,
-    without drafts, and DRAFTER-k for each drafter. drafts: of a step in all engines alike, by an
-    EAGLE drafter of random weights.
+    profiles: of each sampler and batch. speculate: drafts of a step; then samplers are
+    flash_sample, without drafts, and DRAFTER-k for each drafter. drafts: of a step in all
+    engines alike, by an EAGLE drafter of random weights.
     """
 
     models: tuple[Decoder, ...]
@@ -36,8 +34,6 @@ class DecodePlan:
     seed: int = 0
     requests: tuple[str, ...] = (PLAIN,)
     profiles: int = 1
-    arrivals: tuple[float, ...] = ()
-    arriving: int = 256
     speculate: int = 0
     drafts: int = 0
 
@@ -59,14 +55,6 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free the model."""
-
-
-@runtime_checkable
-class Arriving(Protocol):
-    """A session of an engine to which requests can come by themselves."""
-
-    def arrive(self, sampler: str, rate: float, run_seed: int, requests: str) -> Served:
-        """DecodePlan.arriving requests of a Poisson process of this seed, `rate` per second."""
 
 
 class Engine(Protocol):
@@ -171,22 +159,11 @@ def _measure_batch(
         elif found is not None:
             store.append_profile(cases[name], found, number)
 
-    def arrive(name: str, number: int, rate: float) -> None:
-        assert isinstance(session, Arriving)
-        seed = plan.seed + number + 1  # the same arrivals for all samplers
-        served = session.arrive(name, rate, seed, requests)
-        if number >= 0:
-            store.append_served(cases[name], number, rate, seed, served)
-
     names = list(cases)
-    todo: list[tuple[str, Callable[[], None]]] = []
-    if plan.arrivals:
-        todo += [(name, partial(arrive, name, -1, max(plan.arrivals))) for name in names]
-        for rate in plan.arrivals:
-            todo += _in_turn(names, plan.runs, partial(arrive, rate=rate))
-    else:
-        todo += [(name, partial(session.prepare, name, B, requests)) for name in names]
-        todo += _in_turn(names, plan.runs, run) + _in_turn(names, plan.profiles, profile)
+    todo: list[tuple[str, Callable[[], None]]] = [
+        (name, partial(session.prepare, name, B, requests)) for name in names
+    ]
+    todo += _in_turn(names, plan.runs, run) + _in_turn(names, plan.profiles, profile)
     for name, action in todo:
         if name in broken:
             continue

@@ -1,4 +1,4 @@
-"""Results of `fsbench e2e`: an append-only file of raw samples. docs/end-to-end.md has its fields.
+"""Results of `fsbench e2e`: an append-only file of raw samples. docs/guide/vllm.md has its fields.
 
 A folder holds
 
@@ -111,30 +111,6 @@ class Drafting:
         _require_positive(self, "us")
 
 
-@dataclass(frozen=True)
-class Served:
-    """Requests that arrived at times of their own. Lists have a number per request, microseconds.
-
-    late_us: from when it was due to when the client sent it. All else counts from when it was due:
-    ttft_us to its first token, latency_us to its last. tpot_us: (its last token - its first) / (its
-    tokens - 1). seconds: from the start to the last token of all.
-    """
-
-    late_us: list[float]
-    ttft_us: list[float]
-    tpot_us: list[float]
-    latency_us: list[float]
-    seconds: float
-    output_tokens: int
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "seconds", "output_tokens")
-        if not len(self.late_us) == len(self.ttft_us) == len(self.tpot_us) == len(self.latency_us):
-            raise ValueError("served: expected as many times of each kind")
-        if not self.late_us:
-            raise ValueError("served: expected one or more requests")
-
-
 def _require_positive(sample: Any, *names: str) -> None:
     for name in names:
         if not getattr(sample, name) > 0:
@@ -158,10 +134,6 @@ class StepStore:
 
     def append_run(self, case: Case, run: int, decoded: Decoded) -> None:
         self._append(case, run=run, decoded=asdict(decoded))
-
-    def append_served(self, case: Case, run: int, rate: float, seed: int, served: Served) -> None:
-        """Requests that arrived as a Poisson process of this seed, `rate` per second."""
-        self._append(case, run=run, rate=rate, seed=seed, served=asdict(served))
 
     def append_profile(self, case: Case, profile: Profile, run: int = 0) -> None:
         self._append(case, run=run, profile=asdict(profile))
@@ -201,7 +173,6 @@ _SAMPLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "decoded": (Decoded, {"run": int}),
     "profile": (Profile, {}),
     "drafting": (Drafting, {"run": int}),
-    "served": (Served, {"run": int, "rate": float, "seed": int}),
 }
 """Field that says what a line is -> its type, and the fields beside it."""
 

@@ -24,7 +24,7 @@ COLUMNS = (
     *("profiles", "gpu_tpot_ms", "gpu_reduction_pct", "gpu_reduction_sd_pct"),
     *("accepted", "draft_us", "draft_draw_pct", "same_pct"),
 )
-"""Of e2e.csv; docs/end-to-end.md says what each is."""
+"""Of e2e.csv; docs/guide/vllm.md says what each is."""
 
 
 def summary(lines: Iterable[dict[str, Any]]) -> pd.DataFrame:

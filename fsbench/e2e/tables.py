@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsbench.e2e.arrivals import open_loop_markdown, open_loop_summary
 from fsbench.e2e.models import PLAIN
 from fsbench.e2e.records import read
 from fsbench.e2e.summary import summary
@@ -23,13 +22,8 @@ _Columns = dict[str, Callable[["pd.Series"], str]]
 
 def write_tables(folder: Path) -> pd.DataFrame:
     """Write e2e.csv and e2e.md of a results folder; returns the summary that both are of."""
-    lines = read(folder)
-    frame, arrived = summary(lines), open_loop_summary(lines)
-    texts = {"e2e.csv": as_csv(frame, index=False), "e2e.md": markdown(frame)}
-    if not arrived.empty:
-        texts["arrivals.csv"] = as_csv(arrived, index=False)
-        texts["e2e.md"] = (texts["e2e.md"].strip() + "\n\n" + open_loop_markdown(arrived)).lstrip()
-    write_into(folder, texts)
+    frame = summary(read(folder))
+    write_into(folder, {"e2e.csv": as_csv(frame, index=False), "e2e.md": markdown(frame)})
     return frame
 
 

@@ -24,43 +24,16 @@ import torch
 
 from fsbench.e2e.measure import DecodePlan
 from fsbench.e2e.models import Decoder, check_kind
-from fsbench.e2e.records import Decoded, Profile, Served
+from fsbench.e2e.records import Decoded, Profile
 from fsbench.errors import EngineFailed, EngineUnavailable
 from fsbench.integrations.draw import known, missing
-from fsbench.integrations.vllm import DRAFTS, MARKS, MEASURED, SWITCH, adapter_of
-from fsbench.integrations.vllm_expected import ExpectedApi
+from fsbench.integrations.vllm import DRAFTS, MARKS, SUPPORTED, SWITCH, adapter_of
 from fsbench.machine.packages import package_version
 
 WITH_FLASHINFER = "vllm-flashinfer"
 OWN = {"vllm": "vLLM's own sampler", WITH_FLASHINFER: "vLLM's own, FlashInfer's filters"}
 """Names of vLLM's own sampler -> labels: as it is by default or as the environment has it, and with
 FlashInfer's filters, whatever the environment says of them."""
-
-_ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
-OPEN_LOOP = ExpectedApi(
-    MEASURED,
-    signatures={
-        f"{_ENGINE}.from_engine_args": (
-            *("cls", "engine_args", "start_engine_loop", "usage_context", "stat_loggers"),
-        ),
-        f"{_ENGINE}.generate": (
-            *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request"),
-            *("tokenization_kwargs", "trace_headers", "priority", "data_parallel_rank"),
-            *("reasoning_ended", "reasoning_parser_kwargs"),
-        ),
-        f"{_ENGINE}.collective_rpc": ("self", "method", "timeout", "args", "kwargs"),
-    },
-    fields={
-        "vllm.engine.arg_utils:EngineArgs": (
-            *("model", "load_format", "skip_tokenizer_init", "dtype", "tensor_parallel_size"),
-            *("max_num_seqs", "max_model_len", "gpu_memory_utilization", "seed"),
-            *("kv_cache_memory_bytes", "enable_prefix_caching", "enable_flashinfer_autotune"),
-            *("compilation_config", "disable_log_stats"),
-        )
-    },
-    attributes={},
-)
-"""What --arrivals relies on in vLLM's asynchronous engine (`make check-engines`)."""
 
 _START_S, _ANSWER_S = 540.0, 300.0
 
@@ -82,8 +55,8 @@ class Vllm:
         version = package_version("vllm")
         if version is None:
             raise EngineUnavailable(
-                f"--engine vllm: expected vLLM {MEASURED}; it is not installed. "
-                f"pip install vllm=={MEASURED}"
+                f"--engine vllm: expected vLLM {SUPPORTED}; it is not installed. "
+                f"pip install vllm=={SUPPORTED}"
             )
         adapter_of(version)
         if device != "cuda":
@@ -129,7 +102,6 @@ class Engines:
         self._folder = tempfile.TemporaryDirectory(prefix="fsbench-e2e-")
         self._processes: dict[str, EngineProcess] = {}
         self._lost: dict[str, EngineFailed] = {}
-        self._arriving = plan.arriving
         positions = plan.prompt_tokens + plan.output_tokens + plan.drafts
         try:
             for name in samplers:  # all at once: they load and compile at the same time
@@ -160,7 +132,6 @@ class Engines:
                         "kv_bytes": cache_bytes(plan, decoder, tp),
                         "memory": round(memory / len(samplers), 3),
                         "vocabulary": decoder.V,
-                        "opened": bool(plan.arrivals),
                         "drafts": drafts,
                     }
                 )
@@ -184,11 +155,6 @@ class Engines:
     def profile(self, sampler: str, B: int, requests: str) -> Profile:
         return Profile(**self._ask(sampler, do="profile", b=B, requests=requests))
 
-    def arrive(self, sampler: str, rate: float, run_seed: int, requests: str) -> Served:
-        more = {"number": self._arriving, "run_seed": run_seed, "requests": requests}
-        seconds = _ANSWER_S + 2 * self._arriving / rate
-        return Served(**self._ask(sampler, seconds, do="arrive", rate=rate, **more))
-
     def counts(self, sampler: str) -> dict[str, Any] | None:
         if sampler in self._lost:
             return None
@@ -201,12 +167,12 @@ class Engines:
                 process.stop()
         self._folder.cleanup()
 
-    def _ask(self, sampler: str, seconds: float | None = None, **request: Any) -> Any:
+    def _ask(self, sampler: str, **request: Any) -> Any:
         if sampler in self._lost:
             raise self._lost[sampler]
         process = self._processes[sampler]
         process.send(request)
-        return process.receive(seconds or _ANSWER_S)
+        return process.receive(_ANSWER_S)
 
 
 def cache_bytes(plan: DecodePlan, decoder: Decoder, tp: int) -> int:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vllm import LLM, AsyncEngineArgs, SamplingParams
+from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.async_llm import AsyncLLM
 
-from fsbench.e2e.arrivals import arrival_times, open_loop
 from fsbench.e2e.models import parameters
-from fsbench.e2e.records import Decoded, Served
+from fsbench.e2e.records import Decoded
 from fsbench.e2e.trace import read_events, step_profile
 from fsbench.errors import EngineFailed
 from fsbench.integrations.draw import DRAW_MARK, MATMUL_MARK
@@ -38,8 +34,6 @@ class ServingEngine:
             would size it by the memory that it sees free.
         memory: part of each GPU's memory that has to be free at the start.
         drafts: vLLM's speculative_config, or None.
-        opened: have vLLM's asynchronous engine, for requests that come by themselves: `arrive`, and
-            no `decode`.
     """
 
     def __init__(
@@ -54,7 +48,6 @@ class ServingEngine:
         kv_bytes: int,
         memory: float,
         vocabulary: int,
-        opened: bool = False,
         drafts: dict[str, Any] | None = None,
     ):
         self._folder = Path(folder)
@@ -87,12 +80,7 @@ class ServingEngine:
         )
         if drafts:
             settings["speculative_config"] = drafts
-        self._opened: Opened | None = None
-        if opened:
-            of_requests = vocabulary, prompt_tokens, output_tokens, seed
-            self._opened = Opened(settings, *of_requests)
-        else:
-            self._llm = LLM(**settings)
+        self._llm = LLM(**settings)
 
     def decode(self, b: int, requests: str) -> Decoded:
         """B requests of a kind, from the moment they are sent to the last token's arrival."""
@@ -130,15 +118,8 @@ class ServingEngine:
         """Of the first rank; None if vLLM draws itself."""
         if not os.environ.get("FSBENCH_VLLM"):
             return None
-        if self._opened is not None:
-            return self._opened.counts()
         found: dict[str, Any] = self._llm.collective_rpc("fsbench_counts")[0]
         return found
-
-    def arrive(self, rate: float, number: int, run_seed: int, requests: str) -> dict[str, Any]:
-        """Requests that come by themselves, where the engine was started for them."""
-        assert self._opened is not None
-        return asdict(self._opened.arrive(rate, number, run_seed, requests))
 
     def _send(self, b: int, requests: str, output_tokens: int) -> None:
         sizes = self._vocabulary, self._prompt_tokens, output_tokens
@@ -218,49 +199,3 @@ def request_batch(
         )
         batch.append(({"prompt_token_ids": prompt}, given))
     return batch
-
-
-class Opened:
-    """vLLM's asynchronous engine, to which requests come by themselves, as an API server has it.
-
-    settings: of AsyncEngineArgs.
-    """
-
-    def __init__(
-        self,
-        settings: dict[str, Any],
-        vocabulary: int,
-        prompt_tokens: int,
-        output_tokens: int,
-        seed: int,
-    ):
-        self._vocabulary, self._seed = vocabulary, seed
-        self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
-        self._sent = 0
-        self._loop = asyncio.new_event_loop()  # the engine keeps a task in it
-        self._engine = self._loop.run_until_complete(self._start(settings))
-
-    async def _start(self, settings: dict[str, Any]) -> Any:
-        # It takes no dict for a profiler's settings, as LLM does, and logs where LLM does not.
-        kept = {name: value for name, value in settings.items() if name != "profiler_config"}
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**kept, disable_log_stats=True))
-
-    def arrive(self, rate: float, number: int, run_seed: int, requests: str) -> Served:
-        """See Arriving.arrive. run_seed decides when they arrive; prompts are always the same."""
-        sizes = self._vocabulary, self._prompt_tokens, self._output_tokens
-        batch = request_batch(requests, number, self._seed, *sizes)
-
-        async def ask(row: int) -> AsyncIterator[int]:
-            self._sent += 1
-            async for output in self._engine.generate(*batch[row], str(self._sent)):
-                yield len(output.outputs[0].token_ids)
-
-        times = arrival_times(rate, number, run_seed)
-        return self._loop.run_until_complete(open_loop(ask, times, self._output_tokens))
-
-    def counts(self) -> dict[str, Any]:
-        """Of the first rank."""
-        found: dict[str, Any] = self._loop.run_until_complete(
-            self._engine.collective_rpc("fsbench_counts")
-        )[0]
-        return found

@@ -5,7 +5,6 @@ It reads one JSON object per line from standard input and answers each with one 
     {"do": "start", "folder": ..., "tp": ..., ...}    -> {"ok": {}}          see vllm_served
     {"do": "decode", "b": 16, "requests": "plain"}    -> {"ok": Decoded's fields}
     {"do": "profile", "b": 16, "requests": "plain"}   -> {"ok": Profile's fields}
-    {"do": "arrive", "rate": 4.0, "number": 256, ...} -> {"ok": Served's fields}   vllm_served
     {"do": "counts"}                                  -> {"ok": {...} or null}
     {"do": "stop"}                                    -> {"ok": {}}, and the process ends
 
@@ -36,8 +35,6 @@ def answer(served: list[Any], request: dict[str, Any]) -> Any:
         return asdict(served[0].decode(**request))
     if action == "profile":
         return served[0].profile(**request)
-    if action == "arrive":
-        return served[0].arrive(**request)
     if action == "counts":
         return served[0].counts()
     return {}

@@ -2,9 +2,9 @@
 
 `flash_sample` is what an engine should run: each request has a temperature, seed and filters of its
 own. `screened` is the same with token noise and an int8 copy of the head, by which small batches of
-requests that are plain, or have a small top-k, are drawn (docs/screened-head.md). Any other name is
-an exact sampler of `fsbench list`, put into the engine to be compared with: it draws as `fsbench
-run` times it, at T = 1 and with one seed for the batch.
+requests that are plain, or have a small top-k, are drawn (docs/guide/screened-head.md). Any other
+name is an exact sampler of `fsbench list`, put into the engine to be compared with: it draws as
+`fsbench run` times it, at T = 1 and with one seed for the batch.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class FlashSampleDraw:
         if self._copy is None:
             return False
         hidden = self._copy.weight[:1].expand(B, -1)  # of which only the shape is read
-        configs, _ = self._copy.choice(hidden, self._head.vocab_size, self._noise, largest_k)
+        configs, _ = self._copy.choice(hidden, self._head.vocab_size, largest_k)
         return configs is not None
 
     def greedy(self, hidden: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ class Need(IntFlag):
     TOP_LOGPROBS = auto()  # of up to MOST_LOGPROBS of the likeliest tokens, too
     MORE_LOGPROBS = auto()  # of more of them, or of given tokens: those are told by the engine
     LOGITS = auto()  # in place of log-probabilities
-    THINKING_BUDGET = auto()
 
 
 MOST_LOGPROBS = 20
@@ -38,7 +37,6 @@ REASONS = {
     Need.TOP_LOGPROBS: "top logprobs",
     Need.MORE_LOGPROBS: "many logprobs",
     Need.LOGITS: "logits",
-    Need.THINKING_BUDGET: "thinking budget",
 }
 """Need -> how counters call it."""
 

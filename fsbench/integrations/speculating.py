@@ -4,8 +4,8 @@
     verify    one pass of the model over the last token and k drafts; a draw at each; verify_drafts
 
 Requests accept different numbers of drafts, so the cache here writes where each row is. All of a
-step is on the device and has fixed shapes: on a GPU it is one CUDA graph. docs/speculation.md says
-why the drafts change no token.
+step is on the device and has fixed shapes: on a GPU it is one CUDA graph. docs/guide/speculation.md
+says why the drafts change no token.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ others:
                                beside it is made anew, in place where the head is where it was
 
 A request's noise is a function of its seed and the position of the token that was fed, and of
-nothing else. Fields of vLLM are read and filled by an adapter of its version (vllm_0_26,
-vllm_0_33). `LLM.collective_rpc("fsbench_counts")` returns each worker's counters.
+nothing else. Fields of vLLM are read and filled by the adapter of its version (vllm_0_26).
+`LLM.collective_rpc("fsbench_counts")` returns each worker's counters.
 
 With FSBENCH_VLLM_DRAFTS=1 engines with greedy drafts are served, too: rows are drawn at every draft
 and compared with it (vllm_parts), and the drafter's head and argmax become one launch.
@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from fsbench.errors import EngineMismatch, InvalidArgument
-from fsbench.integrations import vllm_0_26, vllm_0_33
+from fsbench.integrations import vllm_0_26
 from fsbench.integrations.draw import (
     DRAW_MARK,
     MATMUL_MARK,
@@ -69,9 +69,8 @@ from fsbench.machine.packages import package_version
 
 SWITCH, MARKS, DRAFTS = "FSBENCH_VLLM", "FSBENCH_VLLM_MARKS", "FSBENCH_VLLM_DRAFTS"
 """Variables of the environment that switch the plug-in on."""
-MEASURED = vllm_0_26.EXPECTED.version
-ADAPTERS = {each.expected.version: each for each in (vllm_0_26.Adapter, vllm_0_33.Adapter033)}
-"""Version of vLLM -> what reads and fills its structures."""
+SUPPORTED = vllm_0_26.EXPECTED.version
+"""The version of vLLM that the plug-in runs in."""
 
 _GREEDY = "_greedy_sample_draft"
 _RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
@@ -105,14 +104,17 @@ def register() -> None:
 
 
 def adapter_of(version: str | None) -> vllm_0_26.Adapter:
-    """The adapter of a version of vLLM. Raises EngineMismatch if there is none."""
-    found = ADAPTERS.get((version or "").split("+")[0])
-    if found is None:
+    """Return the adapter of a version of vLLM.
+
+    Raises:
+        EngineMismatch: it is not the supported version.
+    """
+    if (version or "").split("+")[0] != SUPPORTED:
         raise EngineMismatch(
-            f"vllm: expected version {' or '.join(ADAPTERS)}, which fsbench.integrations has "
-            f"adapters for; got {version}. Unset {SWITCH} and {MARKS} to run without it"
+            f"vllm: expected version {SUPPORTED}, which the plug-in supports; got {version}. "
+            f"pip install vllm=={SUPPORTED}, or unset {SWITCH} and {MARKS} to run without it"
         )
-    return found()
+    return vllm_0_26.Adapter()
 
 
 def carry_to_ray() -> None:

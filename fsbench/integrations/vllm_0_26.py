@@ -1,4 +1,4 @@
-"""vLLM 0.26.0: which of its fields are read, called and filled. The version that is measured."""
+"""vLLM 0.26.0: which of its fields are read, called and filled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fsbench.kernels import Penalties
 _EDIT = ("self", "logits", "expanded_idx_mapping", "idx_mapping_np")
 _TOKENS = ("input_ids", "expanded_local_pos")
 
-PLAIN = ExpectedApi(
+EXPECTED = ExpectedApi(
     "0.26.0",
     signatures={
         f"{RUNNER}.load_model": ("self", "load_dummy_weights", "args", "kwargs"),
@@ -57,6 +57,8 @@ PLAIN = ExpectedApi(
         f"{BAD_WORDS}.apply_bad_words": (*_EDIT, *_TOKENS),
         NUM_SAMPLED: (*("num_sampled", "seq_lens", "cu_num_logits", "idx_mapping", "prefill_len"),),
         TP_GROUP: (),
+        f"{REJECTION}.__call__": ("self", "logits", "input_batch", "draft_logits"),
+        f"{SPECULATOR}._greedy_sample_draft": ("self", "hidden_states"),
     },
     fields={
         BATCH: (
@@ -77,8 +79,11 @@ PLAIN = ExpectedApi(
     attributes={
         RUNNER: (
             *("model", "sampler", "req_states", "lora_config", "parallel_config", "max_num_reqs"),
-            *("speculative_config", "model_memory_usage"),
+            *("speculative_config", "model_memory_usage", "rejection_sampler", "speculator"),
+            *("num_speculative_steps", "max_num_tokens"),
         ),
+        REJECTION: ("synthetic_conditional_rates", "use_block_verification"),
+        SPECULATOR: ("model", "draft_logits", "dtype"),
         SAMPLER: (
             *("compute_nans", "logprobs_mode", "sampling_states", "penalties_state"),
             *("logit_bias_state", "bad_words_state", "logprob_token_ids_state", "add_request"),
@@ -98,23 +103,6 @@ PLAIN = ExpectedApi(
         PROCESSOR: ("org_vocab_size", "scale", "soft_cap", "logits_as_input", "head_dtype"),
     },
     filled=(OUTPUT, LOGPROBS),
-)
-"""Without drafts."""
-
-EXPECTED = PLAIN.but(
-    "0.26.0",
-    signatures={
-        f"{REJECTION}.__call__": ("self", "logits", "input_batch", "draft_logits"),
-        f"{SPECULATOR}._greedy_sample_draft": ("self", "hidden_states"),
-    },
-    attributes={
-        REJECTION: ("synthetic_conditional_rates", "use_block_verification"),
-        SPECULATOR: ("model", "draft_logits", "dtype"),
-        RUNNER: (
-            *PLAIN.attributes[RUNNER],
-            *("rejection_sampler", "speculator", "num_speculative_steps", "max_num_tokens"),
-        ),
-    },
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, is_dataclass, replace
+from dataclasses import MISSING, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from importlib import import_module
 from typing import Any
@@ -47,27 +47,6 @@ class ExpectedApi:
     fields: Mapping[str, tuple[str, ...]]
     attributes: Mapping[str, tuple[str, ...]]
     filled: tuple[str, ...] = ()
-
-    def but(
-        self,
-        version: str,
-        *,
-        without: tuple[str, ...] = (),
-        signatures: Mapping[str, tuple[str, ...]] | None = None,
-        fields: Mapping[str, tuple[str, ...]] | None = None,
-        attributes: Mapping[str, tuple[str, ...]] | None = None,
-        filled: tuple[str, ...] = (),
-    ) -> ExpectedApi:
-        """The same of another version: less the functions `without`, and with these."""
-        kept = {name: value for name, value in self.signatures.items() if name not in without}
-        return replace(
-            self,
-            version=version,
-            signatures={**kept, **(signatures or {})},
-            fields={**self.fields, **(fields or {})},
-            attributes={**self.attributes, **(attributes or {})},
-            filled=(*self.filled, *filled),
-        )
 
 
 def differences(

@@ -26,7 +26,7 @@ class DraftedBatch:
 
     A row draws what plain decoding would draw there, if the drafts before it are right: its noise
     is of the request's seed and of the position that was fed. So a draft is accepted if it is what
-    the row before it draws (docs/speculation.md).
+    the row before it draws (docs/guide/speculation.md).
 
     batch, grammar: of rows. whole: the batch as it was. steps: drafts of a request, at most.
     """

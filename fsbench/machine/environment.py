@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 import fsbench
+from fsbench.errors import InvalidArgument, shown
 from fsbench.machine import hardware
 from fsbench.machine.packages import package_version
 
@@ -40,7 +42,7 @@ def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
     leaves git_dirty None.
     """
     kind = torch.device(device).type
-    git_sha, git_dirty = os.environ.get("FSBENCH_COMMIT"), None
+    git_sha, git_dirty = _named_commit(), None
     if git_sha is None:
         git_sha, git_dirty = git_state(_SOURCE)
     gpus = hardware.gpus()
@@ -60,6 +62,17 @@ def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+def _named_commit() -> str | None:
+    """Return FSBENCH_COMMIT, which becomes part of a folder's name; None if it is not set."""
+    commit = os.environ.get("FSBENCH_COMMIT") or None
+    if commit and not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}", commit):
+        raise InvalidArgument(
+            "FSBENCH_COMMIT: expected a commit id, or up to 64 letters, digits, '.', '_' and '-'; "
+            f"got {shown(commit)}"
+        )
+    return commit
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -18,6 +20,17 @@ T = TypeVar("T")
 def even_sizes(V: int, ranks: int) -> list[int]:
     """Rows of each rank as engines split them: V / ranks, the first ones one more if need be."""
     return [V // ranks + (rank < V % ranks) for rank in range(ranks)]
+
+
+def _is_one_host(ranks: int, meet: str) -> bool:
+    """Return whether all ranks run on this host, by a shared file or torchrun's variables."""
+    return meet.startswith("file:") or os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)
+
+
+def _loopback() -> str:
+    """Return the name of the loopback interface: gloo would listen on the host's public address."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), "")
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,8 @@ class Team:
             meet: where: `init_method` of torch.distributed.
             seconds: after which waiting for another rank is an error (RuntimeError).
         """
+        if _is_one_host(ranks, meet):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
         patience = timedelta(seconds=seconds)
         gpu = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None
         dist.init_process_group(

@@ -1,8 +1,9 @@
 """The measuring loop: times all samplers of a problem in rounds.
 
 For each problem the samplers take turns, in another order every round (Plan.turns), so that drift
-of clocks and temperature falls on all of them alike (docs/methodology.md). Every round of every
-cell is on disk before the next starts; a resumed run measures only the rounds that are missing.
+of clocks and temperature falls on all of them alike (docs/design/methodology.md). Every round of
+every cell is on disk before the next starts; a resumed run measures only the rounds that are
+missing.
 """
 
 from __future__ import annotations

@@ -9,17 +9,23 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
+from pathlib import Path
 
 from fsbench.errors import UnusableFile
 from fsbench.machine import compilers
 
 FOLDER = "FSBENCH_SERVER_FOLDER"
 """Variable by which the server is told the folder of its socket (fsbench.measure.served)."""
+
+OWNER = "fsbench-owner"
+"""File in a temporary folder with the id of the process that it belongs to."""
 
 _SILENT = "ignore:resource_tracker:UserWarning"
 """Processes that are ended leave semaphores; Python's tracker removes them, and says so."""
@@ -43,6 +49,7 @@ def start() -> ForkServerContext:
     context.set_forkserver_preload(["fsbench.measure.served", "fsbench.measure.worker"])
     try:
         folder = get_temp_dir()
+        _remove_folders_of_dead_owners(Path(folder))
     except OSError as error:
         raise UnusableFile(f"TMPDIR: {error.strerror or error}") from error
     if len(os.fsencode(folder)) > _LONGEST_SOCKET:
@@ -59,6 +66,15 @@ def start() -> ForkServerContext:
         del os.environ[FOLDER]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+def _remove_folders_of_dead_owners(folder: Path) -> None:
+    """Mark a temporary folder as this process's; remove those whose process was killed."""
+    (folder / OWNER).write_text(f"{os.getpid()}")
+    for mark in folder.parent.glob(f"pymp-*/{OWNER}"):
+        with suppress(OSError, ValueError):  # removed meanwhile, or another user's
+            if not Path(f"/proc/{int(mark.read_text())}").exists():
+                shutil.rmtree(mark.parent, ignore_errors=True)
 
 
 def end_with_server() -> None:

@@ -29,7 +29,7 @@ LACKS = ("energy", "sustained", "host", *FORMS)
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a problem is measured: docs/results-format.md has the values."""
+    """How a problem is measured: docs/reference/results-format.md has the values."""
 
     gpu: str
     timer: str

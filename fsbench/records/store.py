@@ -9,8 +9,8 @@ A results folder holds
     running.json   while a run writes into it: which process, and the cell it is at
 
 A run that is killed at any instant loses at most the round in flight. Commands that read a folder
-derive its rows from points.jsonl, whatever results.csv says. docs/results-format.md describes every
-column.
+derive its rows from points.jsonl, whatever results.csv says. docs/reference/results-format.md
+describes every column.
 """
 
 from __future__ import annotations

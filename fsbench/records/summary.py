@@ -1,4 +1,4 @@
-"""results.csv: one row per cell, derived from the raw samples. Columns: docs/results-format.md."""
+"""results.csv: one row per cell, derived from the raw samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIGURES = (
     *("sustained_us", "sustained_joules", "sustained_w", "host_us"),
     *("first_call_s", "warm", "ahead_s", "lacks"),
 )
-"""Columns that are derived from a cell's samples; docs/results-format.md has the units."""
+"""Columns that are derived from a cell's samples."""
 
 COLUMNS = (*CELL_COLUMNS, "status", "reason", *_FIGURES)
 """Of results.csv, in order."""

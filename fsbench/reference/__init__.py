@@ -1,7 +1,7 @@
 """The oracle: the noise contract in its plainest form, and the tokens a sampler may return.
 
-This package is the specification (docs/noise.md explains it). Everything is integer arithmetic or
-float64 in torch, so it runs on any device and can be read line by line:
+This package is the specification (docs/design/noise.md explains it). Everything is integer
+arithmetic or float64 in torch, so it runs on any device and can be read line by line:
 
     philox      the counter-based generator
     noise       random words -> Gumbel and uniform variates, of tokens and of groups of tokens

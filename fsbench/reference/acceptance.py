@@ -3,7 +3,7 @@
 With token noise token i wins the race E_j / p_j of both laws if E_j >= E_i max(p_j / p_i, q_j /
 q_i) for every j, and that has the probability 1 / sum_j max(p_j / p_i, q_j / q_i). With group noise
 the same holds of the groups, and inside of a group one uniform number falls on the same member of
-both where the members' intervals overlap. docs/speculation.md says what follows from it.
+both where the members' intervals overlap. docs/guide/speculation.md says what follows from it.
 """
 
 from __future__ import annotations

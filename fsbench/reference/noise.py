@@ -32,7 +32,7 @@ from torch import Tensor
 from fsbench.reference.philox import random_words
 
 GUMBEL_ERROR = 4e-6
-"""Bound of |g_fp32 - g|: 2.6e-6 by analysis, 1.9e-6 seen (docs/noise.md)."""
+"""Bound of |g_fp32 - g|: 2.6e-6 by analysis, 1.9e-6 seen (docs/design/noise.md)."""
 
 GROUP_STREAM = 1 << 16
 """Counter word 3 of group noise for sample 0; samples are numbered below it."""
@@ -87,8 +87,9 @@ def token_noise(V: int, seed: Tensor, offset: Tensor, rows: Tensor, sample: int 
     """
     words = torch.arange((V + 15) // 16 * 4, device=rows.device)
     lanes = torch.stack(random_words(words, rows, offset, sample, seed), dim=-1)
-    word, lane = word_and_lane(torch.arange(V, device=rows.device))
-    return gumbel(lanes[:, word, lane])
+    # word_and_lane as a view: the bits of a token in its block are (lane / 2, word % 4, lane % 2).
+    blocks = gumbel(lanes).view(len(rows), -1, 4, 2, 2).transpose(2, 3)
+    return blocks.reshape(len(rows), 4 * len(words))[:, :V]
 
 
 def group_noise(

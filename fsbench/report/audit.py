@@ -99,7 +99,7 @@ def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:
             own = presented if presented.get("provider") == name else {}
             source = str(own.get("source", ""))
             path = f" --provider-path {shlex.quote(source)}" if source.endswith(".py") else ""
-            command = f"fsbench verify --provider {name}{path} {options}"
+            command = f"fsbench verify --provider {shlex.quote(name)}{path} {options}"
             claims = _claims(own.get("claims", {}))
             key = (name, own.get("package", "not recorded"), on, claims, source)
             checks.setdefault(key, {})[line["name"]] = line, command

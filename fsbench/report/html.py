@@ -76,7 +76,7 @@ def audit_pages(found: Iterable[Audited]) -> Iterator[tuple[str, str, dict[str, 
         ]
         table = {"title": "Samplers, worst first", "headings": HEADINGS, "rows": rows}
         part = {"title": "What samplers claim, and what they were found to do", "tables": [table]}
-        told = "By the records of fsbench verify; docs/audit.md says how to read it."
+        told = "By the records of fsbench verify; docs/results/audit.md says how to read it."
         text = _rendered(title=title, parts=[{**part, "conditions": told, "figure": None}])
         wrong = len({each.sampler for each in same if each.severity in ("bias", "defect")})
         verdict = f"{wrong} of {len({each.sampler for each in same})} samplers failed a check."

@@ -10,5 +10,5 @@
     steps       the designs of the paper's ablation, on logits in memory
     pipeline    the steady state of pipelines with three places for sampling
 
-docs/simple.md is the guide.
+docs/guide/cpu-sampling.md is the guide.
 """

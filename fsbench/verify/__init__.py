@@ -1,7 +1,7 @@
 """Does a sampler draw what it should? `verify` runs every check that applies to a provider.
 
-docs/exactness.md says what each check sees, how sharply, and what none can see. Every check is a
-plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench run`:
+docs/design/exactness.md says what each check sees, how sharply, and what none can see. Every check
+is a plain function; used by pytest, by `fsbench verify`, and as the gate of `fsbench run`:
 
     check         Check, Setting, and the levels of error
     effort        how many draws, by tier and device

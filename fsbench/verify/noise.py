@@ -33,7 +33,7 @@ KNOWN_ANSWERS = (
     ),
 )
 
-_MAP_ULP = 4  # of the exponential; docs/noise.md derives it
+_MAP_ULP = 4  # of the exponential; docs/design/noise.md derives it
 _CODES_AT_ONCE = 2**24
 _MAXIMA_AT_ONCE = 2**22  # Gumbels
 

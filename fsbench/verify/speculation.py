@@ -1,7 +1,7 @@
 """Speculation: drafts change no token, and are accepted as often as the shared noise says.
 
 The drafts of a step are fed behind the request's last token, and every row has the request's seed
-and its own position as offset (docs/speculation.md).
+and its own position as offset (docs/guide/speculation.md).
 """
 
 from __future__ import annotations

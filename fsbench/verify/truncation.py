@@ -271,7 +271,7 @@ def row_laws(problem: Problem, able: Capabilities, row: Tensor) -> Tensor:
 def check_truncated_oracle(subject: Subject) -> Check:
     """The token is the one fsbench.reference draws from the kept; in mixed batches, too.
 
-    See noise_of and docs/noise.md.
+    See noise_of and docs/design/noise.md.
     """
     setting, asked = subject.setting, []
     for number, (B, V) in enumerate(subject.shapes):

@@ -48,15 +48,14 @@ def tma_possible(*matrices: Tensor) -> bool:
     Raises:
         InvalidType: one has no address.
     """
-    if not has_tma(matrices[0].device):
-        return False
     try:
-        for matrix in matrices:
-            if (matrix.data_ptr() | matrix.shape[1] * matrix.element_size()) % 16:
-                return False
+        aligned = all(
+            (matrix.data_ptr() | matrix.shape[1] * matrix.element_size()) % 16 == 0
+            for matrix in matrices
+        )
     except RuntimeError as error:
         raise InvalidType(NO_ADDRESS) from error
-    return True
+    return aligned and has_tma(matrices[0].device)
 
 
 @cache
@@ -66,7 +65,7 @@ def portable_rows(device: torch.device) -> int:
     Its epilogue hides behind the stream of the weight as long as the rows that it computes, a power
     of two, are at most half of those at which the matmul takes as long as the stream: one row is
     one operation per byte of a bf16 weight. That gives 64 on an H200 and 128 on an H100, as
-    measured (docs/results.md).
+    measured (docs/results/index.md).
     """
     balanced = operations_per_byte(device)
     if not balanced:

@@ -23,7 +23,7 @@ _TURNED = 32 * 1024  # of two tiles of 64 rows and 128 tokens, half of one at a 
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """One way to cut the problem (docs/kernel.md).
+    """One way to cut the problem (docs/design/kernels.md).
 
     warpgroups: that compute, each on 64 batch rows of a program.
     block_v, block_d: vocabulary rows and hidden columns of a stage.

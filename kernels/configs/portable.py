@@ -1,7 +1,7 @@
 """Tile shapes of the portable FlashSampling kernel, and the tuning space.
 
 The choice (configs.tables) depends on the GPU, the model's D and the bucket of B, never on the
-exact B, so nothing is tuned while serving. Tokens do not depend on it (docs/noise.md).
+exact B, so nothing is tuned while serving. Tokens do not depend on it (docs/design/noise.md).
 """
 
 from __future__ import annotations

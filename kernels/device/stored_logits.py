@@ -1,7 +1,7 @@
 """Logits that a fused kernel also writes to memory: where to, and the store.
 
 Beside them, for whom filters them, the largest of each group of 32 tokens. Groups are those of the
-group noise (docs/noise.md), so the kernel has it anyway.
+group noise (docs/design/noise.md), so the kernel has it anyway.
 """
 
 from __future__ import annotations

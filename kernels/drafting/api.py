@@ -48,9 +48,9 @@ def draft_sample(
     """The token noise of the target, on the logits of a draft head that has some of its tokens.
 
     A target that draws with noise="token", the same seed and the same offset draws this token with
-    the probability that docs/speculation.md gives. (A draft head of the whole vocabulary needs no
-    function of its own: flash_sample, screened_sample and truncated_sample draw from it with the
-    noise of the target.)
+    the probability that docs/guide/speculation.md gives. (A draft head of the whole vocabulary
+    needs no function of its own: flash_sample, screened_sample and truncated_sample draw from it
+    with the noise of the target.)
 
     Args:
         hidden: [B, D] of the drafter. head: its weight, [>= V_draft, D], a ScreenedHead of it, or a

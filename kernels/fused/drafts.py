@@ -10,7 +10,8 @@ gives the hidden states of positions p - 1 .. p + k - 1. One token is drawn at e
 x_1 was drawn after tokens that are certain, so it stands. x_(i+1) was drawn after d_1 .. d_i and
 stands if these are x_1 .. x_i. So the output is always a draw from the model, never a draft: it
 follows the model's law whatever proposes the drafts. In a tree of drafts a draft's parent takes the
-place of the one before it. docs/speculation.md has the proof, and how often drafts are accepted.
+place of the one before it. docs/guide/speculation.md has the proof, and how often drafts are
+accepted.
 """
 
 from __future__ import annotations

@@ -9,15 +9,17 @@ From the chapter on sampling of the book about akunu (Apple Metal; its kernel `g
 
 The filters act at T = 1. `akunu_exact_kernel` does the same job, in the same order and with one
 program per row, without the approximations: exactly k are kept, and the token that crosses p, ties
-go to the lower token, and the scores stay in fp32, with noise of the contract (docs/noise.md). It
-reads the row once, not some twenty times, and finds the maxima of 4096 parts of it:
+go to the lower token, and the scores stay in fp32, with noise of the contract
+(docs/design/noise.md). It reads the row once, not some twenty times, and finds the maxima of 4096
+parts of it:
 
     0 the kth largest of these is a lower bound of the threshold; about k parts reach it
     1 of these parts alone it gathers the tokens that reach it
     2 each of these is compared with all: its rank is for top-k, the mass above it for top-p
 
 That is with top-k; without it, or with more tokens at the threshold than there is room for, it
-reads the row for every step of a search. docs/truncated.md has what the approximations cost.
+reads the row for every step of a search. docs/guide/filters-and-penalties.md has what the
+approximations cost.
 """
 
 import triton

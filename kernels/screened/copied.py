@@ -1,4 +1,4 @@
-"""`HeadCopy`: an int8 copy of an LM head, with what bounds its error; docs/screened-head.md.
+"""`HeadCopy`: an int8 copy of an LM head, with what bounds its error; docs/guide/screened-head.md.
 
     w_v = scale_v code_v + r_v,   |r_v|_2 <= residual_v,   |scale_v code_v|_2 <= norm_v
 

@@ -1,8 +1,8 @@
 """Device code of the screen: hidden in two bytes, and the sums of both.
 
 A row is claimed, so a program waits only for programs that run, and the launch ends whatever else
-the GPU is doing. `screened.bounds.screen_hidden` is the same in torch; docs/screened-head.md proves
-it.
+the GPU is doing. `screened.bounds.screen_hidden` is the same in torch; docs/guide/screened-head.md
+proves it.
 """
 
 import triton

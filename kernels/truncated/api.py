@@ -20,6 +20,7 @@ from fsbench.kernels.checks.values import (
     check_integer,
     check_kernel,
     check_number,
+    check_screened_noise,
 )
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
@@ -79,7 +80,7 @@ def truncated_sample(
             greedy row takes the largest logit, whatever its filters.
         weight: as in flash_sample, or a ScreenedHead: then a top_k of 1 to 64, or one of each row,
             is from half of the bytes at small batches, and other calls are those with the head's
-            own weight (docs/screened-head.md). The tokens do not depend on it.
+            own weight (docs/guide/screened-head.md). The tokens do not depend on it.
         top_k: keep the k largest logits; 0 or below is off, and so is the number of tokens or
             above. An integer, or int32 or int64 [B].
         top_p: keep the fewest of the largest whose probability reaches p; 1 or above is off, and 0
@@ -101,7 +102,8 @@ def truncated_sample(
             of softmax(logits), whatever is drawn from. By default the row's own.
         noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
             of the second, so that they are one race of what is kept; drafts match that more often
-            (docs/speculation.md). With a ScreenedHead "auto" is "token".
+            (docs/guide/speculation.md). A ScreenedHead takes "auto" or "token", which are the same
+            there.
         config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:
@@ -109,11 +111,11 @@ def truncated_sample(
 
     The first draw is flash_sample's, from all tokens; if the filters keep it, it is the row's
     token. If not, or with penalties, it is the kept token of the largest logit + temperature
-    Gumbel, with token noise (docs/noise.md). Both are keyed by seed, offset, row and token, so the
-    token depends on neither tile nor batch size, and with all filters off it is flash_sample's with
-    the same noise. Top-k is exact. Sums of probabilities are rounded, so top-p is met within 2^-16
-    of the mass: by calls that ask for the same fields always in the same way, while a call that
-    asks for what is kept may decide otherwise about a token so near the cutoff.
+    Gumbel, with token noise (docs/design/noise.md). Both are keyed by seed, offset, row and token,
+    so the token depends on neither tile nor batch size, and with all filters off it is
+    flash_sample's with the same noise. Top-k is exact. Sums of probabilities are rounded, so top-p
+    is met within 2^-16 of the mass: by calls that ask for the same fields always in the same way,
+    while a call that asks for what is kept may decide otherwise about a token so near the cutoff.
 
     One launch without filters, two for a small top_k of all rows, up to eight for others (of one
     top_p alone more the smaller it is), two more from a screened head, one more to pack a mask of
@@ -132,7 +134,7 @@ def truncated_sample(
     if isinstance(weight, PreparedHead):
         head, weight = weight, weight.weight
         head.validate()
-        noise = "token" if noise == "auto" else noise
+        noise = check_screened_noise(noise)
     request = checked_request(
         hidden,
         weight,
@@ -190,7 +192,7 @@ def truncated_sample(
     chosen = None
     plain = penalties is None and config is None and all(field is None for field in sample[2:])
     if head is not None and plain:
-        chosen, _ = head.choice(hidden, request.vocab_size, request.noise, filters.top_k)
+        chosen, _ = head.choice(hidden, request.vocab_size, filters.top_k)
     if head is not None and chosen is not None:
         sample = sample._replace(found=empty(B, dtype=torch.int32))
         head.draw_filtered(request, filters, sample)

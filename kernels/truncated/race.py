@@ -1,4 +1,4 @@
-"""Device code: the race of the tokens from a cutoff on, with token noise (docs/noise.md)."""
+"""Device code: the race of the tokens from a cutoff on, with token noise (docs/design/noise.md)."""
 
 import triton
 import triton.language as tl

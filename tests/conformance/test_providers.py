@@ -234,7 +234,7 @@ class Products(TorchDispatchMode):
 
 
 ALONE = ("simple_full_v", "simple_offload", "simple_parallel", "simple_shvs")
-"""SIMPLE's samplers write V columns, to where its processes read (docs/methodology.md)."""
+"""SIMPLE's samplers write V columns, to where its processes read (docs/design/methodology.md)."""
 STORING = [
     pytest.param(entry, device, id=f"{entry.name}-{device}", marks=mark)
     for entry in FOUND.values()
@@ -246,7 +246,7 @@ STORING = [
 
 @pytest.mark.parametrize(("entry", "device"), STORING)
 def test_a_sampler_that_stores_logits_pads_its_weight(entry, device, eager):
-    """As docs/methodology.md promises: products have a multiple of 64 columns, made in `build`."""
+    """Products have a multiple of 64 columns, made in `build`."""
     if reason := entry.unavailable_reason(device):
         pytest.skip(reason)
     made, (B, D, V) = entry.provider, (3, 48, 1000)

@@ -47,7 +47,7 @@ def first_cells(table: str) -> list[str]:
 
 
 def by_name(page: Path) -> str:
-    return page.name
+    return str(page.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("page", pages(), ids=by_name)
@@ -60,7 +60,7 @@ def test_a_page_is_what_make_docs_writes(page: Path) -> None:
     block = re.findall(r"<!-- begin: (.+?) -->|<!--n (.+?)-->", new[:at])[-1:]
     line = new.count("\n", 0, at)
     got, expected = (text.splitlines()[line : line + 1] for text in (now, new))
-    where = f"{page.name}:{line + 1}, in or after {''.join(*block) or 'no block'}"
+    where = f"{by_name(page)}:{line + 1}, in or after {''.join(*block) or 'no block'}"
     pytest.fail(f"{where}: expected {expected}; got {got}: run make docs", pytrace=False)
 
 
@@ -240,14 +240,16 @@ def test_the_readme_recommends() -> None:
 
 
 def test_every_sampler_is_in_the_fairness_table() -> None:
-    table = section("methodology.md", "Fairness: two classes of baselines")
+    table = section("design/methodology.md", "Fairness: two classes of baselines")
     named = first_cells(table.split("<!-- begin", 1)[0])
-    named += re.findall(r"^- `(\w+)`:", section("methodology.md", "Lower bounds"), re.MULTILINE)
+    named += re.findall(
+        r"^- `(\w+)`:", section("design/methodology.md", "Lower bounds"), re.MULTILINE
+    )
     assert sorted(named) == sorted(discover())
 
 
 def test_every_check_is_in_the_page_on_exactness() -> None:
-    named = set(first_cells(section("exactness.md", "The checks")))
+    named = set(first_cells(section("design/exactness.md", "The checks")))
     assert {name.split()[0] if name.startswith("tail") else name for name in named} - {
         "16", "18", "20"} == set(CHECKS)  # fmt: skip
 
@@ -270,7 +272,7 @@ def test_committed_tables_follow_from_the_raw_samples() -> None:
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example of adding-a-sampler.md, saved under the name that the page gives it."""
-    page = (ROOT / "docs" / "adding-a-sampler.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "adding-a-sampler.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     name = re.search(r"Save it as `(\w+\.py)`", page)
     assert code and name
@@ -300,9 +302,9 @@ def test_example_is_timed(plugin: Path, tmp_path: Path) -> None:
     assert (table["median_us"] > 0).all()
     assert (out / "speedup_cpu_d256_v8192.md").exists()
     speedups = pd.read_csv(out / "speedup_cpu_d256_v8192.csv")
-    described = first_cells(section("results-format.md", "Speedup tables"))
+    described = first_cells(section("reference/results-format.md", "Speedup tables"))
     assert {name.split(".")[0] for name in speedups} <= {name.split(".")[0] for name in described}
     keys = {key for line in (out / "points.jsonl").open() for key in json.loads(line)}
-    assert keys <= set(first_cells(section("results-format.md", "points.jsonl")))
+    assert keys <= set(first_cells(section("reference/results-format.md", "points.jsonl")))
     env = json.loads((out / "env.json").read_text())
-    assert set(env) <= set(first_cells(section("results-format.md", "env.json")))
+    assert set(env) <= set(first_cells(section("reference/results-format.md", "env.json")))

@@ -1,6 +1,6 @@
-"""Who may import whom: read from the source, nothing is imported here.
+"""Check which files may import which. The imports are read from the source; nothing is imported.
 
-Every import counts: those inside functions and those for type checkers too.
+Imports inside functions and imports for type checkers count as well.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ HARNESS = [name for name in MODULES if not name.startswith(SAMPLER_ROOMS)]
 
 
 def imports(tree: ast.AST, typing_too: bool = True) -> Iterator[str]:
-    """Dotted names imported anywhere in a module, also inside functions.
+    """Yield the dotted names imported anywhere in a module, also inside functions.
 
-    `from package import name` counts as package.name where that is a module, else as package. What
-    a package imports late (fsbench.late) counts, too.
+    `from package import name` counts as package.name if that is a module, else as package. Lazy
+    imports of a package (fsbench.late) count as well.
     """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -49,23 +49,23 @@ def imports(tree: ast.AST, typing_too: bool = True) -> Iterator[str]:
             yield from imports(node, typing_too)
 
 
-def own(name: str) -> set[str]:
-    """The project's modules that a module imports."""
-    return {found for found in imports(MODULES[name]) if found in MODULES and found != name}
+def project_imports(name: str) -> set[str]:
+    """Return the modules of this project that a module imports."""
+    return {each for each in imports(MODULES[name]) if each in MODULES and each != name}
 
 
 def reached(name: str) -> set[str]:
-    """Everything that running a module can import: transitively, late imports included."""
+    """Return everything that running a module can import, transitively, lazy imports included."""
     everything: set[str] = set()
     todo = [name]
     while todo:
-        # Of a package the imports for type checkers are those that it makes late.
+        # A package imports lazily what it names for type checkers.
         current = todo.pop()
-        for found in imports(MODULES[current], typing_too=current in PACKAGES):
-            if found not in everything:
-                everything.add(found)
-                if found in MODULES:
-                    todo.append(found)
+        for imported in imports(MODULES[current], typing_too=current in PACKAGES):
+            if imported not in everything:
+                everything.add(imported)
+                if imported in MODULES:
+                    todo.append(imported)
     return everything
 
 
@@ -101,8 +101,8 @@ KERNEL_FLOORS = ("configs", "noise", "checks", "device", "shard", "launch", "fus
 SHARED = {f"kernels/{name}" for name in KERNEL_FLOORS}
 FILTERED = SHARED | {"kernels/screened", "kernels/truncated"}
 FLOORS: dict[str, set[str]] = {
-    # A room of kernels/ and those below it; features are beside each other, but screened above
-    # truncated.
+    # Rooms of kernels/, each with the rooms below it. Features do not import each other, but
+    # screened imports truncated.
     **{
         f"kernels/{name}": {f"kernels/{below}" for below in KERNEL_FLOORS[:floor]}
         for floor, name in enumerate(KERNEL_FLOORS)
@@ -134,7 +134,7 @@ FLOORS: dict[str, set[str]] = {
         "kernels/warming",  # one command: see KERNELS_OF_COMMANDS
     },
 }
-"""Room -> the rooms that its files may import, beside the contract and itself."""
+"""Room -> the rooms that its files may import, in addition to the contract and itself."""
 
 FEATURES = {
     *("kernels/fused", "kernels/screened", "kernels/truncated", "kernels/scoring"),
@@ -146,19 +146,19 @@ UPPER = {
     "verify": {"inputs", "graphs"},
     "measure": {"inputs", "graphs", "discover"},
     "integrations": {"discover"},
-    "cli": {"discover"},
+    "cli": {"discover", "interrupts"},
 }
 """Room -> files of fsbench/ above the contract that it may import."""
 
 
 def may_import(name: str, imported: str) -> bool:
     """Whether FLOORS and UPPER let a module of a room import another module of the project."""
-    here, there = room(name), room(imported)
-    if there == here or imported == f"fsbench.{here.replace('/', '.')}":
+    importer, target = room(name), room(imported)
+    if target == importer or imported == f"fsbench.{importer.replace('/', '.')}":
         return True
-    if there:
-        return there in FLOORS[here] | ({"reference"} if here in FEATURES else set())
-    allowed = {*GROUND, *UPPER.get(here, ()), *([""] if here == "cli" else [])}
+    if target:
+        return target in FLOORS[importer] | ({"reference"} if importer in FEATURES else set())
+    allowed = {*GROUND, *UPPER.get(importer, ()), *([""] if importer == "cli" else [])}
     # The version is a fact of the package itself.
     allowed |= {""} if name == "fsbench.machine.environment" else set()
     return imported.removeprefix("fsbench").removeprefix(".") in allowed
@@ -168,8 +168,8 @@ def test_a_room_imports_what_is_below_it():
     assert not [
         f"{name} imports {imported}"
         for name in MODULES
-        if room(name) not in ("", "sampler files")  # sampler files have a test of their own
-        for imported in own(name)
+        if room(name) not in ("", "sampler files")  # sampler files have a separate test
+        for imported in project_imports(name)
         if not may_import(name, imported)
     ]
 
@@ -178,26 +178,26 @@ def test_every_room_has_a_floor_and_says_what_it_is_for():
     rooms = {room(name) for name in MODULES} - {"", "sampler files"}
     assert rooms == set(FLOORS)
     for package in sorted(PACKAGES):
-        said = ast.get_docstring(MODULES[package]) or ""
-        assert len(said.split()) >= 5, f"{package} does not say what it is for"
+        purpose = ast.get_docstring(MODULES[package]) or ""
+        assert len(purpose.split()) >= 5, f"{package} does not say what it is for"
 
 
-def test_there_is_no_circle_of_files():
-    above: dict[str, set[str]] = {name: own(name) for name in MODULES}
+def test_imports_have_no_cycle():
+    above: dict[str, set[str]] = {name: project_imports(name) for name in MODULES}
     while above:
         ground = {name for name, below in above.items() if not below & set(above)}
-        assert ground, f"a circle among {sorted(above)}"
+        assert ground, f"a cycle among {sorted(above)}"
         above = {name: below for name, below in above.items() if name not in ground}
 
 
 def test_the_contract_is_the_ground():
-    assert own("fsbench.errors") == set()
-    assert own("fsbench.late") == set()
-    assert own("fsbench.problem") == {"fsbench.errors"}
-    assert own("fsbench.provider") == {"fsbench.errors", "fsbench.problem"}
+    assert project_imports("fsbench.errors") == set()
+    assert project_imports("fsbench.late") == set()
+    assert project_imports("fsbench.problem") == {"fsbench.errors"}
+    assert project_imports("fsbench.provider") == {"fsbench.errors", "fsbench.problem"}
     for stem in GROUND:
         assert not roots(set(imports(MODULES[f"fsbench.{stem}"], False))) & {"torch", "triton"}
-    assert own("fsbench.inputs") | own("fsbench.graphs") <= {
+    assert project_imports("fsbench.inputs") | project_imports("fsbench.graphs") <= {
         *("fsbench.errors", "fsbench.problem", "fsbench.provider")
     }
 
@@ -207,9 +207,9 @@ def test_a_sampler_imports_the_contract_and_its_own_packages_rooms():
     wrong = []
     for name in SAMPLERS:
         package = name.rpartition(".")[0]
-        for imported in own(name) - contract:
+        for imported in project_imports(name) - contract:
             if package == "fsbench.baselines" and room(imported) == "simple":
-                continue  # the CPU decision plane is a library of its own, which baselines present
+                continue  # the CPU decision plane is a library that baselines wrap
             if not imported.startswith(f"{package}.") or imported in SAMPLERS:
                 wrong.append(f"{name} imports {imported}")
     assert not wrong
@@ -222,13 +222,13 @@ def test_features_meet_at_their_api_or_launch():
     """Device code that two features need is in device/ or noise/."""
     wrong = []
     for name in MODULES:
-        here = room(name)
-        if not name.startswith("fsbench.kernels.") or here in ABOVE_FEATURES:
+        importer = room(name)
+        if not name.startswith("fsbench.kernels.") or importer in ABOVE_FEATURES:
             continue
-        for imported in own(name):
-            there = room(imported)
-            file = imported.removeprefix(f"fsbench.{there.replace('/', '.')}").strip(".")
-            if there in FEATURES - {here} and file not in ("", "api", "launch"):
+        for imported in project_imports(name):
+            target = room(imported)
+            file = imported.removeprefix(f"fsbench.{target.replace('/', '.')}").strip(".")
+            if target in FEATURES - {importer} and file not in ("", "api", "launch"):
                 wrong.append(f"{name} imports {imported}")
     assert not wrong
 
@@ -239,8 +239,8 @@ def test_the_portable_and_the_hopper_kernel_do_not_know_each_other(feature):
     hopper = {name for name in MODULES if name.startswith(f"{package}.hopper")}
     assert f"{package}.hopper.kernel" in hopper
     for name in hopper:
-        assert f"{package}.portable" not in own(name)
-    assert not own(f"{package}.portable") & hopper
+        assert f"{package}.portable" not in project_imports(name)
+    assert not project_imports(f"{package}.portable") & hopper
 
 
 def test_a_file_at_the_top_defines_a_provider_and_a_package_never_does():
@@ -258,30 +258,30 @@ def test_a_file_at_the_top_defines_a_provider_and_a_package_never_does():
 
 
 INTEGRATIONS = [name for name in HARNESS if name.startswith("fsbench.integrations")]
-"""What puts flash_sample into an engine: users of the kernels, as anyone outside is."""
+"""Integrations into engines: they use the kernels through the public API, as any user does."""
 
 
 def test_integrations_use_what_is_public():
     assert not [
         f"{name} imports {imported}"
         for name in INTEGRATIONS
-        for imported in own(name)
+        for imported in project_imports(name)
         if imported.startswith(SAMPLER_ROOMS) and imported != "fsbench.kernels"
     ]
 
 
 KERNELS_OF_COMMANDS = {"fsbench.cli.warm": {"fsbench.kernels.warming.offline"}}
-"""Command -> what it imports of kernels/. It compiles, and measures nothing."""
+"""Command -> the modules of kernels/ that it imports. It compiles and measures nothing."""
 
 
 def test_only_discovery_knows_the_packages_of_samplers():
     wrong = []
     for name in set(HARNESS) - set(INTEGRATIONS):
-        named = {each for each in imports(MODULES[name]) if each.startswith(SAMPLER_ROOMS)}
-        named -= KERNELS_OF_COMMANDS.get(name, set())
+        spelled = {each for each in imports(MODULES[name]) if each.startswith(SAMPLER_ROOMS)}
+        spelled -= KERNELS_OF_COMMANDS.get(name, set())
         if name != "fsbench.discover":
-            named |= {text for text in literals(MODULES[name]) if text.startswith(SAMPLER_ROOMS)}
-        wrong += [f"{name} names {each}" for each in named]
+            spelled |= {text for text in literals(MODULES[name]) if text.startswith(SAMPLER_ROOMS)}
+        wrong += [f"{name} names {each}" for each in spelled]
     assert not wrong
 
 
@@ -295,7 +295,7 @@ READING_FILES = (
 )
 
 
-def test_what_reads_results_needs_no_sampler_and_no_gpu():
+def test_readers_of_results_need_no_sampler_and_no_gpu():
     heavy = ("torch", "triton", "flashinfer", "cupti", "pynvml")
     measuring = ("fsbench.discover", "fsbench.measure", "fsbench.timers")
     assert not [
@@ -306,11 +306,11 @@ def test_what_reads_results_needs_no_sampler_and_no_gpu():
     ]
 
 
-# -- The one border of late imports
+# -- Lazy imports
 
 
-def _is_border(name: str) -> bool:
-    """Sampler files and what they share, and commands: loaded to be listed, before they are run."""
+def _may_import_lazily(name: str) -> bool:
+    """Return whether a module may import inside functions, because listing samplers loads it."""
     return (
         name in SAMPLERS
         or name.startswith(("fsbench.kernels.providing", "fsbench.baselines.providing"))
@@ -326,32 +326,32 @@ def _inside_functions(tree: ast.AST, inside: bool = False) -> Iterator[ast.stmt]
         yield from _inside_functions(node, inside or function)
 
 
-def test_imports_stand_at_the_top_but_at_the_border():
+def test_imports_are_at_the_top_except_in_samplers_and_commands():
     assert not [
         f"{name}: {ast.unparse(node)}"
         for name in MODULES
-        if not _is_border(name)
+        if not _may_import_lazily(name)
         for node in _inside_functions(MODULES[name])
     ]
 
 
 def test_samplers_and_command_line_are_listed_without_torch():
-    """The module level of what `fsbench --help` and `list` load, transitively."""
+    """Nothing that `fsbench --help` or `list` loads imports torch at module level."""
 
     def at_once(name: str) -> set[str]:
         nodes = [n for n in MODULES[name].body if isinstance(n, ast.Import | ast.ImportFrom)]
-        found = set(imports(ast.Module(list(nodes), [])))
-        # A module's packages are imported with it.
-        parents = {each.rsplit(".", k)[0] for each in found & set(MODULES) for k in (1, 2)}
-        return found | (parents & set(MODULES))
+        direct = set(imports(ast.Module(list(nodes), [])))
+        # The packages of a module are imported with it.
+        parents = {each.rsplit(".", k)[0] for each in direct & set(MODULES) for k in (1, 2)}
+        return direct | (parents & set(MODULES))
 
     for start in [*SAMPLERS, "fsbench.cli", "fsbench.discover"]:
         seen, todo = {start}, [start]
         while todo:
-            for found in at_once(todo.pop()) - seen:
-                seen.add(found)
-                if found in MODULES:
-                    todo.append(found)
+            for imported in at_once(todo.pop()) - seen:
+                seen.add(imported)
+                if imported in MODULES:
+                    todo.append(imported)
         assert not roots(seen) & {"torch", "flashinfer", "cupti", "pandas", "matplotlib"}, start
 
 
@@ -367,7 +367,7 @@ def test_no_private_name_is_imported_across_files():
 
 
 def literals(tree: ast.AST) -> Iterator[str]:
-    """String literals of code: no docstrings, no bare strings that document a variable."""
+    """Yield the string literals of code: no docstrings, of modules or of variables."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
             continue  # a docstring, or a string that documents a variable
@@ -379,7 +379,7 @@ def literals(tree: ast.AST) -> Iterator[str]:
 PROVIDERS = set(discover()) - {str(kind) for kind in Kind}  # "greedy" is also a kind
 
 
-def test_literals_are_those_of_code():
+def test_literals_leave_out_docstrings():
     tree = ast.parse(
         '"""doc"""\nx = "a"\n"""about x"""\ndef f():\n    "doc"\n    g(f"b{x}", k="c")'
     )

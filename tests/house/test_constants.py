@@ -1,4 +1,4 @@
-"""A constant of the kernels has one value wherever its name stands."""
+"""Check that a device constant has one value in all files that define it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections import defaultdict
 
 from tree import ROOT
 
-MADE = ("tl.constexpr", "gl.constexpr")
+CONSTANT_TYPES = ("tl.constexpr", "gl.constexpr")
 
 
 def constants() -> dict[str, dict[str, list[str]]]:
-    """Of each name of a device constant: its values, as they are written, and the files of each."""
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    """Return name -> value as written -> files, for each device constant."""
+    values: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for folder in ("kernels", "baselines"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 match node:
                     case ast.Assign([ast.Name(name)], ast.Call(func, [value])):
-                        if ast.unparse(func) in MADE:
+                        if ast.unparse(func) in CONSTANT_TYPES:
                             where = str(path.relative_to(ROOT))
-                            found[name][ast.unparse(value)].append(where)
-    return found
+                            values[name][ast.unparse(value)].append(where)
+    return values
 
 
 def test_no_name_of_a_device_constant_has_two_values():
-    """Triton's key of a kernel has the constants of all functions that it calls, by their names.
+    """Triton's cache key of a kernel contains the constants of all functions that it calls.
 
-    Those of one name follow each other as their modules happen to lie in memory. With two values a
-    kernel has two keys, and about every second process compiles what the cache has.
+    Constants of one name are in the order of their modules in memory, which differs between
+    processes. With two values the key differs too, and a process misses the cache.
     """
-    found = constants()
-    assert len(found) > 60
-    assert not {name: dict(values) for name, values in found.items() if len(values) > 1}
+    values = constants()
+    assert len(values) > 60
+    assert not {name: dict(files) for name, files in values.items() if len(files) > 1}

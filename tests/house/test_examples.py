@@ -13,12 +13,12 @@ from tree import ROOT
 
 PAGES = {
     "README.md": "flash_sample",
-    "docs/using-the-kernel.md": "flash_sample",
-    "docs/truncated.md": "truncated_sample",
-    "docs/screened-head.md": "screened_sample",
-    "docs/quantized-heads.md": "flash_sample",
-    "docs/speculation.md": "draft_sample",
-    "docs/log-probabilities.md": "score",
+    "docs/guide/sampling.md": "flash_sample",
+    "docs/guide/filters-and-penalties.md": "truncated_sample",
+    "docs/guide/screened-head.md": "screened_sample",
+    "docs/guide/quantized-heads.md": "flash_sample",
+    "docs/guide/speculation.md": "draft_sample",
+    "docs/guide/log-probabilities.md": "score",
 }
 """Page -> the function that it is about."""
 

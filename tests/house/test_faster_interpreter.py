@@ -1,4 +1,4 @@
-"""What the tests replace in Triton's interpreter gives what was there before."""
+"""Check that the replaced parts of Triton's interpreter give the results of the originals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.interpreter
 
 @triton.jit
 def _then(a, b, c, d):
-    """y -> a y + b, then y -> c y + d: associative, and the order counts."""
+    """Compose y -> a y + b with y -> c y + d: associative, but not commutative."""
     return c * a, c * b + d
 
 
 @triton.jit
 def _reduce_kernel(a_ptr, b_ptr, out_ptr, largest_ptr, M: tl.constexpr, N: tl.constexpr):
-    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
-    a, b = tl.load(a_ptr + at), tl.load(b_ptr + at)
+    index = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    a, b = tl.load(a_ptr + index), tl.load(b_ptr + index)
     slope, shift = tl.reduce((a, b), 1, _then)
     tl.store(out_ptr + tl.arange(0, M), slope * 1000 + shift)
     tl.store(largest_ptr + tl.arange(0, N), tl.reduce(b.to(tl.float32), 0, nan_max))

@@ -1,4 +1,4 @@
-"""How long files are, and where tests stand."""
+"""Check the length of files and the folders of tests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def test_no_file_is_longer_than_400_lines():
     assert not long
 
 
-def test_tests_stand_where_what_they_test_stands():
+def test_folders_of_tests_mirror_the_product():
     """A folder of tests/kernels or tests/fsbench is a folder of the product."""
     for package in ("kernels", "baselines", "fsbench"):
         for folder in (ROOT / "tests" / package).rglob("*/"):
             if folder.name not in ("__pycache__",) and list(folder.glob("test_*.py")):
                 mirrored = ROOT / folder.relative_to(ROOT / "tests")
-                assert mirrored.is_dir(), f"{folder} tests nothing"
+                assert mirrored.is_dir(), f"{folder} mirrors no folder of the product"

@@ -1,4 +1,4 @@
-"""The public calls of fsbench.kernels need torch, triton and numpy, and nothing else."""
+"""Check that the public calls of fsbench.kernels need torch, triton and numpy alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OTHERS = (
     *("scipy", "pandas", "matplotlib", "jinja2", "typer", "rich", "pynvml", "safetensors"),
     *("flashinfer", "cupti", "transformers", "vllm"),
 )
-"""Everything else that fsbench can use."""
+"""All other packages that fsbench can use."""
 
 WITHOUT = f"""
 import sys
@@ -23,7 +23,7 @@ import torch
 
 
 def run_without_others(code: str) -> str:
-    """Standard output of a script in whose process the other packages cannot be imported."""
+    """Run a script in a process where the other packages cannot be imported; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT + textwrap.dedent(code)],
         capture_output=True,
@@ -81,7 +81,7 @@ def test_a_head_that_cannot_be_saved_names_the_package_that_is_missing():
 
 
 def test_the_plug_in_accepts_flash_sample_without_loading_other_samplers():
-    """vLLM imports it in every process; here there is no vLLM, which it says after the name."""
+    """vLLM imports the plug-in in every process. Without vLLM, register() reports the version."""
     out = run_without_others("""
         import os, sys
         os.environ["FSBENCH_VLLM"] = "flash_sample"
@@ -98,8 +98,8 @@ def test_the_plug_in_accepts_flash_sample_without_loading_other_samplers():
     assert "vllm: expected version" in out
 
 
-def test_a_torch_without_its_distributed_part_draws_too():
-    """Only a VocabShard needs it; some builds of torch are without."""
+def test_a_torch_without_torch_distributed_draws():
+    """Some builds of torch lack torch.distributed, which only a VocabShard needs."""
     out = run_without_others("""
         torch.distributed.is_available = lambda: False
         sys.modules["torch.distributed._symmetric_memory"] = None

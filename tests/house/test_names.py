@@ -1,4 +1,4 @@
-"""Every file, module, function and command that a comment, docstring or page names exists."""
+"""Check that files, modules, functions and commands named in prose exist."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from tree import ROOT, modules
 from fsbench.cli import app
 
 FOLDERS = (*PRODUCT.values(), "tools", "examples", "tests")
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-"""Not CHANGELOG.md, which has old names, nor results/, which are records."""
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+"""CHANGELOG.md has old names, and results/ are records: neither is checked."""
 
-MADE = {"audit.html", "inverse_cdf.py", "my_sampler.py", "FILE.py", "e2e.md", "tiles.toml"}
-"""Files that a reader is to make, or that a command writes."""
+WRITTEN_BY_USERS = {
+    "audit.html",
+    "inverse_cdf.py",
+    "my_sampler.py",
+    "FILE.py",
+    "e2e.md",
+    "tiles.toml",
+}
+"""Files that a reader creates or a command writes."""
 FOREIGN = {
     "llama.cpp",
     "do_sample",  # of transformers' generate
@@ -38,7 +45,7 @@ GROUP = "fsbench.providers"
 
 
 class Text(NamedTuple):
-    """What was written where: a page, or a comment or docstring, and the line where it begins."""
+    """A page, comment or docstring, with its file and first line."""
 
     path: Path
     line: int
@@ -54,8 +61,8 @@ def sources() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in paths}
 
 
-def said_in_code(path: Path, tree: ast.Module) -> Iterator[Text]:
-    """Comments and docstrings, those of variables too."""
+def prose_in_code(path: Path, tree: ast.Module) -> Iterator[Text]:
+    """Yield the comments and docstrings of a file, docstrings of variables included."""
     lines = io.StringIO(path.read_text(encoding="utf-8"))
     for token in tokenize.generate_tokens(lines.readline):
         if token.type == tokenize.COMMENT:
@@ -67,42 +74,42 @@ def said_in_code(path: Path, tree: ast.Module) -> Iterator[Text]:
 
 
 def comments(path: Path) -> str:
-    """The lines of a file that begin with #, other lines empty."""
+    """Return the lines of a file that begin with #, with all other lines empty."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return "\n".join(line if line.startswith("#") else "" for line in lines)
 
 
 @cache
 def texts() -> list[Text]:
-    found = [Text(page, 1, page.read_text(encoding="utf-8")) for page in PAGES]
+    collected = [Text(page, 1, page.read_text(encoding="utf-8")) for page in PAGES]
     for pattern in ("Makefile", ".ci/run", "tools/*.sh", "kernels/**/*.toml", "fsbench/**/*.toml"):
-        found += [Text(path, 1, comments(path)) for path in ROOT.glob(pattern)]
+        collected += [Text(path, 1, comments(path)) for path in ROOT.glob(pattern)]
     return [
-        *found,
-        *(text for path, tree in sources().items() for text in said_in_code(path, tree)),
+        *collected,
+        *(text for path, tree in sources().items() for text in prose_in_code(path, tree)),
     ]
 
 
 @cache
 def rooms() -> dict[str, list[str]]:
-    """Last part of the name of a package, or of a module in one -> those of that name."""
-    found: dict[str, list[str]] = {}
+    """Map the last part of a module's name to the modules with that last part."""
+    by_last_part: dict[str, list[str]] = {}
     for name in modules():
-        found.setdefault(name.rpartition(".")[2], []).append(name)
+        by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
     packages = {name.rpartition(".")[0] for name in modules()}
     below = {name.rpartition(".")[2] for name in packages if name.count(".")}
-    return {last: found[last] for last in below}
+    return {last: by_last_part[last] for last in below}
 
 
 def names(tree: ast.AST) -> set[str]:
-    """Every identifier in a module, and every string that is one (names that are imported late)."""
-    found = set()
+    """Return the identifiers of a module and its strings that are identifiers (lazy imports)."""
+    identifiers = set()
     for node in ast.walk(tree):
         for field in ("name", "asname", "id", "attr", "arg"):
-            found.add(getattr(node, field, None))
+            identifiers.add(getattr(node, field, None))
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value if node.value.isidentifier() else None)
-    return {name for name in found if isinstance(name, str)}
+            identifiers.add(node.value if node.value.isidentifier() else None)
+    return {name for name in identifiers if isinstance(name, str)}
 
 
 @cache
@@ -111,11 +118,12 @@ def all_names() -> set[str]:
 
 
 def why_unknown(dotted: str) -> str | None:
-    """None if a dotted name that begins with fsbench is a module, or something in one."""
+    """Return why a dotted name that begins with fsbench does not exist, or None if it exists."""
     parts = dotted.split(".")
-    known = next(k for k in range(len(parts), 0, -1) if ".".join(parts[:k]) in modules())
-    rest, tree = parts[known:], modules()[".".join(parts[:known])]
-    return f"no {rest[0]} in {'.'.join(parts[:known])}" if set(rest) - names(tree) else None
+    length = next(k for k in range(len(parts), 0, -1) if ".".join(parts[:k]) in modules())
+    attributes, tree = parts[length:], modules()[".".join(parts[:length])]
+    missing = set(attributes) - names(tree)
+    return f"no {attributes[0]} in {'.'.join(parts[:length])}" if missing else None
 
 
 def test_dotted_names_exist():
@@ -132,48 +140,49 @@ def test_names_relative_to_a_room_exist():
     wrong = []
     for text in texts():
         for dotted in re.findall(r"(?<![\w./-])[a-z0-9_]+(?:\.[A-Za-z_]\w*)+", text.text):
-            first, _, rest = dotted.partition(".")
-            if first not in rooms() or rest in (*SOURCES, *RESULTS):
+            first, _, remainder = dotted.partition(".")
+            if first not in rooms() or remainder in (*SOURCES, *RESULTS):
                 continue
-            if all(why_unknown(f"{package}.{rest}") for package in rooms()[first]):
+            if all(why_unknown(f"{package}.{remainder}") for package in rooms()[first]):
                 wrong.append(f"{text}: {dotted}")
     assert not wrong
 
 
 def test_files_exist():
-    """By their path from the root, or by their name alone."""
-    there = {path.name for folder in (*FOLDERS, "docs") for path in (ROOT / folder).rglob("*.*")}
-    there |= {path.name for path in ROOT.iterdir()}
-    kinds = "|".join(SOURCES)
+    """Prose names a file by its path from the root or by its name alone."""
+    paths = [path for folder in (*FOLDERS, "docs") for path in (ROOT / folder).rglob("*.*")]
+    file_names = {path.name for path in paths}
+    file_names |= {path.name for path in ROOT.iterdir()}
+    extensions = "|".join(SOURCES)
     wrong = []
     for text in texts():
         paths = re.findall(rf"(?<![\w/.-])(?:{TREES})/[\w./*-]*[\w*/](?![\w<])", text.text)
         wrong += [f"{text}: {path}" for path in paths if not any(ROOT.glob(path.rstrip("/")))]
-        for name in re.findall(rf"(?<![\w<>*/.-])[\w-]+\.(?:{kinds})\b(?!\.)", text.text):
-            if name not in there and name not in MADE | FOREIGN:
+        for name in re.findall(rf"(?<![\w<>*/.-])[\w-]+\.(?:{extensions})\b(?!\.)", text.text):
+            if name not in file_names and name not in WRITTEN_BY_USERS | FOREIGN:
                 wrong.append(f"{text}: {name}")
     assert not wrong
 
 
 def test_private_names_exist():
-    """A `_name` in a comment is something in the code, as are names in backticks with a _."""
+    """A `_name` in prose, or a name in backticks with a _, is an identifier of the code."""
     wrong = []
     for text in texts():
-        found = re.findall(r"(?<![\w.*])_[a-z]\w+", text.text)
-        found += re.findall(r"`([a-z]+_\w*)`", text.text)
-        found += re.findall(r"`([A-Za-z_]\w*)\(", text.text)
-        wrong += [f"{text}: {name}" for name in found if name not in all_names()]
+        mentioned = re.findall(r"(?<![\w.*])_[a-z]\w+", text.text)
+        mentioned += re.findall(r"`([a-z]+_\w*)`", text.text)
+        mentioned += re.findall(r"`([A-Za-z_]\w*)\(", text.text)
+        wrong += [f"{text}: {name}" for name in mentioned if name not in all_names()]
     assert not wrong
 
 
 @cache
 def commands() -> set[str]:
-    """What one can type after `fsbench`: commands, and those of groups."""
-    found = set()
+    """Return the commands of `fsbench`, and those of its groups as "group command"."""
+    full_names = set()
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         if not command.hidden:
-            found |= {name, *(f"{name} {part}" for part in getattr(command, "commands", ()))}
-    return found
+            full_names |= {name, *(f"{name} {part}" for part in getattr(command, "commands", ()))}
+    return full_names
 
 
 def test_commands_exist():
@@ -193,6 +202,8 @@ def test_make_targets_exist():
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     wrong = []
     for text in texts():
-        named = re.findall(r"(?:[`(]|^)make ([a-z-]+)(?=[`),.:]|$| +#)", text.text, re.MULTILINE)
-        wrong += [f"{text}: make {name}" for name in named if name not in targets]
+        mentioned = re.findall(
+            r"(?:[`(]|^)make ([a-z-]+)(?=[`),.:]|$| +#)", text.text, re.MULTILINE
+        )
+        wrong += [f"{text}: make {name}" for name in mentioned if name not in targets]
     assert not wrong

@@ -1,4 +1,4 @@
-"""Commands that need no GPU start at once and load neither torch nor FlashInfer."""
+"""Check that commands that need no GPU load neither torch nor FlashInfer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ finally:
 RUNS = H200
 
 MODULES = 1000
-"""At most so many are loaded, and none of the heavy ones: half a second on an idle machine."""
+"""Largest number of modules that a command loads: about half a second on an idle machine."""
 
 
 def start(*arguments: object, cwd=None) -> tuple[str, set[str], int]:
-    """Standard output of a fresh process, its top-level modules at the end, and how many in all."""
+    """Run a command in a fresh process; return its output, top-level modules and module count."""
     done = subprocess.run(
         [sys.executable, "-c", _REPORT.format(arguments=[*map(str, arguments)])],
         capture_output=True,
@@ -46,7 +46,7 @@ def start(*arguments: object, cwd=None) -> tuple[str, set[str], int]:
 
 
 @pytest.mark.full
-def test_the_report_sees_torch():
+def test_the_report_names_torch_when_it_is_loaded():
     _, loaded, _ = start("run", "--dry-run")  # device auto asks torch
     assert "torch" in loaded
 
@@ -70,7 +70,7 @@ def test_the_report_sees_torch():
     ],
     ids=" ".join,
 )
-def test_starts_at_once_without_torch(arguments):
+def test_starts_without_torch(arguments):
     out, loaded, number = start(*arguments)
     # triton, which samplers are written in, brings numpy; nothing brings torch.
     assert not loaded & {"torch", "flashinfer", "cupti", "pandas", "scipy", "matplotlib"}

@@ -1,7 +1,6 @@
-"""mypy reads every file of the product, reports what is wrong there, and knows the public calls.
+"""Check that mypy reads every file of the product and sees the types of the public calls.
 
-`make lint` runs it. Here it is asked once more, with errors planted in files that it is given in
-place of the tree's.
+`make lint` runs mypy on the tree. These tests run it again with errors planted in copies of files.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PRODUCT = {
     for folder in ROOT.iterdir()
     if not folder.name.startswith(".") and folder.name not in ("tests", "build", "dist")
     for path in ([folder] if folder.suffix == ".py" else folder.rglob("*.py"))
-    # fsbench/kernels and fsbench/baselines are links to the folders beside fsbench/.
+    # fsbench/kernels and fsbench/baselines are links to the folders next to fsbench/.
     if path.resolve() == path
 }
 """All Python of this checkout, apart from the tests."""
@@ -39,24 +38,24 @@ PLANTED = ("fsbench/kernels/fused", "fsbench/baselines", "fsbench/measure", "too
 
 ERROR = 'def planted() -> int:\n    return "a" + 1\n'
 
-ASKED = "from fsbench.kernels import flash_sample\n\nreveal_type(flash_sample)\n"
+REVEAL = "from fsbench.kernels import flash_sample\n\nreveal_type(flash_sample)\n"
 
 
-def test_mypy_is_given_every_file(monkeypatch):
+def test_mypy_reads_every_file(monkeypatch):
     monkeypatch.chdir(ROOT)
     sources, _ = process_options([])
     paths = [Path(source.path or "").resolve() for source in sources]
     assert set(paths) == PRODUCT
-    assert len(paths) == len(PRODUCT), "a file is given twice"
+    assert len(paths) == len(PRODUCT), "a file is read twice"
 
 
 def test_exceptions_are_made_for_files_that_exist(monkeypatch):
-    """What pyproject.toml says about a module of ours is about none, once that has moved."""
+    """An override of mypy for a module that has moved would have no effect."""
     monkeypatch.chdir(ROOT)
     sources, _ = process_options([])
     modules = {source.module for source in sources}
-    named = {name for each in SETTINGS["mypy"]["overrides"] for name in each["module"]}
-    assert {name for name in named if name.split(".")[0] == "fsbench"} <= modules
+    overridden = {name for each in SETTINGS["mypy"]["overrides"] for name in each["module"]}
+    assert {name for name in overridden if name.split(".")[0] == "fsbench"} <= modules
 
 
 def test_types_ship():
@@ -66,13 +65,13 @@ def test_types_ship():
 
 @pytest.mark.full
 def test_errors_are_reported_wherever_they_are_and_public_calls_have_types(tmp_path):
-    """One run for all of it, from what `make lint` knows already: else mypy reads torch first."""
+    """One run checks all of this, with a copy of the cache of `make lint`, to save time."""
     cache = tmp_path / "cache"
     if (ROOT / ".mypy_cache").exists():
         shutil.copytree(ROOT / ".mypy_cache", cache)
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
     planted = [_first_module(ROOT / folder) for folder in PLANTED]
-    added = dict.fromkeys(planted, ERROR) | {ROOT / "examples" / "decode_loop.py": ASKED}
+    added = dict.fromkeys(planted, ERROR) | {ROOT / "examples" / "decode_loop.py": REVEAL}
     for number, (path, text) in enumerate(added.items()):
         copy = tmp_path / f"copy{number}.py"
         copy.write_text(path.read_text(encoding="utf-8") + "\n\n" + text, encoding="utf-8")
@@ -87,11 +86,11 @@ def test_errors_are_reported_wherever_they_are_and_public_calls_have_types(tmp_p
     assert all('("str" and "int")' in line for line in wrong), wrong
     assert f"(checked {len(PRODUCT)} source files)" in lines[-1]
 
-    (told,) = [line for line in lines if "Revealed type" in line]
-    parameters = re.findall(r"[( ](\w+): ", told.split("Revealed type is ")[1])
+    (revealed,) = [line for line in lines if "Revealed type" in line]
+    parameters = re.findall(r"[( ](\w+): ", revealed.split("Revealed type is ")[1])
     assert parameters == [*inspect.signature(flash_sample).parameters]
-    assert "hidden: torch._tensor.Tensor, weight: torch._tensor.Tensor | " in told
-    assert told.split(" -> ")[-1].endswith('fsbench.kernels.launch.result.Sample]"')
+    assert "hidden: torch._tensor.Tensor, weight: torch._tensor.Tensor | " in revealed
+    assert revealed.split(" -> ")[-1].endswith('fsbench.kernels.launch.result.Sample]"')
 
 
 def _first_module(folder: Path) -> Path:

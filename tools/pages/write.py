@@ -26,7 +26,7 @@ AT_A_START = re.compile(r"^ *(?:[-*] |\d+\. )?<!--[nc] ", re.MULTILINE)
 
 def pages() -> list[Path]:
     """Return the pages that may have blocks."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def made_block(words: str) -> str:

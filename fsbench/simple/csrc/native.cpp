@@ -254,7 +254,7 @@ int fsb_use_isa(const char* name) {
 
 // out[rows]: one number in (0, 1) per row. `seeds` has 1 (then the row counts) or `rows` entries.
 void fsb_uniforms(double* out, int64_t rows, const int64_t* seeds, int64_t n, int64_t step) {
-    constexpr uint32_t STREAM = 1u << 17;  // beside token and group noise (docs/noise.md)
+    constexpr uint32_t STREAM = 1u << 17;  // beside token and group noise (docs/design/noise.md)
     for (int64_t row = 0; row < rows; row++)
         out[row] = uniform(
             uint64_t(seeds[n == 1 ? 0 : row]), n == 1 ? uint32_t(row) : 0, uint32_t(step), STREAM);

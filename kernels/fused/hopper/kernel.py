@@ -3,7 +3,7 @@
 A program has one warp that loads and one to three warpgroups that compute. The loader copies tiles
 of weight and hidden into a ring of stages; each computing warpgroup multiplies its 64 rows of
 hidden with all of a tile's tokens and then lets the logits enter its running candidates, while the
-loader runs ahead. docs/kernel.md has a figure.
+loader runs ahead. docs/design/kernels.md has a figure.
 
 What the logits and the noise are, and what a program leaves behind, is that of
 fused.portable, bit for bit.

@@ -19,7 +19,7 @@ NO_NUMBER = ["", "x", "nan", "inf", "-inf", "1e999", "1,5"]
 NO_INTEGER = ["", "x", "1.5", "nan", "9" * 30, LONG, "1_0"]
 NO_INTEGERS = ["", "x", "1,,2", "1;2", "1.5", "nan", "9" * 30, LONG]
 NO_NAME = [*NO_TEXT, "nobody", LONG]
-NO_PATH = [*NO_TEXT, "x" * 5000]
+NO_PATH = [*NO_TEXT[:-1], "\ud800", "x" * 5000]  # bytes that are not UTF-8 may name a file
 NO_FOLDER = [*NO_PATH, "a_file", "a_file/below"]
 NO_MODEL = ["", "qwen3-9b", "qwen3-8b,"]
 NO_RESULTS = [*NO_PATH, "missing", "empty"]
@@ -96,8 +96,7 @@ OPTIONS = {
         "--engine": "name", "--model": NO_MODEL, "--batch": "sizes", "--sampler": NO_NAME,
         "--requests": NO_NAME, "--tp": [*NO_INTEGERS, "0", "2"], "--runs": "size",
         "--prompt-tokens": "size", "--output-tokens": [*NO_INTEGER, "3"], "--dtype": "name",
-        "--device": "name", "--profiles": "size", "--arriving": [*NO_INTEGER, "0", "1"],
-        "--arrivals": [*NO_TEXT, "x", "0", "-1", "nan", "inf", "1,"],
+        "--device": "name", "--profiles": "size",
         "--speculate": [*NO_INTEGER, "0", "-1", "127"], "--drafter": NO_NAME,
         "--memory": "share", "--seed": [*NO_INTEGER, "-1", str(2**70)], "--out": "folder",
     },

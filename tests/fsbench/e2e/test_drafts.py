@@ -167,7 +167,6 @@ def test_rounding_by_shape_is_told_from_a_wrong_token(tmp_path, monkeypatch):
             ["--speculate", "2", "--engine", "vllm", "--drafter", "ngram"],
             "--drafter: expected eagle in vllm; got 'ngram'",
         ),
-        (["--speculate", "2", "--arrivals", "8"], "--arrivals: expected none with --engine hf"),
         (["--speculate", "2", "--drafter", "ngrams"], "--drafter: expected one of"),
         (["--model", "qwen3-8b-fp8"], "--model: expected none in fp8 with --engine hf"),
         (["--speculate", "2", "--sampler", "multinomial"], "--sampler: expected flash_sample with"),

@@ -91,32 +91,6 @@ def test_drafts_in_all_engines(tmp_path):
     assert "default requests, 2 drafts per step" in told and "accepted per step" in told
 
 
-@pytest.mark.full
-def test_requests_that_arrive_by_themselves(tmp_path):
-    """Each sampler gets the same arrivals; another run has others. A warm-up is not recorded."""
-    plan = replace(PLAN, batches=(3,), requests=("mixed",), arrivals=(400.0, 900.0), arriving=9)
-    store = StepStore(tmp_path / "run", {})
-    assert measure(plan, Vllm("cuda", tmp_path / "run"), store) == 0
-    lines = read(tmp_path / "run")
-    runs = [line for line in lines if "served" in line]
-    assert [(line["rate"], line["run"], line["case"]["sampler"]) for line in runs] == [
-        (rate, run, name)
-        for rate in plan.arrivals
-        for run, names in ((0, ("vllm", "flash_sample")), (1, ("flash_sample", "vllm")))
-        for name in names
-    ]
-    assert {(line["run"], line["seed"]) for line in runs} == {(0, 1), (1, 2)}
-    for line in runs:
-        assert len(line["served"]["ttft_us"]) == 9 and line["served"]["output_tokens"] == 40
-        assert min(line["served"]["tpot_us"]) > 900  # the fake's step
-    assert not [line for line in lines if "decoded" in line or "profile" in line]
-    assert "fsbench: cores" in (tmp_path / "run" / "vllm-tiny-tp1-vllm.log").read_text()
-    frame = write_tables(tmp_path / "run")
-    assert frame.empty
-    assert "400 | vLLM's own sampler" in (tmp_path / "run" / "e2e.md").read_text()
-    assert len((tmp_path / "run" / "arrivals.csv").read_text().splitlines()) == 5
-
-
 def test_only_the_time_counts_in_which_all_decode(monkeypatch):
     """Two requests, the second sent when the first has two tokens already."""
     monkeypatch.syspath_prepend(FAKE)

@@ -114,7 +114,7 @@ def test_what_each_can_do():
     _, weight, _ = problem()
     assert make_draw("multinomial", Head(weight, V)).able == Need(0)
     able = make_draw("flash_sample", Head(weight, V)).able
-    assert ~able == Need.LOGITS | Need.THINKING_BUDGET
+    assert ~able == Need.LOGITS
     shard = make_draw("flash_sample", Head(object(), V)).able  # type: ignore[arg-type]
     stored = Need.FILTER | Need.REPETITION | Need.OTHER_LOGPROB | Need.TOP_LOGPROBS
     assert able & ~shard == stored

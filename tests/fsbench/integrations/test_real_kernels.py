@@ -25,7 +25,7 @@ from triton.language.extra import libdevice
 from fsbench.integrations.vllm_parts import DraftedBatch
 
 PACKAGE = "vllm.v1.worker.gpu.sample"
-VERSIONS = ["0.26.0", "0.33.0"]
+VERSIONS = ["0.26.0"]
 
 
 @pytest.fixture

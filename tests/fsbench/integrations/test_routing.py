@@ -20,7 +20,7 @@ from fsbench.integrations.routing import (
 )
 
 ALL = [Need(bits) for bits in range(2 ** len(Need))]
-OURS = ~(Need.LOGITS | Need.THINKING_BUDGET)  # all that a draw can do here
+OURS = ~Need.LOGITS  # all that a draw can do here
 STORED = Need.FILTER | Need.OTHER_LOGPROB
 
 

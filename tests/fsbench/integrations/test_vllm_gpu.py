@@ -36,8 +36,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.skipif(
-        (package_version("vllm") or "").split("+")[0] != plugin.MEASURED,
-        reason=f"vLLM {plugin.MEASURED} is not installed",
+        (package_version("vllm") or "").split("+")[0] != plugin.SUPPORTED,
+        reason=f"vLLM {plugin.SUPPORTED} is not installed",
     ),
 ]
 

@@ -186,7 +186,7 @@ def test_the_error_of_a_matmul_ignores_rows_that_are_not_finite():
 
 
 def test_matmul_error_holds_for_an_accumulator_that_truncates():
-    """As docs/noise.md says: tensor cores that cut off, at the largest D of the named models."""
+    """As design/noise.md says: tensor cores that cut off, at the largest D of the named models."""
     D = max(model.D for model in models().values())
     for law in ("normal:1", "zipf:1", "peaked:20"):
         problem = Problem(2, D, 256, "bf16", device="cpu", logits=law)

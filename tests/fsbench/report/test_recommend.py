@@ -302,7 +302,7 @@ def test_it_works_anywhere_and_fits_80_columns(tmp_path, monkeypatch):
     (tmp_path / "results/cpu/e2e").mkdir(parents=True)  # of a command that times no sampler
     done = run(*options)
     assert "flash_sampling_topk_topp" in done.stdout
-    assert "vLLM 0" not in done.stdout  # docs/end-to-end.md says which versions
+    assert "vLLM 0" not in done.stdout  # docs/guide/vllm.md says which versions
     assert max(map(len, done.stdout.splitlines())) <= 80
     changes = dict(kind="truncated", top_k=50, top_p=0.9)
     names = ("flash_sampling_topk_topp", "flashinfer_top_k_top_p_lean")

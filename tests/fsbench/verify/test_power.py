@@ -1,4 +1,4 @@
-"""The numbers of docs/exactness.md on what the ci tier finds on a CPU follow from the code."""
+"""The numbers of design/exactness.md on what the ci tier finds on a CPU follow from the code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fsbench.verify.statistics import (
     surprisal_p_values,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "exactness.md"
+PAGE = Path(__file__).parents[3] / "docs" / "design" / "exactness.md"
 CI = EFFORTS["ci", "cpu"]
 ROWS, STEPS = 300, math.ceil(CI.fit_draws / 300)
 ROW = 2.0 * torch.randn(500, generator=torch.Generator().manual_seed(5))

@@ -84,7 +84,7 @@ def test_a_split_that_there_is_no_kernel_for_is_refused(both):
 
 @pytest.mark.parametrize("B", [1, 64, 65, 1000])
 def test_of_options_the_noise_alone_decides_and_of_the_dtype_its_bytes(both, B):
-    """The sentences of flash_sample's docstring and of docs/kernel.md about "auto"."""
+    """The sentences of flash_sample's docstring and of docs/design/kernels.md about "auto"."""
 
     def kernel(noise: str = "group", dtype: torch.dtype = torch.bfloat16, **wish: object) -> type:
         hidden, weight = torch.zeros(B, 64).bfloat16(), torch.zeros(500, 64).to(dtype)

@@ -13,7 +13,7 @@ from truncated_cases import check as check_truncated
 
 from fsbench import reference
 from fsbench.errors import InvalidArgument
-from fsbench.kernels import flash_sample, prepare_head, screened_sample
+from fsbench.kernels import flash_sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -113,59 +113,6 @@ def test_truncated_tokens_are_the_oracles(noise, filters):
     check_truncated(
         hidden=hidden, weight=weight, temperature=ROWS_T, noise=noise, counting_only=True, **filters
     )
-
-
-EXACT = [
-    pytest.param(torch.bfloat16, id="torch"),
-    pytest.param(torch.float16, id="kernels", marks=pytest.mark.interpreter),
-]
-
-
-@pytest.mark.parametrize("dtype", EXACT)
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("noise", first_quick((*SMALLER, "group")))
-def test_screened_tokens_are_those_of_flash_sample(noise, name, dtype):
-    hidden, weight = problem(5, 300, 64, dtype, sigma=3.0)
-    # Equal sums in any order: how a CPU's matmul rounds depends on its shape.
-    hidden, weight = (8 * hidden).round() / 8, (64 * weight).round() / 64
-    head = prepare_head(weight)
-    options = {"seed": SEED, "noise": noise, **of_options(OPTIONS[name])}
-    for step in range(3):
-        options = {"offset": counter(step), **options}
-        screened = screened_sample(hidden, head, **options)
-        same = flash_sample(hidden, weight, **options)
-        assert torch.equal(screened.tokens, same.tokens)
-        assert torch.equal(screened.valid, same.valid)
-    if name == "plain":
-        assert (screened.found > 0).all() and (screened.found < 250).all()
-        assert (screened.found % reference.GROUP_SIZES[noise] == 0).float().mean() > 0.5
-
-
-@pytest.mark.parametrize("dtype", EXACT)
-@pytest.mark.parametrize("noise", first_quick((*SMALLER, "group")))
-@pytest.mark.parametrize("undefined", ["hidden", "weight", "all is a candidate"])
-def test_screened_rows_without_bounds(undefined, noise, dtype):
-    B, V = 5, 700
-    hidden, weight = problem(B, V, 64, dtype, sigma=3.0)
-    hidden, weight = (8 * hidden).round() / 8, (64 * weight).round() / 64
-    T = torch.ones(B)
-    mask = torch.ones(B, V, dtype=torch.bool)
-    if undefined == "hidden":
-        hidden[1, 3], hidden[3, 0] = torch.nan, torch.inf
-        T[2] = 2.0**101
-    elif undefined == "weight":
-        weight[77, 0] = torch.nan
-        mask[1:, 77] = False
-    else:
-        T[2], weight[:] = 0.0, weight[0]
-    options = {"seed": SEED, "noise": noise, "temperature": T, "mask": mask}
-    screened = screened_sample(hidden, prepare_head(weight), **options)
-    same = flash_sample(hidden, weight, **options)
-    assert torch.equal(screened.tokens, same.tokens)
-    assert torch.equal(screened.valid, same.valid)
-    if dtype == torch.float16 and undefined == "all is a candidate":
-        fits = V / reference.GROUP_SIZES[noise] <= 64  # of the lists in the interpreter
-        assert screened.found[2] == (V if fits else -1)
 
 
 def test_other_sizes_are_refused():

@@ -95,7 +95,3 @@ class LLM:
                 )  # fmt: skip
         trace = self._traces / f"dp0_pp0_tp0.{time.time_ns()}.pt.trace.json"
         trace.write_text(json.dumps({"traceEvents": events}))
-
-
-class AsyncEngineArgs(SimpleNamespace):
-    pass
