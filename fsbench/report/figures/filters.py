@@ -112,8 +112,8 @@ def draw(alike: list[Configuration]) -> Figure | None:
     for name, off in FILTERS.items():
         row[name] = off
     words = f"{alike[0].title}; {conditions_in_words(row)}"
-    lines = ["Time of a decode step / time of the matmul alone (lower is better)", words, note]
-    figure.suptitle("\n".join(filter(None, lines)), fontsize=9)
+    title = ["Time of a decode step / time of the matmul alone (lower is better)", words, note]
+    figure.suptitle("\n".join(filter(None, title)), fontsize=9)
     return figure
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
@@ -132,8 +133,8 @@ def grid(count: int, columns: int, sharey: bool = False) -> tuple[Figure, list[A
     if count % columns == 0:
         heights[-1] = 0.5  # only the legend is there
     figure = Figure(figsize=(8.8, 4.0 * sum(heights)), layout=layout)
-    shapes = {"height_ratios": heights, "sharey": sharey, "squeeze": False}
-    cells = list(figure.subplots(rows, columns, **shapes).flat)
+    panels = figure.subplots(rows, columns, sharey=sharey, squeeze=False, height_ratios=heights)
+    cells = list(panels.flat)
     for cell in cells[count:]:
         cell.set_axis_off()
     return figure, cells[:count]
@@ -253,8 +254,8 @@ def legend(figure: Figure, *panels: Axes, offset: float = 1.03) -> None:
     empty = [axes for axes in figure.axes if not axes.axison]
     share = 1.0
     if empty and (cell := empty[0].get_subplotspec()):
-        heights = cell.get_gridspec().get_height_ratios()
-        share = heights[-1] / sum(heights)
+        heights = np.asarray(cell.get_gridspec().get_height_ratios(), dtype=float)
+        share = float(heights[-1] / heights.sum())
     figure.set_figheight(max(figure.get_figheight(), (0.6 + 0.2 * lines) / share))
     placed = (empty or panels[-1:])[0].legend(
         list(entries.values()),
