@@ -15,19 +15,9 @@ from matplotlib.text import Annotation
 from fsbench.provider import Kind
 from fsbench.report import logits_store
 from fsbench.report.figures.parts import laid_out, log2_axis
-from fsbench.report.figures.style import color
+from fsbench.report.figures.style import headline_color, samplers
 from fsbench.report.tables import Configuration, stems
 
-PUBLIC_CALL = "flash_sampling_auto"
-"""The sampler that calls flash_sample as users do. Where it was measured, its line is drawn."""
-
-_COLORS = {
-    "fused": color(PUBLIC_CALL, fused=True),
-    "screened": color("flash_sampling_screened", fused=True),
-    "stored": color("gumbel_argmax", fused=False),
-    "flashinfer": color("flashinfer_gumbel_lean", fused=False),
-    "vllm": color("vllm_gumbel", fused=False),
-}
 _WORDS = {
     "fused": "fused: {}",
     "screened": "fused: {}",
@@ -80,6 +70,7 @@ def _lines(alike: list[Configuration]) -> Lines:
     then the one with the most B, then the one with the smallest geometric mean.
     """
     _, with_store = logits_store.pair()
+    call = samplers()["public_call"]
     best: dict[str, tuple[tuple[bool, int, float], str, pd.Series]] = {}
     for each in alike:
         groups: dict[str, dict[str, pd.Series]] = {}
@@ -89,14 +80,14 @@ def _lines(alike: list[Configuration]) -> Lines:
                 if name != with_store and not ratio.empty:
                     groups.setdefault(_group(name, fused), {})[name] = ratio
         for group, ratios in groups.items():
-            as_called = PUBLIC_CALL in ratios
-            table = pd.DataFrame({PUBLIC_CALL: ratios[PUBLIC_CALL]} if as_called else ratios)
+            as_called = call in ratios
+            table = pd.DataFrame({call: ratios[call]} if as_called else ratios)
             least = table.min(axis=1)
             names = " or ".join(each.label(name) for name in table.idxmin(axis=1).unique())
             rank = (not as_called, -len(least), math.exp(least.map(math.log).mean()))
             if group not in best or rank < best[group][0]:
                 best[group] = (rank, names, least)
-    return {group: best[group][1:] for group in _COLORS if group in best}
+    return {group: best[group][1:] for group in _WORDS if group in best}
 
 
 def _over_matmul(each: Configuration, name: str) -> pd.Series:
@@ -134,7 +125,7 @@ def _figure(lines: Lines, title: str) -> Figure:
             ratio.index,
             ratio,
             "o-",
-            color=_COLORS[group],
+            color=headline_color(group),
             linewidth=3.0 if emphasized else 1.6,
             markersize=3 if len(ratio) > 20 else 5,
             zorder=5 if emphasized else 4,
@@ -181,7 +172,7 @@ def _name_lines(figure: Figure, lines: Lines) -> None:
             xytext=(0, 0),
             textcoords="offset points",
             fontsize=10,
-            color=_COLORS[group],
+            color=headline_color(group),
             fontweight="bold" if emphasized else "normal",
         )
         best = None

@@ -1,14 +1,17 @@
 """The look of each sampler, the same in every figure.
 
-A sampler that ships with fsbench has a fixed color and marker (`_SLOTS`), so all figures draw it
-alike. Another one takes a free slot in the palette of its family, found by a hash of its name, so
+A sampler that ships with fsbench has a fixed color and marker (samplers.toml), so all figures draw
+it alike. Another one takes a free slot in the palette of its family, found by a hash of its name, so
 no two lines of one figure look alike.
 """
 
 from __future__ import annotations
 
+import tomllib
 import zlib
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import pandas as pd
@@ -27,41 +30,6 @@ _UNFUSED = (
 )
 _NOT_EXACT = ("#b08d57", "#6c8ea4", "#a67aa0", "#7a9a6b")
 _BOUND = ("#000000", "#6e6e6e", "#9a9a9a")
-_SLOTS = {
-    # in _FUSED
-    "flash_sampling_auto": 0,
-    "flash_sample": 0,  # as `fsbench e2e` names it
-    "flash_sampling_hopper": 1,
-    "flash_sampling": 2,
-    "flash_sampling_screened": 3,
-    "screened": 3,
-    "flash_sampling_token": 4,
-    "flash_sampling_topk_topp": 5,
-    "flash_sampling_store": 6,
-    "flash_sampling_topk_topp_screened": 7,
-    "flash_score": 8,
-    # in _UNFUSED
-    "gumbel_argmax": 0,
-    "flashinfer_gumbel_lean": 1,
-    "flashinfer_top_k_top_p_lean": 2,
-    "flashinfer_gumbel": 3,
-    "exponential_race": 4,
-    "flashinfer_top_k_top_p": 5,
-    "multinomial_compiled": 6,
-    "vllm_gumbel": 7,
-    "vllm": 7,
-    "flashinfer_joint": 8,
-    "flashinfer_cake": 9,
-    "vllm_flashinfer": 10,
-    "hf_generate": 11,
-    # in _NOT_EXACT and _BOUND
-    "greedy": 0,
-    "flash_sampling_greedy": 1,
-    "weight_stream": 0,
-    "matmul_only": 1,
-}
-"""Place of a sampler in the palette of its family."""
-
 _MARKERS = "osD^vPX<>hp*"
 _DASHES = ((6.0, 2.0), (2.5, 1.5), (8.0, 2.0, 1.5, 2.0))
 
@@ -89,6 +57,13 @@ ROOFS: tuple[dict[str, Any], ...] = (
 """Lines of a GPU's peaks: datasheet, measured."""
 
 
+@cache
+def samplers() -> dict[str, Any]:
+    """Return samplers.toml: how figures draw the samplers of fsbench."""
+    text = (resources.files(__package__) / "samplers.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
 @dataclass(frozen=True)
 class Style:
     """Look of a sampler's line. line: keyword arguments of Axes.plot."""
@@ -103,7 +78,7 @@ def styles(rows: pd.DataFrame) -> dict[str, Style]:
     kinds: dict[str, Kind] = {}
     for row in rows[rows.status == "ok"].drop_duplicates("provider", keep="last").itertuples():
         kinds[row.provider] = Kind(row.kind)
-        ours = bool(row.fused) or row.provider.startswith("flash_sampling")
+        ours = bool(row.fused) or row.provider.startswith(samplers()["ours"])
         families.setdefault(_palette(kinds[row.provider], ours), []).append(row.provider)
     return {
         name: Style(kinds[name], _line(kinds[name], palette, slot))
@@ -112,9 +87,11 @@ def styles(rows: pd.DataFrame) -> dict[str, Style]:
     }
 
 
-def color(provider: str, fused: bool) -> str:
-    """Return the color of a sampler of fsbench in all figures."""
-    return (_FUSED if fused else _UNFUSED)[_SLOTS[provider]]
+def headline_color(group: str) -> str:
+    """Return the color of a line of the headline figure, that of its sampler in other figures."""
+    emphasized = group in ("fused", "screened")
+    slot = samplers()["slots"][samplers()["headline"][group]]
+    return (_FUSED if emphasized else _UNFUSED)[slot]
 
 
 def _palette(kind: Kind, ours: bool) -> tuple[str, ...]:
@@ -128,13 +105,14 @@ def _palette(kind: Kind, ours: bool) -> tuple[str, ...]:
 def _slots(names: list[str], size: int) -> dict[str, int]:
     """Return a number for each name, all different; below `size` while there is room.
 
-    Names in `_SLOTS` come first. Of two with one number, the later in the alphabet moves on.
+    Names in samplers.toml come first. Of two with one number, the later in the alphabet moves on.
     """
+    fixed: dict[str, int] = samplers()["slots"]
     slots: dict[str, int] = {}
-    order = sorted(names, key=lambda name: (name not in _SLOTS, name))
+    order = sorted(names, key=lambda name: (name not in fixed, name))
     for position, name in enumerate(order):
         lap = position // size * size  # slots below `lap` are all in use
-        slot = _SLOTS.get(name, zlib.crc32(name.encode())) % size
+        slot = fixed.get(name, zlib.crc32(name.encode())) % size
         while lap + slot in slots.values():
             slot = (slot + 1) % size
         slots[name] = lap + slot

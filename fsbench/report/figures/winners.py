@@ -9,20 +9,19 @@ from matplotlib.patches import Rectangle
 
 from fsbench.provider import Kind
 from fsbench.report.compare import WITHIN
-from fsbench.report.figures.headline import PUBLIC_CALL
 from fsbench.report.figures.parts import laid_out
-from fsbench.report.figures.style import Style, color
+from fsbench.report.figures.style import Style, headline_color, samplers
 from fsbench.report.recommend import Advice, recommend
 from fsbench.report.tables import Configuration, conditions_in_words
 
-FUSED, STORED, NOISE = (
+FUSED, STORED, NOISE = headline_color("fused"), headline_color("stored"), "#8a8a8a"
     color(PUBLIC_CALL, fused=True),
     color("gumbel_argmax", fused=False),
     "#8a8a8a",
 )
 """Colors of a cell: fused is faster, storing logits is faster, the difference is within noise."""
 
-FORCED = dict.fromkeys(("flash_sampling", "flash_sampling_hopper"), PUBLIC_CALL)
+FORCED = dict.fromkeys(samplers()["forced"], samplers()["public_call"])
 """Samplers that force one kernel of flash_sample: its own call counts where it was measured."""
 
 COLUMNS = 12
