@@ -1,8 +1,7 @@
 """The look of each sampler, the same in every figure.
 
-A sampler that ships with fsbench has a fixed color and marker (samplers.toml), so all figures draw
-it alike. Another one takes a free slot in the palette of its family, found by a hash of its name, so
-no two lines of one figure look alike.
+A sampler that ships with fsbench has a fixed color and marker (samplers.toml). Another one takes a
+free slot in the palette of its family, found by a hash of its name, so no two lines look alike.
 """
 
 from __future__ import annotations

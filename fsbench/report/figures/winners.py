@@ -15,10 +15,6 @@ from fsbench.report.recommend import Advice, recommend
 from fsbench.report.tables import Configuration, conditions_in_words
 
 FUSED, STORED, NOISE = headline_color("fused"), headline_color("stored"), "#8a8a8a"
-    color(PUBLIC_CALL, fused=True),
-    color("gumbel_argmax", fused=False),
-    "#8a8a8a",
-)
 """Colors of a cell: fused is faster, storing logits is faster, the difference is within noise."""
 
 FORCED = dict.fromkeys(samplers()["forced"], samplers()["public_call"])
