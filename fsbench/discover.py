@@ -129,12 +129,21 @@ def discover(
     return dict(sorted(found.items()))
 
 
+def names() -> set[str]:
+    """Return the names of shipped samplers and of entry points, without importing any."""
+    folders = [
+        folder for package in _PACKAGES for folder in importlib.import_module(package).__path__
+    ]
+    shipped = {info.name for info in pkgutil.iter_modules(folders) if not info.ispkg}
+    return shipped | {one_line(entry.name) for entry in entry_points(group=ENTRY_POINTS)}
+
+
 def select(found: dict[str, Found], names: Iterable[str]) -> list[Found]:
     """The named samplers, in that order; an unknown name raises with the nearest known one."""
     chosen = []
     for name in names:
         if name not in found:
-            raise unknown_name("provider", name, found)
+            raise unknown_name("--provider", name, found, "fsbench list")
         chosen.append(found[name])
     return chosen
 

@@ -210,4 +210,4 @@ def model(name: str) -> Model:
     try:
         return models()[name]
     except KeyError:
-        raise unknown_name("model", name, models()) from None
+        raise unknown_name("model", name, models(), "fsbench list") from None

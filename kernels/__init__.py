@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fsbench.kernels.launch.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.scoring.api import score
     from fsbench.kernels.screened.api import screened_sample
-    from fsbench.kernels.screened.files import load_head, save_head
     from fsbench.kernels.screened.head import ScreenedHead, prepare_head
+    from fsbench.kernels.screened.head_file import load_head, save_head
     from fsbench.kernels.shard.vocab_shard import VocabShard, even_blocks
     from fsbench.kernels.truncated.api import truncated_sample
     from fsbench.kernels.truncated.history import Penalties, TokenHistory

@@ -138,6 +138,13 @@ def _word(text: str, name: str) -> None:
         raise InvalidArgument(f"{name}: expected a text that can be printed; got {shown(text)}")
 
 
+def _models(text: str, name: str) -> None:
+    _words(text, name)
+    for each in text.split(","):
+        if each.strip() not in models():
+            raise unknown_name(name, each.strip(), models(), "fsbench list")
+
+
 def _words(text: str, name: str) -> None:
     if not (all(map(str.strip, text.split(","))) and text.isprintable()):
         raise InvalidArgument(f"{name}: expected names separated by commas; got {shown(text)}")
@@ -180,6 +187,7 @@ def _file(text: str, name: str) -> Path:
 NUMBERS = checked("NUMBERS", number_list)
 WORD = checked("NAME", _word)
 WORDS = checked("NAMES", _words)
+MODELS = checked("NAMES", _models)
 LAW = checked("LAW", _law)
 
 
@@ -207,7 +215,7 @@ VocabularySizes = Annotated[
 ]
 Models = Annotated[
     list[str] | None,
-    option("--model", WORDS, "A named LM head; may be repeated. See `fsbench list`."),
+    option("--model", MODELS, "A named LM head; may be repeated. See `fsbench list`."),
 ]
 _dtypes = one_of(lambda: DTYPES)
 Dtype = Annotated[str, option("--dtype", _dtypes, "bf16, fp16 or fp32.")]
@@ -238,7 +246,7 @@ FigureFolder = Annotated[Path, option("--out", FOLDER, "Folder for the figures."
 Formats = Annotated[str, option("--format", WORDS, "Comma list of png, pdf, svg.")]
 
 
-def as_before(context: typer.Context, folder: Path | None) -> Path | None:
+def options_of_folder(context: typer.Context, folder: Path | None) -> Path | None:
     """--resume: options that are not given are those of the run to be continued."""
     if folder is not None:
         from fsbench.records.store import read_environment

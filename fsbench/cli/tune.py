@@ -65,7 +65,7 @@ def tune(
     The folder gets tiles.toml, to be named by the variable FSBENCH_TILES, times.csv with the time
     of every config, and env.json. The kernels' tokens do not depend on the choice.
     """
-    from fsbench.cli.reporting import Progress
+    from fsbench.cli.progress import Progress
     from fsbench.machine import compilers
     from fsbench.machine.environment import environment
     from fsbench.measure import tuning

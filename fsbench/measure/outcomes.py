@@ -18,7 +18,7 @@ from fsbench.errors import (
 from fsbench.machine.device_state import require_live_device
 from fsbench.measure.distributed import Team
 from fsbench.measure.intact import SpoiledProcess
-from fsbench.measure.ledger import Ledger, Left
+from fsbench.measure.time_left import PhaseTimes, TimeLeft
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
 from fsbench.verify.check import Setting
@@ -37,20 +37,22 @@ class Outcomes:
         reason) of a failure of this rank.
     gate: what a sampler failed in verification, "" if in nothing. verified: called with each of
         these that is new.
-    ledger: where the time goes.
+    times: seconds by cell and phase.
     team: of the ranks that measure together. All take the same decisions: they agree on every
         failure. Rank 0's store is written to, the others' are replicas.
     """
 
     store: Store
-    report: Callable[[float, int, str, Left | None], None] = lambda done, total, what, left: None
+    report: Callable[[float, int, str, TimeLeft | None], None] = lambda done, total, what, left: (
+        None
+    )
     begin: Callable[[Cell], None] = lambda cell: None
     finished: Callable[[Cell, float], None] = lambda cell, seconds: None
     troubled: Callable[[str, str], None] = lambda status, reason: None
     verified: Callable[[GateKey, str], None] = lambda key, failed: None
     gate: dict[GateKey, str] = field(default_factory=dict)
     team: Team | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    times: PhaseTimes = field(default_factory=PhaseTimes)
     total: int = 0
     parts: int = 1
     _done: float = 0.0
@@ -64,7 +66,7 @@ class Outcomes:
 
     def at(self, cell: Cell, what: str, phase: str) -> None:
         """Report what is going on, at a cell which is about to be worked on in a phase."""
-        self.ledger.enter(phase, cell)
+        self.times.enter(phase, cell)
         self.tell(cell, what)
         self.begin(cell)
 
@@ -76,16 +78,16 @@ class Outcomes:
             min(self._done, self.total),
             self.total,
             f"{where}: {cell.label}{what}",
-            self.ledger.left,
+            self.times.left,
         )
 
     def finish(self, cell: Cell) -> None:
         """Nothing is left to do for a cell."""
         if cell in self._left:
             self._done += self._left.pop(cell) / self.parts
-            self.ledger.finish(self._left)
+            self.times.finish(self._left)
             self.tell(cell, "")
-            self.finished(cell, self.ledger.spent(cell))
+            self.finished(cell, self.times.total(cell))
 
     def part(self, cell: Cell, what: str, phase: str, work: Callable[[], T]) -> T | None:
         """Do a part of a cell. Returns None if it failed, here or on another rank.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fsbench.discover import Found
 from fsbench.errors import InvalidArgument, as_text
@@ -13,6 +15,9 @@ from fsbench.machine import hardware
 from fsbench.measure import energy
 from fsbench.problem import DTYPES, Problem
 from fsbench.records.cell import Cell, Conditions
+
+if TYPE_CHECKING:
+    from fsbench.verify.check import Setting
 
 _MOST_HELPERS = 12
 
@@ -115,3 +120,54 @@ class Plan:
             Conditions(gpu, timer, graph, l2),
             problem,
         )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every process of a run is told; plain data, since it crosses processes.
+
+    plan: without its providers, which are found again by `names`, `provider_paths` and `reasons`
+        (fsbench.discover). indices: of the GPUs, one per rank. timer: its own name. seconds: that
+        all may be silent. together: the processes are ranks that share the vocabulary, if only one.
+    warmers: processes that compile ahead. ahead: see Preparation. gate: see Outcomes. began: when
+        its time starts to count, on time.monotonic.
+    """
+
+    plan: Plan
+    names: list[str]
+    provider_paths: list[str]
+    reasons: dict[str, str]
+    device: str
+    indices: list[int]
+    timer: str
+    l2: str
+    seconds: float
+    together: bool = False
+    warmers: int = 0
+    ahead: dict[tuple[str, Problem], float] = field(default_factory=dict)
+    gate: dict[tuple[str, Setting], str] = field(default_factory=dict)
+    began: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many."""
+        return len(self.indices)
+
+
+def torchrun_rank(degrees: list[int], folder: Path | None) -> int | None:
+    """This process's rank, if torchrun started it (its variables say so), else None."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    given = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK")}
+    for name, value in given.items():
+        if not value.isdecimal():
+            raise InvalidArgument(
+                f"{name}: expected the number that torchrun sets, since TORCHELASTIC_RUN_ID is "
+                f"set; got {value!r}"
+            )
+    ranks = int(given["WORLD_SIZE"])
+    if degrees != [ranks]:
+        raise InvalidArgument(f"--tp: expected {ranks}, the ranks of torchrun; got {degrees}")
+    if folder is None:
+        raise InvalidArgument("--out: expected a folder, which all ranks of torchrun share")
+    return int(given["RANK"])

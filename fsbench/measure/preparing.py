@@ -263,12 +263,12 @@ class Preparation:
 
     def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """Verify, build, check on the problem, capture and warm up."""
-        ledger = self.outcomes.ledger
-        ledger.enter("gate", cell)
+        times = self.outcomes.times
+        times.enter("gate", cell)
         self._gate_check(provider, cell)
-        ledger.enter("first call", cell)
+        times.enter("first call", cell)
         launch, facts = self._build(provider, inputs)
-        ledger.enter("check", cell)
+        times.enter("check", cell)
         if self.plan.check and provider.kind is not Kind.LOWER_BOUND:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
             if not check.passed:
@@ -277,7 +277,7 @@ class Preparation:
                 tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
                 if any(theirs != tokens for theirs in team.gather(tokens)):
                     raise VerificationFailed("ranks: they return different tokens")
-        ledger.enter("capture", cell)
+        times.enter("capture", cell)
         facts["config"] = _config(launch)
         forms: dict[str, Callable[[], object]] = {}
         lacks: dict[str, str] = {}

@@ -21,10 +21,10 @@ from fsbench.errors import DeviceUnavailable
 from fsbench.machine import hardware
 from fsbench.machine.device_state import synchronize
 from fsbench.measure import energy, host
-from fsbench.measure.ledger import Left
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.preparing import Contender, Preparation, work_list
+from fsbench.measure.time_left import TimeLeft
 from fsbench.problem import Problem
 from fsbench.records.cell import Energy, Round
 from fsbench.timers import Timer, gpu
@@ -71,7 +71,7 @@ class Runner:
             self._measure(*preparation.ready(batch))  # kept by nothing here
             for _, cell in batch.samplers:
                 outcomes.finish(cell)
-        outcomes.report(outcomes.total, outcomes.total, "done", Left(0.0))
+        outcomes.report(outcomes.total, outcomes.total, "done", TimeLeft(0.0))
 
     def _measure(self, contenders: list[Contender], offset: Tensor) -> None:
         self._time(contenders, offset)

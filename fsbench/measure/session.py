@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from fsbench.errors import InvalidArgument
 from fsbench.machine import compilers
 from fsbench.measure import supervisor
 from fsbench.measure.outcomes import Outcomes
-from fsbench.measure.worker import Job, Report, carry_out, ready_runner
+from fsbench.measure.plan import Job, torchrun_rank
+from fsbench.measure.worker import Report, carry_out, ready_runner
 from fsbench.records import breakdown, summary
 from fsbench.records.cell import Cell, CellRecord
 from fsbench.records.store import Store, own_folder, require_empty
@@ -43,7 +42,7 @@ class Session:
 
     def __post_init__(self) -> None:
         if self.job.together:
-            self._rank = _rank_of_torchrun(self._degrees(), self.out or self.resume)
+            self._rank = torchrun_rank(self._degrees(), self.out or self.resume)
         if self._rank not in (None, 0):
             self._store = Store.replica()
         elif self.resume:
@@ -130,22 +129,3 @@ class Session:
         """Close the store; the folder stays readable and can be resumed."""
         if self._store is not None:
             self._store.close()
-
-
-def _rank_of_torchrun(degrees: list[int], folder: Path | None) -> int | None:
-    """This process's rank, if torchrun started it (its variables say so), else None."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return None
-    given = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK")}
-    for name, value in given.items():
-        if not value.isdecimal():
-            raise InvalidArgument(
-                f"{name}: expected the number that torchrun sets, since TORCHELASTIC_RUN_ID is "
-                f"set; got {value!r}"
-            )
-    ranks = int(given["WORLD_SIZE"])
-    if degrees != [ranks]:
-        raise InvalidArgument(f"--tp: expected {ranks}, the ranks of torchrun; got {degrees}")
-    if folder is None:
-        raise InvalidArgument("--out: expected a folder, which all ranks of torchrun share")
-    return int(given["RANK"])

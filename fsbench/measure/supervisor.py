@@ -22,7 +22,8 @@ from multiprocessing.util import get_temp_dir
 from fsbench.errors import FsbenchError
 from fsbench.machine.compilers import process_age_s
 from fsbench.measure import ahead, server, worker
-from fsbench.measure.worker import Job, Report
+from fsbench.measure.plan import Job
+from fsbench.measure.worker import Report
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,53 +16,20 @@ from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
 from fsbench.machine import compilers, device_state
 from fsbench.measure.distributed import Team
-from fsbench.measure.ledger import Ledger, Left
-from fsbench.measure.outcomes import GateKey, Outcomes
-from fsbench.measure.plan import Plan
+from fsbench.measure.outcomes import Outcomes
+from fsbench.measure.plan import Job
 from fsbench.measure.runner import Runner
 from fsbench.measure.server import end_with_server
-from fsbench.problem import Problem
+from fsbench.measure.time_left import PhaseTimes, TimeLeft
 from fsbench.records.cell import CellRecord
 from fsbench.records.store import Store
 from fsbench.timers import gpu, make_timer
 
 
-@dataclass(frozen=True)
-class Job:
-    """What every process of a run is told; plain data, since it crosses processes.
-
-    plan: without its providers, which are found again by `names`, `provider_paths` and `reasons`
-        (fsbench.discover). indices: of the GPUs, one per rank. timer: its own name. seconds: that
-        all may be silent. together: the processes are ranks that share the vocabulary, if only one.
-    warmers: processes that compile ahead. ahead: see Preparation. gate: see Outcomes. began: when
-        its time starts to count, on time.monotonic.
-    """
-
-    plan: Plan
-    names: list[str]
-    provider_paths: list[str]
-    reasons: dict[str, str]
-    device: str
-    indices: list[int]
-    timer: str
-    l2: str
-    seconds: float
-    together: bool = False
-    warmers: int = 0
-    ahead: dict[tuple[str, Problem], float] = field(default_factory=dict)
-    gate: dict[GateKey, str] = field(default_factory=dict)
-    began: float | None = None
-
-    @property
-    def ranks(self) -> int:
-        """How many."""
-        return len(self.indices)
-
-
 class Report(Protocol):
     """Shows what a run does."""
 
-    def report(self, done: float, total: int, what: str, left: Left | None = None) -> None:
+    def report(self, done: float, total: int, activity: str, left: TimeLeft | None = None) -> None:
         """See `Outcomes.report`."""
 
     def finished(self, record: CellRecord, seconds: float) -> None:
@@ -125,7 +92,7 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
             finished=lambda *cell: tell("finished", *cell) if first else None,
             verified=lambda *verdict: tell("verified", *verdict) if first else None,
             gate=dict(job.gate),
-            ledger=Ledger(since=job.began),
+            times=PhaseTimes(since=job.began),
         )
         gc.freeze()  # what is imported stays, and need not be searched for garbage at every cell
         if job.device == "cuda":
@@ -134,7 +101,7 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
         outcomes.store.know(ask("ready"))
         carry_out(runner)
         if first:
-            tell("time", {"phases": outcomes.ledger.phases(), "compiling": compilers.seconds()})
+            tell("time", {"phases": outcomes.times.phases(), "compiling": compilers.seconds()})
         tell("done")
     except BaseException as error:
         with suppress(OSError):

@@ -19,7 +19,7 @@ MAX_TOP = 20
 MAX_SUPPORT = 1024
 MAX_V = 2**20
 """Tokens of which a program can have the maxima of groups in registers."""
-_LARGEST = torch.finfo(torch.float32).max
+LARGEST_NUMBER = torch.finfo(torch.float32).max
 
 
 def check_integer(name: str, value: object, lowest: int, highest: int) -> int:
@@ -35,7 +35,7 @@ def check_number(name: str, value: object, *, positive: bool = False) -> float:
     """A number >= 0, or > 0, that is finite in fp32."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{name}: expected a number; got {type(value).__name__}")
-    if not 0 <= value <= _LARGEST or (positive and value == 0):
+    if not 0 <= value <= LARGEST_NUMBER or (positive and value == 0):
         wanted = "> 0" if positive else ">= 0"
         raise InvalidArgument(f"{name}: expected a finite number {wanted}; got {value}")
     return float(value)

@@ -48,15 +48,14 @@ def tma_possible(*matrices: Tensor) -> bool:
     Raises:
         InvalidType: one has no address.
     """
-    if not has_tma(matrices[0].device):
-        return False
     try:
-        for matrix in matrices:
-            if (matrix.data_ptr() | matrix.shape[1] * matrix.element_size()) % 16:
-                return False
+        aligned = all(
+            (matrix.data_ptr() | matrix.shape[1] * matrix.element_size()) % 16 == 0
+            for matrix in matrices
+        )
     except RuntimeError as error:
         raise InvalidType(NO_ADDRESS) from error
-    return True
+    return aligned and has_tma(matrices[0].device)
 
 
 @cache

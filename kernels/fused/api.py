@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
@@ -29,9 +30,15 @@ from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.by_reference import compute
 from fsbench.kernels.launch.heads import PreparedHead, drawn_from
+from fsbench.kernels.launch.launch_cache import find, launch_key
 from fsbench.kernels.launch.operator import as_operator, is_traced
 from fsbench.kernels.launch.quantized import LARGEST_NUMBERS, QuantizedHead
-from fsbench.kernels.launch.request import Request, checked_request
+from fsbench.kernels.launch.request import (
+    Request,
+    check_request,
+    checked_request,
+    unchecked_request,
+)
 from fsbench.kernels.launch.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.shard.vocab_shard import VocabShard, reachable
 
@@ -126,7 +133,7 @@ def flash_sample(
     if head is not None:
         head.validate()
         noise = check_screened_noise(noise)
-    request = checked_request(
+    request = unchecked_request(
         hidden,
         drawn_from(weight, shard),
         seed=seed,
@@ -141,6 +148,17 @@ def flash_sample(
         may_be_sharded=True,
         may_be_quantized=True,
     )
+    flags = (return_logprob, return_logz, return_entropy, return_rank, return_top)
+    key = None
+    if head is None:
+        results = out if type(out) is Sample else ()
+        key = launch_key(request, results, "flash_sample", type(out), kernel, config, *flags)
+    launch = find(key)
+    if launch is not None:
+        out = launch.empty_sample() if out is None else out
+        launch(request, out)
+        return out
+    request = check_request(request)
     wanted = Extras(
         check_flag("return_logprob", return_logprob),
         check_flag("return_logz", return_logz),
@@ -164,19 +182,23 @@ def flash_sample(
         if chosen is not None:
             head.draw(request, out)
             return out
-    carry_out(request, kernel, config, out)
+    carry_out(request, kernel, config, out, key)
     return out
 
 
 def carry_out(
-    request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
+    request: Request,
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
+    out: Sample,
+    key: Hashable = None,
 ) -> None:
     """Draw what a checked request asks for into `out`, as an operator if torch traces.
 
-    kernel, config: as `configs.choice.choose` takes them.
+    kernel, config, key: as `fused.launch.launch` takes them.
     """
     if not is_traced(request.hidden):
-        draw(request, kernel, config, out)
+        draw(request, kernel, config, out, key)
         return
     values: dict[str, Any] = dict(zip(Request._fields, request, strict=True))
     values |= {"kernel": kernel, "config": config}
@@ -185,14 +207,18 @@ def carry_out(
 
 
 def draw(
-    request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
+    request: Request,
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
+    out: Sample,
+    key: Hashable = None,
 ) -> None:
     """Draw into `out` with a kernel, or on a CPU by the reference (see runs_kernels)."""
     hidden = request.hidden
     # A CPU's ranks share no memory that a kernel could reach.
     alone = request.merge_later or reachable(request.shard)
     if hidden.is_cuda or (runs_kernels(hidden.device, hidden.dtype) and alone):
-        fused.launch.launch(request, kernel, config, out)
+        fused.launch.launch(request, kernel, config, out, key=key)
     else:
         choose(hidden, request.weight, request.noise, kernel, config)  # refuses what cannot run
         compute(request, out)

@@ -122,7 +122,8 @@ def test_a_run_leaves_points_environment_csv_and_tables(fsbench, tmp_path):
     assert environment["options"]["seed"] == 3
     assert "Median time, us: CPU, D = 16, V = 50" in out
     assert "Matmul only (lower bound)" in out
-    assert out.rstrip().endswith("Wrote here/results.csv and 3 tables beside it.")
+    assert "Wrote here/results.csv and 3 tables next to it.\n" in out
+    assert " ".join(out.split()).endswith("(B = 1 to 3).")
 
 
 def test_breakdown_is_printed_and_says_what_it_cannot_class(fsbench, tmp_path):
@@ -230,8 +231,10 @@ def test_a_broken_plug_in_is_a_row_and_the_others_are_measured(fsbench, plugin, 
     assert set(table.loc["broken", "reason"]) == {"RuntimeError: no luck"}
     assert set(table.loc["greedy", "status"]) == {"ok"}
     assert "broken: unavailable (all 2 cells): RuntimeError: no luck" in out
-    # Alone, it leaves nothing measured.
-    assert fsbench("run", *TINY, *broken, "--out", "y")[0] == 3
+    # Alone, it leaves no folder.
+    code, _, err = fsbench("run", *TINY, *broken, "--out", "y")
+    assert (code, (tmp_path / "y").exists()) == (4, False)
+    assert err.startswith("error: no sampler can run here: broken: RuntimeError: no luck")
 
 
 def test_the_summary_fits_80_columns_and_does_not_mix_conditions(fsbench, tmp_path):
@@ -244,7 +247,7 @@ def test_the_summary_fits_80_columns_and_does_not_mix_conditions(fsbench, tmp_pa
 
 
 def test_energy_is_printed_by_sampler_and_batch(capsys):
-    from fsbench.cli.reporting import print_energy
+    from fsbench.cli.run_output import print_energy
 
     row = dict(kind="exact", fused=True, gpu="NVIDIA H200", device="cuda", d=4, v=9, dtype="bf16")
     how = dict(tp=1, temperature=1.0, logits="normal:1", timer="cupti", graph=True, l2="cold")

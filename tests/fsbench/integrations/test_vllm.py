@@ -15,7 +15,7 @@ from fake_vllm import LMHead, Model, install
 from fake_vllm_states import D, params
 from torch.profiler import profile
 from tree import ROOT
-from vllm_play import Play, Recording
+from vllm_play import Play
 
 from fsbench.errors import EngineMismatch, InvalidArgument
 from fsbench.integrations import entry, vllm_head
@@ -325,21 +325,6 @@ def test_weights_that_become_unfit_are_left_to_vllm(load):
     runner.model.lm_head.bias = torch.ones(704)
     runner.model.load_weights([])
     assert not served(runner)
-
-
-def test_the_draw_is_compiled_and_captured_before_memory_is_measured(load):
-    runner = load()
-    sampling = runner._fsbench.sampling
-    sampling.draw = recording = Recording(sampling.draw)
-    hidden = torch.randn(17, D).bfloat16()
-    runner._dummy_sampler_run(hidden)
-    assert "_dummy_sampler_run" in runner.calls
-    drawn = [
-        (len(rows.hidden), rows.bias is not None, rows.filters is not None)
-        for rows in recording.rows
-    ]
-    assert drawn == [(17, False, False), (1, False, True), (16, False, True), (17, True, True)]
-    assert sampling.draw is recording  # there are no graphs on a CPU
 
 
 def test_counters_forget_warm_up_and_are_logged_at_the_end(load, caplog):

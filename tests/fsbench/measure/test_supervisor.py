@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
 from fsbench.measure import supervisor
-from fsbench.measure.worker import Job
+from fsbench.measure.plan import Job
 
 
 @dataclass(frozen=True)
