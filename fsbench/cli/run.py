@@ -153,7 +153,7 @@ def _job(
         l2=machine.l2,
         seconds=options.timeout,
         together=several,
-        warmers=plan.helpers(options.warmers),
+        warmers=plan.num_warmers(options.warmers),
     )
     return job, name
 

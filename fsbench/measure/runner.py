@@ -1,7 +1,7 @@
 """The measuring loop: times all samplers of a problem in rounds.
 
-For each problem the samplers take turns, in another order every round (Plan.turns), so that drift
-of clocks and temperature falls on all of them alike (docs/design/methodology.md). Every round of
+For each problem the samplers take turns, in another order every round (Plan.turns), so drift of
+clocks and temperature affects all of them equally (docs/design/methodology.md). Every round of
 every cell is on disk before the next starts; a resumed run measures only the rounds that are
 missing.
 """
@@ -32,11 +32,11 @@ from fsbench.timers import Timer, gpu
 
 @dataclass
 class Runner:
-    """Carries out a plan on the current CUDA device, or on the CPU.
+    """Measures a plan on the current CUDA device, or on the CPU. Each rank has one.
 
-    gpu_name and nvml_index are of that device ("" and None on a CPU); read_clock: SmClock.read;
-    ahead: see Preparation. Of ranks that measure together each has a Runner of its own; the
-    problems then have `tp` ranks.
+    gpu_name, nvml_index: the device's name and NVML index; "" and None on a CPU.
+    read_clock: SmClock.read.
+    first_call_s: see Preparation.
 
     Raises:
         DeviceUnavailable: energy is asked for, and this device has no counter of it.
@@ -48,7 +48,7 @@ class Runner:
     gpu_name: str = ""
     nvml_index: int | None = None
     read_clock: Callable[[], Tensor] | None = None
-    ahead: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
+    first_call_s: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
     _idle_w: float | None = None
 
     def __post_init__(self) -> None:
@@ -66,9 +66,9 @@ class Runner:
             [cell for batch in batches for _, cell in batch.samplers],
             plan.rounds + 1 + (plan.energy_s is not None) + (plan.sustained_s is not None),
         )
-        preparation = Preparation(plan, recorder, self.ahead)
+        preparation = Preparation(plan, recorder, self.first_call_s)
         for batch in batches:
-            self._measure(*preparation.ready(batch))  # kept by nothing here
+            self._measure(*preparation.ready(batch))  # no reference is kept: memory is freed
             for _, cell in batch.samplers:
                 recorder.finish(cell)
         recorder.report(recorder.total, recorder.total, "done", TimeLeft(0.0))
@@ -111,16 +111,16 @@ class Runner:
                         store.append_form(cell, form, number, measured)
 
     def _turns(self, contenders: list[Contender], number: int) -> list[tuple[int, Contender]]:
-        """(turn, contender) in the order of a round; those measured before keep their turns."""
-        here = {contender.cell.provider: contender for contender in contenders}
+        """Return (turn, contender) in the order of a round; measured ones keep their turns."""
+        by_name = {contender.cell.provider: contender for contender in contenders}
         problems = {contender.cell.problem for contender in contenders}
         before = [
             record.cell.provider
             for record in self.recorder.store.records
             if number in record.rounds and record.cell.problem in problems
         ]
-        names = self.plan.turns({*here, *before}, number)
-        return [(turn, here[name]) for turn, name in enumerate(names) if name in here]
+        names = self.plan.turns({*by_name, *before}, number)
+        return [(turn, by_name[name]) for turn, name in enumerate(names) if name in by_name]
 
     def _round(
         self,
@@ -130,10 +130,10 @@ class Runner:
         turn: int,
         offset: Tensor,
     ) -> Round:
-        """One round of a contender's step, or of a form of it, with the state of the GPU around it.
+        """Time one round of a contender's step or form; record the state of the GPU around it.
 
         Raises:
-            VerificationFailed: it wrote into what all samplers read.
+            VerificationFailed: the sampler wrote into inputs that all samplers share.
         """
         expected = int(offset)
 
@@ -194,7 +194,7 @@ class Runner:
         return loops.run_loop(queue, partial(hardware.energy_mj, self.nvml_index), seconds)
 
     def _slowest(self, measured: Round) -> Round:
-        """Of each step the time of the rank that took longest; the rest is this rank's."""
+        """Return the round with each step's time taken from the slowest rank."""
         if self.recorder.team is None:
             return measured
         spans = self.recorder.team.gather(measured.span_us)
@@ -239,6 +239,6 @@ class _Moment:
 
 
 def _combined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Clocks after the round (the GPU is warm then), throttle reasons of either end."""
+    """Return clocks after the round, when the GPU is warm, and throttle reasons of both ends."""
     throttle = {*before.get("throttle", []), *after.get("throttle", [])}
     return {**after, "throttle": sorted(throttle)} if after else {}
