@@ -59,6 +59,12 @@ class Found:
     provider: Provider | None = None
     broken: str = ""
 
+    def description(self) -> str:
+        """Return the first sentence of the docstring of its file; "" where there is none."""
+        module = sys.modules.get(self.source) or sys.modules.get(_module_name(Path(self.source)))
+        first = (module.__doc__ or "").strip().partition("\n\n")[0] if module else ""
+        return one_line(first)
+
     def unavailable_reason(self, device: str) -> str | None:
         """None if it can run on this box's `device` (cuda or cpu), else why not, in one line."""
         if self.provider is None:
@@ -298,9 +304,13 @@ def _alone(process: int) -> Iterator[None]:
             os._exit(0)
 
 
+def _module_name(path: Path) -> str:
+    return f"fsbench_plugin_{path.stem}"
+
+
 def _imported(path: Path) -> ModuleType:
     """Import a file. A file that fails leaves no module behind."""
-    module_name = f"fsbench_plugin_{path.stem}"
+    module_name = _module_name(path)
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

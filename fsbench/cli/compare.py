@@ -10,7 +10,7 @@ import typer
 
 from fsbench import paper as published
 from fsbench.cli.options import PATH, WORD, Reader, argument, one_of, option
-from fsbench.errors import InvalidArgument, ResultsError, shown
+from fsbench.errors import ExitCode, InvalidArgument, ResultsError, shown
 
 
 def percent(text: str, option: str) -> float:
@@ -82,7 +82,7 @@ def compare(
     for line in failed:
         print(f"--fail-on {fail_on}: {line}")
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
 def _two_runs(a: Path, b: Path, within: float | None, fail_on: str | None) -> list[str]:

@@ -26,6 +26,7 @@ from fsbench.cli.parsing import int_list, shapes
 from fsbench.cli.tables import console, plain_table
 from fsbench.errors import (
     DeviceUnavailable,
+    ExitCode,
     InvalidArgument,
     ProviderUnavailable,
     UnsupportedProblem,
@@ -106,7 +107,7 @@ def tune(
         f"\nWrote {folder}/times.csv and tiles.toml; to use it: FSBENCH_TILES={folder}/tiles.toml"
     )
     if not complete:
-        raise typer.Exit(3)
+        raise typer.Exit(ExitCode.INCOMPLETE)
 
 
 def _device() -> str:

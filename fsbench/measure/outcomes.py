@@ -118,8 +118,8 @@ class Outcomes:
             self._failed(cell, error)
             self.finish(cell)
 
-    def beside(self, cell: Cell, what: str, work: Callable[[], T]) -> T | None:
-        """Measure something of a cell beside its time. None if that failed; the cell lacks it."""
+    def extra(self, cell: Cell, what: str, work: Callable[[], T]) -> T | None:
+        """Measure more of a cell than its time; return None if that failed: the cell lacks it."""
         self.at(cell, f", {what}", "beside")
         try:
             return work()

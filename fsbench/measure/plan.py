@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fsbench.discover import Found
 from fsbench.errors import InvalidArgument, as_text
 from fsbench.machine import hardware
-from fsbench.measure import energy
+from fsbench.measure import loops
 from fsbench.problem import DTYPES, Problem
 from fsbench.records.cell import Cell, Conditions
 
@@ -60,9 +60,9 @@ class Plan:
                 f"got {self.iters}"
             )
         for name, seconds in (("energy", self.energy_s), ("sustained", self.sustained_s)):
-            if seconds is not None and not seconds >= energy.SHORTEST_S:
+            if seconds is not None and not seconds >= loops.SHORTEST_S:
                 raise InvalidArgument(
-                    f"--{name}: expected at least {energy.SHORTEST_S:g} seconds; got {seconds:g}"
+                    f"--{name}: expected at least {loops.SHORTEST_S:g} seconds; got {seconds:g}"
                 )
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidArgument(f"--seed: expected an integer of 64 bits; got {self.seed}")

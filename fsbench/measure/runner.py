@@ -20,13 +20,13 @@ from torch import Tensor
 from fsbench.errors import DeviceUnavailable
 from fsbench.machine import hardware
 from fsbench.machine.device_state import synchronize
-from fsbench.measure import energy, host
+from fsbench.measure import loops
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.preparing import Contender, Preparation, work_list
 from fsbench.measure.time_left import TimeLeft
 from fsbench.problem import Problem
-from fsbench.records.cell import Energy, Round
+from fsbench.records.cell import Host, Loop, Round
 from fsbench.timers import Timer, gpu
 
 
@@ -75,9 +75,7 @@ class Runner:
 
     def _measure(self, contenders: list[Contender], offset: Tensor) -> None:
         self._time(contenders, offset)
-        self._hosts(contenders)
-        self._energies(contenders, offset)
-        self._sustain(contenders, offset)
+        self._measure_extras(contenders, offset)
 
     def _time(self, contenders: list[Contender], offset: Tensor) -> None:
         """The interleaved rounds. A contender that fails leaves the list.
@@ -104,7 +102,7 @@ class Runner:
                 for form, step in list(contender.forms.items()):
                     if number in record.forms.get(form, {}):
                         continue
-                    measured = self.outcomes.beside(
+                    measured = self.outcomes.extra(
                         cell, form, partial(self._round, contender, step, number, turn, offset)
                     )
                     if measured is None:
@@ -158,47 +156,42 @@ class Runner:
         facts = contender.facts if step is contender.step else {}
         return Round(**asdict(measured), clocks=clocks, turn=turn, **facts)
 
-    def _hosts(self, contenders: list[Contender]) -> None:
-        """What an eager call costs the host, of every cell that has none yet."""
-        for contender in contenders:
-            cell, device = contender.cell, contender.cell.problem.device
-            known = self.outcomes.store.record(cell).host is not None
-            if known or self.outcomes.team or not host.told_apart(device):
-                continue
-            work = partial(host.host_time, contender.eager, partial(synchronize, device))
-            if found := self.outcomes.beside(cell, "host", work):
-                self.outcomes.store.append_beside(cell, "host", found)
+    def _measure_extras(self, contenders: list[Contender], offset: Tensor) -> None:
+        """Measure what is asked for in addition to time, after all timing of the problem."""
+        plan, store = self.plan, self.outcomes.store
+        works: dict[str, Callable[[Contender], Loop | Host]] = {}
+        if not self.outcomes.team and all(
+            is_asynchronous(c.cell.problem.device) for c in contenders
+        ):
+            works["host"] = lambda c: loops.host_time(
+                c.eager, partial(synchronize, c.cell.problem.device)
+            )
+        if plan.energy_s is not None:
+            works["energy"] = partial(self._energy, offset, plan.energy_s)
+        if plan.sustained_s is not None:
+            works["sustained"] = partial(self._sustained, offset, plan.sustained_s)
+        for name, work in works.items():
+            for contender in contenders:
+                cell = contender.cell
+                if getattr(store.record(cell), name) is not None:
+                    continue
+                if measured := self.outcomes.extra(cell, name, partial(work, contender)):
+                    store.append_extra(cell, name, measured)
 
-    def _energies(self, contenders: list[Contender], offset: Tensor) -> None:
-        """The energy of every cell, after all timing of the problem."""
-        store = self.outcomes.store
-        for contender in contenders:
-            if self.plan.energy_s is None or store.record(contender.cell).energy is not None:
-                continue
-            work = partial(self._energy, contender, offset, self.plan.energy_s)
-            if found := self.outcomes.beside(contender.cell, "energy", work):
-                store.append_beside(contender.cell, "energy", found)
-
-    def _energy(self, contender: Contender, offset: Tensor, seconds: float) -> Energy:
+    def _energy(self, offset: Tensor, seconds: float, contender: Contender) -> Loop:
+        """Repeat a step, each with fresh noise, and count joules; idle power is measured once."""
         counter = partial(hardware.energy_mj, self.nvml_index)
+        device = contender.cell.problem.device
         if self._idle_w is None:
-            synchronize(contender.cell.problem.device)
-            self._idle_w = energy.idle_watts(counter)
-        queue = partial(_queue, contender.step, offset)
-        return energy.energy(queue, counter, seconds, self._idle_w)
+            synchronize(device)
+            self._idle_w = loops.idle_watts(counter)
+        queue = partial(queue_steps, contender.step, offset, device, True)
+        return loops.run_loop(queue, counter, seconds, self._idle_w)
 
-    def _sustain(self, contenders: list[Contender], offset: Tensor) -> None:
-        """The back-to-back steps of every cell, after all else of the problem."""
-        store, seconds = self.outcomes.store, self.plan.sustained_s
-        counter = partial(hardware.energy_mj, self.nvml_index)
-        for contender in contenders:
-            cell = contender.cell
-            if seconds is None or store.record(cell).sustained is not None:
-                continue
-            queue = partial(_queue_alone, contender.step, offset, cell.problem.device)
-            work = partial(energy.sustained, queue, counter, seconds)
-            if found := self.outcomes.beside(cell, "sustained", work):
-                store.append_beside(cell, "sustained", found)
+    def _sustained(self, offset: Tensor, seconds: float, contender: Contender) -> Loop:
+        """Repeat a step with nothing between the steps of a chunk."""
+        queue = partial(queue_steps, contender.step, offset, contender.cell.problem.device, False)
+        return loops.run_loop(queue, partial(hardware.energy_mj, self.nvml_index), seconds)
 
     def _slowest(self, measured: Round) -> Round:
         """Of each step the time of the rank that took longest; the rest is this rank's."""
@@ -208,22 +201,21 @@ class Runner:
         return replace(measured, span_us=[max(times) for times in zip(*spans, strict=True)])
 
 
-def _queue(step: Callable[[], object], offset: Tensor, steps: int) -> energy.Queued:
-    """Give the GPU some steps; the event that follows them."""
-    for _ in range(steps):
-        offset.add_(1)
-        step()
-    done = torch.cuda.Event()
-    done.record()
-    return done
+def is_asynchronous(device: str) -> bool:
+    """Return whether a call returns before its work is done; on a CPU it does not."""
+    return device != "cpu"
 
 
-def _queue_alone(
-    step: Callable[[], object], offset: Tensor, device: str, steps: int
-) -> energy.Queued:
-    """As _queue, with nothing between the steps: all have one offset. On a CPU they are done."""
-    offset.add_(1)
-    for _ in range(steps):
+def queue_steps(
+    step: Callable[[], object], offset: Tensor, device: str, is_fresh: bool, steps: int
+) -> loops.Queued:
+    """Give the device some steps; return an event that follows them.
+
+    is_fresh: advance the offset before every step, not only before the first.
+    """
+    for number in range(steps):
+        if is_fresh or number == 0:
+            offset.add_(1)
         step()
     if device == "cpu":
         return _Moment(time.perf_counter())
@@ -234,15 +226,15 @@ def _queue_alone(
 
 @dataclass(frozen=True)
 class _Moment:
-    """When a CPU was done, s: what an event is on a GPU."""
+    """Time at which a CPU was done, s; stands for an event of a GPU."""
 
     at_s: float
 
     def synchronize(self) -> None:
-        """It is done."""
+        """Return: the work of a CPU is already done."""
 
     def elapsed_time(self, later: _Moment) -> float:
-        """Milliseconds between both."""
+        """Return the milliseconds between both."""
         return (later.at_s - self.at_s) * 1e3
 
 

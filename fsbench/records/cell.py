@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, get_type_hints
 
 from fsbench.problem import Problem
@@ -21,10 +22,10 @@ STATUSES = (
 )
 
 FORMS = ("matmul", "greedy")
-"""A sampler with less in it: its matmul alone; the same kernel without noise."""
+"""Ablations of a fused sampler: its matmul alone; the same kernel without noise."""
 
 LACKS = ("energy", "sustained", "host", *FORMS)
-"""What is measured beside the time of a step, on request."""
+"""Optional measurements that a cell may lack."""
 
 
 @dataclass(frozen=True)
@@ -130,30 +131,33 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Energy:
-    """What a loop of steps took: joules, seconds and steps, and the GPU's power when idle, W."""
+class Loop:
+    """Back-to-back steps: how many, their seconds, joules (None if unknown), idle power in W."""
 
-    joules: float
-    seconds: float
     steps: int
-    idle_w: float
+    seconds: float
+    joules: float | None = None
+    idle_w: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and self.steps > 0):
-            raise ValueError(f"energy: expected seconds and steps > 0; got {self}")
+            raise ValueError(f"loop: expected seconds and steps > 0; got {self}")
+
+    @classmethod
+    def of_line(cls, values: Any) -> Loop:
+        """Return the loop of a line; older records have the time and energy of one step."""
+        if isinstance(values, Mapping) and "step_us" in values:
+            step = typed(_Step, values)
+            joules = None if step.step_joules is None else step.step_joules * step.steps
+            return cls(step.steps, step.step_us * step.steps / 1e6, joules)
+        return typed(cls, values)
 
 
 @dataclass(frozen=True)
-class Sustained:
-    """Back-to-back steps: time of one, us; over how many; energy of one, J, None if unknown."""
-
+class _Step:
     step_us: float
     steps: int
     step_joules: float | None = None
-
-    def __post_init__(self) -> None:
-        if not (self.step_us > 0 and self.steps > 0):
-            raise ValueError(f"sustained: expected step_us and steps > 0; got {self}")
 
 
 @dataclass(frozen=True)
@@ -181,8 +185,8 @@ class CellRecord:
     status: str = "ok"
     reason: str = ""
     forms: dict[str, dict[int, Round]] = field(default_factory=dict)
-    energy: Energy | None = None
-    sustained: Sustained | None = None
+    energy: Loop | None = None
+    sustained: Loop | None = None
     host: Host | None = None
     lacks: dict[str, str] = field(default_factory=dict)
 
@@ -206,8 +210,8 @@ class CellRecord:
             rounds = self.forms.setdefault(form, {})
             rounds[_number(line["round"])] = typed(Round, line["measured"])
             self.lacks.pop(form, None)
-        elif len(names) == 1 and (name := names.pop()) in BESIDE:
-            setattr(self, name, typed(BESIDE[name], line[name]))
+        elif len(names) == 1 and (name := names.pop()) in EXTRAS:
+            setattr(self, name, EXTRAS[name](line[name]))
             self.lacks.pop(name, None)
         elif names == {"lacks", "reason"}:
             self.lacks[_one_of(LACKS, line["lacks"])] = _text(line["reason"])
@@ -217,8 +221,12 @@ class CellRecord:
             raise ValueError(f"unknown fields: {', '.join(map(repr, sorted(names)))}")
 
 
-BESIDE: dict[str, Any] = {"energy": Energy, "sustained": Sustained, "host": Host}
-"""What a cell has once, beside its rounds: field of CellRecord -> type."""
+EXTRAS: dict[str, Callable[[Any], Any]] = {
+    "energy": Loop.of_line,
+    "sustained": Loop.of_line,
+    "host": partial(typed, Host),
+}
+"""Fields of CellRecord that are measured once per cell, with what reads them from a line."""
 
 
 def _one_of(known: tuple[str, ...], given: Any) -> str:

@@ -27,15 +27,14 @@ from typing import Any
 
 from fsbench.errors import ResultsError
 from fsbench.records.cell import (
-    BESIDE,
+    EXTRAS,
     FORMS,
     STATUSES,
     Cell,
     CellRecord,
-    Energy,
     Host,
+    Loop,
     Round,
-    Sustained,
 )
 from fsbench.records.disk import read_file, refusals, write_into
 from fsbench.records.iomodel import gpu_slug
@@ -167,10 +166,10 @@ class Store:
         assert form in FORMS, form
         self.append(cell, {"form": form, "round": number, "measured": asdict(measured)})
 
-    def append_beside(self, cell: Cell, what: str, found: Energy | Sustained | Host) -> None:
-        """Add one of BESIDE of a cell, on disk before this returns."""
-        assert what in BESIDE, what
-        self.append(cell, {what: asdict(found)})
+    def append_extra(self, cell: Cell, name: str, measured: Loop | Host) -> None:
+        """Add one of EXTRAS of a cell; it is on disk before this returns."""
+        assert name in EXTRAS, name
+        self.append(cell, {name: asdict(measured)})
 
     def append_lack(self, cell: Cell, what: str, reason: str) -> None:
         """Record why a cell lacks one of LACKS; nothing if it says so already."""

@@ -92,13 +92,14 @@ def _figures(record: CellRecord) -> dict[str, Any]:
     if split := breakdown.split(record):
         parts = asdict(split)
         found |= {"split_by": parts.pop("by"), **parts}
-    if energy:
+    if energy and energy.joules is not None:
         found["j_per_token"] = energy.joules / energy.steps / problem.B
         found |= {"energy_w": energy.joules / energy.seconds, "idle_w": energy.idle_w}
     if sustained:
-        joules = sustained.step_joules
-        found |= {"sustained_us": sustained.step_us, "sustained_joules": joules}
-        found["sustained_w"] = None if joules is None else joules / sustained.step_us * 1e6
+        found["sustained_us"] = sustained.seconds / sustained.steps * 1e6
+        if sustained.joules is not None:
+            found["sustained_joules"] = sustained.joules / sustained.steps
+            found["sustained_w"] = sustained.joules / sustained.seconds
     if record.host:
         found["host_us"] = record.host.call_us
     return found

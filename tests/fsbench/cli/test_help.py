@@ -17,6 +17,12 @@ from fsbench.problem import models
 COMMANDS = [command.name for command in app.registered_commands]
 
 
+@pytest.mark.parametrize("words", [[], ["run"], ["list"], ["hotvocab"], ["hotvocab", "size"]])
+def test_h_is_help(words):
+    asked, short = (CliRunner().invoke(app, [*words, option]) for option in ("--help", "-h"))
+    assert short.exit_code == 0 and short.stdout == asked.stdout
+
+
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_paragraphs_are_wrapped_where_the_terminal_ends(command):
     words = [command, "--help"] if command else ["--help"]

@@ -12,7 +12,7 @@ import torch
 from fsbench.discover import discover
 from fsbench.inputs import make_hidden, make_weight
 from fsbench.machine import device_state, hardware
-from fsbench.measure import energy, runner
+from fsbench.measure import loops, runner
 from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
 from fsbench.measure.runner import Runner
@@ -83,8 +83,8 @@ def test_energy_agrees_with_power_and_time():
         watts.append(hardware.clocks(index)["power_w"])
         return hardware.energy_mj(index)
 
-    queue = partial(runner._queue, lambda: hidden @ weight.T, offset)
-    found = energy.energy(queue, counter, 2.0, 0.0)
+    queue = partial(runner.queue_steps, lambda: hidden @ weight.T, offset, "cuda", True)
+    found = loops.run_loop(queue, counter, 2.0, 0.0)
     assert found.joules / found.seconds == pytest.approx(watts[-1], rel=0.15)
 
 

@@ -9,7 +9,7 @@ import pytest
 from cells import cell
 from tree import H200, RESULTS
 
-from fsbench.records.cell import CellRecord, Energy, Host, Round, Sustained
+from fsbench.records.cell import CellRecord, Host, Loop, Round
 from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv, frame, read_csv, row
 
@@ -109,13 +109,15 @@ def test_energy_first_call_and_parts():
     first = Round([1.0], kernels=kernels, first_call_s=2.5, warm=["triton", "process"])
     resumed = Round([1.0], kernels=kernels, first_call_s=0.1)
     record = CellRecord(CELL, {0: first, 1: resumed}, lacks={"greedy": "RuntimeError: no"})
-    record.energy = Energy(joules=600.0, seconds=1.5, steps=1000, idle_w=90.0)
+    record.energy = Loop(joules=600.0, seconds=1.5, steps=1000, idle_w=90.0)
     found = row(record)
     assert found["j_per_token"] == 600 / 1000 / 2  # two rows
     assert (found["energy_w"], found["idle_w"]) == (400.0, 90.0)
-    record.sustained = Sustained(step_us=500.0, steps=9, step_joules=0.3)
+    record.add({"sustained": {"steps": 10, "seconds": 0.005, "joules": 3.0, "idle_w": None}})
     assert [row(record)[f"sustained_{name}"] for name in ("us", "joules", "w")] == [500, 0.3, 600]
-    record.sustained = Sustained(step_us=500.0, steps=9)
+    record.add({"sustained": {"step_us": 500.0, "steps": 10, "step_joules": 0.3}})  # older
+    assert [row(record)[f"sustained_{name}"] for name in ("us", "joules", "w")] == [500, 0.3, 600]
+    record.sustained = Loop(9, 0.0045)
     assert [row(record)[f"sustained_{name}"] for name in ("joules", "w")] == [None, None]
     assert row(CellRecord(CELL, record.rounds, host=Host(21.5, 225)))["host_us"] == 21.5
     assert (found["first_call_s"], found["warm"]) == (2.5, "triton|process")
