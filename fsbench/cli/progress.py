@@ -112,7 +112,7 @@ class Progress:
         self._cells, self._activity = (0, cells), "importing torch"
 
     def report(self, done: float, total: int, activity: str, left: TimeLeft | None = None) -> None:
-        """Show progress, see `Outcomes.report`; the bar appears with the first call."""
+        """Show progress, see `Recorder.report`; the bar appears with the first call."""
         self._left = ""
         if left:
             self._left = f"{'about ' if left.is_guess else ''}{duration(left.seconds)} left"

@@ -224,7 +224,7 @@ def _measured(
     paths: list[Path] | None, gpu: str, problem: Problem, logits: str | None
 ) -> tuple[list[Configuration], list[str]]:
     """Its results, best first: timed as engines run, from a graph; and sizes that there are."""
-    from fsbench.cli.reading import by_time, read_results, shipped
+    from fsbench.cli.result_frames import by_time, read_results, shipped
     from fsbench.records.iomodel import gpu_slug
     from fsbench.records.store import folders_below
     from fsbench.report.tables import configurations

@@ -129,7 +129,7 @@ class Job:
     plan: without its providers, which are found again by `names`, `provider_paths` and `reasons`
         (fsbench.discover). indices: of the GPUs, one per rank. timer: its own name. seconds: that
         all may be silent. together: the processes are ranks that share the vocabulary, if only one.
-    warmers: processes that compile ahead. ahead: see Preparation. gate: see Outcomes. began: when
+    warmers: processes that compile ahead. ahead: see Preparation. gate: see Recorder. began: when
         its time starts to count, on time.monotonic.
     """
 

@@ -21,9 +21,9 @@ from fsbench.errors import DeviceUnavailable
 from fsbench.machine import hardware
 from fsbench.machine.device_state import synchronize
 from fsbench.measure import loops
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
-from fsbench.measure.preparing import Contender, Preparation, work_list
+from fsbench.measure.preparation import Contender, Preparation, work_list
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.time_left import TimeLeft
 from fsbench.problem import Problem
 from fsbench.records.cell import Host, Loop, Round
@@ -43,7 +43,7 @@ class Runner:
     """
 
     plan: Plan
-    outcomes: Outcomes
+    recorder: Recorder
     timer: Timer
     gpu_name: str = ""
     nvml_index: int | None = None
@@ -59,19 +59,19 @@ class Runner:
 
     def run(self) -> None:
         """Measure every cell of the plan that the store lacks."""
-        plan, outcomes = self.plan, self.outcomes
-        batches = work_list(plan, outcomes, self.gpu_name, self.timer.name, self.timer.l2)
-        outcomes.expect(
+        plan, recorder = self.plan, self.recorder
+        batches = work_list(plan, recorder, self.gpu_name, self.timer.name, self.timer.l2)
+        recorder.expect(
             len(plan.problems) * len(plan.providers),
             [cell for batch in batches for _, cell in batch.samplers],
             plan.rounds + 1 + (plan.energy_s is not None) + (plan.sustained_s is not None),
         )
-        preparation = Preparation(plan, outcomes, self.ahead)
+        preparation = Preparation(plan, recorder, self.ahead)
         for batch in batches:
             self._measure(*preparation.ready(batch))  # kept by nothing here
             for _, cell in batch.samplers:
-                outcomes.finish(cell)
-        outcomes.report(outcomes.total, outcomes.total, "done", TimeLeft(0.0))
+                recorder.finish(cell)
+        recorder.report(recorder.total, recorder.total, "done", TimeLeft(0.0))
 
     def _measure(self, contenders: list[Contender], offset: Tensor) -> None:
         self._time(contenders, offset)
@@ -82,14 +82,14 @@ class Runner:
 
         `offset` advances before every step: fresh noise each time.
         """
-        store = self.outcomes.store
+        store = self.recorder.store
 
         for number in range(self.plan.rounds):
             for turn, contender in self._turns(contenders, number):
                 cell = contender.cell
                 record = store.record(cell)
                 if number not in record.rounds:
-                    measured = self.outcomes.part(
+                    measured = self.recorder.part(
                         cell,
                         f", round {number + 1} of {self.plan.rounds}",
                         "timing",
@@ -102,7 +102,7 @@ class Runner:
                 for form, step in list(contender.forms.items()):
                     if number in record.forms.get(form, {}):
                         continue
-                    measured = self.outcomes.extra(
+                    measured = self.recorder.extra(
                         cell, form, partial(self._round, contender, step, number, turn, offset)
                     )
                     if measured is None:
@@ -116,7 +116,7 @@ class Runner:
         problems = {contender.cell.problem for contender in contenders}
         before = [
             record.cell.provider
-            for record in self.outcomes.store.records
+            for record in self.recorder.store.records
             if number in record.rounds and record.cell.problem in problems
         ]
         names = self.plan.turns({*here, *before}, number)
@@ -158,9 +158,9 @@ class Runner:
 
     def _measure_extras(self, contenders: list[Contender], offset: Tensor) -> None:
         """Measure what is asked for in addition to time, after all timing of the problem."""
-        plan, store = self.plan, self.outcomes.store
+        plan, store = self.plan, self.recorder.store
         works: dict[str, Callable[[Contender], Loop | Host]] = {}
-        if not self.outcomes.team and all(
+        if not self.recorder.team and all(
             is_asynchronous(c.cell.problem.device) for c in contenders
         ):
             works["host"] = lambda c: loops.host_time(
@@ -175,7 +175,7 @@ class Runner:
                 cell = contender.cell
                 if getattr(store.record(cell), name) is not None:
                     continue
-                if measured := self.outcomes.extra(cell, name, partial(work, contender)):
+                if measured := self.recorder.extra(cell, name, partial(work, contender)):
                     store.append_extra(cell, name, measured)
 
     def _energy(self, offset: Tensor, seconds: float, contender: Contender) -> Loop:
@@ -195,9 +195,9 @@ class Runner:
 
     def _slowest(self, measured: Round) -> Round:
         """Of each step the time of the rank that took longest; the rest is this rank's."""
-        if self.outcomes.team is None:
+        if self.recorder.team is None:
             return measured
-        spans = self.outcomes.team.gather(measured.span_us)
+        spans = self.recorder.team.gather(measured.span_us)
         return replace(measured, span_us=[max(times) for times in zip(*spans, strict=True)])
 
 

@@ -11,8 +11,8 @@ import pandas as pd
 
 from fsbench.machine import compilers
 from fsbench.measure import supervisor
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Job, torchrun_rank
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.worker import Report, carry_out, ready_runner
 from fsbench.records import breakdown, summary
 from fsbench.records.cell import Cell, CellRecord
@@ -97,14 +97,14 @@ class Session:
     def _measure_as_rank(self, rank: int, report: Report) -> None:
         compilers.settle()
         store = self.store
-        outcomes = Outcomes(store, begin=store.begin)
+        recorder = Recorder(store, begin=store.begin)
         if rank == 0:
-            outcomes.report = report.report
-            outcomes.finished = lambda cell, s: report.finished(store.record(cell), s)
+            recorder.report = report.report
+            recorder.finished = lambda cell, s: report.finished(store.record(cell), s)
         job = replace(self.job, plan=replace(self.job.plan, providers=[], last=store.interrupted))
-        runner = ready_runner(job, rank, "env://", outcomes)
-        assert outcomes.team is not None
-        records, last = outcomes.team.gather((store.records, store.interrupted))[0]
+        runner = ready_runner(job, rank, "env://", recorder)
+        assert recorder.team is not None
+        records, last = recorder.team.gather((store.records, store.interrupted))[0]
         store.know(records)
         runner.plan = replace(runner.plan, last=last)
         carry_out(runner)

@@ -21,7 +21,7 @@ from multiprocessing.util import get_temp_dir
 
 from fsbench.errors import FsbenchError
 from fsbench.machine.compilers import process_age_s
-from fsbench.measure import ahead, server, worker
+from fsbench.measure import compile_ahead, server, worker
 from fsbench.measure.plan import Job
 from fsbench.measure.worker import Report
 from fsbench.records.cell import Cell
@@ -49,10 +49,10 @@ def measure(
     given_up: frozenset[Cell] = frozenset()
     context = server.start()
     began = time.monotonic() - process_age_s()
-    compiled = ahead.Compiled()
+    compiled = compile_ahead.Compiled()
     if job.warmers and not job.together and cells:
         begin = time.monotonic()
-        compiled = ahead.compile_ahead(context, job, cells, report)
+        compiled = compile_ahead.compile_ahead(context, job, cells, report)
         began += time.monotonic() - begin  # counted by itself
     job = replace(job, ahead=compiled.seconds, gate=compiled.passed)
     while True:
@@ -117,7 +117,7 @@ class _Attempt:
             return self._watch(dict(enumerate(lines)))
         finally:
             for each in self._processes:
-                ahead.end(each)
+                compile_ahead.end(each)
             for line in lines:
                 line.close()
             if meeting:

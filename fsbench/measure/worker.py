@@ -16,8 +16,8 @@ from fsbench.discover import discover, select
 from fsbench.errors import FsbenchError, describe
 from fsbench.machine import compilers, device_state
 from fsbench.measure.distributed import Team
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Job
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.runner import Runner
 from fsbench.measure.server import end_with_server
 from fsbench.measure.time_left import PhaseTimes, TimeLeft
@@ -30,14 +30,14 @@ class Report(Protocol):
     """Shows what a run does."""
 
     def report(self, done: float, total: int, activity: str, left: TimeLeft | None = None) -> None:
-        """See `Outcomes.report`."""
+        """See `Recorder.report`."""
 
     def finished(self, record: CellRecord, seconds: float) -> None:
         """Nothing is left to do for a cell, which took so long."""
 
 
-def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
-    """What measures the job as one of its ranks, in this process, once outcomes has its records.
+def ready_runner(job: Job, rank: int, meet: str, recorder: Recorder) -> Runner:
+    """What measures the job as one of its ranks, in this process, once recorder has its records.
 
     meet: where ranks meet, see Team.join.
     """
@@ -47,8 +47,8 @@ def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
         gpu_name = torch.cuda.get_device_name()
         nvml_index = device_state.nvml_index(job.indices[rank])
     if job.together:
-        outcomes.team = Team.join(job.device, rank, job.ranks, meet, 2 * job.seconds)
-    align = outcomes.team.align if outcomes.team else None
+        recorder.team = Team.join(job.device, rank, job.ranks, meet, 2 * job.seconds)
+    align = recorder.team.align if recorder.team else None
     timer = make_timer(job.timer, job.device, job.l2, align)
     found = discover(map(Path, job.provider_paths), job.reasons)
     plan = replace(job.plan, providers=select(found, job.names))
@@ -56,13 +56,13 @@ def ready_runner(job: Job, rank: int, meet: str, outcomes: Outcomes) -> Runner:
     if job.device == "cuda":
         with suppress(Exception):  # no compiler here: the clock stays unknown, as without NVML
             read_clock = gpu.sm_clock.SmClock().read
-    return Runner(plan, outcomes, timer, gpu_name, nvml_index, read_clock, job.ahead)
+    return Runner(plan, recorder, timer, gpu_name, nvml_index, read_clock, job.ahead)
 
 
 def carry_out(runner: Runner) -> None:
     """Measure; ranks end together."""
     runner.run()
-    if team := runner.outcomes.team:
+    if team := runner.recorder.team:
         team.gather(None)
         team.leave()
 
@@ -84,7 +84,7 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
 
     first = rank == 0
     try:
-        outcomes = Outcomes(
+        recorder = Recorder(
             Store.replica(write=lambda *written: ask("line", *written) if first else None),
             report=lambda *progress: tell("progress", *progress) if first else None,
             begin=lambda cell: ask("cell", cell) if first else None,
@@ -97,11 +97,11 @@ def main(job: Job, rank: int, meet: str, line: Connection) -> None:
         gc.freeze()  # what is imported stays, and need not be searched for garbage at every cell
         if job.device == "cuda":
             compilers.watch()
-        runner = ready_runner(job, rank, meet, outcomes)
-        outcomes.store.know(ask("ready"))
+        runner = ready_runner(job, rank, meet, recorder)
+        recorder.store.know(ask("ready"))
         carry_out(runner)
         if first:
-            tell("time", {"phases": outcomes.times.phases(), "compiling": compilers.seconds()})
+            tell("time", {"phases": recorder.times.phases(), "compiling": compilers.seconds()})
         tell("done")
     except BaseException as error:
         with suppress(OSError):

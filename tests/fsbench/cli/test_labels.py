@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fsbench.cli import app
-from fsbench.cli.reading import read_results
+from fsbench.cli.result_frames import read_results
 from fsbench.records.cell import Cell, Round
 from fsbench.records.store import Store, read_records
 from fsbench.records.summary import export_csv

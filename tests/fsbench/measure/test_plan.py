@@ -9,7 +9,7 @@ from fsbench.errors import InvalidArgument
 from fsbench.machine import hardware
 from fsbench.machine.hardware import Gpu
 from fsbench.measure.plan import Plan
-from fsbench.measure.preparing import spread_seed
+from fsbench.measure.preparation import spread_seed
 from fsbench.problem import Problem
 
 

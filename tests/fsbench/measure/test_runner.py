@@ -8,8 +8,8 @@ from runner_doubles import SMALL, lines
 
 from fsbench import inputs
 from fsbench.discover import Found
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
+from fsbench.measure.recorder import Recorder
 from fsbench.measure.runner import Runner
 from fsbench.problem import Problem
 from fsbench.provider import Capabilities, Kind, Provider
@@ -137,7 +137,7 @@ def test_progress_counts_up_to_all_cells(sampler, tmp_path):
     )
     store = Store.create(tmp_path, {})
     report = lambda *progress: seen.append(progress)  # noqa: E731
-    Runner(plan, Outcomes(store, report), FakeTimer()).run()
+    Runner(plan, Recorder(store, report), FakeTimer()).run()
     store.close()
     done = [entry[0] for entry in seen]
     assert done == sorted(done) and done[-1] == 6
@@ -222,7 +222,7 @@ def test_the_clock_during_a_round_is_of_readings_right_around_it(sampler, tmp_pa
 
     store = Store.create(tmp_path, {})
     plan = Plan([SMALL], [sampler("A")], warmup=0, iters=2, rounds=2, check=False)
-    Runner(plan, Outcomes(store), Timer(), read_clock=read_clock).run()
+    Runner(plan, Recorder(store), Timer(), read_clock=read_clock).run()
     store.close()
     assert said == ["read", "timed", "read"] * 2
     rounds = store.records[0].rounds

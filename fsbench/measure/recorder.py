@@ -17,7 +17,7 @@ from fsbench.errors import (
 )
 from fsbench.machine.device_state import require_live_device
 from fsbench.measure.distributed import Team
-from fsbench.measure.intact import SpoiledProcess
+from fsbench.measure.process_state import SpoiledProcess
 from fsbench.measure.time_left import PhaseTimes, TimeLeft
 from fsbench.records.cell import Cell
 from fsbench.records.store import Store
@@ -28,7 +28,7 @@ GateKey = tuple[str, Setting]  # name of a sampler, and what it is verified for
 
 
 @dataclass
-class Outcomes:
+class Recorder:
     """Tells what is going on; turns what a sampler raises into a row of results.
 
     report: called with (cells done, cells in all, what is going on, what is left or None); a cell

@@ -25,8 +25,8 @@ import torch
 from fsbench.discover import available, discover
 from fsbench.inputs import TORCH_DTYPES, serving
 from fsbench.measure.gate import gate, setting_of
-from fsbench.measure.outcomes import GateKey
 from fsbench.measure.plan import Job
+from fsbench.measure.recorder import GateKey
 from fsbench.measure.server import end_with_server
 from fsbench.measure.worker import Report
 from fsbench.problem import Problem

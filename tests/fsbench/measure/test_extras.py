@@ -15,7 +15,7 @@ from fsbench.errors import (
     DeviceUnavailable,
 )
 from fsbench.machine import caches
-from fsbench.measure import preparing, runner
+from fsbench.measure import preparation, runner
 from fsbench.provider import Capabilities, Kind, Provider
 from fsbench.records.cell import Loop
 from fsbench.timers.fake import FakeTimer
@@ -116,7 +116,7 @@ def test_resume_measures_the_forms_that_are_missing_and_nothing_else(run, fused,
 def test_the_first_call_and_what_was_warm(run, sampler, monkeypatch, tmp_path):
     monkeypatch.setattr(caches, "filled", lambda: ["triton"])
     ticks = iter(range(0, 1000, 7))
-    monkeypatch.setattr(preparing.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(preparation.time, "perf_counter", lambda: next(ticks))
     problems = [SMALL, replace(SMALL, B=3)]
     run(sampler("a"), problems=problems, check=False)
     measured = [line["measured"] for line in lines(tmp_path)]

@@ -18,9 +18,9 @@ from fsbench.inputs import fingerprint
 from fsbench.machine import caches
 from fsbench.machine.device_state import free_memory, synchronize
 from fsbench.measure.gate import gate, setting_of
-from fsbench.measure.intact import ProcessState, SpoiledProcess
-from fsbench.measure.outcomes import Outcomes
 from fsbench.measure.plan import Plan
+from fsbench.measure.process_state import ProcessState, SpoiledProcess
+from fsbench.measure.recorder import Recorder
 from fsbench.problem import Problem
 from fsbench.provider import Kind, Launch, Provider, QuantizedWeight
 from fsbench.records.cell import Cell, CellRecord
@@ -105,12 +105,12 @@ class Ready(NamedTuple):
     offset: Tensor
 
 
-def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> list[Batch]:
+def work_list(plan: Plan, recorder: Recorder, gpu: str, timer: str, l2: str) -> list[Batch]:
     """What of the plan the results lack. Records the reason of what cannot be measured.
 
     gpu, timer, l2: see Plan.cell.
     """
-    store = outcomes.store
+    store = recorder.store
     batches: list[Batch] = []
     last: list[Batch] = []
     for problem in plan.problems:
@@ -121,7 +121,7 @@ def work_list(plan: Plan, outcomes: Outcomes, gpu: str, timer: str, l2: str) -> 
                 continue
             if entry.provider and _complete(plan, entry.provider, store.record(cell)):
                 continue
-            outcomes.begin(cell)  # what it supports is asked of its own code
+            recorder.begin(cell)  # what it supports is asked of its own code
             if refusal := entry.refusal(problem):
                 store.append_status(cell, *refusal)
             elif cell == plan.last and entry.provider:
@@ -168,7 +168,7 @@ class Preparation:
     """
 
     plan: Plan
-    outcomes: Outcomes
+    recorder: Recorder
     ahead: Mapping[tuple[str, Problem], float] = field(default_factory=dict)
     _weight: tuple[tuple[object, ...], Tensor, QuantizedWeight | None] | None = None
     _called: set[str] = field(default_factory=set)
@@ -183,23 +183,23 @@ class Preparation:
 
     def ready(self, batch: Batch) -> Ready:
         """Prepare a batch."""
-        outcomes = self.outcomes
+        recorder = self.recorder
         # If making the inputs ends this process, the first cell is given up, then the second.
-        outcomes.at(batch.samplers[0][1], ", inputs", "inputs")
+        recorder.at(batch.samplers[0][1], ", inputs", "inputs")
         try:
             inputs = self.inputs_of(batch.problem)
         except Exception as error:
-            outcomes.without_inputs([cell for _, cell in batch.samplers], error)
+            recorder.without_inputs([cell for _, cell in batch.samplers], error)
             return Ready([], torch.empty(0))
         ready: list[Contender] = []
         for provider, cell in batch.samplers:
             work = partial(self.intact_contender, provider, cell, inputs)
-            contender = outcomes.part(cell, "", "first call", work)
+            contender = recorder.part(cell, "", "first call", work)
             if contender is None:
                 free_memory(batch.problem.device)
                 continue
             for form, why in contender.lacks.items():
-                outcomes.store.append_lack(cell, form, why)
+                recorder.store.append_lack(cell, form, why)
             ready.append(contender)
         return Ready(ready, inputs.offset)
 
@@ -263,7 +263,7 @@ class Preparation:
 
     def contender(self, provider: Provider, cell: Cell, inputs: Inputs) -> Contender:
         """Verify, build, check on the problem, capture and warm up."""
-        times = self.outcomes.times
+        times = self.recorder.times
         times.enter("gate", cell)
         self._gate_check(provider, cell)
         times.enter("first call", cell)
@@ -273,7 +273,7 @@ class Preparation:
             check = check_on_problem(provider, inputs.problem, launch, inputs.hidden, inputs.weight)
             if not check.passed:
                 raise VerificationFailed(f"{check.name}: {check.detail}")
-            if team := self.outcomes.team:
+            if team := self.recorder.team:
                 tokens = launch(inputs.hidden, inputs.seed, inputs.offset).tolist()
                 if any(theirs != tokens for theirs in team.gather(tokens)):
                     raise VerificationFailed("ranks: they return different tokens")
@@ -305,15 +305,15 @@ class Preparation:
         if not self.plan.check or provider.kind is Kind.LOWER_BOUND:
             return
         key = (provider.name, setting_of(cell.problem))
-        verdicts = self.outcomes.gate
+        verdicts = self.recorder.gate
         if key not in verdicts:
             self._called.add(provider.name)
             verdicts[key] = gate(
                 provider,
                 cell.problem,
-                lambda name: self.outcomes.at(cell, f", {name} checked", "gate"),
+                lambda name: self.recorder.at(cell, f", {name} checked", "gate"),
             )
-            self.outcomes.verified(key, verdicts[key])
+            self.recorder.verified(key, verdicts[key])
         if verdicts[key]:
             raise VerificationFailed(verdicts[key])
 
@@ -334,7 +334,7 @@ class Preparation:
         warm += [] if ahead_s is None else ["ahead"]
         self._called.add(provider.name)
         begin = time.perf_counter()
-        team = self.outcomes.team
+        team = self.recorder.team
         if team is None or problem.tp == 1 or provider.build_sharded is None:
             launch = provider.build(problem, inputs.served_to(provider))
         else:
