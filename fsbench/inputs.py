@@ -1,4 +1,4 @@
-"""hidden and weight whose logits follow a chosen law, so that data-dependent samplers show it.
+"""Make hidden and weight whose logits follow a chosen distribution, for data-dependent samplers.
 
 With unit-normal hidden and weight the logits at D = 4096 have a standard deviation of 64: softmax
 is one-hot, and a rejection sampler never rejects. Here the law is an axis of the sweep.

@@ -1,4 +1,4 @@
-"""What a sampler is: `Provider`, and the contract between a sampler's file and the harness.
+"""`Provider`: the contract between a sampler's file and the harness.
 
 A leaf: it imports only errors and problem, so a plug-in needs nothing else
 (docs/guide/adding-a-sampler.md has a worked example).
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What a provider's output means. Only like is compared with like."""
+    """Meaning of a provider's output. Only providers of one kind are compared."""
 
     EXACT = "exact"  # draws from softmax(logits / T)
     TRUNCATED = "truncated"  # draws from a filtered softmax (top-k, top-p, min-p)
@@ -71,7 +71,7 @@ def padded(weight: Tensor) -> Tensor:
 
 
 class Drawn(Protocol):
-    """What `Provider.sample` returns: an object with this field, and others if it likes.
+    """Result of `Provider.sample`: an object with this field; further fields are allowed.
 
     tokens: int32 or int64 [B]; [B, n] with num_samples=n above 1.
     logprob, of a sampler that claims it: of the tokens' shape: log softmax(logits / T) at each,
@@ -102,7 +102,7 @@ a SCORE with `Provider.score`."""
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a sampler can do; docs/guide/adding-a-sampler.md says how each is checked.
+    """Capabilities of a sampler; docs/guide/adding-a-sampler.md says how each is checked.
 
     devices: "cuda", "cpu"; elsewhere it is listed as unavailable.
     dtypes: of hidden and weight; other problems are unsupported.
@@ -233,12 +233,12 @@ def _line(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _some(*known: str) -> Callable[[Any], bool]:
+def _some(*names: str) -> Callable[[Any], bool]:
     """Whether a value is a tuple of texts, and of these, if there are any."""
     return lambda value: (
         isinstance(value, tuple | list)
         and all(map(_line, value))
-        and (not known or set(value) <= set(known))
+        and (not names or set(value) <= set(names))
     )
 
 
@@ -367,7 +367,7 @@ class Provider:
             )
 
     def kind_on(self, problem: Problem) -> Kind:
-        """What its tokens are on this problem: of a changed softmax, with filters or penalties."""
+        """Return the kind of its tokens on a problem: TRUNCATED with filters or penalties."""
         if (problem.filters or problem.penalties) and self.kind is Kind.EXACT:
             return Kind.TRUNCATED
         return self.kind

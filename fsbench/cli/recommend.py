@@ -345,7 +345,7 @@ def _print_measured(facts: dict[str, Any], print_: Callable[..., None]) -> None:
         print_(line)
     runs = dict(zip(facts["runs"], ascii_lowercase, strict=False))
     headings = ("B", "use", "us", "instead of", "us", "saves", "run")
-    table = plain_table(None, headings, left=("use", "instead of", "run"), padding=0)
+    table = plain_table(None, headings, left_columns=("use", "instead of", "run"), padding=0)
     ties: dict[str, list[int]] = {}
     memory: dict[str, int] = {}
     lacking: dict[str, list[str]] = {}

@@ -57,7 +57,7 @@ def _l2_states() -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Samplers:
-    """Which samplers to measure."""
+    """Samplers to measure, by name or preset."""
 
     preset: Annotated[
         str | None,
@@ -124,7 +124,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Distribution:
-    """The distribution to draw from: temperature, filters, penalties and the logits' law."""
+    """The distribution to draw from: temperature, filters, penalties and inputs."""
 
     temperature: Annotated[
         float, option("--temperature", number(0), "Temperature >= 0; 0 is greedy.")
@@ -198,7 +198,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Machine:
-    """Which GPUs, timer and cache state to measure with."""
+    """GPUs, timer and cache state to measure with."""
 
     tp: Annotated[
         str,
@@ -323,7 +323,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go."""
+    """Results folder, new or to be continued."""
 
     out: ResultsFolder = None
     resume: Annotated[

@@ -16,7 +16,7 @@ from fsbench.measure.recorder import Recorder
 from fsbench.measure.worker import Report, carry_out, ready_runner
 from fsbench.records import breakdown, summary
 from fsbench.records.cell import Cell, CellRecord
-from fsbench.records.store import Store, own_folder, require_empty
+from fsbench.records.store import Store, make_folder, require_empty
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Session:
     def store(self) -> Store:
         """Return the store, made at the first use."""
         if self._store is None:
-            folder = self.out or own_folder(self.facts, self.suffix)
+            folder = self.out or make_folder(self.facts, self.suffix)
             self._store = Store.create(folder, self.facts)
         return self._store
 
@@ -106,7 +106,7 @@ class Session:
         runner = ready_runner(job, rank, "env://", recorder)
         assert recorder.team is not None
         records, last = recorder.team.gather((store.records, store.interrupted))[0]
-        store.know(records)
+        store.replace_records(records)
         runner.plan = replace(runner.plan, last=last)
         carry_out(runner)
 

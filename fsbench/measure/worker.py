@@ -102,7 +102,7 @@ def main(job: Job, rank: int, meet: str, pipe: Connection) -> None:
         if job.device == "cuda":
             compilers.watch()
         runner = ready_runner(job, rank, meet, recorder)
-        recorder.store.know(ask("ready"))
+        recorder.store.replace_records(ask("ready"))
         carry_out(runner)
         if is_first:
             send("time", {"phases": recorder.times.phases(), "compiling": compilers.seconds()})

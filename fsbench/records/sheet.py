@@ -25,7 +25,7 @@ def without_formula(value: Any) -> Any:
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, all columns aligned to the right; its texts stay in their cells."""
+    """Return a Markdown table, all columns aligned to the right, with escaped texts."""
     lines = [headings, ["---:"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(map(escaped, line)) + " |" for line in lines)
 

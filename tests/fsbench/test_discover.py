@@ -213,7 +213,9 @@ def test_refusal_names_the_status(monkeypatch):
 def test_select():
     found = {name: Found(name, "") for name in ("alpha", "beta", "gamma")}
     assert [entry.name for entry in select(found, ["gamma", "alpha"])] == ["gamma", "alpha"]
-    with pytest.raises(InvalidArgument, match=r"^provider: .* got 'gama'; did you mean 'gamma'\?$"):
+    with pytest.raises(
+        InvalidArgument, match=r"^--provider: .* got 'gama'; did you mean 'gamma'\?$"
+    ):
         select(found, ["alpha", "gama"])
     with pytest.raises(InvalidArgument, match=r"got 'xyzzy'$"):
         select(found, ["xyzzy"])
