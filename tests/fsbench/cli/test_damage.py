@@ -92,13 +92,13 @@ def damaged(path, chance):
     data = bytearray(path.read_bytes())
     ways = ["byte", "byte", "cut", "gap", "type", "type", "type", "empty"]
     way = chance.choice([*ways, "columns", "columns"] if path.suffix == ".csv" else ways)
-    at = chance.randrange(len(data))
+    position = chance.randrange(len(data))
     if way == "byte":
-        data[at] = chance.randrange(256)
+        data[position] = chance.randrange(256)
     elif way == "cut":
-        del data[at:]
+        del data[position:]
     elif way == "gap":
-        del data[at : at + chance.randrange(1, 60)]
+        del data[position : position + chance.randrange(1, 60)]
     elif way == "empty":
         data.clear()
     elif way == "columns":

@@ -180,9 +180,9 @@ def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(slow, starte
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
     process.join()
-    said = (tmp_path / "said").read_text()
+    output = (tmp_path / "said").read_text()
     assert process.exitcode == 130
-    assert "stopped; to continue: fsbench run --resume x" in said and "Traceback" not in said
+    assert "stopped; to continue: fsbench run --resume x" in output and "Traceback" not in output
     assert read_records(tmp_path / "x")
 
 

@@ -84,8 +84,8 @@ def _configuration(times, noise=0.01):
         for (name, kind, fused), by_b in times.items()
         for b, us in by_b.items()
     ]
-    (found,) = configurations(pd.DataFrame(rows))
-    return found
+    (result,) = configurations(pd.DataFrame(rows))
+    return result
 
 
 FUSED, OTHER = ("fused", "exact", True), ("other", "exact", False)

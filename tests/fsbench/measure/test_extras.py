@@ -212,6 +212,6 @@ def test_host_time_is_the_median_of_queues_that_nobody_waits_for(slow_s, queues)
         nonlocal now
         now += slow_s if len(waits) == 2 else 20e-6  # the second queue was full
 
-    found = runner.loops.host_time(call, lambda: waits.append(now), lambda: now)
-    assert len(waits) == queues + 1 and found.calls == queues * runner.loops.HOST_CALLS
-    assert found.call_us == pytest.approx(20 if queues > 2 else (slow_s * 1e6 + 20) / 2)
+    result = runner.loops.host_time(call, lambda: waits.append(now), lambda: now)
+    assert len(waits) == queues + 1 and result.calls == queues * runner.loops.HOST_CALLS
+    assert result.call_us == pytest.approx(20 if queues > 2 else (slow_s * 1e6 + 20) / 2)
