@@ -60,7 +60,7 @@ class Found:
     broken: str = ""
 
     def description(self) -> str:
-        """Return the first sentence of the docstring of its file; "" where there is none."""
+        """Return the first sentence of the docstring of its file; "" without a docstring."""
         module = sys.modules.get(self.source) or sys.modules.get(_module_name(Path(self.source)))
         first = (module.__doc__ or "").strip().partition("\n\n")[0] if module else ""
         return one_line(first)

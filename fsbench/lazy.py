@@ -1,6 +1,6 @@
 """Attributes of a package that are imported at their first use.
 
-Imports stand at the top of a file. Where a part of a package is slow to load, or needs an optional
+Imports are written at the top of a file. Where a part of a package is slow to load, or needs an optional
 package (Triton, an engine), its `__init__` says so in one line:
 
     __getattr__ = lazy_getattr(__name__, "launch")             package.launch is a module

@@ -138,10 +138,10 @@ class Problem:
         return tuple(name for name, off in PENALTIES.items() if getattr(self, name) != off)
 
     def row_histories(self) -> list[tuple[list[int], list[int]]]:
-        """(prompt, output) of each of B rows: `history` token ids, the larger half in the prompt.
+        """Return (prompt, output) of each of B rows: `history` token ids, most in the prompt.
 
-        Ranks follow Zipf's law with exponent 1, as words do, so that many tokens occur again; the
-        token of a rank is its own in every row.
+        Ranks have a Zipf distribution with exponent 1, as words do, so many tokens repeat; each row
+        has another token for a rank.
         """
         rows = []
         for row in range(self.B):

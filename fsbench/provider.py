@@ -107,8 +107,8 @@ class Capabilities:
     devices: "cuda", "cpu"; elsewhere it is listed as unavailable.
     dtypes: of hidden and weight; other problems are unsupported.
     noise: "token" or "group" if tokens follow fsbench.reference.expect with that form of noise, for
-        the same logits, seed and offset; None if its noise is its own (then it is judged in
-        distribution).
+        the same logits, seed and offset; None for other noise, which is judged in
+        distribution.
     zero_temperature: T = 0 is accepted and means greedy.
     fused: the [B, V] logits never exist in memory.
     graph_safe: may be captured in a CUDA graph.
@@ -296,7 +296,7 @@ class Provider:
 
     name: primary key in results, equal to the file's stem; never renamed.
     label: legend text, free to change.
-    kind: what its tokens mean (`Kind`); only like is compared with like.
+    kind: meaning of its tokens (`Kind`); only samplers of one kind are compared.
     build: untimed: (problem, weight [V, D]) -> launch. May allocate, compile and load tables.
     requires: top-level packages it needs beyond the core; absent means listed as unavailable.
     not_built: None, or one line on a library to be compiled that is missing. Imports no torch.
@@ -304,7 +304,7 @@ class Provider:
     capabilities: what it can do; a test holds it to each of them.
     supports: problem -> None, or why this sampler cannot do it (beyond `capabilities`).
     presets: the presets of `fsbench run` that include it.
-    kept_bytes: problem -> memory that `build` keeps beside the weight to serve it: a copy, tables.
+    kept_bytes: problem -> memory that `build` keeps in addition to the weight: a copy, tables.
         Scratch memory and workspaces do not count; results have the peak of all (peak_extra_bytes).
     noise_map: int64 [n] of 32-bit codes -> (Exp(1), Gumbel(0, 1)), fp32 [n] each, by the device
         code that the sampler's noise comes from; None if it does not offer it.
@@ -321,7 +321,7 @@ class Provider:
         same tokens. None if the sampler runs on one GPU only.
     matmul_form: as build, of a fused sampler: the same kernel that only computes its logits, and
         keeps so little of them that the compiler cannot leave it out. What it returns is not read.
-        `fsbench run --breakdown` times it. None if there is no such form.
+        `fsbench run --breakdown` times it. None without such a form.
     tunes: building it times variants, so nothing else may use the device meanwhile.
 
     Raises:

@@ -80,8 +80,8 @@ def run(
         console(stderr=True, soft_wrap=False), is_silent=rank not in (None, 0)
     ) as progress:
         progress.announce(job, preset)
-        if (found := device_to_use(machine.device)) != device:  # torch and NVML disagree
-            job, preset = _job(found, samplers, sizes, distribution, machine, options, output)
+        if (actual := device_to_use(machine.device)) != device:  # torch and NVML disagree
+            job, preset = _job(actual, samplers, sizes, distribution, machine, options, output)
         if job.device == "cuda":
             require_gpus(job.indices)
         if options.energy is not None:

@@ -96,10 +96,10 @@ class Samplers:
         from fsbench.discover import names
 
         if not self.provider_path:  # such a file may have samplers of any name
-            known = names()
+            samplers = names()
             for name in self.provider or []:
-                if name not in known:
-                    raise unknown_name("--provider", name, known, "fsbench list")
+                if name not in samplers:
+                    raise unknown_name("--provider", name, samplers, "fsbench list")
 
 
 @dataclass(frozen=True)

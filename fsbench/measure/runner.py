@@ -226,7 +226,7 @@ def queue_steps(
 
 @dataclass(frozen=True)
 class _Moment:
-    """Time at which a CPU was done, s; stands for an event of a GPU."""
+    """Time at which a CPU was done, s, in place of an event of a GPU."""
 
     at_s: float
 

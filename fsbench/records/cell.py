@@ -176,7 +176,7 @@ class Host:
 class CellRecord:
     """Measurements of one cell: its rounds by number, or the reason for their absence.
 
-    forms: rounds of FORMS of the sampler, interleaved with its own.
+    forms: rounds of FORMS of the sampler, interleaved with `rounds`.
     lacks: reasons for the absence of requested measurements (LACKS).
     """
 

@@ -161,7 +161,7 @@ def gpu(name: str) -> Gpu:
 def gpu_slug(name: str) -> str:
     """Return a GPU's name in folder and file names: 'h200' for 'NVIDIA H200'.
 
-    A GPU without an entry in peaks.toml gets its own name in lower case with dashes, without the
+    A GPU without an entry in peaks.toml keeps its name, in lower case with dashes and without the
     vendor ('NVIDIA H100 PCIe' -> 'h100-pcie'). '' (a CPU) stays ''.
     """
     gpu = find_gpu(name)

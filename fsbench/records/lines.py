@@ -3,8 +3,8 @@
 A line is on disk before `Lines.append` returns. Its last field, `running_crc32`, is the CRC-32 of
 all bytes before the line and of the line without this field. So a line that is changed, removed,
 repeated or added is noticed at the next one. A last line that a crash cut short is ignored by
-readers and removed by the next writer. Older lines have no checksum, or one of their own text
-(`crc32`); they are read as before.
+readers and removed by the next writer. Older lines have no checksum, or one of the line
+alone (`crc32`); they are read as before.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Store:
         return cls(Path(), records, write)
 
     def replace_records(self, records: Iterable[CellRecord]) -> None:
-        """Replace the records."""
+        """Replace all records by those of another process."""
         self._records = {record.cell: record for record in records}
 
     def begin(self, cell: Cell | None) -> None:
@@ -154,7 +154,7 @@ class Store:
             write_into(self.folder, {RUNNING: text})
 
     def record(self, cell: Cell) -> CellRecord:
-        """Return the record of a cell, an empty one if there is none."""
+        """Return the record of a cell, an empty one if it is new."""
         return self._records.get(cell) or CellRecord(cell)
 
     def append_round(self, cell: Cell, number: int, measured: Round) -> None:
@@ -184,9 +184,9 @@ class Store:
             self.append(cell, {"status": status, "reason": reason})
 
     def note_time(self, spent: dict[str, Any]) -> None:
-        """Add to env.json the seconds per phase of a process that has appended something.
+        """Add to env.json the seconds per phase of a process, if it has appended a line.
 
-        env.json then also has the number of lines, by which readers notice a missing last line.
+        env.json then has the number of lines, too: readers notice a missing last line.
         """
         if self._environment is None and self._points is not None:
             self._points.require_in_place()

@@ -44,8 +44,15 @@ def _wait_for_imports(process, name):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("stopped", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("library", ["_json", "libtorch"])
+@pytest.mark.parametrize(
+    ("stopped", "library"),
+    [
+        (signal.SIGINT, "_json"),
+        (signal.SIGHUP, "_json"),
+        pytest.param(signal.SIGINT, "libtorch", marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, "libtorch", marks=pytest.mark.full),
+    ],
+)
 def test_a_signal_during_imports_is_one_line(start, tmp_path, stopped, library):
     process = start()
     _wait_for_imports(process, library)

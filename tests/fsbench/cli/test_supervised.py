@@ -30,8 +30,8 @@ def measured(fsbench, plugin, tmp_path):
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by SIGSEGV"),
         ("os._exit(0)", "its process exited with code 0"),
-        ("sys.exit(0)", "SystemExit: 0"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        pytest.param("sys.exit(0)", "SystemExit: 0", marks=pytest.mark.full),
+        pytest.param("raise KeyboardInterrupt", "KeyboardInterrupt", marks=pytest.mark.full),
         ("raise type('Odd', (BaseException,), {})('today')", "Odd: today"),
         (
             "raise type('E', (Exception,), {'__str__': None})",
