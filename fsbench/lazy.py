@@ -1,7 +1,7 @@
 """Attributes of a package that are imported at their first use.
 
-Imports are written at the top of a file. Where a part of a package is slow to load, or needs an optional
-package (Triton, an engine), its `__init__` says so in one line:
+Imports are written at the top of a file. Where a part of a package is slow to load, or needs an
+optional package (Triton, an engine), its `__init__` says so in one line:
 
     __getattr__ = lazy_getattr(__name__, "launch")             package.launch is a module
     __getattr__ = lazy_getattr(__name__, tables=("table",))    package.tables.table

@@ -51,7 +51,7 @@ def measured_results(paths: list[Path]) -> pd.DataFrame:
     """Return read_results; at least one cell must be measured.
 
     Raises:
-        ResultsError: no cell was measured (the message counts the statuses), or columns are missing.
+        ResultsError: no cell was measured (the message counts statuses), or columns are missing.
     """
     frame = read_results(paths)
     counts = normalized(frame)["status"].value_counts() if len(frame) else {}
