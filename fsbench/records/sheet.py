@@ -32,4 +32,5 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 def escaped(text: str) -> str:
     """Return text for Markdown that ends no cell and no line and begins no tag, link or code."""
-    return re.sub(r"([\\|`\[])", r"\\\1", " ".join(text.split("\n"))).replace("<", "&lt;")
+    line = " ".join(text.split("\n"))
+    return re.sub(r"([\\|`]|\[(?=[^\]]*\]\())", r"\\\1", line).replace("<", "&lt;")

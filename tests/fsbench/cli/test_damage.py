@@ -264,7 +264,6 @@ def assert_records_named(fsbench, folder, seed):
     store.append_run(replace(case, sampler="t"), 0, e2e.Decoded(4, 4, 1.0, 2.0, [1.0, 2.0]))
     store.append_profile(case, e2e.Profile(3, 1.0, None, 1.0, 2.0, {"a": 1.0}))
     store.append_drafting(case, 0, e2e.Drafting(2.0, 1.0))
-    store.append_served(case, 0, 4.0, 1, e2e.Served([1.0], [1.0], [1.0], [1.0], 1.0, 3))
     store.append_counts(case, {"served": 7})
     store.append_status(replace(case, sampler="u"), "oom", "no memory")
     store.close()
