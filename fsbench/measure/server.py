@@ -69,7 +69,8 @@ def start() -> ForkServerContext:
 
 def _remove_folders_of_dead_owners(folder: Path) -> None:
     """Mark a temporary folder as this process's; remove those whose process was killed."""
-    (folder / OWNER).write_text(f"{os.getpid()}")
+    if multiprocessing.parent_process() is None:  # else it is the parent's folder
+        (folder / OWNER).write_text(f"{os.getpid()}")
     for mark in folder.parent.glob(f"pymp-*/{OWNER}"):
         with suppress(OSError, ValueError):  # removed meanwhile, or another user's
             if not Path(f"/proc/{int(mark.read_text())}").exists():
