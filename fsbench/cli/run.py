@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fsbench.cli.progress import Progress
-    from fsbench.measure.plan import Plan
+    from fsbench.measure.plan import Job, Plan
     from fsbench.measure.session import Session
 
 
@@ -50,7 +50,7 @@ def run(
     disk as soon as they are made: a run that was stopped can be continued.
     """
     from fsbench.measure import server
-    from fsbench.measure.plan import Job, torchrun_rank
+    from fsbench.measure.plan import torchrun_rank
     from fsbench.records.store import require_empty
 
     if output.out and output.resume:
@@ -121,7 +121,7 @@ def _job(
     machine: Machine,
     options: RunOptions,
     output: Output,
-) -> tuple[Any, str]:
+) -> tuple[Job, str]:
     """Return the Job that the options describe on a device, and the name of its preset."""
     from fsbench.discover import reasons
     from fsbench.measure.plan import Job
@@ -182,7 +182,7 @@ def _options_to_repeat(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure(
-    job: Any, options: dict[str, Any], output: Output, suffix: str, progress: Progress
+    job: Job, options: dict[str, Any], output: Output, suffix: str, progress: Progress
 ) -> ExitCode:
     """Measure a job's plan, export and print; return the exit code. See `Session`."""
     from fsbench.machine.environment import environment
