@@ -156,14 +156,16 @@ def _problems(
 
 
 def _lines(kernel: str, timings: list[Timing]) -> list[list[object]]:
-    """Rows of times.csv, the fastest first."""
+    """Return rows of times.csv, the fastest first."""
+    from fsbench.records.sheet import without_formula
+
     ordered = sorted(timings, key=lambda timing: timing.median_us or float("inf"))
     return [
         [
             *(kernel, timing.problem.B, timing.problem.D, timing.problem.V, timing.config),
             timing.in_use,
             "" if timing.median_us is None else f"{timing.median_us:.2f}",
-            timing.note,
+            without_formula(timing.note),
         ]
         for timing in ordered
     ]
