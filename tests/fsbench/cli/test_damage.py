@@ -46,7 +46,7 @@ def run_once(tmp_path_factory):
 
 @pytest.fixture
 def good(run_once, tmp_path, monkeypatch):
-    """A copy of the run; beside it `only-csv`, which has no points.jsonl."""
+    """A copy of the run, and `only-csv`, which has no points.jsonl."""
     monkeypatch.setitem(SETTINGS, "savefig.dpi", 20)
     shutil.copytree(run_once, tmp_path / "good")
     shutil.copytree(run_once, tmp_path / "only-csv")
@@ -189,7 +189,7 @@ def test_letters_in_a_column_of_numbers_are_named(fsbench, good):
 
 @pytest.mark.parametrize("age", [0, 2**60])
 def test_rows_are_derived_from_the_samples_however_old_the_table_is(fsbench, good, age):
-    """As after a resume that was killed, and after a clone, which sets all times anew."""
+    """Modification times as after a killed resume, or a clone, which sets all of them."""
     store = Store.resume(good, json.loads((good / "env.json").read_text()))
     new = replace(store.records[0].cell, provider="new", label="Brand new")
     store.append_round(new, 0, Round([9.0] * 4))

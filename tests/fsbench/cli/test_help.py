@@ -1,4 +1,4 @@
-"""What --help shows on a terminal of 80 columns, and what a shell completes."""
+"""Output of --help on a terminal of 80 columns, and shell completion."""
 
 from __future__ import annotations
 

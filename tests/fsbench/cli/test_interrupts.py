@@ -17,7 +17,7 @@ from fsbench.measure import server
 
 @pytest.fixture
 def start(tmp_path):
-    """Start `fsbench run` on a sampler that sleeps, with a TMPDIR of its own."""
+    """Start `fsbench run` on a sampler that sleeps, with a new TMPDIR."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "slow.py").write_text(plug_in("slow", launch="time.sleep(0.2)"))
 

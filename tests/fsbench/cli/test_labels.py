@@ -1,4 +1,4 @@
-"""Labels of results with signs that some format takes for its own."""
+"""Labels of results with characters that are special in some format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fsbench run` prints while it measures, and the sentence at its end."""
+"""Progress lines of `fsbench run`, and the sentence at its end."""
 
 from __future__ import annotations
 

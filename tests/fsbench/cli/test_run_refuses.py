@@ -1,4 +1,4 @@
-"""What `fsbench run` refuses: exit codes, and one line that names the mistake; its help."""
+"""Mistakes that `fsbench run` refuses: exit codes, and one line that names the mistake."""
 
 from __future__ import annotations
 

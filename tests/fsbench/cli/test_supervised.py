@@ -1,4 +1,4 @@
-"""A sampler that ends its process, or never ends, costs its own cells only."""
+"""A sampler that ends its process, or never ends, costs only its cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compilers are told before they are started."""
+"""Variables that are set for compilers."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What is measured beside the time of a step: forms, first calls, energy."""
+"""Measurements in addition to the time of a step: forms, first calls, energy."""
 
 from __future__ import annotations
 

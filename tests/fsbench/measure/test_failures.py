@@ -1,4 +1,4 @@
-"""What can go wrong with a sampler costs its own cell; and the gate before the timing."""
+"""A failing sampler costs only its cell; the gate before the timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan accepts, and how it shares out steps and seeds."""
+"""Arguments of a plan, and how it divides steps and seeds."""
 
 from __future__ import annotations
 

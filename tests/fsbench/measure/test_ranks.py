@@ -70,7 +70,7 @@ PROVIDER = Provider(
 MISBEHAVIOR = {
     "sound": "assert not public_sockets(), public_sockets()",
     "dies": "if shard.rank == 1: os.kill(os.getpid(), signal.SIGSEGV)",
-    # What the other rank sees first is that the connection closed.
+    # The other rank first sees a closed connection.
     "dies_slowly": "if shard.rank == 1: close_sockets(); time.sleep(0.2); os.abort()",
     "hangs": "if shard.rank == 1: time.sleep(1000)",
     "raises": "if shard.rank == 0: raise RuntimeError('no luck today')",
@@ -188,7 +188,7 @@ def test_torchrun_measures_too(tmp_path):
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
             *("--module", "fsbench", "run", "--device", "cpu", "--tp", "2"),
-            # Not --d and --v: torchrun takes them for the beginnings of options of its own.
+            # Not --d and --v: torchrun reads them as abbreviations of its options.
             *("--preset", "smoke", "--batch", "3", "--iters", "6", "--warmup", "1"),
             *("--provider-path", str(path), "--provider", "sound", "--out", str(out)),
         ],

@@ -1,4 +1,4 @@
-"""What becomes of a rank's failure while another still works: played, with threads for ranks."""
+"""A rank's failure while another still works, with threads in place of ranks."""
 
 from __future__ import annotations
 

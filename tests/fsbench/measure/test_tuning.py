@@ -48,7 +48,7 @@ def timings(times, in_use="a"):
             {1: {"a": 9, "b": 5}, 3: {"a": 9, "b": 5}, 7: {"a": 5, "b": 9}},
             [(5, "b"), (None, "a")],
         ),
-        # What failed anywhere on a D is not chosen there; a D without any time has no say.
+        # A config that failed on a D is not chosen for it; a D without any time is ignored.
         ({64: {"a": None, "b": 10}, 128: {"a": None, "b": None}}, [(None, "b")]),
         ({64: {"a": None}}, []),
     ],
@@ -175,7 +175,7 @@ PROVIDER = Provider(
 
 @pytest.fixture
 def fsbench(monkeypatch, capsys, tmp_path):
-    """Calls the console script in a folder of its own: (exit code, stdout, stderr)."""
+    """Call the console script in a new folder; return (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 

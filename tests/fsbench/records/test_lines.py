@@ -165,7 +165,7 @@ def test_a_last_line_cut_anywhere_loses_that_line_only(folder):
     for end in range(start, len(whole)):
         points.write_bytes(whole[:end])
         assert numbers(read_records(folder)) == {"fast": [0, 1, 2]}, end
-    # Resuming removes the rest of it, so that what is appended starts on a line of its own.
+    # Resuming removes the rest of it, so that the next line starts a new line.
     store = Store.resume(folder, MACHINE)
     assert points.read_bytes() == whole[:start]
     store.append_round(OTHER, 0, Round([1.0]))

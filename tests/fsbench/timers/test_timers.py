@@ -160,7 +160,7 @@ def cupti(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    # A cache of its own: the real owner, if this process has one, is not to be lost.
+    # A separate cache: the real owner, if this process has one, must be kept.
     monkeypatch.setattr(cupti_module, "_owner", cache(cupti_module._owner.__wrapped__))
     return double
 
