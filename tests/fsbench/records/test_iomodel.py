@@ -130,7 +130,7 @@ def test_every_gpu_is_found_by_its_slug_alone():
 def test_measured_roof_of_h200_is_the_highest_committed():
     """A point of the results cannot lie above the measured roof."""
     result = pd.concat(pd.read_csv(path) for path in H200.glob("*/results.csv"))
-    # On matrices of other distributions the chip needs less power, and a matmul is up to 5 % faster.
+    # For other distributions the chip needs less power, and a matmul is up to 5 % faster.
     result = result[result.logits.str.startswith("normal")]
     highest = result.groupby("provider")[["gb_per_s", "tflops"]].max()
     measured = iomodel.gpu("h200").measured
