@@ -1,19 +1,20 @@
-# make bench   set up and run the main job on whatever this machine has: without a GPU, the samplers
-#              that run on CPUs
-# make record  measure anew what results/ holds of a GPU; RECORD="--minutes 9 --only paper,lean"
-#              is for tools/record.py
-# make test    set up and pass the tests that one runs all day: minutes, no GPU
-# CONTRIBUTING.md tells the others.
+# make bench   install into .venv and run the benchmark: on the GPU if there is one, else the
+#              samplers that run on CPUs
+# make test    install into .venv and run the quick tests: a few minutes, no GPU needed
+# make record  repeat the measurements of results/ on a GPU; RECORD="--minutes 9 --only paper,lean"
+#              passes options to tools/record.py
+# CONTRIBUTING.md lists the other targets.
 VENV ?= .venv
 PYTHON ?= python3
 FSBENCH = $(VENV)/bin/fsbench
 PYTEST = $(VENV)/bin/python -m pytest
 
-# On a machine with an NVIDIA driver also what the GPU samplers and timers need, in the versions that
-# records are made with.
+# A machine with an NVIDIA driver also gets the packages of the GPU samplers and timers, in the
+# versions that the committed records were made with.
 comma := ,
 EXTRAS := $(if $(shell command -v nvidia-smi),dev$(comma)gpu$(comma)record,dev)
-# Installed first, so that no dependency picks another: without a GPU, the version that CI tests.
+# torch is installed first, so that no dependency selects another version. Without a GPU it is the
+# version that CI tests.
 TORCH := $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
 .PHONY: setup bench record test test-all test-rest test-gpu verify lint format plots docs site check-engines clean
@@ -32,21 +33,21 @@ bench: setup
 record: setup
 	PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/python tools/record.py $(RECORD)
 
-# One thread per process: there is a worker for every core already.
+# One thread per process, because pytest-xdist starts one worker per core.
 ON_CPU = OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PYTEST) -n auto --dist worksteal
 
-# T=tests/kernels/noise: the tests of one folder or file, the slow ones included.
+# T=tests/kernels/noise: all tests of one folder or file, including the slow ones.
 test: setup
 	$(ON_CPU) -m "not gpu$(if $(T),, and not full)" $(T)
 
 test-all: setup
 	$(ON_CPU) -m "not gpu"
 
-# What test-all adds to test.
+# The tests of test-all that test leaves out.
 test-rest: setup
 	$(ON_CPU) -m "full and not gpu"
 
-# PART=kernels, samplers or alone: one part of the GPU tests.
+# PART=kernels, samplers or alone runs one part of the GPU tests.
 test-gpu: setup
 	$(VENV)/bin/python tools/gpu_tests.py $(PART)
 
@@ -58,18 +59,18 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# What is left of lint's complaints, lint reports.
+# Fix what ruff can fix; make lint reports the remaining errors.
 format: setup
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-# The run given last is drawn where two have measured a cell; a ratio is always of one run.
-RUNS = $(foreach run,$(1),$(wildcard results/h200/$(run)-2*))
+# If two runs have measured a cell, the later argument is drawn; a ratio is always of one run.
+RUNS = $(foreach run,$(1),$(wildcard results/h200/$(run)-20*))
 
 plots: setup
 	rm -f plots/*.png plots/*/*.png
-	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,roofline,bandwidth,breakdown,speedup --out plots
-	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192) --figure headline --out plots
+	$(FSBENCH) plot $(call RUNS,lean-d8192 lean-d8192-large lean paper) --figure runtime,bandwidth,breakdown,speedup --out plots
+	$(FSBENCH) plot $(call RUNS,lean lean-d8192 lean-d8192-large screened-d4096 screened-d8192 called) $(foreach d,4096 8192,$(addsuffix /plain_d$(d),$(call RUNS,rivals))) --figure headline --out plots
 	$(FSBENCH) plot $(addprefix results/h200/,sweep-20261123 boxes-20261123 sweep-20261125) $(wildcard results/h100/sweep-2*) --figure headline --out plots/sweep
 	$(FSBENCH) plot $(addsuffix /default_d4096,$(call RUNS,rivals)) --figure runtime --out plots/released
 	$(FSBENCH) plot $(call RUNS,models paper lean lean-d8192 lean-d8192-large called) --figure winner --out plots
@@ -79,7 +80,7 @@ plots: setup
 	$(FSBENCH) plot $(call RUNS,truncated-grid) --figure filters --out plots
 	$(FSBENCH) plot $(call RUNS,e2e-vllm-qwen3-8b) --out plots
 
-# Tables and numbers of README.md and docs/, from results/ and the code (tools/pages).
+# Write the tables and numbers of README.md and docs/ from results/ and the code (tools/pages).
 docs: setup
 	PYTHONPATH=tools $(VENV)/bin/python -m pages
 
@@ -89,9 +90,8 @@ site: setup
 	$(VENV)/bin/python tools/build_site.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
 
-# The vLLM plug-in's adapters against the source of each vLLM (300 MB each, once),
-# rivals against the sources of their packages, and what the adapters do against vLLM's own kernels
-# in the interpreter.
+# Check the vLLM plug-in against vLLM's source (a download of 300 MB, once), the rival samplers
+# against the sources of their packages, and the adapters against vLLM's kernels in the interpreter.
 check-engines: setup
 	$(VENV)/bin/python tools/check_engines.py
 	$(ON_CPU) tests/fsbench/integrations/test_real_kernels.py tests/baselines/test_real_vllm.py

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsbench.late import late
+from fsbench.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from fsbench.kernels.configs.hopper import HopperConfig
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fsbench.kernels.launch.result import Sample, Score, Screened, TruncatedSample
     from fsbench.kernels.scoring.api import score
     from fsbench.kernels.screened.api import screened_sample
-    from fsbench.kernels.screened.files import load_head, save_head
     from fsbench.kernels.screened.head import ScreenedHead, prepare_head
+    from fsbench.kernels.screened.head_file import load_head, save_head
     from fsbench.kernels.shard.vocab_shard import VocabShard, even_blocks
     from fsbench.kernels.truncated.api import truncated_sample
     from fsbench.kernels.truncated.history import Penalties, TokenHistory
@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
-    __getattr__ = late(
+    __getattr__ = lazy_getattr(
         __name__,
         launch__quantized=("QuantizedHead", "quantize_head"),
         launch__result=("Sample", "Score", "Screened", "TruncatedSample"),

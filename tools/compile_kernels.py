@@ -48,7 +48,7 @@ ELSEWHERE = ("sm_80", "sm_89", "sm_100", "sm_120", "gfx942")
 TABLED = (
     r"^(portable B=\d+ plain|(portable|hopper) B=64 (logprob|everything|top 20|rank)"
     r"|hopper B=256 logprob|portable B=16 int8|hopper B=64 fp8|score B=64( everything)?"
-    r"|gradient of score, 3 numbers|truncated B=64 (k = 50|k = 1000|p|min-p, p|kept)"
+    r"|truncated B=64 (k = 50|k = 1000|p|min-p, p|kept)"
     r"|screened B=(16( D=1000)?|64)"
     r"|filters from the screen B=16 D=4096|draft B=4|verify|pack a mask|noise map"
     r"|(akunu_\w+|pivot_search|gumbel_argmax|group_gumbel_parallel|weight_stream"
@@ -308,9 +308,9 @@ def work(out: Path, architecture: str, kernels: str, named: str, ptx: bool) -> N
     import triton
 
     from fsbench.errors import InvalidArgument
-    from fsbench.kernels.warming.offline import without_gpu
+    from fsbench.kernels.warming.offline import use_cpu_guard, without_gpu
 
-    kernel_calls.without_cuda()
+    use_cpu_guard()
     found: dict[tuple[Any, str], list[str]] = {}
     jobs = []
     with without_gpu(kernel_calls.CHIPS_OF[architecture]) as launches:

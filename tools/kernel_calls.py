@@ -7,11 +7,9 @@ the fields of Provider are used, so that the calls run on other commits, too.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -146,33 +144,18 @@ def _bytes(B: int, form: str, kernel: str, bias: bool = False) -> None:
 
 
 def scores() -> Iterator[Call]:
-    """score, its options, and what its gradient launches."""
+    """score and its options."""
     every: dict[str, Any] = {"return_entropy": True, "return_rank": True}
     for B in (64, 256):
         yield Call(f"score B={B}", partial(_score, B))
     yield Call("score B=64 entropy", partial(_score, 64, return_entropy=True))
     yield Call("score B=64 everything", lambda: _score(64, 4, **{**every, **changed(64)}))
     yield Call("score B=64 int8", lambda: kernels.score(bf16(64, D), quantized("int8"), whole(64)))
-    for width in (3, 5):
-        yield Call(f"gradient of score, {width} numbers", partial(_slopes, width))
 
 
 def _score(B: int, targets: int = 1, **given: Any) -> None:
     hidden, weight = matrices(B)
     kernels.score(hidden, weight, whole(B, targets), **given)
-
-
-def _slopes(width: int) -> None:
-    """backward cannot run without a device."""
-    from fsbench.kernels.scoring.slopes import of_chunk, slopes
-
-    request = mock.Mock(bias=None, mask=None, soft_cap=None)
-    if width == 5:
-        request = mock.Mock(**{**changed(64), "bias": bf16(64, V)})
-    request.seed = whole(64, 1)
-    request._replace = lambda **given: mock.Mock(soft_cap=request.soft_cap, **given)
-    chunk = of_chunk(request, slice(0, 64), slice(0, 4096))
-    slopes(zeros(64, 4096), chunk, 0, zeros(64, width), zeros(64, 1), bf16(64, 4096))
 
 
 def filtered() -> Iterator[Call]:
@@ -347,14 +330,3 @@ def calls(architecture: str) -> list[Call]:
     found = [call for part in parts for call in part()]
     assert len({call.name for call in found}) == len(found), "two calls of one name"
     return found
-
-
-def without_cuda() -> None:
-    """Let torch index tensors of `cuda` where it was built without CUDA, by the guard of the CPU.
-
-    c10's table of device guards is indexed by DeviceType: 0 is the CPU, 1 is CUDA.
-    """
-    if torch.version.cuda is None:
-        c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        guards = (ctypes.c_void_p * 2).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-        guards[1] = guards[1] or guards[0]

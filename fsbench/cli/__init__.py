@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import inspect
 import io
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from fsbench import __version__
+from fsbench import __version__, interrupts
 from fsbench.cli import (
     compare,
     doctor,
@@ -36,6 +37,7 @@ from fsbench.errors import FsbenchError, UnusableFile
 
 app = typer.Typer(
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.command("run")(run.run)
@@ -64,23 +66,27 @@ def _samplers() -> Iterable[str]:
 NAMES |= dict.fromkeys(("--provider", "--sampler", "--fused"), _samplers)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         print(__version__)
         raise typer.Exit
 
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """How fast is exact sampling fused into the LM-head matmul, against everything else?
+    """Benchmark exact LLM sampling fused into the LM-head matmul against other samplers.
 
-    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 some cells failed, 4 no usable device or timer,
-    5 a defect that audit found.
+    Exit codes: 0 ok; 1 a check failed; 2 an argument or file is wrong; 3 some cells failed;
+    4 the device, timer or package is missing here; 5 verify found a defect; 128 + n stopped by
+    signal n.
     """
+    if context.invoked_subcommand != "run":  # `run` checks arguments and imports torch first
+        interrupts.raise_exceptions()
 
 
 _COMMANDS: list[Any] = [*app.registered_commands, *hotvocab.app.registered_commands]
@@ -89,13 +95,32 @@ for each in (app.registered_callback, *_COMMANDS):
     each.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(each.callback) or "")
 
 
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Print a byte of a file's name that is not UTF-8 as it is, and "?" for other letters.
+
+    An encoding may lack letters; a name that is printed can be copied into a shell.
+    """
+    assert isinstance(error, UnicodeEncodeError)
+    letter = error.object[error.start]
+    if "\udc80" <= letter <= "\udcff":
+        return bytes([ord(letter) - 0xDC00]), error.start + 1
+    return "?", error.start + 1
+
+
+codecs.register_error("fsbench", _replace)
+
+
 def main() -> None:
     """Console script `fsbench`: run a command; an FsbenchError becomes one line and a code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # letters that its encoding lacks
+            stream.reconfigure(errors="fsbench")
     if os.environ.get("COLUMNS", "").strip() == "0":  # from a terminal that does not know its width
         del os.environ["COLUMNS"]
+    try:
+        os.getcwd()
+    except OSError as error:
+        _exit(f"working folder: {error.strerror}: `cd` to one that exists", UnusableFile.exit_code)
     try:
         try:
             app(prog_name="fsbench")  # for `python -m fsbench` too: completion needs one word

@@ -71,7 +71,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(os.fsencode(content) if isinstance(content, str) else content)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

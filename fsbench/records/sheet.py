@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
-_COMPUTED = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = re.compile(r"[\s\0\ufeff]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+"""Text that some spreadsheet computes: the full-width forms of =, +, - and @ count too."""
 
 
 def as_csv(table: pd.DataFrame, **options: Any) -> str:
-    """A table as CSV; a text that would be a formula gets an apostrophe in front."""
-
-    def shown(value: Any) -> Any:
-        return f"'{value}" if isinstance(value, str) and value.startswith(_COMPUTED) else value
-
+    """Return a table as CSV; a text that would be a formula gets an apostrophe in front."""
     texts = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
-    guarded = {name: table[name].map(shown) for name in texts}
+    guarded = {name: table[name].map(without_formula) for name in texts}
     return str(table.assign(**guarded).to_csv(float_format="%.6g", **options))
 
 
+def without_formula(value: Any) -> Any:
+    """Return a cell's value, with an apostrophe in front if it is text that would be a formula."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, all columns aligned to the right; its texts stay in their cells."""
+    """Return a Markdown table, all columns aligned to the right, with escaped texts."""
     lines = [headings, ["---:"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(map(escaped, line)) + " |" for line in lines)
 
 
 def escaped(text: str) -> str:
-    """A text that neither ends a cell of Markdown nor begins a tag."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Return text for Markdown that ends no cell and no line and begins no tag, link or code."""
+    line = " ".join(text.split("\n"))
+    return re.sub(r"([\\|`]|\[(?=[^\]]*\]\())", r"\\\1", line).replace("<", "&lt;")

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fsbench.errors import InvalidArgument
 from fsbench.reference.logits import SMALLEST_TEMPERATURE, as_column
 from fsbench.reference.noise import (
-    GROUP_SIZES,
+    GROUP,
+    GROUP_BLOCK,
     GUMBEL_ERROR,
-    group_and_member,
     group_noise,
     token_noise,
     token_of_member,
@@ -61,6 +62,7 @@ def expect(
     sample: int = 0,
     logits_error: float = 0.0,
     truncation: Truncation | None = None,
+    find_acceptable: bool = True,
 ) -> Expected:
     """The token of every row of logits [B, V] (any float type, used exactly), at T = 0 greedy.
 
@@ -68,20 +70,25 @@ def expect(
         seed, offset: int64 [1], or [B] for one per request. With a seed per request the row's
             number does not enter the noise.
         temperature: a number, or [B]; below 2^-120 it counts as 0.
-        noise: "token", "group", or "group4", "group8", "group16".
+        noise: "token" or "group".
         sample: number of the sample from the same row and step.
         logits_error: how far the sampler's own logits may be from these (0: the very same).
         truncation: of these logits, with the same temperature and logits_error: only what it keeps
             is drawn. With token noise, the best score among the kept; with group noise, the draw
             from all tokens if it is kept, else what token noise draws.
+        find_acceptable: with False the field `acceptable` is undefined, and a draw with group noise
+            and without truncation takes half of the time.
     """
+    if noise not in ("token", "group"):
+        raise InvalidArgument(f"noise: expected token or group; got {noise!r}")
     B = logits.shape[0]
     exact = logits.double()
     rows = torch.arange(B, device=logits.device) * (seed.numel() == 1)
     T = as_column(temperature, logits.device)[:, 0].expand(B)
-    undefined = torch.isnan(exact) | (exact == torch.inf)
+    undefined = torch.isnan(logits) | (logits == torch.inf)
+    has_finite = torch.isfinite(logits).any(1)
     valid_temperature = (T >= 0) & (torch.inf > T)
-    invalid = undefined.any(1) | ~torch.isfinite(exact).any(1) | ~valid_temperature
+    invalid = undefined.any(1) | ~has_finite | ~valid_temperature
     if truncation is not None:
         invalid |= ~truncation.kept.any(1)
     T = torch.where(T < SMALLEST_TEMPERATURE, 0.0, T)
@@ -91,11 +98,12 @@ def expect(
     if noise == "token":
         drawn = _token_draw(*arguments, truncation)
     else:
-        drawn = _group_draw(*arguments, GROUP_SIZES[noise])
+        find = find_acceptable or truncation is not None
+        drawn = _group_draw(*arguments, find)
         if truncation is not None:
             drawn = _either(drawn, _token_draw(*arguments, truncation), truncation)
     tokens, acceptable, scores = drawn
-    empty = ~(undefined.any(1) | torch.isfinite(exact).any(1)) & valid_temperature
+    empty = ~(undefined.any(1) | has_finite) & valid_temperature
     scores = torch.where(empty, -torch.inf, torch.where(invalid, torch.inf, scores))
     return Expected(torch.where(invalid, -1, tokens), acceptable, scores)
 
@@ -132,7 +140,7 @@ def _group_draw(
     rows: Tensor,
     sample: int,
     error: float,
-    size: int,
+    find_acceptable: bool,
 ) -> _Drawn:
     """The group of largest T (L + g), L its log-mass at T, then the member that u falls on.
 
@@ -140,8 +148,8 @@ def _group_draw(
     exp(y / T) exceeds u times the group's. At T = 0: the first member of largest logit.
     """
     V = logits.shape[1]
-    g, u = group_noise(V, seed, offset, rows, sample, size)
-    y = by_group(logits, size)
+    g, u = group_noise(V, seed, offset, rows, sample)
+    y = _by_group(logits)
     T = T[:, :, None]
     largest = y.max(2, keepdim=True).values
     p = torch.exp((y - _finite(largest)) / torch.where(T == 0, 1.0, T))
@@ -151,12 +159,19 @@ def _group_draw(
         torch.isfinite(largest), largest + T * (log_mass + g)[:, :, None], -torch.inf
     )
     best = score.amax(1, keepdim=True)
+    threshold = (u * sums[:, :, -1])[:, :, None]
+
+    winner = score.argmax(1, keepdim=True)  # [B, 1, 1]
+    hit = _rows_of(sums, winner) > _rows_of(threshold, winner)
+    group, member = winner[:, 0, 0], hit.int().argmax(1)
+    token = token_of_member(group, member)
+    token = torch.where(T[:, 0, 0] == 0, logits.argmax(1), token)
+    if not find_acceptable:
+        return token, torch.empty_like(token[:, None], dtype=torch.bool), best[:, 0, 0]
+
     magnitude = _finite(best).abs() + 27.0 * T
     tolerance = 2 * (T * (GUMBEL_ERROR + _SUM_ERROR) + magnitude * 2 * _EXPONENT_ULP + error)
     near_group = score >= best - tolerance
-
-    threshold = (u * sums[:, :, -1])[:, :, None]
-    hit = torch.where(T == 0, y == largest, sums > threshold)
     scale = torch.where(T == 0, 1.0, T)
     slack = _SUM_ERROR + (_finite(largest).abs() * _EXPONENT_ULP + 2 * error) / scale
     slack = slack * sums[:, :, -1:]
@@ -165,13 +180,12 @@ def _group_draw(
     near_hit &= y >= largest - tolerance - 104.0 * T
     near_hit = torch.where(T == 0, y >= largest - tolerance, near_hit)
     acceptable = near_group & near_hit & torch.isfinite(y)
-    first = hit.int().argmax(2, keepdim=True)
-    winner = score.argmax(1, keepdim=True)  # [B, 1, 1]
-    member = first.gather(1, winner)[:, 0, 0]
-    group = winner[:, 0, 0]
-    token = token_of_member(group, member, size)
-    token = torch.where(T[:, 0, 0] == 0, logits.argmax(1), token)
-    return token, by_token(acceptable, V), best[:, 0, 0]
+    return token, _by_token(acceptable, V), best[:, 0, 0]
+
+
+def _rows_of(grouped: Tensor, group: Tensor) -> Tensor:
+    """[B, groups, n] -> [B, n], the numbers of one group of each row; group: int64 [B, 1, 1]."""
+    return grouped.gather(1, group.expand(-1, 1, grouped.shape[2]))[:, 0]
 
 
 def _either(first: _Drawn, second: _Drawn, truncation: Truncation) -> _Drawn:
@@ -190,24 +204,18 @@ def _either(first: _Drawn, second: _Drawn, truncation: Truncation) -> _Drawn:
     )
 
 
-def by_group(values: Tensor, size: int) -> Tensor:
-    """[B, V] -> [B, groups, size]; -inf for tokens beyond V."""
+def _by_group(values: Tensor) -> Tensor:
+    """[B, V] -> [B, groups, 32]; -inf for tokens beyond V."""
     B, V = values.shape
-    block = 4 * size
-    group, member = group_and_member(
-        torch.arange(-(-V // block) * block, device=values.device), size
-    )
-    padded = pad(values, (0, len(group) - V), value=-torch.inf)
-    grouped = torch.empty_like(padded).view(B, -1, size)
-    grouped[:, group, member] = padded
-    return grouped
+    padded = pad(values, (0, -V % GROUP_BLOCK), value=-torch.inf)
+    # group_and_member as a view: the bits of a token are (member / 2, group % 4, member % 2).
+    return padded.view(B, -1, GROUP // 2, 4, 2).transpose(2, 3).reshape(B, -1, GROUP)
 
 
-def by_token(grouped: Tensor, V: int) -> Tensor:
-    """[B, groups, size] -> [B, V]."""
-    size = grouped.shape[2]
-    group, member = group_and_member(torch.arange(V, device=grouped.device), size)
-    return grouped[:, group, member]
+def _by_token(grouped: Tensor, V: int) -> Tensor:
+    """[B, groups, 32] -> [B, V]."""
+    B = len(grouped)
+    return grouped.reshape(B, -1, 4, GROUP // 2, 2).transpose(2, 3).reshape(B, -1)[:, :V]
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def log_partition(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
 
 def log_probability(logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """log softmax(logits / T) at tokens [B], float64; greedy rows count at T = 1."""
-    picked = logits.double().gather(1, tokens[:, None])
+    picked = logits.gather(1, tokens[:, None]).double()
     scaled = (picked * inverse_temperature(temperature, logits.device))[:, 0]
     return scaled - log_partition(logits, temperature)
 

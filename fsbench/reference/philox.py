@@ -11,10 +11,13 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _mulhilo(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of a * b; b int64 holding uint32 values."""
-    low_part = (a & 0xFFFF) * b
-    high = ((a >> 16) * b + (low_part >> 16)) >> 16
-    return high, (a * b) & MASK32
+    """Return the high and the low 32 bits of a * b; b is int64 and holds uint32 values.
+
+    A product of 2^63 or more wraps around. Its 64 bits are those of the unsigned product, and the
+    mask removes the copies of the sign bit that the shift brings in.
+    """
+    product = a * b
+    return (product >> 32).bitwise_and_(MASK32), product.bitwise_and_(MASK32)
 
 
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
@@ -24,7 +27,7 @@ def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     for _ in range(10):
         high0, low0 = _mulhilo(0xD2511F53, c0)
         high1, low1 = _mulhilo(0xCD9E8D57, c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        c0, c1, c2, c3 = high1 ^ (c1 ^ k0), low1, high0 ^ (c3 ^ k1), low0
         k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
     return c0, c1, c2, c3
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsbench.records.sheet import escaped
+
 EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
 """Of severities, from the mildest to the worst."""
 
@@ -69,10 +71,10 @@ class Audited:
 
         repeated: the first columns, which are the same in all of them, stand in each.
         """
-        head = (f"`{self.sampler}`", self.package, self.on, self.claims)
-        for found in self.findings:
-            shown = f"`{found.command}` ({found.seconds:.0f} s)"
-            yield (*head, found.severity, found.check, found.seen, shown)
+        head = (self.sampler, self.package, self.on, self.claims)
+        for finding in self.findings:
+            command = f"{finding.command} ({finding.seconds:.0f} s)"
+            yield (*head, finding.severity, finding.check, finding.seen, command)
             head = head if repeated else ("", "", "", "")
         if not self.findings:
             yield (*head, "clean", f"{self.checks} checks", f"{self.draws:.2g} draws", "")
@@ -99,7 +101,7 @@ def audited(lines: Iterable[_Line]) -> tuple[list[Audited], dict[str, str]]:
             own = presented if presented.get("provider") == name else {}
             source = str(own.get("source", ""))
             path = f" --provider-path {shlex.quote(source)}" if source.endswith(".py") else ""
-            command = f"fsbench verify --provider {name}{path} {options}"
+            command = f"fsbench verify --provider {shlex.quote(name)}{path} {options}"
             claims = _claims(own.get("claims", {}))
             key = (name, own.get("package", "not recorded"), on, claims, source)
             checks.setdefault(key, {})[line["name"]] = line, command
@@ -163,14 +165,21 @@ def _claims(claims: _Line) -> str:
     return "; ".join(said) or "exact"
 
 
-def markdown(found: Iterable[Audited], skipped: dict[str, str]) -> str:
-    """The table, and below it what could not be audited."""
+def markdown(samplers: Iterable[Audited], skipped: dict[str, str]) -> str:
+    """Return the table as Markdown, and below it what could not be audited."""
     rows: list[Sequence[str]] = [HEADINGS, ["---"] * len(HEADINGS)]
-    for each in found:
-        rows += each.rows()
-    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    lines += ["", *(f"- {why}" for why in skipped.values())] if skipped else []
+    for each in samplers:
+        for name, *cells, shown in each.rows():
+            command, seconds, took = shown.rpartition(" (")
+            rows.append([_code(name), *map(escaped, cells), _code(command) + seconds + took])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", *(f"- {escaped(why)}" for why in skipped.values())] if skipped else []
     return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """Return text as code; escaped text if it would end the code, its cell or its line."""
+    return f"`{text}`" if text and not set(text) & set("`|\n") else escaped(text)
 
 
 def worst(found: Iterable[Audited]) -> str:

@@ -70,7 +70,7 @@ def audit_pages(found: Iterable[Audited]) -> Iterator[tuple[str, str, dict[str, 
         if not same:
             continue
         rows = [
-            {"cells": [_cell(text.replace("`", "")) for text in row], "bound": False}
+            {"cells": [_cell(text) for text in row], "bound": False}
             for each in same
             for row in each.rows(repeated=True)
         ]

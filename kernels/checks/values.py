@@ -12,14 +12,14 @@ from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 
 ScreenConfigs = tuple[ScreenConfig | HopperScreenConfig, ResolveConfig]
-NOISE = ("auto", "token", "group4", "group8", "group16", "group")
+NOISE = ("auto", "token", "group")
 KERNELS = ("auto", "hopper", "portable")
 MAX_SAMPLES = 2**16 - 1
 MAX_TOP = 20
 MAX_SUPPORT = 1024
 MAX_V = 2**20
 """Tokens of which a program can have the maxima of groups in registers."""
-_LARGEST = torch.finfo(torch.float32).max
+LARGEST_NUMBER = torch.finfo(torch.float32).max
 
 
 def check_integer(name: str, value: object, lowest: int, highest: int) -> int:
@@ -35,7 +35,7 @@ def check_number(name: str, value: object, *, positive: bool = False) -> float:
     """A number >= 0, or > 0, that is finite in fp32."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{name}: expected a number; got {type(value).__name__}")
-    if not 0 <= value <= _LARGEST or (positive and value == 0):
+    if not 0 <= value <= LARGEST_NUMBER or (positive and value == 0):
         wanted = "> 0" if positive else ">= 0"
         raise InvalidArgument(f"{name}: expected a finite number {wanted}; got {value}")
     return float(value)
@@ -55,6 +55,16 @@ def check_noise(value: object) -> str:
     if value not in NOISE:
         raise InvalidArgument(f"noise: expected {either(NOISE)}; got {value!r}")
     return "group" if value == "auto" else value
+
+
+def check_screened_noise(value: object) -> str:
+    """Return "token", the only noise of a ScreenedHead, if the argument agrees with it."""
+    if value == "auto" or check_noise(value) == "token":
+        return "token"
+    raise InvalidArgument(
+        f"noise: expected auto or token with a ScreenedHead; got {value!r}: a screened head draws "
+        "with token noise; for group noise pass the weight itself (head.weight)"
+    )
 
 
 def check_kernel(value: object, config: object) -> str:

@@ -81,7 +81,7 @@ class HopperScreenConfig:
     """Tile shapes of the screen for Hopper (screened.hopper).
 
     block_b: rows of a program, 32 for each warpgroup: 32, 64 or 128. split: how many warpgroups
-        have the same rows, 1, or 2 with half of a tile's tokens each; 1 with groups above 8.
+        have the same rows, 1, or 2 with half of a tile's tokens each.
     block_v, block_d: tokens, a multiple of 128, and columns, 128 or 256, of a tile.
     num_stages: of the ring. room, row_room: as in ScreenConfig.
     """

@@ -66,49 +66,42 @@ def worth_filtering(
     B: int,
     V: int,
     top_k: int | Tensor,
-    size: int,
     capability: tuple[int, int] | None,
     runs: bool = True,
 ) -> tuple[bool, str]:
     """Whether filters are from the screen, and the reason.
 
-    top_k: of truncated_sample. size, capability: as in worth_screening. runs: whether kernels do
+    top_k: of truncated_sample. capability: as in worth_screening. runs: whether kernels do
     on this device; there is no other form of it.
     """
     if not runs or capability not in ((9, 0), None):
         return False, "the screen has filters on GPUs of compute capability 9.0 alone"
     if isinstance(top_k, int) and not 0 < top_k <= min(FILTERED_K, V - 1):
         return False, f"top_k = {top_k} is off or above {FILTERED_K}"
-    if size > 1:
-        return False, f"the screen has filters with token noise, not groups of {size}"
     chosen = B <= FILTERED_ROWS
     return chosen, f"B = {B} is {'at most' if chosen else 'above'} {FILTERED_ROWS}"
 
 
-MEASURED = {1: (64, 32), 4: (64, 32), 8: (32, 16), 16: (16, 8), 32: (8, 4)}
-"""By size of the groups: rows up to which the screen is chosen for D <= 6144, and for more.
+SCREENED_ROWS, SCREENED_ROWS_WIDE = 64, 32
+"""Rows up to which the screen is chosen for D <= 6144, and for more, as measured on an H200.
 
-Those of token noise were measured on an H200 (docs/guide/screened-head.md); they are twice as many
-where a GPU's portable_rows are, as an H100's, where 128 rows pay at D = 4096. With groups most of
-the time beyond the copy's goes to the rows of the weight that are read, on any GPU. By the times at
-D = 4096 (docs/design/noise.md) these numbers pay, or break even, with twice as many candidates, as
-logits of sigma 4 leave them in place of 3; for larger D they are estimates."""
+Twice as many where a GPU's portable_rows are, as an H100's, where 128 rows pay at D = 4096."""
 FEW_BYTES, FEW_ROWS = 400_000_000, 8
 """Heads of fewer bytes take the screen up to so many rows: its fixed cost is large there."""
 
 
 def worth_screening(
-    B: int, V: int, D: int, size: int, capability: tuple[int, int] | None, rows: int = 64
+    B: int, V: int, D: int, capability: tuple[int, int] | None, rows: int = 64
 ) -> tuple[bool, str]:
     """Whether the screen is faster than the fused kernel by what was measured, and the reason.
 
-    size: tokens of a group of the noise. capability: of the GPU, None on a CPU. rows: its
-    portable_rows, which grow with its operations per byte.
+    capability: of the GPU, None on a CPU. rows: its portable_rows, which grow with its operations
+    per byte.
     """
     if capability != (9, 0):
         return False, "the screen was measured on GPUs of compute capability 9.0 alone"
-    most = MEASURED[size][D > 6144] * (rows // 64 if size == 1 else 1)
-    what = f"D = {D}, groups of {size}"
+    most = (SCREENED_ROWS_WIDE if D > 6144 else SCREENED_ROWS) * (rows // 64)
+    what = f"D = {D}"
     if 2 * V * D < FEW_BYTES and most > FEW_ROWS:
         most, what = FEW_ROWS, f"heads below {FEW_BYTES // 10**6} MB"
     chosen = most >= B

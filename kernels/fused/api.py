@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from fsbench.kernels.checks.values import (
     check_integer,
     check_kernel,
     check_noise,
+    check_screened_noise,
 )
 from fsbench.kernels.configs.choice import choose, explanation, tma_possible
 from fsbench.kernels.configs.gpu import runs_kernels
@@ -28,9 +30,15 @@ from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.fused.by_reference import compute
 from fsbench.kernels.launch.heads import PreparedHead, drawn_from
+from fsbench.kernels.launch.launch_cache import find, launch_key
 from fsbench.kernels.launch.operator import as_operator, is_traced
 from fsbench.kernels.launch.quantized import LARGEST_NUMBERS, QuantizedHead
-from fsbench.kernels.launch.request import Request, checked_request
+from fsbench.kernels.launch.request import (
+    Request,
+    check_request,
+    checked_request,
+    unchecked_request,
+)
 from fsbench.kernels.launch.result import Extras, Sample, empty_sample, sample_fields
 from fsbench.kernels.shard.vocab_shard import VocabShard, reachable
 
@@ -94,8 +102,8 @@ def flash_sample(
             20. With either the logits are stored, fp32 [B, V], and looked at by a launch of its
             own (docs/guide/log-probabilities.md). Not with a VocabShard, nor above 2^20 tokens.
         noise: "group" or "token": two forms of the same law, of which "group" is faster (docs/
-            design/noise.md). "auto" is "group", always: tokens must not depend on where they are
-            drawn.
+            design/noise.md). "auto" is "group", or "token" with a ScreenedHead, which has no other:
+            tokens must not depend on where they are drawn.
         shard: whose rows a ScreenedHead is of, prepare_head of its weight; else None.
         out: a Sample to write to and return; its fields must match what is asked for.
         kernel: "hopper", "portable", or "auto": the Hopper kernel where it can run, is the faster
@@ -124,7 +132,8 @@ def flash_sample(
     head = weight if isinstance(weight, PreparedHead) else None
     if head is not None:
         head.validate()
-    request = checked_request(
+        noise = check_screened_noise(noise)
+    request = unchecked_request(
         hidden,
         drawn_from(weight, shard),
         seed=seed,
@@ -139,6 +148,17 @@ def flash_sample(
         may_be_sharded=True,
         may_be_quantized=True,
     )
+    flags = (return_logprob, return_logz, return_entropy, return_rank, return_top)
+    key = None
+    if head is None:
+        results = out if type(out) is Sample else ()
+        key = launch_key(request, results, "flash_sample", type(out), kernel, config, *flags)
+    launch = find(key)
+    if launch is not None:
+        out = launch.empty_sample() if out is None else out
+        launch(request, out)
+        return out
+    request = check_request(request)
     wanted = Extras(
         check_flag("return_logprob", return_logprob),
         check_flag("return_logz", return_logz),
@@ -158,23 +178,27 @@ def flash_sample(
     plain = request.num_samples == 1 and not any(wanted)
     if head is not None and plain and kernel == "auto":
         own = request.vocab_size if shard is None else shard.num_tokens
-        chosen, _ = head.choice(request.hidden, own, request.noise)
+        chosen, _ = head.choice(request.hidden, own)
         if chosen is not None:
             head.draw(request, out)
             return out
-    carry_out(request, kernel, config, out)
+    carry_out(request, kernel, config, out, key)
     return out
 
 
 def carry_out(
-    request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
+    request: Request,
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
+    out: Sample,
+    key: Hashable = None,
 ) -> None:
     """Draw what a checked request asks for into `out`, as an operator if torch traces.
 
-    kernel, config: as `configs.choice.choose` takes them.
+    kernel, config, key: as `fused.launch.launch` takes them.
     """
     if not is_traced(request.hidden):
-        draw(request, kernel, config, out)
+        draw(request, kernel, config, out, key)
         return
     values: dict[str, Any] = dict(zip(Request._fields, request, strict=True))
     values |= {"kernel": kernel, "config": config}
@@ -183,14 +207,18 @@ def carry_out(
 
 
 def draw(
-    request: Request, kernel: str, config: TileConfig | HopperConfig | None, out: Sample
+    request: Request,
+    kernel: str,
+    config: TileConfig | HopperConfig | None,
+    out: Sample,
+    key: Hashable = None,
 ) -> None:
     """Draw into `out` with a kernel, or on a CPU by the reference (see runs_kernels)."""
     hidden = request.hidden
     # A CPU's ranks share no memory that a kernel could reach.
     alone = request.merge_later or reachable(request.shard)
     if hidden.is_cuda or (runs_kernels(hidden.device, hidden.dtype) and alone):
-        fused.launch.launch(request, kernel, config, out)
+        fused.launch.launch(request, kernel, config, out, key=key)
     else:
         choose(hidden, request.weight, request.noise, kernel, config)  # refuses what cannot run
         compute(request, out)
@@ -267,16 +295,15 @@ def describe(
     filtered = top_k is not None
     if filtered:
         check_top_k("top_k", top_k, len(hidden), len(rows), hidden.device)
-    if filtered and isinstance(weight, PreparedHead) and noise == "auto":
-        noise = "token"
-    noise, why = check_noise(noise), check_flag("why", why)
+    screened = isinstance(weight, PreparedHead)
+    noise, why = (check_screened_noise if screened else check_noise)(noise), check_flag("why", why)
     by_tma = tma_possible(hidden, rows)
     choice = choose(hidden, rows, noise, kernel, config)
     found = str(choice)
     if not isinstance(choice, HopperConfig):
         found += " tma" if by_tma else " pointers"
     if isinstance(weight, PreparedHead) and kernel == "auto":
-        chosen, reason = weight.choice(hidden, len(rows), noise, top_k)
+        chosen, reason = weight.choice(hidden, len(rows), top_k)
         found = f"{chosen or found}; {reason}"
         if chosen:
             return found

@@ -35,10 +35,16 @@ def compute(request: Request, out: Sample) -> None:
         return
     for sample in range(n):
         tokens, _, scores = reference.expect(
-            logits, request.seed, step, temperature, request.noise, sample=sample
+            logits,
+            request.seed,
+            step,
+            temperature,
+            request.noise,
+            sample=sample,
+            find_acceptable=False,
         )
-        value = reference.log_probability(logits, tokens.clamp_min(0), temperature)
-        value += reference.log_partition(logits, temperature)
+        value = logits.gather(1, tokens.clamp_min(0)[:, None]).double()
+        value = (value * reference.inverse_temperature(temperature, logits.device))[:, 0]
         if merging is not None:
             tokens, value = merging.best_of_ranks(tokens, scores, value)
         drawn = pack(scores, tokens) if request.merge_later else tokens

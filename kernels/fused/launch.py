@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Hashable
+from typing import Any
 
 import torch
 import triton
@@ -13,7 +14,7 @@ from fsbench.kernels.configs.gpu import launching_on, multiprocessors
 from fsbench.kernels.configs.hopper import HopperConfig
 from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.device.quantized import PTX
-from fsbench.kernels.device.stored_logits import StoredLogits, allocate
+from fsbench.kernels.device.stored_logits import StoredLogits, allocate, stride_for
 from fsbench.kernels.fused import hopper
 from fsbench.kernels.fused.portable import (
     TARGETS_AT_ONCE,
@@ -22,7 +23,6 @@ from fsbench.kernels.fused.portable import (
 )
 from fsbench.kernels.launch.launch_cache import Launch, cached, launch_kernel, launch_key
 from fsbench.kernels.launch.operands import (
-    Operands,
     Processing,
     greedy,
     load_operands,
@@ -36,102 +36,183 @@ from fsbench.kernels.launch.result import Sample
 from fsbench.kernels.launch.workspace import workspace
 
 
-class _Prepared(NamedTuple):
-    """What launches of one key have in common.
-
-    operands: how the matrices are loaded. run: the kernel, with the arguments that stay.
-    counters: arrivals that a launch needs at least. is_plain: no option is asked for that has an
-    argument of its own, so all of these are None.
-    """
-
-    operands: Operands
-    run: Launch
-    counters: int
-    is_plain: bool
-
-
 def launch(
     request: Request,
     kernel: str,
     config: TileConfig | HopperConfig | None,
     out: Sample,
     stored: StoredLogits | None = None,
+    key: Hashable = None,
 ) -> Tensor | None:
     """Run one of the fused kernels on a request.
 
-    One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
-
     Args:
         kernel, config: as `configs.choice.choose` takes them.
-        stored: where the logits are written, too. Ranks of drawn tokens, and the largest logits,
-            are found in it afterwards, by a launch of its own.
+        stored: where the logits are written, too.
+        key: under which the launch is cached; by default that of the request and these arguments.
 
-    Returns the masses that its programs left (mass_of_programs), if log-probabilities, logz or
-    entropy are asked for.
+    Returns:
+        The masses that the programs left (mass_of_programs), if log-probabilities, logz or entropy
+        are asked for; else None.
     """
-    given = request.noise == "given"
-    looked_at = out.top_tokens is not None or (out.rank is not None and not given)
-    hidden, weight, samples = request.hidden, request.weight, request.num_samples
-    B, device = hidden.shape[0], hidden.device
-    if looked_at and stored is None:
-        stored = allocate(B, request.vocab_size, device, True)
-    at_once = min(samples, SAMPLES_AT_ONCE)
-    logits = processing(request)
     stride = 0 if stored is None else stored.logits.shape[1]
-    key = launch_key(request, out, kernel, config, stride)
-    line = None if request.shard is None or request.merge_later else request.shard.line
-    winners = masses = limits = sums = loaded_hidden = loaded_weight = None
-    with launching_on(device):
-        if given:
+    if key is None:
+        key = launch_key(request, out, kernel, config, stride)
+    return cached(key, FusedLaunch, request, kernel, config, out, stride)(request, out, stored)
+
+
+class FusedLaunch:
+    """What calls of one launch key share: the kernel with its constant arguments, and its memory.
+
+    One launch draws up to SAMPLES_AT_ONCE samples, which share everything but their noise.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        kernel: str,
+        config: TileConfig | HopperConfig | None,
+        out: Sample,
+        stride: int,
+    ):
+        """Choose the kernel, and bind what is constant.
+
+        Args:
+            request: a checked one.
+            stride: of the logits that the caller wants stored; 0 if it wants none.
+        """
+        hidden, weight, shard = request.hidden, request.weight, request.shard
+        self.device, self.samples, self.V = hidden.device, request.num_samples, request.vocab_size
+        self.B, D = hidden.shape
+        self.scores = request.noise == "given"
+        # Ranks of drawn tokens, and the largest logits, are found in stored logits.
+        self.ranks = out.top_tokens is not None or (out.rank is not None and not self.scores)
+        stride = stride_for(self.V) if self.ranks else stride
+        self.sums = not (out.logprob is out.logz is out.entropy is out.top_tokens is None)
+        config = choose(
+            hidden, weight, request.noise, kernel, config, changes_logits(request), self.sums
+        )
+        tokens = self.V if shard is None else shard.num_tokens
+        ranks = 0 if request.merge_later else 1 if shard is None else shard.ranks
+        code: Any
+        if isinstance(config, HopperConfig):
+            code = hopper.operands.hopper_kernel
+            operands = hopper.operands.operands(hidden, weight, tokens, config)
+        else:
+            code = flash_sampling_kernel
+            operands = load_operands(hidden, weight, tokens, config)
+            operands.tiles["SLICE"] = config.slice
+            if request.scale is not None and config.ctas_per_sm > 1 and PTX.value:
+                operands.tiles["maxnreg"] = config.most_registers()
+        self.operands = operands
+        logits = processing(request)
+        fixed = {
+            "stride": stride,
+            "B": self.B,
+            "V": self.V,
+            "D": D,
+            "mask_words": logits.mask_words,
+            "samples": self.samples,
+            "SCALE_PER_ROW": scale_per_row(request),
+            "NOISE": "none" if greedy(request) and not self.scores else request.noise,
+            "RANKS": ranks,
+            "WATCH": self.device.type == "cuda",
+            "first_token": 0 if shard is None else shard.first_token,
+            "num_tokens": tokens,
+            "rank": 0 if shard is None else shard.rank,
+            "area": shard.slots if shard is not None and ranks > 1 else 0,
+            **per_row(request),
+            **operands.tiles,
+        }
+        self.first_samples = range(0, self.samples, SAMPLES_AT_ONCE)
+        counts = {min(SAMPLES_AT_ONCE, self.samples - first) for first in self.first_samples}
+        self.runs = {n: Launch(code, operands.grid, {**fixed, "N": n}) for n in counts}
+        self.slots = max(self.B * max(counts), _counters(self.B, config, self.device))
+        options = (request.scale, request.soft_cap, shard, *logits[:3], *out[2:])
+        self.is_plain = stride == 0 and all(option is None for option in options)
+        self.fields = [None if x is None else (x.shape, x.dtype) for x in out]
+
+    def empty_sample(self) -> Sample:
+        """Return a Sample to write to, with the fields of the first one."""
+        fields = [
+            None if field is None else torch.empty(*field[0], dtype=field[1], device=self.device)
+            for field in self.fields
+        ]
+        return Sample(*fields)  # type: ignore[arg-type]  # tokens and valid are always there
+
+    def __call__(
+        self, request: Request, out: Sample, stored: StoredLogits | None = None
+    ) -> Tensor | None:
+        """Launch for a request of the key, checked or not; see `launch`."""
+        operands = self.operands
+        optional: dict[str, Any] = {}
+        masses = sums = None
+        with launching_on(self.device):
+            work = workspace(self.slots, self.device)
+            if operands.handed:
+                sums = torch.empty(operands.handed, dtype=torch.float32, device=self.device)
+            if not self.is_plain:
+                if self.ranks and stored is None:
+                    stored = allocate(self.B, self.V, self.device, True)
+                optional, masses = self._optional_arguments(request, out, stored)
+            hidden, weight = operands.load(request.hidden, request.weight)
+            for first_sample in self.first_samples:
+                n = min(SAMPLES_AT_ONCE, self.samples - first_sample)
+                self.runs[n](
+                    {
+                        "hidden": hidden,
+                        "weight": weight,
+                        "seed_ptr": request.seed,
+                        "offset_ptr": request.offset,
+                        "temperature": request.temperature,
+                        "keys_ptr": work.keys,
+                        "arrivals_ptr": work.arrivals,
+                        "sums_ptr": sums,
+                        "tokens_ptr": out.tokens,
+                        "valid_ptr": out.valid,
+                        "first_sample": first_sample,
+                        **optional,
+                    }
+                )
+            if self.ranks and stored is not None:
+                launch_ranks(request, stored, masses, out._replace(logprob=None))
+        return masses
+
+    def _optional_arguments(
+        self, request: Request, out: Sample, stored: StoredLogits | None
+    ) -> tuple[dict[str, Any], Tensor | None]:
+        """Return the arguments of options, and the masses that the programs are to leave."""
+        logits = processing(request)
+        winners = masses = limits = None
+        if self.scores and out.rank is not None:
             limits = _target_logits(request, logits, out.rank)
-        for first_sample in range(0, samples, at_once):
-            n = min(at_once, samples - first_sample)
-            operands, run, counters, is_plain = cached(
-                (n, key), _prepare, request, kernel, config, n, logits, stride, out
-            )
-            if first_sample == 0:
-                work = workspace(max(B * at_once, counters), device)
-                loaded_hidden, loaded_weight = operands.load(hidden, weight)
-                if not is_plain:
-                    winners, masses = _partial_sums(operands.programs_v, B, at_once, out)
-                if operands.handed:
-                    sums = torch.empty(operands.handed, dtype=torch.float32, device=device)
-            moving: dict[str, Any] = {
-                "hidden": loaded_hidden,
-                "weight": loaded_weight,
-                "seed_ptr": request.seed,
-                "offset_ptr": request.offset,
-                "temperature": request.temperature,
-                "keys_ptr": work.keys,
-                "arrivals_ptr": work.arrivals,
-                "sums_ptr": sums,
-                "tokens_ptr": out.tokens,
-                "valid_ptr": out.valid,
-                "first_sample": first_sample,
-            }
-            if not is_plain:
-                moving |= {
-                    "scale_ptr": request.scale,
-                    "soft_cap": request.soft_cap,
-                    "bias_ptr": logits.bias,
-                    "row_bias_ptr": logits.row_bias,
-                    "mask_ptr": logits.mask,
-                    "winners_ptr": winners,
-                    "masses_ptr": masses,
-                    "logprob_ptr": out.logprob,
-                    "logz_ptr": out.logz,
-                    "entropy_ptr": out.entropy,
-                    "rank_ptr": None if limits is None else out.rank,
-                    "limits_ptr": limits,
-                    "logits_ptr": None if stored is None else stored.logits,
-                    "largest_ptr": None if stored is None else stored.largest,
-                    "buffers_ptr": None if line is None else line.buffers,
-                    "counts_ptr": None if line is None else line.counts,
-                }
-            run(moving)
-        if looked_at and stored is not None:
-            launch_ranks(request, stored, masses, out._replace(logprob=None))
-    return masses
+        programs, device = self.operands.programs_v, self.device
+        if out.logprob is not None:
+            shape = (programs, self.B, min(self.samples, SAMPLES_AT_ONCE))
+            winners = torch.empty(*shape, dtype=torch.float32, device=device)
+        if self.sums:
+            numbers = 3 if out.entropy is None else 5
+            masses = torch.empty(numbers, programs, self.B, dtype=torch.int64, device=device)
+        shard = None if request.merge_later else request.shard
+        line = None if shard is None else shard.line
+        return {
+            "scale_ptr": request.scale,
+            "soft_cap": request.soft_cap,
+            "bias_ptr": logits.bias,
+            "row_bias_ptr": logits.row_bias,
+            "mask_ptr": logits.mask,
+            "winners_ptr": winners,
+            "masses_ptr": masses,
+            "logprob_ptr": out.logprob,
+            "logz_ptr": out.logz,
+            "entropy_ptr": out.entropy,
+            "rank_ptr": None if limits is None else out.rank,
+            "limits_ptr": limits,
+            "logits_ptr": None if stored is None else stored.logits,
+            "largest_ptr": None if stored is None else stored.largest,
+            "buffers_ptr": None if line is None else line.buffers,
+            "counts_ptr": None if line is None else line.counts,
+        }, masses
 
 
 def _counters(B: int, config: TileConfig | HopperConfig, device: torch.device) -> int:
@@ -143,23 +224,8 @@ def _counters(B: int, config: TileConfig | HopperConfig, device: torch.device) -
     return 1
 
 
-def _partial_sums(
-    programs_v: int, B: int, samples: int, out: Sample
-) -> tuple[Tensor | None, Tensor | None]:
-    """What each program leaves for log-probabilities: its winners, and its masses; or None."""
-    winners = masses = None
-    if out.logprob is not None:
-        winners = out.logprob.new_empty(programs_v, B, samples)
-    if not (out.logprob is out.logz is out.entropy is out.top_tokens is None):
-        device, numbers = out.tokens.device, 3 if out.entropy is None else 5
-        masses = torch.empty(numbers, programs_v, B, dtype=torch.int64, device=device)
-    return winners, masses
-
-
-def _target_logits(request: Request, logits: Processing, rank: Tensor | None) -> Tensor | None:
-    """The targets' logits, fp32 [B, n], and 0 to count from in `rank`; None without it."""
-    if rank is None:
-        return None
+def _target_logits(request: Request, logits: Processing, rank: Tensor) -> Tensor:
+    """Return the targets' logits, fp32 [B, n], and set `rank` to 0."""
     hidden, count = request.hidden, request.seed.numel()
     limits = torch.empty(*request.seed.shape, dtype=torch.float32, device=hidden.device)
     launch_kernel(
@@ -186,56 +252,3 @@ def _target_logits(request: Request, logits: Processing, rank: Tensor | None) ->
         num_warps=4,
     )
     return limits
-
-
-def _prepare(
-    request: Request,
-    kernel: str,
-    config: TileConfig | HopperConfig | None,
-    n: int,
-    logits: Processing,
-    stride: int,
-    out: Sample,
-) -> _Prepared:
-    """Choose a kernel and bring together all that is alike in launches of n samples and one key.
-
-    stride: of the logits that are stored, too; 0 if they are not.
-    """
-    hidden, weight, shard = request.hidden, request.weight, request.shard
-    config = choose(hidden, weight, request.noise, kernel, config, changes_logits(request))
-    B, D = hidden.shape
-    tokens = request.vocab_size if shard is None else shard.num_tokens
-    ranks = 0 if request.merge_later else 1 if shard is None else shard.ranks
-    code: Any
-    if isinstance(config, HopperConfig):
-        code = hopper.operands.hopper_kernel
-        operands = hopper.operands.operands(hidden, weight, tokens, config)
-    else:
-        code = flash_sampling_kernel
-        operands = load_operands(hidden, weight, tokens, config)
-        operands.tiles["SLICE"] = config.slice
-        if request.scale is not None and config.ctas_per_sm > 1 and PTX.value:
-            operands.tiles["maxnreg"] = config.most_registers()
-    fixed = {
-        "stride": stride,
-        "B": B,
-        "V": request.vocab_size,
-        "D": D,
-        "mask_words": logits.mask_words,
-        "samples": request.num_samples,
-        "N": n,
-        "SCALE_PER_ROW": scale_per_row(request),
-        "NOISE": "none" if greedy(request) and request.noise != "given" else request.noise,
-        "RANKS": ranks,
-        "WATCH": hidden.device.type == "cuda",
-        "first_token": 0 if shard is None else shard.first_token,
-        "num_tokens": tokens,
-        "rank": 0 if shard is None else shard.rank,
-        "area": shard.slots if shard is not None and ranks > 1 else 0,
-        **per_row(request),
-        **operands.tiles,
-    }
-    counters = _counters(B, config, hidden.device)
-    options = (request.scale, request.soft_cap, shard, *logits[:3], *out[2:])
-    is_plain = stride == 0 and all(option is None for option in options)
-    return _Prepared(operands, Launch(code, operands.grid, fixed), counters, is_plain)

@@ -29,7 +29,7 @@ class PreparedHead:
         raise NotImplementedError
 
     def choice(
-        self, hidden: Tensor, vocab_size: int, noise: str, top_k: int | Tensor | None = None
+        self, hidden: Tensor, vocab_size: int, top_k: int | Tensor | None = None
     ) -> tuple[str | None, str]:
         """(what would draw, as `describe` names it; or None for the fused kernel, and why).
 

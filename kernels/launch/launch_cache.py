@@ -24,15 +24,17 @@ import torch
 import triton
 from torch import Tensor
 
-from fsbench.errors import InvalidArgument, InvalidType
-from fsbench.kernels.configs.choice import NO_ADDRESS
-from fsbench.kernels.configs.gpu import bind_and_launch
-from fsbench.kernels.launch.operands import greedy
+from fsbench.errors import InvalidArgument
+from fsbench.kernels.checks.values import LARGEST_NUMBER
+from fsbench.kernels.configs.gpu import bind_and_launch, runs_kernels
+from fsbench.kernels.launch.operands import SMALLEST
 from fsbench.kernels.launch.request import Request
 
 MAX_KEYS = 4096
 """Keys of the cache, and encoded descriptors of a launch: a server sees far fewer of either."""
 _BY_VALUE = (int, bool, str)  # types of what launch_kernel compiles for by its value
+_NUMBERS = frozenset((int, float))
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _BASE = "iiiKKppOOOOOO"
 """Format of what the C function takes before a kernel's arguments: that of Triton 3.6.
 
@@ -44,16 +46,25 @@ LAUNCHES: dict[Hashable, Any] = {}
 """The cache: key -> what was prepared for it."""
 
 
+def find(key: Hashable) -> Any:
+    """Return what is cached for a key; None if nothing is, or if there is no key."""
+    try:
+        return None if key is None else LAUNCHES.get(key)
+    except TypeError:  # an option that cannot be hashed, which the checks are about to refuse
+        return None
+
+
 def cached(key: Hashable, prepare: Callable[..., Any], *arguments: Any) -> Any:
     """Return what prepare(*arguments) returned the first time that this key came.
 
-    A full cache is emptied. What raises is not kept.
+    A full cache is emptied. What raises is not kept, and what has no key is prepared again.
     """
-    found = LAUNCHES.get(key)
-    if found is None:
-        found = prepare(*arguments)
-        _keep(key, found)
-    return found
+    value = find(key)
+    if value is None:
+        value = prepare(*arguments)
+        if key is not None:
+            _keep(key, value)
+    return value
 
 
 def _keep(key: Hashable, value: Any) -> None:
@@ -63,55 +74,60 @@ def _keep(key: Hashable, value: Any) -> None:
 
 
 def launch_key(
-    request: Request, results: Iterable[Tensor | None], *choices: Hashable
-) -> tuple[Hashable, ...]:
-    """Return all that decides how a request is launched: everything but addresses and floats.
+    request: Request, results: Iterable[Tensor | None], *choices: object
+) -> tuple[Hashable, ...] | None:
+    """Return all that decides whether a request is valid, and how it is launched.
+
+    That is everything but addresses and the sizes of floats, so a request need not be checked if
+    another of the same key was.
 
     Args:
+        request: checked or not.
         results: tensors that the launch writes to, or reads besides; a missing one is None.
         choices: what else decides, such as the kernel and the tile shapes that are asked for.
 
-    Raises:
-        InvalidType: a tensor has no address.
+    Returns:
+        The key; or None if nothing may be cached: torch traces the call, no kernel runs here, a
+        number is out of range, or what should be a tensor is none, or has no memory of its own.
     """
+    if torch.compiler.is_compiling():
+        return None
     (hidden, weight, seed, offset, temperature, soft_cap, bias, mask, vocab_size, num_samples,
      noise, shard, merge_later, scale) = request  # fmt: skip
-    by_row: Tensor | None = temperature if isinstance(temperature, Tensor) else None
+    by_row: Any = None
+    is_greedy = None
+    if type(temperature) not in _NUMBERS:
+        by_row = temperature
+    elif 0 <= temperature <= LARGEST_NUMBER:
+        is_greedy = temperature < SMALLEST
+    else:
+        return None
+    if soft_cap is not None and (
+        type(soft_cap) not in _NUMBERS or not 0 < soft_cap <= LARGEST_NUMBER
+    ):
+        return None
+    values = (vocab_size, num_samples, noise, merge_later, *choices)
+    # 1, 1.0 and True are equal, but not equally valid.
+    key: list[object] = [values, tuple(map(type, values)), is_greedy, soft_cap is None]
+    key.append(None if shard is None else shard.key)
     tensors = (hidden, weight, seed, offset, by_row, bias, mask, scale, *results)
     addresses = 0
     try:
         for x in tensors:
-            if x is not None:
+            if x is None:
+                key.append(None)
+            elif type(x) in _TENSORS:
                 addresses |= x.data_ptr()
-    except RuntimeError as error:
-        raise InvalidType(NO_ADDRESS) from error
-    aligned: Hashable = addresses % 16 == 0
-    if not aligned:
-        aligned = tuple([x is not None and x.data_ptr() % 16 == 0 for x in tensors])
-    return (
-        choices,
-        aligned,
-        tuple([x is None for x in results]),
-        hidden.shape,
-        hidden.dtype,
-        hidden.device,
-        weight.shape,
-        weight.dtype,
-        seed.shape,
-        None if offset is None else offset.shape,
-        greedy(request) if by_row is None else None,
-        soft_cap is None,
-        None if bias is None else (bias.shape, bias.dtype),
-        None if mask is None else (mask.shape, mask.dtype),
-        vocab_size,
-        num_samples,
-        noise,
-        None
-        if shard is None
-        else (shard.rank, shard.ranks, shard.first_token, shard.num_tokens, shard.slots),
-        merge_later,
-        None if scale is None else scale.shape,
-    )
+                key += (x.shape, x.dtype, x.device, x.is_contiguous())
+            else:
+                return None
+        if addresses % 16:
+            key.append(tuple([x is not None and x.data_ptr() % 16 == 0 for x in tensors]))
+        if not hidden.is_cuda and not runs_kernels(hidden.device, hidden.dtype):
+            return None
+    except RuntimeError:
+        return None
+    return tuple(key)
 
 
 class Launch:
@@ -237,26 +253,27 @@ def direct_launch(
 
     # A descriptor is several arguments of the C function, and so moves what is behind it.
     laid_out, starts = before, []
-    encoders: dict[int, tuple[Any, dict[int, tuple[Any, list[Any]]]]] = {}
+    encoders: list[tuple[int, Any, dict[int, tuple[Any, list[Any]]]]] = []
     for i, value in enumerate(stay):
         starts.append(len(laid_out))
         if i in inner.get("tensordesc_indices", ()):
             described = metadata.pop(0)
-            encoders[len(laid_out)] = (described, {})
+            encoders.append((len(laid_out), described, {}))
             laid_out = laid_out + driver.make_tensordesc_arg(value, described)
         else:
             laid_out = [*laid_out, value]
     moved = [starts[place] for place in places]
 
     def at_once(values: Sequence[Any]) -> None:
-        if _called(hooks.launch_enter_hook) or _called(hooks.launch_exit_hook):
-            by_triton(values)
-            return
+        for hook in (hooks.launch_enter_hook, hooks.launch_exit_hook):
+            if getattr(hook, "calls", hook):  # somebody has set it, such as a profiler
+                by_triton(values)
+                return
         now = laid_out.copy()
         now[_STREAM] = stream_of(device)
         for place, value in zip(moved, values, strict=True):
             now[place] = value
-        for place, (described, encoded) in encoders.items():
+        for place, described, encoded in encoders:
             value = now[place]
             known = encoded.get(id(value))
             if known is None:
@@ -268,11 +285,6 @@ def direct_launch(
         call(*now)
 
     return at_once
-
-
-def _called(hook: Any) -> Any:
-    """Whether somebody has set a hook of Triton's, such as a profiler."""
-    return getattr(hook, "calls", hook)
 
 
 def _driver_of(compiled: Any) -> ModuleType | None:

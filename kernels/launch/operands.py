@@ -18,7 +18,7 @@ from fsbench.kernels.configs.portable import TileConfig
 from fsbench.kernels.launch.request import Request
 from fsbench.kernels.noise.contract import SMALLEST_TEMPERATURE
 
-_SMALLEST_TEMPERATURE: float = SMALLEST_TEMPERATURE.value
+SMALLEST: float = SMALLEST_TEMPERATURE.value
 WORDS_AT_ONCE = 128
 """Words of a packed mask that a program writes."""
 
@@ -148,7 +148,7 @@ def scale_per_row(request: Request) -> bool:
 def greedy(request: Request) -> bool:
     """Whether all rows are: none of them needs noise."""
     temperature = request.temperature
-    return not isinstance(temperature, Tensor) and temperature < _SMALLEST_TEMPERATURE
+    return not isinstance(temperature, Tensor) and temperature < SMALLEST
 
 
 @triton.jit

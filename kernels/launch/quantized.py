@@ -37,7 +37,23 @@ class QuantizedHead:
     def __post_init__(self) -> None:
         weight = check_matrix("weight", self.weight)
         check_tensor("weight", weight, [*LARGEST_NUMBERS], [tuple(weight.shape)], weight.device)
+        if isinstance(self.scale, Tensor):
+            _check_scale_shape(self.scale, len(weight))
         check_tensor("scale", self.scale, [torch.float32], [(len(weight),), ()], weight.device)
+
+
+def _check_scale_shape(scale: Tensor, num_rows: int) -> None:
+    """Refuse scales of blocks, which checkpoints of DeepSeek and compressed-tensors have."""
+    if scale.ndim != 2:
+        return
+    advice = "scales per block are not supported: multiply the weight by its scales, and pass the "
+    advice += "product in bf16 as the weight, or in fp32 to quantize_head"
+    if scale.shape == (num_rows, 1):
+        advice = "pass scale.flatten()"
+    raise InvalidArgument(
+        f"scale: expected one for each row, [{num_rows}], or one for the weight, []; got "
+        f"{list(scale.shape)}: {advice}"
+    )
 
 
 @without_autocast

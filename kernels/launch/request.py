@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from fsbench.kernels.shard.vocab_shard import VocabShard
 
 SAMPLES_AT_ONCE = 4
 """Samples whose candidates a program keeps in registers; more take further launches."""
+
+_CONVERTED_NUMBERS = 2**20
+"""Numbers of a weight that are converted to fp32 at once: 4 MiB."""
 
 
 class Request(NamedTuple):
@@ -68,7 +71,7 @@ def changes_logits(request: Request) -> bool:
     return request.bias is not None or request.mask is not None
 
 
-def checked_request(
+def unchecked_request(
     hidden: Tensor,
     weight: Tensor | VocabShard | QuantizedHead,
     *,
@@ -84,37 +87,67 @@ def checked_request(
     may_be_sharded: bool = False,
     may_be_quantized: bool = False,
 ) -> Request:
-    """The request that the arguments of a public call make; flash_sample says what each may be.
+    """Return the arguments of a public call as they are, before check_request.
 
-    may_be_sharded, may_be_quantized: whether this call takes a VocabShard, or a QuantizedHead, in
-        place of a weight.
+    Args:
+        may_be_sharded, may_be_quantized: whether this call takes a VocabShard, or a QuantizedHead,
+            in place of a weight.
+
+    Raises:
+        InvalidArgument: the weight of a VocabShard has changed.
+    """
+    shard = scale = None
+    rows: Any = weight
+    if type(weight) is Tensor:  # as most are
+        pass
+    elif may_be_sharded and isinstance(weight, VocabShard):
+        weight.check_source()
+        shard, rows = weight, weight.weight
+    elif may_be_quantized and isinstance(weight, QuantizedHead):
+        scale, rows = weight.scale, weight.weight
+    return Request(
+        hidden,
+        rows,
+        seed=seed,
+        offset=offset,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        vocab_size=vocab_size,  # type: ignore[arg-type]  # None until it is checked
+        num_samples=num_samples,
+        noise=noise,
+        shard=shard,
+        scale=scale,
+    )
+
+
+def check_request(request: Request) -> Request:
+    """Return a request with its defaults filled in; flash_sample says what each argument may be.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
             or range. No tensor's values are looked at: that would wait for the GPU.
     """
-    shard = weight if may_be_sharded and isinstance(weight, VocabShard) else None
-    if shard is not None:
-        shard.check_source()
-    head = weight if may_be_quantized and isinstance(weight, QuantizedHead) else None
-    part = shard or head
-    rows = weight if part is None else part.weight
-    hidden, matrix = check_matrices(hidden, rows, () if head is None else tuple(LARGEST_NUMBERS))
+    shard, scale, vocab_size = request.shard, request.scale, request.vocab_size
+    dtypes = () if scale is None else tuple(LARGEST_NUMBERS)
+    hidden, weight = check_matrices(request.hidden, request.weight, dtypes)
     B, device = hidden.shape[0], hidden.device
-    V = matrix.shape[0] if shard is None else shard.vocab_size
+    V = weight.shape[0] if shard is None else shard.vocab_size
     if vocab_size is not None:
         if shard is not None:
             raise InvalidArgument("vocab_size: expected None with a VocabShard, which has its own")
         V = check_integer("vocab_size", vocab_size, 1, V)
-    temperature = check_temperature(temperature, B, device)
-    if bias is not None:
-        check_bias(bias, B, V, device)
-    if mask is not None:
-        check_mask(mask, B, V, device)
-    check_counter("seed", seed, B, device)
-    if offset is not None:
-        check_counter("offset", offset, B, device)
-    samples = check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
+    temperature = check_temperature(request.temperature, B, device)
+    if request.bias is not None:
+        check_bias(request.bias, B, V, device)
+    if request.mask is not None:
+        check_mask(request.mask, B, V, device)
+    check_counter("seed", request.seed, B, device)
+    if request.offset is not None:
+        check_counter("offset", request.offset, B, device)
+    samples = check_integer("num_samples", request.num_samples, 1, MAX_SAMPLES)
+    soft_cap = request.soft_cap
     if soft_cap is not None:
         soft_cap = check_number("soft_cap", soft_cap, positive=True)
     at_once = min(samples, SAMPLES_AT_ONCE)
@@ -123,38 +156,49 @@ def checked_request(
             f"hidden: expected at most {shard.slots} rows times samples (up to {SAMPLES_AT_ONCE} "
             f"at a time), the slots of the VocabShard; got {B} times {at_once}"
         )
-    return Request(
-        hidden=hidden,
-        weight=matrix,
-        seed=seed,
-        offset=offset,
-        temperature=temperature,
-        soft_cap=soft_cap,
-        bias=bias,
-        mask=mask,
-        vocab_size=V,
-        num_samples=samples,
-        noise=check_noise(noise),
-        shard=shard,
-        scale=None if head is None else head.scale,
+    return request._replace(
+        temperature=temperature, soft_cap=soft_cap, vocab_size=V, noise=check_noise(request.noise)
     )
 
 
+def checked_request(
+    hidden: Tensor, weight: Tensor | VocabShard | QuantizedHead, **arguments: Any
+) -> Request:
+    """Return check_request of unchecked_request, which see."""
+    return check_request(unchecked_request(hidden, weight, **arguments))
+
+
+@torch.no_grad()
 def raw_logits(request: Request) -> Tensor:
     """Return hidden @ weight.T in fp32, times the scales, [B, V].
 
-    A token whose scale is negative or not finite has NaN. Of a shard's logits those of other ranks
-    are 0.
+    A token whose scale is negative or not finite has NaN, and a token of another rank has 0.
     """
     shard = request.shard
+    hidden = request.hidden.float()
     if shard is None:
-        logits = request.hidden.float() @ request.weight[: request.vocab_size].float().T
+        logits = hidden.new_empty(hidden.shape[0], request.vocab_size)
+        _multiply(hidden, request.weight[: request.vocab_size], logits)
         if request.scale is None:
             return logits
         scale = request.scale.where((request.scale >= 0) & request.scale.isfinite(), torch.nan)
         return logits * scale[: request.vocab_size] if scale.ndim else logits * scale
-    hidden = request.hidden
-    logits = hidden.new_zeros(hidden.shape[0], request.vocab_size, dtype=torch.float32)
-    mine = slice(shard.first_token, shard.first_token + shard.num_tokens)
-    logits[:, mine] = request.hidden.float() @ request.weight[: shard.num_tokens].float().T
+    logits = hidden.new_zeros(hidden.shape[0], request.vocab_size)
+    columns = slice(shard.first_token, shard.first_token + shard.num_tokens)
+    _multiply(hidden, request.weight[: shard.num_tokens], logits[:, columns])
     return logits
+
+
+def _multiply(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Store hidden @ weight.T, computed in fp32, into `out`, [B, weight.shape[0]].
+
+    A weight in another dtype is converted a few rows at a time, into a buffer that stays in the
+    cache: converting all of it at once takes ten times as long as the product on a CPU.
+    """
+    if weight.dtype == torch.float32:
+        torch.mm(hidden, weight.T, out=out)
+        return
+    rows = max(1, _CONVERTED_NUMBERS // weight.shape[1])
+    buffer = hidden.new_empty(min(rows, weight.shape[0]), weight.shape[1])
+    for part, columns in zip(weight.split(rows), out.split(rows, dim=1), strict=True):
+        torch.mm(hidden, buffer[: len(part)].copy_(part).T, out=columns)

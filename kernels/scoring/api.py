@@ -1,4 +1,4 @@
-"""`score`: log-probabilities of given tokens, by the kernels that draw."""
+"""`score`: log-probabilities of given tokens, computed by the kernels of flash_sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fsbench.kernels.scoring.gradient import DifferentiableScore
 from fsbench.kernels.shard.vocab_shard import VocabShard
 
 L2_BYTES = 32 << 20
-"""Of hidden in a launch, about: each tile of the weight meets all of it, so it has to stay."""
+"""Bytes of hidden in a launch, about: every tile of the weight reads them all from the L2."""
 
 
 def score(
@@ -38,32 +38,33 @@ def score(
     kernel: str = "auto",
     config: TileConfig | HopperConfig | None = None,
 ) -> Score:
-    """log softmax(logits / temperature) at the targets, logits = hidden @ weight.T, never stored.
+    """Return log softmax(logits / temperature) at the targets, without storing the logits.
 
-    The bits are those that flash_sample(..., return_logprob=True) returns for the same token: with
-    either noise, any kernel, tile shape and batch, at any row, over any number of GPUs. They
-    depend on the row's logits and its temperature alone (docs/guide/log-probabilities.md).
+    logits = hidden @ weight.T. The result has the same bits as flash_sample(...,
+    return_logprob=True) for the same token, with either noise, any kernel, tile shape and batch,
+    in any row, and over any number of GPUs: it depends only on the row's logits and temperature
+    (docs/guide/log-probabilities.md).
 
     Args:
-        hidden, weight, temperature, soft_cap, bias, mask, vocab_size, kernel, config: as
-            flash_sample takes them. A greedy row (T = 0) is scored at T = 1.
-        targets: int64 [B] or [B, n], contiguous. -100 is ignored: its log-probability is 0.
+        hidden, weight, temperature, soft_cap, bias, mask, vocab_size, kernel, config: as in
+            flash_sample. A greedy row (T = 0) is scored at T = 1.
+        targets: int64 [B] or [B, n], contiguous. Target -100 is ignored: its log-probability is 0.
         return_entropy, return_rank: fill these fields of the result. A VocabShard has no ranks.
 
     Returns:
-        Score. A forbidden token has -inf. Where there is no log-probability it is NaN and valid is
-        False; the host does not wait to find out.
+        Score. A forbidden token has -inf. A token without a log-probability has NaN, and its
+        `valid` is False. The host does not wait for the GPU.
 
-    One launch for every four targets of a row, as flash_sample, and a small one before them for
-    ranks; so for every 32 MB of hidden. It may be captured and compiled.
+    A call is one launch for every four targets of a row and every 32 MB of hidden, and a small
+    launch before them for ranks. It can be captured in a CUDA graph and compiled.
 
-    logprob, logz and entropy have a gradient with respect to hidden, weight and bias, of 0 where
-    valid is False; rank has none. The backward pass computes the logits again, in chunks: 64 MB
-    beside the gradients.
+    logprob, logz and entropy have gradients with respect to hidden, weight and bias, which are 0
+    where `valid` is False; rank has none. The backward pass computes the logits again by cuBLAS
+    products over chunks, and needs 64 MB in addition to the gradients.
 
     Raises:
         InvalidType, InvalidArgument: an argument of the wrong type, dtype, shape, device, layout
-            or range, or a kernel that cannot run here; nothing has been launched.
+            or range, or a kernel that cannot run here. Nothing has been launched.
         CaptureError: the workspaces for captures are used up.
     """
     check_dense("targets", targets)
@@ -94,62 +95,65 @@ def score(
     if check_flag("return_rank", return_rank) and request.shard is not None:
         raise InvalidArgument("return_rank: expected False with a VocabShard; got True")
     request = request._replace(seed=targets.view(B, n), noise="given")
-    wanted = (return_entropy, return_rank)
-    carried_out = partial(_carry_out, wanted=wanted, kernel=kernel, config=config)
+    compute = partial(
+        _compute, has_entropy=return_entropy, has_rank=return_rank, kernel=kernel, config=config
+    )
     inputs = (request.hidden, request.weight, bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         if not isinstance(weight, Tensor):
             raise InvalidArgument(
                 "weight: expected a tensor, to compute gradients; got a " + type(weight).__name__
             )
-        found = Score(*DifferentiableScore.apply(*inputs, request, carried_out))
+        result = Score(*DifferentiableScore.apply(*inputs, request, compute))
     else:
-        found = carried_out(request)
+        result = compute(request)
     shaped = {
         name: x.view_as(targets)
-        for name, x in found._asdict().items()
+        for name, x in result._asdict().items()
         if name in ("logprob", "rank", "valid") and x is not None
     }
-    return found._replace(**shaped)
+    return result._replace(**shaped)
 
 
-def _carry_out(
+def _compute(
     request: Request,
-    wanted: tuple[bool, bool],
+    *,
+    has_entropy: bool,
+    has_rank: bool,
     kernel: str,
     config: TileConfig | HopperConfig | None,
 ) -> Score:
-    """The Score of a request; wanted: whether with entropy, whether with ranks."""
+    """Return the Score of a request with targets [B, n]."""
     (B, n), device = request.seed.shape, request.hidden.device
     logprob = torch.empty(B, n, dtype=torch.float32, device=device)
     logz = torch.empty(B, dtype=torch.float32, device=device)
-    entropy = torch.empty(B, dtype=torch.float32, device=device) if wanted[0] else None
-    rank = torch.empty(B, n, dtype=torch.int32, device=device) if wanted[1] else None
+    entropy = torch.empty(B, dtype=torch.float32, device=device) if has_entropy else None
+    rank = torch.empty(B, n, dtype=torch.int32, device=device) if has_rank else None
     valid = torch.empty(B, n, dtype=torch.bool, device=device)
-    tokens = torch.empty(B, n, dtype=torch.int64, device=device)  # what the kernel finds by
-    found = Sample(tokens, valid, logprob, logz, entropy, rank)
+    tokens = torch.empty(B, n, dtype=torch.int64, device=device)  # not returned
+    out = Sample(tokens, valid, logprob, logz, entropy, rank)
     if B == 0:
         pass
-    elif (size := _rows_at_once(request.hidden)) >= B:
-        carry_out(request, kernel, config, found)
+    elif (size := _rows_per_launch(request.hidden)) >= B:
+        carry_out(request, kernel, config, out)
     else:
         for first in range(0, B, size):
             rows = slice(first, first + size)
             optional = (x if x is None else x[rows] for x in (logprob, logz, entropy, rank))
-            here = Sample(tokens[rows], valid[rows], *optional)
-            carry_out(_of_rows(request, rows), kernel, config, here)
+            part = Sample(tokens[rows], valid[rows], *optional)
+            carry_out(_slice_rows(request, rows), kernel, config, part)
     return Score(logprob, logz, entropy, rank, valid)
 
 
-def _rows_at_once(hidden: Tensor) -> int:
-    """Of hidden [B, D] in a launch: about equally many, rounded up to a multiple of 256."""
+def _rows_per_launch(hidden: Tensor) -> int:
+    """Return the rows of hidden [B, D] in each launch: equal parts in multiples of 256."""
     B = len(hidden)
     launches = max(1, -(-hidden.nbytes // L2_BYTES))
     return -(-B // launches // 256) * 256
 
 
-def _of_rows(request: Request, rows: slice) -> Request:
-    """The request of these rows alone."""
+def _slice_rows(request: Request, rows: slice) -> Request:
+    """Return the request of these rows only."""
     T, bias, mask = request.temperature, request.bias, request.mask
     return request._replace(
         hidden=request.hidden[rows],

@@ -1,12 +1,13 @@
-"""The gradient of score: logits are computed again, a chunk of rows and tokens at a time.
+"""The gradient of `score`: cuBLAS products over chunks of rows and tokens.
 
 With g, h and e the gradients of a row's log-probabilities, of its log Z and of its entropy H, p its
 softmax, and y the logits after soft cap, bias and mask:
 
     d y[v] = (sum of g over targets v + (h - sum of all g - e (log p[v] + H)) p[v]) / T
+    d x[v] = d y[v] (1 - tanh(x[v] / soft_cap)^2)
 
-Chunks are plain matrix products of torch. What is between them is one kernel on a GPU, and torch's
-under torch.compile and where the bias needs a gradient (slopes.py). None is as large as [B, V].
+The logits of a chunk are computed again and overwritten by their gradient. No tensor is as large as
+[B, V].
 """
 
 from __future__ import annotations
@@ -22,43 +23,58 @@ from fsbench import reference
 from fsbench.kernels.checks.autocast import without_autocast
 from fsbench.kernels.launch.request import Request
 from fsbench.kernels.launch.result import Score
-from fsbench.kernels.scoring.slopes import of_chunk, slopes, slopes_by_torch
 
-AT_ONCE = 1024
-"""Rows, and tokens, of a chunk, and twice as many by the kernel; fewer where D is above 4096. All
-that a chunk needs is 64 MB. By the kernel a chunk of fewer rows has the more tokens."""
-_NUMBERS = 1024 * 4096
-_BYTES = 60_000_000
+CHUNK = 2048
+"""Rows, and tokens, of a chunk, at most. A chunk of fewer rows has more tokens."""
+_WORKSPACE_BYTES = 60_000_000
 
 
 class Gradients(NamedTuple):
-    """Of hidden [B, D], weight [>= V, D] and bias, in their dtypes; None for one not asked for."""
+    """Gradients of hidden [B, D], weight [>= V, D] and bias, in their dtypes, or None."""
 
     hidden: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
 
 
-class DifferentiableScore(torch.autograd.Function):
-    """(hidden, weight, bias, request, carry_out) -> the fields of Score.
+class _Rows(NamedTuple):
+    """Numbers of each row, fp32 [B, 1].
 
-    carry_out: computes them for the request, whose tensors hidden, weight and bias are.
+    inverse: 1 / T. logz: log Z. factor: (h - sum of all g) / T. entropy: H, and entropy_factor:
+    e / T; or None.
+    """
+
+    inverse: Tensor
+    logz: Tensor
+    factor: Tensor
+    entropy: Tensor | None
+    entropy_factor: Tensor | None
+
+    def part(self, rows: slice) -> _Rows:
+        optional = (None if x is None else x[rows] for x in (self.entropy, self.entropy_factor))
+        return _Rows(self.inverse[rows], self.logz[rows], self.factor[rows], *optional)
+
+
+class DifferentiableScore(torch.autograd.Function):
+    """Compute the fields of Score from (hidden, weight, bias, request, compute).
+
+    compute: returns the Score of a request.
     """
 
     @staticmethod
     def forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, request: Request,
-                carry_out: Any) -> Score:  # fmt: skip
-        # Those of the request may be wrapped by torch.func.grad.
-        found: Score = carry_out(request._replace(hidden=hidden, weight=weight, bias=bias))
-        return found
+                compute: Any) -> Score:  # fmt: skip
+        # torch.func.grad may have wrapped the tensors of the request.
+        score: Score = compute(request._replace(hidden=hidden, weight=weight, bias=bias))
+        return score
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         hidden, weight, bias, request, _ = inputs
-        found = Score(*output)
-        ctx.save_for_backward(hidden, weight, bias, request.seed, found.logz, found.entropy)
+        score = Score(*output)
+        ctx.save_for_backward(hidden, weight, bias, request.seed, score.logz, score.entropy)
         ctx.request = request._replace(hidden=None, weight=None, bias=None, seed=None)
-        ctx.mark_non_differentiable(*(x for x in (found.valid, found.rank) if x is not None))
+        ctx.mark_non_differentiable(*(x for x in (score.valid, score.rank) if x is not None))
 
     @staticmethod
     @once_differentiable
@@ -67,10 +83,9 @@ class DifferentiableScore(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         hidden, weight, bias, targets, logz, entropy = ctx.saved_tensors
         request = ctx.request._replace(hidden=hidden, weight=weight, bias=bias, seed=targets)
-        of_entropy = None if entropy is None or d_entropy is None else (entropy, d_entropy)
-        wanted = ctx.needs_input_grad[:3]
-        found = gradients(request, logz, d_logprob, d_logz, of_entropy, wanted)
-        return (*found, None, None)
+        pair = None if entropy is None or d_entropy is None else (entropy, d_entropy)
+        needed = ctx.needs_input_grad[:3]
+        return (*gradients(request, logz, d_logprob, d_logz, pair, needed), None, None)
 
 
 @without_autocast
@@ -79,96 +94,167 @@ def gradients(
     logz: Tensor,
     d_logprob: Tensor,
     d_logz: Tensor,
-    of_entropy: tuple[Tensor, Tensor] | None = None,
-    wanted: tuple[bool, bool, bool] = (True, True, False),
+    entropy: tuple[Tensor, Tensor] | None = None,
+    needed: tuple[bool, bool, bool] = (True, True, False),
 ) -> Gradients:
-    """The gradients of hidden, weight and bias that are wanted.
+    """Return the needed gradients of hidden, weight and bias.
 
-    What has no log-probability (see Score.valid), and what is ignored, has a gradient of 0.
+    An ignored target, and a row without a log-probability (see Score.valid), has gradient 0.
 
     Args:
-        request: of a score, the targets [B, n] in seed. logz: fp32 [B], of Score.
-        d_logprob: fp32 [B, n]. d_logz: fp32 [B].
-        of_entropy: the entropy of Score, fp32 [B], and its gradient; or None.
+        request: of a score, with the targets [B, n] in seed.
+        logz: fp32 [B], of the Score.
+        d_logprob: fp32 [B, n].
+        d_logz: fp32 [B].
+        entropy: the entropy of the Score and its gradient, fp32 [B] each.
+        needed: which of the three gradients to compute.
     """
     hidden, weight, bias, V = request.hidden, request.weight, request.bias, request.vocab_size
     (B, D), device = hidden.shape, hidden.device
     if B == 0:
-        of_bias = None if bias is None else torch.zeros_like(bias)
-        return Gradients(torch.zeros_like(hidden), torch.zeros_like(weight), of_bias)
+        empty_bias = None if bias is None else torch.zeros_like(bias)
+        return Gradients(torch.zeros_like(hidden), torch.zeros_like(weight), empty_bias)
     defined = logz.isfinite()[:, None]
-    counts = (request.seed >= 0) & (request.seed < V) & defined
+    targets = request.seed
     inverse = reference.inverse_temperature(request.temperature, device).float().expand(B, 1)
-    g = (d_logprob.where(counts, 0.0) * inverse).contiguous()
-    # Of each row: 1/T, log Z, a = (h - sum of all g) / T; H, and b = e / T.
-    columns = [inverse, logz[:, None], d_logz[:, None] * inverse - g.sum(1, keepdim=True)]
-    if of_entropy is not None:
-        columns += [of_entropy[0][:, None], of_entropy[1][:, None] * inverse]
-    numbers = torch.cat(columns, 1)
-
-    d_hidden = torch.empty_like(hidden) if wanted[0] else None
-    d_weight = torch.empty_like(weight) if wanted[1] else None
+    in_vocabulary = (targets >= 0) & (targets < V) & defined
+    g = d_logprob.where(in_vocabulary, 0.0) * inverse.where(defined, 1.0)
+    numbers = _Rows(
+        inverse=inverse.where(defined, 1.0),
+        logz=logz[:, None].where(defined, torch.inf),  # so that p is 0
+        factor=(d_logz[:, None] * inverse - g.sum(1, keepdim=True)).where(defined, 0.0),
+        entropy=None if entropy is None else entropy[0][:, None].where(defined, 0.0),
+        entropy_factor=(
+            None if entropy is None else (entropy[1][:, None] * inverse).where(defined, 0.0)
+        ),
+    )
+    d_hidden = torch.empty_like(hidden) if needed[0] else None
+    d_weight = torch.empty_like(weight) if needed[1] else None
     if d_weight is not None:
         d_weight[V:] = 0.0
     d_bias = None
-    if wanted[2] and bias is not None:
+    if needed[2] and bias is not None:
         d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=device)
-    by_kernel = not (device.type == "cpu" or d_bias is not None or torch.compiler.is_compiling())
-    size = _at_once(D, hidden.element_size(), by_kernel)
-    rows_at_once = min(size, B)
-    tokens_at_once = size * size // rows_at_once // size * size if by_kernel else size
-    shape = (rows_at_once, min(tokens_at_once, V))
-    all_logits = torch.empty(shape, dtype=torch.float32, device=device)
-    all_d = torch.empty(shape, dtype=hidden.dtype, device=device)
+    size = _chunk_size(D, _bytes_per_logit(request, entropy is not None))
+    num_rows = min(size, B)
+    num_tokens = size * size // num_rows // size * size
+    shape = (num_rows, min(num_tokens, V))
+    logits_buffer = torch.empty(shape, dtype=torch.float32, device=device)
+    slopes_buffer = torch.empty(shape, dtype=hidden.dtype, device=device)
+    sums_buffer = None
     if d_hidden is not None:
-        sums = torch.empty(shape[0], D, dtype=torch.float32, device=device)
+        sums_buffer = torch.empty(num_rows, D, dtype=torch.float32, device=device)
     for first_row in range(0, B, size):
         rows = slice(first_row, min(B, first_row + size))
-        # A NaN times 0 would reach the gradient of the weight. The gradient of these rows, which
-        # is written last, lends its memory.
+        # A NaN in an undefined row would reach the gradient of the weight. d_hidden of these rows
+        # is written last, so its memory holds the cleaned rows until then.
         h = torch.empty_like(hidden[rows]) if d_hidden is None else d_hidden[rows]
         h.copy_(hidden[rows]).masked_fill_(~defined[rows], 0.0)
-        if d_hidden is not None:
-            of_rows = sums[: len(h)]
-        for first in range(0, V, tokens_at_once):
-            tokens = slice(first, min(V, first + tokens_at_once))
+        sums = None if sums_buffer is None else sums_buffer[: len(h)]
+        row_numbers = numbers.part(rows)
+        for first in range(0, V, num_tokens):
+            tokens = slice(first, min(V, first + num_tokens))
             w = weight[tokens]
-            logits, d = (x[: len(h), : len(w)] for x in (all_logits, all_d))
+            logits, d = (x[: len(h), : len(w)] for x in (logits_buffer, slopes_buffer))
             _add_product(h, w.T, logits, True)
-            chunk = (logits, of_chunk(request, rows, tokens), first, numbers[rows], g[rows], d)
-            if by_kernel:
-                slopes(*chunk)
-            else:
-                of_bias = slopes_by_torch(*chunk)
-                if d_bias is not None and d_bias.ndim == 2:
-                    d_bias[rows, tokens] = of_bias
-                elif d_bias is not None:
-                    d_bias[tokens] += of_bias.sum(0)
-            if d_hidden is not None:
-                _add_product(d, w, of_rows, first == 0)
+            chunk = _chunk(request, rows, tokens)
+            d_y = _logits_to_slopes(logits, chunk, first, row_numbers, g[rows], d)
+            if d_bias is not None and d_bias.ndim == 2:
+                d_bias[rows, tokens] = d_y
+            elif d_bias is not None:
+                d_bias[tokens] += d_y.sum(0)
+            if sums is not None:
+                _add_product(d, w, sums, first == 0)
             if d_weight is not None:
                 _add_product(d.T, h, d_weight[tokens], first_row == 0)
-        if d_hidden is not None:
-            d_hidden[rows] = of_rows.masked_fill_(~defined[rows], 0.0)
+        if d_hidden is not None and sums is not None:
+            d_hidden[rows] = sums.masked_fill_(~defined[rows], 0.0)
     if d_bias is not None and bias is not None:
         d_bias = d_bias.to(bias.dtype)
     return Gradients(d_hidden, d_weight, d_bias)
 
 
-def _at_once(D: int, itemsize: int, by_kernel: bool) -> int:
-    """Rows, and tokens, of a chunk: a multiple of 32."""
-    if not by_kernel:
-        return min(AT_ONCE, max(32, _NUMBERS // D // 32 * 32))
-    # size^2 logits of 4 bytes and d of itemsize, and D fp32 gradients for each row.
-    each = 4 + itemsize
-    size = (math.isqrt((2 * D) ** 2 + each * _BYTES) - 2 * D) // each
-    return min(2 * AT_ONCE, max(32, size // 128 * 128))
+def _bytes_per_logit(request: Request, has_entropy: bool) -> int:
+    """Return the bytes that a logit of a chunk needs, with the temporaries of _logits_to_slopes."""
+    size = 4 + request.hidden.element_size()
+    size += 4 if request.soft_cap is not None else 0
+    mask = request.mask
+    temporary = 4 if has_entropy else 0
+    if mask is not None:
+        temporary = max(temporary, 1 if mask.dtype == torch.bool else 5)
+    return size + temporary
+
+
+def _chunk_size(D: int, bytes_per_logit: int) -> int:
+    """Return the rows, and tokens, of a chunk that fits the workspace: a multiple of 32."""
+    # size^2 logits, and D fp32 sums for each row.
+    size = math.isqrt((2 * D) ** 2 + bytes_per_logit * _WORKSPACE_BYTES) - 2 * D
+    return min(CHUNK, max(32, size // bytes_per_logit // 128 * 128))
+
+
+def _chunk(request: Request, rows: slice, tokens: slice) -> Request:
+    """Return the request with targets, bias and mask of these rows and tokens only."""
+    bias, mask = request.bias, request.mask
+    if bias is not None:
+        bias = bias[rows, tokens] if bias.ndim == 2 else bias[tokens]
+    if mask is not None:
+        tokens_per_word = 1 if mask.dtype == torch.bool else 32
+        mask = mask[rows, tokens.start // tokens_per_word : -(-tokens.stop // tokens_per_word)]
+    return request._replace(seed=request.seed[rows], bias=bias, mask=mask)
+
+
+def _logits_to_slopes(
+    logits: Tensor, chunk: Request, first: int, numbers: _Rows, g: Tensor, d: Tensor
+) -> Tensor:
+    """Write d x into d, and return d y in the memory of logits.
+
+    Args:
+        logits: fp32 [rows, tokens], x; overwritten.
+        chunk: the request of these rows and tokens.
+        first: the first token of the chunk.
+        g: fp32 [rows, n], g / T; 0 for a target that does not count.
+    """
+    slope = None
+    if chunk.soft_cap is not None:
+        logits.div_(chunk.soft_cap).tanh_()
+        slope = logits.square().neg_().add_(1.0).nan_to_num_(0.0)
+        logits.mul_(chunk.soft_cap)
+    if chunk.bias is not None:
+        logits.add_(chunk.bias)
+    if chunk.mask is not None:
+        logits.masked_fill_(_forbidden(chunk.mask, logits.shape[1]), -torch.inf)
+    logp = logits.mul_(numbers.inverse).sub_(numbers.logz)
+    index = chunk.seed - first
+    inside = (index >= 0) & (index < logits.shape[1])
+    index = index.where(inside, 0)
+    g = g.where(inside & logp.gather(1, index).isfinite(), 0.0)  # 0 for a forbidden target
+    factor = numbers.factor
+    if numbers.entropy is not None and numbers.entropy_factor is not None:
+        factor = (logp + numbers.entropy).mul_(-numbers.entropy_factor).add_(factor)
+    d_y = logp.exp_().mul_(factor).nan_to_num_(0.0, 0.0, 0.0)
+    d_y.scatter_add_(1, index, g)
+    if slope is None:
+        d.copy_(d_y)
+    else:
+        d.copy_(slope.mul_(d_y))
+    return d_y
+
+
+def _forbidden(mask: Tensor, num_tokens: int) -> Tensor:
+    """Return the tokens that a mask forbids, bool [rows, num_tokens]."""
+    if mask.dtype == torch.bool:
+        return ~mask
+    bits = mask[:, :, None] >> torch.arange(32, dtype=torch.int32, device=mask.device)
+    return (bits.bitwise_and_(1) == 0).flatten(1)[:, :num_tokens]
 
 
 def _add_product(a: Tensor, b: Tensor, total: Tensor, first: bool) -> None:
-    """total += a @ b; = if first. total: fp32, or of the dtype of a and b. On a GPU one launch."""
+    """Add a @ b to total, or write it there if `first`. On a GPU this is one launch.
+
+    total: fp32, or of the dtype of a and b.
+    """
     on_cpu = a.device.type == "cpu"
-    if on_cpu or torch.compiler.is_compiling():  # which knows no addmm of two dtypes
+    if on_cpu or torch.compiler.is_compiling():  # the compiler has no addmm of two dtypes
         wide = on_cpu or a.dtype == torch.float32
         product = a.float() @ b.float() if wide else torch.mm(a, b, out_dtype=torch.float32)
         total.copy_(product if first else product.add_(total))

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fsbench.errors import InvalidArgument
-from fsbench.kernels.checks.values import check_flag, check_screen_configs
+from fsbench.kernels.checks.values import check_flag, check_screen_configs, check_screened_noise
 from fsbench.kernels.configs.screen import HopperScreenConfig, ResolveConfig, ScreenConfig
 from fsbench.kernels.fused.api import flash_sample
 from fsbench.kernels.launch.heads import drawn_from
@@ -33,11 +33,11 @@ def screened_sample(
     vocab_size: int | None = None,
     return_logprob: bool = False,
     return_logz: bool = False,
-    noise: str = "token",
+    noise: str = "auto",
     shard: VocabShard | None = None,
     configs: tuple[ScreenConfig | HopperScreenConfig, ResolveConfig] | None = None,
 ) -> Screened:
-    """The tokens of flash_sample(hidden, head.weight, noise=noise), at about half of the bytes.
+    """The tokens of flash_sample(hidden, head.weight, noise="token"), at about half of the bytes.
 
     Arguments are those of flash_sample, with `head` from prepare_head or load_head in place of the
     weight. On a GPU the tokens are the same, not merely of the same law
@@ -49,8 +49,7 @@ def screened_sample(
         return_logprob, return_logz: log Z needs every logit, and the screen knows it only within
             its bounds. A call that asks for either is one of flash_sample, too: the same tokens,
             with both exact, at the price of the full kernel.
-        noise: as in flash_sample; with groups every candidate is a group, and all of its rows of
-            the weight are read.
+        noise: "token", or "auto", which is the same here.
         shard: whose rows the head is of, prepare_head of its weight. All ranks call together with
             the same arguments, each with its own head, and get the tokens of the whole vocabulary,
             those of one GPU (docs/guide/screened-head.md).
@@ -90,7 +89,7 @@ def screened_sample(
         "num_samples": num_samples,
         "soft_cap": soft_cap,
         "vocab_size": vocab_size,
-        "noise": noise,
+        "noise": check_screened_noise(noise),
     }
     one = isinstance(num_samples, int) and num_samples == 1
     if not one or return_logprob or return_logz:

@@ -8,8 +8,7 @@ the proof. For row b and token v
 
 where logit is what a bf16 matmul with fp32 accumulation returns, in any order of summation. With
 token noise a token can have the best score of its row only if the largest score that it may have
-reaches the largest of all smallest ones: these tokens are the candidates. With group noise the same
-holds for groups.
+reaches the largest of all smallest ones: these tokens are the candidates.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fsbench.kernels.screened.copied import LARGEST_ENTRY, SMALLEST_MAXIMUM, HeadCopy
-from fsbench.reference import by_group
 
 LARGEST_STEPS = 32_512
 """256 * 127: hidden is rounded to 16 bits, of which the high byte must not exceed 127."""
@@ -34,9 +32,6 @@ NOISE_SLACK = 2.0**-15
 """Per unit of temperature: two computations of T g, and scores of up to 23 T rounded."""
 ROUGH_NOISE_SLACK = 2.0**-9
 """On the device, whose screen has rough noise (screened.ends.rough_gumbel, 2^-10)."""
-GROUP_SLACK = 2.0**-14
-"""In place of NOISE_SLACK under group noise: two sums of exponentials, their logarithms, and scores
-of up to 27 T rounded."""
 BIAS_SLACK = 2.0**-21
 CAP_SLACK = 2.0**-20
 ABSOLUTE_SLACK = 2.0**-80
@@ -125,20 +120,16 @@ def score_bounds(
     soft_cap: float | None = None,
     bias: Tensor | None = None,
     allowed: Tensor | None = None,
-    size: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """(lower, upper), fp32 [B, V]: what the fp32 score y + T g of every token lies between.
 
-    With groups of `size` tokens: [B, groups], the scores m + T (log sum exp((y - m) / T) + g).
-
     Args:
-        z, bound: of screen_logits. gumbels: [B, V], or [B, groups].
+        z, bound: of screen_logits. gumbels: [B, V].
         temperature: fp32 [B, 1]; 0 is greedy.
         soft_cap, bias: of the logits y, as in flash_sample; bias [V] or [B, V].
         allowed: bool [B, V]; where False both are -inf.
     """
-    noise_slack = NOISE_SLACK if size == 1 else GROUP_SLACK
-    slack = temperature * (noise_slack * INFLATION) + ABSOLUTE_SLACK
+    slack = temperature * (NOISE_SLACK * INFLATION) + ABSOLUTE_SLACK
     bound = bound + torch.where(temperature <= LARGEST_TEMPERATURE, slack, torch.inf)
     if soft_cap is not None:
         z = soft_cap * torch.tanh(z / soft_cap)
@@ -147,13 +138,6 @@ def score_bounds(
         z = z + bias.float()
         # A bias that is not finite decides alone: -inf forbids, unless the logit is undefined.
         bound = bound + torch.where(torch.isfinite(bias), bias.float().abs() * BIAS_SLACK, 0.0)
-    if size > 1:
-        if allowed is not None:
-            z, bound = torch.where(allowed, z, -torch.inf), torch.where(allowed, bound, 0.0)
-            allowed = None
-        # Each moves by no more than the members do: a smooth maximum of them, or at T = 0 the one.
-        bound = by_group(bound, size).amax(2).clamp_min(0.0)
-        z = _smooth_maximum(by_group(z, size), temperature)
     score = z + temperature * gumbels.float()
     known = bound < torch.inf
     upper = torch.where(known, score + bound, torch.inf)
@@ -165,15 +149,6 @@ def score_bounds(
     return lower, upper
 
 
-def _smooth_maximum(y: Tensor, temperature: Tensor) -> Tensor:
-    """T log sum exp(y / T) of members [B, groups, size], fp32; the largest where T is 0."""
-    m = y.amax(2)
-    finite = torch.where(m == -torch.inf, 0.0, m)
-    scale = torch.where(temperature == 0, 1.0, temperature)
-    sums = torch.exp((y - finite[:, :, None]) / scale[:, :, None]).sum(2)
-    return m + temperature * sums.clamp_min(1.0).log()
-
-
 def candidates(lower: Tensor, upper: Tensor) -> Tensor:
-    """bool [B, V]: the tokens, or groups, that may have the best score of their row."""
+    """bool [B, V]: the tokens that may have the best score of their row."""
     return (upper >= lower.amax(1, keepdim=True)) & (upper > -torch.inf)

@@ -48,24 +48,17 @@ def _compute(request: Request, head: HeadCopy, out: Screened) -> None:
     if request.mask is not None:
         allowed = reference.logits.unpacked(request.mask, V)[:, own]
     z, bound = screen_logits(head, screen_hidden(hidden))
-    size = reference.GROUP_SIZES[request.noise]
     drawing = (own.stop, request.seed, step, rows)
     lower, upper = score_bounds(
         z,
         bound,
-        reference.token_noise(*drawing)[:, own]
-        if size == 1
-        else reference.group_noise(*drawing, size=size)[0][:, own.start // size :],
+        reference.token_noise(*drawing)[:, own],
         T,
         soft_cap=request.soft_cap,
         bias=None if request.bias is None else request.bias[..., own],
         allowed=allowed,
-        size=size,
     )
     chosen = candidates(lower, upper)
-    if size > 1:
-        chosen = reference.by_token(chosen[:, :, None].expand(-1, -1, size), count)
-        chosen = chosen if allowed is None else chosen & allowed
     # What no row may draw is left out; a row's other tokens count as forbidden.
     chosen = torch.nn.functional.pad(chosen, (own.start, V - own.stop))
     some = chosen.any(0).nonzero()[:, 0]

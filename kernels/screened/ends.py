@@ -1,4 +1,4 @@
-"""Device code of the screen: what every score lies between, of tokens and of groups.
+"""Device code of the screen: what every score lies between.
 
 `screened.bounds.score_bounds` is the same in torch and defines the constants;
 docs/guide/screened-head.md proves it.
@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 
 from fsbench.kernels.device.epilogue import capped
-from fsbench.kernels.noise.arithmetic import LOG2_E, nan_max
-from fsbench.kernels.noise.group import largest_member
 from fsbench.kernels.noise.keys import flipped, ordered
 from fsbench.kernels.screened import bounds as in_torch
 
@@ -95,38 +93,6 @@ def known_logits(z, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap):
     if soft_cap is not None:
         y = tl.where(inside, y, float("-inf"))  # the cap of the -inf there is a number
     return y, bound
-
-
-@triton.jit
-def group_ends(z, allowed, tokens, vectors, row_biases, rows, B, V, bounds, soft_cap, bits,
-               NVIDIA: tl.constexpr):  # fmt: skip
-    """(lower, upper) of the score of a group, m + T (log sum + g). See bounds.group_bounds.
-
-    Args:
-        z: its members, [R, W] each. allowed: which of them may win, bools; or ().
-        tokens: int32 [1, W], the first members. bits: random ones of the group's Gumbel.
-    """
-    T, inverse_temperature, _, _, _ = bounds
-    y = ()
-    bound = T * 0.0
-    for i in tl.static_range(len(z)):
-        logit, error = known_logits(
-            z[i], tokens + (i // 2 * 8 + i % 2), vectors, row_biases, rows, B, V, bounds, soft_cap
-        )
-        if len(allowed) > 0:
-            logit = tl.where(allowed[i], logit, float("-inf"))
-            error = tl.where(allowed[i], error, 0.0)
-        y = y + (logit,)  # type: ignore[assignment]  # noqa: RUF005
-        bound = nan_max(bound, error)
-    m = largest_member(y)
-    finite = tl.where(m == float("-inf"), 0.0, m)
-    c = inverse_temperature * LOG2_E
-    total = tl.exp2(c * (y[0] - finite))  # type: ignore[misc]
-    for i in tl.static_range(1, len(y)):
-        total += tl.exp2(c * (y[i] - finite))
-    log_sum = _rough_log2(tl.maximum(total, 1.0), NVIDIA) * LN_2
-    score = m + T * (log_sum + rough_gumbel(bits, NVIDIA))
-    return score - bound, score + bound
 
 
 @triton.jit

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsbench import reference
 from fsbench.kernels.configs.choice import portable_rows
 from fsbench.kernels.configs.gpu import runs_kernels
 from fsbench.kernels.configs.screen_choice import (
@@ -32,7 +31,7 @@ class ScreenedHead(HeadCopy, PreparedHead):
         check_copy(self)
 
     def choice(
-        self, hidden: Tensor, vocab_size: int, noise: str, top_k: int | Tensor | None = None
+        self, hidden: Tensor, vocab_size: int, top_k: int | Tensor | None = None
     ) -> tuple[str | None, str]:
         """Whether the screen draws, by what was measured of it; see PreparedHead."""
         B, D = hidden.shape
@@ -40,13 +39,12 @@ class ScreenedHead(HeadCopy, PreparedHead):
         if hidden.device.type == "cuda":
             capability = torch.cuda.get_device_capability(hidden.device)
             gpu = (capability, portable_rows(hidden.device))
-        size = reference.GROUP_SIZES.get(noise, 1)
         if top_k is None:
-            chosen, reason = worth_screening(B, vocab_size, D, size, *gpu)
+            chosen, reason = worth_screening(B, vocab_size, D, *gpu)
             config: object = default_configs(B, D, hidden.device)[0]
         else:
             runs = runs_kernels(hidden.device, hidden.dtype)
-            chosen, reason = worth_filtering(B, vocab_size, top_k, size, gpu[0], runs)
+            chosen, reason = worth_filtering(B, vocab_size, top_k, gpu[0], runs)
             config = filter_configs(B, D, hidden.device)[0]
         return f"screened {config}" if chosen else None, reason
 

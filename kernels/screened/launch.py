@@ -7,7 +7,6 @@ keys are of a workspace that every call leaves as it found it, so nothing is cle
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +30,6 @@ from fsbench.kernels.launch.operands import (
 from fsbench.kernels.launch.request import Request
 from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.launch.workspace import workspace
-from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened import hopper
 from fsbench.kernels.screened.copied import HeadCopy
 from fsbench.kernels.screened.portable import screen_kernel
@@ -144,16 +142,9 @@ def _prepare(
     if isinstance(config, HopperScreenConfig) and not (by_tma[0] and _plain_logits(request)):
         config = portable_config(B, D, device)
     noise = "none" if greedy(request) else request.noise
-    size = group_size(noise)
-    if isinstance(config, HopperScreenConfig) and size > 8:
-        config = replace(config, split=1)  # a thread has groups of 32, of whole tiles of 128
     tokens = request.vocab_size if shard is None else shard.num_tokens
     blocks_b = triton.cdiv(B, config.block_b)
     programs_v = vocab_programs(blocks_b, tokens, config.block_v, device, config.ctas_per_sm)
-    block = tokens_of_block(size)
-    # A slot of groups has more tokens, so there may be fewer of them, with more room each.
-    slots = min(config.slots, (128 if size > 1 else config.block_v) // block)
-    room = config.room * config.slots // slots
     nvidia = device.type == "cuda" and torch.version.hip is None
     capability = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
     modern = capability >= (9, 0)
@@ -172,7 +163,7 @@ def _prepare(
     }
     of_screens: dict[str, Any] = {
         **rounding_numbers(D),
-        "ROOM": room,
+        "ROOM": config.room,
         "ROUNDED_AT_ONCE": rounded_columns(D, config.num_warps),
         "BLOCK_V": config.block_v,
         "BLOCK_D": config.block_d,
@@ -188,7 +179,7 @@ def _prepare(
             AHEAD=config.ahead,
             DEPTH=config.depth,
             BLOCK_B=config.block_b,
-            SLICE=slots * block,
+            SLICE=config.slice,
             V_ON_M=config.v_on_m,
             USE_TMA=by_tma[0],
             FLATTEN=config.flatten,
@@ -203,7 +194,6 @@ def _prepare(
     even = D % ROTATION.value == 0
     by_warps = resolving.by_warps and capability == (9, 0) and by_tma[1] and even
     at_once = 8 * resolving.num_warps if by_warps else resolving.at_once
-    block_v = max(128, resolving.block_v) if size > 1 else resolving.block_v
     ranked = None if shard is None or shard.line is None else shard
     resolve = _launch(
         resolve_kernel,
@@ -213,15 +203,15 @@ def _prepare(
         RANKS=1 if shard is None else shard.ranks,
         WATCH=device.type == "cuda",
         POWER_B=triton.next_power_of_2(B),
-        AT_ONCE=max(at_once, size),
+        AT_ONCE=at_once,
         BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
         STEP=resolving.step,
         EVEN=even,
         BLOCK_B=resolving.block_b,
-        BLOCK_V=block_v,
+        BLOCK_V=resolving.block_v,
         BLOCK_D=resolving.block_d,
         USE_TMA=by_tma[1],
-        SLICE=block_v,
+        SLICE=resolving.block_v,
         IN_BULK=modern and by_tma[1],
         BY_WARPS=by_warps,
         num_warps=resolving.num_warps,
@@ -233,10 +223,10 @@ def _prepare(
         screen=screen,
         resolve=resolve,
         load_screen=load_screen,
-        load_resolve=_boxes(resolving.block_b, block_v, resolving.block_d, by_tma[1]),
+        load_resolve=_boxes(resolving.block_b, resolving.block_v, resolving.block_d, by_tma[1]),
         codes=(blocks_b * 2 * config.block_b, D),
         numbers=(ROW_NUMBERS.value, B),
-        records=(programs_v, B, slots, room, 2),
+        records=(programs_v, B, config.slots, config.room, 2),
         lists=(2, B, config.row_room),
         rows=triton.cdiv(B, 16) * 16,  # keeps the alignment that Triton compiles for
     )

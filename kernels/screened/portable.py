@@ -14,7 +14,6 @@ from fsbench.kernels.device.epilogue import allowed_words
 from fsbench.kernels.device.mainloop import first_column, load_tile, own_tokens, program_share
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import settings
-from fsbench.kernels.noise.group import group_size, tokens_of_block
 from fsbench.kernels.screened.ends import (
     ABSOLUTE_SLACK,
     CAP_SLACK,
@@ -61,7 +60,7 @@ def screen_kernel(
     mask_words,
     first_token,  # of this rank's rows, a multiple of 256; V is of all ranks. None: no shard
     num_tokens,  # of this rank, or None
-    NOISE: tl.constexpr,  # of reference.GROUP_SIZES, or "none" (greedy)
+    NOISE: tl.constexpr,  # "token", or "none" (greedy)
     SEED_PER_ROW: tl.constexpr,
     OFFSET_PER_ROW: tl.constexpr,
     TEMPERATURE_PER_ROW: tl.constexpr,
@@ -115,8 +114,8 @@ def screen_kernel(
     if soft_cap is not None:
         extra += soft_cap * CAP_SLACK
 
-    # A slot has every SLOTS-th word of a row, or block of words.
-    SLOTS: tl.constexpr = SLICE // tokens_of_block(group_size(NOISE))
+    # A slot has every SLOTS-th word of a row.
+    SLOTS: tl.constexpr = SLICE // 4
     count = tl.zeros((BLOCK_B, SLOTS), tl.int32)
     limit = tl.full((BLOCK_B, SLOTS), LOWEST_BOUND, tl.float32)
     slot = tl.arange(0, SLOTS)[None, :]

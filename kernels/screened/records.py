@@ -1,9 +1,7 @@
 """Device code of the screen: records of what may win.
 
 A record has a Philox word of four tokens: their largest upper bound, and which of them it is about.
-Under group noise the scores are those of groups, and a record has a group: its upper bound, and the
-word of its first token with that token alone. A thread keeps records of its own words of a row, and
-the largest lower bound that it knows of.
+A thread keeps records of its own words of a row, and the largest lower bound that it knows of.
 """
 
 import triton
@@ -11,15 +9,8 @@ import triton.language as tl
 
 from fsbench.kernels.device.epilogue import masked
 from fsbench.kernels.noise.arithmetic import nan_max, pieces
-from fsbench.kernels.noise.group import block_words, group_size, members, tokens_of_block
 from fsbench.kernels.noise.words import first_of_word, random_words, split_words
-from fsbench.kernels.screened.ends import (
-    bound_of_key,
-    group_ends,
-    known_logits,
-    larger,
-    rough_gumbel,
-)
+from fsbench.kernels.screened.ends import bound_of_key, known_logits, larger, rough_gumbel
 
 
 @triton.jit
@@ -28,8 +19,7 @@ def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias
                   NVIDIA: tl.constexpr):  # fmt: skip
     """Leave records of the words of a tile [R, WIDTH] that may win.
 
-    Word after word of every slot [R, W], W words side by side; or block after block of tokens
-    whose groups share their random bits. A slot has a bound, a number and
+    Word after word of every slot [R, W], W words side by side. A slot has a bound, a number and
     room for records of its own, so threads do not have to agree on anything.
 
     Args:
@@ -46,41 +36,28 @@ def leave_records(z, words, v0, vectors, rows, noise, bounds, soft_cap, row_bias
         (limit, count).
     """
     R: tl.constexpr = z.shape[0]
-    SIZE: tl.constexpr = group_size(NOISE)
-    BLOCK: tl.constexpr = tokens_of_block(SIZE)
-    SLICE: tl.constexpr = BLOCK * count.shape[1]
+    SLICE: tl.constexpr = 4 * count.shape[1]
     slices = pieces(z, SLICE)
     row_biases = None
     if row_bias_ptr is not None:
         row_biases = row_bias_ptr + rows.to(tl.int64)[:, None] * V
     for i in tl.static_range(len(slices)):
         word = tl.arange(0, count.shape[1])
-        if SIZE > 1:
-            of_groups = ()
-            if words is not None:
-                of_slice = pieces(words, SLICE // 32)[i]
-                open_tokens = masked(tl.zeros((R, SLICE), tl.float32), of_slice)
-                of_groups = members(open_tokens, BLOCK)
-            limit, count = leave_group_records(
-                members(slices[i], BLOCK), of_groups, v0 + i * SLICE, vectors, row_biases, rows,
-                noise, bounds, soft_cap, word, limit, count, mine, B, V, SIZE, ROOM, NVIDIA,
-            )  # fmt: skip
-        else:
-            z_of_lanes = split_words(slices[i])
-            allowed = tl.where((rows < B)[:, None], 15, 0)
-            if words is not None:
-                of_slice = pieces(words, SLICE // 32)[i]
-                m0, m1, m2, m3 = split_words(masked(tl.zeros((R, SLICE), tl.float32), of_slice))
-                allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
-            upper, limit = bounds_of_words(
-                z_of_lanes, None if words is None else allowed, v0 + i * SLICE, vectors, row_biases,
-                rows, noise, bounds, soft_cap, word, limit, B, V, NOISE, NVIDIA,
-            )  # fmt: skip
-            lanes = allowed & reaching(upper, limit)
-            largest, record = record_of(upper, v0 + i * SLICE, word, lanes)
-            fits = (lanes != 0) & (count < ROOM)
-            store_record(mine + 2 * count, largest, record, fits, NVIDIA)
-            count += (lanes != 0).to(tl.int32)
+        z_of_lanes = split_words(slices[i])
+        allowed = tl.where((rows < B)[:, None], 15, 0)
+        if words is not None:
+            of_slice = pieces(words, SLICE // 32)[i]
+            m0, m1, m2, m3 = split_words(masked(tl.zeros((R, SLICE), tl.float32), of_slice))
+            allowed &= _bits(m0 == 0.0, m1 == 0.0, m2 == 0.0, m3 == 0.0)
+        upper, limit = bounds_of_words(
+            z_of_lanes, None if words is None else allowed, v0 + i * SLICE, vectors, row_biases,
+            rows, noise, bounds, soft_cap, word, limit, B, V, NOISE, NVIDIA,
+        )  # fmt: skip
+        lanes = allowed & reaching(upper, limit)
+        largest, record = record_of(upper, v0 + i * SLICE, word, lanes)
+        fits = (lanes != 0) & (count < ROOM)
+        store_record(mine + 2 * count, largest, record, fits, NVIDIA)
+        count += (lanes != 0).to(tl.int32)
     return limit, count
 
 
@@ -124,44 +101,6 @@ def bounds_of_words(z, allowed, v0, vectors, row_biases, rows, noise, bounds, so
         l2 = tl.where((allowed & 4) != 0, l2, float("-inf"))
         l3 = tl.where((allowed & 8) != 0, l3, float("-inf"))
     return upper, larger(limit, larger(larger(l0, l1), larger(l2, l3)))
-
-
-@triton.jit
-def leave_group_records(z, open_tokens, v0, vectors, row_biases, rows, noise, bounds, soft_cap,
-                        block, limit, count, mine, B, V, SIZE: tl.constexpr, ROOM: tl.constexpr,
-                        NVIDIA: tl.constexpr):  # fmt: skip
-    """Leave records of the groups of one block of every slot that may win: (limit, count).
-
-    Args:
-        z: the block's tokens, [R, W] each, in the order of their ids.
-        open_tokens: likewise, 0 for tokens that may win; or (), if all may.
-        block: int32 [W], 0 .. W - 1. others: as in leave_records.
-    """
-    BLOCK: tl.constexpr = len(z)
-    row, seed, offset = noise
-    # As in bounds_of_words.
-    zero = ((z[0] < float("-inf")) | (limit != limit)).to(tl.int32)
-    words = block_words(v0 // BLOCK + block[None, :] + zero, row, seed, offset, 0, SIZE)
-    first = v0 + ((block >> 2) * (4 * BLOCK) + (block & 3) * 2)[None, :]
-    for i in tl.static_range(BLOCK // SIZE):
-        own = ()
-        allowed = ()
-        for j in tl.static_range(SIZE):
-            own = own + (z[i * SIZE + j],)  # type: ignore[assignment]  # noqa: RUF005
-            if len(open_tokens) > 0:
-                may_win = open_tokens[i * SIZE + j] == 0.0
-                allowed = allowed + (may_win,)  # type: ignore[assignment]  # noqa: RUF005
-        token = first + i * (4 * SIZE)
-        lower, upper = group_ends(
-            own, allowed, token, vectors, row_biases, rows, B, V, bounds, soft_cap, words[2 * i],
-            NVIDIA,
-        )  # fmt: skip
-        limit = larger(limit, lower)
-        wins = (rows < B)[:, None] & ((upper < limit) == 0)
-        record = (((token >> 4) * 4 + (block & 3)[None, :]) << 4) | wins.to(tl.int32)
-        store_record(mine + 2 * count, upper, record, wins & (count < ROOM), NVIDIA)
-        count += wins.to(tl.int32)
-    return limit, count
 
 
 @triton.jit

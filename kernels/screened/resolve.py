@@ -21,17 +21,7 @@ from fsbench.kernels.device.epilogue import (
 )
 from fsbench.kernels.device.mainloop import own_tokens, tile_logits
 from fsbench.kernels.device.rows import noise_of_rows, settings
-from fsbench.kernels.noise.contract import exponential, gumbel, temperatures
-from fsbench.kernels.noise.group import (
-    block_words,
-    drawing_sums,
-    group_draws,
-    group_size,
-    split_last,
-    token_of_member,
-    tokens_of_block,
-    uniform,
-)
+from fsbench.kernels.noise.contract import gumbel, temperatures
 from fsbench.kernels.noise.keys import LOWEST_KEY, ordered_key, take_keys, token_of_key
 from fsbench.kernels.noise.words import bits_of_tokens
 from fsbench.kernels.screened.ends import bound_of_key
@@ -152,10 +142,9 @@ def _resolve_lists(number, every, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, 
                    BY_WARPS: tl.constexpr):  # fmt: skip
     """This program's parts of the lists: exact scores of single tokens.
 
-    number: of tokens, or groups, on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1.
+    number: of tokens on each list, int32 [POWER_B]; every: 0 .. POWER_B - 1.
     """
-    SIZE: tl.constexpr = group_size(NOISE)
-    tokens, size, parts, ends = parts_of_lists(number, LIST, max(1, 4 // SIZE), AT_ONCE // SIZE)
+    tokens, size, parts, ends = parts_of_lists(number, LIST, 4, AT_ONCE)
     for part in range(tl.program_id(0), tl.sum(parts, 0), tl.num_programs(0)):
         b, first, last = part_of_list(part, every, tokens, size, parts, ends)
         _resolve(
@@ -173,29 +162,21 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
              OFFSET_PER_ROW: tl.constexpr, TEMPERATURE_PER_ROW: tl.constexpr, LIST: tl.constexpr,
              AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
              IN_BULK: tl.constexpr, BY_WARPS: tl.constexpr):  # fmt: skip
-    """Tokens first .. last - 1 of the list of row b, at most AT_ONCE; or groups, 1 / SIZE of it.
-
-    A group is on the list by its first token.
-    """
-    SIZE: tl.constexpr = group_size(NOISE)
-    i = first + (tl.arange(0, AT_ONCE) // SIZE if SIZE > 1 else tl.arange(0, AT_ONCE))
+    """Tokens first .. last - 1 of the list of row b, at most AT_ONCE."""
+    i = first + tl.arange(0, AT_ONCE)
     at = list_ptr + b.to(tl.int64) * LIST + i
     upper = tl.load(at, mask=i < last, other=0).to(tl.float32, bitcast=True)
     token = tl.load(at + B.to(tl.int64) * LIST, mask=i < last, other=0)
     # The bound has risen since some programs made their part of the list.
     below = upper < bound_of_key(tl.load(lower_ptr + b))
     known = (i < last) & (below == 0)
-    first_token = token
-    if SIZE > 1:
-        known &= (first_token >= 0) & (first_token < V)
-        token = token_of_member(first_token, 0, tl.arange(0, AT_ONCE) % SIZE)
     # No token that does not exist is looked up, whatever is on the list.
     there = known & (token >= 0) & (token < V)
     token = tl.where(there, token, 0)
     if IN_BULK:
         ask_for_rows(weight_ptr + token.to(tl.int64) * D, there, D)
     # The noise is made while the rows are on their way.
-    if NOISE != "none":
+    if NOISE == "token":
         seed, offset, row = noise_of_rows(
             seed_ptr, offset_ptr, b, None, SEED_PER_ROW, OFFSET_PER_ROW
         )
@@ -203,8 +184,7 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
             T = tl.load(temperature + b)
         else:
             T = tl.full((), temperature, tl.float32)
-        T, inverse_temperature = temperatures(T)
-    if NOISE == "token":
+        T, _ = temperatures(T)
         g = T * gumbel(bits_of_tokens(token, row, seed, offset))
     y = exact_logits(
         hidden_ptr, weight_ptr, soft_cap, bias_ptr, row_bias_ptr, b, token, there, V, D, BLOCKS,
@@ -212,48 +192,11 @@ def _resolve(b, first, last, hidden_ptr, weight_ptr, seed_ptr, offset_ptr, tempe
     )  # fmt: skip
     if NOISE == "token":
         y += g
-    if SIZE > 1:
-        if mask_ptr is not None:
-            words = tl.load(mask_ptr + b.to(tl.int64) * mask_words + token // 32, mask=there)
-            y = tl.where(((words >> (token % 32)) & 1) != 0, y, float("-inf"))
-        key = _keys_of_groups(
-            tl.where(there, y, float("-inf")), first_token, known, row, seed, offset, T,
-            inverse_temperature, SIZE, TEMPERATURE_PER_ROW,
-        )  # fmt: skip
-    else:
-        score = tl.where(y == y, y, float("inf"))
-        key = tl.where(there, ordered_key(score, token), LOWEST_KEY)
+    score = tl.where(y == y, y, float("inf"))
+    key = tl.where(there, ordered_key(score, token), LOWEST_KEY)
     # Whoever arrives last sees both: arriving releases what all of a program has done.
     tl.atomic_max(keys_ptr + b, tl.max(key, 0), sem="relaxed")
     tl.atomic_add(found_ptr + b, tl.sum(there.to(tl.int32), 0), sem="relaxed")
-
-
-@triton.jit
-def _keys_of_groups(y, first, there, row, seed, offset, T, inverse_temperature,
-                    SIZE: tl.constexpr, GREEDY_ROWS: tl.constexpr):  # fmt: skip
-    """Packed candidates [N / SIZE] of groups that are side by side, as a fused kernel has them.
-
-    Args:
-        y, first, there: [N]: logits of the members in their order, -inf where they are none; the
-            first token of the group; whether the group is there.
-        row, seed, offset, T, inverse_temperature: scalars.
-    """
-    GROUPS: tl.constexpr = y.shape[0] // SIZE
-    BLOCK: tl.constexpr = tokens_of_block(SIZE)
-    parts = split_last(y.reshape(1, GROUPS, SIZE))
-    first = split_last(first.reshape(1, GROUPS, SIZE))[0]
-    there = split_last(there.reshape(1, GROUPS, SIZE))[0]
-    block = first // (4 * BLOCK) * 4 + (first >> 1) % 4
-    second = (first // (4 * SIZE)) % (BLOCK // SIZE) != 0
-    r0, r1, r2, r3 = block_words(block, row, seed, offset, 0, SIZE)
-    rate = 1.0 / exponential(tl.where(second, r2, r0))
-    u = uniform(tl.where(second, r3, r1))
-    T += tl.zeros((1, GROUPS), tl.float32)  # the interpreter cannot compare scalars
-    m, sums = drawing_sums(parts, T, inverse_temperature, GREEDY_ROWS)
-    score, member, _ = group_draws(parts, m, sums, rate, u, T, GREEDY_ROWS)
-    score = tl.where(score == score, score, float("inf"))
-    key = ordered_key(score, token_of_member(first, 0, member))
-    return tl.where(there, key, LOWEST_KEY).reshape(GROUPS)
 
 
 @triton.jit
@@ -299,7 +242,7 @@ def _whole_rows(hidden, weight, seed_ptr, offset_ptr, temperature, soft_cap, bia
         OFFSET_PER_ROW,
         TEMPERATURE_PER_ROW,
     )
-    WORDS: tl.constexpr = SLICE // 4 if group_size(NOISE) == 1 else 4
+    WORDS: tl.constexpr = SLICE // 4
     best = tl.full((BLOCK_B, WORDS), LOWEST_KEY, tl.int64)
     best_logit = tl.zeros((BLOCK_B, WORDS), tl.float32)
     for tile_v in range(tl.program_id(0), tl.cdiv(own, BLOCK_V), tl.num_programs(0)):

@@ -20,6 +20,7 @@ from fsbench.kernels.checks.values import (
     check_integer,
     check_kernel,
     check_number,
+    check_screened_noise,
 )
 from fsbench.kernels.configs.choice import choose
 from fsbench.kernels.configs.gpu import runs_kernels
@@ -101,7 +102,8 @@ def truncated_sample(
             of softmax(logits), whatever is drawn from. By default the row's own.
         noise: of the first draw below, as in flash_sample. With "token" both draws have the noise
             of the second, so that they are one race of what is kept; drafts match that more often
-            (docs/guide/speculation.md). With a ScreenedHead "auto" is "token".
+            (docs/guide/speculation.md). A ScreenedHead takes "auto" or "token", which are the same
+            there.
         config: tile shapes of one of flash_sample's kernels, and so which; by default its choice.
 
     Returns:
@@ -132,7 +134,7 @@ def truncated_sample(
     if isinstance(weight, PreparedHead):
         head, weight = weight, weight.weight
         head.validate()
-        noise = "token" if noise == "auto" else noise
+        noise = check_screened_noise(noise)
     request = checked_request(
         hidden,
         weight,
@@ -190,7 +192,7 @@ def truncated_sample(
     chosen = None
     plain = penalties is None and config is None and all(field is None for field in sample[2:])
     if head is not None and plain:
-        chosen, _ = head.choice(hidden, request.vocab_size, request.noise, filters.top_k)
+        chosen, _ = head.choice(hidden, request.vocab_size, filters.top_k)
     if head is not None and chosen is not None:
         sample = sample._replace(found=empty(B, dtype=torch.int32))
         head.draw_filtered(request, filters, sample)

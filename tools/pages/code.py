@@ -25,7 +25,7 @@ from fsbench.e2e import summary as e2e
 from fsbench.machine.environment import environment
 from fsbench.measure.presets import PRESETS
 from fsbench.records import breakdown, summary
-from fsbench.records.cell import COLUMNS, STATUSES, Energy, Host, Round, Sustained
+from fsbench.records.cell import COLUMNS, STATUSES, Host, Loop, Round
 from fsbench.verify.check import Check
 from pages.blocks import ROOT, block, table
 
@@ -55,8 +55,8 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "line": lambda: list(LINE),
     "cell": lambda: list(COLUMNS),
     "round": lambda: _fields(Round),
-    "energy": lambda: _fields(Energy),
-    "sustained": lambda: _fields(Sustained),
+    "energy": lambda: _fields(Loop),
+    "sustained": lambda: _fields(Loop),
     "host": lambda: _fields(Host),
     "results": lambda: _beyond_cells(summary.COLUMNS),
     "breakdown": lambda: _beyond_cells(breakdown.kernel_rows([]).columns),

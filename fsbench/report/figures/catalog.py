@@ -47,7 +47,6 @@ FIGURES: dict[str, Entry] = {
     "speedup": _of_one(
         configuration.speedup, "no fused and unfused exact sampler were measured in one run"
     ),
-    "roofline": _of_one(configuration.roofline),
     "bandwidth": _of_one(configuration.bandwidth),
     "breakdown": _of_one(
         configuration.breakdown,
@@ -55,7 +54,7 @@ FIGURES: dict[str, Entry] = {
     ),
     "costs": _of_one(
         configuration.costs,
-        "not measured: neither energy (`fsbench run --energy`) nor memory nor first calls",
+        "not measured: neither energy (`fsbench run --energy`) nor memory",
     ),
     "logits_store": _of_one(
         configuration.logits_store,

@@ -75,7 +75,7 @@ def _screen(ring, share, request, vectors, state, sizes, NOISE: gl.constexpr,
         norm_inflation, root, True,
     )  # fmt: skip
     wait_for_rows(counters_ptr, B, True)
-    SLOTS: gl.constexpr = slots_of(NOISE, SPLIT)
+    SLOTS: gl.constexpr = slots_of(SPLIT)
     LAYOUT: gl.constexpr = word_layout(SLOTS, ROWS, SPLIT)
     rows = b0 + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     there = rows < B

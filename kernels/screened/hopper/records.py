@@ -8,7 +8,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fsbench.kernels.noise.arithmetic import pieces
-from fsbench.kernels.noise.group import group_size, members, tokens_of_block
 from fsbench.kernels.noise.keys import LOWEST_KEY
 from fsbench.kernels.noise.words import split_words
 from fsbench.kernels.screened.ends import bound_of_key, larger
@@ -16,7 +15,6 @@ from fsbench.kernels.screened.records import (
     bounds_of_words,
     lanes_below,
     lanes_left,
-    leave_group_records,
     list_tokens,
     reaching,
     record_of,
@@ -31,11 +29,9 @@ def _depth(ROWS):
 
 
 @gluon.constexpr_function
-def slots_of(noise, SPLIT):
-    """Words of a row side by side, four of each thread; or blocks of 128 tokens with groups."""
-    if noise == "token" or noise == "none":
-        return 16 * SPLIT
-    return 128 // tokens_of_block(group_size(noise))
+def slots_of(SPLIT):
+    """Words of a row side by side, four of each thread."""
+    return 16 * SPLIT
 
 
 @gluon.constexpr_function
@@ -76,37 +72,29 @@ def leave_records(z, v0, vectors, rows, noise, bounds, limit, count, mine, B, V,
                   SPLIT: gl.constexpr):  # fmt: skip
     """Leave records of z, fp32 [ROWS, WIDTH].
 
-    64 columns at a time; 128 with groups, or where two warpgroups share them. See screened.records.
+    64 columns at a time; 128 where two warpgroups share them. See screened.records.
     mine: int32 [ROWS] pointers to the rows' records.
     """
-    SLOTS: gl.constexpr = slots_of(NOISE, SPLIT)
-    SIZE: gl.constexpr = group_size(NOISE)
+    SLOTS: gl.constexpr = slots_of(SPLIT)
     LAYOUT: gl.constexpr = word_layout(SLOTS, ROWS, SPLIT)
     word = gl.arange(0, SLOTS, gl.SliceLayout(0, LAYOUT))
-    WIDTH: gl.constexpr = SLOTS * tokens_of_block(SIZE)
+    WIDTH: gl.constexpr = 4 * SLOTS
     slices = pieces(z, WIDTH)
     for i in gl.static_range(len(slices)):
         first = v0 + i * WIDTH
         own = ()
-        of_slice = split_words(slices[i]) if SIZE == 1 else members(slices[i], WIDTH // SLOTS)
+        of_slice = split_words(slices[i])
         for j in gl.static_range(len(of_slice)):
             own += (gl.convert_layout(of_slice[j], LAYOUT, assert_trivial=True),)  # type: ignore[assignment]
-        if SIZE > 1:
-            to_records = mine[:, None] + (word * (2 * ROOM))[None, :]
-            limit, count = leave_group_records(
-                own, (), first, vectors, None, rows, noise, bounds, None, word, limit, count,
-                to_records, B, V, SIZE, ROOM, True,
-            )  # fmt: skip
-        else:
-            upper, limit = bounds_of_words(
-                own, None, first, vectors, None, rows, noise, bounds, None, word, limit, B, V,
-                NOISE, True,
-            )  # fmt: skip
-            lanes = gl.where((rows < B)[:, None], reaching(upper, limit), 0)
-            largest, record = record_of(upper, first, word, lanes)
-            at = mine[:, None] + ((word * (2 * ROOM))[None, :] + 2 * count)
-            store_record(at, largest, record, (lanes != 0) & (count < ROOM), True)
-            count += (lanes != 0).to(gl.int32)
+        upper, limit = bounds_of_words(
+            own, None, first, vectors, None, rows, noise, bounds, None, word, limit, B, V,
+            NOISE, True,
+        )  # fmt: skip
+        lanes = gl.where((rows < B)[:, None], reaching(upper, limit), 0)
+        largest, record = record_of(upper, first, word, lanes)
+        at = mine[:, None] + ((word * (2 * ROOM))[None, :] + 2 * count)
+        store_record(at, largest, record, (lanes != 0) & (count < ROOM), True)
+        count += (lanes != 0).to(gl.int32)
     return limit, count
 
 

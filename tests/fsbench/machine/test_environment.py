@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fsbench
-from fsbench.errors import ResultsError
+from fsbench.errors import InvalidArgument, ResultsError
 from fsbench.machine import environment as module
 from fsbench.machine import hardware
 from fsbench.machine.environment import environment, git_state
@@ -103,3 +103,12 @@ def test_versions_are_those_of_the_distributions(monkeypatch):
     record = environment("cpu", [])
     assert record["flashinfer"] == "version of flashinfer-python"
     assert record["cupti"] == "version of cupti-python"
+
+
+@pytest.mark.parametrize("commit", ["../../etc", "a/b", "-rf", "x" * 65, "two words", "é"])
+def test_a_commit_that_is_no_name_of_a_folder_is_refused(monkeypatch, commit):
+    monkeypatch.setenv("FSBENCH_COMMIT", commit)
+    with pytest.raises(InvalidArgument, match=r"FSBENCH_COMMIT: expected .*; got"):
+        environment("cpu", [])
+    monkeypatch.setenv("FSBENCH_COMMIT", "")  # as if it were not set
+    assert environment("cpu", [])["git_sha"] != ""

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import triton
 from flash_sample_cases import TILES, counter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsbench.errors import FsbenchError, InvalidArgument, InvalidType
 from fsbench.kernels import Sample, flash_sample
 from fsbench.kernels.fused import api
+from fsbench.kernels.fused.launch import FusedLaunch
+from fsbench.kernels.launch.launch_cache import LAUNCHES
 
 B, V, D = 4, 100, 32
 HIDDEN = torch.zeros(B, D)
@@ -115,14 +118,29 @@ def good() -> dict:
     return {"hidden": HIDDEN, "weight": torch.zeros(V, D), "seed": counter(0), "offset": counter(0)}
 
 
+@pytest.fixture(scope="module")
+def cached_calls():
+    """Valid launches in the cache that a bad argument could be mistaken for."""
+    if not triton.knobs.runtime.interpret:
+        return
+    options = [{name: x} for name, x in TENSORS.items() if not name.startswith("out.")]
+    options += [{}, {"num_samples": 1}, {"soft_cap": 1.0}, {"vocab_size": 1}, {"out": out()}]
+    options += [{"return_logprob": True}, {"return_logz": True}, {"noise": "token"}]
+    before = len(LAUNCHES)
+    for option in options:
+        flash_sample(**good() | option)
+    assert len(LAUNCHES) > before
+
+
 @pytest.fixture
-def nothing_runs(monkeypatch):
+def nothing_runs(cached_calls, monkeypatch):
     """Fails the test if anything is allocated or launched."""
 
     def forbidden(*arguments, **options):
         pytest.fail("a refused call went on")
 
     monkeypatch.setattr(api, "draw", forbidden)
+    monkeypatch.setattr(FusedLaunch, "__call__", forbidden)
     monkeypatch.setattr(torch, "empty", forbidden)
 
 

@@ -7,10 +7,12 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from unittest import mock
 
 import pytest
 import torch
+import triton
 from flash_sample_cases import TILES, counter, normal_logits, packed, problem
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from fsbench.kernels import (
     screened_sample,
     truncated_sample,
 )
+from fsbench.kernels.fused.launch import FusedLaunch
 from fsbench.kernels.launch import launch_cache
 from fsbench.kernels.launch.launch_cache import Launch, launch_kernel, launch_key
 from fsbench.kernels.launch.request import checked_request
@@ -247,9 +250,7 @@ def test_calls_of_one_key_are_alike_in_all_that_triton_compiles_for(seen, empty_
 
 @interpreted
 def test_a_key_without_alignment_would_be_seen(seen, monkeypatch):
-    from fsbench.kernels.fused import launch as fused
-
-    monkeypatch.setattr(fused, "launch_key", lambda *arguments: "one")
+    monkeypatch.setattr("fsbench.kernels.fused.api.launch_key", lambda *arguments: "one")
     given = next(calls())[1]
     for seed in (given["seed"], shifted(given["seed"])):
         flash_sample(**given | {"seed": seed})
@@ -289,6 +290,16 @@ def test_every_option_reaches_the_kernel_from_the_second_call_on():
     for name, (value, holds) in options.items():
         assert holds(flash_sample(**given, **{name: value})), name
     assert flash_sample(**given).tokens.tolist() == largest.tolist()
+
+
+@interpreted
+def test_a_cached_call_launches_nothing_where_no_kernel_runs(monkeypatch):
+    hidden, weight = problem(B, V, D)
+    call = partial(flash_sample, hidden, weight, seed=counter(3))
+    expected = call().tokens
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(FusedLaunch, "__call__", None)
+    assert call().tokens.tolist() == expected.tolist()
 
 
 @interpreted

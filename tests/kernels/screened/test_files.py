@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fsbench.errors import InvalidArgument, InvalidType, UnusableFile
-from fsbench.kernels.screened.files import PARTS, load_head, save_head
 from fsbench.kernels.screened.head import prepare_head
+from fsbench.kernels.screened.head_file import PARTS, load_head, save_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -134,6 +134,47 @@ def test_what_cannot_be_read_names_the_path(path, tmp_path):
     for load in (lambda: load_head("a\0", weight), lambda: save_head(prepare_head(weight), "a\0")):
         with pytest.raises(UnusableFile, match="null"):
             load()
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def make_link_to_a_device(path):
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("make", [make_fifo, make_link_to_a_device])
+def test_only_a_regular_file_is_replaced(path, make):
+    make(path)
+    before = os.lstat(path)
+    with pytest.raises(UnusableFile, match=rf"cannot write {path}: expected a regular file"):
+        save_head(prepare_head(weight_of()), path)
+    assert os.lstat(path) == before and os.listdir(path.parent) == [path.name]
+
+
+def test_a_link_to_a_file_stays_a_link(path, tmp_path):
+    head = prepare_head(weight_of())
+    link = tmp_path / "link"
+    link.symlink_to(path.name)
+    for _ in range(2):  # first a link to nothing
+        save_head(head, link)
+        assert link.is_symlink() and path.is_file() and not path.is_symlink()
+        load_head(link, head.weight)
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_a_new_file_has_the_mode_of_the_umask_and_an_old_one_keeps_its_own(path, umask):
+    head = prepare_head(weight_of())
+    old = os.umask(umask)
+    try:
+        save_head(head, path)
+        assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+        path.chmod(0o640)
+        save_head(head, path)
+        assert path.stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(old)
 
 
 def test_what_cannot_be_written_leaves_nothing_behind(path, tmp_path, monkeypatch):

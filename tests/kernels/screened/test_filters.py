@@ -210,26 +210,25 @@ def test_of_equal_logits_the_lowest_tokens_are_kept(equal, top_k, long_lists):
 
 
 @pytest.mark.parametrize(
-    ("more", "noise"),
+    "more",
     [
-        ({"return_kept": True}, "token"),
-        ({"return_logprob": True}, "token"),
-        ({"return_top": 2}, "token"),
-        ({"top_k": 0}, "token"),
-        ({"top_k": 65}, "token"),
-        ({"penalties": None}, "token"),
-        ({"noise": "group8"}, "group8"),
+        {"return_kept": True},
+        {"return_logprob": True},
+        {"return_top": 2},
+        {"top_k": 0},
+        {"top_k": 65},
+        {"penalties": None},
     ],
     ids=str,
 )
-def test_what_the_screen_does_not_serve_the_fused_kernels_do(more, noise):
+def test_what_the_screen_does_not_serve_the_fused_kernels_do(more):
     hidden, weight = matrices(3, 40, 500)
     options: dict[str, Any] = {"seed": SEED, "top_k": 20, "top_p": 0.9, **more}
     if "penalties" in more:
         history = TokenHistory.of([[1, 2]] * 3, [[3], [4], [5]], 8, "cpu")
         options["penalties"] = Penalties(history, 1.3)
     found = truncated_sample(hidden, prepare_head(weight), **options)
-    wanted = truncated_sample(hidden, weight, **{**options, "noise": noise})
+    wanted = truncated_sample(hidden, weight, **options, noise="token")
     assert found.found is None
     for one, other in zip(found, wanted, strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
@@ -254,14 +253,13 @@ def test_a_cpu_that_has_no_kernels_takes_the_reference():
 @pytest.mark.parametrize(
     ("facts", "chosen", "reason"),
     [
-        ((32, 151_936, 20, 1, (9, 0)), True, "B = 32 is at most 32"),
-        ((33, 151_936, 20, 1, (9, 0)), False, "B = 33 is above 32"),
-        ((1, 151_936, 0, 1, (9, 0)), False, "top_k = 0 is off"),
-        ((1, 151_936, 65, 1, (9, 0)), False, "top_k = 65 is off or above 64"),
-        ((1, 20, 20, 1, (9, 0)), False, "top_k = 20 is off"),
-        ((1, 151_936, torch.tensor([0]), 1, (9, 0)), True, "B = 1"),
-        ((1, 151_936, 20, 8, (9, 0)), False, "not groups of 8"),
-        ((1, 151_936, 20, 1, (8, 0)), False, "compute capability 9.0 alone"),
+        ((32, 151_936, 20, (9, 0)), True, "B = 32 is at most 32"),
+        ((33, 151_936, 20, (9, 0)), False, "B = 33 is above 32"),
+        ((1, 151_936, 0, (9, 0)), False, "top_k = 0 is off"),
+        ((1, 151_936, 65, (9, 0)), False, "top_k = 65 is off or above 64"),
+        ((1, 20, 20, (9, 0)), False, "top_k = 20 is off"),
+        ((1, 151_936, torch.tensor([0]), (9, 0)), True, "B = 1"),
+        ((1, 151_936, 20, (8, 0)), False, "compute capability 9.0 alone"),
     ],
 )
 def test_the_choice_has_a_reason(facts, chosen, reason):

@@ -11,8 +11,14 @@ from flash_sample_cases import SEED, counter, problem
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fsbench.errors import InvalidArgument
-from fsbench.kernels import describe, flash_sample, prepare_head, screened_sample
+from fsbench.errors import InvalidArgument, InvalidType
+from fsbench.kernels import (
+    describe,
+    flash_sample,
+    prepare_head,
+    screened_sample,
+    truncated_sample,
+)
 from fsbench.kernels.configs.screen import ResolveConfig, ScreenConfig
 from fsbench.kernels.configs.screen_choice import default_configs, worth_screening
 from fsbench.kernels.launch.operator import arguments_of
@@ -41,16 +47,14 @@ def screened_draws(monkeypatch) -> list[int]:
 @pytest.mark.parametrize(
     ("facts", "chosen", "reason"),
     [
-        ((64, 151_936, 4096, 1, (9, 0)), True, "B = 64 is at most 64, for D = 4096, groups of 1"),
-        ((65, 151_936, 4096, 1, (9, 0)), False, "B = 65 is above 64, for D = 4096, groups of 1"),
-        ((128, 151_936, 4096, 1, (9, 0), 128), True, "B = 128 is at most 128, for D = 4096"),
-        ((33, 128_256, 8192, 4, (9, 0)), False, "B = 33 is above 32, for D = 8192, groups of 4"),
-        ((9, 151_936, 4096, 32, (9, 0)), False, "B = 9 is above 8, for D = 4096, groups of 32"),
-        ((9, 151_936, 4096, 32, (9, 0), 128), False, "B = 9 is above 8, for D = 4096, groups of"),
-        ((8, 49_155, 3072, 1, (9, 0)), True, "B = 8 is at most 8, for heads below 400 MB"),
-        ((9, 49_155, 3072, 1, (9, 0)), False, "B = 9 is above 8, for heads below 400 MB"),
-        ((1, 151_936, 4096, 1, (8, 0)), False, "measured on GPUs of compute capability 9.0 alone"),
-        ((1, 151_936, 4096, 1, None), False, "measured on GPUs of compute capability 9.0 alone"),
+        ((64, 151_936, 4096, (9, 0)), True, "B = 64 is at most 64, for D = 4096"),
+        ((65, 151_936, 4096, (9, 0)), False, "B = 65 is above 64, for D = 4096"),
+        ((128, 151_936, 4096, (9, 0), 128), True, "B = 128 is at most 128, for D = 4096"),
+        ((33, 128_256, 8192, (9, 0)), False, "B = 33 is above 32, for D = 8192"),
+        ((8, 49_155, 3072, (9, 0)), True, "B = 8 is at most 8, for heads below 400 MB"),
+        ((9, 49_155, 3072, (9, 0)), False, "B = 9 is above 8, for heads below 400 MB"),
+        ((1, 151_936, 4096, (8, 0)), False, "measured on GPUs of compute capability 9.0 alone"),
+        ((1, 151_936, 4096, None), False, "measured on GPUs of compute capability 9.0 alone"),
     ],
 )
 def test_the_choice_has_a_reason(facts, chosen, reason):
@@ -58,13 +62,14 @@ def test_the_choice_has_a_reason(facts, chosen, reason):
     assert found == chosen and reason in why
 
 
-@pytest.mark.parametrize("noise", ["auto", "token", "group8"])
+@pytest.mark.parametrize("noise", ["auto", "token"])
 def test_tokens_are_those_of_the_weight_by_either_way(noise, screened_draws, monkeypatch):
     hidden, weight = problem(4, 200, 64, torch.bfloat16)
     head = prepare_head(weight)
-    options = {"seed": SEED, "noise": noise, "temperature": torch.tensor([0.0, 0.5, 1.0, 3.0])}
-    wanted = flash_sample(hidden, weight, **options)
-    for more in ({}, {"out": flash_sample(hidden, weight, **options)}):
+    plain = {"seed": SEED, "temperature": torch.tensor([0.0, 0.5, 1.0, 3.0])}
+    options = {**plain, "noise": noise}
+    wanted = flash_sample(hidden, weight, **plain, noise="token")
+    for more in ({}, {"out": flash_sample(hidden, weight, **plain)}):
         if more:
             more["out"].tokens.fill_(-7)
         sample = flash_sample(hidden, head, **options, **more)
@@ -79,7 +84,7 @@ def test_tokens_are_those_of_the_weight_by_either_way(noise, screened_draws, mon
     described = describe(hidden, head, noise=noise)
     assert (
         described
-        == f"{describe(hidden, weight, noise=noise)}; {worth_screening(4, 200, 64, 1, None)[1]}"
+        == f"{describe(hidden, weight, noise='token')}; {worth_screening(4, 200, 64, None)[1]}"
     )
     assert screened_draws == [4, 4]
 
@@ -96,11 +101,21 @@ def test_tokens_are_those_of_the_weight_by_either_way(noise, screened_draws, mon
 )
 def test_what_the_screen_does_not_serve_the_fused_kernels_do(more, screened_draws):
     hidden, weight = problem(4, 200, 64, torch.bfloat16)
-    wanted = flash_sample(hidden, weight, seed=SEED, **more)
+    wanted = flash_sample(hidden, weight, seed=SEED, noise="token", **more)
     found = flash_sample(hidden, prepare_head(weight), seed=SEED, **more)
     for one, other in zip(found, wanted, strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
     assert not screened_draws
+
+
+@pytest.mark.parametrize("noise", ["group", "group8", "none", 3])
+@pytest.mark.parametrize("call", [flash_sample, screened_sample, truncated_sample, describe])
+def test_other_noise_than_that_of_tokens_is_refused(call, noise):
+    hidden, weight = problem(4, 200, 64, torch.bfloat16)
+    seed = {} if call is describe else {"seed": SEED}
+    with pytest.raises((InvalidArgument, InvalidType), match="noise: expected ") as refusal:
+        call(hidden, prepare_head(weight), noise=noise, **seed)
+    assert noise != "group" or "pass the weight itself (head.weight)" in str(refusal.value)
 
 
 def test_a_changed_weight_is_refused_by_either_way(screened_draws, monkeypatch):
@@ -120,7 +135,7 @@ HEAD = prepare_head(problem(3, 50, 16, torch.bfloat16)[1])
 def values(**changes: object) -> dict[str, Any]:
     """What the operator is given."""
     request = {"hidden": torch.ones(3, 16).bfloat16(), "weight": HEAD.weight, "seed": counter(5)}
-    request |= {"temperature": 1.0, "vocab_size": 50, "num_samples": 1, "noise": "group8"}
+    request |= {"temperature": 1.0, "vocab_size": 50, "num_samples": 1, "noise": "token"}
     return {**request, "merge_later": False, "head": HEAD, **changes}
 
 
@@ -158,11 +173,11 @@ def test_fake_tensors_have_the_shapes_and_launch_nothing(screened_draws):
 
 
 def screened_call(hidden: Tensor, head, offset: Tensor) -> Tensor:
-    return screened_sample(hidden, head, seed=SEED, offset=offset, noise="group4").tokens
+    return screened_sample(hidden, head, seed=SEED, offset=offset).tokens
 
 
 def chosen_call(hidden: Tensor, head, offset: Tensor) -> Tensor:
-    return flash_sample(hidden, head, seed=SEED, offset=offset, noise="group4").tokens
+    return flash_sample(hidden, head, seed=SEED, offset=offset).tokens
 
 
 @needs_compiler

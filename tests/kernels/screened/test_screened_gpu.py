@@ -36,27 +36,6 @@ def on_device(seed: int) -> torch.Tensor:
     return torch.tensor([seed], device="cuda")
 
 
-@pytest.mark.parametrize("noise", ["group4", "group8", "group16", "group"])
-@pytest.mark.parametrize("B", [1, 5, 16, 33, 64])
-@pytest.mark.parametrize("everything", [False, True])
-def test_tokens_of_groups_are_equal_to_the_last_one(B, noise, everything):
-    hidden, weight = matrices(B, 1152, 32_001)
-    head, offset = prepare_head(weight), on_device(0)
-    row = torch.arange(B, device="cuda")
-    options: dict[str, object] = {"seed": on_device(7), "offset": offset, "noise": noise}
-    if everything:
-        options |= {
-            "temperature": (row % 4) / 2.0,
-            "mask": torch.rand(B, 32_001, device="cuda") < 0.5,
-            "soft_cap": 20.0,
-        }
-    for _ in range(20):
-        sample = screened_sample(hidden, head, **options)
-        same = flash_sample(hidden, weight, **options)
-        assert torch.equal(sample.tokens, same.tokens) and sample.valid.all()
-        offset += 1
-
-
 def assert_same(hidden: torch.Tensor, weight: torch.Tensor, **options) -> Screened:
     """What it draws: the tokens of flash_sample with token noise, bit for bit."""
     sample = screened_sample(hidden, prepare_head(weight), **options)

@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 def asked(kind: str, V: int) -> dict[str, Any]:
-    return {"noise": "token", **call_of(kind, B, V), "num_samples": 1}
+    return {**call_of(kind, B, V), "noise": "token", "num_samples": 1}
 
 
 def shard_of(rank: int, ranks: int, folder: str | None) -> tuple[Tensor, VocabShard, ScreenedHead]:
@@ -64,7 +64,9 @@ def draws(rank: int, ranks: int, folder: str | None) -> list[list[int]]:
         sample = screened_sample(hidden, head, shard=shard, **asked(kind, V))
         assert torch.equal(sample.valid, sample.tokens >= 0)
         found.append(sample.tokens.tolist())
-    several = screened_sample(hidden, head, shard=shard, **call_of("everything", B, V))
+    several = screened_sample(
+        hidden, head, shard=shard, **{**call_of("everything", B, V), "noise": "token"}
+    )
     return [*found, several.tokens.flatten().tolist()]
 
 
@@ -75,7 +77,7 @@ def one_rank(ranks: int) -> list[list[int]]:
     found = [screened_sample(hidden, head, **asked(kind, V)).tokens for kind in KINDS]
     same = [flash_sample(hidden, weight, **asked(kind, V)).tokens for kind in KINDS]
     assert all(map(torch.equal, found, same))
-    several = flash_sample(hidden, weight, **{"noise": "token", **call_of("everything", B, V)})
+    several = flash_sample(hidden, weight, **{**call_of("everything", B, V), "noise": "token"})
     return [tokens.flatten().tolist() for tokens in (*found, several.tokens)]
 
 
@@ -204,8 +206,9 @@ def test_each_rank_may_choose_the_screen_or_the_fused_kernel():
     hidden, weight = problem(B, sum(SIZES[3]), D)
     for step in range(STEPS):
         rows = hidden[: 1 + step * 3 % B]
-        one = flash_sample(rows, weight, seed=counter(9), offset=counter(step)).tokens.tolist()
-        assert [of_rank["takes turns"][step] for of_rank in found_by(3)] == [one] * 3, step
+        one = flash_sample(rows, weight, seed=counter(9), offset=counter(step), noise="token")
+        turns = [of_rank["takes turns"][step] for of_rank in found_by(3)]
+        assert turns == [one.tokens.tolist()] * 3, step
 
 
 def test_a_head_is_saved_loaded_and_refreshed_by_each_rank():

@@ -1,4 +1,4 @@
-"""What `fsbench run` shows: the plan, the progress, and the summary at the end."""
+"""Output of `fsbench run`: the plan, and at the end tables, a summary and a conclusion."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     import pandas as pd
-    from rich.console import Console
     from rich.table import Table
 
-    from fsbench.measure.ledger import Left
     from fsbench.measure.plan import Plan
     from fsbench.problem import Problem
     from fsbench.records.cell import CellRecord
@@ -22,20 +20,20 @@ if TYPE_CHECKING:
 
 
 def print_plan(plan: Plan) -> None:
-    """What would be measured, problems with the same samplers together, and what is left out."""
+    """Print what would be measured, grouped by samplers, and what is left out."""
     print(
         f"{len(plan.problems)} problems x {len(plan.providers)} providers, "
         f"{plan.warmup} warm-up and {plan.iters} timed steps in {plan.rounds} rounds"
     )
     from fsbench.machine import hardware
 
-    here = plan.problems[0].device == "cpu" or bool(hardware.gpus())
-    if not here:
+    can_run = plan.problems[0].device == "cpu" or bool(hardware.gpus())
+    if not can_run:
         print("this machine has no GPU; planned for compute capability 9.0, all packages")
     alike: dict[str, list[Problem]] = {}
     left_out: dict[str, None] = {}
     for problem in plan.problems:
-        refusals = {entry.name: entry.refusal(problem, here) for entry in plan.providers}
+        refusals = {entry.name: entry.refusal(problem, can_run) for entry in plan.providers}
         able = [name for name, refusal in refusals.items() if not refusal]
         alike.setdefault(", ".join(able) or "nothing", []).append(problem)
         for name, refusal in refusals.items():
@@ -50,95 +48,35 @@ def print_plan(plan: Plan) -> None:
 
 
 def _filled(text: str) -> str:
-    """In lines that fit the terminal, or 80 letters where there is none."""
+    """Wrap text at the terminal's width, or 80 columns without a terminal."""
     return textwrap.fill(
         text, get_terminal_size().columns, subsequent_indent="  ", break_on_hyphens=False
     )
 
 
-def duration(seconds: float) -> str:
-    """8.1 s, 42 s, 3 min 20 s, 2 h 5 min."""
-    if seconds < 99.5:
-        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def print_times(times: Sequence[Mapping[str, Any]]) -> None:
-    """Where the time went, of all processes that measured, in a line or two."""
+    """Print how long each phase took, summed over the measuring processes."""
+    from fsbench.cli.progress import duration
+
     totals: dict[str, dict[str, float]] = {}
-    for each in times:
-        for kind, spent in each.items():
-            total = totals.setdefault(kind, {})
-            for name, seconds in spent.items():
+    for process in times:
+        for group, phases in process.items():
+            total = totals.setdefault(group, {})
+            for name, seconds in phases.items():
                 total[name] = total.get(name, 0.0) + seconds
     if totals:
         print()
-    titles = {"phases": "Time", "compiling": "Of it compiling", "ahead": "Compiled ahead"}
-    for kind, title in titles.items():
-        spent = {name: s for name, s in totals.get(kind, {}).items() if s >= 0.05}
-        if spent:
-            parts = ", ".join(f"{name} {duration(s)}" for name, s in spent.items())
-            line = f"{title} {duration(sum(spent.values()))}: {parts}"
+    titles = {"phases": "Time", "compiling": "of which compiling", "ahead": "Compiled ahead"}
+    for group, title in titles.items():
+        phases = {name: s for name, s in totals.get(group, {}).items() if s >= 0.05}
+        if phases:
+            parts = ", ".join(f"{name} {duration(s)}" for name, s in phases.items())
+            line = f"{title} {duration(sum(phases.values()))}: {parts}"
             print(textwrap.fill(line, 80, subsequent_indent="  "))
 
 
-class Progress:
-    """A line for each cell that is finished, and on a terminal a bar with what is going on."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-        from rich.table import Column
-
-        what = Column(no_wrap=True, overflow="ellipsis", ratio=1)
-        self._bar = Bar(
-            TextColumn("{task.fields[cells]}/{task.total:.0f} cells"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.description}", markup=False, table_column=what),
-            console=console,
-            expand=True,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._console = console
-        self._task = self._bar.add_task("", total=1, cells=0, left="")
-        self._told = ("", "")  # how far, and how long it will take
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar.live.is_started:
-            self._bar.stop()
-
-    def report(self, done: float, total: int, what: str, rest: Left | None = None) -> None:
-        """See `Outcomes.report`; the bar appears when there is something to report."""
-        left = ""
-        if rest:
-            left = f"{'perhaps ' if rest.open else ''}{duration(rest.seconds)} left"
-        self._told = f"{round(done)}/{total}", left
-        self._bar.start()
-        self._bar.update(
-            self._task, completed=done, total=total, description=what, cells=int(done), left=left
-        )
-
-    def finished(self, record: CellRecord, seconds: float) -> None:
-        """A line: the cell, its median or status, what it took, and what the rest will take."""
-        from fsbench.records.summary import row
-
-        problem = record.cell.problem
-        median = row(record)["median_us"]
-        found = record.status if record.status != "ok" or median is None else f"{median:.1f} us"
-        cell = f"B={problem.B} D={problem.D} V={problem.V} {record.cell.provider}: {found}"
-        how_far, left = self._told
-        facts = ", ".join(filter(None, (f"took {duration(seconds)}", left)))
-        self._console.print(f"[{how_far}] {cell}; {facts}", soft_wrap=True)
-
-
 def print_summary(table: pd.DataFrame) -> None:
-    """Median times of every configuration, what was not measured and why, and what to doubt."""
+    """Print the times of every configuration, what was not measured and why, and warnings."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -153,8 +91,8 @@ def print_summary(table: pd.DataFrame) -> None:
     for (provider, status, reason), group in table[table["status"] != "ok"].groupby(
         ["provider", "status", "reason"]
     ):
-        of = int((table["provider"] == provider).sum())
-        cells = f"all {of} cells" if len(group) == of else f"{len(group)} of {of} cells"
+        total = int((table["provider"] == provider).sum())
+        cells = f"all {total} cells" if len(group) == total else f"{len(group)} of {total} cells"
         console.print(f"{provider}: {status} ({cells}): {reason}", markup=False)
     for (provider, lacks), group in table[table["lacks"].fillna("") != ""].groupby(
         ["provider", "lacks"]
@@ -165,7 +103,7 @@ def print_summary(table: pd.DataFrame) -> None:
 
 
 def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
-    """Time of matmul, sampling and the rest by sampler and B, and which kernels nobody knows."""
+    """Print the time of matmul, sampling and the rest by sampler and B, and unknown kernels."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -199,7 +137,7 @@ def print_breakdown(table: pd.DataFrame, records: Iterable[CellRecord]) -> None:
 
 
 def print_energy(table: pd.DataFrame) -> None:
-    """Energy of a token by sampler and B, of every configuration that has any."""
+    """Print the energy per token by sampler and B, for configurations that have any."""
     measured = table[table["j_per_token"].notna()]
     if len(measured):
         idle = f"of the whole GPU, which draws {measured['idle_w'].median():.0f} W when idle"
@@ -208,7 +146,7 @@ def print_energy(table: pd.DataFrame) -> None:
 
 
 def print_sustained(table: pd.DataFrame) -> None:
-    """Time of a step of many, back to back, by sampler and B."""
+    """Print the time per step of steps that ran back to back, by sampler and B."""
     measured = table[table["sustained_us"].notna()]
     _print_by_batch(measured.assign(value=measured["sustained_us"]), "Back to back, us per step")
 
@@ -228,12 +166,22 @@ def _print_by_batch(table: pd.DataFrame, title: str, note: str = "") -> None:
 
 
 def _times(configuration: Configuration) -> Table:
-    """One line per sampler, one column per B; the fastest exact sampler of each B in bold."""
-    return _by_batch(configuration, configuration.measured["median_us"])
+    """Return median times with their noise: the widest 95 % interval of a row, in percent."""
+    measured = configuration.measured
+    noise = (measured.ci_hi_us - measured.ci_lo_us) / 2 / measured.median_us
+    widest = noise.groupby(measured["provider"]).max()
+    return _by_batch(configuration, measured["median_us"], {"±%": 100 * widest})
 
 
-def _by_batch(configuration: Configuration, values: pd.Series) -> Table:
-    """Values of the measured rows by sampler and B; the least of those that draw in bold."""
+def _by_batch(
+    configuration: Configuration,
+    values: pd.Series,
+    more: Mapping[str, pd.Series] | None = None,
+) -> Table:
+    """Return values by sampler and B, the lowest rows first; the best that draw are bold.
+
+    more: further columns by heading, each by sampler.
+    """
     from rich.markup import escape
 
     from fsbench.cli.tables import plain_table
@@ -246,9 +194,9 @@ def _by_batch(configuration: Configuration, values: pd.Series) -> Table:
     least = by_b.min()[by_b.size() > 1]  # the only one measured is not the fastest
     batches = sorted(measured["b"].unique())
     shown.add_column("B")
-    for b in batches:
-        shown.add_column(str(b), justify="right", no_wrap=True)
-    for provider in configuration.providers():
+    for heading in (*map(str, batches), *(more or ())):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for provider in _by_speed(measured):
         rows = measured[measured["provider"] == provider].set_index("b")
         kind = rows["kind"].iloc[0]
         cells = []
@@ -257,6 +205,75 @@ def _by_batch(configuration: Configuration, values: pd.Series) -> Table:
             best = value == least.get(b) and kind == configuration.drawn
             text = "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
             cells.append(f"[bold]{text}[/]" if best else text)
+        cells += [f"{column[provider]:.1f}" for column in (more or {}).values()]
         note = " (lower bound)" if kind == Kind.LOWER_BOUND else ""
         shown.add_row(escape(configuration.label(provider)) + note, *cells)
     return shown
+
+
+def _by_speed(measured: pd.DataFrame) -> list[str]:
+    """Return the samplers by their values relative to the smallest at each B, lowest first."""
+    relative = measured["value"] / measured.groupby("b")["value"].transform("min")
+    return list(relative.groupby(measured["provider"]).mean().sort_values(kind="stable").index)
+
+
+def print_conclusions(table: pd.DataFrame) -> None:
+    """Print one sentence per configuration: the fastest sampler, and by how much it is faster."""
+    from fsbench.report.tables import configurations
+
+    shown = configurations(table)
+    for configuration in shown:
+        if sentence := conclusion(configuration):
+            text = f"{configuration.title}: {sentence}" if len(shown) > 1 else sentence
+            print(textwrap.fill(text, 80, break_on_hyphens=False))
+
+
+def conclusion(configuration: Configuration) -> str:
+    """Return a sentence that compares the fastest sampler with the best alternative.
+
+    The alternative of a fused sampler is the fastest that stores logits, if one was measured, and
+    vice versa. Ratios are geometric means over the batch sizes that both have. "" without any.
+    """
+    from fsbench.provider import Kind
+
+    measured = configuration.measured.assign(value=configuration.measured["median_us"])
+    drawn = measured[measured["kind"] == configuration.drawn]
+    if drawn.empty:
+        return ""
+    best, *others = _by_speed(drawn)
+    is_fused = dict(zip(drawn["provider"], drawn["fused"], strict=True))
+    others.sort(key=lambda name: is_fused[name] == is_fused[best])
+    name, clauses = configuration.label(best), []
+    if others and (ratio := _mean_ratio(configuration, others[0], best)):
+        value, noise, batches = ratio
+        rival = configuration.label(others[0])
+        if abs(value - 1) <= noise:
+            clauses.append(
+                f"{name} and {rival} differ by less than the noise "
+                f"({value:.2f} ± {noise:.2f} times)"
+            )
+        else:
+            clauses.append(f"{name} is {value:.2f} ± {noise:.2f} times as fast as {rival}")
+    bounds = measured[measured["kind"] == Kind.LOWER_BOUND]
+    if not bounds.empty and (ratio := _mean_ratio(configuration, best, _by_speed(bounds)[-1])):
+        value, noise, batches = ratio
+        bound = configuration.label(_by_speed(bounds)[-1])
+        subject = "" if clauses else f"{name} takes "
+        clauses.append(f"{subject}{value:.2f} ± {noise:.2f} of the time of {bound}")
+    if not clauses:
+        return ""
+    span = f"B = {batches[0]}" + (f" to {batches[-1]}" if len(batches) > 1 else "")
+    return f"{', '.join(clauses)} ({span})."
+
+
+def _mean_ratio(
+    configuration: Configuration, numerator: str, denominator: str
+) -> tuple[float, float, list[int]] | None:
+    """Return the geometric mean of a ratio of times over B, its noise, and the batch sizes."""
+    from math import prod
+
+    ratios = configuration.ratio(numerator, denominator)
+    if ratios.empty or not (ratios["lo"] > 0).all():
+        return None
+    value, lo, hi = (prod(ratios[name]) ** (1 / len(ratios)) for name in ("value", "lo", "hi"))
+    return value, (hi - lo) / 2, [int(b) for b in ratios.index]

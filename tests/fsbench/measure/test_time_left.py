@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 from cells import cell
 
-from fsbench.measure.ledger import Ledger, Left
+from fsbench.measure.time_left import PhaseTimes, TimeLeft
 
 # Recorded on two cores with nothing compiled before: B = 1, D = 1024, V = 50,000 at six
 # temperatures, so with six gates; 60 steps in 3 rounds. Sampler, number of the problem; seconds of
@@ -61,66 +61,66 @@ def clock():
 
 def replay(clock, lines):
     """Replays cells as a run meets them; yields (seconds so far, seconds left) of each finished."""
-    ledger = Ledger(clock)
+    times = PhaseTimes(clock)
     rows = [line.split() for line in lines.splitlines()]
     cells = {(row[0], row[1]): cell(provider=row[0], b=int(row[1])) for row in rows}
     waiting = set(cells.values())
 
-    def pass_time(at, phase, seconds):
-        ledger.enter(phase, at)
+    def pass_time(cell_, phase, seconds):
+        times.enter(phase, cell_)
         clock.now += seconds
 
     for _, group in groupby(rows, lambda row: row[1]):
         batch = [(cells[name, b], list(map(float, spent))) for name, b, *spent in group]
-        for at, spent in batch:
+        for cell_, spent in batch:
             for phase, seconds in zip(PHASES[:-1], spent, strict=False):
-                pass_time(at, phase, seconds)
+                pass_time(cell_, phase, seconds)
         for _ in range(3):
-            for at, spent in batch:
-                pass_time(at, "timing", spent[-1] / 3)
-        for at, _ in batch:
-            waiting.discard(at)
-            ledger.finish(waiting)
-        yield clock.now, ledger
+            for cell_, spent in batch:
+                pass_time(cell_, "timing", spent[-1] / 3)
+        for cell_, _ in batch:
+            waiting.discard(cell_)
+            times.finish(waiting)
+        yield clock.now, times
     assert not waiting
 
 
 def test_what_is_left_is_foretold_within_30_percent(clock):
-    told = [(now, ledger.left.seconds) for now, ledger in replay(clock, RECORDED)]
-    assert len(told) == 6 and told[-1][1] == 0
-    for now, left in told[:-1]:
-        assert 0.7 < left / (clock.now - now) < 1.3
+    reported = [(now, times.left.seconds) for now, times in replay(clock, RECORDED)]
+    assert len(reported) == 6 and reported[-1][1] == 0
+    for now, remaining in reported[:-1]:
+        assert 0.7 < remaining / (clock.now - now) < 1.3
 
 
 def test_a_long_first_call_and_the_gate_are_not_expected_again(clock):
     lines = "a 1 0 20 80 0 0 3\nb 1 0 0 0.5 0 0 3\na 2 0 0 0 0 0 3\nb 2 0 0 0 0 0 3"
-    now, ledger = next(replay(clock, lines))
-    assert now == pytest.approx(206.5) and ledger.left == (pytest.approx(4 + 3.5), False)
+    now, times = next(replay(clock, lines))
+    assert now == pytest.approx(206.5) and times.left == (pytest.approx(4 + 3.5), False)
     clock.now += 5
-    assert ledger.left.seconds == pytest.approx(2.5)
+    assert times.left.seconds == pytest.approx(2.5)
     clock.now += 50
-    assert ledger.left.seconds == 0
+    assert times.left.seconds == 0
 
 
 def test_samplers_that_are_yet_to_come_are_taken_for_the_usual(clock):
-    ledger, first, other = Ledger(clock), cell(provider="a"), cell(provider="b")
-    assert ledger.left is None
+    times, first, other = PhaseTimes(clock), cell(provider="a"), cell(provider="b")
+    assert times.left is None
     for phase, seconds in (("gate", 8), ("timing", 2)):
-        ledger.enter(phase, first)
+        times.enter(phase, first)
         clock.now += seconds
-    ledger.finish({other})
-    assert ledger.left == Left(10, open=True)
+    times.finish({other})
+    assert times.left == TimeLeft(10, is_guess=True)
 
 
 def test_phases_add_up_to_all_of_the_time(clock):
     clock.now = 103.0
-    ledger = Ledger(clock, since=90.0)
+    times = PhaseTimes(clock, since=90.0)
     clock.now = 105.0
-    ledger.enter("gate", cell())
+    times.enter("gate", cell())
     clock.now = 106.0
-    ledger.enter("timing", cell(b=3))
+    times.enter("timing", cell(b=3))
     clock.now = 110.0
-    ledger.enter("gate", cell(b=3))
+    times.enter("gate", cell(b=3))
     clock.now = 111.0
-    assert ledger.phases() == {"start": 15, "gate": 2, "timing": 4}
-    assert ledger.spent(cell(b=3)) == 5
+    assert times.phases() == {"start": 15, "gate": 2, "timing": 4}
+    assert times.total(cell(b=3)) == 5

@@ -1,4 +1,4 @@
-"""What is measured beside the time of a step: forms, first calls, energy."""
+"""Measurements in addition to the time of a step: forms, first calls, energy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fsbench.errors import (
     DeviceUnavailable,
 )
 from fsbench.machine import caches
-from fsbench.measure import preparing, runner
+from fsbench.measure import preparation, runner
 from fsbench.provider import Capabilities, Kind, Provider
-from fsbench.records.cell import Energy
+from fsbench.records.cell import Loop
 from fsbench.timers.fake import FakeTimer
 
 
@@ -116,7 +116,7 @@ def test_resume_measures_the_forms_that_are_missing_and_nothing_else(run, fused,
 def test_the_first_call_and_what_was_warm(run, sampler, monkeypatch, tmp_path):
     monkeypatch.setattr(caches, "filled", lambda: ["triton"])
     ticks = iter(range(0, 1000, 7))
-    monkeypatch.setattr(preparing.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(preparation.time, "perf_counter", lambda: next(ticks))
     problems = [SMALL, replace(SMALL, B=3)]
     run(sampler("a"), problems=problems, check=False)
     measured = [line["measured"] for line in lines(tmp_path)]
@@ -136,18 +136,18 @@ def counter(monkeypatch):
     def energy(queue, counter_mj, seconds, idle_w):
         for _ in range(3):
             queue(1)
-        return Energy(counter_mj() / 1e3, seconds, 3, idle_w)
+        return Loop(3, seconds, counter_mj() / 1e3, idle_w)
 
     monkeypatch.setattr(runner.hardware, "energy_mj", lambda index: 6000)
-    monkeypatch.setattr(runner.energy, "energy", energy)
-    monkeypatch.setattr(runner.energy, "idle_watts", lambda counter_mj: 88.0)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None))
+    monkeypatch.setattr(runner.loops, "run_loop", energy)
+    monkeypatch.setattr(runner.loops, "idle_watts", lambda counter_mj: 88.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: SimpleNamespace(record=lambda: None))
 
 
 def test_energy_comes_after_all_timing_of_a_problem(run, sampler, log, counter):
     records = run(sampler("a"), sampler("b"), energy_s=1.5)
     assert log.steps() == "ab" + "abbaba" + "aaabbb"
-    assert records["a"].energy == Energy(6.0, 1.5, 3, 88.0)
+    assert records["a"].energy == Loop(3, 1.5, 6.0, 88.0)
     assert log.offsets["a"] == sorted(set(log.offsets["a"]))  # fresh noise here, too
     log.clear()
     run(sampler("a"), sampler("b"), energy_s=1.5)
@@ -158,20 +158,20 @@ def test_energy_that_cannot_be_measured_costs_the_energy_only(run, sampler, coun
     def fails(*arguments):
         raise DeviceUnavailable("energy: the counter stood still")
 
-    monkeypatch.setattr(runner.energy, "energy", fails)
+    monkeypatch.setattr(runner.loops, "run_loop", fails)
     record = run(sampler("a"), energy_s=1.0)["a"]
     assert (record.status, len(record.rounds), record.energy) == ("ok", 3, None)
     assert "the counter stood still" in record.lacks["energy"]
 
 
 def test_sustained_steps_come_after_all_else_also_on_a_cpu(run, sampler, log, monkeypatch):
-    monkeypatch.setattr(runner.energy, "LEAD_S", 0.0)
+    monkeypatch.setattr(runner.loops, "LEAD_S", 0.0)
     records = run(sampler("a"), sampler("b"), sustained_s=0.5)
     steps = log.steps()
     assert steps[8:] == steps[8:].count("a") * "a" + steps[8:].count("b") * "b"
     for record in records.values():
-        assert 0 < record.sustained.step_us < 1e6
-        assert record.sustained.steps >= 1 and record.sustained.step_joules is None
+        assert 0 < record.sustained.seconds < 1e3
+        assert record.sustained.steps >= 1 and record.sustained.joules is None
     log.clear()
     run(sampler("a"), sampler("b"), sustained_s=0.5)
     assert not log
@@ -193,7 +193,7 @@ def test_the_host_time_of_an_eager_call_is_measured_once_where_a_call_does_not_w
     run, sampler, log, monkeypatch
 ):
     assert run(sampler("a"))["a"].host is None  # on a CPU
-    monkeypatch.setattr(runner.host, "told_apart", lambda device: True)
+    monkeypatch.setattr(runner, "is_asynchronous", lambda device: True)
     failing = sampler("c", {5: RuntimeError("hot")})
     records = run(sampler("b"), failing)
     assert records["b"].host.call_us > 0
@@ -212,6 +212,6 @@ def test_host_time_is_the_median_of_queues_that_nobody_waits_for(slow_s, queues)
         nonlocal now
         now += slow_s if len(waits) == 2 else 20e-6  # the second queue was full
 
-    found = runner.host.host_time(call, lambda: waits.append(now), lambda: now)
-    assert len(waits) == queues + 1 and found.calls == queues * runner.host.CALLS
-    assert found.call_us == pytest.approx(20 if queues > 2 else (slow_s * 1e6 + 20) / 2)
+    result = runner.loops.host_time(call, lambda: waits.append(now), lambda: now)
+    assert len(waits) == queues + 1 and result.calls == queues * runner.loops.HOST_CALLS
+    assert result.call_us == pytest.approx(20 if queues > 2 else (slow_s * 1e6 + 20) / 2)

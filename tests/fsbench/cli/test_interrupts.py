@@ -1,0 +1,91 @@
+"""Signals at any instant of a run: one line, an exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from plug_in import plug_in
+from tiny_run import TINY
+
+from fsbench.measure import server
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start `fsbench run` on a sampler that sleeps, with a new TMPDIR."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "slow.py").write_text(plug_in("slow", launch="time.sleep(0.2)"))
+
+    def run(*options):
+        command = [sys.executable, "-m", "fsbench", "run", *TINY, "--provider-path", "slow.py"]
+        return subprocess.Popen(
+            [*command, "--provider", "slow", "--out", "x", *options],
+            cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return run
+
+
+def _wait_for_imports(process, name):
+    """Wait until a process has mapped a file of this name: torch is being imported."""
+    while process.poll() is None:
+        with open(f"/proc/{process.pid}/maps") as maps:
+            if name in maps.read():
+                return
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "library"),
+    [
+        (signal.SIGINT, "_json"),
+        (signal.SIGHUP, "_json"),
+        pytest.param(signal.SIGINT, "libtorch", marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, "libtorch", marks=pytest.mark.full),
+    ],
+)
+def test_a_signal_during_imports_is_one_line(start, tmp_path, stopped, library):
+    process = start()
+    _wait_for_imports(process, library)
+    process.send_signal(stopped)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (128 + stopped, "")
+    assert err.splitlines()[-1] == f"stopped by {stopped.name}" and "Traceback" not in err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "stopped", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)]
+)
+def test_a_signal_while_cells_are_timed_says_how_to_go_on(start, tmp_path, stopped):
+    process = start("--iters", "50")
+    while not (tmp_path / "x" / "running.json").exists():
+        time.sleep(0.01)
+    process.send_signal(stopped)
+    _, err = process.communicate()
+    assert process.returncode == 128 + stopped
+    assert "stopped; to continue: fsbench run --resume x" in err and "Traceback" not in err
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_folders_of_killed_runs_are_removed_by_the_next(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    owners = {"pymp-dead": str(dead.pid), "pymp-alive": f"{os.getpid()}", "pymp-odd": "x"}
+    for name, owner in owners.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / server.OWNER).write_text(owner)
+    (tmp_path / "pymp-other").mkdir()  # of a program that is not fsbench
+    code = "from fsbench.measure import server; server.start()"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"pymp-alive", "pymp-odd", "pymp-other"}
