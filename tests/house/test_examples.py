@@ -27,8 +27,8 @@ PAGES = {
 """Page -> the function that it is about."""
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-SLOW = {"decode_loop", "speculative_loop"}
-"""Examples that import transformers and decode a whole model."""
+SLOW = {"decode_loop", "minimal_kernel", "speculative_loop"}
+"""Examples that decode a whole model, or need a process in which Triton is not imported yet."""
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHORT = [str(path) for path in EXAMPLES if path.stem not in SLOW]
 RUN_ALL = f"import runpy\nfor path in {SHORT}: runpy.run_path(path, run_name='__main__')"
