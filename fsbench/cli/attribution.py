@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fsbench.cli.reading import read_results
+from fsbench.cli.result_frames import read_results
 from fsbench.cli.tables import console, print_table
 from fsbench.errors import ResultsError
 from fsbench.provider import Kind

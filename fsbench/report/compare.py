@@ -56,7 +56,7 @@ def pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Every cell that either run has, sorted.
 
     Args:
-        a, b: the rows of one run each, as `cli.reading.read_results` gives them.
+        a, b: the rows of one run each, as `cli.result_frames.read_results` gives them.
 
     Returns:
         The columns of the cell; status, reason, times and clocks of both runs with _a and _b; and
