@@ -63,7 +63,8 @@ def require_near(found: Tensor, wanted: Tensor, allowed: Tensor, what: str) -> f
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         raise VerificationFailed(
-            f"{what}: row {at[0]}: expected {float(wanted[at]):.7g}, got {float(found[at]):.7g}; "
+            f"{what}: row {at[0]}: expected {float(wanted[at]):.7g} (float64 reference), "
+            f"got {float(found[at]):.7g} (sampler); "
             f"off by {float(error[at]):.2g}, allowed {float(allowed[at]):.2g}"
         )
     return float(error.max())
@@ -75,7 +76,8 @@ def require_equal(found: Tensor, wanted: Tensor, what: str) -> None:
     if wrong.any():
         row = int(wrong.nonzero()[0][0])
         raise VerificationFailed(
-            f"{what}: row {row}: expected {wanted[row].tolist()}, got {found[row].tolist()}"
+            f"{what}: row {row}: expected {wanted[row].tolist()} (float64 reference), "
+            f"got {found[row].tolist()} (sampler)"
         )
 
 
