@@ -25,6 +25,9 @@ sample = truncated_sample(
     return_top=8,  # the largest logits, with their log-probabilities
     return_support=8,  # ids of the kept tokens, -1 after the last
 )
+assert sample.kept is not None and sample.support is not None  # as requested above
+assert sample.top_tokens is not None and sample.top_logprob is not None
+assert sample.kept_logprob is not None
 for row in range(len(hidden)):
     n = int(sample.kept[row])
     kept = sample.support[row, :n]

@@ -13,8 +13,7 @@ B, D, V = 3, 256, 5000
 hidden = torch.randn(B, D, device=device, dtype=torch.bfloat16)
 weight = torch.randn(V, D, device=device, dtype=torch.bfloat16) / 8
 seed = torch.arange(B, device=device)
-prompts, outputs = [[1, 2, 3], [4], [5, 6]], [[], [], []]
-history = TokenHistory.of(prompts, outputs, capacity=64, device=device)
+history = TokenHistory.of([[1, 2, 3], [4], [5, 6]], [[]] * B, capacity=64, device=device)
 
 for step in range(3):
     sample = truncated_sample(
@@ -30,4 +29,4 @@ for step in range(3):
         return_kept=True,
     )
     history.append(sample.tokens)  # on the device: it may be part of a CUDA graph
-    print(sample.tokens.tolist(), "kept", sample.kept.tolist())
+    print(sample.tokens.tolist(), "kept", sample.kept)

@@ -17,7 +17,7 @@ position = torch.tensor([7, 3, 12, 9], device=device)  # of the token that was f
 sample = flash_sample(
     hidden, weight, temperature=0.8, seed=seed, offset=position, return_logprob=True
 )
-print(sample.tokens.tolist(), sample.logprob.tolist())
+print(sample.tokens.tolist(), sample.logprob)
 
 # A request draws the same token in another batch and at another row.
 rows = torch.tensor([2, 0], device=device)
