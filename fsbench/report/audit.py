@@ -135,8 +135,8 @@ def _severity(line: _Line) -> str:
 
 
 def _temperatures(setting: _Line) -> list[str]:
-    given = setting.get("temperatures") or [setting["temperature"]]  # one, before 0.2.0
-    return [f"{T:g}" for T in given]
+    values = setting.get("temperatures") or [setting["temperature"]]  # one, before 0.2.0
+    return [f"{T:g}" for T in values]
 
 
 def _place(line: _Line) -> str:
@@ -157,12 +157,12 @@ def _claims(claims: _Line) -> str:
     """Its capabilities that are not the default, without those of its form."""
     if not claims:
         return "not recorded"
-    said = []
+    words = []
     for name, value in claims.items():
         if name not in ("devices", "dtypes", "graph_safe", "host_sync_free", "fused"):
             text = ", ".join(value) if isinstance(value, list) else value
-            said.append(name.replace("_", " ") + (f": {text}" if value is not True else ""))
-    return "; ".join(said) or "exact"
+            words.append(name.replace("_", " ") + (f": {text}" if value is not True else ""))
+    return "; ".join(words) or "exact"
 
 
 def markdown(samplers: Iterable[Audited], skipped: dict[str, str]) -> str:
