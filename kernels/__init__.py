@@ -84,7 +84,7 @@ if not TYPE_CHECKING:  # to mypy a name that is not imported above is an error
         fused__drafts=("Verified", "step_noise", "verify_drafts"),
         scoring__api=("score",),
         screened__api=("screened_sample",),
-        screened__files=("load_head", "save_head"),
+        screened__head_file=("load_head", "save_head"),
         screened__head=("ScreenedHead", "prepare_head"),
         shard__vocab_shard=("VocabShard", "even_blocks"),
         truncated__api=("truncated_sample",),
