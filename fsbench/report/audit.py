@@ -15,7 +15,7 @@ from typing import Any
 from fsbench.records.sheet import escaped
 
 EXIT_CODES = {"clean": 0, "declared": 0, "bias": 1, "defect": 5}
-"""Of severities, from the mildest to the worst."""
+"""Exit code of each severity, from the mildest to the worst."""
 
 HEADINGS = ("sampler", "package", "on", "claims", "found", "by", "how much", "shown by")
 """Columns of the table."""
@@ -25,7 +25,7 @@ _Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. seen: in its words. seconds: that it took. command: which repeats it."""
+    """Finding of a check. seen: its words. seconds: its time. command: repeats the check."""
 
     check: str
     severity: str
@@ -53,12 +53,12 @@ class Audited:
 
     @property
     def checks(self) -> int:
-        """How many checks it faced."""
+        """Number of checks of the sampler."""
         return len(self.lines)
 
     @property
     def draws(self) -> int:
-        """How many tokens were drawn in all."""
+        """Number of tokens drawn in all checks."""
         return sum(line["draws"] for line in self.lines)
 
     @property
