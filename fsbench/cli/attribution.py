@@ -1,4 +1,4 @@
-"""What `fsbench iomodel --measured` prints: the model beside measurements, and what parts them."""
+"""Output of `fsbench iomodel --measured`: model, measurements, and causes of the difference."""
 
 from __future__ import annotations
 

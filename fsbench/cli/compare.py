@@ -147,7 +147,7 @@ def fail_limit(text: str | None, word: str, default: float) -> float:
     """The limit of --fail-on, 'slow' or 'slow:3%'; `word` is the one that fits the comparison."""
     if text is None or text == word:
         return default
-    given, _, limit = text.partition(":")
-    if given != word or not limit:
+    kind, _, limit = text.partition(":")
+    if kind != word or not limit:
         raise InvalidArgument(f"--fail-on: expected {word} or {word}:3% here; got {text!r}")
     return percent(limit, "--fail-on")

@@ -269,7 +269,7 @@ def _runs(folders: set[str]) -> dict[str, dict[str, str]]:
 
 
 def _deviations(known: dict[str, Provider], names: set[str]) -> dict[str, str]:
-    """What the recommended samplers themselves declare to be inexact."""
+    """Return the deviations that the recommended samplers declare."""
     told = {}
     for name in sorted(names & set(known)):
         able = known[name].capabilities

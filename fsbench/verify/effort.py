@@ -1,4 +1,4 @@
-"""How much each check does, by tier and device."""
+"""Amount of work of each check, by tier and device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPES: Shapes = ((1, 1), (3, 2), (17, 127), (1, 129), (16, 1000), (65, 5003))
 
 @dataclass(frozen=True)
 class Effort:
-    """How much each check does.
+    """Amount of work of each check.
 
     vocabulary: V of the large problem. fit_draws: draws of `fit`, also for `rows` and `steps`: of
         at least 256 launches. block_draws: of `blocks`.

@@ -1,4 +1,4 @@
-"""What is said of tokens against float64: log-probabilities, entropies, ranks, largest logits."""
+"""Scores of tokens compared with float64: log-probabilities, entropies, ranks, largest logits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROWS, _TOKENS = 256, 16384  # of the problem's logits that are held at once in 
 
 
 def launched_scores(launch: Launch, hidden: Tensor) -> Tensor:
-    """What one launch returns; raises VerificationFailed unless it is fp32 [B]."""
+    """Return the result of one launch; raises VerificationFailed unless it is fp32 [B]."""
     found = launch(hidden, scalar(5, hidden.device), scalar(9, hidden.device))
     if found.shape != (len(hidden),) or found.dtype != torch.float32:
         raise VerificationFailed(
@@ -44,7 +44,7 @@ def _targets(problem: Problem) -> Tensor:
 
 
 def _rounding(wanted: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    """How far fp32 may be from log-probabilities [B] of these logits [B, V]."""
+    """Return the allowed fp32 error of log-probabilities [B] of these logits [B, V]."""
     scaled = logits.double().abs().amax(1) / temperature
     return ERROR * (1 + wanted.abs()) + 2.0**-22 * scaled
 

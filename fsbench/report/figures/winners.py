@@ -21,7 +21,7 @@ FORCED = dict.fromkeys(samplers()["forced"], samplers()["public_call"])
 """Samplers that force one kernel of flash_sample: its own call counts where it was measured."""
 
 COLUMNS = 12
-"""Of more batch sizes than this, only the powers of two are shown."""
+"""Most columns: of more batch sizes only the powers of two are shown."""
 
 Row = tuple[Configuration, list[Advice]]
 
