@@ -10,7 +10,7 @@ from fsbench.kernels import flash_sample
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 B, D, V = 4, 256, 5000
-embedding = torch.randn(V, D, device=device, dtype=torch.bfloat16)  # stands for the model
+embedding = torch.randn(V, D, device=device, dtype=torch.bfloat16)  # in place of a model
 weight = torch.randn(V, D, device=device, dtype=torch.bfloat16) / 8
 seed = torch.arange(B, device=device)
 token = torch.zeros(B, dtype=torch.int64, device=device)

@@ -21,8 +21,10 @@ print(sample.tokens.tolist(), sample.logprob)
 
 # A request draws the same token in another batch and at another row.
 rows = torch.tensor([2, 0], device=device)
-moved = flash_sample(hidden[rows], weight, temperature=0.8, seed=seed[rows], offset=position[rows])
-assert torch.equal(moved.tokens, sample.tokens[rows])
+permuted = flash_sample(
+    hidden[rows], weight, temperature=0.8, seed=seed[rows], offset=position[rows]
+)
+assert torch.equal(permuted.tokens, sample.tokens[rows])
 
 position += 1  # without this line the next step would repeat the noise of this one
 print(flash_sample(hidden, weight, temperature=0.8, seed=seed, offset=position).tokens.tolist())
