@@ -104,7 +104,7 @@ BAD = [
     (
         {"noise": "gumbel"},
         VALUE,
-        "noise: expected auto or token or .* or group; got 'gumbel'",
+        "noise: expected auto or token or group; got 'gumbel'",
     ),
     ({"config": "b16v128"}, TYPE, "config: expected a TileConfig or HopperConfig; got str"),
     ({"out": torch.zeros(B)}, TYPE, "out: expected a Sample; got Tensor"),
