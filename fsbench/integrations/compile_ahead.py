@@ -238,8 +238,8 @@ def parsed_request(text: str) -> tuple[EngineSpec, Chip, int]:
     """Return (spec, chip, process id of the engine) of a command line's argument."""
     request: dict[str, Any] = json.loads(text)
     # JSON has lists in place of tuples, and the kernels compare the capability with a tuple.
-    chip = Chip(*(tuple(each) if isinstance(each, list) else each for each in request["chip"]))
-    return EngineSpec(*request["spec"]), chip, request["parent"]
+    fields: list[Any] = [tuple(x) if isinstance(x, list) else x for x in request["chip"]]
+    return EngineSpec(*request["spec"]), Chip(*fields), request["parent"]
 
 
 def compile_kinds(spec: EngineSpec, chip: Chip, processes: int, output: IO[str]) -> None:
