@@ -125,11 +125,11 @@ class CompileAhead:
         self._ready: set[DrawKind] = set()
         self._ended = False
         self._changed = threading.Condition()
-        request = {"spec": spec, "chip": chip or Chip.here(), "parent": os.getpid()}
+        request = request_text(spec, chip or Chip.here(), os.getpid())
         # Neither the GPU nor the interpreter of a test is anything to these processes.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
         self._process = subprocess.Popen(
-            [*command, json.dumps(request)],
+            [*command, request],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -229,6 +229,19 @@ def unusable(folder: Path) -> str:
     return ""
 
 
+def request_text(spec: EngineSpec, chip: Chip, parent: int) -> str:
+    """Return the argument of this module's command line, which `parsed_request` reads."""
+    return json.dumps({"spec": spec, "chip": chip, "parent": parent})
+
+
+def parsed_request(text: str) -> tuple[EngineSpec, Chip, int]:
+    """Return (spec, chip, process id of the engine) of a command line's argument."""
+    request: dict[str, Any] = json.loads(text)
+    # JSON has lists in place of tuples, and the kernels compare the capability with a tuple.
+    fields: list[Any] = [tuple(x) if isinstance(x, list) else x for x in request["chip"]]
+    return EngineSpec(*request["spec"]), Chip(*fields), request["parent"]
+
+
 def compile_kinds(spec: EngineSpec, chip: Chip, processes: int, output: IO[str]) -> None:
     """Compile an engine's kernels; write the number of each kind whose kernels are all compiled."""
     calls, finished = engine_calls(spec), 0
@@ -250,13 +263,12 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     """Compile for the engine that has started this process."""
-    request: dict[str, Any] = json.loads(sys.argv[1])
-    spec, chip = EngineSpec(*request["spec"]), Chip(*request["chip"])
+    spec, chip, parent = parsed_request(sys.argv[1])
     os.nice(10)  # the engine loads at the same time
     processes = max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1))
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    watch = threading.Thread(target=_end_with, args=(request["parent"],), daemon=True)
+    watch = threading.Thread(target=_end_with, args=(parent,), daemon=True)
     watch.start()
     try:
         compile_kinds(spec, chip, processes, channel)
