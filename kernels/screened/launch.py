@@ -6,6 +6,7 @@ keys are of a workspace that every call leaves as it found it, so nothing is cle
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -156,6 +157,7 @@ def _prepare(
         **per_row(request),
         "LIST": config.row_room,
     }
+    unit = math.gcd(D, 16)
     of_logits: dict[str, Any] = {
         "V": request.vocab_size,
         "num_tokens": None if shard is None else tokens,
@@ -183,6 +185,7 @@ def _prepare(
             V_ON_M=config.v_on_m,
             USE_TMA=by_tma[0],
             FLATTEN=config.flatten,
+            UNIT=unit,
             NVIDIA=nvidia,
             FENCED=modern,
             num_warps=config.num_warps,
@@ -206,6 +209,7 @@ def _prepare(
         AT_ONCE=at_once,
         BLOCKS=max(8, triton.next_power_of_2(triton.cdiv(D, ROTATION.value))),
         STEP=resolving.step,
+        UNIT=unit,
         EVEN=even,
         BLOCK_B=resolving.block_b,
         BLOCK_V=resolving.block_v,

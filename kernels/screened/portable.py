@@ -76,9 +76,12 @@ def screen_kernel(
     V_ON_M: tl.constexpr,
     USE_TMA: tl.constexpr,
     FLATTEN: tl.constexpr,
+    UNIT: tl.constexpr,  # gcd(D, 16); Triton itself knows only multiples of 16
     NVIDIA: tl.constexpr,  # else plain Triton: the interpreter
     FENCED: tl.constexpr,  # see screened.rounding
 ):
+    if UNIT < 16:
+        D = D // UNIT * UNIT
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     first, own = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # so that a token's id finds its own numbers

@@ -77,10 +77,13 @@ def resolve_kernel(
     BLOCK_D: tl.constexpr,
     USE_TMA: tl.constexpr,
     SLICE: tl.constexpr,
+    UNIT: tl.constexpr,  # see portable.screen_kernel
     EVEN: tl.constexpr,  # D is a multiple of 256
     IN_BULK: tl.constexpr,  # whole rows are asked for at once; see screened.exact
     BY_WARPS: tl.constexpr,  # AT_ONCE is eight for each warp; see screened.chain
 ):
+    if UNIT < 16:
+        D = D // UNIT * UNIT
     share = own_tokens(first_token, num_tokens, V)
     if first_token is not None:  # so that a token's id finds its row
         weight_ptr -= first_token.to(tl.int64) * D

@@ -65,9 +65,12 @@ def filter_leaders_kernel(
     AT_ONCE: tl.constexpr,  # a multiple of OF_PART; this and what follows: as in screened.resolve
     BLOCKS: tl.constexpr,
     STEP: tl.constexpr,
+    UNIT: tl.constexpr,
     EVEN: tl.constexpr,
     IN_BULK: tl.constexpr,
 ):
+    if UNIT < 16:
+        D = D // UNIT * UNIT
     row = tl.program_id(0)
     part = tl.program_id(1)
     k = _k_of_row(temperature, top_k, row, TEMPERATURE_PER_ROW, TOP_K_PER_ROW)

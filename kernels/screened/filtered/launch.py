@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ def launch(request: Request, head: HeadCopy, filters: Filters, out: TruncatedSam
         "V": V,
         "D": D,
         "stride": stride,
+        "UNIT": math.gcd(D, 16),
     }
     masked: dict[str, Any] = {"mask_ptr": processed.mask, "mask_words": processed.mask_words}
     with launching_on(device):

@@ -40,6 +40,7 @@ def filter_resolve_kernel(
     AT_ONCE: tl.constexpr,  # this and what follows: as in screened.resolve
     BLOCKS: tl.constexpr,
     STEP: tl.constexpr,
+    UNIT: tl.constexpr,
     EVEN: tl.constexpr,
     IN_BULK: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -47,6 +48,8 @@ def filter_resolve_kernel(
     BLOCK_D: tl.constexpr,
     USE_TMA: tl.constexpr,
 ):
+    if UNIT < 16:
+        D = D // UNIT * UNIT
     every = tl.arange(0, POWER_B)
     number = tl.load(listed_ptr + every, mask=every < B, other=0)
     if tl.program_id(0) == 0:

@@ -43,6 +43,7 @@ def filter_screen_kernel(
     norm_inflation,
     root,
     mask_words,
+    UNIT: tl.constexpr,
     ROUNDED_AT_ONCE: tl.constexpr,
     AHEAD: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -54,6 +55,8 @@ def filter_screen_kernel(
     NVIDIA: tl.constexpr,
     FENCED: tl.constexpr,
 ):
+    if UNIT < 16:
+        D = D // UNIT * UNIT
     pid_b, pid_v, programs_v = program_share(B, BLOCK_B)
     if USE_TMA and NVIDIA:
         prefetch_tile(copy_ptr, pid_v * BLOCK_V, V, D, BLOCK_V, AHEAD)
