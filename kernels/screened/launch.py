@@ -32,11 +32,15 @@ from fsbench.kernels.launch.request import Request
 from fsbench.kernels.launch.result import Screened
 from fsbench.kernels.launch.workspace import workspace
 from fsbench.kernels.screened import hopper
-from fsbench.kernels.screened.copied import HeadCopy
+from fsbench.kernels.screened.int8_copy import HeadCopy
 from fsbench.kernels.screened.portable import screen_kernel
 from fsbench.kernels.screened.resolve import resolve_kernel
-from fsbench.kernels.screened.rounding import ROW_NUMBERS
-from fsbench.kernels.screened.scratch import COUNTERS, rounded_columns, rounding_numbers
+from fsbench.kernels.screened.rounding import (
+    COUNTERS,
+    ROW_NUMBERS,
+    rounded_columns,
+    rounding_numbers,
+)
 
 
 class _Prepared(NamedTuple):
@@ -172,7 +176,7 @@ def _prepare(
     }
     grid = (blocks_b * programs_v,)
     if isinstance(config, HopperScreenConfig):
-        screen, load_screen = hopper.launch.prepare(grid, B, config, of_both | of_screens, tokens)
+        screen, load_screen = hopper.kernel.prepare(grid, B, config, of_both | of_screens, tokens)
     else:
         load_screen = _boxes(2 * config.block_b, config.block_v, config.block_d, by_tma[0])
         screen = _launch(

@@ -14,7 +14,9 @@ from fsbench.kernels.device.epilogue import allowed_words
 from fsbench.kernels.device.mainloop import first_column, load_tile, own_tokens, program_share
 from fsbench.kernels.device.prefetch import prefetch, touch
 from fsbench.kernels.device.rows import settings
-from fsbench.kernels.screened.ends import (
+from fsbench.kernels.screened.records import leave_records, list_what_is_left
+from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
+from fsbench.kernels.screened.score_bounds import (
     ABSOLUTE_SLACK,
     CAP_SLACK,
     LARGEST_TEMPERATURE,
@@ -23,8 +25,6 @@ from fsbench.kernels.screened.ends import (
     bound_key,
     bound_of_key,
 )
-from fsbench.kernels.screened.records import leave_records, list_what_is_left
-from fsbench.kernels.screened.rounding import both_bytes, round_claimed_rows, wait_for_rows
 
 
 @triton.jit(do_not_specialize=["B", "V", "num_tokens"])
